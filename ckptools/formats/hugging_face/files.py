@@ -26,7 +26,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptools.errors import ReadError, UnsafePathError, UsageError
 from ckptools.files.json_file import read_json
@@ -56,13 +56,11 @@ SPELLINGS = ("model", "pytorch_model", "pytorch_model_fsdp", "consolidated")
 """Names of one model, by priority; transformers reads the first two, in this order."""
 
 
-@dataclass(frozen=True)
-class WeightName:
+class WeightName(NamedTuple):
     """A file name of a model, or of a part of one.
 
     Attributes:
         base: the name without number and suffix: `model`, `model.fp16`.
-        kind: `safetensors` or `bin`, by the suffix.
         number: which of several files; None for the only one.
         total: the number of files, as spelled; None for the only one.
     """
@@ -211,8 +209,7 @@ MAX_NAMED = 3
 MAX_SIZE = 1 << 62
 
 
-@dataclass(frozen=True)
-class Index:
+class Index(NamedTuple):
     """An index: the name of each tensor's file, and the bytes of all tensors, where it states them."""
 
     path: Path

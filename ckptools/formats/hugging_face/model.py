@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptools.errors import ReadError
 from ckptools.files.file_type import content_of, head_of, what_is
@@ -40,7 +40,6 @@ class WeightModel:
 
     Attributes:
         asked: the path that the user named: a file of it, its index, or the folder.
-        tree: its names and tensors, once read.
         files: its files, found or missing, and the index.
         weight_files: the content of the files that could be read.
     """
@@ -172,15 +171,10 @@ MAX_LIKELY = 1 << 32
 """Longest header; a longer one means that the file is no safetensors."""
 
 
-@dataclass(frozen=True)
-class WeightFile:
-    """The structure of one weight file, safetensors or torch.save.
+class WeightFile(NamedTuple):
+    """The structure of one weight file: names and tensors of safetensors, or the whole tree of torch.save.
 
-    Attributes:
-        tree: names and tensors; the whole tree of a torch.save file.
-        safetensors: whether it is one.
-        sharded: whether it says that its tensors are pieces of larger ones (DCP).
-        names: dotted names of its pickle.
+    A `sharded` one says that its tensors are pieces of larger ones (DCP); `names` are the dotted ones of its pickle.
     """
 
     path: Path

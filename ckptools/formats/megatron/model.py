@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from ckptools.formats.megatron.folders import Coordinates, Grid, setting
 from ckptools.formats.megatron.layers import LAYER, QKV, Layers, chunks_of, module_order_in, rule_of
@@ -213,13 +213,10 @@ MASTER = "fp32_param"
 """The slot of the optimizer's state that holds the master copy."""
 
 
-@dataclass(frozen=True)
-class ChosenWeights:
+class ChosenWeights(NamedTuple):
     """The requested weights, and a note on the chosen copy where there are two.
 
-    Attributes:
-        masters_whole: whether every half-precision weight has a master copy; true where there are none of them.
-        masters_taken: whether the master copies are in `weights`.
+    `masters_whole` means that every half-precision weight has a master copy; true where there are none of them.
     """
 
     weights: dict[str, Any]

@@ -16,8 +16,8 @@ shown.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from ckptools.formats.megatron.folders import Coordinates
 from ckptools.formats.megatron.model import HALF, MASTER, Model, ValuesByRank
@@ -38,13 +38,10 @@ UNLIKE = "its shape is not its parameter's, so no rule joins its pieces; --only 
 FLAT = "distributed optimizer: flat buffers without names or shapes, not joined; --only model writes the model"
 
 
-@dataclass(frozen=True)
-class RankOptimizer:
-    """One optimizer of one rank; its state is by number.
+class RankOptimizer(NamedTuple):
+    """One optimizer of one rank: its state by number, its groups, and the fp32 copies of each group's parameters.
 
-    Attributes:
-        masters: fp32 copies of each group's half-precision parameters.
-        rest: other values that its wrapper saves, such as `grad_scaler`; None without a wrapper.
+    In `rest` are other values that its wrapper saves, such as `grad_scaler`; None without a wrapper.
     """
 
     state: Mapping[Any, Any]

@@ -41,7 +41,6 @@ from ckptools.formats.options import Options
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, file_now, was_read
 from ckptools.model.checkpoint import Checkpoint, Fact
 from ckptools.model.problems import Code, Problem, Severity
-from ckptools.model.tensor import Rounded
 from ckptools.model.values import describe_for_error
 from ckptools.pickles.reader import Saved
 from ckptools.training_state.sections import find_sections
@@ -97,13 +96,10 @@ def read(path: Path, options: Options) -> Checkpoint:
     config = _config(folder, options)
     found = read_folder(folder, options)
     common, problems = _common(found, config, options)
-    tree = found.tree
-    by_order: frozenset[str] = frozenset()
-    rounded: tuple[Rounded, ...] = ()
+    tree, stored = found.tree, None
     if config:
         stored = StoredState(found.flat, found.extra.get("mcore_data"), common.tree if common else None)
         tree = stored.tree(options.weights)
-        by_order, rounded = stored.by_order, stored.rounded
         damage = [p for p in found.problems if p.severity == "error" and (p.tensor or "").startswith("optimizer.")]
         if damage and options.weights == "fp32" and not stored.masters_whole:
             text = f"the fp32 master copies are lost: {damage[0].message}; --weights module takes the module's own"
@@ -126,8 +122,8 @@ def read(path: Path, options: Options) -> Checkpoint:
         text_keys=True,
         all_ranks=options.all_ranks,
         bytes_expected=found.bytes_expected + sum(s.nbytes for s in beside),
-        assumed_names=by_order,
-        rounded=rounded,
+        assumed_names=stored.by_order if stored else (),
+        rounded=stored.rounded if stored else (),
     )
 
 

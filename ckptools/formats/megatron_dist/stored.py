@@ -45,10 +45,8 @@ MAX_MADE = 1_000_000
 class StoredState:
     """The state of a torch_dist folder, sorted into weights, optimizer state, buckets and objects.
 
-    Args:
-        flat: tensors and objects by stored name.
-        mcore_data: Megatron's own part of the metadata.
-        common: the values common to all ranks; None when they have no file of their own.
+    It is made of what lies under each stored name, Megatron's own part of the metadata, and the values common to all
+    ranks; None where these have no file of their own.
 
     Attributes:
         masters_whole: whether every half-precision weight has an fp32 master copy.

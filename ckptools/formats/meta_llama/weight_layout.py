@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptools.formats.shared.tensor_parallel import COLUMNS, REPLICATED, ROWS, JoinRule
 from ckptools.model.regions import Ints
@@ -24,8 +23,7 @@ HEAD = "output.weight"
 NO_PARAMS = "params.json is not here, which states the shapes of the whole weights"
 
 
-@dataclass(frozen=True)
-class Sizes:
+class Sizes(NamedTuple):
     """The sizes of a model, as `params.json` states them; None for unknown ones.
 
     Attributes:
@@ -50,9 +48,8 @@ def sizes_of(params: Mapping[str, Any]) -> Sizes | None:
         return None
     head = _size(params, "head_dim") or dim // heads
     keys = (_size(params, "n_kv_heads") or heads) * head
-    return Sizes(
-        dim, heads * head, keys, _hidden(params, dim), _size(params, "vocab_size"), _size(params, "n_layers"), head
-    )
+    vocab, layers = _size(params, "vocab_size"), _size(params, "n_layers")
+    return Sizes(dim, heads * head, keys, _hidden(params, dim), vocab, layers, head)
 
 
 def _size(params: Mapping[str, Any], name: str) -> int | None:
@@ -83,8 +80,7 @@ def tensor_parallel_size(tree: Mapping[Any, Any], sizes: Sizes | None) -> int | 
     return whole // rows if whole and rows and whole % rows == 0 else None
 
 
-@dataclass(frozen=True)
-class WeightLayout:
+class WeightLayout(NamedTuple):
     """How one weight is cut over the ranks, and its whole shape, with None in an unknown dimension."""
 
     rule: JoinRule

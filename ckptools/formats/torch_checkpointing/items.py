@@ -39,11 +39,7 @@ UNPLACED = f"only {METADATA} says which part of which tensor a rank's piece is, 
 
 
 class ItemFile(NamedTuple):
-    """A file of one item of one rank, which may be missing.
-
-    Attributes:
-        kind: `pt`, `safetensors`, `json`, or `raw` for bytes that mean nothing here.
-    """
+    """A file of one item of one rank, which may be missing: `pt`, `safetensors`, `json`, or `raw` for other bytes."""
 
     path: Path
     item: str
@@ -153,9 +149,7 @@ def with_lost(tensor: Tensor, lost: Sequence[Shard]) -> Tensor:
 
 def check_cover(tensors: Iterable[tuple[KeyPath, Tensor]]) -> Iterator[Problem]:
     """Problems of incomplete tensors; of many, the first by name and the number of the others."""
-    found = (
-        cover_problem(tensor, fqn_of(path)) for path, tensor in tensors if not tensor.note and tensor.kind != "meta"
-    )
+    found = (cover_problem(t, fqn_of(path)) for path, t in tensors if not t.note and t.kind != "meta")
     gaps = [problem for problem in found if problem is not None]
     yield from gaps[:MAX_GAPS]
     if len(gaps) > MAX_GAPS:

@@ -58,16 +58,13 @@ class LocalBox(NamedTuple):
     local: Box
 
 
-@dataclass(frozen=True)
-class Sharding:
-    """How some ranks hold a tensor.
+class Sharding(NamedTuple):
+    """How some ranks hold a tensor of a whole `shape`: by placements on a mesh, or piece by piece.
 
     Attributes:
-        shape: of the whole tensor.
         ranks: those with a part of it, or at least an empty piece.
         mesh: sizes of the device mesh; empty where the pieces are listed.
         mesh_ranks: the rank at each coordinate, in row-major order.
-        placements: one for each dimension of the mesh.
         listed: the pieces of each of `ranks`, where they are listed.
     """
 

@@ -62,7 +62,6 @@ class StoredFile:
     Attributes:
         size: bytes; None when it is missing.
         needed: bytes that its tensors take; None for a file that torch.save wrote.
-        ranks: those whose entries name it.
         holds: the names of its values.
         bad: the fault of its content, once it was read.
     """
