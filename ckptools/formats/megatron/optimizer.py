@@ -178,25 +178,21 @@ class Optimizers:
     def _groups(self, k: int, inners: Mapping[Coordinates, RankOptimizer]) -> list[dict[str, Any]]:
         """Param groups by their settings: stages hold different parameters of one group."""
         found: dict[str, dict[str, Any]] = {}
-        order = {fqn: n for n, fqn in enumerate(self.model.names)}
+        of_stage: dict[int, str] = {}
         for at, inner in inners.items():
+            # Tensor-parallel ranks of a stage hold the same parameters in the same groups.
+            groups = repr([dict(g) for g in inner.groups])
+            if of_stage.setdefault(at.pp, groups) != groups and self.model.grid.ep == 1:
+                text = f"{self.model.grid.folder(at)} has other param groups than the stage's first rank"
+                self.problems.append(Problem(Code.COPIES_DIFFER, text, self.model.grid.rank(at), "optimizer"))
             for group in inner.groups:
                 settings = {key: v for key, v in group.items() if key != "params"}
                 merged = found.setdefault(repr(settings), {**settings, "params": {}})
                 merged["params"].update(dict.fromkeys(self._name(k, at, i) for i in _ids(group)))
-        self._check_groups(inners)
+        order = {fqn: n for n, fqn in enumerate(self.model.names)}
         for group in found.values():
             group["params"] = sorted(group["params"], key=lambda fqn: order.get(fqn, len(order)))
         return list(found.values())
-
-    def _check_groups(self, inners: Mapping[Coordinates, RankOptimizer]) -> None:
-        """Tensor-parallel ranks of a stage hold the same parameters in the same groups."""
-        first: dict[int, str] = {}
-        for at, inner in inners.items():
-            groups = repr([dict(g) for g in inner.groups])
-            if first.setdefault(at.pp, groups) != groups and self.model.grid.ep == 1:
-                text = f"{self.model.grid.folder(at)} has other param groups than the stage's first rank"
-                self.problems.append(Problem(Code.COPIES_DIFFER, text, self.model.grid.rank(at), "optimizer"))
 
     def _with_flat(self, tree: Any) -> Any:
         """Put the flat buffers in place of the state, so that the optimizer does not look like one without a state."""

@@ -172,14 +172,16 @@ class StoredState:
         return tensor if shape is None or tensor.note else in_true_shape(tensor, shape)
 
     def _optimizer_state(self, model: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
-        """The state of each weight, in the model's order."""
+        """The state of each weight, in the model's order; marked where it has neither its shape nor one element."""
         slots = dict.fromkeys(slot for entry in self.state.values() for slot in entry)
         by_slot = {slot: self._unstacked({n: e[slot] for n, e in self.state.items() if slot in e}) for slot in slots}
         names = dict.fromkeys([*model, *(n for tensors in by_slot.values() for n in tensors)])
         found: dict[str, dict[str, Any]] = {}
         for name, (slot, tensors) in product(names, by_slot.items()):
             if name in tensors:
-                found.setdefault(name, {})[slot] = _checked(tensors[name], model.get(name))
+                tensor, weight = tensors[name], model.get(name)
+                odd = weight is not None and tensor.shape != weight.shape and tensor.numel != 1 and not tensor.note
+                found.setdefault(name, {})[slot] = replace(tensor, note=SHAPES) if odd else tensor
         return found
 
     def _optimizer(self, state: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
@@ -247,13 +249,6 @@ def _inner(saved: Any) -> Iterator[Mapping[str, Any]]:
         for key, one in saved.items():
             if type(key) is int:
                 yield from _inner(one)
-
-
-def _checked(tensor: Tensor, weight: Tensor | None) -> Tensor:
-    """The state of a weight, marked where it has neither the weight's shape nor one element."""
-    if weight is None or tensor.note or tensor.shape == weight.shape or tensor.numel == 1:
-        return tensor
-    return replace(tensor, note=SHAPES)
 
 
 def _layers_of(tensor: Tensor) -> list[Tensor]:

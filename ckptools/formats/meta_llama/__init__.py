@@ -23,14 +23,7 @@ from ckptools.errors import ReadError
 from ckptools.files.json_file import read_json
 from ckptools.files.location import check_stays_inside
 from ckptools.files.opening import reading
-from ckptools.formats.meta_llama.weight_layout import (
-    LAYER,
-    NO_PARAMS,
-    layouts_of,
-    sizes_of,
-    tensor_parallel_size,
-    vocabulary,
-)
+from ckptools.formats.meta_llama import weight_layout
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search import rank_checks
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, looked_at
@@ -100,7 +93,7 @@ class _LlamaFolder:
         self.saved: dict[int, Saved] = {}
         self._read_files()
         self.params = self._params()
-        self.sizes = sizes_of(self.params or {})
+        self.sizes = weight_layout.sizes_of(self.params or {})
         self.trees: dict[int, dict[Any, Any]] = {}
         for rank, saved in sorted(self.saved.items()):
             if not isinstance(saved.tree, dict):
@@ -137,7 +130,7 @@ class _LlamaFolder:
         return found
 
     def _world(self) -> Fact:
-        sizes = {tensor_parallel_size(tree, self.sizes) for tree in self.trees.values()}
+        sizes = {weight_layout.tensor_parallel_size(tree, self.sizes) for tree in self.trees.values()}
         stated = sorted(size for size in sizes if size is not None)
         if len(stated) > 1:
             self.problems.append(Problem(Code.WORLD_SIZES_DISAGREE, f"shapes in the files speak of {stated} ranks"))
@@ -150,7 +143,10 @@ class _LlamaFolder:
 
     def checkpoint(self) -> Checkpoint:
         """Put everything together."""
-        model = self._model()
+        first = next(iter(self.trees.values()))
+        vocab = weight_layout.vocabulary(first, self.sizes, self.world.value) if self.sizes else None
+        names = dict.fromkeys(name for tree in self.trees.values() for name in tree)
+        model = {name: self._value(name, vocab) for name in names}
         files = tuple(self._files())
         self.problems += rank_checks.check_files(files, self.faults, self.world.value, True)
         self.problems += [*self._check_layers(model), *self._check_copies()]
@@ -169,14 +165,8 @@ class _LlamaFolder:
             bytes_expected=rank_checks.expected_bytes(files),
         )
 
-    def _model(self) -> dict[Any, Any]:
-        """The model, its pieces joined where a rule exists and the shapes agree."""
-        first = next(iter(self.trees.values()))
-        vocab = vocabulary(first, self.sizes, self.world.value) if self.sizes else None
-        names = dict.fromkeys(name for tree in self.trees.values() for name in tree)
-        return {name: self._value(name, vocab) for name in names}
-
     def _value(self, name: Any, vocab: int | None) -> Any:
+        """What the ranks have under a name, joined where a rule exists and the shapes agree."""
         values = {rank: tree[name] for rank, tree in self.trees.items() if name in tree}
         first = next(iter(values.values()))
         if not isinstance(first, Tensor):
@@ -196,7 +186,7 @@ class _LlamaFolder:
     def _rule(self, name: Any, piece: Tensor, vocab: int | None) -> JoinRule | str:
         """The rule for a weight, or why there is none."""
         ranks = self.world.value
-        layouts = layouts_of(str(name), self.sizes, vocab) if self.sizes else ()
+        layouts = weight_layout.layouts_of(str(name), self.sizes, vocab) if self.sizes else ()
         fitting = next((layout.rule for layout in layouts if layout.accepts(piece.shape, ranks)), None)
         why = ""
         if layouts and not fitting:
@@ -205,11 +195,13 @@ class _LlamaFolder:
         if ranks == 1:
             self.problems += [Problem(Code.LAYOUT_DISAGREES, why, None, str(name), severity="warning")] if why else []
             return REPLICATED
-        return given_rule(self.rules, str(name)) or fitting or why or (NO_RULE if self.sizes else NO_PARAMS)
+        return (
+            given_rule(self.rules, str(name)) or fitting or why or (NO_RULE if self.sizes else weight_layout.NO_PARAMS)
+        )
 
     def _check_layers(self, model: Mapping[Any, Any]) -> Iterator[Problem]:
         """Differences between the layers counted in `params.json` and those in the files."""
-        found = {int(m[1]) for name in model if isinstance(name, str) and (m := LAYER.match(name))}
+        found = {int(m[1]) for name in model if isinstance(name, str) and (m := weight_layout.LAYER.match(name))}
         stated = self.sizes.layers if self.sizes else None
         if stated is not None and found != set(range(stated)):
             text = f"{PARAMS} states {stated} layers, the files hold {len(found)}"

@@ -29,19 +29,8 @@ from ckptools.formats.options import Options
 from ckptools.formats.rank_search import rank_checks
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, file_now, was_read
 from ckptools.formats.shared.merge import Merge
-from ckptools.formats.torch_checkpointing.items import (
-    GROUPS,
-    ItemFile,
-    check_against,
-    check_cover,
-    check_groups,
-    is_state,
-    named_files,
-    parse,
-    read_safetensors,
-    with_absent,
-    with_param_groups,
-)
+from ckptools.formats.torch_checkpointing import items
+from ckptools.formats.torch_checkpointing.items import ItemFile
 from ckptools.formats.torch_checkpointing.metadata import METADATA, Metadata, is_metadata, read_metadata
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.problems import Code, Problem
@@ -67,7 +56,7 @@ def _root(path: Path) -> Path | None:
     """The folder of the checkpoint that a path is, or that a file belongs to."""
     if path.is_dir():
         return path if is_metadata(path / METADATA) or _lacks_metadata(path) else None
-    if path.name == METADATA or parse(path) is not None:
+    if path.name == METADATA or items.parse(path) is not None:
         return path.parent if path.is_file() and _root(path.parent) else None
     above = path.parent.parent
     return above if path.is_file() and is_metadata(above / METADATA) else None
@@ -79,7 +68,7 @@ def _lacks_metadata(folder: Path) -> bool:
     Whole models of epochs 0 and 1 have such names too, and the same shapes. Files of torch.save alone are left to
     `rank_files`, because their tensors state how they are cut.
     """
-    alike = [files for files in named_files(folder, None).values() if len(files) > 1 and 0 in files]
+    alike = [files for files in items.named_files(folder, None).values() if len(files) > 1 and 0 in files]
     pairs = [files for files in alike if sum(set(files) == set(other) for other in alike) > 1]
     with suppress(ReadError):
         return any(files[0].kind == "safetensors" and _is_cut(files[0].path, files[max(files)].path) for files in pairs)
@@ -114,7 +103,7 @@ class _ItemsFolder:
         self.here: dict[str, set[int]] = {}
         self.saved: list[Saved] = []
         self.metadata = self._metadata()
-        self.items = named_files(folder, self.metadata)
+        self.items = items.named_files(folder, self.metadata)
         if self.metadata is None and "safetensors" in self._kinds():
             text = f"no {METADATA} that can be read; it alone says how ranks cut what they have in safetensors"
             self.problems.append(Problem(Code.FILE_MISSING, text))
@@ -162,7 +151,7 @@ class _ItemsFolder:
         found = rank_checks.compare_ranks(merge, tree)
         tensors = list(tensors_in(found.tree))
         self.builder.add_rank_values(found)
-        self.problems += [*check_groups(merge), *check_copies(tensors), *check_cover(tensors)]
+        self.problems += [*items.check_groups(merge), *check_copies(tensors), *items.check_cover(tensors)]
         self.builder.add_saved(self.saved)
         kinds = sorted(self._kinds() - {"raw"})
         return self.builder.checkpoint(
@@ -184,15 +173,12 @@ class _ItemsFolder:
             found = self._of_item(name, files)
             self._check_missing(name, files, set(found))
             self.here[name] = set(found)
-            if found and self._is_bare(name, files):  # the tensors of other ranks' pieces are unknown
+            # In safetensors that no metadata describes, the tensors of other ranks' pieces are unknown.
+            if found and self._state_of(name) is not None and next(iter(files.values())).kind == "safetensors":
                 found = {min(found): found[min(found)]}
             for rank, tree in found.items():
                 trees.setdefault(rank, {})[name] = tree
-        return with_param_groups(sorted(trees.items()))
-
-    def _is_bare(self, name: str, files: Mapping[int, ItemFile]) -> bool:
-        """Whether an item is in safetensors and not in the metadata."""
-        return self._state_of(name) is not None and next(iter(files.values())).kind == "safetensors"
+        return items.with_param_groups(sorted(trees.items()))
 
     def _of_item(self, name: str, files: Mapping[int, ItemFile]) -> dict[int, Any]:
         found: dict[int, Any] = {}
@@ -223,9 +209,9 @@ class _ItemsFolder:
         """The rank and content of a file, and how they contradict the metadata."""
         item = self.metadata.items.get(file.item) if self.metadata else None
         if file.kind == "safetensors":
-            tree, wrong, nbytes = read_safetensors(file.path, file.rank, item, self.world.value == 1)
+            tree, wrong, nbytes = items.read_safetensors(file.path, file.rank, item, self.world.value == 1)
             self._add(file, nbytes)
-            lacking = check_against(tree, item, file.rank) if item else []
+            lacking = items.check_against(tree, item, file.rank) if item else []
             return file.rank, tree, [*wrong, *lacking]
         if file.kind == "json":
             self._add(file, file.path.stat().st_size)
@@ -239,7 +225,7 @@ class _ItemsFolder:
         rank = self._rank_of(file, saved)
         self.saved.append(saved)
         self.files.append(was_read(saved, rank, file.item))
-        return rank, saved.tree, check_against(saved.tree, item, rank) if item else []
+        return rank, saved.tree, items.check_against(saved.tree, item, rank) if item else []
 
     def _add(self, file: ItemFile, nbytes: int) -> None:
         self.builder.add_read(1, nbytes)
@@ -285,13 +271,13 @@ class _ItemsFolder:
         for name, item in self.metadata.items.items() if self.metadata else ():
             absent = item.ranks() - self.here.get(name, set())
             if absent and name in tree:
-                tree[name] = with_absent(tree[name], item, absent)
+                tree[name] = items.with_absent(tree[name], item, absent)
         return tree
 
     def _check_groups(self, tree: Any) -> None:
         """Put an empty list where an optimizer's state has no param groups in any item."""
         for name, value in tree.items():
-            if is_state(value):
-                value[GROUPS] = []
+            if items.is_state(value):
+                value[items.GROUPS] = []
                 text = "no item holds its param groups, so that its hyperparameters are not known"
                 self.problems.append(Problem(Code.KEPT_AS_SAVED, text, None, name, "warning"))

@@ -187,8 +187,13 @@ def _stored(entry: Mapping[str, Any], box: Box | None = None) -> StoredBox:
     box = box or Box.whole(shape)
     if box.sizes != shape and not prod(shape) == prod(box.sizes) == 1:
         raise EntryError(f"a piece of {list(box.sizes)} that is stored as {list(shape)}")
-    location, span = location_of(entry), entry.get("byte_range")
-    stored = StoredBox(box, dtype, location, None if span is None else _span(span), str(entry.get("serializer")))
+    location, span, stated = location_of(entry), None, entry.get("byte_range")
+    if stated is not None:
+        start, end = (*sizes_in(stated), 0, 0)[:2]
+        if len(stated) != 2 or start > end:
+            raise EntryError(f"the byte range {describe_for_error(stated)}")
+        span = start, end
+    stored = StoredBox(box, dtype, location, span, str(entry.get("serializer")))
     if stored.raw and stored.span is not None and stored.span[1] - stored.span[0] != stored.nbytes:
         raise EntryError(f"{stored.span[1] - stored.span[0]} bytes for {dtype} {list(shape)}, expected {stored.nbytes}")
     return stored
@@ -216,10 +221,3 @@ def sizes_in(value: Any) -> Ints:
     if len(listed) > MAX_DIMS or not all(type(n) is int and 0 <= n < MAX_SIZE for n in listed):
         raise EntryError(f"{describe_for_error(value)}, expected sizes")
     return tuple(listed)
-
-
-def _span(value: Any) -> tuple[int, int]:
-    start, end = (*sizes_in(value), 0, 0)[:2]
-    if len(value) != 2 or start > end:
-        raise EntryError(f"the byte range {describe_for_error(value)}")
-    return start, end
