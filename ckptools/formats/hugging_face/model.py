@@ -60,8 +60,7 @@ class WeightModel:
             ReadError: no file of it can be read, or not the one that was asked for.
             UnsafePathError: a file is a link out of the folder, or the index names one elsewhere.
         """
-        index = self._index()
-        here, missing = self._wanted(index)
+        index, here, missing = self._find()
         errors = [error for path in here if (error := self._read_file(path)) is not None]
         if errors and not self.weight_files:
             raise errors[0]
@@ -85,20 +84,16 @@ class WeightModel:
         index = " and an index" if count < len(self.files) else ""
         return f"{'one' if count == 1 else count} {kinds}{index}, every tensor whole"
 
-    def _index(self) -> Index | None:
+    def _find(self) -> tuple[Index | None, list[Path], list[Path]]:
+        """The index, the files that are here and those that are missing."""
+        index = None
         if self.weights.index is None:
-            return None
-        self._check_link(self.weights.index)
-        index = read_index(self.weights.index)
-        self.files.append(file_now(index.path, None, "index", "read"))
-        self.bytes_read += self.files[-1].nbytes
-        return index
-
-    def _wanted(self, index: Index | None) -> tuple[list[Path], list[Path]]:
-        """The files that are here and those that are missing."""
-        if index is None:
             here, missing = [f.path for f in self.weights.files], self._gaps()
         else:
+            self._check_link(self.weights.index)
+            index = read_index(self.weights.index)
+            self.files.append(file_now(index.path, None, "index", "read"))
+            self.bytes_read += self.files[-1].nbytes
             paths = [index.path.with_name(name) for name in index.files]
             here = [path for path in paths if path.exists()]
             missing = sorted({*paths}.difference(here))
@@ -108,7 +103,7 @@ class WeightModel:
         self.files += (RankFile(path, None, "", "missing", 0, None) for path in missing)
         lines = names if len(names) <= MAX_LINES else [few(names)]
         self.problems += (Problem(Code.FILE_MISSING, f"no file {line}") for line in lines)
-        return here, missing
+        return index, here, missing
 
     def _gaps(self) -> list[Path]:
         """Missing files, by the numbers in the names of others."""

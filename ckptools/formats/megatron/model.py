@@ -35,21 +35,14 @@ ValuesByRank = list[tuple[Coordinates, Any]]
 
 
 class Model:
-    """The whole model: the names and pieces that the model-parallel ranks saved.
-
-    Attributes:
-        local: name in the whole model and value, on each rank that was read.
-        pieces: its tensors, by name.
-        orders: whether each rank's file has its names in the order of the module.
-        odd_layers: why layers have no sure number, by name.
-    """
+    """The whole model: the names and pieces that the model-parallel ranks saved."""
 
     def __init__(
         self, grid: Grid, trees: Mapping[Coordinates, Mapping[Any, Any]], given: GivenRules, args: Mapping[str, Any]
     ) -> None:
         self.grid, self.given, self.args = grid, given, args
         self.problems: list[Problem] = []
-        self.odd_layers: dict[str, str] = {}
+        self.odd_layers: dict[str, str] = {}  # why layers have no sure number, by name
         chunks = {at: chunks_of(tree) for at, tree in sorted(trees.items())}
         counts = sorted(set(map(len, chunks.values())))
         if len(counts) > 1:
@@ -57,6 +50,7 @@ class Model:
             self.problems.append(Problem(Code.LAYOUT_DISAGREES, text))
         first = {(v, at.pp): chunk for at, c in reversed(chunks.items()) for v, chunk in enumerate(c)}
         self.layers = Layers(first, grid.pp, setting(args, "num_layers"))
+        # On each rank that was read: names in the whole model with values, the tensors of these, the order in its file.
         self.local = {at: list(self._named(at, c)) for at, c in chunks.items()}
         self.pieces = {at: {n: v for n, v in c if isinstance(v, Tensor)} for at, c in self.local.items()}
         self.orders = {at: module_order_in(tree) for at, tree in trees.items()}

@@ -96,7 +96,7 @@ class StoredState:
         too_many = sum(layers.values()) * len(self.weights) > MAX_MADE
         if too_many or (len(found) == 1 and stated is not None and stated not in layers.values()):
             layers = {}
-        for block in found.keys() - layers.keys():
+        for block in (block for block in found if block not in layers):
             text = f"{block}: their first dimension does not show the number of layers; names are as stored"
             self.problems.append(Problem(Code.KEPT_AS_SAVED, text))
         return layers

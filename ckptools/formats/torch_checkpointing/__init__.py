@@ -146,9 +146,7 @@ class _ItemsFolder:
         if not ranked:
             raise ReadError(self.folder, f"none of its files can be read: {few([p.message for p in self.problems])}")
         merge = Merge()
-        tree = self._with_absent(merge.trees(ranked))
-        self._check_groups(tree)
-        found = rank_checks.compare_ranks(merge, tree)
+        found = rank_checks.compare_ranks(merge, self._completed(merge.trees(ranked)))
         tensors = list(tensors_in(found.tree))
         self.builder.add_rank_values(found)
         self.problems += [*items.check_groups(merge), *check_copies(tensors), *items.check_cover(tensors)]
@@ -266,18 +264,15 @@ class _ItemsFolder:
             self.files.append(RankFile(path, rank, name, "missing", 0, None))
             self.problems.append(Problem(Code.FILE_MISSING, f"no file {path.name}", rank, self._state_of(name)))
 
-    def _with_absent(self, tree: Any) -> Any:
-        """Add the pieces in lost files to the merged tree."""
+    def _completed(self, tree: Any) -> Any:
+        """Add the pieces in lost files to the merged tree, and an empty list where an optimizer lacks its groups."""
         for name, item in self.metadata.items.items() if self.metadata else ():
             absent = item.ranks() - self.here.get(name, set())
             if absent and name in tree:
                 tree[name] = items.with_absent(tree[name], item, absent)
-        return tree
-
-    def _check_groups(self, tree: Any) -> None:
-        """Put an empty list where an optimizer's state has no param groups in any item."""
         for name, value in tree.items():
             if items.is_state(value):
                 value[items.GROUPS] = []
                 text = "no item holds its param groups, so that its hyperparameters are not known"
                 self.problems.append(Problem(Code.KEPT_AS_SAVED, text, None, name, "warning"))
+        return tree

@@ -81,24 +81,17 @@ class StoredFile:
 
 
 class RankTrees:
-    """Builds every rank's tree of a snapshot.
-
-    Attributes:
-        own: key paths of whole tensors that are not replicated, so that each rank may have its own.
-        lost: by key path the pieces whose files are missing or cut.
-        reach: of all ranks' pieces, by logical path.
-        needed: expected length of each file of raw elements, by location.
-    """
+    """Builds every rank's tree of a snapshot, and notes what its files and entries lack."""
 
     def __init__(self, manifest: SnapshotManifest, folder: Path, options: Options) -> None:
         self.manifest, self.folder, self.options = manifest, folder, options
         self.files: dict[str, StoredFile] = {}
-        self.own: dict[KeyPath, None] = {}
+        self.own: dict[KeyPath, None] = {}  # whole tensors that are not replicated: each rank may have its own
         self.saved: dict[Path, Saved] = {}
         self.problems: list[Problem] = []
-        self.lost: dict[KeyPath, list[Shard]] = {}
-        self.reach: dict[str, Ints] = {}
-        self.needed: dict[str, int] = {}
+        self.lost: dict[KeyPath, list[Shard]] = {}  # pieces whose files are missing or cut
+        self.reach: dict[str, Ints] = {}  # of all ranks' pieces, by logical path
+        self.needed: dict[str, int] = {}  # expected length of each file of raw elements, by location
         self.seen: set[str] = set()
         for entries in manifest.entries.values():
             for path, entry in entries.items():
