@@ -111,11 +111,14 @@ CHUNK = re.compile(r"model(\d{1,4})")
 
 def chunks_of(tree: Mapping[Any, Any]) -> list[Chunk]:
     """The model in one file: one chunk under `model`, or several under `model0`, `model1` and so on."""
+    return [dict(_flat(part, "")) for part in _parts(tree)]
+
+
+def _parts(tree: Mapping[Any, Any]) -> list[Any]:
     if isinstance(tree.get("model"), dict):
-        return [dict(_flat(tree["model"], ""))]
-    numbers = {int(m[1]): k for k in tree if isinstance(k, str) and (m := CHUNK.fullmatch(k))}
-    ordered = sorted(numbers) == list(range(len(numbers)))
-    return [dict(_flat(tree[numbers[i]], "")) for i in sorted(numbers)] if ordered else []
+        return [tree["model"]]
+    numbers = {int(m[1]): tree[k] for k in tree if isinstance(k, str) and (m := CHUNK.fullmatch(k))}
+    return [numbers[i] for i in sorted(numbers)] if sorted(numbers) == list(range(len(numbers))) else []
 
 
 def _flat(node: Any, prefix: str) -> Iterator[tuple[str, Any]]:
@@ -132,8 +135,8 @@ def module_order_in(tree: Mapping[Any, Any]) -> ModuleOrder:
 
     Older versions put the state dicts of embedding, encoder and output layer into dicts by hand, in that order.
     """
-    parts = [tree["model"]] if isinstance(tree.get("model"), dict) else [tree[k] for k in tree if is_chunk(k)]
-    orders = [order_of(dict(_flat(part, "")), dict(_modules(part, ""))) for part in parts if isinstance(part, dict)]
+    parts = (part for part in _parts(tree) if isinstance(part, dict))
+    orders = (order_of(dict(_flat(part, "")), dict(_modules(part, ""))) for part in parts)
     return next((order for order in orders if not order.kept), CONFIRMED)
 
 
@@ -153,15 +156,11 @@ def is_chunk(key: Any) -> bool:
 
 
 class Layers:
-    """Numbers the layers of the whole model, counted over the pipeline stages.
-
-    Attributes:
-        counts: layers per block, such as `decoder.layers`, and place.
-        complete: whether the files here cover every place.
-    """
+    """Numbers the layers of the whole model, counted over the pipeline stages."""
 
     def __init__(self, chunks: Mapping[Place, Chunk], stages: int, number: int | None) -> None:
         self.virtual, self.stages = 1 + max((chunk for chunk, _ in chunks), default=0), stages
+        # Whether the files here cover every place; and layers per block, such as `decoder.layers`, and place.
         self.complete = len(chunks) == self.virtual * stages
         self.counts: dict[str, dict[Place, set[int]]] = {}
         for place, names in chunks.items():

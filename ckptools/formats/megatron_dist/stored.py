@@ -47,11 +47,6 @@ class StoredState:
 
     It is made of what lies under each stored name, Megatron's own part of the metadata, and the values common to all
     ranks; None where these have no file of their own.
-
-    Attributes:
-        masters_whole: whether every half-precision weight has an fp32 master copy.
-        by_order: weights whose state is named by their order.
-        rounded: the fp32 copies among these, which must round to the weights.
     """
 
     def __init__(self, flat: Mapping[str, Any], mcore_data: Any, common: Any) -> None:
@@ -59,9 +54,9 @@ class StoredState:
         self.common: Mapping[Any, Any] = common if isinstance(common, Mapping) else {}
         self.runs: Mapping[Any, Any] = mcore_data if isinstance(mcore_data, Mapping) else {}
         self.problems: list[Problem] = []
-        self.masters_whole = True
-        self.by_order: frozenset[str] = frozenset()
-        self.rounded: tuple[Rounded, ...] = ()
+        self.masters_whole = True  # whether every half-precision weight has an fp32 master copy
+        self.by_order: frozenset[str] = frozenset()  # weights whose state is named by their order
+        self.rounded: tuple[Rounded, ...] = ()  # the fp32 copies among these, which must round to the weights
         self.unjoined = "beside state by name"
         self.weights: dict[str, Tensor] = {}
         self.state: dict[str, dict[str, Tensor]] = {}
