@@ -8,11 +8,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-
-from ckptools.cli.shared_options import Engine
 
 if TYPE_CHECKING:
     from ckptools.model.checkpoint import Checkpoint
@@ -156,21 +154,15 @@ AnyPaths = Annotated[
 LoadsInto = Annotated[
     str | None, typer.Option("--to", metavar="MODEL", help="What it should load into, as match takes it.")
 ]
-EngineName = Annotated[
-    Engine, typer.Option(help="inert: names are only names, nothing is run. torch: through torch.load, as a check.")
+Engine = Annotated[
+    Literal["inert", "torch"],
+    typer.Option(help="inert: names are only names, nothing is run. torch: through torch.load, as a check."),
 ]
 Trust = Annotated[
     bool, typer.Option("--trust", help="With --engine torch: let the file name any class. Runs its code.")
 ]
 Deep = Annotated[bool, typer.Option("--deep", help="Read every tensor; compare the CRC-32 that files carry.")]
-Histogram = Annotated[bool, typer.Option("--hist", help="Draw how values are spread; reads them twice.")]
-PerRank = Annotated[bool, typer.Option("--per-rank", help="A row for what each rank holds: which one is odd?")]
-OfMoments = Annotated[
-    bool, typer.Option("--moments", help="Adam's moments beside the parameters, and how far a step moves them.")
-]
-Dead = Annotated[
-    bool, typer.Option("--dead-rows", help="Rows of matrices that are all zero, or that never got a gradient.")
-]
+Private = Annotated[bool, typer.Option("--private", help="Show also values whose names begin with '_'.")]
 Values = Annotated[bool, typer.Option("--values", help="Read every tensor; look for NaN and infinities.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite an output that exists.")]
 ReportFile = Annotated[

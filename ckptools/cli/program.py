@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
-from collections.abc import Callable, Iterable
-from typing import Annotated, Any
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import Field, fields, is_dataclass
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from ckptools._version import __version__
 from ckptools.cli import arguments
 from ckptools.cli.printing import show
-from ckptools.cli.record_options import flat_signature, parameters
-from ckptools.cli.running import OutputOptions, one_line_errors
+from ckptools.cli.running import one_line_errors
+from ckptools.cli.shared_options import OutputOptions, records_of, spellings
 
 
 def program(help: str, functions: Iterable[Callable[..., None]]) -> typer.Typer:
@@ -70,8 +72,46 @@ def _flattened(function: Callable[..., None]) -> Callable[..., None]:
     def command(**given: Any) -> None:
         one_line_errors(function)(**given)
 
-    flat = flat_signature(function, vars(arguments))
-    found = [*flat.parameters.values(), *parameters(OutputOptions)]
-    command.__signature__ = flat.replace(parameters=found)  # type: ignore[attr-defined]
+    found = [*flat_parameters(function), *parameters(OutputOptions)]
+    command.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in found}
     return command
+
+
+def flat_parameters(command: Callable[..., None]) -> Iterator[inspect.Parameter]:
+    """Yield a parameter per option of a command, as typer takes it."""
+    hints = get_type_hints(command, {**vars(arguments), **command.__globals__}, include_extras=True)
+    records = records_of(command)
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name in records:
+            yield from parameters(records[name])
+        else:
+            yield parameter.replace(annotation=hints[name], kind=parameter.KEYWORD_ONLY)
+
+
+def parameters(record: type) -> Iterator[inspect.Parameter]:
+    """Yield a keyword parameter for typer per field that has a help text; a field that is a record brings its own.
+
+    Args:
+        record: a dataclass whose fields were made by `ckptools.option.option`.
+    """
+    hints = get_type_hints(record)
+    for field in fields(record):
+        if is_dataclass(hints[field.name]):
+            yield from parameters(hints[field.name])
+        elif "help" in field.metadata:
+            yield _parameter(field, hints[field.name])
+
+
+def _parameter(field: Field[Any], kind: Any) -> inspect.Parameter:
+    words = spellings(field)
+    if kind is bool and field.default:
+        words = [f"{words[0]}/--no-{words[0][2:]}"]
+    description = {name: field.metadata[name] for name in ("help", "hidden", "metavar")}
+    complete = {"keys": arguments.complete_keys, "sections": arguments.complete_sections}
+    completing = complete.get(field.metadata["completed"])
+    # A path that cannot be read is our own line with exit code 3, not typer's usage error.
+    option = typer.Option(*words, readable=False, autocompletion=completing, **description)
+    return inspect.Parameter(
+        field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=Annotated[kind, option]
+    )

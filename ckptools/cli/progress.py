@@ -106,29 +106,21 @@ class ProgressLine(Line):
         return f"  {duration(self.seconds * (self.total - self._done) / self._done)} left"
 
 
-class CheckpointLine(Line):
-    """Says of how many checkpoints something is known: a run may have hundreds."""
+class CountLine(Line):
+    """Counts what is done one by one: a run may have hundreds of checkpoints, and of a thousand files.
 
-    def __init__(self) -> None:
+    Args:
+        done: what is done with each, such as `looked into`.
+        noun: what each is.
+    """
+
+    def __init__(self, done: str, noun: str) -> None:
         super().__init__()
-        self._checkpoints = 0
+        self._words, self._noun = done, noun
+        self._count = 0
 
     def __call__(self, path: Path) -> None:
-        """Count a checkpoint that was looked into."""
-        self._checkpoints += 1
+        """Count the one at a path."""
+        self._count += 1
         if self.due():
-            self.print(f"looked into {plural(self._checkpoints, 'checkpoint')}", path.name)
-
-
-class ReadingLine(Line):
-    """Says of how many files the structure has been read: a thousand ranks take a while."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._files = 0
-
-    def __call__(self, path: Path) -> None:
-        """Count a file that has been read."""
-        self._files += 1
-        if self.due():
-            self.print(f"read the structure of {plural(self._files, 'file')}", path.name)
+            self.print(f"{self._words} {plural(self._count, self._noun)}", path.name)

@@ -8,16 +8,14 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ckptools.cli.printing import Ending, Printing, discard_stdout, remark, say
-from ckptools.cli.record_options import call
+from ckptools.cli.shared_options import OutputOptions, call, fill
 from ckptools.errors import CkptoolsError
-from ckptools.option import option
 from ckptools.text import clip_middle, duration, size
 
 BUG_EXIT = 70
@@ -37,7 +35,8 @@ def one_line_errors(function: Callable[..., None]) -> Callable[..., None]:
     def command(**given: Any) -> None:
         warnings.showwarning = _say_warning
         try:
-            _run(function, with_output(given))
+            _let_print(fill(OutputOptions, given))
+            _run(function, given)
         except CkptoolsError as error:
             _say_error(error)
             raise SystemExit(error.exit_code) from error
@@ -58,6 +57,12 @@ def one_line_errors(function: Callable[..., None]) -> Callable[..., None]:
             raise SystemExit(BUG_EXIT) from error
 
     return command
+
+
+def _let_print(options: OutputOptions) -> None:
+    """Let this process say as much as was asked for."""
+    Printing.quiet, Printing.verbose, Printing.debug = options.quiet, options.verbose, options.debug
+    Printing.color = options.color
 
 
 def _run(function: Callable[..., None], given: dict[str, Any]) -> None:
@@ -203,32 +208,3 @@ def _peak_by_getrusage() -> int:
     # In bytes on macOS, in kilobytes elsewhere. Source: getrusage(2) of each.
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-# -- output -----------------------------------------------------------------------------------------------------------
-
-
-Color = Literal["auto", "always", "never"]
-
-
-@dataclass(frozen=True)
-class OutputOptions:
-    """Options for how much a command prints beside its answer, and whether in colour."""
-
-    quiet: bool = option(False, "Say nothing but the answer, and errors.", flag="--quiet -q")
-    verbose: bool = option(False, "Say also what was read, and how long it took.", flag="--verbose -v")
-    debug: bool = option(False, "Where something goes wrong, show Python's traceback too.")
-    color: Color = option("auto", "Colour beside the words: auto (on a terminal), always or never; NO_COLOR is never.")
-
-
-AS_ALWAYS = OutputOptions()
-"""The options where nothing else was asked for."""
-
-
-def with_output(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Let this process say as much as was asked for; what a command got, without the options for that."""
-    names = [field.name for field in fields(OutputOptions)]
-    options = replace(AS_ALWAYS, **{name: given[name] for name in names if name in given})
-    Printing.quiet, Printing.verbose, Printing.debug = options.quiet, options.verbose, options.debug
-    Printing.color = options.color
-    return {name: value for name, value in given.items() if name not in names}

@@ -1,41 +1,71 @@
-"""Options that several commands have, as records, with what each of them does.
+"""The options that several commands have, as records: each is declared, explained and given its default once.
 
-Opening a checkpoint, choosing among its keys and rows, and the form of the answer.
+Opening a checkpoint, choosing among its keys and rows, the form of the answer, and what is printed beside it. A
+parameter of a command that is annotated with a record stands for all its fields; typer and a user see them flat.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
-from enum import Enum
+from collections.abc import Callable, Mapping
+from dataclasses import Field, dataclass, fields, is_dataclass
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from ckptools.cli.printing import screen, show
-from ckptools.errors import CkptoolsError, UsageError
-from ckptools.model.records import Rows, record_fields
+from ckptools.errors import UsageError
 from ckptools.option import option
-from ckptools.text import encodable
 
 if TYPE_CHECKING:
-    from ckptools.display.tables import Screen
-    from ckptools.formats.options import Reader
     from ckptools.keys.entries import Selection
-    from ckptools.model.checkpoint import Checkpoint
 
-Row = TypeVar("Row")
+Record = TypeVar("Record")
+
+# -- records ----------------------------------------------------------------------------------------------------------
+
+
+def records_of(command: Callable[..., None]) -> dict[str, type]:
+    """The parameters of a command that stand for records, each with the class that its annotation names."""
+    named = {name: command.__globals__.get(text) for name, text in command.__annotations__.items()}
+    return {name: record for name, record in named.items() if is_dataclass(record) and isinstance(record, type)}
+
+
+def call(command: Callable[..., None], given: Mapping[str, Any]) -> None:
+    """Call a command with flat options: those of its records are put into records."""
+    own = {name: given[name] for name in signature(command).parameters if name in given}
+    command(**own, **{name: fill(record, given) for name, record in records_of(command).items()})
+
+
+def fill(record: type[Record], given: Mapping[str, Any]) -> Record:
+    """Make a record, and those inside it, from flat options; names in `given` that it lacks are left."""
+    found: dict[str, Any] = {}
+    for known in fields(record):  # type: ignore[arg-type]
+        if is_dataclass(known.default_factory):
+            found[known.name] = fill(known.default_factory, given)
+        elif known.name in given:
+            found[known.name] = given[known.name]
+    return record(**found)
+
+
+def flags_of(command: Callable[..., None]) -> dict[str, str]:
+    """Every spelling of a flag of a command that is off unless it is given, with the option that it sets."""
+    found = {flag(name): name for name, known in signature(command).parameters.items() if known.default is False}
+    for record in (*records_of(command).values(), OutputOptions):
+        off = [known for known in fields(record) if known.default is False]
+        found |= {word: known.name for known in off for word in spellings(known)}
+    return found
+
+
+def spellings(known: Field[Any]) -> list[str]:
+    """The spellings of the option that a field of a record is."""
+    return str(known.metadata["flag"] or flag(known.name)).split()
+
+
+def flag(name: str) -> str:
+    """The usual spelling of an option: `--all-ranks` of `all_ranks`."""
+    return "--" + name.replace("_", "-")
 
 
 # -- opening ----------------------------------------------------------------------------------------------------------
-
-
-class Engine(str, Enum):
-    """The engine that reads the files."""
-
-    inert = "inert"
-    torch = "torch"
 
 
 @dataclass(frozen=True)
@@ -66,51 +96,8 @@ class OpeningOptions:
     )
     jobs: int | None = option(None, "Threads, and processes that open many rank files.", flag="--jobs -j")
 
-    def keywords(self) -> dict[str, Any]:
-        """The options as keyword arguments of whatever opens a checkpoint."""
-        return {known.name: getattr(self, known.name) for known in fields(self)}
-
-
-AS_A_USER_WOULD = OpeningOptions()
-"""The options where nothing else was asked for."""
-
-
-def opened(
-    paths: Sequence[str], how: OpeningOptions = AS_A_USER_WOULD, all_ranks: bool = True, read: Reader | None = None
-) -> Checkpoint:
-    """Open a checkpoint as `open_checkpoint` does, and say how far it is.
-
-    Args:
-        paths: a path, or those of several rank files.
-        how: what the user asked for.
-        all_ranks: read every rank's structure, not only that of the file that was named.
-        read: reads one file; None for the inert reader.
-    """
-    from ckptools.cli.progress import ReadingLine
-    from ckptools.formats.open import open_checkpoint
-    from ckptools.training_state import modules
-
-    with ReadingLine() as line:
-        return open_checkpoint(
-            paths,
-            all_ranks=all_ranks,
-            read_file=read or modules.read_file,
-            on_file=line,
-            **how.keywords(),
-        )
-
 
 # -- keys and rows ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class PrivateOption:
-    """Whether values that are private to the class that wrote them are shown."""
-
-    private: bool = option(False, "Show also values whose names begin with '_'.")
-
-
-WITHOUT_PRIVATE = PrivateOption()
 
 
 @dataclass(frozen=True)
@@ -138,9 +125,6 @@ class SelectionOptions:
         return Selection(tuple(self.filter or ()), tuple(self.exclude or ()), self.section or "")
 
 
-ALL_KEYS = SelectionOptions()
-
-
 @dataclass(frozen=True)
 class RowOptions:
     """Which rows of a table are shown, and in which order."""
@@ -155,25 +139,6 @@ class RowOptions:
     def __post_init__(self) -> None:
         if self.limit is not None and self.limit < 0:
             raise UsageError(None, f"--limit {self.limit}: 0 is for all")
-
-
-IN_ORDER = RowOptions()
-
-
-def arranged(rows: Rows[Row], how: RowOptions) -> Rows[Row]:
-    """The rows that are shown, in the order that was asked for: by names from a to z, by numbers from the largest.
-
-    Raises:
-        UsageError: the rows have no such column.
-    """
-    by = (how.sort or "").removeprefix("-").replace("-", "_")
-    if by and rows:
-        known = record_fields(rows[0]) or ()
-        if by not in known:
-            raise UsageError(None, f"--sort {how.sort}: there is no such column; they are {', '.join(known)}")
-        numbers = any(isinstance(getattr(row, by), (int, float)) for row in rows)
-        rows = rows.sort(by, reverse=numbers != str(how.sort).startswith("-"))
-    return rows[: how.limit] if how.limit else rows
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------
@@ -211,62 +176,14 @@ class AnswerOptions(TableOptions):
     jsonl: bool = option(False, "Print one JSON object per row, each on its line.")
 
 
-NOT_ONLY_ROWS = TableOptions()
-AS_TEXT = AnswerOptions()
+Color = Literal["auto", "always", "never"]
 
 
-def show_answer(
-    form: TableOptions,
-    command: str,
-    answer: Any,
-    rows: Rows[Any],
-    text: Callable[[Any, Screen], str],
-) -> None:
-    """Print an answer in the form that was asked for.
+@dataclass(frozen=True)
+class OutputOptions:
+    """How much any command prints beside its answer, and whether in colour."""
 
-    Args:
-        form: which one.
-        command: name of the command, which is also that of its schema and of the words that have a colour.
-        answer: a record.
-        rows: those of its rows that `--jsonl` and `--table-format` print.
-        text: the answer as text, cut to a screen.
-    """
-    if form.json:
-        from ckptools.display.record_json import answer_json
-
-        show(answer_json(command, answer))
-    elif form.is_text:
-        show(encodable(text(answer, screen()), sys.stdout.encoding), command)
-    elif form.table_format:
-        from ckptools.display.row_table import rows_text
-
-        if rows:
-            show(encodable(rows_text(rows, form.table_format), sys.stdout.encoding))
-    elif rows:
-        from ckptools.display.record_json import json_lines
-
-        show("\n".join(json_lines(rows)))
-
-
-@contextmanager
-def answered_in_json(wanted: bool, schema: str, verdict: str, paths: Sequence[str]) -> Iterator[None]:
-    """Print an object also when nothing can be opened, if JSON is wanted; the error goes on to its line on stderr.
-
-    Args:
-        wanted: whether the caller asked for JSON.
-        schema: of the object that would have been printed.
-        verdict: its key that says whether all is well: false for what cannot be read, null where nothing was looked at;
-            empty where it has none.
-        paths: what was to be opened.
-    """
-    try:
-        yield
-    except CkptoolsError as error:
-        if wanted:
-            from ckptools.display.record_json import to_json
-
-            answer = False if error.exit_code == CkptoolsError.exit_code else None
-            judged = {verdict: answer} if verdict else {}
-            what = {"schema": schema, "path": " ".join(paths)}
-            show(to_json({**what, **judged, "error": str(error), "exit_code": error.exit_code}, indent=1))
-        raise
+    quiet: bool = option(False, "Say nothing but the answer, and errors.", flag="--quiet -q")
+    verbose: bool = option(False, "Say also what was read, and how long it took.", flag="--verbose -v")
+    debug: bool = option(False, "Where something goes wrong, show Python's traceback too.")
+    color: Color = option("auto", "Colour beside the words: auto (on a terminal), always or never; NO_COLOR is never.")

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from ckptools.cli import app
 from ckptools.cli.commands.consolidate import _bytes
-from ckptools.cli.progress import ProgressLine, ReadingLine
+from ckptools.cli.progress import CountLine, ProgressLine
 from ckptools.errors import ReadError, UsageError
 from ckptools.pickles import reader
 from tests.truth import FIXTURES
@@ -100,7 +100,7 @@ def test_a_size_that_is_none_is_a_usage_error(text):
 def test_a_terminal_s_line_is_gone_before_an_error_is_printed(capsys, monkeypatch):
     monkeypatch.setattr("ckptools.cli.progress.TERMINAL_SECONDS", 0.0)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    with pytest.raises(ReadError), ReadingLine() as line:
+    with pytest.raises(ReadError), CountLine("read the structure of", "file") as line:
         line(reader.read(FIXTURES / "torch2.4.1-fsdp2-w3" / "rank0.pt").path)
         line(reader.read(FIXTURES / "nothing.pt").path)
     shown = capsys.readouterr().err

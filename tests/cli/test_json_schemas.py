@@ -12,8 +12,7 @@ from jsonschema import Draft202012Validator
 from typer.testing import CliRunner
 
 from ckptools.cli import app
-from ckptools.cli import arguments as command_arguments
-from ckptools.cli.record_options import flat_signature
+from ckptools.cli.program import flat_parameters
 from ckptools.cli.start import COMMANDS, function_of
 from tests.schemas import SCHEMAS
 from tests.truth import FIXTURES
@@ -64,7 +63,7 @@ def problems(command: str, answer: Any) -> list[str]:
 
 
 def commands_with(flag: str) -> set[str]:
-    known = {name: flat_signature(function_of(name), vars(command_arguments)).parameters for name in COMMANDS}
+    known = {name: {p.name for p in flat_parameters(function_of(name))} for name in COMMANDS}
     return {name for name, parameters in known.items() if flag in parameters}
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckptools.cli.arguments import CheckpointPaths, Force
+from ckptools.cli.answers import opened
+from ckptools.cli.arguments import CheckpointPaths
 from ckptools.cli.printing import say, show
-from ckptools.cli.shared_options import AS_A_USER_WOULD, OpeningOptions, opened
+from ckptools.cli.shared_options import OpeningOptions
+from ckptools.errors import UsageError
+from ckptools.option import option
 from ckptools.text import parse_bytes
 
 if TYPE_CHECKING:
@@ -25,115 +29,56 @@ Out = Annotated[
         "Also a URL: s3://, gs://, az://.",
     ),
 ]
-OutputFormat = Annotated[
-    str | None,
-    typer.Option(help="pt, safetensors or dcp, for a name without suffix (a file gets that suffix) or DIR/."),
-]
-Only = Annotated[
-    str | None,
-    typer.Option(
-        help="model (the bare state dict), optimizer, or all (the same tree); or a glob of names of the model, such as"
-        " 'blocks.*'. safetensors: model; else: all."
-    ),
-]
-MapFile = Annotated[
-    Path | None,
-    typer.Option("--map", readable=False, help="A JSON of old name to new, such as match --write-map writes."),
-]
-StripPrefix = Annotated[
-    str | None, typer.Option(metavar="PREFIX", help="Take this beginning of names away, such as module.")
-]
-Renames = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--rename",
+
+
+@dataclass(frozen=True)
+class WritingOptions:
+    """What is written, how, and what is checked: `ConsolidateOptions` as they are typed."""
+
+    format: str | None = option(
+        None, "pt, safetensors or dcp, for a name without suffix (a file gets that suffix) or DIR/."
+    )
+    only: str | None = option(
+        None,
+        "model (the bare state dict), optimizer, or all (the same tree); or a glob of names of the model, such as"
+        " 'blocks.*'. safetensors: model; else: all.",
+    )
+    map: Path | None = option(None, "A JSON of old name to new, such as match --write-map writes.")
+    strip_prefix: str | None = option(None, "Take this beginning of names away, such as module.", metavar="PREFIX")
+    rename: list[str] | None = option(
+        None,
+        "Rename a tensor, or a module with all below it; with a dot behind both, a beginning of names.",
         metavar="OLD=NEW",
-        help="Rename a tensor, or a module with all below it; with a dot behind both, a beginning of names.",
-    ),
-]
-Dtype = Annotated[
-    str | None, typer.Option(help="dtype for the model's floating-point tensors, such as bf16; others keep theirs.")
-]
-MaxShardSize = Annotated[
-    str | None, typer.Option(help="Tensors per file of safetensors (several get an index) or of a DCP, such as 5GB.")
-]
-Tied = Annotated[
-    str, typer.Option(help="safetensors: keep writes a tied weight under each name, drop only under the first.")
-]
-KeepTypes = Annotated[
-    bool,
-    typer.Option("--keep-types", help="Keep timedeltas, numpy arrays and the like, which plain torch.load refuses."),
-]
-AllowMissing = Annotated[
-    bool, typer.Option("--allow-missing", help="Leave out and list what is not whole, instead of refusing.")
-]
-Fill = Annotated[
-    str | None, typer.Option(help="With --allow-missing: nan or zero in the place of holes, which are listed.")
-]
-Check = Annotated[
-    bool,
-    typer.Option(
-        "--check",
-        help="Let torch or safetensors read the output back, and compare it with the shards, byte for byte; "
+    )
+    dtype: str | None = option(None, "dtype for the model's floating-point tensors, such as bf16; others keep theirs.")
+    max_shard_size: str | None = option(
+        None, "Tensors per file of safetensors (several get an index) or of a DCP, such as 5GB."
+    )
+    tied: str = option("keep", "safetensors: keep writes a tied weight under each name, drop only under the first.")
+    keep_types: bool = option(False, "Keep timedeltas, numpy arrays and the like, which plain torch.load refuses.")
+    force: bool = option(False, "Overwrite an output that exists.")
+    allow_missing: bool = option(False, "Leave out and list what is not whole, instead of refusing.")
+    fill: str | None = option(None, "With --allow-missing: nan or zero in the place of holes, which are listed.")
+    check: bool = option(
+        False,
+        "Let torch or safetensors read the output back, and compare it with the shards, byte for byte; "
         "with --dry-run: compare the source with its checksums.",
-    ),
-]
-Unchecked = Annotated[
-    bool, typer.Option("--unchecked", help="Do not compare the source with the checksums that it states.")
-]
-Manifest = Annotated[
-    bool, typer.Option("--manifest", help="Write sha256 of every tensor and file into OUT.manifest.json.")
-]
-NoProvenance = Annotated[
-    bool,
-    typer.Option(
-        "--no-provenance",
-        help="Do not let the output say which checkpoint it was made of, and what was filled in or left out.",
-    ),
-]
-Dequantize = Annotated[
-    bool,
-    typer.Option(
-        "--dequantize",
-        help="Write the values of quantized tensors, as their class (torchao's) computes them; else they are refused.",
-    ),
-]
-PreferRank = Annotated[
-    int | None, typer.Option(help="Where ranks hold different copies of one tensor, take this rank's.")
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Check and plan; write nothing.")]
-Resume = Annotated[
-    bool, typer.Option("--resume", help="Cut short, keep what was written; take up what the same command has kept.")
-]
-Copies = Annotated[bool, typer.Option("--copies", help="With --dry-run: print every copy of bytes.")]
+    )
+    unchecked: bool = option(False, "Do not compare the source with the checksums that it states.")
+    manifest: bool = option(False, "Write sha256 of every tensor and file into OUT.manifest.json.")
+    no_provenance: bool = option(
+        False, "Do not let the output say which checkpoint it was made of, and what was filled in or left out."
+    )
+    dequantize: bool = option(
+        False, "Write the values of quantized tensors, as their class (torchao's) computes them; else they are refused."
+    )
+    prefer_rank: int | None = option(None, "Where ranks hold different copies of one tensor, take this rank's.")
+    dry_run: bool = option(False, "Check and plan; write nothing.")
+    copies: bool = option(False, "With --dry-run: print every copy of bytes.")
+    resume: bool = option(False, "Cut short, keep what was written; take up what the same command has kept.")
 
 
-def consolidate(
-    paths: CheckpointPaths,
-    out: Out,
-    format: OutputFormat = None,
-    only: Only = None,
-    map: MapFile = None,
-    strip_prefix: StripPrefix = None,
-    rename: Renames = None,
-    dtype: Dtype = None,
-    max_shard_size: MaxShardSize = None,
-    tied: Tied = "keep",
-    keep_types: KeepTypes = False,
-    force: Force = False,
-    allow_missing: AllowMissing = False,
-    fill: Fill = None,
-    check: Check = False,
-    unchecked: Unchecked = False,
-    manifest: Manifest = False,
-    no_provenance: NoProvenance = False,
-    dequantize: Dequantize = False,
-    prefer_rank: PreferRank = None,
-    dry_run: DryRun = False,
-    copies: Copies = False,
-    resume: Resume = False,
-    opening: OpeningOptions = AS_A_USER_WOULD,
-) -> None:
+def consolidate(paths: CheckpointPaths, out: Out, how: WritingOptions, opening: OpeningOptions) -> None:
     """Write full tensors into a .pt, .safetensors or DCP.
 
     A DCP folder is one to resume from, at any world size.
@@ -143,39 +88,17 @@ def consolidate(
     from ckptools.consolidate.run import consolidate as run
 
     checkpoint = opened(paths, opening)
-    options = ConsolidateOptions(
-        format=format,
-        only=only,
-        map=map,
-        strip_prefix=strip_prefix,
-        rename=rename or (),
-        dtype=dtype,
-        max_shard_size=_bytes(max_shard_size),
-        tied=tied,
-        keep_types=keep_types,
-        force=force,
-        allow_missing=allow_missing,
-        fill=fill,
-        dequantize=dequantize,
-        prefer_rank=prefer_rank,
-        check=check,
-        unchecked=unchecked,
-        manifest=manifest,
-        provenance=not no_provenance,
-        dry_run=dry_run,
-        resume=resume,
-        jobs=opening.jobs,
-    )
+    given = {name: value for name, value in vars(how).items() if name not in ("copies", "no_provenance")}
+    given["rename"], given["max_shard_size"] = how.rename or (), _bytes(how.max_shard_size)
+    options = ConsolidateOptions(**given, provenance=not how.no_provenance, jobs=opening.jobs)
     with ProgressLine() as line:
         done = run(checkpoint, out, options, line, line.expect)
-    _tell(done, copies)
+    _tell(done, how.copies)
     if done.planned and done.planned.no_room:
         raise done.planned.no_room
 
 
 def _bytes(text: str | None) -> int | None:
-    from ckptools.errors import UsageError
-
     nbytes = None if text is None else parse_bytes(text)
     if text is not None and nbytes is None:
         raise UsageError(None, f"--max-shard-size {text}: expected a size such as 5GB or 500MiB")

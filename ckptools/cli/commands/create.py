@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ckptools.cli.printing import Ending, remark, show
-from ckptools.cli.record_options import fill, parameters
 from ckptools.cli.running import is_a_rank
 from ckptools.cluster.environment import NEEDED, ProcessInfo, derive
 from ckptools.cluster.variables import ALLOCATIONS, STARTERS, Variables
@@ -29,7 +27,18 @@ FEW = 8
 _NUMBER = re.compile(r"\d+")
 
 
-def create(out: Path | None, backends: bool, explain_env: bool, **given: Any) -> None:
+Out = Annotated[
+    Path | None, typer.Argument(readable=False, metavar="OUT", show_default=False, help="Folder for the checkpoint.")
+]
+Backends = Annotated[bool, typer.Option("--backends", help="Only say which backends this machine has, and why not.")]
+ExplainEnv = Annotated[
+    bool, typer.Option("--explain-env", help="Only say what launchers and schedulers have set here, and what follows.")
+]
+
+
+def create(
+    out: Out = None, backends: Backends = False, explain_env: ExplainEnv = False, *, options: CreateOptions
+) -> None:
     """Train a small transformer and save a real checkpoint.
 
     On GPUs where there are any, else on the CPU. Starts the ranks itself; inside `torchrun -m ckptools create ...`
@@ -51,32 +60,10 @@ def create(out: Path | None, backends: bool, explain_env: bool, **given: Any) ->
         return
     if out is None:
         raise UsageError(None, "OUT is missing, the folder for the checkpoint: ckptools create run")
-    options = fill(CreateOptions, {"out": out, **given})
     Ending.with_torch = is_a_rank()  # torch aborts now and then where its threads outlive a rank's main one
     created = training.create(options, verbose=True)
     if created.rank == 0:
         _tell(created)
-
-
-_OUT = Annotated[
-    Path | None, typer.Argument(readable=False, metavar="OUT", show_default=False, help="Folder for the checkpoint.")
-]
-_BACKENDS = Annotated[bool, typer.Option("--backends", help="Only say which backends this machine has, and why not.")]
-_EXPLAIN = Annotated[
-    bool, typer.Option("--explain-env", help="Only say what launchers and schedulers have set here, and what follows.")
-]
-
-Parameter = inspect.Parameter
-
-# The options are the fields of the record; typer asks for the signature.
-create.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-    [
-        Parameter("out", Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=_OUT),
-        Parameter("backends", Parameter.KEYWORD_ONLY, default=False, annotation=_BACKENDS),
-        Parameter("explain_env", Parameter.KEYWORD_ONLY, default=False, annotation=_EXPLAIN),
-        *parameters(CreateOptions),
-    ]
-)
 
 
 def _show_backends() -> None:

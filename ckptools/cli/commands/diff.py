@@ -6,21 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckptools.cli.answers import answered_in_json, arranged, opened, show_answer
 from ckptools.cli.printing import remark
-from ckptools.cli.shared_options import (
-    ALL_KEYS,
-    AS_A_USER_WOULD,
-    AS_TEXT,
-    IN_ORDER,
-    AnswerOptions,
-    OpeningOptions,
-    RowOptions,
-    SelectionOptions,
-    answered_in_json,
-    arranged,
-    opened,
-    show_answer,
-)
+from ckptools.cli.shared_options import AnswerOptions, OpeningOptions, RowOptions, SelectionOptions
 from ckptools.errors import UsageError
 from ckptools.files.location import path_of
 from ckptools.option import option
@@ -46,18 +34,15 @@ class ComparisonOptions:
     force: bool = option(False, "With --hash: overwrite the file.")
 
 
-STRUCTURE = ComparisonOptions()
-"""Keys, shapes, dtypes and plain values."""
-
-
 def diff(
     a: FirstSide,
     b: SecondSide = None,
-    how: ComparisonOptions = STRUCTURE,
-    selection: SelectionOptions = ALL_KEYS,
-    rows: RowOptions = IN_ORDER,
-    form: AnswerOptions = AS_TEXT,
-    opening: OpeningOptions = AS_A_USER_WOULD,
+    *,
+    how: ComparisonOptions,
+    selection: SelectionOptions,
+    rows: RowOptions,
+    form: AnswerOptions,
+    opening: OpeningOptions,
 ) -> None:
     """Show what differs between two checkpoints.
 

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ckptools.cli.answers import answered_in_json, show_answer
 from ckptools.cli.printing import say
-from ckptools.cli.shared_options import (
-    AS_A_USER_WOULD,
-    AS_TEXT,
-    AnswerOptions,
-    OpeningOptions,
-    answered_in_json,
-    show_answer,
-)
+from ckptools.cli.shared_options import AnswerOptions, OpeningOptions
 
 if TYPE_CHECKING:
     from ckptools.cli.arguments import AnyPaths, LoadsInto
@@ -21,8 +15,9 @@ if TYPE_CHECKING:
 def doctor(
     paths: AnyPaths,
     to: LoadsInto = None,
-    form: AnswerOptions = AS_TEXT,
-    opening: OpeningOptions = AS_A_USER_WOULD,
+    *,
+    form: AnswerOptions,
+    opening: OpeningOptions,
 ) -> None:
     """Answer the first questions about a checkpoint in one go.
 
@@ -32,11 +27,11 @@ def doctor(
     Exit code: 0 nothing is wrong, 1 something is, 2 usage, 3 it cannot be opened.
     """
     from ckptools.api.examination import doctor as examine
-    from ckptools.cli.progress import CheckpointLine
+    from ckptools.cli.progress import CountLine
     from ckptools.doctor.text import diagnosis_text
 
-    with answered_in_json(form.json, "ckptools/doctor/1", "ok", paths), CheckpointLine() as line:
-        found = examine(paths, to=to, on_found=line, **opening.keywords())
+    with answered_in_json(form.json, "ckptools/doctor/1", "ok", paths), CountLine("looked into", "checkpoint") as line:
+        found = examine(paths, to=to, on_found=line, **vars(opening))
     show_answer(form, "doctor", found, found.rows, diagnosis_text)
     if not found.readable:
         say(f"error: {found.rows[0].evidence}")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ckptools.cli.arguments import AsJson
 from ckptools.cli.printing import show
-from ckptools.formats.registry import FORMATS, formats_from_outside
+from ckptools.formats.registry import FORMATS, Format, formats_from_outside
 from ckptools.text import printable
+
+if TYPE_CHECKING:
+    from ckptools.consolidate.writers.layout import Writer
 
 
 def formats(json: AsJson = False) -> None:
@@ -19,43 +22,26 @@ def formats(json: AsJson = False) -> None:
     """
     from ckptools.consolidate.writers import WRITERS
 
-    show(known_formats_json(WRITERS) if json else known_formats_text(WRITERS))
+    read = (*formats_from_outside(), *FORMATS)
+    show(_as_json(read, WRITERS) if json else _as_text(read, WRITERS))
 
 
-# -- known formats ----------------------------------------------------------------------------------------------------
-
-
-class OutputFormat(Protocol):
-    """What is shown of a format that is written.
-
-    Attributes:
-        NAME: an identifier.
-        WRITES: what it writes, in one line.
-        SUFFIXES: of the output names that ask for it.
-    """
-
-    NAME: str
-    WRITES: str
-    SUFFIXES: tuple[str, ...]
-
-
-def known_formats_text(outputs: Sequence[OutputFormat]) -> str:
+def _as_text(read: Sequence[Format], written: Sequence[Writer]) -> str:
     """Formats that are read, in the order in which they are tried, then those that are written; two lines each."""
     lines = ["read, the first that recognises a path:"]
-    for known in (*formats_from_outside(), *FORMATS):
+    for known in read:
         lines.append(f"  {printable(known.NAME)}: {printable(known.READS)}")
         lines.append(f"      known by {printable(known.KNOWN_BY)}")
     lines += ["", "written, by the suffix of the output:"]
-    for output in outputs:
+    for output in written:
         lines.append(f"  {output.NAME}: {output.WRITES}")
         lines.append(f"      {', '.join(output.SUFFIXES)}")
     return "\n".join(lines)
 
 
-def known_formats_json(outputs: Sequence[OutputFormat]) -> str:
-    """Every format that is read and every one that is written, as one JSON object."""
-    read = [{"name": f.NAME, "reads": f.READS, "known_by": f.KNOWN_BY} for f in (*formats_from_outside(), *FORMATS)]
-    written = [{"name": o.NAME, "writes": o.WRITES, "suffixes": list(o.SUFFIXES)} for o in outputs]
+def _as_json(read: Sequence[Format], written: Sequence[Writer]) -> str:
     from ckptools.display.record_json import to_json
 
-    return to_json({"schema": "ckptools/formats/1", "read": read, "written": written}, indent=2)
+    inputs = [{"name": f.NAME, "reads": f.READS, "known_by": f.KNOWN_BY} for f in read]
+    outputs = [{"name": o.NAME, "writes": o.WRITES, "suffixes": list(o.SUFFIXES)} for o in written]
+    return to_json({"schema": "ckptools/formats/1", "read": inputs, "written": outputs}, indent=2)

@@ -5,25 +5,16 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from ckptools.cli.answers import answered_in_json, opened
 from ckptools.cli.printing import remark, remark_private, screen, show
-from ckptools.cli.shared_options import (
-    AS_A_USER_WOULD,
-    NOT_ONLY_ROWS,
-    WITHOUT_PRIVATE,
-    Engine,
-    OpeningOptions,
-    PrivateOption,
-    TableOptions,
-    answered_in_json,
-    opened,
-)
+from ckptools.cli.shared_options import OpeningOptions, TableOptions
 from ckptools.errors import UsageError
 from ckptools.text import encodable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ckptools.cli.arguments import AllRanks, CheckpointPaths, EngineName, SectionName, Trust
+    from ckptools.cli.arguments import AllRanks, CheckpointPaths, Engine, Private, SectionName, Trust
     from ckptools.formats.options import Reader
     from ckptools.inspect.record import Report
     from ckptools.inspect.sections import Detail
@@ -34,11 +25,12 @@ def inspect(
     paths: CheckpointPaths,
     section: SectionName = None,
     all_ranks: AllRanks = False,
-    engine: EngineName = Engine.inert,
+    engine: Engine = "inert",
     trust: Trust = False,
-    hidden: PrivateOption = WITHOUT_PRIVATE,
-    form: TableOptions = NOT_ONLY_ROWS,
-    opening: OpeningOptions = AS_A_USER_WOULD,
+    private: Private = False,
+    *,
+    form: TableOptions,
+    opening: OpeningOptions,
 ) -> None:
     """Show what a checkpoint is, and whether it is whole.
 
@@ -57,24 +49,24 @@ def inspect(
     with answered_in_json(form.json, "ckptools/inspect/1", "whole", paths):
         checkpoint = opened(paths, opening, all_ranks, reader_of(engine, trust))
     report = inspect_report(checkpoint)
-    details = details_of(checkpoint, section, hidden.private)
+    details = details_of(checkpoint, section, private)
     if form.json:
         show_json(report, details)
     elif form.is_text:
-        show_text(report, details, hidden.private)
+        show_text(report, details, private)
     else:
         show_sections(report, str(form.table_format))
     if report.verdict.level == "bad":
         raise SystemExit(1)
 
 
-def reader_of(engine: Engine, trust: bool) -> Reader:
+def reader_of(engine: str, trust: bool) -> Reader:
     """What reads one file.
 
     Raises:
         UsageError: there is nothing to trust, for the inert reader runs nothing.
     """
-    if engine is Engine.torch:
+    if engine == "torch":
         import functools
 
         from ckptools.torch_engine import describe

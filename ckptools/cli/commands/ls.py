@@ -9,18 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ckptools.cli.answers import answered_in_json, arranged, show_answer
 from ckptools.cli.printing import remark, say
-from ckptools.cli.shared_options import (
-    AS_A_USER_WOULD,
-    AS_TEXT,
-    IN_ORDER,
-    AnswerOptions,
-    OpeningOptions,
-    RowOptions,
-    answered_in_json,
-    arranged,
-    show_answer,
-)
+from ckptools.cli.shared_options import AnswerOptions, OpeningOptions, RowOptions
 from ckptools.errors import UsageError
 from ckptools.text import encodable
 
@@ -35,9 +26,10 @@ def ls(
     deep: DeepOfNewest = False,
     watch: Watched = False,
     every: Every = 5.0,
-    rows: RowOptions = IN_ORDER,
-    form: AnswerOptions = AS_TEXT,
-    opening: OpeningOptions = AS_A_USER_WOULD,
+    *,
+    rows: RowOptions,
+    form: AnswerOptions,
+    opening: OpeningOptions,
 ) -> None:
     """List a run's checkpoints, and the newest that is whole.
 
@@ -49,10 +41,10 @@ def ls(
     if watch:
         _watch(folder, deep, every, form, opening)
         return
-    from ckptools.cli.progress import CheckpointLine
+    from ckptools.cli.progress import CountLine
     from ckptools.ls.listing import checkpoints_in
 
-    with answered_in_json(form.json, "ckptools/ls/1", "ok", [folder]), CheckpointLine() as line:
+    with answered_in_json(form.json, "ckptools/ls/1", "ok", [folder]), CountLine("looked into", "checkpoint") as line:
         found = checkpoints_in(folder, deep=deep, on_found=line, **_how(opening))
     if not found.readable:
         say(f"error: {folder}: none of its checkpoints can be opened; the answer says why")
@@ -70,7 +62,7 @@ def _how(opening: OpeningOptions) -> dict[str, Any]:
     for word, given in (("--ranks", opening.ranks is not None), ("--only-this-file", opening.only_this_file)):
         if given:
             raise UsageError(None, f"{word} goes with one checkpoint; ls looks for those of a run by itself")
-    return {name: value for name, value in opening.keywords().items() if name not in ("ranks", "only_this_file")}
+    return {name: value for name, value in vars(opening).items() if name not in ("ranks", "only_this_file")}
 
 
 def _watch(folder: str, deep: bool, every: float, form: AnswerOptions, opening: OpeningOptions) -> None:

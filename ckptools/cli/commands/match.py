@@ -8,22 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ckptools.cli.answers import answered_in_json, arranged, opened, show_answer
 from ckptools.cli.arguments import CheckpointPaths
 from ckptools.cli.printing import remark
-from ckptools.cli.shared_options import (
-    ALL_KEYS,
-    AS_A_USER_WOULD,
-    AS_TEXT,
-    IN_ORDER,
-    AnswerOptions,
-    OpeningOptions,
-    RowOptions,
-    SelectionOptions,
-    answered_in_json,
-    arranged,
-    opened,
-    show_answer,
-)
+from ckptools.cli.shared_options import AnswerOptions, OpeningOptions, RowOptions, SelectionOptions
 from ckptools.text import plural, printable
 
 if TYPE_CHECKING:
@@ -49,10 +37,11 @@ def match(
     paths: CheckpointPaths,
     to: To,
     write_map: WriteMap = None,
-    selection: SelectionOptions = ALL_KEYS,
-    rows: RowOptions = IN_ORDER,
-    form: AnswerOptions = AS_TEXT,
-    opening: OpeningOptions = AS_A_USER_WOULD,
+    *,
+    selection: SelectionOptions,
+    rows: RowOptions,
+    form: AnswerOptions,
+    opening: OpeningOptions,
 ) -> None:
     """Say why a checkpoint does not load into a model.
 

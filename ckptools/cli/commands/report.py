@@ -7,8 +7,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ckptools.cli.answers import opened
 from ckptools.cli.printing import remark, show
-from ckptools.cli.shared_options import AS_A_USER_WOULD, OpeningOptions, opened
+from ckptools.cli.shared_options import OpeningOptions
 from ckptools.errors import CkptoolsError, ReadError
 from ckptools.text import encodable, printable
 
@@ -29,7 +30,8 @@ def report(
     manifest: ManifestFile = None,
     ignore: Ignored = None,
     force: Force = False,
-    opening: OpeningOptions = AS_A_USER_WOULD,
+    *,
+    opening: OpeningOptions,
 ) -> None:
     """Write a page of HTML about a checkpoint, to mail or keep.
 
@@ -79,7 +81,7 @@ def _reported(error: ReadError, paths: Sequence[str], out: str, force: bool, ope
     from ckptools.report.html import unreadable_page
 
     try:
-        page = unreadable_page(doctor(paths, **opening.keywords()), str(error), time.time())
+        page = unreadable_page(doctor(paths, **vars(opening)), str(error), time.time())
     except CkptoolsError:
         return error  # nothing is there, or the options do not fit: there is nothing to report
     if out == STDOUT:

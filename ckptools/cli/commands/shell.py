@@ -16,7 +16,7 @@ import typer
 
 from ckptools.cli.arguments import CheckpointPaths
 from ckptools.cli.printing import remark
-from ckptools.cli.shared_options import AS_A_USER_WOULD, OpeningOptions
+from ckptools.cli.shared_options import OpeningOptions
 from ckptools.errors import ReadError, RefusedError
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ def shell(
     paths: CheckpointPaths,
     command: Command = None,
     trust: Trust = False,
-    opening: OpeningOptions = AS_A_USER_WOULD,
+    *,
+    opening: OpeningOptions,
 ) -> None:
     """Open a Python prompt with a checkpoint opened.
 
@@ -53,7 +54,7 @@ def open_as_users_do(paths: Sequence[str], how: OpeningOptions) -> Checkpoint:
     """The checkpoint at some paths as `ckptools.open` returns it."""
     from ckptools import api
 
-    return api.open(paths if len(paths) > 1 else paths[0], **how.keywords())
+    return api.open(paths if len(paths) > 1 else paths[0], **vars(how))
 
 
 @contextmanager

@@ -5,24 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ckptools.cli.answers import answered_in_json, opened, show_answer
 from ckptools.cli.printing import remark, remark_private
-from ckptools.cli.shared_options import (
-    AS_A_USER_WOULD,
-    AS_TEXT,
-    WITHOUT_PRIVATE,
-    AnswerOptions,
-    OpeningOptions,
-    PrivateOption,
-    answered_in_json,
-    opened,
-    show_answer,
-)
+from ckptools.cli.shared_options import AnswerOptions, OpeningOptions
 from ckptools.errors import UsageError
 from ckptools.option import option
 from ckptools.text import plural
 
 if TYPE_CHECKING:
-    from ckptools.cli.arguments import CheckpointPath, ShownKeys
+    from ckptools.cli.arguments import CheckpointPath, Private, ShownKeys
     from ckptools.contents.record import Shown
     from ckptools.display.tables import Screen
 
@@ -38,16 +29,14 @@ class ShowOptions:
     limit: int | None = option(None, "Show this many rows of a table; 0 for all. [default: what fits a terminal]")
 
 
-SHOWN = ShowOptions()
-
-
 def show(
     path: CheckpointPath,
     keys: ShownKeys,
-    what: ShowOptions = SHOWN,
-    hidden: PrivateOption = WITHOUT_PRIVATE,
-    form: AnswerOptions = AS_TEXT,
-    opening: OpeningOptions = AS_A_USER_WOULD,
+    what: ShowOptions,
+    private: Private = False,
+    *,
+    form: AnswerOptions,
+    opening: OpeningOptions,
 ) -> None:
     """Show a value in full, or a tensor with its shards.
 
@@ -65,7 +54,7 @@ def show(
             raise UsageError(None, f"--limit {what.limit}: 0 is for all")
         checkpoint = opened([path], opening, all_ranks=False)
         every = None if checkpoint.all_ranks else lambda: opened([path], opening, all_ranks=True)
-        found = shown_at(checkpoint, keys, what.values, hidden.private, what.all_ranks, every)
+        found = shown_at(checkpoint, keys, what.values, private, what.all_ranks, every)
 
     def text(answer: Shown, screen: Screen) -> str:
         from ckptools.contents.show_text import shown_text

@@ -3,45 +3,43 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ckptools.cli.answers import answered_in_json, arranged, opened, show_answer
 from ckptools.cli.printing import remark
-from ckptools.cli.shared_options import (
-    ALL_KEYS,
-    AS_A_USER_WOULD,
-    AS_TEXT,
-    IN_ORDER,
-    AnswerOptions,
-    OpeningOptions,
-    RowOptions,
-    SelectionOptions,
-    answered_in_json,
-    arranged,
-    opened,
-    show_answer,
-)
+from ckptools.cli.shared_options import AnswerOptions, OpeningOptions, RowOptions, SelectionOptions
+from ckptools.errors import ReadError, UsageError
+from ckptools.option import option
+from ckptools.text import duration, plural, size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ckptools.cli.arguments import CheckpointPaths, Dead, Histogram, OfMoments, PerRank
+    from ckptools.cli.arguments import CheckpointPaths
     from ckptools.display.tables import Screen
     from ckptools.keys.entries import Selection
     from ckptools.model.checkpoint import Checkpoint
     from ckptools.stats.record import Statistics
 
 
+@dataclass(frozen=True)
+class FigureOptions:
+    """Options for what is computed of the values."""
+
+    hist: bool = option(False, "Draw how values are spread; reads them twice.")
+    per_rank: bool = option(False, "A row for what each rank holds: which one is odd?")
+    moments: bool = option(False, "Adam's moments beside the parameters, and how far a step moves them.")
+    dead_rows: bool = option(False, "Rows of matrices that are all zero, or that never got a gradient.")
+
+
 def stats(
     paths: CheckpointPaths,
-    hist: Histogram = False,
-    per_rank: PerRank = False,
-    moments: OfMoments = False,
-    dead_rows: Dead = False,
-    selection: SelectionOptions = ALL_KEYS,
-    rows: RowOptions = IN_ORDER,
-    form: AnswerOptions = AS_TEXT,
-    opening: OpeningOptions = AS_A_USER_WOULD,
+    figures: FigureOptions,
+    selection: SelectionOptions,
+    rows: RowOptions,
+    form: AnswerOptions,
+    opening: OpeningOptions,
 ) -> None:
     """Show what the values are like: rms, norm, extremes, NaN.
 
@@ -51,15 +49,15 @@ def stats(
     Exit code: 0 answered (also where NaN was found), 1 some tensor could not be read in full, 2 usage (also a section
     or a filter that nothing fits), 3 nothing could be read.
     """
-    from ckptools.errors import UsageError
     from ckptools.stats.reading import elsewhere
 
-    if moments + dead_rows + (hist or per_rank) > 1:
+    special = figures.moments or figures.dead_rows
+    if figures.moments + figures.dead_rows + (figures.hist or figures.per_rank) > 1:
         raise UsageError(None, "--moments and --dead-rows are answers of their own: give one of them, and no other")
     with answered_in_json(form.json, "ckptools/stats/1", "", paths):
         checkpoint = opened(paths, opening)
-        found = _found(checkpoint, selection.selection, hist, per_rank, moments, dead_rows, opening.jobs)
-        others = "" if found.tensors or moments or dead_rows else elsewhere(checkpoint, selection.selection)
+        found = _found(checkpoint, selection.selection, figures, opening.jobs)
+        others = "" if found.tensors or special else elsewhere(checkpoint, selection.selection)
         if not found.tensors and (selection.selection.include or selection.selection.exclude):
             text = "; ".join(filter(None, (f"no tensor matches {selection.selection.words}", others)))
             raise UsageError(checkpoint.path, f"{text}; ckptools tree lists all")
@@ -73,39 +71,28 @@ def stats(
         raise SystemExit(1)
 
 
-def _found(
-    checkpoint: Checkpoint,
-    selection: Selection,
-    hist: bool,
-    per_rank: bool,
-    moments: bool,
-    dead_rows: bool,
-    jobs: int | None,
-) -> Statistics[Any]:
+def _found(checkpoint: Checkpoint, selection: Selection, wanted: FigureOptions, jobs: int | None) -> Statistics[Any]:
     from ckptools.cli.progress import ProgressLine
     from ckptools.stats import dead_rows as dead
     from ckptools.stats import moments as adam
     from ckptools.stats.figures import statistics
     from ckptools.stats.reading import parts_of
 
-    if moments:
+    if wanted.moments:
         pairs = adam.pairs_of(checkpoint, selection)
         with ProgressLine(sum(pair.nbytes for pair in pairs) * 3 // 2) as line:
             return adam.moments(checkpoint, pairs, jobs, line)
-    if dead_rows:
+    if wanted.dead_rows:
         entries = dead.matrices(checkpoint, selection)
         with ProgressLine(sum(entry.value.nbytes for entry in entries) * 2) as line:
             return dead.dead_rows(checkpoint, entries, jobs, line)
-    parts = parts_of(checkpoint, selection, per_rank)
-    with ProgressLine(sum(part.nbytes for part in parts) * (2 if hist else 1)) as line:
-        return statistics(checkpoint.path, parts, hist, jobs, line)
+    parts = parts_of(checkpoint, selection, wanted.per_rank)
+    with ProgressLine(sum(part.nbytes for part in parts) * (2 if wanted.hist else 1)) as line:
+        return statistics(checkpoint.path, parts, wanted.hist, jobs, line)
 
 
 def _check_read(found: Statistics[Any]) -> None:
     """Fail where nothing at all could be read."""
-    from ckptools.errors import ReadError
-    from ckptools.text import plural
-
     if found.tensors and found.incomplete == found.tensors and not found.elements:
         first = found.rows[0]
         raise ReadError(
@@ -121,8 +108,6 @@ def _text(found: Statistics[Any], screen: Screen, how: RowOptions) -> str:
 
 
 def _say_what_it_took(found: Statistics[Any], paths: Sequence[str]) -> None:
-    from ckptools.text import duration, size
-
     remark(f"\n{size(found.bytes_read)} of values read in {duration(found.seconds)}, checksums not compared")
     if found.incomplete:
         remark(f"why not all of it: ckptools verify {' '.join(paths)}")

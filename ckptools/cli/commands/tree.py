@@ -6,28 +6,14 @@ import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ckptools.cli.answers import answered_in_json, arranged, opened, show_answer
 from ckptools.cli.printing import remark, remark_private
-from ckptools.cli.shared_options import (
-    ALL_KEYS,
-    AS_A_USER_WOULD,
-    AS_TEXT,
-    IN_ORDER,
-    WITHOUT_PRIVATE,
-    AnswerOptions,
-    OpeningOptions,
-    PrivateOption,
-    RowOptions,
-    SelectionOptions,
-    answered_in_json,
-    arranged,
-    opened,
-    show_answer,
-)
+from ckptools.cli.shared_options import AnswerOptions, OpeningOptions, RowOptions, SelectionOptions
 from ckptools.errors import UsageError
 from ckptools.option import option
 
 if TYPE_CHECKING:
-    from ckptools.cli.arguments import CheckpointPaths
+    from ckptools.cli.arguments import CheckpointPaths, Private
     from ckptools.contents.record import Keys
     from ckptools.display.tables import Screen
 
@@ -40,17 +26,15 @@ class TreeOptions:
     depth: int | None = option(None, "Show this many levels; that of the sections is the first.")
 
 
-FOLDED = TreeOptions()
-
-
 def tree(
     paths: CheckpointPaths,
-    drawing: TreeOptions = FOLDED,
-    hidden: PrivateOption = WITHOUT_PRIVATE,
-    selection: SelectionOptions = ALL_KEYS,
-    rows: RowOptions = IN_ORDER,
-    form: AnswerOptions = AS_TEXT,
-    opening: OpeningOptions = AS_A_USER_WOULD,
+    drawing: TreeOptions,
+    private: Private = False,
+    *,
+    selection: SelectionOptions,
+    rows: RowOptions,
+    form: AnswerOptions,
+    opening: OpeningOptions,
 ) -> None:
     """Show every key: shape, dtype, size and layout, or its value.
 
@@ -65,7 +49,7 @@ def tree(
         raise UsageError(None, f"--depth {drawing.depth}: the sections are level 1, so that 1 is the least")
     with answered_in_json(form.json, "ckptools/tree/1", "whole", paths):
         checkpoint = opened(paths, opening, all_ranks=False)
-        keys = keys_of(checkpoint, selection.selection, hidden.private)
+        keys = keys_of(checkpoint, selection.selection, private)
     limited = replace(rows, limit=None) if form.is_text else rows
     keys = replace(keys, rows=arranged(keys.rows, limited))
 

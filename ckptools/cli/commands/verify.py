@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ckptools.cli.answers import answered_in_json, opened, show_answer
 from ckptools.cli.printing import show
-from ckptools.cli.shared_options import (
-    AS_A_USER_WOULD,
-    NOT_ONLY_ROWS,
-    OpeningOptions,
-    TableOptions,
-    answered_in_json,
-    opened,
-    show_answer,
-)
+from ckptools.cli.shared_options import OpeningOptions, TableOptions
 
 if TYPE_CHECKING:
     from ckptools.cli.arguments import CheckpointPaths, Deep, Ignored, ManifestFile, Values
@@ -25,8 +18,9 @@ def verify(
     values: Values = False,
     manifest: ManifestFile = None,
     ignore: Ignored = None,
-    form: TableOptions = NOT_ONLY_ROWS,
-    opening: OpeningOptions = AS_A_USER_WOULD,
+    *,
+    form: TableOptions,
+    opening: OpeningOptions,
 ) -> None:
     """Check that a checkpoint is whole, unharmed and coherent.
 
