@@ -8,16 +8,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckptools.api.checkpoint import Checkpoint
-from ckptools.api.functions import consolidate, diff, doctor, report, verify
-from ckptools.api.opening import checkpoints_in, open
-from ckptools.api.tensor import Tensor
-from ckptools.errors import CkptoolsError
-from ckptools.model.problems import Problem
+from ckptools.api.checkpoint import Checkpoint as Checkpoint
+from ckptools.api.functions import consolidate as consolidate
+from ckptools.api.functions import diff as diff
+from ckptools.api.functions import doctor as doctor
+from ckptools.api.functions import report as report
+from ckptools.api.functions import verify as verify
+from ckptools.api.opening import checkpoints_in as checkpoints_in
+from ckptools.api.opening import open as open
+from ckptools.api.tensor import Tensor as Tensor
+from ckptools.errors import CkptoolsError as CkptoolsError
+from ckptools.model.problems import Problem as Problem
 from ckptools.model.records import show_with
-from ckptools.model.tensor import Shard
-from ckptools.model.values import Opaque
-from ckptools.torch_engine.offline import load_shard, offline
+from ckptools.model.tensor import Shard as Shard
+from ckptools.model.values import Opaque as Opaque
+from ckptools.torch_engine.offline import load_shard as load_shard
+from ckptools.torch_engine.offline import offline as offline
 
 
 def _html_of(value: Any) -> str:
@@ -33,21 +39,3 @@ def _markdown_of(rows: Any) -> str:
 
 
 show_with(_html_of, _markdown_of)
-
-__all__ = [
-    "Checkpoint",
-    "CkptoolsError",
-    "Opaque",
-    "Problem",
-    "Shard",
-    "Tensor",
-    "checkpoints_in",
-    "consolidate",
-    "diff",
-    "doctor",
-    "load_shard",
-    "offline",
-    "open",
-    "report",
-    "verify",
-]

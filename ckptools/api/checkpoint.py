@@ -8,10 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckptools.api.outputs import OutputMethods
+from ckptools.api.methods import ValueMethods
 from ckptools.api.python_words import in_python
 from ckptools.api.state_dict import RandomStates, StateDict
-from ckptools.api.statistics import StatisticsMethods
 from ckptools.model import checkpoint as checkpoint_data
 from ckptools.model.checkpoint import RankFile
 from ckptools.model.problems import Problem
@@ -30,11 +29,9 @@ if TYPE_CHECKING:
     from ckptools.training_state.sections import Section
     from ckptools.verify.record import Verification
 
-"""Called with a number of bytes that were read or written, and the tensor or file that they belong to."""
-
 
 @dataclass(frozen=True, repr=False)
-class Checkpoint(StatisticsMethods, OutputMethods, checkpoint_data.Checkpoint):
+class Checkpoint(ValueMethods, checkpoint_data.Checkpoint):
     """A distributed checkpoint, opened: its structure is read, its tensors are lazy.
 
     A context manager: `with ckptools.open(path) as ck:` forgets at its end what was read of other ranks' files. Beside

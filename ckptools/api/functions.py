@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import update_wrapper
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from ckptools.api.checkpoint import Checkpoint
 from ckptools.api.opening import open
@@ -14,55 +16,44 @@ from ckptools.files.location import check_path, path_of
 from ckptools.tensor_io.threads import Progress
 
 if TYPE_CHECKING:
-    from ckptools.consolidate.record import Consolidated
     from ckptools.doctor.record import Diagnosis
     from ckptools.formats.options import Weights
     from ckptools.formats.shared.given import NamesFrom
     from ckptools.model.checkpoint import Checkpoint as CheckpointData
-    from ckptools.verify.record import Verification
+
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
 
 
-@in_python
-def verify(
-    checkpoint: Checkpoint | str | Path,
-    *,
-    deep: bool = False,
-    values: bool = False,
-    manifest: str | Path | None = None,
-    ignore: Iterable[str] = (),
-    jobs: int | None = None,
-    progress: Progress | None = None,
-) -> Verification:
-    """Check whether a checkpoint, or what is at a path, is whole, unharmed and coherent; see `Checkpoint.verify`."""
-    return _opened(checkpoint).verify(
-        deep=deep, values=values, manifest=manifest, ignore=ignore, jobs=jobs, progress=progress
-    )
+class _OfPath(Protocol[P, R_co]):
+    def __call__(self, checkpoint: Checkpoint | str | Path, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 
 
-@in_python
-def report(
-    checkpoint: Checkpoint | str | Path,
-    out: str | Path,
-    *,
-    deep: bool = False,
-    values: bool = False,
-    manifest: str | Path | None = None,
-    ignore: Iterable[str] = (),
-    force: bool = False,
-    jobs: int | None = None,
-    progress: Progress | None = None,
-) -> Path:
-    """Write a page of HTML about a checkpoint, or about what is at a path; see `Checkpoint.report`."""
-    return _opened(checkpoint).report(
-        out,
-        deep=deep,
-        values=values,
-        manifest=manifest,
-        ignore=ignore,
-        force=force,
-        jobs=jobs,
-        progress=progress,
-    )
+def _opened(checkpoint: Checkpoint | str | Path) -> Checkpoint:
+    if isinstance(checkpoint, Checkpoint):
+        return checkpoint
+    check_path(checkpoint)
+    return open(checkpoint, all_ranks=True)
+
+
+def _of_path(method: Callable[Concatenate[Checkpoint, P], R_co]) -> _OfPath[P, R_co]:
+    """A method of a checkpoint as a function that takes the path of one too."""
+
+    def function(checkpoint: Checkpoint | str | Path, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        return method(_opened(checkpoint), *args, **kwargs)
+
+    update_wrapper(function, method)
+    shown = signature(method)
+    first, *others = shown.parameters.values()
+    first = first.replace(name="checkpoint", annotation="Checkpoint | str | Path")
+    function.__signature__ = shown.replace(parameters=[first, *others])  # type: ignore[attr-defined]
+    function.__qualname__ = function.__name__
+    return function
+
+
+verify = _of_path(Checkpoint.verify)
+report = _of_path(Checkpoint.report)
+consolidate = _of_path(Checkpoint.consolidate)
 
 
 @in_python
@@ -120,62 +111,6 @@ def _side(side: Checkpoint | str | Path) -> CheckpointData | Path:
 
 
 @in_python
-def consolidate(
-    checkpoint: Checkpoint | str | Path,
-    out: str | Path,
-    *,
-    format: str | None = None,
-    only: str | None = None,
-    map: Mapping[str, str] | str | Path | None = None,
-    strip_prefix: str | None = None,
-    rename: Sequence[str] = (),
-    dtype: str | None = None,
-    max_shard_size: int | None = None,
-    tied: str = "keep",
-    keep_types: bool = False,
-    force: bool = False,
-    allow_missing: bool = False,
-    fill: str | None = None,
-    dequantize: bool = False,
-    prefer_rank: int | None = None,
-    check: bool = False,
-    unchecked: bool = False,
-    manifest: bool = False,
-    provenance: bool = True,
-    dry_run: bool = False,
-    resume: bool = False,
-    jobs: int | None = None,
-    progress: Progress | None = None,
-) -> Consolidated:
-    """Write the full tensors of a checkpoint, or of what is at a path; see `Checkpoint.consolidate`."""
-    return _opened(checkpoint).consolidate(
-        out,
-        format=format,
-        only=only,
-        map=map,
-        strip_prefix=strip_prefix,
-        rename=rename,
-        dtype=dtype,
-        max_shard_size=max_shard_size,
-        tied=tied,
-        keep_types=keep_types,
-        force=force,
-        allow_missing=allow_missing,
-        fill=fill,
-        dequantize=dequantize,
-        prefer_rank=prefer_rank,
-        check=check,
-        unchecked=unchecked,
-        manifest=manifest,
-        provenance=provenance,
-        dry_run=dry_run,
-        resume=resume,
-        jobs=jobs,
-        progress=progress,
-    )
-
-
-@in_python
 def doctor(
     path: str | Path | Sequence[str | Path],
     to: Any = None,
@@ -193,17 +128,8 @@ def doctor(
 
     It asks `verify`, `checkpoints_in` and, with `to`, `match`. What cannot be opened has an answer too.
 
-    Args:
-        path: as for `open`; of a folder of several the newest whole one is looked at.
-        to: what it should load into, as `Checkpoint.match` takes it; None leaves that out.
-        only_this_file: do not look for siblings.
-        follow_symlinks: accept links out of the folder.
-        jobs: threads, and processes that read rank files.
-        shapes: the source of shapes that the checkpoint lacks, as in `open`.
-        weights: where the model is stored twice, `fp32` (master copy) or `module`.
-        rules: a JSON file that says how tensor-parallel weights are joined.
-        ranks: what the rank files in the folder `path` are called.
-        names: what names the parameters of an optimizer that is keyed by number, as in `open`.
+    The arguments are those of `open`; of a folder of several the newest whole one is looked at. `to` is what it should
+    load into, as `Checkpoint.match` takes it; None leaves that out.
 
     Raises:
         UsageError: options that do not fit together.
@@ -223,10 +149,3 @@ def doctor(
         ranks=ranks,
         names=names,
     )
-
-
-def _opened(checkpoint: Checkpoint | str | Path) -> Checkpoint:
-    if isinstance(checkpoint, Checkpoint):
-        return checkpoint
-    check_path(checkpoint)
-    return open(checkpoint, all_ranks=True)

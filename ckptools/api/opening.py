@@ -105,18 +105,8 @@ def checkpoints_in(
 ) -> RunFolder:
     """The checkpoints of a run, the newest first, with `.newest_whole` to open; as a table: `.to_dicts()`.
 
-    Each is looked into as `open` does. Every rank of the newest is read, and of older ones until one is whole.
-
-    Args:
-        folder: the folder of a run, of any format.
-        deep: compare also the checksums of those of which every rank is read.
-        follow_symlinks: look behind links that lead out of the folder.
-        jobs: threads, and processes that read rank files.
-        shapes: the source of shapes that the checkpoints lack, as in `open`.
-        weights: where the model is stored twice, `fp32` (master copy) or `module`.
-        rules: a JSON file that says how tensor-parallel weights are joined.
-        names: what names the parameters of optimizers that are keyed by number, as in `open`.
-        on_found: called with each checkpoint that was looked into.
+    Each is looked into as `open` does, whose arguments these are. Every rank of the newest is read, and of older ones
+    until one is whole; `deep` compares their checksums too. `on_found` is called with each that was looked into.
 
     Raises:
         UnknownFormatError: no checkpoint is in it.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal
 
-from ckptools.api.statistics import StatisticsMethods
+from ckptools.api.methods import ValueMethods
 from ckptools.diff import record as difference_data
 from ckptools.errors import UsageError
 from ckptools.ls import record as run_folder_data
@@ -16,8 +16,8 @@ from ckptools.model.tensor import Tensor
 from ckptools.text import clip_middle, few, plural
 
 if TYPE_CHECKING:
+    from ckptools.display.drawing import Picture
     from ckptools.keys.entries import Entry
-    from ckptools.plots import Picture
     from ckptools.tensor_io.threads import Progress
 
 Figure = Literal["rms", "update", "ratio"]
@@ -31,7 +31,7 @@ FIGURES: Mapping[Figure, str] = {
 class CheckpointPlots:
     """The pictures of a checkpoint. Each shows itself in a notebook, has `.text`, and `.save("x.svg")`."""
 
-    def __init__(self, data: checkpoint_data.Checkpoint, methods: StatisticsMethods) -> None:
+    def __init__(self, data: checkpoint_data.Checkpoint, methods: ValueMethods) -> None:
         self._data = data
         self._checkpoint = methods
 
@@ -42,7 +42,7 @@ class CheckpointPlots:
             problems: what is wrong, such as `ck.verify().problems`, which looks into every file; None for those
                 that opening it found.
         """
-        from ckptools.plots import rank_map
+        from ckptools.inspect.picture import rank_map
 
         return rank_map(self._data, problems)
 
@@ -55,15 +55,15 @@ class CheckpointPlots:
         Raises:
             UsageError: no tensor has this name.
         """
+        from ckptools.contents.picture import tensor_layout
         from ckptools.contents.shards import shard_rows
-        from ckptools.plots import tensor_layout
 
         entry = self._tensor(key)
         return tensor_layout(entry.value, entry.name, shard_rows(entry.value))
 
     def bytes(self) -> Picture:
         """The bytes of each section by dtype, as those of the global tensors."""
-        from ckptools.plots import bytes_by_section
+        from ckptools.inspect.byte_bars import bytes_by_section
 
         return bytes_by_section(self._read if self._data.in_parts else self._data)
 
@@ -89,7 +89,7 @@ class CheckpointPlots:
         Raises:
             UsageError: there is no such figure, or no optimizer has such moments.
         """
-        from ckptools.plots import heat_map, moment_cells, rms_cells
+        from ckptools.plots.heat_map import heat_map, moment_cells, rms_cells
 
         if figure not in FIGURES:
             raise UsageError(None, f"{figure!r} is no figure of a heat map; there are {', '.join(FIGURES)}")
@@ -109,8 +109,8 @@ class CheckpointPlots:
         Raises:
             UsageError: no tensor has this name.
         """
-        from ckptools.plots import value_histogram
         from ckptools.stats.figures import tensor_stats
+        from ckptools.stats.picture import value_histogram
 
         entry = self._tensor(key)
         return value_histogram(tensor_stats(entry.value, entry.name, histogram=True))
@@ -136,7 +136,7 @@ class CheckpointPlots:
         Raises:
             UsageError: there is no such section.
         """
-        from ckptools.plots import norm_histogram
+        from ckptools.stats.picture import norm_histogram
 
         found = self._checkpoint.stats(filter=filter, exclude=exclude, section=section, jobs=jobs, progress=progress)
         return norm_histogram(f"l2 norms of tensors of {self._name}", found)
@@ -180,7 +180,7 @@ class DifferencePlots:
         Raises:
             UsageError: values were not compared.
         """
-        from ckptools.plots import change_cells, heat_map
+        from ckptools.plots.heat_map import change_cells, heat_map
 
         found = self._difference
         if not found.values_compared:
@@ -200,7 +200,7 @@ class RunPlots:
 
     def steps(self) -> Picture:
         """Learning rate by step, and step by time, of every checkpoint: a bad resume is a break."""
-        from ckptools.plots import run_steps
+        from ckptools.ls.picture import run_steps
 
         return run_steps(self._run)
 

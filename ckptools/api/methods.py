@@ -1,8 +1,9 @@
-"""Methods that write: the full tensors of a checkpoint, a report on it, digests to compare it by elsewhere."""
+"""Methods of a checkpoint that read its values for figures of them, or write files."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,13 +13,93 @@ from ckptools.tensor_io.threads import Progress
 
 if TYPE_CHECKING:
     from ckptools.consolidate.record import Consolidated
+    from ckptools.keys.entries import Selection
+    from ckptools.stats.record import DeadRows, Moments, Statistics, Stats
 
 
-class OutputMethods:
-    """The methods of a checkpoint that write files, each of which appears whole or not at all."""
+class ValueMethods:
+    """The methods that read values, in bounded memory, or write files, each of which appears whole or not at all."""
 
     def _with_all_ranks(self) -> checkpoint_data.Checkpoint:
         raise NotImplementedError
+
+    @in_python
+    def stats(
+        self,
+        *,
+        filter: str | Iterable[str] = (),
+        exclude: str | Iterable[str] = (),
+        section: str | None = None,
+        per_rank: bool = False,
+        histogram: bool = False,
+        jobs: int | None = None,
+        progress: Progress | None = None,
+    ) -> Statistics[Stats]:
+        """Take rms, norm, extremes, mean, standard deviation, zeros, NaN and infinities of tensors, in float64.
+
+        What cannot be read is said in the `problem` of its row. `.to_dicts()` of the answer is a table for pandas.
+
+        Args:
+            filter: globs of which a name must match one; `*` matches dots too.
+            exclude: globs of which a name may match none.
+            section: a kind of section, or the name of one; None for the model, if there is one.
+            per_rank: a row for what each rank holds of a tensor, instead of one for all of it.
+            histogram: count also how many elements lie in each of equal parts of their range, which reads them twice.
+            jobs: threads.
+            progress: called with bytes read and the tensor they are of.
+
+        Raises:
+            UsageError: there is no such section.
+        """
+        from ckptools.stats.figures import statistics
+        from ckptools.stats.reading import parts_of
+
+        ck = self._with_all_ranks()
+        parts = parts_of(ck, _selection(filter, exclude, section), per_rank)
+        return statistics(ck.path, parts, histogram, jobs, progress)
+
+    @in_python
+    def moments(
+        self,
+        *,
+        filter: str | Iterable[str] = (),
+        exclude: str | Iterable[str] = (),
+        jobs: int | None = None,
+        progress: Progress | None = None,
+    ) -> Statistics[Moments]:
+        """Compare Adam's moments with the parameters: how large they are, and how far a step moves the parameter.
+
+        `filter` and `exclude` are globs of names of parameters, as in `stats`.
+
+        Raises:
+            UsageError: no optimizer has such moments.
+        """
+        from ckptools.stats.moments import moments, pairs_of
+
+        ck = self._with_all_ranks()
+        return moments(ck, pairs_of(ck, _selection(filter, exclude)), jobs, progress)
+
+    @in_python
+    def dead_rows(
+        self,
+        *,
+        filter: str | Iterable[str] = (),
+        exclude: str | Iterable[str] = (),
+        section: str | None = None,
+        jobs: int | None = None,
+        progress: Progress | None = None,
+    ) -> Statistics[DeadRows]:
+        """Find rows of matrices that are all zero, or whose second moment is, as of rows that never got a gradient.
+
+        The arguments are those of `stats`.
+
+        Raises:
+            UsageError: there is no such section.
+        """
+        from ckptools.stats.dead_rows import dead_rows, matrices
+
+        ck = self._with_all_ranks()
+        return dead_rows(ck, matrices(ck, _selection(filter, exclude, section)), jobs, progress)
 
     @in_python
     def report(
@@ -35,17 +116,8 @@ class OutputMethods:
     ) -> Path:
         """Write a page of HTML: the verdict, problems, facts, param groups and pictures, with JSON for programs in it.
 
-        One file that needs no network and no script. It is written whatever is wrong with the checkpoint.
-
-        Args:
-            out: the file, which ends in `.html`.
-            deep: compare the CRC-32 of every tensor, as `verify(deep=True)` does.
-            values: read every tensor: look for NaN and infinities, and put figures of each on the page.
-            manifest: a JSON that `consolidate(manifest=True)` wrote; every tensor and file in it is compared.
-            ignore: codes of problems that the checks do not count.
-            force: overwrite it.
-            jobs: threads.
-            progress: called with bytes read and the file or tensor they are of.
+        One file that needs no network and no script. It is written whatever is wrong with the checkpoint. The arguments
+        are those of `verify`; `values` also puts figures of every tensor on the page. `force` overwrites the file.
 
         Raises:
             OutputExistsError: it is there already, or in the way of the checkpoint's files.
@@ -73,13 +145,8 @@ class OutputMethods:
     ) -> Path:
         """Write a JSON with the SHA-256 of every tensor, whatever its layout, and a digest of every plain value.
 
-        `ckptools.diff` takes it in the place of the checkpoint, on a machine that does not see that.
-
-        Args:
-            out: the file.
-            force: overwrite it.
-            jobs: threads.
-            progress: called with bytes read and the tensor they are of.
+        `ckptools.diff` takes it in the place of the checkpoint, on a machine that does not see that. `force` overwrites
+        a file that is there.
 
         Raises:
             OutputExistsError: the file is there.
@@ -161,32 +228,18 @@ class OutputMethods:
             ReadError, WriteError: a file cannot be read or written; nothing that looks finished is left.
             UsageError: options that do not fit together.
         """
+        given = locals()  # the arguments, and nothing else yet
         from ckptools.consolidate.options import ConsolidateOptions
         from ckptools.consolidate.run import consolidate as write
         from ckptools.files.location import check_path
 
         check_path(out)
-        options = ConsolidateOptions(
-            format=format,
-            only=only,
-            map=map,
-            strip_prefix=strip_prefix,
-            rename=rename,
-            dtype=dtype,
-            max_shard_size=max_shard_size,
-            tied=tied,
-            keep_types=keep_types,
-            force=force,
-            allow_missing=allow_missing,
-            fill=fill,
-            dequantize=dequantize,
-            prefer_rank=prefer_rank,
-            check=check,
-            unchecked=unchecked,
-            manifest=manifest,
-            provenance=provenance,
-            dry_run=dry_run,
-            resume=resume,
-            jobs=jobs,
-        )
+        options = ConsolidateOptions(**{known.name: given[known.name] for known in fields(ConsolidateOptions)})
         return write(self._with_all_ranks(), out, options, progress)
+
+
+def _selection(filter: str | Iterable[str], exclude: str | Iterable[str], section: str | None = None) -> Selection:
+    from ckptools.keys.entries import Selection
+
+    include, without = ((globs,) if isinstance(globs, str) else tuple(globs) for globs in (filter, exclude))
+    return Selection(include, without, section or "")
