@@ -63,7 +63,7 @@ class CheckpointPlots:
 
     def bytes(self) -> Picture:
         """The bytes of each section by dtype, as those of the global tensors."""
-        from ckptools.inspect.byte_bars import bytes_by_section
+        from ckptools.inspect.picture import bytes_by_section
 
         return bytes_by_section(self._read if self._data.in_parts else self._data)
 

@@ -10,8 +10,10 @@ from itertools import islice
 from typing import NamedTuple
 
 from ckptools._version import __version__
+from ckptools.contents.picture import tensor_layout
 from ckptools.contents.text import TreeForm, tree_text
 from ckptools.contents.tree import keys_of
+from ckptools.display.drawing import Picture
 from ckptools.display.next_command import after_verify
 from ckptools.display.page import MARKS, Limits, Page, document, safe
 from ckptools.display.record_html import problem_table
@@ -20,6 +22,7 @@ from ckptools.doctor.record import Diagnosis
 from ckptools.doctor.text import diagnosis_html
 from ckptools.inspect.html import FACT_COLUMNS, group_table
 from ckptools.inspect.json import report_json
+from ckptools.inspect.picture import bytes_by_section, rank_map
 from ckptools.inspect.record import Report
 from ckptools.inspect.text import SECTION_COLUMNS, facts, scheduler_words, section_cells
 from ckptools.keys.entries import Entry, Selection, entries_of
@@ -27,7 +30,8 @@ from ckptools.keys.sharding import placement
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Problem, worst_first
 from ckptools.model.tensor import Tensor
-from ckptools.plots import Picture, bytes_by_section, heat_map, norm_histogram, rank_map, rms_cells, tensor_layout
+from ckptools.plots.heat_map import heat_map, rms_cells
+from ckptools.stats.picture import norm_histogram
 from ckptools.stats.record import Statistics, Stats
 from ckptools.stats.text import statistics_table
 from ckptools.text import few, moment_utc, plural

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
-from ckptools.plots import Picture
+from ckptools.display.drawing import Picture
 
 SVG = "{http://www.w3.org/2000/svg}"
 ELEMENTS = {"svg", "title", "desc", "style", "g", "rect", "text", "path", "polyline", "circle"}

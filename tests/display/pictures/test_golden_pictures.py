@@ -7,21 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from ckptools.contents.picture import tensor_layout
+from ckptools.display.drawing import Picture
+from ckptools.inspect.picture import bytes_by_section, rank_map
+from ckptools.ls.picture import run_steps
 from ckptools.model.problems import Code, Problem
 from ckptools.model.records import Rows
 from ckptools.model.regions import Box, chunk
 from ckptools.model.tensor import Shard, Tensor
-from ckptools.plots import (
-    Picture,
-    bytes_by_section,
-    heat_map,
-    norm_histogram,
-    rank_map,
-    run_steps,
-    tensor_layout,
-    value_histogram,
-)
-from ckptools.plots.heat_map import HeatCell
+from ckptools.plots.heat_map import HeatCell, heat_map
+from ckptools.stats.picture import norm_histogram, value_histogram
 from ckptools.stats.record import Statistics, Stats
 from tests.display.made import checkpoint, composer_tree, files, plain, source
 from tests.display.pictures.test_run_steps import saved
