@@ -125,7 +125,7 @@ class ValueMethods:
             UsageError: its name ends in something else than `.html`, there is no folder for it, or a code that does not
                 exist.
         """
-        from ckptools.report.write import write_report
+        from ckptools.report.html import write_report
 
         write_report(
             self._with_all_ranks(),

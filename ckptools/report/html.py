@@ -1,15 +1,18 @@
 """The page of `report`: the results of inspect and verify on a checkpoint, the verdict first, and its pictures.
 
-It has no text of its own: the functions for the terminal make each line and cell. No file is read here.
+It has no text of its own: the functions for the terminal make each line and cell.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from itertools import islice
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from ckptools._version import __version__
+from ckptools.consolidate import output_place
 from ckptools.contents.picture import tensor_layout
 from ckptools.contents.text import TreeForm, tree_text
 from ckptools.contents.tree import keys_of
@@ -20,24 +23,29 @@ from ckptools.display.record_html import problem_table
 from ckptools.display.record_json import answer_json
 from ckptools.doctor.record import Diagnosis
 from ckptools.doctor.text import diagnosis_html
+from ckptools.errors import UsageError
+from ckptools.files.partial_files import check_place_of_file, write_text
 from ckptools.inspect.html import FACT_COLUMNS, group_table
 from ckptools.inspect.json import report_json
 from ckptools.inspect.picture import bytes_by_section, rank_map
-from ckptools.inspect.record import Report
+from ckptools.inspect.record import Report, inspect_report
 from ckptools.inspect.text import SECTION_COLUMNS, facts, scheduler_words, section_cells
-from ckptools.keys.entries import Entry, Selection, entries_of
+from ckptools.keys.entries import EVERYTHING, Entry, Selection, entries_of
 from ckptools.keys.sharding import placement
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Problem, worst_first
 from ckptools.model.tensor import Tensor
 from ckptools.plots.heat_map import heat_map, rms_cells
+from ckptools.stats.figures import statistics
 from ckptools.stats.picture import norm_histogram
+from ckptools.stats.reading import parts_of
 from ckptools.stats.record import Statistics, Stats
 from ckptools.stats.text import statistics_table
 from ckptools.text import few, moment_utc, plural
 from ckptools.training_state.sections import sections_of_kind
 from ckptools.verify import text as verification
 from ckptools.verify.record import Check, Verification
+from ckptools.verify.run import verify
 
 LIMITS = Limits(rows=1000, nbytes=250_000)
 """Limit of the page without its pictures; the JSON in it is never cut."""
@@ -50,17 +58,7 @@ MAX_LAYOUTS = 4
 
 
 class PageContents(NamedTuple):
-    """The contents of a page.
-
-    Attributes:
-        checkpoint: the checkpoint, opened with every rank.
-        report: the record of `inspect`.
-        verification: the record of `verify`.
-        deep: whether checksums were compared.
-        values: whether values were searched for NaN.
-        statistics: figures of its tensors; None if not requested.
-        made: time, in seconds since 1970.
-    """
+    """The contents of a page: a checkpoint with every rank read, its records, and when, in seconds since 1970."""
 
     checkpoint: Checkpoint
     report: Report
@@ -69,6 +67,45 @@ class PageContents(NamedTuple):
     values: bool
     statistics: Statistics[Stats] | None
     made: float
+
+
+SUFFIXES = (".html", ".htm")
+
+
+def check_place(out: Path, force: bool, checkpoint: Checkpoint | None = None) -> None:
+    """Refuse a report that would overwrite a file, before anything is read for it; `checkpoint` once that is known.
+
+    Raises:
+        OutputExistsError: a file would be overwritten.
+        UsageError: its name does not end with `.html`, or its folder does not exist.
+    """
+    if out.suffix.lower() not in SUFFIXES:
+        raise UsageError(out, "a report is a page of HTML: give it a name that ends in .html")
+    if checkpoint is None:
+        check_place_of_file(out, force)
+    else:
+        output_place.check_place(checkpoint, [out], force)
+
+
+def write_report(checkpoint: Checkpoint, out: str | Path, *, force: bool = False, **how: Any) -> PageContents:
+    """Write the report on a checkpoint into a file, which appears whole or not at all; `how` goes to `findings`."""
+    check_place(Path(out), force, checkpoint)
+    found = findings(checkpoint, **how)
+    write_text(Path(out), report_page(found), force)
+    return found
+
+
+def findings(checkpoint: Checkpoint, *, deep: bool = False, values: bool = False, **how: Any) -> PageContents:
+    """Verify a checkpoint, opened with every rank, and compute figures of its `values` if asked for.
+
+    The arguments are those of `Checkpoint.verify`.
+    """
+    verified = verify(checkpoint, deep=deep, values=values, **how)
+    figures = None
+    if values:
+        parts = parts_of(checkpoint, EVERYTHING)
+        figures = statistics(checkpoint.path, parts, False, how.get("jobs"), how.get("progress"))
+    return PageContents(checkpoint, inspect_report(checkpoint), verified, deep, values, figures, time.time())
 
 
 def report_page(found: PageContents) -> str:
@@ -90,13 +127,7 @@ def report_page(found: PageContents) -> str:
 
 
 def unreadable_page(found: Diagnosis, why: str, made: float) -> str:
-    """Render the report on a path that cannot be opened: the error, and the diagnosis of `doctor`.
-
-    Args:
-        found: the diagnosis.
-        why: the error in one line.
-        made: time, in seconds since 1970.
-    """
+    """Render the report on a path that cannot be opened: the error in one line, and the diagnosis of `doctor`."""
     page = Page("")
     page.drawing(f'<p class="verdict bad">cannot be opened: {safe(why)}</p>')
     page.line(f"ckptools {__version__}, {moment_utc(made)}; what doctor says of it:", "dim")

@@ -18,8 +18,7 @@ from ckptools.inspect.record import inspect_report
 from ckptools.inspect.text import facts, headline
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
-from ckptools.report.html import PageContents, all_problems, report_page
-from ckptools.report.write import findings
+from ckptools.report.html import PageContents, all_problems, findings, report_page
 from ckptools.training_state.judgement import verdict_of
 from ckptools.verify.record import Check, Verification
 from ckptools.verify.text import summary

@@ -41,7 +41,7 @@ def report(
     Exit code: that of verify. 0 no check failed, 1 a check failed (the page is written), 2 usage, 3 unreadable, 4 the
     page would overwrite something.
     """
-    from ckptools.report.write import check_place
+    from ckptools.report.html import check_place
 
     if out != STDOUT:
         check_place(Path(out), force)
@@ -55,8 +55,7 @@ def report(
 def _write(checkpoint: Checkpoint, out: str, force: bool, *, values: bool, **how: Any) -> None:
     """Write the page, and say what it says first; `how` is what else `findings` takes."""
     from ckptools.cli.progress import ProgressLine
-    from ckptools.report.html import report_page, verdict_lines
-    from ckptools.report.write import findings, write_report
+    from ckptools.report.html import findings, report_page, verdict_lines, write_report
 
     total = sum(f.nbytes for f in checkpoint.files)
     with ProgressLine(total * 2 if values else total) as line:
