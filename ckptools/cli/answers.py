@@ -54,12 +54,8 @@ def show_answer(
 ) -> None:
     """Print an answer in the form that was asked for.
 
-    Args:
-        form: which one.
-        command: name of the command, which is also that of its schema and of the words that have a colour.
-        answer: a record.
-        rows: those of its rows that `--jsonl` and `--table-format` print.
-        text: the answer as text, cut to a screen.
+    `command` is also the name of its schema and of the words that have a colour; of its `rows` there are `--jsonl` and
+    `--table-format`; `text` makes the answer a text that is cut to a screen.
     """
     if form.json:
         from ckptools.display.record_json import answer_json
@@ -82,12 +78,8 @@ def show_answer(
 def answered_in_json(wanted: bool, schema: str, verdict: str, paths: Sequence[str]) -> Iterator[None]:
     """Print an object also when nothing can be opened, if JSON is wanted; the error goes on to its line on stderr.
 
-    Args:
-        wanted: whether the caller asked for JSON.
-        schema: of the object that would have been printed.
-        verdict: its key that says whether all is well: false for what cannot be read, null where nothing was looked at;
-            empty where it has none.
-        paths: what was to be opened.
+    `verdict` is the key that says whether all is well: false for what cannot be read, null where nothing was looked at;
+    "" where the object of this schema has none.
     """
     try:
         yield

@@ -51,7 +51,12 @@ def keys_beginning(path: str | Path, text: str) -> list[str]:
     from ckptools.files.location import local_path
 
     with contextlib.suppress(Exception):
-        return sorted(_cut(_names(local_path(path)), text))
+        from ckptools.keys.entries import entries_of
+        from ckptools.training_state.sections import sections_of
+
+        ck = _opened(local_path(path))
+        sections = (section.name for section in sections_of(ck) if section.path)
+        return sorted(_cut([*(entry.name for entry in entries_of(ck)), *sections], text))
     return []
 
 
@@ -73,14 +78,6 @@ def _opened(path: Path) -> Checkpoint:
     from ckptools.training_state.modules import read_file
 
     return open_checkpoint([str(path)], all_ranks=False, only_this_file=path.is_file(), read_file=read_file)
-
-
-def _names(path: Path) -> Iterable[str]:
-    from ckptools.keys.entries import entries_of
-    from ckptools.training_state.sections import sections_of
-
-    ck = _opened(path)
-    return [*(entry.name for entry in entries_of(ck)), *(section.name for section in sections_of(ck) if section.path)]
 
 
 def _cut(names: Iterable[str], text: str) -> set[str]:

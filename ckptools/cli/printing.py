@@ -15,12 +15,7 @@ from ckptools.text import encodable, plural, printable
 class Printing:
     """How much this process prints, and whether in colour; set from `OutputOptions`.
 
-    Attributes:
-        quiet: nothing but the answer, and errors.
-        verbose: also what was read, and how long it took.
-        debug: where something goes wrong, Python's traceback too.
-        color: `auto` (on a terminal), `always` or `never`.
-        silent: nothing at all: another rank speaks for this one.
+    `silent` is for nothing at all: another rank speaks for this one.
     """
 
     quiet = verbose = debug = silent = False
@@ -37,11 +32,9 @@ def in_color(stream: TextIO) -> bool:
 
 
 def show(text: str, words: str = "") -> None:
-    """Print to stdout. A reader that closed the pipe, as `| head` does, changes no exit code: that is the verdict.
+    """Print to stdout; `words`, a key of `WORDS`, says which words have a colour on a terminal.
 
-    Args:
-        text: what to print.
-        words: whose words have a colour on a terminal: a key of `WORDS`.
+    A reader that closed the pipe, as `| head` does, changes no exit code: that is the verdict.
     """
     if Printing.silent:
         return

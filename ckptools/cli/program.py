@@ -90,11 +90,7 @@ def flat_parameters(command: Callable[..., None]) -> Iterator[inspect.Parameter]
 
 
 def parameters(record: type) -> Iterator[inspect.Parameter]:
-    """Yield a keyword parameter for typer per field that has a help text; a field that is a record brings its own.
-
-    Args:
-        record: a dataclass whose fields were made by `ckptools.option.option`.
-    """
+    """Yield a keyword parameter for typer per field made by `option`; a field that is a record brings its own."""
     hints = get_type_hints(record)
     for field in fields(record):
         if is_dataclass(hints[field.name]):

@@ -23,11 +23,7 @@ SECONDS_FOR_A_RATE = 1.0
 
 
 class Line:
-    """A line on stderr that says how far something is; it goes when the `with` ends, so that an error has its own.
-
-    Attributes:
-        shown: whether anything has been printed.
-    """
+    """A line on stderr that says how far something is; it goes when the `with` ends, so that an error has its own."""
 
     def __init__(self) -> None:
         self.shown = False
@@ -67,11 +63,7 @@ class Line:
 
 
 class ProgressLine(Line):
-    """Counts bytes and says how many there are to go.
-
-    Attributes:
-        total: bytes that will be counted; of several ranks, those that this one does.
-    """
+    """Counts bytes and says how many there are to go; of several ranks, those that this one does. 0 is for unknown."""
 
     def __init__(self, total: int = 0) -> None:
         super().__init__()
@@ -107,12 +99,7 @@ class ProgressLine(Line):
 
 
 class CountLine(Line):
-    """Counts what is done one by one: a run may have hundreds of checkpoints, and of a thousand files.
-
-    Args:
-        done: what is done with each, such as `looked into`.
-        noun: what each is.
-    """
+    """Counts what is done one by one: a run may have hundreds of checkpoints, and of a thousand files."""
 
     def __init__(self, done: str, noun: str) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,10 @@ def one_line_errors(function: Callable[..., None]) -> Callable[..., None]:
     def command(**given: Any) -> None:
         warnings.showwarning = _say_warning
         try:
-            _let_print(fill(OutputOptions, given))
-            _run(function, given)
+            for name, value in vars(fill(OutputOptions, given)).items():
+                setattr(Printing, name, value)
+            with with_other_ranks(function.__name__, given), measured() if Printing.verbose else nullcontext():
+                call(function, given)
         except CkptoolsError as error:
             _say_error(error)
             raise SystemExit(error.exit_code) from error
@@ -59,25 +61,11 @@ def one_line_errors(function: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def _let_print(options: OutputOptions) -> None:
-    """Let this process say as much as was asked for."""
-    Printing.quiet, Printing.verbose, Printing.debug = options.quiet, options.verbose, options.debug
-    Printing.color = options.color
-
-
-def _run(function: Callable[..., None], given: dict[str, Any]) -> None:
-    with with_other_ranks(function.__name__, given):
-        if not Printing.verbose:
-            call(function, given)
-            return
-        with measured():
-            call(function, given)
-
-
 def _say_error(error: CkptoolsError) -> None:
-    say(f"error: {_clipped(str(error))}")
+    # The middle goes of what is too long: a line begins with the file and ends with what to do.
+    say(f"error: {clip_middle(str(error), MAX_LINE)}")
     for line in _more_of(error):
-        say(f"       {_clipped(line)}")
+        say(f"       {clip_middle(line, MAX_LINE)}")
 
 
 def _more_of(error: CkptoolsError) -> list[str]:
@@ -88,11 +76,6 @@ def _more_of(error: CkptoolsError) -> list[str]:
     from ckptools.display.lines import error_lines
 
     return error_lines(problems)[: MAX_PROBLEMS - 1]
-
-
-def _clipped(line: str) -> str:
-    """The line without the middle of what is too long: it begins with the file and ends with what to do."""
-    return clip_middle(line, MAX_LINE)
 
 
 def _say_bug(error: Exception) -> None:
@@ -124,9 +107,7 @@ SHARED = ("consolidate", "verify", "stats", "diff")
 def with_other_ranks(command: str, given: dict[str, Any]) -> Iterator[None]:
     """Share a command's work with all ranks that were started with this one; alone if there are none.
 
-    Args:
-        command: its name.
-        given: its options; they get the threads that are this rank's on its machine.
+    The options in `given` get the threads that are this rank's on its machine.
     """
     if command not in SHARED or not is_a_rank():
         yield

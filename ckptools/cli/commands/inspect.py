@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from ckptools.formats.options import Reader
     from ckptools.inspect.record import Report
     from ckptools.inspect.sections import Detail
-    from ckptools.model.checkpoint import Checkpoint
 
 
 def inspect(
@@ -49,13 +48,23 @@ def inspect(
     with answered_in_json(form.json, "ckptools/inspect/1", "whole", paths):
         checkpoint = opened(paths, opening, all_ranks, reader_of(engine, trust))
     report = inspect_report(checkpoint)
-    details = details_of(checkpoint, section, private)
+    details: tuple[Detail, ...] = ()
+    if section is not None:
+        from ckptools.inspect.sections import section_details
+
+        details = section_details(checkpoint, section, private)
     if form.json:
-        show_json(report, details)
+        from ckptools.inspect.json import report_json
+
+        show(report_json(report, details))
     elif form.is_text:
         show_text(report, details, private)
     else:
-        show_sections(report, str(form.table_format))
+        from ckptools.display.row_table import table_text
+        from ckptools.inspect.text import SECTION_COLUMNS, section_cells
+
+        cells = section_cells(report.sections)
+        show(encodable(table_text(SECTION_COLUMNS, cells, str(form.table_format)), sys.stdout.encoding))
     if report.verdict.level == "bad":
         raise SystemExit(1)
 
@@ -81,32 +90,7 @@ def reader_of(engine: str, trust: bool) -> Reader:
     return modules.read_file
 
 
-def details_of(checkpoint: Checkpoint, section: str | None, private: bool = False) -> tuple[Detail, ...]:
-    """The sections that were asked for in full; private values only on request."""
-    if section is None:
-        return ()
-    from ckptools.inspect.sections import section_details
-
-    return section_details(checkpoint, section, private)
-
-
-def show_sections(report: Report, table_format: str) -> None:
-    """Print the table of sections alone."""
-    from ckptools.display.row_table import table_text
-    from ckptools.inspect.text import SECTION_COLUMNS, section_cells
-
-    cells = section_cells(report.sections)
-    show(encodable(table_text(SECTION_COLUMNS, cells, table_format), sys.stdout.encoding))
-
-
-def show_json(report: Report, details: Sequence[Detail]) -> None:
-    """Print one JSON object."""
-    from ckptools.inspect.json import report_json
-
-    show(report_json(report, details))
-
-
-def show_text(report: Report, details: Sequence[Detail], private: bool = False) -> None:
+def show_text(report: Report, details: Sequence[Detail], private: bool) -> None:
     """Print the report, or the sections that were asked for; what was read and what comes next go to stderr."""
     from ckptools.inspect.text import next_line, read_line, report_text
 

@@ -97,12 +97,8 @@ def _show(found: RunFolder, rows: RowOptions, form: AnswerOptions) -> None:
 def print_changes(listing: Listing, jsonl: bool, seconds: float) -> None:
     """Print the checkpoints of a run, and from then on each that appears, grows, changes or goes.
 
-    It ends by an interrupt, or when the reader of its output is gone.
-
-    Args:
-        listing: what looks at the folder.
-        jsonl: print a JSON object per line: a row, with `event` before its fields.
-        seconds: between two looks.
+    It ends by an interrupt, or when the reader of its output is gone. With `jsonl` each line is a JSON object: a row,
+    with `event` before its fields.
     """
     known: dict[str, CheckpointRow] = {}
     while True:

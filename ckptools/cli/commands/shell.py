@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -18,9 +18,6 @@ from ckptools.cli.arguments import CheckpointPaths
 from ckptools.cli.printing import remark
 from ckptools.cli.shared_options import OpeningOptions
 from ckptools.errors import ReadError, RefusedError
-
-if TYPE_CHECKING:
-    from ckptools.api import Checkpoint
 
 Command = Annotated[
     str | None,
@@ -42,19 +39,20 @@ def shell(
     `shard` is what torch makes of it: real tensors, ShardedTensors and DTensors. No torchrun, no other ranks, no GPU
     needed. Without a terminal, code is read from stdin.
     """
-    names = {"__name__": "__console__", "ckptools": sys.modules["ckptools"], "ck": open_as_users_do(paths, opening)}
+    from ckptools import api
+
+    ck = api.open(paths if len(paths) > 1 else paths[0], **vars(opening))
+    names = {"__name__": "__console__", "ckptools": sys.modules["ckptools"], "ck": ck}
     with plain_tracebacks(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Please use DTensor instead", FutureWarning)
         with shard_of(paths, trust) as shard:
             names |= shard
-            talk(names, command, banner(names, paths))
-
-
-def open_as_users_do(paths: Sequence[str], how: OpeningOptions) -> Checkpoint:
-    """The checkpoint at some paths as `ckptools.open` returns it."""
-    from ckptools import api
-
-    return api.open(paths if len(paths) > 1 else paths[0], **vars(how))
+            if command is not None:
+                run(names, command, "<command>", echo=True)
+            elif not sys.stdin.isatty():
+                run(names, sys.stdin.read(), "<stdin>", echo=False)
+            else:
+                prompt(names, banner(names, paths))
 
 
 @contextmanager
@@ -87,16 +85,6 @@ def _is_torch_file(path: Path) -> bool:
         return content_of(head_of(file)) != ""
 
 
-def talk(names: dict[str, Any], command: str | None, text: str) -> None:
-    """Run a command, what comes from stdin, or what a user types at a prompt."""
-    if command is not None:
-        run(names, command, "<command>", echo=True)
-    elif not sys.stdin.isatty():
-        run(names, sys.stdin.read(), "<stdin>", echo=False)
-    else:
-        prompt(names, text)
-
-
 @contextmanager
 def plain_tracebacks() -> Iterator[None]:
     """Let Python show the tracebacks of the user's code in its own way, and leave our frames out of them."""
@@ -108,11 +96,7 @@ def plain_tracebacks() -> Iterator[None]:
 
 
 class Interpreter(code.InteractiveInterpreter):
-    """Runs code and remembers whether it failed.
-
-    Attributes:
-        failed: whether a traceback was shown.
-    """
+    """Runs code and remembers whether it failed."""
 
     failed = False
 
