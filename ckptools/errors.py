@@ -118,28 +118,19 @@ class RefusedError(CkptoolsError):
     exit_code = 4
 
 
-class ProblemLike(Protocol):
-    """One thing that is wrong, as `ckptools.Problem` has it."""
+class _ProblemLike(Protocol):
+    """One thing that is wrong, as `ckptools.Problem` has it, which this room may not import."""
 
     @property
-    def code(self) -> str:
-        """Such as `CK001`."""
-
+    def code(self) -> str: ...
     @property
-    def severity(self) -> str:
-        """`error`, `warning` or `note`."""
-
+    def severity(self) -> str: ...
     @property
-    def message(self) -> str:
-        """One line: expected, found, what to do."""
-
+    def message(self) -> str: ...
     @property
-    def rank(self) -> int | None:
-        """The rank it is about."""
-
+    def rank(self) -> int | None: ...
     @property
-    def tensor(self) -> str | None:
-        """Fqn of the tensor it is about."""
+    def tensor(self) -> str | None: ...
 
 
 class NotWholeError(RefusedError):
@@ -149,7 +140,7 @@ class NotWholeError(RefusedError):
         problems: every problem found, not just the first.
     """
 
-    def __init__(self, path: str | Path, reason: str, problems: Sequence[ProblemLike] = ()) -> None:
+    def __init__(self, path: str | Path, reason: str, problems: Sequence[_ProblemLike] = ()) -> None:
         super().__init__(path, reason)
         self.problems = tuple(problems)
 

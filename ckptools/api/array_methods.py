@@ -27,23 +27,15 @@ CPU = 1
 """`kDLCPU`. Source: dlpack.h, `DLDeviceType`."""
 
 
-class TensorLike(Protocol):
+class _TensorLike(Protocol):
     """The tensor that these methods are mixed into."""
 
     @property
-    def shape(self) -> Ints:
-        """Sizes per dimension."""
-
+    def shape(self) -> Ints: ...
     @property
-    def dtype(self) -> str:
-        """Torch's name."""
-
-    def load(self) -> torch.Tensor:
-        """Read all values."""
-
-    def numpy(self) -> npt.NDArray[Any]:
-        """Read all values, as numpy's."""
-
+    def dtype(self) -> str: ...
+    def load(self) -> torch.Tensor: ...
+    def numpy(self) -> npt.NDArray[Any]: ...
     def __getitem__(self, index: Any) -> torch.Tensor: ...
 
 
@@ -52,7 +44,7 @@ class ArrayMethods:
 
     __slots__ = ()
 
-    def __array__(self: TensorLike, dtype: np.dtype[Any] | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+    def __array__(self: _TensorLike, dtype: np.dtype[Any] | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         """Read the values for `np.asarray(tensor)`, as `numpy()` does.
 
         Raises:
@@ -64,7 +56,7 @@ class ArrayMethods:
         values = self.numpy()
         return values if dtype is None else values.astype(dtype)
 
-    def __dlpack__(self: TensorLike, **how: Any) -> Any:
+    def __dlpack__(self: _TensorLike, **how: Any) -> Any:
         """Read the values for `torch.as_tensor(tensor)` and `torch.from_dlpack(tensor)`, in their own dtype.
 
         Raises:
@@ -81,7 +73,7 @@ class ArrayMethods:
         """The device of values that were read: the CPU's memory."""
         return CPU, 0
 
-    def __len__(self: TensorLike) -> int:
+    def __len__(self: _TensorLike) -> int:
         if not self.shape:
             raise TypeError("a tensor without dimensions has no len()")
         return self.shape[0]
@@ -89,14 +81,14 @@ class ArrayMethods:
     def __bool__(self) -> bool:
         raise TypeError("whether values are zero is not known before they are read: use .load(), or `is not None`")
 
-    def __iter__(self: TensorLike) -> Iterator[torch.Tensor]:
+    def __iter__(self: _TensorLike) -> Iterator[torch.Tensor]:
         """Each row, many of them read at once."""
         if not self.shape:
             raise TypeError("a tensor without dimensions has no rows; use .load()")
         return _rows(self)
 
 
-def _rows(tensor: TensorLike) -> Iterator[torch.Tensor]:
+def _rows(tensor: _TensorLike) -> Iterator[torch.Tensor]:
     nbytes = prod(tensor.shape[1:]) * ITEMSIZE[tensor.dtype]
     step = max(1, BAND // max(nbytes, 1))
     for first in range(0, tensor.shape[0], step):
@@ -104,14 +96,7 @@ def _rows(tensor: TensorLike) -> Iterator[torch.Tensor]:
 
 
 class Transposed(ArrayMethods):
-    """A lazy tensor with its dimensions in reverse order. Its values stay on disk until `load`.
-
-    Args:
-        tensor: the tensor.
-
-    Attributes:
-        T: the tensor itself.
-    """
+    """A lazy tensor with its dimensions in reverse order; `T` is that tensor. Its values stay on disk until `load`."""
 
     __slots__ = ("T",)
 
@@ -131,28 +116,16 @@ class Transposed(ArrayMethods):
         return name
 
     def load(self) -> torch.Tensor:
-        """Read the values as a `torch.Tensor`.
-
-        Raises:
-            NotWholeError, ReadError: as `Tensor.load`.
-        """
+        """Read the values as a `torch.Tensor`; it raises what `Tensor.load` raises."""
         return _reversed(self.T.load())
 
     def numpy(self) -> npt.NDArray[Any]:
-        """Read the values as a numpy array, as `Tensor.numpy` does.
-
-        Raises:
-            NotWholeError, ReadError, UsageError: as that.
-        """
+        """Read the values as a numpy array; it raises what `Tensor.numpy` raises."""
         values: npt.NDArray[Any] = self.T.numpy().T
         return values
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        """Read a slice as a `torch.Tensor`: only the bytes that it needs.
-
-        Args:
-            index: ints, slices and `...`, as numpy means them.
-        """
+        """Read a slice as a `torch.Tensor`: only the bytes that it needs."""
         from ckptools.tensor_io.slicing import parts_of_index
 
         return _reversed(self.T[tuple(reversed(parts_of_index(self.shape, index)))])

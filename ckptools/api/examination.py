@@ -59,17 +59,7 @@ def doctor(
 
 @dataclass
 class _Examination:
-    """One examination: what was opened, and which commands are worth typing next.
-
-    Attributes:
-        paths: what was named.
-        to: what it should load into; None if that was not asked.
-        how: how it is opened.
-        on_found: called with each checkpoint of the run that was looked into.
-        commands: what to type next, the most useful first.
-        checkpoint: it, with every rank read; None where it cannot be opened.
-        verdict: what was found of it.
-    """
+    """One examination: what was opened, and which commands are worth typing next, the most useful first."""
 
     paths: list[Path]
     to: Any

@@ -99,7 +99,7 @@ def diff(
 
     selection = Selection(tuple(filter), tuple(exclude), section)
     wanted = Wanted(values, rtol, atol, every_byte, selection, jobs)
-    return with_plots(compare(_side(a), _side(b), wanted, progress))
+    return with_plots(compare(_side(a), _side(b), wanted, progress), Difference)
 
 
 def _side(side: Checkpoint | str | Path) -> CheckpointData | Path:

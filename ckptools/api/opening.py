@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptools.api.checkpoint import Checkpoint
-from ckptools.api.plots import RunFolder, run_with_plots
+from ckptools.api.plots import RunFolder, with_plots
 from ckptools.api.python_words import in_python
 from ckptools.api.tensor import with_lazy_tensors
 
@@ -126,4 +126,4 @@ def checkpoints_in(
         rules=rules,
         names=names,
     )
-    return run_with_plots(found)
+    return with_plots(found, RunFolder)

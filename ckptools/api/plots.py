@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ckptools.api.methods import ValueMethods
 from ckptools.diff import record as difference_data
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ckptools.display.drawing import Picture
     from ckptools.keys.entries import Entry
     from ckptools.tensor_io.threads import Progress
+
+Plotted = TypeVar("Plotted")
 
 Figure = Literal["rms", "update", "ratio"]
 FIGURES: Mapping[Figure, str] = {
@@ -49,11 +51,8 @@ class CheckpointPlots:
     def layout(self, key: str) -> Picture:
         """Which rank holds which part of a tensor, to scale: copies of it, and holes hatched.
 
-        Args:
-            key: its name, as `ck.records()` has it.
-
         Raises:
-            UsageError: no tensor has this name.
+            UsageError: no tensor has this name, as `ck.records()` has it.
         """
         from ckptools.contents.picture import tensor_layout
         from ckptools.contents.shards import shard_rows
@@ -78,13 +77,9 @@ class CheckpointPlots:
     ) -> Picture:
         """A figure of every tensor as a colour, layers across and what they do in their layer down. Reads the values.
 
-        Args:
-            figure: `rms` of the weights; `update`, how far Adam's next step moves each parameter, without lr; or
-                `ratio`, that step beside the parameter: lr * update / weight.
-            filter: globs of which a name must match one.
-            exclude: globs of which a name may match none.
-            jobs: threads.
-            progress: called with bytes read and the tensor they are of.
+        `figure` is `rms` of the weights; `update`, how far Adam's next step moves each parameter, without lr; or
+        `ratio`, that step beside the parameter: lr * update / weight. The other arguments are those of
+        `Checkpoint.stats`.
 
         Raises:
             UsageError: there is no such figure, or no optimizer has such moments.
@@ -98,16 +93,13 @@ class CheckpointPlots:
             cells = rms_cells(self._checkpoint.stats(**asked))
         else:
             cells = moment_cells(self._checkpoint.moments(**asked), figure)
-        return heat_map(f"{FIGURES[figure]} of {self._name}", cells)
+        return heat_map(f"{FIGURES[figure]} of {self._data.name}", cells)
 
     def histogram(self, key: str) -> Picture:
         """Draw how the values of a tensor are spread between the smallest and the largest. Reads them twice.
 
-        Args:
-            key: its name, as `ck.records()` has it.
-
         Raises:
-            UsageError: no tensor has this name.
+            UsageError: no tensor has this name, as `ck.records()` has it.
         """
         from ckptools.stats.figures import tensor_stats
         from ckptools.stats.picture import value_histogram
@@ -126,12 +118,7 @@ class CheckpointPlots:
     ) -> Picture:
         """Count the tensors with an l2 norm between each power of two and the next. Reads the values.
 
-        Args:
-            filter: globs of which a name must match one.
-            exclude: globs of which a name may match none.
-            section: a kind of section, or the name of one; None for the model, if there is one.
-            jobs: threads.
-            progress: called with bytes read and the tensor they are of.
+        The arguments are those of `Checkpoint.stats`.
 
         Raises:
             UsageError: there is no such section.
@@ -139,15 +126,11 @@ class CheckpointPlots:
         from ckptools.stats.picture import norm_histogram
 
         found = self._checkpoint.stats(filter=filter, exclude=exclude, section=section, jobs=jobs, progress=progress)
-        return norm_histogram(f"l2 norms of tensors of {self._name}", found)
+        return norm_histogram(f"l2 norms of tensors of {self._data.name}", found)
 
     @property
     def _read(self) -> checkpoint_data.Checkpoint:
         return self._checkpoint._with_all_ranks()
-
-    @property
-    def _name(self) -> str:
-        return self._data.name
 
     def _tensor(self, key: str) -> Entry:
         from ckptools.contents.show import entries_at
@@ -208,11 +191,8 @@ class RunPlots:
         return "<plots: steps()>"
 
 
-# -- answers with pictures --------------------------------------------------------------------------------------------
-
-
 class Difference(difference_data.Difference):
-    """The result of `diff`; `.plot.heat()` draws it. Fields: those of the `Difference` of `ckptools.model`."""
+    """The result of `diff`; `.plot.heat()` draws it."""
 
     @property
     def plot(self) -> DifferencePlots:
@@ -221,7 +201,7 @@ class Difference(difference_data.Difference):
 
 
 class RunFolder(run_folder_data.RunFolder):
-    """The checkpoints of a run; `.plot.steps()` draws them. Fields: those of the `RunFolder` of `ckptools.model`."""
+    """The checkpoints of a run; `.plot.steps()` draws them."""
 
     @property
     def plot(self) -> RunPlots:
@@ -229,15 +209,6 @@ class RunFolder(run_folder_data.RunFolder):
         return RunPlots(self)
 
 
-def with_plots(found: difference_data.Difference) -> Difference:
-    """A difference with its pictures."""
-    return Difference(**_fields(found))
-
-
-def run_with_plots(found: run_folder_data.RunFolder) -> RunFolder:
-    """A run with its pictures."""
-    return RunFolder(**_fields(found))
-
-
-def _fields(record: Any) -> dict[str, Any]:
-    return {field.name: getattr(record, field.name) for field in fields(record) if field.init}
+def with_plots(record: Any, kind: type[Plotted]) -> Plotted:
+    """A record as one of the class that has its pictures."""
+    return kind(**{field.name: getattr(record, field.name) for field in fields(record) if field.init})

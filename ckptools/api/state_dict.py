@@ -14,7 +14,7 @@ from ckptools.api.tensor import Tensor, with_lazy_tensors
 from ckptools.model import tensor as tensor_data
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.records import Rows, as_html, displayed, line_of, to_dict, to_plain
-from ckptools.text import clip_middle, few, plural
+from ckptools.text import clip_middle, few, no_such_key, plural
 from ckptools.training_state.sections import Section, sections_of_kind
 
 if TYPE_CHECKING:
@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 class StateDict(Mapping[str, Any]):
     """A part of a checkpoint by name, such as the state dict of its model. Errors about unknown names give the nearest.
 
-    Args:
-        name: what it is part of, for its `repr`.
-        values: what it maps.
-        prefix: what the names of its tensors begin with, before their keys.
+    `name` is for its `repr`; the names of its tensors begin with `prefix`, before their keys.
     """
 
     def __init__(self, name: str, values: Mapping[Any, Any], prefix: str = "") -> None:
@@ -37,8 +34,6 @@ class StateDict(Mapping[str, Any]):
         if key in self._values:
             value = self._values[key]
             return replace(value, name=f"{self._prefix}{key}") if isinstance(value, Tensor) else value
-        from ckptools.text import no_such_key
-
         raise KeyError(no_such_key(key, map(str, self._values)))
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -108,10 +103,6 @@ class RandomStates(Mapping[int | str | None, StateDict]):
 
     States are small; they are read, with every rank's file, when the first of them is asked for. A rank is None where
     the files do not say whose a state is.
-
-    Args:
-        checkpoint: the checkpoint, opened with every rank.
-        raw: the states as the tree has them.
 
     Attributes:
         raw: the states as the tree has them; None where there are none.

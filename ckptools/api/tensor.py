@@ -181,12 +181,8 @@ class Tensor(ArrayMethods, tensor_data.Tensor):
 def with_lazy_tensors(tree: Any, resolver: Resolver | None = None, files: Sequence[RankFile] = ()) -> Any:
     """The tree with tensors that load in the place of those that only say where they are.
 
-    Containers are changed in place: a state dict keeps its class and what else is known of it.
-
-    Args:
-        tree: a tree that a reader made.
-        resolver: finds shards in files that were not read yet.
-        files: those of the checkpoint.
+    Containers are changed in place: a state dict keeps its class and what else is known of it. The resolver finds
+    shards in files of the checkpoint that were not read yet.
     """
     return _Binding(resolver, tuple(f for f in files if not f.is_here)).bound(tree)
 
@@ -196,10 +192,7 @@ _Trail: TypeAlias = "tuple[_Trail, Any] | None"
 
 
 class _Binding:
-    """Puts lazy tensors that load in the place of those that only say where they are.
-
-    Containers are changed in place: a state dict keeps its class and what else is known of it.
-    """
+    """Puts lazy tensors that load in the place of those that only say where they are."""
 
     def __init__(self, resolver: Resolver | None, files_lost: tuple[RankFile, ...]) -> None:
         self._resolver, self._files_lost = resolver, files_lost

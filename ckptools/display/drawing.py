@@ -46,9 +46,7 @@ class Picture:
     def save(self, path: str | Path, *, force: bool = False) -> Path:
         """Write the picture into an `.svg` file, which appears whole or not at all.
 
-        Args:
-            path: the file.
-            force: overwrite it.
+        `force` overwrites one that is there.
 
         Raises:
             UsageError: it is no `.svg`, or there is no folder for it.
@@ -71,14 +69,7 @@ class Picture:
 
 
 class Rect(NamedTuple):
-    """A rectangle, in units of the picture.
-
-    Attributes:
-        x: left edge.
-        y: upper edge.
-        width: extent to the right.
-        height: extent downwards.
-    """
+    """A rectangle, in units of the picture; `y` grows downwards."""
 
     x: float
     y: float
@@ -92,19 +83,15 @@ class Rect(NamedTuple):
 
 # Okabe and Ito, "Color Universal Design", 2008 (https://jfly.uni-koeln.de/color/): distinct with every kind of colour
 # blindness, and of different brightness, so that most are distinct in grey.
-SKY, ORANGE, GREEN, YELLOW, BLUE, VERMILLION, PURPLE = (
-    "#56b4e9", "#e69f00", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7",
-)  # fmt: skip
-
 FILLS = {
-    "sky": SKY,
+    "sky": "#56b4e9",
     "light": "#a9d8f5",
-    "orange": ORANGE,
-    "green": GREEN,
-    "yellow": YELLOW,
-    "blue": BLUE,
-    "bad": VERMILLION,
-    "purple": PURPLE,
+    "orange": "#e69f00",
+    "green": "#009e73",
+    "yellow": "#f0e442",
+    "blue": "#0072b2",
+    "bad": "#d55e00",
+    "purple": "#cc79a7",
 }
 
 VIRIDIS = ("#440154", "#482878", "#3e4989", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725")
@@ -229,7 +216,7 @@ class Key(NamedTuple):
     Attributes:
         kind: the class of its colour; `hatched`, or `dash` for an outline.
         letter: what stands in such cells; "" for nothing.
-        means: what it stands for.
+        means: what both stand for.
     """
 
     kind: str
@@ -263,13 +250,9 @@ MARGIN = 12
 
 
 def svg(title: str, text: str, parts: Iterable[str], height: float) -> str:
-    """Make a whole `<svg>` element of the usual width and a given height, with its title above the parts.
+    """Make a whole `<svg>` element of the usual width, with its title above the parts, whose `y` begins at 0 below it.
 
-    Args:
-        title: what it shows; in large letters, and for those who cannot see it.
-        text: the same facts in words, for those who cannot see it.
-        parts: elements whose `y` begins at 0 below the title.
-        height: what they take of `y`.
+    The text says the same in words, for those who cannot see it.
     """
     wide, high = number(WIDTH + 2 * MARGIN), number(height + 30 + 2 * MARGIN)
     head = label(MARGIN, MARGIN + 13, clip_middle(title, int(WIDTH / 8.2)), "ink big")

@@ -50,13 +50,10 @@ def ranks_line(ck: Checkpoint) -> str:
 
 
 class Folded(NamedTuple):
-    """One line about one or more problems.
+    """One line about one or more problems of one code and severity.
 
-    Attributes:
-        code: their code.
-        severity: theirs.
-        where: ranks or tensors, such as `ranks 1..255`; empty when it is about the whole.
-        message: the message; of several, the first one's and how many there are.
+    `where` has their ranks or tensors, such as `ranks 1..255`, and is empty when they are about the whole; `message` is
+    the first one's, with how many there are.
     """
 
     code: str

@@ -22,13 +22,7 @@ MAX_FILES = 8
 
 
 class NextCommand(NamedTuple):
-    """A command that is worth typing next.
-
-    Attributes:
-        name: of the command, such as `consolidate`.
-        arguments: as a shell takes them.
-        comment: what it does, where its name does not say it.
-    """
+    """A command that is worth typing next; the comment says what it does, where its name does not."""
 
     name: str
     arguments: str
@@ -92,13 +86,10 @@ def next_command(ck: Checkpoint) -> NextCommand | None:
 
 
 def after_verify(named: str, following: str, ok: bool, all_read: bool) -> list[str]:
-    """Commands to type after a report: those that show or prove more, then what `inspect` proposes.
+    """Commands to type after a report: those that show or prove more, then what `inspect` proposes (`following`).
 
-    Args:
-        named: the arguments that open the checkpoint again; "" where there are none.
-        following: what `inspect` proposes.
-        ok: whether every check was passed.
-        all_read: whether checksums and values were among them.
+    `named` has the arguments that open the checkpoint again, "" where there are none; `all_read` says whether checksums
+    and values were among the checks.
     """
     if not named:
         return []

@@ -108,12 +108,7 @@ MARKS: Mapping[Level, str] = {"bad": "bad", "doubtful": "warn", "good": "good"}
 
 
 class Limits(NamedTuple):
-    """The largest size of a page.
-
-    Attributes:
-        rows: of all tables together.
-        nbytes: of all HTML, in UTF-8.
-    """
+    """The largest size of a page: rows of all tables together, and bytes of all HTML in UTF-8."""
 
     rows: int = MAX_ROWS
     nbytes: int = MAX_BYTES
@@ -125,13 +120,7 @@ NOTEBOOK = Limits()
 class Page:
     """The HTML of one output, which grows until its rows or bytes run out.
 
-    Args:
-        rest: how to see the rows that were left out, by the title of the table that lost some first.
-        limits: how much it holds.
-
-    Attributes:
-        blocks: pieces of HTML.
-        left_out: rows that had no room.
+    `rest` says how to see the rows that were left out, by the title of the table that lost some first.
     """
 
     def __init__(self, rest: Callable[[str], str] | str, limits: Limits = NOTEBOOK) -> None:
@@ -144,7 +133,7 @@ class Page:
 
     def line(self, text: str, mark: str = "") -> None:
         """One line of text; `mark` is `bad`, `warn`, `good` or `dim`."""
-        self._add(f'<div class="line{f" {mark}" if mark else ""}">{safe(text, MAX_LINE)}</div>')
+        self.drawing(f'<div class="line{f" {mark}" if mark else ""}">{safe(text, MAX_LINE)}</div>')
 
     def verdict(self, text: str) -> None:
         """One line of text of our own, whose first words say whether all is well."""
@@ -153,18 +142,19 @@ class Page:
     def lines(self, texts: Sequence[str]) -> None:
         """Lines of a drawing of characters, such as a strip of shards."""
         if texts:
-            self._add(f"<pre>{'<br>'.join(safe(text, MAX_LINE) for text in texts)}</pre>")
+            self.drawing(f"<pre>{'<br>'.join(safe(text, MAX_LINE) for text in texts)}</pre>")
 
-    def drawing(self, html: str) -> None:
-        """A finished piece of HTML that holds no text which is not escaped, such as a picture."""
-        self._add(html)
+    def drawing(self, html: str, counted: int = 0) -> None:
+        """A finished piece of HTML, all of whose texts are escaped; `counted` of its bytes have been counted before."""
+        self.blocks.append(html)
+        self._nbytes -= len(html.encode()) - counted
 
     def picture(self, picture: Picture, opened: bool = True) -> None:
         """A picture that folds; its words where it is too large for what is left of the page."""
         fits = len(picture.svg.encode()) < self._nbytes // 2
         drawn = picture.svg if fits else f"<pre>{'<br>'.join(map(safe, picture.text.splitlines()))}</pre>"
         opening = f"<details{' open' if opened else ''}><summary>{safe(picture.title)}</summary>"
-        self._add(f"{opening}{drawn}</details>")
+        self.drawing(f"{opening}{drawn}</details>")
 
     def table(
         self,
@@ -174,14 +164,9 @@ class Page:
         total: int | None = None,
         opened: bool = False,
     ) -> None:
-        """A table that folds, names left and numbers right.
+        """A table that folds, names left and numbers right; the title stands on the fold.
 
-        Args:
-            title: stands on the fold.
-            columns: titles, and how each is aligned.
-            rows: the cells of each row.
-            total: number of its rows, where `rows` are only the first of them.
-            opened: whether it is unfolded.
+        `total` is the number of its rows, where `rows` are only the first of them.
         """
         head = "".join(f"<th{_classes(column, '')}>{safe(column.title)}</th>" for column in columns)
         kept = list(self._that_fit(columns, rows))
@@ -189,7 +174,7 @@ class Page:
         self._cut = self._cut or (title if lost else "")
         self.left_out += lost
         body = f'<div class="wide"><table><tr>{head}</tr>{"".join(kept)}</table></div>' if kept else ""
-        self._add(f"<details{' open' if opened else ''}><summary>{safe(title)}</summary>{body}</details>", len(body))
+        self.drawing(f"<details{' open' if opened else ''}><summary>{safe(title)}</summary>{body}</details>", len(body))
 
     def html(self) -> str:
         """The finished HTML, with a line about rows that were left out."""
@@ -197,10 +182,6 @@ class Page:
             rest = self._rest if isinstance(self._rest, str) else self._rest(self._cut)
             self.line(f"{plural(self.left_out, 'row')} left out; all of them: {rest}", "dim")
         return f'<div class="ckpt">{"".join(self.blocks)}</div>'
-
-    def _add(self, html: str, counted: int = 0) -> None:
-        self.blocks.append(html)
-        self._nbytes -= len(html.encode()) - counted
 
     def _that_fit(self, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Iterator[str]:
         for row in rows:
@@ -242,13 +223,9 @@ def _classes(column: Column, text: str) -> str:
 
 
 def document(title: str, head: str, page: str, answers: Mapping[str, str]) -> str:
-    """A whole document.
+    """A whole document: its title and heading as text, what it shows as HTML.
 
-    Args:
-        title: what it is about, as text.
-        head: its heading, as text.
-        page: what it shows, as HTML.
-        answers: JSON objects by the name of the command that prints them; each is in an element of that id.
+    `answers` has JSON objects by the name of the command that prints them; each is in an element of that id.
     """
     data = "".join(
         f'<script type="application/json" id="{name}">\n{_quoted(json)}\n</script>\n' for name, json in answers.items()

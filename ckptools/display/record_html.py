@@ -27,13 +27,7 @@ VALUE_COLUMNS = (Column("key", name=True), Column("value"), Column("dtype"), Col
 
 @dataclass(frozen=True)
 class Form:
-    """The table of a class of records.
-
-    Attributes:
-        noun: what one of them is called.
-        columns: of the table.
-        cells: of a record.
-    """
+    """The table of a class of records: what one of them is called, the columns, and the cells of a record."""
 
     noun: str
     columns: Sequence[Column]
@@ -53,11 +47,7 @@ def rows_html(rows: Sequence[Any]) -> str:
 def row_table(page: Page, title: str, rows: Sequence[Any], opened: bool = False) -> None:
     """A row for each of several records, in the form that their class has; of others every field that some have.
 
-    Args:
-        page: where to.
-        title: of the table; "" for how many there are.
-        rows: the records.
-        opened: whether it is unfolded.
+    Without a title it is how many there are.
     """
     cls = type(rows[0]) if rows else None
     if cls in TABLES:

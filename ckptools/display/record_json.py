@@ -24,13 +24,7 @@ def to_json(data: Mapping[str, Any], indent: int | None = None) -> str:
 
 
 def answer_json(command: str, answer: Any, version: int = 1) -> str:
-    """Encode a record as one object: its schema, then its fields.
-
-    Args:
-        command: name of the command, which is also that of the schema.
-        answer: a record.
-        version: of the schema.
-    """
+    """Encode a record as one object: the schema of the command that prints it, then its fields."""
     return to_json({"schema": f"ckptools/{command}/{version}", **to_dict(answer)}, indent=1)
 
 
@@ -64,8 +58,8 @@ class JsonValues:
     """Makes values of a tree into what JSON has; what it has not, or not within the limits, is counted.
 
     Attributes:
-        nonfinite: NaN and infinite numbers met so far, which became null.
-        left_out: values beyond the budget, which were left out.
+        nonfinite: NaN and infinite numbers, which became null.
+        left_out: values beyond the budget.
     """
 
     def __init__(self) -> None:

@@ -39,12 +39,8 @@ def check_table_format(name: str) -> None:
 def rows_text(rows: Rows[Any], table_format: str) -> str:
     """Write rows as a table for a document or another program: the fields that `to_dicts` has, values as on a screen.
 
-    Args:
-        rows: the records.
-        table_format: one of tabulate's: `github`, `tsv`, `latex`, `rst`, `html` and others.
-
     Raises:
-        UsageError: tabulate has no such format.
+        UsageError: tabulate has no such format; `github`, `tsv`, `latex`, `rst` and `html` are some.
     """
     known = [fields_of(row) for row in rows]
     columns = columns_of(known)

@@ -21,12 +21,7 @@ WIDEST_TITLE = 40
 
 
 class Screen(NamedTuple):
-    """The size that output is cut to; a pipe has neither limit.
-
-    Attributes:
-        width: characters per line.
-        rows: rows per table.
-    """
+    """The size that output is cut to: characters per line, rows per table; a pipe has neither limit."""
 
     width: int | None = None
     rows: int | None = None
@@ -40,9 +35,9 @@ class Column(NamedTuple):
 
     Attributes:
         title: its heading.
-        right: whether it holds numbers, which are aligned right and never cut.
-        name: whether it holds names, which lose their middle before they take a second line.
-        verdict: whether it holds verdicts or statuses, which a page colours by their words.
+        right: it holds numbers, which are aligned right and never cut.
+        name: it holds names, which lose their middle before they take a second line.
+        verdict: it holds verdicts or statuses, which a page colours by their words.
     """
 
     title: str

@@ -23,14 +23,7 @@ WHOLE, NEWEST, FACTS, LOADS, IN_STEP = (
 @displayed
 @dataclass(frozen=True)
 class Finding:
-    """The answer to one question.
-
-    Attributes:
-        question: the question, such as `whole?`.
-        ok: whether the answer is good; None if it is unknown, or was not asked.
-        answer: the answer in a few words.
-        evidence: its evidence.
-    """
+    """The answer to one question, with its evidence; `ok` is None if it is unknown, or was not asked."""
 
     question: str
     ok: bool | None
@@ -47,11 +40,9 @@ class Diagnosis:
     """The state of a checkpoint, question by question.
 
     Attributes:
-        path: the checkpoint.
         ok: whether no answer is bad.
         readable: whether it could be opened.
         verdict: on the checkpoint; None if it could not be opened.
-        rows: an answer to each question.
         next: the next commands, at most three.
         seconds: wall time.
     """

@@ -56,13 +56,9 @@ MEANS: dict[Letter, str] = {
 
 
 class HeatCell(NamedTuple):
-    """One tensor.
+    """One tensor: its name, the figure, which is not negative, and a letter that is shown in the cell.
 
-    Attributes:
-        name: its name.
-        value: the figure, not negative; None if there is none.
-        letter: a mark shown in the cell.
-        words: text after its name when the pointer is over it.
+    The words follow its name when the pointer is over it.
     """
 
     name: str
@@ -133,8 +129,8 @@ class HeatGrid(NamedTuple):
     """Cells by role and layer.
 
     Attributes:
-        roles: roles of tensors in a layer, in order of appearance; those outside of layers come last.
-        layers: numbers of layers in ascending order, None first if a tensor is in none.
+        roles: in order of appearance; those outside of layers come last.
+        layers: numbers in ascending order, None first if a tensor is in none.
         cells: the cell of a role in a layer.
     """
 
@@ -160,12 +156,7 @@ def heat_grid(cells: Iterable[HeatCell]) -> HeatGrid:
 
 
 class Scale(NamedTuple):
-    """The colour scale: positive figures, logarithmic, from dark to bright.
-
-    Attributes:
-        low: the smallest positive finite figure.
-        high: the largest one.
-    """
+    """The colour scale of positive finite figures, logarithmic, from dark to bright."""
 
     low: float
     high: float
@@ -186,12 +177,7 @@ class Scale(NamedTuple):
 
 
 def heat_map(title: str, cells: Sequence[HeatCell]) -> Picture:
-    """Draw a figure of every tensor: layers across, roles down.
-
-    Args:
-        title: names the figure and its subject.
-        cells: a cell for each tensor.
-    """
+    """Draw a figure of every tensor: layers across, roles down. The title names the figure and its subject."""
     title = name_text(title)
     grid, scale = heat_grid(cells), Scale.of(cells)
     text = "\n".join([title, *_words(cells, grid, scale)])
