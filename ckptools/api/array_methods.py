@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 BAND = 32 << 20
 """Bytes of rows that a loop over a tensor reads at once."""
 
-CPU = 1
-"""`kDLCPU`. Source: dlpack.h, `DLDeviceType`."""
-
 
 class _TensorLike(Protocol):
     """The tensor that these methods are mixed into."""
@@ -71,7 +68,7 @@ class ArrayMethods:
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """The device of values that were read: the CPU's memory."""
-        return CPU, 0
+        return 1, 0  # `kDLCPU`. Source: dlpack.h, `DLDeviceType`
 
     def __len__(self: _TensorLike) -> int:
         if not self.shape:

@@ -182,14 +182,9 @@ class Checkpoint(ValueMethods, checkpoint_data.Checkpoint):
         """
         from ckptools.verify import run as verify
 
+        ck = self._with_all_ranks()
         return verify.verify(
-            self._with_all_ranks(),
-            deep=deep,
-            values=values,
-            manifest=manifest,
-            ignore=ignore,
-            jobs=jobs,
-            progress=progress,
+            ck, deep=deep, values=values, manifest=manifest, ignore=ignore, jobs=jobs, progress=progress
         )
 
     @in_python

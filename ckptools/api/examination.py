@@ -118,8 +118,6 @@ class _Examination:
             if row.format and beside and other is not None and other.group == name.group:
                 self.checkpoint = open(row.path, all_ranks=True, **_of_run(self.how))
 
-    # -- the run around it ---------------------------------------------------------------------------------------
-
     def _run_folder(self) -> RunFolder | None:
         """The other checkpoints of its run; None where there are none."""
         folder = None if self.run is not None else self._folder_around()
@@ -168,8 +166,6 @@ class _Examination:
             return True
         return not _real_files(self.checkpoint).isdisjoint(_real_files(open(path, **_of_run(self.how))))
 
-    # -- what loads ----------------------------------------------------------------------------------------------
-
     def _loads(self, checkpoint: Checkpoint) -> Finding:
         if self.to is None:
             return Finding(LOADS, None, "not asked", "--to MODEL compares names and shapes with those of a model")
@@ -184,10 +180,7 @@ class _Examination:
         renamed = f"; after a rename {found.renamed} more" if found.renamed else ""
         return Finding(LOADS, False, "no", evidence + renamed)
 
-    # -- what to type next ---------------------------------------------------------------------------------------
-
     def _propose(self, whole: Finding, verified: Verification) -> None:
-        """Commands for a checkpoint that was opened."""
         assert self.checkpoint is not None
         named = command_arguments(self.checkpoint)
         if not named:

@@ -135,17 +135,7 @@ def doctor(
         UsageError: options that do not fit together.
         ReadError: `to` cannot be read.
     """
+    given = locals()  # the arguments, and nothing else yet
     from ckptools.api import examination
 
-    return examination.doctor(
-        path,
-        to,
-        only_this_file=only_this_file,
-        follow_symlinks=follow_symlinks,
-        jobs=jobs,
-        shapes=shapes,
-        weights=weights,
-        rules=rules,
-        ranks=ranks,
-        names=names,
-    )
+    return examination.doctor(**given)

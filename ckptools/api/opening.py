@@ -58,23 +58,12 @@ def open(
         UsageError: a folder holds several checkpoints; or names are given that nothing here needs.
         RefusedError: names are given that do not fit.
     """
+    given = locals()  # the arguments, and nothing else yet
     from ckptools.formats.open import open_checkpoint
     from ckptools.training_state import modules
 
-    opened = open_checkpoint(
-        path,
-        all_ranks=all_ranks,
-        only_this_file=only_this_file,
-        follow_symlinks=follow_symlinks,
-        read_file=read_file or modules.read_file,
-        jobs=jobs,
-        shapes=shapes,
-        weights=weights,
-        rules=rules,
-        ranks=ranks,
-        names=names,
-    )
-    return with_methods(opened)
+    given["read_file"] = read_file or modules.read_file
+    return with_methods(open_checkpoint(**given))
 
 
 def with_methods(data: CheckpointData) -> Checkpoint:
@@ -113,17 +102,7 @@ def checkpoints_in(
         ReadError: it cannot be listed.
         UsageError: it is no folder.
     """
+    given = locals()  # the arguments, and nothing else yet
     from ckptools.ls import listing
 
-    found = listing.checkpoints_in(
-        folder,
-        deep=deep,
-        on_found=on_found,
-        follow_symlinks=follow_symlinks,
-        jobs=jobs,
-        shapes=shapes,
-        weights=weights,
-        rules=rules,
-        names=names,
-    )
-    return with_plots(found, RunFolder)
+    return with_plots(listing.checkpoints_in(**given), RunFolder)

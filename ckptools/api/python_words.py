@@ -39,9 +39,6 @@ def in_python(function: Callable[P, R]) -> Callable[P, R]:
 def python_words(text: str) -> str:
     """A message without the dashes of options, but in commands."""
     commands = COMMAND.findall(text)
-    rest = [OPTION.sub(_argument, CHOICE.sub(r"\1='\2'", part)) for part in COMMAND.split(text)]
+    parts = (CHOICE.sub(r"\1='\2'", part) for part in COMMAND.split(text))
+    rest = [OPTION.sub(lambda option: option[1].replace("-", "_"), part) for part in parts]
     return "".join(part for pair in zip(rest, [*commands, ""], strict=True) for part in pair)
-
-
-def _argument(option: re.Match[str]) -> str:
-    return option[1].replace("-", "_")

@@ -137,7 +137,7 @@ class RandomStates(Mapping[int | str | None, StateDict]):
         with OpenFiles() as files:
             for stream, leaves in generator_leaves(self._checkpoint, section).items():
                 for rank, content in (states_in(leaves, files) if holds_state(leaves) else {}).items():
-                    value = _joined([leaf for leaf in leaves if leaf.rank == rank])
+                    value = _rebuilt([(leaf.path, _own(leaf)) for leaf in leaves if leaf.rank == rank])
                     state = RandomState(stream, rank, value, content.fingerprint, content.problem)
                     found.setdefault(stream, []).append(state)
         return found
@@ -178,11 +178,6 @@ def _of_rank(rank: Owner) -> str:
     return f"of {rank}" if isinstance(rank, str) else f"of rank {rank}"
 
 
-def _joined(leaves: list[StateLeaf]) -> Any:
-    """Put leaves together again: a value alone, a tuple of what lies at 0, 1, 2 …, else a dict."""
-    return _rebuilt([(leaf.path, _own(leaf)) for leaf in leaves])
-
-
 def _own(leaf: StateLeaf) -> Any:
     """The value of a leaf; of a tensor that several ranks hold whole, that of its rank."""
     value = leaf.value
@@ -193,6 +188,7 @@ def _own(leaf: StateLeaf) -> Any:
 
 
 def _rebuilt(parts: list[tuple[tuple[Any, ...], Any]]) -> Any:
+    """Put leaves together again: a value alone, a tuple of what lies at 0, 1, 2 …, else a dict."""
     if len(parts) == 1 and not parts[0][0]:
         return parts[0][1]
     groups: dict[Any, list[tuple[tuple[Any, ...], Any]]] = {}

@@ -249,7 +249,6 @@ def _children(value: Any, trail: _Trail) -> Iterator[tuple[_Trail, Any]]:
 
 
 def _key_path(trail: _Trail) -> KeyPath:
-    """The key path that a trail spells, from the root on."""
     keys: list[Any] = []
     while trail is not None:
         trail, key = trail
