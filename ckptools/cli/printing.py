@@ -117,9 +117,6 @@ def _painted(found: re.Match[str]) -> str:
     return f"{found[0][:start]}\x1b[{CODES[group.partition('_')[0]]}m{found[0][start:end]}\x1b[0m{found[0][end:]}"
 
 
-# -- terminal ---------------------------------------------------------------------------------------------------------
-
-
 ROWS = 40
 """Rows of a table on a terminal."""
 
@@ -131,9 +128,6 @@ def screen() -> Screen:
     import shutil
 
     return Screen(shutil.get_terminal_size().columns, ROWS)
-
-
-# -- end --------------------------------------------------------------------------------------------------------------
 
 
 class Ending:

@@ -35,13 +35,9 @@ def program(help: str, functions: Iterable[Callable[..., None]]) -> typer.Typer:
 
 
 def _print_version(wanted: bool) -> None:
-    if wanted:
-        show(version_text())
-        raise typer.Exit
-
-
-def version_text() -> str:
-    """The text of `--version`: the version, and those of Python and the libraries that matter for a report."""
+    """Print the version, and those of Python and the libraries that matter for a report."""
+    if not wanted:
+        return
     from importlib.metadata import PackageNotFoundError, version
     from platform import python_version
 
@@ -51,7 +47,8 @@ def version_text() -> str:
             found.append(f"{name} {version(name)}")
         except PackageNotFoundError:
             found.append(f"no {name}")
-    return ", ".join(found)
+    show(", ".join(found))
+    raise typer.Exit
 
 
 def _before_any(

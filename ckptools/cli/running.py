@@ -62,20 +62,17 @@ def one_line_errors(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _say_error(error: CkptoolsError) -> None:
-    # The middle goes of what is too long: a line begins with the file and ends with what to do.
+    """Print an error, whose own line has its first problem, and lines about the others.
+
+    The middle goes of what is too long: a line begins with the file and ends with what to do.
+    """
     say(f"error: {clip_middle(str(error), MAX_LINE)}")
-    for line in _more_of(error):
-        say(f"       {clip_middle(line, MAX_LINE)}")
-
-
-def _more_of(error: CkptoolsError) -> list[str]:
-    """Lines about the problems after the first, which is in the error itself."""
     problems = getattr(error, "problems", ())[1:]
-    if not problems:
-        return []
-    from ckptools.display.lines import error_lines
+    if problems:
+        from ckptools.display.lines import error_lines
 
-    return error_lines(problems)[: MAX_PROBLEMS - 1]
+        for line in error_lines(problems)[: MAX_PROBLEMS - 1]:
+            say(f"       {clip_middle(line, MAX_LINE)}")
 
 
 def _say_bug(error: Exception) -> None:
@@ -94,9 +91,6 @@ def _say_warning(message: Warning | str, category: type[Warning], *_: object, **
     """Print our own warnings as a line, and drop those of other packages."""
     if category.__module__.startswith("ckptools"):
         say(f"warning: {message}")
-
-
-# -- ranks ------------------------------------------------------------------------------------------------------------
 
 
 SHARED = ("consolidate", "verify", "stats", "diff")
@@ -121,7 +115,9 @@ def with_other_ranks(command: str, given: dict[str, Any]) -> Iterator[None]:
     calm_torch()  # before torch is imported
     from ckptools.cluster.ranks import joined
 
-    given["jobs"] = given.get("jobs") or _threads(place.number("LOCAL_WORLD_SIZE") or 1)
+    beside = place.number("LOCAL_WORLD_SIZE") or 1
+    # More than 8 threads do not copy faster.
+    given["jobs"] = given.get("jobs") or max(1, min(8, (os.cpu_count() or 1) // beside))
     Ending.with_torch = True
     ranks = None
     try:
@@ -136,19 +132,11 @@ def with_other_ranks(command: str, given: dict[str, Any]) -> Iterator[None]:
         raise
 
 
-def _threads(ranks: int) -> int:
-    """Threads per rank where `ranks` share the machine; more than 8 do not copy faster."""
-    return max(1, min(8, (os.cpu_count() or 1) // ranks))
-
-
 def is_a_rank() -> bool:
     """Whether a launcher has started this process as a rank; most commands are started by none."""
     from ckptools.cluster.variables import starter_of
 
     return starter_of(os.environ) is not None
-
-
-# -- cost -------------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -159,14 +147,11 @@ def measured() -> Iterator[None]:
         yield
     finally:
         wall, cpu = time.perf_counter() - started, time.process_time() - used
-        remark(f"took {duration(wall)}, {duration(cpu)} of CPU{_memory()}{_read()}")
+        from ckptools.files.opening import File
 
-
-def _read() -> str:
-    """Bytes that this process read of checkpoints; not those that other processes read for it."""
-    from ckptools.files.opening import File
-
-    return f"; {size(File.total_read)} read from files"
+        # Not what other processes read for this one.
+        read = f"{size(File.total_read)} read from files"
+        remark(f"took {duration(wall)}, {duration(cpu)} of CPU{_memory()}; {read}")
 
 
 def _memory() -> str:

@@ -124,9 +124,6 @@ def _from_to(numbers: list[str]) -> str:
     return f"{{{','.join(numbers)}}}" if count < FEW else f"{{{first}..{last}: {count} of them}}"
 
 
-# -- environment ------------------------------------------------------------------------------------------------------
-
-
 # Torch's launcher says by these that it hosts the rendezvous; they are shown and not interpreted.
 _MORE = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 
@@ -143,7 +140,7 @@ _MEANING = {
 
 def explain(variables: Variables, place: ProcessInfo) -> str:
     """Say in lines what launchers and schedulers have set here, what follows from it and what is missing."""
-    return "\n".join([*_found(variables), *_follows(place), *_missing(place)])
+    return "\n".join([*_found(variables), *_follows(place)])
 
 
 def _names() -> Iterator[str]:
@@ -170,11 +167,6 @@ def _follows(place: ProcessInfo) -> Iterator[str]:
     known = [name for name in _MEANING if name in place.facts]
     rows = [(name, place.facts[name].value, _MEANING[name], f"from {place.facts[name].source}") for name in known]
     yield from _columns(rows)
-
-
-def _missing(place: ProcessInfo) -> Iterator[str]:
-    if place.starter is None:
-        return
     yield "missing: " + (", ".join(place.missing) or f"nothing; torch needs {', '.join(NEEDED)}")
 
 

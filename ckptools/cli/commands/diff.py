@@ -15,7 +15,6 @@ from ckptools.option import option
 
 if TYPE_CHECKING:
     from ckptools.cli.arguments import FirstSide, SecondSide
-    from ckptools.diff.compare import Wanted
     from ckptools.diff.record import Difference
     from ckptools.model.checkpoint import Checkpoint
 
@@ -58,22 +57,19 @@ def diff(
         _write_digests(a, b, how, form, opening)
         return
     with answered_in_json(form.json, "ckptools/diff/1", "same", [a, b]):
-        found = _compared(a, b, _wanted(how, selection, opening), opening)
+        found = _compared(a, b, how, selection, opening)
     show(found, rows, form)
     if found.same is False:
         raise SystemExit(1)
 
 
-def _wanted(how: ComparisonOptions, selection: SelectionOptions, opening: OpeningOptions) -> Wanted:
-    from ckptools.diff.compare import Wanted
-
-    return Wanted(how.values, how.rtol, how.atol, how.every_byte, selection.selection, opening.jobs)
-
-
-def _compared(a: str, b: str, wanted: Wanted, opening: OpeningOptions) -> Difference:
+def _compared(
+    a: str, b: str, how: ComparisonOptions, selection: SelectionOptions, opening: OpeningOptions
+) -> Difference:
     from ckptools.cli.progress import ProgressLine
-    from ckptools.diff.compare import compare
+    from ckptools.diff.compare import Wanted, compare
 
+    wanted = Wanted(how.values, how.rtol, how.atol, how.every_byte, selection.selection, opening.jobs)
     sides = _side(a, opening), _side(b, opening)
     total = sum(f.nbytes for side in sides if not isinstance(side, Path) for f in side.files)
     with ProgressLine(total) as line:

@@ -12,13 +12,7 @@ if TYPE_CHECKING:
     from ckptools.cli.arguments import AnyPaths, LoadsInto
 
 
-def doctor(
-    paths: AnyPaths,
-    to: LoadsInto = None,
-    *,
-    form: AnswerOptions,
-    opening: OpeningOptions,
-) -> None:
+def doctor(paths: AnyPaths, to: LoadsInto = None, *, form: AnswerOptions, opening: OpeningOptions) -> None:
     """Answer the first questions about a checkpoint in one go.
 
     Whole? Which is the newest whole one of its run? Do step, name and world size agree? Does it load (--to)? Are

@@ -6,6 +6,7 @@ import select
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,8 @@ from ckptools.cli.answers import answered_in_json, arranged, show_answer
 from ckptools.cli.printing import remark, say
 from ckptools.cli.shared_options import AnswerOptions, OpeningOptions, RowOptions
 from ckptools.errors import UsageError
-from ckptools.text import encodable
+from ckptools.model.records import to_dict
+from ckptools.text import encodable, moment
 
 if TYPE_CHECKING:
     from ckptools.cli.arguments import DeepOfNewest, Every, RunFolderPath, Watched
@@ -54,11 +56,7 @@ def ls(
 
 
 def _how(opening: OpeningOptions) -> dict[str, Any]:
-    """How each checkpoint is opened.
-
-    Raises:
-        UsageError: an option goes with one checkpoint alone.
-    """
+    """How each checkpoint is opened; options that go with one checkpoint alone are refused."""
     for word, given in (("--ranks", opening.ranks is not None), ("--only-this-file", opening.only_this_file)):
         if given:
             raise UsageError(None, f"{word} goes with one checkpoint; ls looks for those of a run by itself")
@@ -67,8 +65,6 @@ def _how(opening: OpeningOptions) -> dict[str, Any]:
 
 def _watch(folder: str, deep: bool, every: float, form: AnswerOptions, opening: OpeningOptions) -> None:
     """Print changes until an interrupt, which is the end and no failure."""
-    from contextlib import suppress
-
     from ckptools.files.location import location
     from ckptools.ls.listing import Listing
 
@@ -91,9 +87,6 @@ def _show(found: RunFolder, rows: RowOptions, form: AnswerOptions) -> None:
             remark(f"next: ckptools inspect {quoted([found.newest_whole])}")
 
 
-# -- watch ------------------------------------------------------------------------------------------------------------
-
-
 def print_changes(listing: Listing, jsonl: bool, seconds: float) -> None:
     """Print the checkpoints of a run, and from then on each that appears, grows, changes or goes.
 
@@ -105,7 +98,9 @@ def print_changes(listing: Listing, jsonl: bool, seconds: float) -> None:
         found = listing.look()
         now = {row.name: row for row in _with_growing(found, known)}
         for event, row in changes(known, now):
-            _print(_json_line(event, row) if jsonl else _text_line(event, row))
+            # A reader that is gone ends the watch, as `BrokenPipeError`.
+            sys.stdout.write(encodable(_line(event, row, jsonl), sys.stdout.encoding) + "\n")
+            sys.stdout.flush()
         known = now
         _sleep(seconds)
 
@@ -139,32 +134,17 @@ def changes(
     yield from (("gone", row) for name, row in known.items() if name not in now)
 
 
-def _text_line(event: str, row: CheckpointRow) -> str:
+def _line(event: str, row: CheckpointRow, jsonl: bool) -> str:
+    from ckptools.display.record_json import to_json
     from ckptools.ls.text import change_line
-    from ckptools.text import moment
 
+    if jsonl:
+        return to_json({"event": event, **to_dict(row)})
     return f"{moment(time.time())}  {change_line(event, row)}"
 
 
-def _json_line(event: str, row: CheckpointRow) -> str:
-    from ckptools.display.record_json import to_json
-    from ckptools.model.records import to_dict
-
-    return to_json({"event": event, **to_dict(row)})
-
-
-def _print(line: str) -> None:
-    """Print a line; a reader that is gone ends the watch, as `BrokenPipeError`."""
-    sys.stdout.write(encodable(line, sys.stdout.encoding) + "\n")
-    sys.stdout.flush()
-
-
 def _sleep(seconds: float) -> None:
-    """Wait, but not after the reader of a pipe is gone, which nothing else would show while nothing changes.
-
-    Raises:
-        BrokenPipeError: it did.
-    """
+    """Wait, but not after the reader of a pipe is gone, which nothing else would show while nothing changes."""
     try:
         poll = select.poll()
         poll.register(sys.stdout.fileno(), 0)

@@ -70,11 +70,10 @@ def _show(found: Match, rows: RowOptions, form: AnswerOptions) -> None:
     """Print the answer: its table of groups in a text, every name with JSON, as many as were asked for."""
     from ckptools.match.text import match_text
 
-    if not form.is_text:
+    if form.is_text:
+        shown = replace(found, groups=arranged(found.groups, replace(rows, limit=None)))
+    else:
         shown = replace(found, rows=arranged(found.rows, rows))
-        show_answer(form, "match", shown, shown.rows, match_text)
-        return
-    shown = replace(found, groups=arranged(found.groups, replace(rows, limit=None)))
 
     def text(answer: Match, screen: Screen) -> str:
         return match_text(answer, screen if rows.limit is None else screen._replace(rows=rows.limit or None))
@@ -83,7 +82,6 @@ def _show(found: Match, rows: RowOptions, form: AnswerOptions) -> None:
 
 
 def _write(found: Match, path: Path) -> None:
-    """Write the map, where there is something in it."""
     from ckptools.keys.name_map import write_map
 
     if not found.fix:

@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import CodeType
 from typing import Annotated, Any
 
 import typer
@@ -26,13 +25,7 @@ Command = Annotated[
 Trust = Annotated[bool, typer.Option("--trust", help="Run whatever code the file names. Only if you trust it.")]
 
 
-def shell(
-    paths: CheckpointPaths,
-    command: Command = None,
-    trust: Trust = False,
-    *,
-    opening: OpeningOptions,
-) -> None:
+def shell(paths: CheckpointPaths, command: Command = None, trust: Trust = False, *, opening: OpeningOptions) -> None:
     """Open a Python prompt with a checkpoint opened.
 
     `ck` is what ckptools.open gives, whatever PATH is. Of a single torch.save file whose classes are all on the list
@@ -95,7 +88,7 @@ def plain_tracebacks() -> Iterator[None]:
         sys.excepthook = hook
 
 
-class Interpreter(code.InteractiveInterpreter):
+class _Interpreter(code.InteractiveInterpreter):
     """Runs code and remembers whether it failed."""
 
     failed = False
@@ -108,7 +101,6 @@ class Interpreter(code.InteractiveInterpreter):
         super().showtraceback()
 
     def showsyntaxerror(self, filename: str | None = None, **more: Any) -> None:
-        """Show a syntax error."""
         self.failed = True
         super().showsyntaxerror(filename, **more)
 
@@ -119,23 +111,18 @@ def run(names: dict[str, Any], source: str, filename: str, echo: bool) -> None:
     Raises:
         SystemExit: with code 1, when it raised; the traceback is on stderr.
     """
-    interpreter = Interpreter(names)
+    interpreter = _Interpreter(names)
     try:
-        compiled = compiled_from(source, filename, echo)
+        module = ast.parse(source, filename)
+        # Interactively, as if the lines were typed at the prompt.
+        tree, mode = (ast.Interactive(body=module.body), "single") if echo else (module, "exec")
+        compiled = compile(tree, filename, mode)
     except (SyntaxError, ValueError, OverflowError):
         interpreter.showsyntaxerror(filename)
     else:
         interpreter.runcode(compiled)
     if interpreter.failed:
         raise SystemExit(1)
-
-
-def compiled_from(source: str, filename: str, echo: bool) -> CodeType:
-    """Compile a script, or with `echo` the same lines as if they were typed at the prompt."""
-    module = ast.parse(source, filename)
-    if echo:
-        return compile(ast.Interactive(body=module.body), filename, "single")
-    return compile(module, filename, "exec")
 
 
 def banner(names: Mapping[str, Any], paths: Sequence[str]) -> str:

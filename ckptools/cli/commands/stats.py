@@ -14,8 +14,6 @@ from ckptools.option import option
 from ckptools.text import duration, plural, size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ckptools.cli.arguments import CheckpointPaths
     from ckptools.display.tables import Screen
     from ckptools.keys.entries import Selection
@@ -64,7 +62,9 @@ def stats(
         _check_read(found)
     answer = replace(found, rows=arranged(found.rows, rows))
     show_answer(form, "stats", answer, answer.rows, lambda a, screen: _text(a, screen, rows))
-    _say_what_it_took(found, paths)
+    remark(f"\n{size(found.bytes_read)} of values read in {duration(found.seconds)}, checksums not compared")
+    if found.incomplete:
+        remark(f"why not all of it: ckptools verify {' '.join(paths)}")
     if not found.tensors:
         remark("; ".join(filter(None, ("no tensor of it is here", others))))
     if found.incomplete:
@@ -92,7 +92,6 @@ def _found(checkpoint: Checkpoint, selection: Selection, wanted: FigureOptions, 
 
 
 def _check_read(found: Statistics[Any]) -> None:
-    """Fail where nothing at all could be read."""
     if found.tensors and found.incomplete == found.tensors and not found.elements:
         first = found.rows[0]
         raise ReadError(
@@ -105,9 +104,3 @@ def _text(found: Statistics[Any], screen: Screen, how: RowOptions) -> str:
 
     asked = screen if how.limit is None else screen._replace(rows=None)
     return statistics_text(found, asked, not drawable(sys.stdout.encoding))
-
-
-def _say_what_it_took(found: Statistics[Any], paths: Sequence[str]) -> None:
-    remark(f"\n{size(found.bytes_read)} of values read in {duration(found.seconds)}, checksums not compared")
-    if found.incomplete:
-        remark(f"why not all of it: ckptools verify {' '.join(paths)}")
