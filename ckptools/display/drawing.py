@@ -236,14 +236,11 @@ def legend(keys: Iterable[Key], y: float) -> tuple[str, float]:
         room = 20 + len(key.means) * CHARACTER + 16
         if x and x + room > WIDTH:
             x, y = 0.0, y + 20
-        made.append(_entry(key, Rect(x, y, 14, 14)))
+        box = Rect(x, y, 14, 14)
+        cell = hatched(box, "") if key.kind == "hatched" else rect(box, key.kind)
+        made.append(cell + mark(box, key.letter, letter_of(key)) + label(x + 19, y + 11, key.means))
         x += room
     return "".join(made), y + 20 if made else y
-
-
-def _entry(key: Key, box: Rect) -> str:
-    cell = hatched(box, "") if key.kind == "hatched" else rect(box, key.kind)
-    return cell + mark(box, key.letter, letter_of(key)) + label(box.x + 19, box.y + 11, key.means)
 
 
 MARGIN = 12

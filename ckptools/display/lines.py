@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -64,10 +64,14 @@ class Folded(NamedTuple):
 
 def fold(problems: Iterable[Problem]) -> list[Folded]:
     """Problems in the order of their first appearance; those that differ in numbers and names alone become one."""
+    return [_folded(group) for group in _grouped(problems, _alike)]
+
+
+def _grouped(problems: Iterable[Problem], key: Callable[[Problem], str]) -> list[list[Problem]]:
     groups: dict[tuple[str, str, str], list[Problem]] = {}
     for problem in problems:
-        groups.setdefault((problem.code, problem.severity, _alike(problem)), []).append(problem)
-    return [_folded(group) for group in groups.values()]
+        groups.setdefault((problem.code, problem.severity, key(problem)), []).append(problem)
+    return list(groups.values())
 
 
 def _alike(problem: Problem) -> str:
@@ -95,10 +99,8 @@ def _where(group: Sequence[Problem]) -> str:
 
 def error_lines(problems: Iterable[Problem]) -> list[str]:
     """A line for each problem; those that say the same word for word, of several tensors or ranks, share one."""
-    groups: dict[tuple[str, str, str], list[Problem]] = {}
-    for problem in problems:
-        groups.setdefault((problem.code, problem.severity, problem.message), []).append(problem)
-    return [str(g[0]) if len(g) == 1 else "  ".join([g[0].code, _where(g), g[0].message]) for g in groups.values()]
+    groups = _grouped(problems, lambda problem: problem.message)
+    return [str(g[0]) if len(g) == 1 else "  ".join([g[0].code, _where(g), g[0].message]) for g in groups]
 
 
 def described(value: Any) -> str | None:

@@ -120,9 +120,5 @@ def _boxes_here(ck: Checkpoint, tensor: Tensor) -> set[Box]:
     """The boxes of a tensor that lie, as far as is known, in files that can be read."""
     if all_here(tensor.shards):
         return shard_boxes(tensor.shards)
-    return {s.box for s in tensor.shards if s.is_here or _may_hold(ck, s.rank)}
-
-
-def _may_hold(ck: Checkpoint, rank: int | None) -> bool:
-    """Whether the rest of a tensor may lie with a rank whose file was not read."""
-    return not ck.all_ranks and (rank is None or rank in ck.ranks)
+    unread = set() if ck.all_ranks else {None, *ck.ranks}  # whose files may hold the rest of it
+    return {s.box for s in tensor.shards if s.is_here or s.rank in unread}

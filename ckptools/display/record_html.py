@@ -89,9 +89,6 @@ def _form_of(rows: Sequence[Any]) -> Form:
     )
 
 
-# -- records that have a form ------------------------------------------------------------------------------------
-
-
 def _file_cells(file: RankFile) -> list[str]:
     rank = "-" if file.rank is None else str(file.rank)
     saved = moment(file.modified) if file.modified else "-"
@@ -124,9 +121,6 @@ TABLES: dict[type | None, Callable[[Page, str, Sequence[Any], bool], None]] = {
     Problem: lambda page, _, rows, opened: problem_table(page, rows, opened)
 }
 """Tables of several records of a class that take more than a row each."""
-
-
-# -- plain values ------------------------------------------------------------------------------------------------
 
 
 def values_html(values: Mapping[Any, Any]) -> str:

@@ -23,9 +23,9 @@ def to_json(data: Mapping[str, Any], indent: int | None = None) -> str:
         return encoder.encode(_finite(data))
 
 
-def answer_json(command: str, answer: Any, version: int = 1) -> str:
+def answer_json(command: str, answer: Any) -> str:
     """Encode a record as one object: the schema of the command that prints it, then its fields."""
-    return to_json({"schema": f"ckptools/{command}/{version}", **to_dict(answer)}, indent=1)
+    return to_json({"schema": f"ckptools/{command}/1", **to_dict(answer)}, indent=1)
 
 
 def json_lines(rows: Rows[Any]) -> Iterator[str]:
@@ -40,9 +40,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _finite(child) for key, child in value.items()}
     return [_finite(child) for child in value] if isinstance(value, list) else value
-
-
-# -- value json -------------------------------------------------------------------------------------------------------
 
 
 MAX_JSON_VALUES = 10_000
@@ -80,7 +77,9 @@ class JsonValues:
             self.left_out += 1
             return None
         if isinstance(value, float):
-            return self._finite(value)
+            finite = value - value == 0
+            self.nonfinite += not finite
+            return value if finite else None
         if isinstance(value, str):
             return clip(value, MAX_JSON_TEXT)
         if isinstance(value, Opaque) and self._depth and value.fields and not is_brief(value):
@@ -107,14 +106,7 @@ class JsonValues:
         self._depth -= 1
         return made
 
-    def _finite(self, value: float) -> float | None:
-        if value - value == 0:
-            return value
-        self.nonfinite += 1
-        return None
-
     def _some(self, items: Any) -> Any:
-        """The items that the budget has room for."""
         for done, item in enumerate(items):
             if self._budget <= 0:
                 self.left_out += len(items) - done

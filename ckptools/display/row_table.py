@@ -37,11 +37,7 @@ def check_table_format(name: str) -> None:
 
 
 def rows_text(rows: Rows[Any], table_format: str) -> str:
-    """Write rows as a table for a document or another program: the fields that `to_dicts` has, values as on a screen.
-
-    Raises:
-        UsageError: tabulate has no such format; `github`, `tsv`, `latex`, `rst` and `html` are some.
-    """
+    """Write rows as a table for a document or program: the fields that `to_dicts` has, values as on a screen."""
     known = [fields_of(row) for row in rows]
     columns = columns_of(known)
     cells = [[_cell(c.title, fields.get(c.title), table_format) for c in columns] for fields in known]
@@ -49,11 +45,7 @@ def rows_text(rows: Rows[Any], table_format: str) -> str:
 
 
 def table_text(columns: Sequence[Column], cells: Sequence[Sequence[str]], table_format: str) -> str:
-    """Write the cells of a table in one of tabulate's formats; nothing where there are no columns.
-
-    Raises:
-        UsageError: tabulate has no such format.
-    """
+    """Write the cells of a table in one of tabulate's formats; nothing where there are no columns."""
     from tabulate import tabulate
 
     check_table_format(table_format)

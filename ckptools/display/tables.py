@@ -106,7 +106,6 @@ def _pieces(text: str, width: int) -> list[str]:
 
 
 def _lines_of(row: Sequence[Sequence[str]]) -> list[list[str]]:
-    """The lines of a row, whose cells may have several."""
     height = max(map(len, row))
     return [[cell[n] if n < len(cell) else "" for cell in row] for n in range(height)]
 

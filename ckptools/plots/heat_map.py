@@ -270,7 +270,6 @@ def _cell(cell: HeatCell, at: Rect, scale: Scale | None) -> Iterator[str]:
 
 
 def _ramp(scale: Scale | None, y: float) -> tuple[str, float]:
-    """The bar of colours with the figures at its ends."""
     if scale is None:
         return "", y
     low, high = _figure(scale.low), _figure(scale.high)

@@ -114,11 +114,15 @@ def report_page(found: PageContents) -> str:
     page = Page(f"ckptools inspect {report.arguments or 'FILES'}", LIMITS)
     page.line(report.saved_as)
     _verdict(page, found)
-    _problems(page, found)
-    _known(page, report)
+    problem_table(page, list(all_problems(found)))
+    checks = [_check_cells(check) for check in found.verification.checks]
+    page.table(plural(len(checks), "check"), verification.COLUMNS, checks, opened=True)
+    page.table("what it is", FACT_COLUMNS, list(facts(report)), opened=True)
+    page.table("sections", SECTION_COLUMNS, section_cells(report.sections), opened=True)
     _training(page, report)
     _keys(page, found.checkpoint)
-    _values(page, found.statistics)
+    if found.statistics is not None:
+        statistics_table(page, found.statistics, f"values of {plural(found.statistics.tensors, 'tensor')}")
     _drawn(page, found)
     page.line(f"ckptools {__version__}, {moment_utc(found.made)}", "dim")
     answers = {"inspect": report_json(report), "verify": verification.verification_json(found.verification)}
@@ -135,20 +139,15 @@ def unreadable_page(found: Diagnosis, why: str, made: float) -> str:
     return document(f"cannot be opened: {found.path}", str(found.path), page.html() + diagnosis_html(found), answers)
 
 
-# -- verdict -----------------------------------------------------------------------------------------------------
-
-
 def verdict_lines(found: PageContents) -> list[str]:
     """Whether the checkpoint is whole and every check passed; the worse of the two comes first."""
     return [found.verification.verdict.headline, verification.summary(found.verification)]
 
 
 def _verdict(page: Page, found: PageContents) -> None:
-    report, verified, (first, *others) = found.report, found.verification, verdict_lines(found)
-    mark = MARKS[verified.verdict.level]
-    page.drawing(f'<p class="verdict {mark}">{safe(first)}</p>')
-    for line in others:
-        page.verdict(line)
+    report, verified, (headline, checks) = found.report, found.verification, verdict_lines(found)
+    page.drawing(f'<p class="verdict {MARKS[verified.verdict.level]}">{safe(headline)}</p>')
+    page.verdict(checks)
     skipped = [check.name for check in verified.checks if check.result == "skip"]
     if skipped:
         page.line(f"not looked at: {', '.join(skipped)}", "dim")
@@ -160,12 +159,6 @@ def _verdict(page: Page, found: PageContents) -> None:
 
 def _heading(page: Page, text: str) -> None:
     page.drawing(f"<h2>{safe(text)}</h2>")
-
-
-def _problems(page: Page, found: PageContents) -> None:
-    checks = found.verification.checks
-    problem_table(page, list(all_problems(found)))
-    page.table(plural(len(checks), "check"), verification.COLUMNS, list(map(_check_cells, checks)), opened=True)
 
 
 def all_problems(found: PageContents) -> Iterator[Problem]:
@@ -184,14 +177,6 @@ def _check_cells(check: Check) -> tuple[str, str, str]:
     return check.name, check.result, check.detail if check.result in ("ok", "skip") else ", ".join(codes)
 
 
-# -- what it is --------------------------------------------------------------------------------------------------
-
-
-def _known(page: Page, report: Report) -> None:
-    page.table("what it is", FACT_COLUMNS, list(facts(report)), opened=True)
-    page.table("sections", SECTION_COLUMNS, section_cells(report.sections), opened=True)
-
-
 def _training(page: Page, report: Report) -> None:
     for optimizer in report.optimizers:
         title = f"{optimizer.section}: {plural(len(optimizer.groups), 'param group')}"
@@ -205,16 +190,10 @@ def _training(page: Page, report: Report) -> None:
 
 
 def _keys(page: Page, checkpoint: Checkpoint) -> None:
-    """Add the tree of the model; repeated layers are one line."""
     if not sections_of_kind(checkpoint, "model"):
         return
     _heading(page, "the model's keys")
     page.lines(tree_text(keys_of(checkpoint, Selection(section="model")), TreeForm(limit=MAX_TREE)).splitlines())
-
-
-def _values(page: Page, figures: Statistics[Stats] | None) -> None:
-    if figures is not None:
-        statistics_table(page, figures, f"values of {plural(figures.tensors, 'tensor')}")
 
 
 def _drawn(page: Page, found: PageContents) -> None:
