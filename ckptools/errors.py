@@ -68,11 +68,7 @@ empty or ends too early; its content is something else than it claims to be."""
 
 
 class ReadError(CkptoolsError):
-    """A file cannot be read as what it claims to be.
-
-    Attributes:
-        kind: why, for those who go on differently.
-    """
+    """A file cannot be read as what it claims to be; `kind` says why, for those who go on differently."""
 
     def __init__(self, path: str | Path | None, reason: str, kind: ReadErrorKind = "damaged") -> None:
         super().__init__(path, reason)
@@ -88,11 +84,7 @@ class UnsafePathError(ReadError):
 
 
 class DamagedError(ReadError):
-    """A record is not what its container's checksum says.
-
-    Attributes:
-        fqn: a tensor that lies in it.
-    """
+    """A record, in which the tensor `fqn` lies, is not what its container's checksum says."""
 
     exit_code = 4
 
@@ -134,11 +126,7 @@ class _ProblemLike(Protocol):
 
 
 class NotWholeError(RefusedError):
-    """Parts of the checkpoint are missing, overlap or disagree.
-
-    Attributes:
-        problems: every problem found, not just the first.
-    """
+    """Parts of the checkpoint are missing, overlap or disagree: `problems` has every one, not just the first."""
 
     def __init__(self, path: str | Path, reason: str, problems: Sequence[_ProblemLike] = ()) -> None:
         super().__init__(path, reason)
@@ -153,11 +141,7 @@ MAX_NAME = 100
 
 
 class ForeignClassError(RefusedError):
-    """The torch loader would have to import a class that is not on its allow-list.
-
-    Attributes:
-        names: dotted names of the classes.
-    """
+    """The torch loader would have to import classes that are not on its allow-list; `names` are dotted."""
 
     def __init__(self, path: str | Path, names: Sequence[str]) -> None:
         listed = few([name[:MAX_NAME] for name in names], MAX_NAMES)

@@ -78,9 +78,6 @@ def and_others(count: int) -> str:
     return f" (and {count} more)" if count > 0 else ""
 
 
-# -- errors ------------------------------------------------------------------------------------------------------
-
-
 def first_line(error: BaseException) -> str:
     """An error in one line: its message up to the first line break, or the name of its class where it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -181,21 +178,13 @@ def period(first: float, last: float) -> str:
     return f"{start} .. {end[11:] if start[:10] == end[:10] else end}"
 
 
-_UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
-
-
 def parse_bytes(text: str) -> int | None:
     """`5GB` (decimal, as Hugging Face means it), `500MiB`, or a plain number of bytes; None for anything else."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", text.strip(), re.IGNORECASE)
     if not found or float(found[1]) <= 0:
         return None
-    unit = _UNITS[found[2].upper()]
-    if found[3]:
-        unit = 1024 ** ("KMGT".index(found[2].upper()) + 1) if found[2] else 1
-    return int(float(found[1]) * unit)
-
-
-# -- tensors -----------------------------------------------------------------------------------------------------
+    power = "KMGT".index(found[2].upper()) + 1 if found[2] else 0
+    return int(float(found[1]) * (1024 if found[3] else 1000) ** power)
 
 
 def shape(sizes: Sequence[int]) -> str:
