@@ -6,37 +6,47 @@ the safetensors format description for its spellings.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-ITEMSIZE: dict[str, int] = {
-    "float64": 8,
-    "float32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "float8_e4m3fnuz": 1,
-    "float8_e5m2fnuz": 1,
-    "float8_e8m0fnu": 1,
-    "float4_e2m1fn_x2": 1,
-    "complex128": 16,
-    "complex64": 8,
-    "complex32": 4,
-    "int64": 8,
-    "int32": 4,
-    "int16": 2,
-    "int8": 1,
-    "uint64": 8,
-    "uint32": 4,
-    "uint16": 2,
-    "uint8": 1,
-    "bool": 1,
-    "qint8": 1,
-    "quint8": 1,
-    "qint32": 4,
-    "quint4x2": 1,
-    "quint2x4": 1,
+
+class _Dtype(NamedTuple):
+    itemsize: int
+    storage: str = ""
+    safetensors: str = ""
+    short: str = ""
+
+
+_DTYPES = {
+    "float64": _Dtype(8, "DoubleStorage", "F64", "fp64"),
+    "float32": _Dtype(4, "FloatStorage", "F32", "fp32"),
+    "float16": _Dtype(2, "HalfStorage", "F16", "fp16"),
+    "bfloat16": _Dtype(2, "BFloat16Storage", "BF16", "bf16"),
+    "float8_e4m3fn": _Dtype(1, safetensors="F8_E4M3", short="fp8e4m3"),
+    "float8_e5m2": _Dtype(1, safetensors="F8_E5M2", short="fp8e5m2"),
+    "float8_e4m3fnuz": _Dtype(1, safetensors="F8_E4M3FNUZ"),
+    "float8_e5m2fnuz": _Dtype(1, safetensors="F8_E5M2FNUZ"),
+    "float8_e8m0fnu": _Dtype(1, safetensors="F8_E8M0"),
+    "float4_e2m1fn_x2": _Dtype(1),
+    "complex128": _Dtype(16, "ComplexDoubleStorage"),
+    "complex64": _Dtype(8, "ComplexFloatStorage", "C64"),
+    "complex32": _Dtype(4),
+    "int64": _Dtype(8, "LongStorage", "I64"),
+    "int32": _Dtype(4, "IntStorage", "I32"),
+    "int16": _Dtype(2, "ShortStorage", "I16"),
+    "int8": _Dtype(1, "CharStorage", "I8"),
+    "uint64": _Dtype(8, safetensors="U64"),
+    "uint32": _Dtype(4, safetensors="U32"),
+    "uint16": _Dtype(2, safetensors="U16"),
+    "uint8": _Dtype(1, "ByteStorage", "U8"),
+    "bool": _Dtype(1, "BoolStorage", "BOOL"),
+    "qint8": _Dtype(1, "QInt8Storage"),
+    "quint8": _Dtype(1, "QUInt8Storage"),
+    "qint32": _Dtype(4, "QInt32Storage"),
+    "quint4x2": _Dtype(1, "QUInt4x2Storage"),
+    "quint2x4": _Dtype(1, "QUInt2x4Storage"),
 }
+
+ITEMSIZE = {name: dtype.itemsize for name, dtype in _DTYPES.items()}
 """Bytes per element, by torch's dtype name."""
 
 QUANTIZED = frozenset({"qint8", "quint8", "qint32", "quint4x2", "quint2x4"})
@@ -44,62 +54,16 @@ QUANTIZED = frozenset({"qint8", "quint8", "qint32", "quint4x2", "quint2x4"})
 NO_NUMBERS = QUANTIZED | {"float4_e2m1fn_x2"}
 """Dtypes whose bytes alone are no numbers: several to a byte, or with a scale elsewhere."""
 
-STORAGE_CLASS: dict[str, str] = {
-    "DoubleStorage": "float64",
-    "FloatStorage": "float32",
-    "HalfStorage": "float16",
-    "BFloat16Storage": "bfloat16",
-    "ComplexDoubleStorage": "complex128",
-    "ComplexFloatStorage": "complex64",
-    "LongStorage": "int64",
-    "IntStorage": "int32",
-    "ShortStorage": "int16",
-    "CharStorage": "int8",
-    "ByteStorage": "uint8",
-    "BoolStorage": "bool",
-    "QInt8Storage": "qint8",
-    "QUInt8Storage": "quint8",
-    "QInt32Storage": "qint32",
-    "QUInt4x2Storage": "quint4x2",
-    "QUInt2x4Storage": "quint2x4",
-    "UntypedStorage": "uint8",
-}
-"""dtype of each storage class that a persistent id may name; an untyped storage counts bytes."""
-
-LEGACY_STORAGE: dict[str, str] = {dtype: name for name, dtype in STORAGE_CLASS.items() if name != "UntypedStorage"}
+LEGACY_STORAGE = {name: dtype.storage for name, dtype in _DTYPES.items() if dtype.storage}
 """Storage class that torch.save names for a dtype. A dtype that is absent is saved untyped (`_rebuild_tensor_v3`)."""
 
-SAFETENSORS: dict[str, str] = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "float8_e4m3fnuz": "F8_E4M3FNUZ",
-    "float8_e5m2fnuz": "F8_E5M2FNUZ",
-    "float8_e8m0fnu": "F8_E8M0",
-    "complex64": "C64",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-    "int8": "I8",
-    "uint64": "U64",
-    "uint32": "U32",
-    "uint16": "U16",
-    "uint8": "U8",
-    "bool": "BOOL",
-}
+STORAGE_CLASS = {storage: name for name, storage in LEGACY_STORAGE.items()} | {"UntypedStorage": "uint8"}
+"""dtype of each storage class that a persistent id may name; an untyped storage counts bytes."""
+
+SAFETENSORS = {name: dtype.safetensors for name, dtype in _DTYPES.items() if dtype.safetensors}
 """Spelling in a safetensors header; a dtype that is absent cannot be stored there."""
 
-SHORT: dict[str, str] = {
-    "float64": "fp64",
-    "float32": "fp32",
-    "float16": "fp16",
-    "bfloat16": "bf16",
-    "float8_e4m3fn": "fp8e4m3",
-    "float8_e5m2": "fp8e5m2",
-}
+SHORT = {name: dtype.short for name, dtype in _DTYPES.items() if dtype.short}
 """What people say; used in tables. A dtype that is absent keeps its own name."""
 
 
