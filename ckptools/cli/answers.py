@@ -50,19 +50,25 @@ def arranged(rows: Rows[Row], how: RowOptions) -> Rows[Row]:
 
 
 def show_answer(
-    form: TableOptions, command: str, answer: Any, rows: Rows[Any], text: Callable[[Any, Screen], str]
+    form: TableOptions,
+    command: str,
+    answer: Any,
+    rows: Rows[Any],
+    text: Callable[[Any, Screen], str],
+    limit: int | None = None,
 ) -> None:
     """Print an answer in the form that was asked for.
 
     `command` is also the name of its schema and of the words that have a colour; of its `rows` there are `--jsonl` and
-    `--table-format`; `text` makes the answer a text that is cut to a screen.
+    `--table-format`; `text` makes the answer a text that is cut to a screen, of which `limit` replaces the rows.
     """
     if form.json:
         from ckptools.display.record_json import answer_json
 
         show(answer_json(command, answer))
     elif form.is_text:
-        show(encodable(text(answer, screen()), sys.stdout.encoding), command)
+        cut = screen() if limit is None else screen()._replace(rows=limit or None)
+        show(encodable(text(answer, cut), sys.stdout.encoding), command)
     elif form.table_format:
         from ckptools.display.row_table import rows_text
 

@@ -69,8 +69,8 @@ def inspect(
         raise SystemExit(1)
 
 
-def reader_of(engine: str, trust: bool) -> Reader:
-    """What reads one file.
+def reader_of(engine: str, trust: bool) -> Reader | None:
+    """What reads one file; None for the inert reader.
 
     Raises:
         UsageError: there is nothing to trust, for the inert reader runs nothing.
@@ -85,9 +85,7 @@ def reader_of(engine: str, trust: bool) -> Reader:
         raise UsageError(
             None, "--trust needs --engine torch; the inert reader runs nothing, so there is nothing to trust"
         )
-    from ckptools.training_state import modules
-
-    return modules.read_file
+    return None
 
 
 def show_text(report: Report, details: Sequence[Detail], private: bool) -> None:

@@ -15,7 +15,6 @@ from ckptools.cli.shared_options import AnswerOptions, OpeningOptions, RowOption
 from ckptools.text import plural, printable
 
 if TYPE_CHECKING:
-    from ckptools.display.tables import Screen
     from ckptools.match.record import Match
 
 To = Annotated[
@@ -52,33 +51,22 @@ def match(
     """
     from ckptools.display.next_command import command_arguments
     from ckptools.match.run import match as run
-    from ckptools.match.text import next_lines
+    from ckptools.match.text import match_text, next_lines
 
     with answered_in_json(form.json, "ckptools/match/1", "loads", paths):
         checkpoint = opened(paths, opening)
         found = run(checkpoint, to, selection.selection)
-    _show(found, rows, form)
+    if form.is_text:
+        shown = replace(found, groups=arranged(found.groups, replace(rows, limit=None)))
+    else:
+        shown = replace(found, rows=arranged(found.rows, rows))
+    show_answer(form, "match", shown, shown.rows, match_text, rows.limit)
     if write_map is not None:
         _write(found, write_map)
     for line in next_lines(found, command_arguments(checkpoint), write_map):
         remark(line)
     if not found.loads:
         raise SystemExit(1)
-
-
-def _show(found: Match, rows: RowOptions, form: AnswerOptions) -> None:
-    """Print the answer: its table of groups in a text, every name with JSON, as many as were asked for."""
-    from ckptools.match.text import match_text
-
-    if form.is_text:
-        shown = replace(found, groups=arranged(found.groups, replace(rows, limit=None)))
-    else:
-        shown = replace(found, rows=arranged(found.rows, rows))
-
-    def text(answer: Match, screen: Screen) -> str:
-        return match_text(answer, screen if rows.limit is None else screen._replace(rows=rows.limit or None))
-
-    show_answer(form, "match", shown, shown.rows, text)
 
 
 def _write(found: Match, path: Path) -> None:

@@ -14,8 +14,6 @@ from ckptools.text import plural
 
 if TYPE_CHECKING:
     from ckptools.cli.arguments import CheckpointPath, Private, ShownKeys
-    from ckptools.contents.record import Shown
-    from ckptools.display.tables import Screen
 
 
 @dataclass(frozen=True)
@@ -48,6 +46,7 @@ def show(
     there), 3 unreadable.
     """
     from ckptools.contents.show import show as shown_at
+    from ckptools.contents.show_text import shown_text
 
     with answered_in_json(form.json, "ckptools/show/1", "rows", [path]):
         if what.limit is not None and what.limit < 0:
@@ -56,13 +55,7 @@ def show(
         every = None if checkpoint.all_ranks else lambda: opened([path], opening, all_ranks=True)
         found = shown_at(checkpoint, keys, what.values, private, what.all_ranks, every)
 
-    def text(answer: Shown, screen: Screen) -> str:
-        from ckptools.contents.show_text import shown_text
-
-        rows = screen.rows if what.limit is None else what.limit or None
-        return shown_text(answer, screen._replace(rows=rows))
-
-    show_answer(form, "show", found, found.rows, text)
+    show_answer(form, "show", found, found.rows, shown_text, what.limit)
     if not (found.rows or found.private):
         remark("it has no keys")
     remark_private(found.private)
