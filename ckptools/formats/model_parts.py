@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from ckptools.errors import ReadError
 from ckptools.formats.options import Options
-from ckptools.formats.rank_search.part_names import PartFiles, not_joined, parts_in
-from ckptools.formats.rank_search.part_signs import parts_by_content
+from ckptools.formats.rank_search.parts import PartFiles, not_joined, parts_by_content, parts_in
 from ckptools.formats.rank_search.sibling_search import are_of_one
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, file_now
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile

@@ -15,7 +15,7 @@ from pathlib import Path
 from ckptools.files.file_type import content_of, head_at
 from ckptools.formats import rank_files
 from ckptools.formats.options import Options
-from ckptools.formats.rank_search.part_signs import signs_of_a_part
+from ckptools.formats.rank_search.parts import signs_of_a_part
 from ckptools.formats.rank_search.rank_names import COMPRESSED
 from ckptools.formats.rank_search.sibling_search import siblings_by_content
 from ckptools.formats.rank_search.stage_signs import other_parts_beside, signs_of_more

@@ -14,7 +14,7 @@ from an optimizer state that was saved by name.
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -42,28 +42,13 @@ UNPLACED = (
 )
 
 
-@dataclass
-class ResolvedShards:
-    """The result of `resolve_flat_shards`.
-
-    Attributes:
-        local: whether the model was saved as flat parameters.
-        notes: for the user, by the key path of an optimizer.
-        assumed: parameters that stand in the place of a number, by the model's order.
-    """
-
-    local: bool = False
-    notes: dict[KeyPath, str] = field(default_factory=dict)
-    assumed: set[str] = field(default_factory=set)
-
-
 def resolve_flat_shards(
     tree: Any,
     all_ranks: bool,
     shapes: Shapes | None = None,
     by_name: Shapes | None = None,
     given: GivenNames | None = None,
-) -> ResolvedShards:
+) -> tuple[bool, dict[KeyPath, str], set[str]]:
     """Place the flat shards of a merged tree that can be placed, and note the others; changes the tree's dicts.
 
     Without all ranks a piece's place is not known yet; its tensor then has the parameter's shape and no shards.
@@ -75,6 +60,10 @@ def resolve_flat_shards(
         by_name: shapes from an optimizer state that is not in the tree.
         given: names for optimizer state that is keyed by number.
 
+    Returns:
+        Whether the model was saved as flat parameters; notes for the user, by the key path of an optimizer; and the
+        parameters that stand in the place of a number, by the model's order.
+
     Raises:
         RefusedError: the names that were given do not fit.
     """
@@ -83,17 +72,17 @@ def resolve_flat_shards(
     optimizers = {s.path: s.value for s in sections if s.kind == "optimizer"}
     local = [m for m in models if any(map(is_flat_parameter, m))]
     if len(local) == 1 and _take_apart(local[0], list(optimizers.values()), shapes, by_name, all_ranks, given):
-        return ResolvedShards(local=True)
+        return True, {}, set()
     for model in local:
         _mark_local(model, NO_SHAPES)
-    resolved = ResolvedShards(bool(local))
+    notes, assumed = dict[KeyPath, str](), set[str]()
     model = models[0] if len(models) == 1 else None
     for path, optimizer in optimizers.items():
         note = _resolve_optimizer(optimizer, model, all_ranks, given)
         if note:
-            resolved.notes[path] = note
-            resolved.assumed |= {name for names in group_ids(optimizer) for name in names}
-    return resolved
+            notes[path] = note
+            assumed |= {name for names in group_ids(optimizer) for name in names}
+    return bool(local), notes, assumed
 
 
 def _take_apart(

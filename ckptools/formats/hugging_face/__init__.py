@@ -35,7 +35,7 @@ from ckptools.formats.hugging_face.files import (
 )
 from ckptools.formats.hugging_face.model import WeightModel, is_safetensors
 from ckptools.formats.options import Options
-from ckptools.formats.rank_search.part_signs import signs_of_a_part
+from ckptools.formats.rank_search.parts import signs_of_a_part
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
 from ckptools.formats.shared.companions import (
     CompanionFiles,

@@ -18,27 +18,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckptools.errors import ReadError, UnsafePathError
-from ckptools.formats.flat_parameters.shards import resolve_flat_shards
 from ckptools.formats.options import Options
 from ckptools.formats.rank_files import rank_optimizers
-from ckptools.formats.rank_files.group_read import FILES_FOUND, GroupRead
-from ckptools.formats.rank_files.rank_optimizers import named_by_own_models
 from ckptools.formats.rank_search import rank_checks
-from ckptools.formats.rank_search.part_signs import parts_by_rank
-from ckptools.formats.rank_search.rank_groups import group_in, rank_group
-from ckptools.formats.rank_search.rank_names import RankName, parse, siblings
-from ckptools.formats.rank_search.sibling_search import columns, siblings_by_content
-from ckptools.formats.rank_search.stage_signs import signs_of_more
+from ckptools.formats.rank_search.rank_groups import GroupRead, group_in, rank_group, stated_world_size
+from ckptools.formats.rank_search.rank_names import RankName, columns, parse, siblings
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, in_form, looked_at, was_read
 from ckptools.formats.shared.merge import Merge, Ranked
-from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
+from ckptools.model.checkpoint import Checkpoint, Fact, GivenNames, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of, tensors_in
 from ckptools.tensor_io.copied_files import check_copies
-from ckptools.text import spans
-from ckptools.training_state.parameter_names import AS_SAVED
-from ckptools.training_state.sections import find_sections
+from ckptools.text import named_ranks
+from ckptools.training_state.parameter_names import AS_SAVED, is_flat_parameter
+from ckptools.training_state.sections import Section, find_sections
 from ckptools.training_state.steps import find_step
 
 if TYPE_CHECKING:
@@ -53,6 +47,9 @@ LOCAL = "per-rank .pt, FSDP flat parameters (local state)"
 MAX_WORLD = 1 << 16
 """Most ranks that are looked for; no cluster has more."""
 
+FILES_FOUND = ("files found",)
+"""Source of a world size that is stated nowhere."""
+
 
 def detect(path: Path) -> bool:
     """A file with a rank in its name, or a folder that holds such files."""
@@ -66,7 +63,7 @@ def read(path: Path, options: Options, by_name: Shapes | None = None) -> Checkpo
 
     Args:
         path: the file or folder.
-        options: how.
+        options: how it is opened.
         by_name: shapes from an optimizer state in another file, for flat parameters.
 
     Raises:
@@ -79,6 +76,8 @@ def read(path: Path, options: Options, by_name: Shapes | None = None) -> Checkpo
         raise ReadError(path, "no rank in this name, and no rank files in this folder")
     name, group = found
     if len(group) == 1 and options.looks_around and sum(c.level == 0 for c in columns(name.path)) > 1:
+        from ckptools.formats.rank_search.sibling_search import siblings_by_content
+
         group = siblings_by_content(name.path, options.read_file(name.path), options.follow_symlinks) or group
         name = next(n for n in group if n.path == name.path)
     return _opening(builder, name, group, options).checkpoint(by_name)
@@ -120,17 +119,17 @@ class _RankGroup:
 
     def checkpoint(self, by_name: Shapes | None) -> Checkpoint:
         """Put everything together."""
-        world = self.read.world_size()
+        world = self._world_size()
         merge = Merge()
         tree = _merged(merge, self._roots())
         sections = find_sections(tree)
         in_parts = rank_optimizers.is_in_parts(merge, sections)
-        named = named_by_own_models(merge, sections, self.options.names, in_parts)
+        named = rank_optimizers.named_by_own_models(merge, sections, self.options.names, in_parts)
         if named is not None:
             merge = Merge()
             tree = _merged(merge, named.roots)
         given = None if in_parts or named else self.options.names
-        resolved = resolve_flat_shards(tree, self.read.all_ranks, self.options.shapes, by_name, given)
+        local, notes, assumed = self._flat_shards(tree, by_name, given)
         tree = rank_optimizers.join_param_groups(merge, tree) if in_parts or named else tree
         found = rank_checks.compare_ranks(merge, tree)
         tree = found.tree
@@ -141,21 +140,19 @@ class _RankGroup:
         self.problems += rank_checks.check_files(files, self.read.faults, world.value, bool(sharded), in_parts)
         self.problems += rank_optimizers.lost_parts(files) if in_parts else ()
         self.problems += self._left_out()
-        if not (sharded or resolved.local or in_parts):
-            self.problems += parts_by_rank(self.name.path, sections)
-        if not (sharded or resolved.local or any(f.status != "read" for f in files)):
-            self.problems += self._signs_of_more(in_parts, world)
+        if not (sharded or local):
+            self.problems += self._signs_of_more(in_parts, world, sections, all(f.status == "read" for f in files))
         self.problems += () if in_parts else rank_checks.check_lacking(merge, tree, sections)
         self.builder.add_rank_values(found)
         self.problems += rank_checks.check_gathered_rng(sections, merge.differing)
         self.problems += check_copies(tensors)
-        self.problems += (
-            Problem(Code.LAYOUT_INFERRED, note, None, fqn_of(path)) for path, note in resolved.notes.items()
-        )
+        self.problems += (Problem(Code.LAYOUT_INFERRED, note, None, fqn_of(path)) for path, note in notes.items())
         self.builder.add_saved(self.read.saved.values())
         return self.builder.checkpoint(
             name=_checkpoint_name(self.name),
-            saved_as=in_form(LOCAL if resolved.local else _saved_as(sharded, len(self.group), in_parts), self._form()),
+            saved_as=in_form(
+                LOCAL if local else _saved_as(sharded, len(self.group), in_parts), self.read.saved[self.name.path].form
+            ),
             tree=tree,
             files=files,
             world_size=world,
@@ -163,10 +160,20 @@ class _RankGroup:
             module_order=AS_SAVED,
             all_ranks=self.read.all_ranks,
             bytes_expected=rank_checks.expected_bytes(files),
-            assumed_names={*resolved.assumed, *(named.assumed if named else ())},
+            assumed_names=assumed | (named.assumed if named else set()),
             names_given=self.options.names if named else None,
             in_parts=in_parts,
         )
+
+    def _flat_shards(
+        self, tree: Any, by_name: Shapes | None, given: GivenNames | None
+    ) -> tuple[bool, dict[KeyPath, str], set[str]]:
+        """See `resolve_flat_shards`, whose module most rank files do not need."""
+        if given is None and not any(map(_may_be_flat, find_sections(tree))):
+            return False, {}, set()
+        from ckptools.formats.flat_parameters.shards import resolve_flat_shards
+
+        return resolve_flat_shards(tree, self.read.all_ranks, self.options.shapes, by_name, given)
 
     def _roots(self) -> dict[KeyPath, Ranked]:
         """The ranks' trees in rank order, by the key path of each part."""
@@ -196,26 +203,66 @@ class _RankGroup:
             others = [name for name in siblings(self.name) if name.path != self.name.path]
             ranks = {name.rank for name in others}
             if others:
-                whose = f"{'rank' if len(ranks) == 1 else 'ranks'} {spans(ranks)}"
-                text = f"files beside it are of {whose} by their names; left out by --only-this-file"
+                text = f"files beside it are of {named_ranks(ranks)} by their names; left out by --only-this-file"
                 yield Problem(Code.NOT_READ, text, files=tuple(name.path.name for name in others))
 
-    def _signs_of_more(self, in_parts: bool, world: Fact) -> Iterable[Problem]:
+    def _signs_of_more(
+        self, in_parts: bool, world: Fact, sections: Sequence[Section], every_file: bool
+    ) -> Iterator[Problem]:
         """Signs, in the files or the name of a single one, of parameters that are in none of them."""
+        from ckptools.formats.rank_search.stage_signs import parts_by_rank, signs_of_more
+
+        yield from () if in_parts else parts_by_rank(self.name.path, sections)
+        if not every_file:
+            return
         ranked = [(self.read.ranks[path], one.tree) for path, one in self.read.saved.items()]
         yield from signs_of_more(sorted(ranked, key=lambda i: i[0]), in_parts, world.sources != FILES_FOUND)
         if len(self.group) == 1 and self.name.rank > 0 and world.sources == FILES_FOUND:
             text = f"rank {self.name.rank}'s file by its name, and no other rank's is here; they may hold more"
             yield Problem(Code.ONE_OF_SEVERAL, text, severity="warning")
 
-    def _form(self) -> str:
-        return self.read.saved[self.name.path].form
-
     def _file(self, name: RankName) -> RankFile:
         rank = self.read.ranks[name.path]
         if name.path in self.read.saved:
             return was_read(self.read.saved[name.path], rank, name.part)
         return looked_at(name.path, rank, name.part, self.read.faults, len(self.group))
+
+    def _world_size(self) -> Fact:
+        """The number of ranks that saved the checkpoint, from the best source."""
+        at_least = {w for s in self.read.saved.values() if s.at_least for _, w in s.claims}
+        claimed = sorted({w for s in self.read.saved.values() if not s.at_least for _, w in s.claims})
+        named = self.name.world_size
+        found = len({self.read.ranks[n.path] for n in self.group})
+        if len(claimed) > 1:
+            self.problems.append(Problem(Code.WORLD_SIZES_DISAGREE, f"sharded tensors speak of world sizes {claimed}"))
+        if at_least and max(at_least) > max(claimed, default=0):
+            return self._world_of_slices(max(at_least), named, found)
+        if claimed:
+            agrees = named in (None, claimed[-1]) and len(claimed) == 1
+            if named not in (None, claimed[-1]):
+                text = f"world size {claimed[-1]} by content, {named} by file name"
+                self.problems.append(Problem(Code.WORLD_SIZES_DISAGREE, text))
+            return Fact(claimed[-1], ("layout", *(["file name"] if named == claimed[-1] else [])), agrees)
+        if named is not None:
+            return Fact(named, ("file name",))
+        stated = stated_world_size(one.tree for one in self.read.saved.values())
+        if stated is not None and found > 1:
+            return Fact(stated, ("metadata",))
+        return Fact(found, FILES_FOUND)
+
+    def _world_of_slices(self, at_least: int, named: int | None, found: int) -> Fact:
+        """The world size where files show a part of it only: as named, or as many as there are files."""
+        at_least = max(at_least, 1 + max(self.read.ranks.values()))
+        if named is not None and named >= at_least:
+            return Fact(named, ("file name",))
+        return Fact(found, FILES_FOUND) if found >= at_least else Fact(at_least, ("at least, by its layout",))
+
+
+def _may_be_flat(section: Section) -> bool:
+    """Whether a model has flat parameters, or an optimizer tensors that may be shards of them."""
+    if section.kind == "model":
+        return any(map(is_flat_parameter, section.value))
+    return section.kind == "optimizer" and any(t.kind == "plain" and t.shape for _, t in tensors_in(section.value))
 
 
 def _merged(merge: Merge, roots: Mapping[KeyPath, Ranked]) -> Any:

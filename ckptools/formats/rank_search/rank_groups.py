@@ -1,7 +1,7 @@
-"""Selection of the rank files of one checkpoint: siblings by name, several given files, or files of a pattern.
+"""The rank files of one checkpoint, which of them are read, and the rank of each.
 
-`rank_names` parses known names. Other names are taken where the caller gives them: several files together, whose rank
-is the one number in which their names differ, or else in their content; or a pattern such as
+Siblings are found by names that `rank_names` parses. Other names are taken where the caller gives them: several files
+together, whose rank is the one number in which their names differ, or else in their content; or a pattern such as
 `model-{rank}-of-{world}.pt` for the files of a folder. A rank in the content takes precedence over the name.
 """
 
@@ -11,15 +11,19 @@ import re
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from ckptools.errors import ReadError, SeveralError, UnsafePathError, UsageError
 from ckptools.files.location import real_path, tells_others
 from ckptools.files.opening import reading
-from ckptools.formats.options import Options
+from ckptools.formats.options import Options, is_small
 from ckptools.formats.rank_search.rank_checks import UNNAMED
 from ckptools.formats.rank_search.rank_names import RankName, check_links, names_in, only_group, parse, siblings
-from ckptools.formats.rank_search.sibling_search import are_of_one
+from ckptools.formats.shared.checkpoint_builder import Fault
+from ckptools.model.problems import Code, Problem
+from ckptools.model.tree import leaf_at
 from ckptools.model.values import describe_for_error
+from ckptools.pickles.reader import Saved
 
 NUMBER = re.compile(r"\d+")
 HOLDER = re.compile(r"\{(rank|world)\}")
@@ -60,6 +64,9 @@ def group_in(folder: Path) -> RankName | None:
     try:
         return only_group(folder)
     except SeveralError:
+        # Most folders have names that are enough.
+        from ckptools.formats.rank_search.sibling_search import are_of_one
+
         names = list(names_in(folder))
         if not are_of_one([name.path for name in names]):
             raise
@@ -73,14 +80,12 @@ def group_of_files(files: Sequence[Path]) -> list[RankName]:
         return sorted((n._replace(spelled=_unnamed(n.path)) for n in parsed), key=lambda n: (n.rank, n.path))
     numbers = _numbers(files)
     if numbers is None:
-        untold = (RankName(p, p.stem, at, p.suffix, "", None, _unnamed(p)) for at, p in enumerate(files))
-        return [name._replace(rank_in_name=False) for name in untold]
-    world = _of_world(files[0], set(numbers))
-    return _from_zero([_numbered(p, n, world) for p, n in zip(files, numbers, strict=True)])
-
-
-def _numbered(path: Path, number: int, world: int | None) -> RankName:
-    return RankName(path, NUMBER.split(path.stem)[0], number, "", "", world, _unnamed(path))
+        return [
+            RankName(p, p.stem, at, p.suffix, "", None, _unnamed(p), rank_in_name=False) for at, p in enumerate(files)
+        ]
+    world = _of_world(files[0], max(numbers))
+    numbered = zip(files, numbers, strict=True)
+    return _from_zero([RankName(p, NUMBER.split(p.stem)[0], n, "", "", world, _unnamed(p)) for p, n in numbered])
 
 
 def _unnamed(path: Path) -> str:
@@ -94,24 +99,17 @@ def _numbers(files: Sequence[Path]) -> list[int] | None:
         return None
     columns = list(zip(*(map(int, NUMBER.findall(path)) for path in paths), strict=True))
     differing = [list(column) for column in columns if len(set(column)) > 1]
-    if len(differing) != 1 or len(set(differing[0])) < len(files):
-        return None
-    return differing[0]
+    return differing[0] if len(differing) == 1 and len(set(differing[0])) == len(files) else None
 
 
-def _of_world(path: Path, numbers: set[int]) -> int | None:
-    """The `4` of `model-2-of-4.pt`, unless a number is larger."""
+def _of_world(path: Path, largest: int) -> int | None:
+    """The `4` of `model-2-of-4.pt`, unless the largest number is above it."""
     found = re.search(r"\d+-of-(\d{1,7})(?!\d)", path.name)
-    return int(found[1]) if found and max(numbers) <= int(found[1]) else None
+    return int(found[1]) if found and largest <= int(found[1]) else None
 
 
 def files_matching(folder: Path, pattern: str, follow_symlinks: bool) -> list[RankName]:
-    """The files of a folder whose names match a pattern such as `model-{rank}-of-{world}.pt`, in rank order.
-
-    Args:
-        folder: where they are.
-        pattern: a path below it with `{rank}`, and `{world}` where the names have the world size.
-        follow_symlinks: accept links out of the folder.
+    """The files below a folder whose paths match a pattern such as `model-{rank}-of-{world}.pt`, in rank order.
 
     Raises:
         UsageError: the path is no folder, or the pattern has no `{rank}` or leads out of the folder.
@@ -128,8 +126,10 @@ def files_matching(folder: Path, pattern: str, follow_symlinks: bool) -> list[Ra
     found = [(p, m) for p in paths if (m := expression.fullmatch(p.relative_to(folder).as_posix()))]
     if not found:
         raise ReadError(folder, f"no file fits --ranks {describe_for_error(pattern)}{_here(folder)}")
-    if not follow_symlinks:
-        _check_inside((p for p, _ in found), folder)
+    real = real_path(folder)
+    for path, _ in () if follow_symlinks else found:
+        if not real_path(path).is_relative_to(real):
+            raise UnsafePathError(path, "is or lies behind a link out of the folder; follow it with --follow-symlinks")
     return _from_zero([_fitted(folder, pattern, p, m) for p, m in found])
 
 
@@ -161,13 +161,6 @@ def _here(folder: Path) -> str:
     )
 
 
-def _check_inside(paths: Iterable[Path], folder: Path) -> None:
-    real = real_path(folder)
-    for path in paths:
-        if not real_path(path).is_relative_to(real):
-            raise UnsafePathError(path, "is or lies behind a link out of the folder; follow it with --follow-symlinks")
-
-
 def _fitted(folder: Path, pattern: str, path: Path, found: re.Match[str]) -> RankName:
     words = found.groupdict()
     spelled = pattern.replace("{world}", words.get("world") or "")
@@ -183,3 +176,107 @@ def _from_zero(names: list[RankName]) -> list[RankName]:
     if ordered[0].rank >= 1 and worlds == {ordered[-1].rank}:
         return [n.from_one() for n in ordered]
     return ordered
+
+
+# -- which of the files are read, and the rank of each ----------------------------------------------------------------
+
+
+class GroupRead:
+    """The files of a group that were read: every rank's, or the given one and its possible swap.
+
+    Attributes:
+        problems: receives problems of names and world sizes.
+        name: the given file, which must be readable; its rank counts from 0.
+        group: all files, likewise, in rank order.
+        saved: the content of those that were read.
+        faults: why others could not be read.
+        all_ranks: whether every file was to be read.
+        ranks: the rank of each file.
+
+    Raises:
+        ReadError: the given file cannot be read.
+    """
+
+    def __init__(self, problems: list[Problem], name: RankName, group: Sequence[RankName], options: Options) -> None:
+        self.problems, self.name, self.group, self.options = problems, name, group, options
+        self.saved: dict[Path, Saved] = {}
+        self.faults: dict[Path, Fault] = {}
+        every = options.all_ranks or not name.rank_in_name
+        wanted = group if every else [n for n in group if n.rank == name.rank]
+        self.all_ranks = every or len(wanted) == len(group)
+        wanted = sorted(wanted, key=lambda n: n.path != name.path)
+        options.read_ahead([member.path for member in wanted])
+        for member in wanted:
+            self._read(member, must=member.path == name.path or not member.rank_in_name)
+        # Names of parameters may be those of several ranks, and then fit no rank alone. Names of files that were given
+        # one by one need not count ranks: their contents have them.
+        unnamed = options.names is not None and not any(s.claims for s in self.saved.values())
+        uncounted = bool(options.files) and group[-1].rank > len(group)
+        if not self.all_ranks and (self._is_small() or unnamed or uncounted):
+            self._read_rest()
+        if all(map(self._counts_from_one, group)) and any(self._said(n) is not None for n in group):
+            self.group, self.name = [n.from_one() for n in group], name.from_one()
+        self._read_namesakes(self.name)
+        self.ranks = {n.path: self._rank_of(n) for n in self.group}
+
+    def _read(self, member: RankName, must: bool) -> None:
+        try:
+            self.saved[member.path] = self.options.read_file(member.path)
+        except ReadError as error:
+            if must:
+                raise
+            self.faults[member.path] = Fault.of(error, member.path)
+
+    def _is_small(self) -> bool:
+        """Whether the files, estimated by those that were read, are small enough to read all."""
+        nbytes = sum(saved.bytes_read for saved in self.saved.values())
+        return is_small(len({n.rank for n in self.group}), nbytes * len(self.group) // max(len(self.saved), 1))
+
+    def _read_rest(self) -> None:
+        rest = [member for member in self.group if member.path not in {*self.saved, *self.faults}]
+        self.options.read_ahead([member.path for member in rest])
+        for member in rest:
+            self._read(member, must=False)
+        self.all_ranks = True
+
+    def _read_namesakes(self, name: RankName) -> None:
+        """Where the content has another rank than the name, read the file of that name too: they may be swapped."""
+        rank = self._said(name)
+        while rank is not None:
+            others = [n for n in self.group if n.rank == rank and n.part == name.part]
+            if not others or others[0].path in {*self.saved, *self.faults}:
+                return
+            self._read(others[0], must=False)
+            rank = self._said(others[0])
+
+    def _said(self, name: RankName) -> int | None:
+        """The one rank in a file's content; None for none, several, or a file that was not read."""
+        claims = {rank for rank, _ in self.saved[name.path].claims} if name.path in self.saved else set()
+        claimed = [rank for rank in claims if rank is not None]
+        return claimed[0] if len(claimed) == 1 else None
+
+    def _counts_from_one(self, name: RankName) -> bool:
+        """Whether a name in the caller's own spelling has one more than the rank, by the contents that were read."""
+        return bool(name.spelled) and not name.first and name.rank > 0 and self._said(name) in (None, name.rank - 1)
+
+    def _rank_of(self, name: RankName) -> int:
+        """The rank in a file's content, else in its name."""
+        rank = self._said(name)
+        if rank is None and not name.rank_in_name:
+            raise UsageError(name.path, "neither name nor content has its rank; give it with --ranks PATTERN")
+        if rank is None or rank == name.rank:
+            return name.rank
+        if name.rank_in_name:
+            text = f"{name.path.name} holds rank {rank}; the content is believed"
+            self.problems.append(Problem(Code.NAME_CONTRADICTS, text, name.rank))
+        return rank
+
+
+def stated_world_size(trees: Iterable[Any]) -> int | None:
+    """The number of ranks in the files: at their root, or as Composer stores it in `state.metadata`."""
+    for tree in trees:
+        for path in (("state", "metadata", "world_size"), ("world_size",)):
+            stated = leaf_at(tree, path)
+            if type(stated) is int and stated > 0:
+                return stated
+    return None

@@ -1,4 +1,4 @@
-"""File names that carry a rank, and the files that belong together.
+"""Names of the ranks' files, and the files that belong together by their names.
 
 Composer `ep0-ba5-rank3.pt`, OLMo `rank3.pt`, verl `model_world_size_4_rank_3.pt` with `optim_…` and `extra_state_…`,
 Accelerate `pytorch_model_fsdp_0_rank3.bin`, `x.rank_3.pth`, each also compressed (`.pt.gz`) or a tar. A name is only a
@@ -17,18 +17,15 @@ Source: torch/distributed/checkpoint/filesystem.py, transformers/trainer.py, hug
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ckptools.errors import ReadError
 from ckptools.files.location import check_stays_inside, is_remote, real_path
 from ckptools.files.opening import reading
 from ckptools.formats.shared.several import several
-from ckptools.model.tree import KeyPath, tensors_in
-from ckptools.pickles import reader
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".lzma", ".zst", ".lz4", ".lzo")
 RANKED = re.compile(
@@ -47,12 +44,10 @@ class RankName(NamedTuple):
     """A file name with a rank in it.
 
     Attributes:
-        path: the file.
         head: text before the rank; the same for all ranks of one part.
-        rank: as the name says.
         tail: text behind the rank.
         part: the part of a rank's state, where a rank has several files; else "".
-        world_size: as the name says; None when it does not.
+        world_size: None where the name does not have it.
         spelled: for the caller's own names: the path of any rank, with `{rank}`, or `?`.
         width: digits of the rank in it.
         first: the number of rank 0 in it.
@@ -106,7 +101,7 @@ def check_links(names: Sequence[RankName], asked: Path) -> None:
     """Refuse links out of the folder among rank files; only the file that the caller asked for may be one.
 
     Raises:
-        UnsafePathError: one of them is.
+        UnsafePathError: one of them leads out.
     """
     for name in names:
         if name.path != asked:
@@ -142,15 +137,14 @@ def only_group(folder: Path) -> RankName | None:
     """
     groups: dict[tuple[tuple[str, str], int | None], RankName] = {}
     for name in names_in(folder):
-        if _is_other_name(name.path):
-            continue
-        groups.setdefault((name.group, name.world_size), name)
+        if not _is_other_name(name.path):
+            groups.setdefault((name.group, name.world_size), name)
     if len(groups) > 1:
         raise several(folder, [name.path for name in groups.values()])
     return next(iter(groups.values()), None)
 
 
-# -- left overs -------------------------------------------------------------------------------------------------------
+# -- left-overs -------------------------------------------------------------------------------------------------------
 
 
 MAX_ENTRIES = 1 << 16
@@ -175,71 +169,37 @@ def unfinished(path: Path) -> list[str]:
     return []
 
 
-# -- other items of the same ranks: `model_3.pt`, `optimizer_3.pt`, `step_3.pt` ---------------------------------------
-
-# Names whose rank is proven by contents show the names of the other items: the same but for the words before the rank.
-# They are of the same checkpoint where they hold other keys; two runs beside each other hold the same ones.
-#
-# Source: torch_checkpointing's `TorchSerialization` writes such files; so does many a script.
-
-DIGITS = re.compile(r"\d+")
-
-MAX_FILES = 4096
-"""Most entries of the folder that are looked at."""
-
-MAX_ITEMS = 32
+# -- numbers in any path that may be a rank ---------------------------------------------------------------------------
 
 
-def with_items(group: Sequence[RankName], tree: Any, world: int, follow_symlinks: bool = False) -> list[RankName]:
-    """The rank files of a checkpoint with those of its other items, each with its `part`; unchanged for one item.
+LEVELS = 3
+"""Parts of a path whose numbers may differ: the names of the file and of the two folders above."""
 
-    Args:
-        group: the rank files of one item, in rank order.
-        tree: the content of one of them.
-        world: number of ranks.
-        follow_symlinks: take links for what they lead to; else they are passed over.
+NUMBER = re.compile(r"\d{1,7}")
+COUNTS_STEPS = re.compile(r"(?:ep|epoch|ba|batch|step|iter|iteration|checkpoint)[-_=]?\d+", re.IGNORECASE)
+
+
+class PathNumber(NamedTuple):
+    """A number in a path that may be the rank: `start` and `end` in a part, 0 for the file's name, 1 its folder's."""
+
+    level: int
+    start: int
+    end: int
+
+
+def columns(path: Path, of_steps: bool = False) -> Iterator[PathNumber]:
+    """Yield the numbers of a path that may be a rank; or those behind a word such as `checkpoint`, which counts steps.
+
+    Of the latter only those in the file's name.
     """
-    own, rank, _ = Path(group[0].spelled).name.partition("{rank}") if group else ("", "", "")
-    families = _families(group[0], world, follow_symlinks) if own and rank else {}
-    known = {path for path, _ in tensors_in(tree)}
-    others = {head: names for head, names in families.items() if head != own and _is_item(names, known, world)}
-    if not others:
-        return list(group)
-    items = {own: list(group), **others}
-    named = [name._replace(part=head.rstrip("-_.")) for head, names in items.items() for name in names]
-    return sorted(named, key=lambda name: (name.rank, "model" not in name.part, name.part))
+    for level, part in enumerate(path_parts(path)):
+        steps = [found.span() for found in COUNTS_STEPS.finditer(part)]
+        for found in NUMBER.finditer(part):
+            counts_steps = any(start <= found.start() < end for start, end in steps)
+            if counts_steps is of_steps and not (of_steps and level):
+                yield PathNumber(level, *found.span())
 
 
-def _families(of: RankName, world: int, follow_symlinks: bool) -> dict[str, list[RankName]]:
-    """The files beside one whose names differ from it in the rank and in words before it, by what is before it."""
-    spelled = of.path.parent / Path(of.spelled).name
-    own, _, tail = spelled.name.partition("{rank}")
-    pattern = re.compile(rf"(?P<head>{_words(own)})(?P<rank>\d{{1,7}}){re.escape(tail)}", re.DOTALL)
-    found: dict[str, list[RankName]] = {}
-    for path in sorted(islice(of.path.parent.iterdir(), MAX_FILES)):
-        fits = pattern.fullmatch(path.name)
-        rank = int(fits["rank"]) - of.first if fits else -1
-        if fits and 0 <= rank < world and (follow_symlinks or not path.is_symlink()) and path.is_file():
-            template = str(spelled.with_name(f"{fits['head']}{{rank}}{tail}"))
-            name = RankName(path, fits["head"], rank, "", "", None, template, of.width, of.first)
-            found.setdefault(fits["head"], []).append(name)
-    return {head: sorted(names, key=lambda n: n.rank) for head, names in islice(found.items(), MAX_ITEMS)}
-
-
-def _words(head: str) -> str:
-    """A regular expression for other words before a rank, with their numbers and the separator."""
-    numbers = map(re.escape, DIGITS.findall(head))
-    return r"\D*?".join(["", *numbers, ""]) + re.escape(head[len(head.rstrip("-_.")) :])
-
-
-def _is_item(names: Sequence[RankName], known: set[KeyPath], world: int) -> bool:
-    """Whether files are of an item of their own, by the first that can be read: no tensor lies where another has one.
-
-    A lone file is an item where its content has the rank of its name and the world size.
-    """
-    for name in names:
-        with suppress(ReadError):
-            saved = reader.read(name.path)
-            sure = len(names) > 1 or (name.rank, world) in saved.claims
-            return sure and known.isdisjoint(path for path, _ in tensors_in(saved.tree))
-    return False
+def path_parts(path: Path) -> list[str]:
+    """The file's name and those of the folders above it, as far as numbers in them may differ."""
+    return list(reversed(path.absolute().parts[1:]))[:LEVELS]

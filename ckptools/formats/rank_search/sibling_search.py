@@ -19,52 +19,31 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import cache
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from ckptools.errors import ReadError
 from ckptools.formats.rank_search.pickle_signs import Signs, signs_in
 from ckptools.formats.rank_search.rank_checks import UNNAMED
-from ckptools.formats.rank_search.rank_names import RankName, with_items
+from ckptools.formats.rank_search.rank_names import LEVELS, PathNumber, RankName, columns, path_parts
+from ckptools.model.tree import KeyPath, tensors_in
 from ckptools.pickles import reader
 from ckptools.pickles.reader import Saved
 
-LEVELS = 3
-"""Parts of a path whose numbers may differ: the names of the file and of the two folders above."""
-
 MAX_FILES = 4096
 """Most files that are looked at; above, the user names them by a pattern."""
-
-NUMBER = re.compile(r"\d{1,7}")
-TELLS_STEP = re.compile(r"(?:ep|epoch|ba|batch|step|iter|iteration|checkpoint)[-_=]?\d+", re.IGNORECASE)
-
 
 MAX_SAMPLED = 32
 """Most files that are read for one number in the path."""
 
 
-class PathNumber(NamedTuple):
-    """A number in a path that may be the rank.
-
-    Attributes:
-        level: the part of the path, 0 for the file's name, 1 for its folder's.
-        start: where it begins in the part.
-        end: where it ends.
-    """
-
-    level: int
-    start: int
-    end: int
-
-
 def siblings_by_content(path: Path, saved: Saved, follow_symlinks: bool = False) -> list[RankName]:
     """Find the rank files of the checkpoint that a file belongs to, in rank order; empty where nothing proves them.
 
-    Args:
-        path: the file.
-        saved: its content.
-        follow_symlinks: take links for what they lead to; else they are passed over.
+    Links are passed over, unless they are to be followed.
     """
     world = max((world for _, world in saved.claims), default=1)
     if world < 2:
@@ -72,8 +51,8 @@ def siblings_by_content(path: Path, saved: Saved, follow_symlinks: bool = False)
     search = _SiblingSearch(path, world, follow_symlinks)
     numbered = max((search.numbered(column) for column in columns(path)), key=len, default=[])
     found = numbered if len(numbered) >= world else search.one_of_each(numbered)
-    counted = (search.numbered(column, every_file=True) for column in step_columns(path))
-    return with_items(found or max(counted, key=len, default=[]), saved.tree, world, follow_symlinks)
+    counted = (search.numbered(column, every_file=True) for column in columns(path, of_steps=True))
+    return _with_items(found or max(counted, key=len, default=[]), saved.tree, world, follow_symlinks)
 
 
 def are_of_one(files: Sequence[Path]) -> bool:
@@ -87,48 +66,17 @@ def are_of_one(files: Sequence[Path]) -> bool:
     return {name.path for name in siblings_by_content(files[0], saved)} >= set(files)
 
 
-def columns(path: Path) -> Iterator[PathNumber]:
-    """Yield the numbers of a path that may be a rank."""
-    return (column for column, counts_steps in _numbers(path) if not counts_steps)
-
-
-def step_columns(path: Path) -> Iterator[PathNumber]:
-    """Yield the numbers of a file's name that stand behind a word such as `checkpoint`, which counts steps."""
-    return (column for column, counts_steps in _numbers(path) if counts_steps and column.level == 0)
-
-
-def _numbers(path: Path) -> Iterator[tuple[PathNumber, bool]]:
-    """Each number of a path, with whether the word before it counts steps."""
-    for level, part in enumerate(_parts(path)):
-        steps = [found.span() for found in TELLS_STEP.finditer(part)]
-        for found in NUMBER.finditer(part):
-            yield PathNumber(level, *found.span()), any(start <= found.start() < end for start, end in steps)
-
-
-def _parts(path: Path) -> list[str]:
-    """The file's name and those of the folders above it, as far as numbers in them may differ."""
-    return list(reversed(path.absolute().parts[1:]))[:LEVELS]
-
-
 class _SiblingSearch:
-    """The search for the rank files of one checkpoint.
-
-    Args:
-        path: the file that was opened.
-        world: how many there should be.
-        follow_symlinks: take links for what they lead to; else they are passed over.
-    """
+    """The search for the `world` rank files of the checkpoint that a file belongs to."""
 
     def __init__(self, path: Path, world: int, follow_symlinks: bool) -> None:
         self._path, self._absolute, self._world, self._follow = path, path.absolute(), world, follow_symlinks
-        self._signs: dict[Path, Signs | None] = {}
+        self._signs_of = cache(_signs_of)
 
     def numbered(self, column: PathNumber, every_file: bool = False) -> list[RankName]:
         """The files that differ in one number, where that is the rank, or one more.
 
-        Args:
-            column: where the number stands.
-            every_file: accept it only where every file has the rank, and all the same step.
+        With `every_file` it is accepted only where every file has the rank, and all the same step.
         """
         files = sorted((int(seen[0]), file) for file, seen in self._matching([column]))
         numbers = [number for number, _ in files]
@@ -162,21 +110,13 @@ class _SiblingSearch:
                 numbered = []  # of ranks that it lacks; another copy of the same ranks is another checkpoint
         return numbered
 
-    def _signs_of(self, path: Path) -> Signs | None:
-        if path not in self._signs:
-            try:
-                self._signs[path] = signs_in(path)
-            except ReadError:
-                self._signs[path] = None
-        return self._signs[path]
-
     def _matching(self, free: Iterable[PathNumber]) -> list[tuple[Path, list[str]]]:
         """Files whose paths differ in some numbers at most, with their numbers, from the left."""
         wanted = set(free)
         levels = max((column.level for column in wanted), default=0) + 1
         found: list[tuple[Path, list[str]]] = [(self._absolute.parents[levels - 1], [])]
         for level in reversed(range(levels)):
-            part = _parts(self._path)[level]
+            part = path_parts(self._path)[level]
             expression = re.compile(_expression(part, sorted((c.start, c.end) for c in wanted if c.level == level)))
             found = [entry for folder, seen in found for entry in self._entries(folder, expression, seen)]
         return [(self._as_given(one), seen) for one, seen in found if one.is_file()]
@@ -199,7 +139,7 @@ class _SiblingSearch:
         return found if self._path.is_absolute() else Path(os.path.relpath(found))
 
     def _spelled(self, column: PathNumber, number: int, file: Path, first: int) -> RankName:
-        parts, above = _parts(self._path), self._absolute.parents[column.level]
+        parts, above = path_parts(self._path), self._absolute.parents[column.level]
         part = parts[column.level]
         parts[column.level] = f"{part[: column.start]}{{rank}}{part[column.end :]}"
         spelled = self._as_given(above.joinpath(*reversed(parts[: column.level + 1])))
@@ -207,6 +147,12 @@ class _SiblingSearch:
         return RankName(
             file, part[: column.start] or above.name, number - first, "", "", None, str(spelled), width, first
         )
+
+
+def _signs_of(path: Path) -> Signs | None:
+    with suppress(ReadError):
+        return signs_in(path)
+    return None
 
 
 def count_as_ranks(numbers: list[list[int]]) -> bool:
@@ -260,3 +206,64 @@ def _all_say_so(found: Sequence[tuple[int, Signs]]) -> bool:
 def _place(sign: Signs) -> tuple[int, ...]:
     """The rank, or the place in the mesh, which is ordered as the ranks are; empty where neither is known."""
     return sign.place if sign.rank is None else (sign.rank,)
+
+
+# -- other items of the same ranks: `model_3.pt`, `optimizer_3.pt`, `step_3.pt` ---------------------------------------
+
+# Names whose rank is proven by contents show the names of the other items: the same but for the words before the rank.
+# They are of the same checkpoint where they hold other keys; two runs beside each other hold the same ones.
+#
+# Source: torch_checkpointing's `TorchSerialization` writes such files; so does many a script.
+
+MAX_ITEMS = 32
+
+
+def _with_items(group: Sequence[RankName], tree: Any, world: int, follow_symlinks: bool) -> list[RankName]:
+    """The rank files of a checkpoint with those of its other items, each with its `part`; unchanged for one item.
+
+    `tree` is the content of one of the `group`, which is in rank order.
+    """
+    own, rank, _ = Path(group[0].spelled).name.partition("{rank}") if group else ("", "", "")
+    families = _families(group[0], world, follow_symlinks) if own and rank else {}
+    known = {path for path, _ in tensors_in(tree)}
+    others = {head: names for head, names in families.items() if head != own and _is_item(names, known, world)}
+    if not others:
+        return list(group)
+    items = {own: list(group), **others}
+    named = [name._replace(part=head.rstrip("-_.")) for head, names in items.items() for name in names]
+    return sorted(named, key=lambda name: (name.rank, "model" not in name.part, name.part))
+
+
+def _families(of: RankName, world: int, follow_symlinks: bool) -> dict[str, list[RankName]]:
+    """The files beside one whose names differ from it in the rank and in words before it, by what is before it."""
+    spelled = of.path.parent / Path(of.spelled).name
+    own, _, tail = spelled.name.partition("{rank}")
+    pattern = re.compile(rf"(?P<head>{_words(own)})(?P<rank>\d{{1,7}}){re.escape(tail)}", re.DOTALL)
+    found: dict[str, list[RankName]] = {}
+    for path in sorted(islice(of.path.parent.iterdir(), MAX_FILES)):
+        fits = pattern.fullmatch(path.name)
+        rank = int(fits["rank"]) - of.first if fits else -1
+        if fits and 0 <= rank < world and (follow_symlinks or not path.is_symlink()) and path.is_file():
+            template = str(spelled.with_name(f"{fits['head']}{{rank}}{tail}"))
+            name = RankName(path, fits["head"], rank, "", "", None, template, of.width, of.first)
+            found.setdefault(fits["head"], []).append(name)
+    return {head: sorted(names, key=lambda n: n.rank) for head, names in islice(found.items(), MAX_ITEMS)}
+
+
+def _words(head: str) -> str:
+    """A regular expression for other words before a rank, with their numbers and the separator."""
+    numbers = re.findall(r"\d+", head)
+    return r"\D*?".join(["", *numbers, ""]) + re.escape(head[len(head.rstrip("-_.")) :])
+
+
+def _is_item(names: Sequence[RankName], known: set[KeyPath], world: int) -> bool:
+    """Whether files are of an item of their own, by the first that can be read: no tensor lies where another has one.
+
+    A lone file is an item where its content has the rank of its name and the world size.
+    """
+    for name in names:
+        with suppress(ReadError):
+            saved = reader.read(name.path)
+            sure = len(names) > 1 or (name.rank, world) in saved.claims
+            return sure and known.isdisjoint(path for path, _ in tensors_in(saved.tree))
+    return False

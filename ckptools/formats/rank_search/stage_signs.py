@@ -1,4 +1,4 @@
-"""Signs in files with whole tensors that parts of the model lie in other files.
+"""Signs in files with whole tensors that parts of the model lie in other files, or that the tensors are slices.
 
 The file of one pipeline stage looks like that of a whole model. Signs of a stage: files name their stage; numbered
 layers are absent; ranks hold parameters of their own and no file states the number of ranks; or some of such files hold
@@ -7,7 +7,7 @@ the same parameters. Only the first proves that something is missing; the others
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -15,13 +15,16 @@ from typing import Any
 
 from ckptools.errors import ReadError
 from ckptools.files.file_type import content_of, head_at
-from ckptools.formats.rank_search.sibling_search import columns
+from ckptools.formats.rank_search.parts import is_slice, not_joined, parts_with
+from ckptools.formats.rank_search.rank_names import columns
 from ckptools.model.problems import Code, Problem
+from ckptools.model.rank_vote import same_records
 from ckptools.model.tensor import Tensor
+from ckptools.model.tree import tensors_in
 from ckptools.pickles.reader import Saved
-from ckptools.text import few, spans
+from ckptools.text import few, plural, spans
 from ckptools.training_state.parameter_names import without_wrappers
-from ckptools.training_state.sections import find_sections
+from ckptools.training_state.sections import Section, find_sections
 
 STAGES = (
     ("pp_rank", "pp_size"),
@@ -33,6 +36,9 @@ STAGES = (
     ("stage_index", "num_stages"),
 )
 """Names for the number of a stage and the number of stages; the last as in `torch.distributed.pipelining`."""
+
+MIN_TELLING = 16
+"""Fewer elements than this prove nothing, whether their bytes are equal or not."""
 
 MAX_NAMED = 3
 """At most this many ranks with the same parameters are named."""
@@ -61,19 +67,6 @@ def signs_of_more(ranked: Ranked, in_parts: bool, world_stated: bool) -> Iterato
     yield from _copied(models) if in_parts else ()
 
 
-def stated_world_size(trees: Iterable[Any]) -> int | None:
-    """The number of ranks in the files: at their root, or as Composer stores it in `state.metadata`."""
-    for tree in trees:
-        root = tree if isinstance(tree, Mapping) else {}
-        state = root.get("state")
-        metadata = state.get("metadata") if isinstance(state, Mapping) else None
-        for node in (metadata, root):
-            stated = node.get("world_size") if isinstance(node, Mapping) else None
-            if type(stated) is int and stated > 0:
-                return stated
-    return None
-
-
 def _models_by_rank(ranked: Ranked) -> list[tuple[int, list[Mapping[str, Any]]]]:
     """The models of each rank, which may have several files."""
     found: dict[int, list[Mapping[str, Any]]] = {}
@@ -86,7 +79,7 @@ def _models(tree: Any) -> list[Mapping[str, Any]]:
     return [section.value for section in find_sections(tree) if section.kind == "model"]
 
 
-# -- stages that files say they are --------------------------------------------------------------------------------
+# -- stages that files name ------------------------------------------------------------------------------------------
 
 
 def _stage(tree: Any) -> tuple[int, int, str] | None:
@@ -189,3 +182,27 @@ def _copied(models: Sequence[tuple[int, Sequence[Mapping[str, Any]]]]) -> Iterat
         same = [f"ranks {spans(r)}" for r in ranks.values() if len(r) > 1]
         text = f"{few(same, MAX_NAMED)} hold the same parameters, and others are on fewer ranks; a file may be a copy"
         yield Problem(Code.MODEL_PART_MISSING, text, severity="warning")
+
+
+# -- slices -----------------------------------------------------------------------------------------------------------
+
+
+def parts_by_rank(path: Path, sections: Sequence[Section]) -> Iterator[Problem]:
+    """Yield signs that the plain tensors of rank files are slices, not replicas.
+
+    Args:
+        path: a rank file.
+        sections: of all ranks' files, merged; no tensor of it is marked as a shard.
+    """
+    parts = parts_with(path) if is_slice(path) else None
+    if parts is not None:
+        yield Problem(Code.ONE_OF_SEVERAL, not_joined(parts))
+        return
+    tensors = [t for s in sections if s.kind == "model" for _, t in tensors_in(s.value)]
+    other = [t for t in tensors if not same_records(t.shards)]
+    if 2 * len(other) > len(tensors) and sum(t.numel for t in other) >= MIN_TELLING:
+        ranks = len({s.rank for t in other for s in t.shards})
+        text = (
+            f"{len(other)} of {plural(len(tensors), 'tensor')} of the model have other bytes on each of {ranks} ranks"
+        )
+        yield Problem(Code.ONE_OF_SEVERAL, f"{text}: slices, or copies that are not of one save", severity="warning")

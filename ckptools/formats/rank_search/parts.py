@@ -1,4 +1,6 @@
-"""File names of one rank's part of a model, in the spelling of frameworks whose parts are not joined here.
+"""Files that each hold one rank's part of a model, in the forms of frameworks whose parts are not joined here.
+
+Names that say so:
 
     model-rank-0-part-0.safetensors     vLLM, SGLang (sharded_state)
     model0-mp4.safetensors              DeepSeek's own inference code
@@ -8,25 +10,35 @@
     tp_00_00.pt, mp_rank_00/model_weights.ckpt, dp_rank_00_tp_rank_01_pp_rank_00.pt    NeMo and its like
 
 A rank alone, as in `ep0-ba5-rank3.pt`, is `rank_names`' matter. Names such as `lora_rank_64` count something else.
+
+Other signs are the content (fairseq's `shard_metadata`, FSDP's `flat_param_0`), and files beside: TensorRT-LLM's
+`config.json` with a mapping of several ranks, or a `metadata.pkl` or `metadata.yaml` with words for ranks. Slices look
+like whole tensors, so there are no more.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ckptools.errors import ReadError
+from ckptools.files.file_type import content_of, head_of
+from ckptools.files.json_file import read_json
 from ckptools.files.location import is_remote
 from ckptools.files.opening import File, reading
 from ckptools.files.safetensors_header import read_header
+from ckptools.files.zip_archive import Container
 from ckptools.formats.rank_search.rank_names import parse
 from ckptools.formats.shared.several import several
+from ckptools.model.problems import Code, Problem
 from ckptools.model.provenance import KEY
+from ckptools.model.tree import tensors_in
+from ckptools.pickles import reader
 from ckptools.text import few
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
@@ -61,22 +73,10 @@ MAX_BYTES = 1 << 16
 
 
 class PartFiles(NamedTuple):
-    """The files that are parts of one model by their names.
-
-    Attributes:
-        files: sorted by the numbers in their names.
-        pattern: their name, with `*` for the numbers.
-    """
+    """The files that are parts of one model, in the order of their numbers, and their name with `*` for these."""
 
     files: tuple[Path, ...]
     pattern: str
-
-    @property
-    def text(self) -> str:
-        """Describe the files for a problem."""
-        if len(self.files) == 1:
-            return f"part of several files by its name ({self.pattern}), of which this one is here"
-        return f"part of {len(self.files)} files by their names ({self.pattern})"
 
 
 def parts_with(path: Path) -> PartFiles | None:
@@ -106,17 +106,21 @@ def parts_in(folder: Path) -> PartFiles | None:
         SeveralError: it holds parts of several.
     """
     families: dict[str, PartFiles] = {}
-    for file in weights_in(folder):
+    for file in _weights_in(folder):
         found = None if parse(file) is not None and not is_slice(file) else parts_with(file)
         if found is None or (found.files[0].parent == folder) is ("/" in found.pattern):
             return None  # also of a folder that is a part itself
         families.setdefault(found.pattern, found)
-    if len(families) > 1:
-        raise several(folder, [parts.files[0] for parts in families.values()])
-    return next(iter(families.values()), None)
+    return _only(folder, list(families.values()))
 
 
-def weights_in(folder: Path) -> list[Path]:
+def _only(folder: Path, found: Sequence[PartFiles]) -> PartFiles | None:
+    if len(found) > 1:
+        raise several(folder, [parts.files[0] for parts in found])
+    return found[0] if found else None
+
+
+def _weights_in(folder: Path) -> list[Path]:
     """The files of weights in a folder, or in its folders of ranks."""
     with reading(folder):
         entries = sorted(islice(folder.iterdir(), MAX_ENTRIES))
@@ -170,4 +174,118 @@ def _numbers(path: Path) -> tuple[list[int], str]:
 
 def not_joined(parts: PartFiles) -> str:
     """One line that says what a file of these is, and that it is unknown how they join."""
-    return f"{parts.text}: {few([p.name for p in parts.files])}; how they join is not known"
+    text = f"part of {len(parts.files)} files by their names ({parts.pattern})"
+    if len(parts.files) == 1:
+        text = f"part of several files by its name ({parts.pattern}), of which this one is here"
+    return f"{text}: {few([p.name for p in parts.files])}; how they join is not known"
+
+
+# -- signs in the content, and beside the file ------------------------------------------------------------------------
+
+
+FLAT = re.compile(r"_?flat_param(_\d+)?")
+SHARDED = "shard_metadata"
+"""Key that fairseq writes beside the shards of FSDP. Source: fairseq/checkpoint_utils.py."""
+
+BESIDE = ("metadata.pkl", "metadata.yaml")
+RANKS = re.compile(rb"world_?size|tensor_?parallel|tp_size|num_ranks|shard|device_?mesh", re.IGNORECASE)
+MAX_READ = 1 << 20
+MAPPING = ("world_size", "tp_size", "pp_size")
+
+
+def signs_of_a_part(path: Path, tree: Any, beside: bool = True) -> Iterator[Problem]:
+    """Yield the first sign that a file is a part: its name, its content without any shard, or a file `beside` it."""
+    why = _by_name(path, tree) or _by_content(tree) or (_by_what_is_beside(path) if beside else "")
+    if why:
+        yield Problem(Code.ONE_OF_SEVERAL, why)
+
+
+def parts_by_content(folder: Path) -> PartFiles | None:
+    """The files in a folder that are parts by their own content, numbered from 0; None where it holds others too.
+
+    Raises:
+        SeveralError: it holds parts of several models.
+    """
+    families: dict[str, list[Path]] = {}
+    for path in _weights_in(folder):
+        numbers = list(NUMBER.finditer(path.stem))
+        if not numbers or path.suffix == ".safetensors":
+            return None
+        last = numbers[-1]
+        families.setdefault(f"{path.name[: last.start()]}*{path.name[last.end() :]}", []).append(path)
+    found = [PartFiles(tuple(sorted(files, key=_last_number)), pattern) for pattern, files in families.items()]
+    return _only(folder, found) if all(map(_are_parts, found)) else None
+
+
+def _last_number(path: Path) -> int:
+    return int(NUMBER.findall(path.stem)[-1])
+
+
+def _are_parts(parts: PartFiles) -> bool:
+    """Whether files are numbered from 0, and the first and the last hold one rank's part by their own content."""
+    ends = (parts.files[0], parts.files[-1])
+    if len(parts.files) < 2 or list(map(_last_number, parts.files)) != list(range(len(parts.files))):
+        return False
+    try:
+        if not all(path.is_file() and not path.is_symlink() and _has_words_of_parts(path) for path in ends):
+            return False
+        trees = [reader.read(path).tree for path in ends]
+    except ReadError:
+        return False
+    whole = [t for tree in trees for _, t in tensors_in(tree) if not t.sharded]
+    return bool(whole) and all(map(_by_content, trees))
+
+
+def _has_words_of_parts(path: Path) -> bool:
+    """Whether the pickle of a file has a name that `_by_content` looks for; of what is no zip archive it may have."""
+    with File(path) as file:
+        if content_of(head_of(file)) != "zip":
+            return True
+        pickle = Container(file).read("data.pkl")
+    return any(word.encode() in pickle for word in (SHARDED, "flat_param"))
+
+
+def _by_name(path: Path, tree: Any) -> str:
+    parts = parts_with(path)
+    if parts is None or any("lora" in str(key).lower() for key in tree if isinstance(tree, Mapping)):
+        return ""
+    return not_joined(parts)
+
+
+def _by_content(tree: Any) -> str:
+    """Why a file is one rank's by its own content; "" where that says nothing."""
+    if isinstance(tree, Mapping) and SHARDED in tree:
+        return f"holds one rank's shards by its {SHARDED}; the others' files are needed, and how they join is not known"
+    for key, _ in tensors_in(tree):
+        last = str(key[-1]).rpartition(".")[2] if key else ""
+        if FLAT.fullmatch(last):
+            return f"holds one rank's part of flattened parameters ({last}), without their shapes and names"
+    return ""
+
+
+def _by_what_is_beside(path: Path) -> str:
+    if is_remote(path):  # in a store only files that were named are fetched
+        return ""
+    for name in BESIDE:
+        if _speaks_of_ranks(path.with_name(name)):
+            return f"{name} beside it speaks of several ranks, and what this file holds of them is not known"
+    ranks = _mapped_ranks(path.with_name("config.json"))
+    return f"part of {ranks} by the mapping in config.json beside it; how they join is not known" if ranks > 1 else ""
+
+
+def _speaks_of_ranks(path: Path) -> bool:
+    with suppress(ReadError, OSError):
+        if path.is_file() and not path.is_symlink():
+            with File(path) as file:
+                return RANKS.search(file.read(0, min(file.size, MAX_READ))) is not None
+    return False
+
+
+def _mapped_ranks(config: Path) -> int:
+    """The number of ranks in TensorRT-LLM's configuration; 1 where it has none."""
+    with suppress(ReadError, OSError):
+        if config.is_file() and not config.is_symlink():
+            mapping = read_json(config).get("mapping")
+            if isinstance(mapping, Mapping):
+                return max([n for name in MAPPING if type(n := mapping.get(name)) is int], default=1)
+    return 1
