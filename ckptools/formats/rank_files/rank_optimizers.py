@@ -20,7 +20,7 @@ from ckptools.model.checkpoint import GivenNames, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath
-from ckptools.text import spans
+from ckptools.text import named_ranks
 from ckptools.training_state.optimizer_names import group_ids
 from ckptools.training_state.optimizers import name_with
 from ckptools.training_state.parameter_names import AS_SAVED, UNNAMED, Id, Naming, believed, model_for_names
@@ -52,12 +52,6 @@ def named_by_own_models(
     merge: Merge, sections: Sequence[Section], given: GivenNames | None, in_parts: bool
 ) -> NamedRanks | None:
     """Name each rank's optimizers by that rank's own model, where a number may stand for one parameter on each rank.
-
-    Args:
-        merge: the ranks' trees, merged without names.
-        sections: of the merged tree.
-        given: names of all parameters from the user.
-        in_parts: whether ranks hold parameters of their own.
 
     Returns:
         None where no optimizer has numbers, or they are the same parameters on all ranks.
@@ -127,23 +121,21 @@ def _of_one_rank(given: GivenNames, model: Mapping[str, Any], rank: int) -> Give
 
 
 def _renamed(optimizer: Mapping[str, Any], naming: Naming, rank: int, why: str) -> dict[str, Any]:
-    """A rank's optimizer with names; `why` is the note on parameters without one."""
+    """A rank's optimizer with names; `why` is the note on parameters without one: their tensors are not joined."""
 
     def name(number: Id) -> str:
         return naming.names.get(number) or f"{UNNAMED}{number} of rank {rank}"
 
     state = {
-        name(i): entry if i in naming.names else _without_name(entry, why) for i, entry in optimizer["state"].items()
+        name(i): entry if i in naming.names or not isinstance(entry, Mapping) else _noted(entry, why)
+        for i, entry in optimizer["state"].items()
     }
     grouped = zip(optimizer["param_groups"], group_ids(optimizer), strict=True)
     groups = [{**group, "params": [name(i) for i in ids]} if ids else group for group, ids in grouped]
     return {**optimizer, "state": state, "param_groups": groups}
 
 
-def _without_name(entry: Any, why: str) -> Any:
-    """The state of an unknown parameter: its tensors are not to be joined."""
-    if not isinstance(entry, Mapping):
-        return entry
+def _noted(entry: Mapping[str, Any], why: str) -> dict[str, Any]:
     return {k: replace(v, note=v.note or why) if isinstance(v, Tensor) else v for k, v in entry.items()}
 
 
@@ -165,21 +157,16 @@ def _with(tree: Any, path: KeyPath, value: Any) -> Any:
 def is_in_parts(merge: Merge, sections: Sequence[Section]) -> bool:
     """Whether no rank has every tensor of the model."""
     models = (s for s in sections if s.kind == "model" and any(s.holds(path) for path in merge.partial))
-    return any(_is_split(merge.values(model.path)) for model in models)
-
-
-def _is_split(models: Mapping[int, Any]) -> bool:
-    keys = {rank: value.keys() for rank, value in models.items() if isinstance(value, Mapping)}
-    every = set().union(*keys.values())
-    return not any(own == every for own in keys.values())
+    keys = ([v.keys() for v in merge.values(m.path).values() if isinstance(v, Mapping)] for m in models)
+    return any(set().union(*by_rank) not in by_rank for by_rank in keys)
 
 
 def lost_parts(files: Iterable[RankFile]) -> Iterator[Problem]:
     """The problem of unreadable files: their parameters are in no other file, not even their names."""
     lost = sorted({f.rank for f in files if f.rank is not None and not f.is_here})
     if lost:
-        whose = f"{'rank' if len(lost) == 1 else 'ranks'} {spans(lost)}"
-        yield Problem(Code.MODEL_PART_MISSING, f"ranks hold parameters of their own; those of {whose} are nowhere else")
+        text = f"ranks hold parameters of their own; those of {named_ranks(lost)} are nowhere else"
+        yield Problem(Code.MODEL_PART_MISSING, text)
 
 
 _LISTS = (("params",), ("param_names",))
@@ -187,15 +174,7 @@ _LISTS = (("params",), ("param_names",))
 
 
 def join_param_groups(merge: Merge, tree: Any) -> Any:
-    """Extend every param group by the other ranks' entries, where ranks have parameters of their own.
-
-    Args:
-        merge: the merge of the ranks' trees; joined lists no longer count as differing.
-        tree: the merged tree.
-
-    Returns:
-        The tree with the joined lists, in the order of the ranks.
-    """
+    """Extend every param group by the other ranks' entries, in rank order; these lists no longer count as differing."""
     sections = find_sections(tree)
     for path in list(merge.differing):
         if path[-1:] not in _LISTS or not any(s.kind == "optimizer" and s.holds(path) for s in sections):

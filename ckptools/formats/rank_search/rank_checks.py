@@ -85,13 +85,7 @@ def _check_file(
 
 
 def compare_ranks(merge: Merge, tree: Any, more: Mapping[KeyPath, Vote[Any]] | None = None) -> RankDifferences:
-    """Judge which values may differ between ranks.
-
-    Args:
-        merge: the merge of the ranks' trees.
-        tree: the merged tree.
-        more: key paths of further values that differ, with the ranks that have each value.
-    """
+    """Judge which values may differ between ranks; `more` are votes on further ones, by key path."""
     if not more and all(len(ranked) < 2 for ranked in merge.roots.values()):
         return RankDifferences(tree, (), (), {}, {})
     sections = find_sections(tree)
@@ -100,7 +94,7 @@ def compare_ranks(merge: Merge, tree: Any, more: Mapping[KeyPath, Vote[Any]] | N
     problems = [p for path, p in merge.disagreeing.items() if shared.holds(path)]
     problems += _check_values(differing, shared)
     apart = [path for path in (*merge.disagreeing, *merge.uneven) if not shared.holds(path)]
-    own = [p for p in (*differing, *apart) if not (shared.holds(p) or counts_steps(p) or p[-1:] in _OF_A_RUN)]
+    own = [p for p in (*differing, *apart) if not (shared.holds(p) or counts_steps(p) or _of_a_run(p))]
     # A rank that lacks random states counts as well; elsewhere only ranks with a value do.
     inside = [s for s in sections if is_own(s)]
     own += [p for p in merge.partial if any(s.holds(p) and len(p) > len(s.path) for s in inside)]
@@ -123,9 +117,6 @@ def _unequal(merge: Merge, sections: Sequence[Section], kept: Collection[KeyPath
     return {path: of for path in found if len(of := merge.values_or_absent(path)) > 1}
 
 
-_OF_A_RUN = tuple((name,) for name in RUN_NAMES)
-
-
 def _saved_whole(path: KeyPath, merge: Merge, sections: Iterable[Section]) -> KeyPath:
     """Key path of the object that contains a value, if each rank saved it by itself in a section of its own."""
     root = merge.root_of(path) or ()
@@ -139,20 +130,24 @@ def _is_listed(section: Section, own: Iterable[KeyPath]) -> bool:
     return not is_gathered(section.value) or any(map(section.holds, own))
 
 
+def _of_a_run(path: KeyPath) -> bool:
+    return bool(path) and path[-1] in RUN_NAMES
+
+
 def _check_values(differing: Mapping[KeyPath, Vote[Any]], shared: Shared) -> Iterator[Problem]:
     """Plain values that should be equal on all ranks and are not."""
     for path, found in differing.items():
         text = f"differs between ranks ({found.by_rank()})"
+        code = Code.MIXED_SAVES
         if counts_steps(path):
-            yield _problem(Code.MIXED_SAVES, f"{text}; they are not of one step", path, found)
-        elif path[-1:] and path[-1] in RUN_NAMES:
-            yield _problem(Code.MIXED_SAVES, f"{text}; they are not of one run", path, found)
+            text += "; they are not of one step"
+        elif _of_a_run(path):
+            text += "; they are not of one run"
         elif shared.holds(path):
-            yield _problem(Code.COPIES_DIFFER, text, path, found)
-
-
-def _problem(code: Code, text: str, path: KeyPath, found: Vote[Any]) -> Problem:
-    return Problem(code, text, None, fqn_of(path), ranks=found.odd)
+            code = Code.COPIES_DIFFER
+        else:
+            continue
+        yield Problem(code, text, None, fqn_of(path), ranks=found.odd)
 
 
 def check_gathered_rng(sections: Sequence[Section], differing: Mapping[KeyPath, Vote[Any]]) -> Iterator[Problem]:
