@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import add
 from typing import Any, NamedTuple
 
 from ckptools.dtypes import ITEMSIZE
@@ -20,9 +21,7 @@ class FlatRun(NamedTuple):
 
     Attributes:
         start: index of the first element in the flattened tensor.
-        length: elements.
         source: a flat tensor that holds them, 1-D and contiguous; None when it is in a file that was not read.
-        rank: who holds it.
         at: index of the first element in `source`.
     """
 
@@ -61,15 +60,7 @@ class RunBox(NamedTuple):
 
 
 def boxes_of(shape: Ints, start: int, length: int, rank: int | None, at: int = 0) -> Iterator[RunBox]:
-    """The boxes of a run of a flattened tensor.
-
-    Args:
-        shape: of the whole tensor.
-        start: index of the run's first element in the flattened tensor.
-        length: elements; `start + length` is at most the tensor's numel.
-        rank: who holds it.
-        at: index of the run's first element in the flat tensor that holds it.
-    """
+    """The boxes of a run in a flattened tensor of `shape`, which begins at element `at` of a rank's flat tensor."""
     for box, offset in span_boxes(shape, start, length):
         yield RunBox(Shard(box, rank, None), at + offset, contiguous_strides(box.sizes))
 
@@ -81,7 +72,8 @@ def shards_of(shape: Ints, run: FlatRun) -> list[Shard]:
 
 def shards_in(piece: Box, run: FlatRun) -> list[Shard]:
     """The shards of a run of a flattened piece, in the tensor that `piece` is a box of."""
-    return [shard._replace(box=_shifted(shard.box, piece.offsets)) for shard in shards_of(piece.sizes, run)]
+    shards = shards_of(piece.sizes, run)
+    return [s._replace(box=Box(tuple(map(add, piece.offsets, s.box.offsets)), s.box.sizes)) for s in shards]
 
 
 def joined(shape: Ints, runs: Iterable[FlatRun]) -> tuple[Shard, ...]:
@@ -102,10 +94,6 @@ def is_ragged(tensor: Tensor) -> bool:
     return len({s.box for s in tensor.shards}) > 1
 
 
-def _shifted(box: Box, by: Ints) -> Box:
-    return Box(tuple(a + b for a, b in zip(by, box.offsets, strict=True)), box.sizes)
-
-
 # -- the layout of parameters in a flat parameter, checked against the ranks' runs ------------------------------------
 
 
@@ -118,9 +106,7 @@ class Member:
     """A parameter in a flat parameter.
 
     Attributes:
-        key: its name in the model.
-        numel: its elements.
-        shape: its sizes; None when unknown.
+        shape: None when unknown.
         start: index of its first element in the flat parameter.
         runs: each rank's run under the parameter's own name; empty without `use_orig_params`.
     """
@@ -162,8 +148,7 @@ def layouts(members: Sequence[Member], flat: Tensor, original: bool) -> Iterator
 
 
 def _one_behind_the_other(members: Sequence[Member], alignment: int) -> tuple[tuple[Member, ...], int]:
-    at = 0
-    layout = []
+    at, layout = 0, []
     for member in members:
         at = -(-at // alignment) * alignment
         layout.append(replace(member, start=at))
@@ -191,9 +176,8 @@ def runs_agree(member: Member, flat: Tensor) -> bool:
     for rank in runs.keys() | regions.keys():
         low, high = overlap(member, run_of(regions[rank])) if rank in regions else (0, 0)
         run = runs.get(rank)
-        if (run.box.numel if run else 0) != high - low:
-            return False
-        if run and high > low and not _at(run, regions[rank], low):
+        numel = run.box.numel if run else 0
+        if numel != high - low or (run and numel and not _at(run, regions[rank], low)):
             return False
     return True
 

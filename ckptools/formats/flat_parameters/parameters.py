@@ -52,11 +52,11 @@ def runs_of(unit: Unit) -> list[FlatRun]:
 
 
 def take_apart(model: MutableMapping[str, Any], units: Sequence[Unit], note: str, order: Iterable[str]) -> None:
-    """Replace the flat parameters of a model by the parameters in them.
+    """Replace the flat parameters of a model by the parameters in them, in place.
 
     Args:
-        model: changed in place.
-        units: as explained.
+        model: its state dict.
+        units: the flat parameters.
         note: for runs whose shape is unknown.
         order: names of parameters in module order, as far as that is known.
     """
@@ -78,14 +78,10 @@ def take_apart(model: MutableMapping[str, Any], units: Sequence[Unit], note: str
 
 
 def _parameters(unit: Unit, model: Mapping[str, Any], note: str) -> Iterator[tuple[str, Tensor]]:
-    found: dict[str, Tensor] = {}
     runs = runs_of(unit)
-    for member in unit.members:
-        if member.shape is None:
-            found[member.key] = replace(model[member.key], kind="flat_pieces", note=note)
-        else:
-            shards = joined(member.shape, runs_of_member(member, runs))
-            found[member.key] = replace(unit.flat, shape=member.shape, shards=shards, kind="flat_pieces")
+    found = {
+        m.key: _unplaced(model[m.key], note) if m.shape is None else _part(unit.flat, m, runs) for m in unit.members
+    }
     yield from found.items()
     yield from ((name, found[first]) for name, first in unit.tied.items())
 
@@ -144,22 +140,23 @@ def resolve_optimizer(
     elif originals == {False}:
         _resolve_units(optimizer, units, getattr(model, "_metadata", None))
     else:
-        _leave(optimizer["state"].values())
+        mark_runs(optimizer["state"].values())
 
 
-def _leave(entries: Any) -> None:
+def mark_runs(entries: Iterable[Any], note: str = UNPLACED) -> None:
+    """Mark the 1-D tensors of an optimizer state as runs that have no place."""
     for entry in entries:
         for slot, tensor in entry.items() if isinstance(entry, MutableMapping) else ():
             if isinstance(tensor, Tensor) and _is_run(tensor):
-                entry[slot] = _unplaced(tensor)
+                entry[slot] = _unplaced(tensor, note)
 
 
 def _is_run(tensor: Tensor) -> bool:
     return tensor.kind == "plain" and len(tensor.shape) == 1
 
 
-def _unplaced(tensor: Tensor) -> Tensor:
-    return replace(tensor, kind="flat_pieces", note=UNPLACED)
+def _unplaced(tensor: Tensor, note: str = UNPLACED) -> Tensor:
+    return replace(tensor, kind="flat_pieces", note=note)
 
 
 # -- numbers that are parameters -------------------------------------------------------------------------------
@@ -205,36 +202,27 @@ def _resolve_units(optimizer: MutableMapping[str, Any], units: Sequence[Unit], m
 
 
 def name_units(optimizer: MutableMapping[str, Any], units: Mapping[Any, Unit]) -> None:
-    """Name the parameters in an optimizer that numbers flat ones; changed in place.
-
-    Args:
-        optimizer: its state dict.
-        units: the flat parameter of each number; without one, its runs are marked.
-    """
+    """Name the parameters in an optimizer that numbers flat ones, in place; a number without a unit is marked."""
     state: dict[Any, Any] = {}
     for number, entry in optimizer["state"].items():
         unit = units.get(number)
         if unit is None or not isinstance(entry, Mapping):
-            _leave([entry])
+            mark_runs([entry])
             state[number] = entry
         else:
             state |= dict(_entries(unit, entry))
     optimizer["state"].clear()
     optimizer["state"].update(state)
+    names = {number: [member.key for member in unit.members] for number, unit in units.items()}
     for group, ids in zip(optimizer["param_groups"], group_ids(optimizer), strict=True):
         if ids and isinstance(group, MutableMapping):
-            group["params"] = [fqn for i in ids for fqn in _fqns(units.get(i), i)]
-
-
-def _fqns(unit: Unit | None, number: Any) -> list[Any]:
-    return [m.key for m in unit.members] if unit else [number]
+            group["params"] = [fqn for i in ids for fqn in names.get(i, [i])]
 
 
 def _as_moment(unit: Unit) -> Tensor:
     """A flat parameter as its moments are: every rank whose file was read has a chunk of the same length."""
     size = _chunk_size(unit)
-    ranks = {s.rank for s in unit.flat.found}
-    shards = tuple(s._replace(box=Box((0,), (size,))) for s in unit.flat.found if s.rank in ranks)
+    shards = tuple(s._replace(box=Box((0,), (size,))) for s in unit.flat.found)
     return replace(unit.flat, shape=(size,), shards=shards, kind="plain")
 
 
@@ -253,11 +241,12 @@ def _entries(unit: Unit, entry: Mapping[str, Any]) -> Iterator[tuple[str, dict[s
         yield member.key, found
 
 
-def _part(moment: Tensor, member: Member, runs: Sequence[FlatRun] | None) -> Tensor:
+def _part(whole: Tensor, member: Member, runs: Sequence[FlatRun] | None) -> Tensor:
+    """A parameter from the runs of a flat parameter, or its moments from those of flat moments."""
     if runs is None or member.shape is None:
-        return _unplaced(moment)
+        return _unplaced(whole)
     shards = joined(member.shape, runs_of_member(member, runs))
-    return replace(moment, shape=member.shape, shards=shards, kind="flat_pieces")
+    return replace(whole, shape=member.shape, shards=shards, kind="flat_pieces")
 
 
 def _padded(unit: Unit, moment: Tensor) -> list[FlatRun] | None:

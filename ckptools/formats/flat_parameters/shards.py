@@ -18,7 +18,7 @@ from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from ckptools.formats.flat_parameters.flat_runs import FlatRun, is_ragged, shards_of
+from ckptools.formats.flat_parameters.flat_runs import FlatRun, is_ragged, shards_of, storage_of
 from ckptools.model.checkpoint import GivenNames
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Shard, Tensor
@@ -95,32 +95,30 @@ def _take_apart(
 ) -> bool:
     """Take a local state dict apart; if that is not possible, mark it with the reason, when shapes were given."""
     # Most rank files have no flat parameters, and need none of this.
-    from ckptools.formats.flat_parameters import parameters as flat_optimizers
+    from ckptools.formats.flat_parameters import parameters
     from ckptools.formats.flat_parameters import units as flat_units
-    from ckptools.formats.flat_parameters.parameters import take_apart
 
-    found = [shapes_by_name for o in optimizers if (shapes_by_name := flat_optimizers.shapes_by_name(o)) is not None]
+    found = [named for o in optimizers if (named := parameters.shapes_by_name(o)) is not None]
     try:
         units = flat_units.infer_flat_layout(model, shapes, found[0] if len(found) == 1 else by_name)
     except flat_units.UnknownLayoutError as error:
         if shapes is not None:
             _mark_local(model, f"{LOCAL}; {error}{'' if all_ranks else ' (known from one rank only; try --all-ranks)'}")
         return False
-    take_apart(model, units, NO_SHAPES, shapes.shapes if shapes and shapes.ordered else ())
+    parameters.take_apart(model, units, NO_SHAPES, shapes.shapes if shapes and shapes.ordered else ())
     for optimizer in optimizers:
-        flat_optimizers.resolve_optimizer(optimizer, model, units, given)
+        parameters.resolve_optimizer(optimizer, model, units, given)
     return True
 
 
 def _mark_local(model: MutableMapping[str, Any], note: str) -> None:
-    flat = {k: t for k, t in model.items() if is_flat_parameter(k) and isinstance(t, Tensor)}
-    storages = {(s.source.path, s.source.record) for t in flat.values() for s in t.shards if s.source}
-    for key, tensor in model.items():
-        if not isinstance(tensor, Tensor) or tensor.note:
-            continue
-        views = any(s.source and (s.source.path, s.source.record) in storages for s in tensor.shards)
+    tensors = {k: t for k, t in model.items() if isinstance(t, Tensor)}
+    flat = [k for k in tensors if is_flat_parameter(k)]
+    storages = {storage_of(s) for k in flat for s in tensors[k].found}
+    for key, tensor in tensors.items():
+        views = any(storage_of(s) in storages for s in tensor.found)
         run = tensor.kind == "plain" and len(tensor.shape) == 1 and (views or is_ragged(tensor))
-        if key in flat or run:
+        if not tensor.note and (key in flat or run):
             model[key] = replace(tensor, kind="flat_pieces", note=note)
 
 
@@ -133,7 +131,9 @@ def _resolve_optimizer(
     naming = name_with(optimizer, model, believed(AS_SAVED, model or {}), given)
     sharded = model is None or any(isinstance(t, Tensor) and t.sharded for t in model.values())
     if model is not None and sharded and naming.by != "fqn":
-        note, resolved = _resolve_units(optimizer, model, all_ranks)
+        from ckptools.formats.flat_parameters import unit_optimizer
+
+        note, resolved = unit_optimizer.resolve_units(optimizer, model, all_ranks)
         if resolved:
             return note
     for key, entry in optimizer["state"].items():
@@ -143,24 +143,6 @@ def _resolve_optimizer(
             if isinstance(tensor, Tensor) and tensor.kind == "plain" and tensor.shape and not tensor.note:
                 entry[slot] = _placed(tensor, shape, sharded, all_ranks)
     return None
-
-
-def _resolve_units(
-    optimizer: MutableMapping[str, Any], model: Mapping[str, Any], all_ranks: bool
-) -> tuple[str | None, bool]:
-    """Split an optimizer of flat parameters, or mark it; return a note for the user, and whether it was one."""
-    from ckptools.formats.flat_parameters import unit_optimizer
-    from ckptools.formats.flat_parameters.units import UnknownLayoutError
-
-    try:
-        note = unit_optimizer.take_apart(optimizer, model, all_ranks)
-    except UnknownLayoutError as error:
-        for entry in optimizer["state"].values():
-            for slot, tensor in entry.items() if isinstance(entry, MutableMapping) else ():
-                if isinstance(tensor, Tensor) and tensor.kind == "plain" and tensor.shape:
-                    entry[slot] = replace(tensor, kind="flat_pieces", note=unit_optimizer.REFUSED.format(why=error))
-        return None, True
-    return note, note is not None
 
 
 def _placed(tensor: Tensor, shape: Ints | None, sharded: bool, all_ranks: bool) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ckptools.dtypes import is_floating
 from ckptools.formats.flat_parameters.flat_runs import Member, is_ragged
-from ckptools.formats.flat_parameters.parameters import name_units
+from ckptools.formats.flat_parameters.parameters import mark_runs, name_units
 from ckptools.formats.flat_parameters.unit_search import Members, units_of
 from ckptools.formats.flat_parameters.units import Unit, UnknownLayoutError
 from ckptools.model.regions import Box, Ints, chunk
@@ -49,11 +49,8 @@ def unit_lengths(optimizer: Mapping[str, Any]) -> dict[Any, int | None] | None:
         if type(number) is not int or len(found) > 1 or None in found:
             return None
         lengths[number] = found.pop() if found else None
-    return (
-        lengths
-        if any(n is not None for n in lengths.values()) and lengths.keys() >= optimizer["state"].keys()
-        else None
-    )
+    complete = lengths.keys() >= optimizer["state"].keys()
+    return lengths if complete and any(n is not None for n in lengths.values()) else None
 
 
 def _chunk_length(tensor: Tensor) -> int | None:
@@ -61,30 +58,37 @@ def _chunk_length(tensor: Tensor) -> int | None:
     return tensor.numel if plain and all(s.source is None or s.source.contiguous for s in tensor.shards) else None
 
 
-def take_apart(optimizer: MutableMapping[str, Any], model: Mapping[str, Any], all_ranks: bool) -> str | None:
-    """Replace flat parameters in an optimizer by parameters, where one way of wrapping alone fits.
+def resolve_units(optimizer: MutableMapping[str, Any], model: Mapping[str, Any], all_ranks: bool) -> tuple[str, bool]:
+    """Split an optimizer of flat parameters, or mark it; return a note for the user, and whether it was one."""
+    try:
+        note = take_apart(optimizer, model, all_ranks)
+    except UnknownLayoutError as error:
+        mark_runs(optimizer["state"].values(), REFUSED.format(why=error))
+        return "", True
+    return note, bool(note)
 
-    Args:
-        optimizer: its state dict; changed in place.
-        model: the model's.
-        all_ranks: whether both are those of all ranks.
+
+def take_apart(optimizer: MutableMapping[str, Any], model: Mapping[str, Any], all_ranks: bool) -> str:
+    """Replace flat parameters in an optimizer by parameters, where one way of wrapping alone fits; changed in place.
 
     Returns:
-        What was done, for people; None when, by these ranks, the numbers are no flat parameters.
+        What was done, for people; empty when, by these ranks, the numbers are no flat parameters.
 
     Raises:
         UnknownLayoutError: they are, and their content is unknown.
     """
     lengths = unit_lengths(optimizer)
     params = {k: t for k, t in model.items() if isinstance(t, Tensor) and t.sharded and is_floating(t.dtype)}
-    if lengths is None or not params or len(lengths) > len(params) or not _is_joined(lengths, params, all_ranks):
-        return None
+    # Some numbers must be more than one parameter; as many numbers as parameters may each be one.
+    most = len(params) if all_ranks else len(params) - 1
+    if lengths is None or not params or len(lengths) > most:
+        return ""
     try:
         units = _units(optimizer, lengths, in_module_order(params, getattr(model, "_metadata", None)))
     except UnknownLayoutError:
         if not all_ranks:
             # Runs of single parameters look the same to one rank.
-            return None
+            return ""
         raise
     name_units(optimizer, units)
     return FOUND.format(params=sum(len(u.members) for u in units.values()))
@@ -106,11 +110,6 @@ def in_module_order(params: Mapping[str, Tensor], modules: Any) -> dict[str, Ten
     if not order.kept:
         raise UnknownLayoutError(order.why)
     return ordered
-
-
-def _is_joined(lengths: Mapping[Any, int | None], params: Mapping[str, Tensor], all_ranks: bool) -> bool:
-    """Whether some numbers must be more than one parameter; as many numbers as parameters may each be one."""
-    return len(lengths) < len(params) or all_ranks
 
 
 def _units(

@@ -50,12 +50,7 @@ Alike = tuple[tuple[int, Units], ...]
 
 @dataclass
 class _Module:
-    """A module of the model.
-
-    Attributes:
-        own: its own parameters, with their names in it.
-        children: the modules in it, by name.
-    """
+    """A module of the model: its own parameters, with their names in it, and the modules in it."""
 
     own: list[tuple[int, str]] = field(default_factory=list)
     children: dict[str, _Module] = field(default_factory=dict)

@@ -30,12 +30,10 @@ class UnknownLayoutError(ValueError):
 
 @dataclass(frozen=True)
 class Unit:
-    """A module that FSDP wrapped, with the parameters in its flat parameter.
+    """A module that FSDP wrapped, with the parameters in its flat parameter, in order.
 
     Attributes:
-        key: of its flat parameter in the model.
-        flat: the flat parameter.
-        members: its parameters, in order.
+        key: name of the flat parameter in the model.
         tied: second names of members, with the first.
         original: whether it was saved with `use_orig_params`.
     """
@@ -108,14 +106,14 @@ def infer_flat_layout(model: Mapping[str, Any], given: Shapes | None, by_name: S
     if given is None:
         if by_name is None:
             raise UnknownLayoutError("no shapes are known")
-        return _some_shape(_LayoutInference(model, by_name, by_name).units(), by_name)
+        return _LayoutInference(model, by_name, by_name).units()
     cleaned = replace(given, shapes={without_wrappers(k): v for k, v in given.shapes.items()})
     keys = [without_wrappers(k) for k in model]
     first: UnknownLayoutError | None = None
     found: dict[str, list[Unit]] = {}
     for position, renamed in enumerate(_renamings(cleaned, keys)):
         try:
-            units = _some_shape(_LayoutInference(model, renamed, by_name).units(), given)
+            units = _LayoutInference(model, renamed, by_name).units()
         except UnknownLayoutError as error:
             first = first or error
             continue
@@ -129,20 +127,12 @@ def infer_flat_layout(model: Mapping[str, Any], given: Shapes | None, by_name: S
     return next(iter(found.values()))
 
 
-def _some_shape(units: list[Unit], given: Shapes) -> list[Unit]:
-    if not any(m.shape is not None for u in units for m in u.members):
-        raise UnknownLayoutError(f"{given.source}: names none of the parameters of this checkpoint")
-    return units
-
-
 class _LayoutInference:
     """One attempt to explain all flat parameters of a model."""
 
-    def __init__(self, model: Mapping[str, Any], given: Shapes | None, by_name: Shapes | None) -> None:
+    def __init__(self, model: Mapping[str, Any], given: Shapes, by_name: Shapes | None) -> None:
         self.given, self.by_name = given, by_name
-        self.flats: dict[str, Tensor] = {
-            k: t for k, t in model.items() if is_flat_parameter(k) and isinstance(t, Tensor)
-        }
+        self.flats = {k: t for k, t in model.items() if is_flat_parameter(k) and isinstance(t, Tensor)}
         self.paths = {_path(k): k for k in self.flats}
         self.storages = {k: {storage_of(s) for s in flat.found} for k, flat in self.flats.items()}
         self.runs: dict[str, dict[str, Tensor]] = {k: {} for k in self.flats}
@@ -165,16 +155,19 @@ class _LayoutInference:
             return False
         if is_ragged(tensor) or any(storage_of(s) in self.storages[flat] for s in tensor.found):
             return True
-        shape = self.given.shapes.get(name) if self.given else None
+        shape = self.given.shapes.get(name)
         return shape is not None and prod(shape) != tensor.numel
 
     def units(self) -> list[Unit]:
         """Every unit, explained.
 
         Raises:
-            UnknownLayoutError: one of them is not.
+            UnknownLayoutError: one of them is not, or no shape is of a parameter in them.
         """
-        return [self._unit(key, flat) for key, flat in self.flats.items()]
+        units = [self._unit(key, flat) for key, flat in self.flats.items()]
+        if not any(m.shape is not None for u in units for m in u.members):
+            raise UnknownLayoutError(f"{self.given.source}: names none of the parameters of this checkpoint")
+        return units
 
     def _unit(self, key: str, flat: Tensor) -> Unit:
         if len(flat.shape) != 1 or not all(s.source is None or s.source.contiguous for s in flat.shards):
@@ -188,17 +181,15 @@ class _LayoutInference:
         return Unit(key, flat, fitting[0], tied, bool(runs))
 
     def _misfit(self, key: str, flat: Tensor, members: Sequence[Member], ways: int, fitting: int) -> str:
-        source = self.given.source if self.given else "the file"
+        source = self.given.source
         if fitting:
             return f"{source}: the parameters of {key} fit in {fitting} ways"
         if ways:
             return f"{source}: the parameters of {key} do not lie where the ranks hold them"
         total = sum(m.numel for m in members)
         tied = "; of tied ones it must say so (a .pt that shares them, or in JSON the other's name for a shape)"
-        return (
-            f"{key} has {flat.numel} elements, the {len(members)} parameters that {source} names there have {total}"
-            f"{tied if total > flat.numel else ''}"
-        )
+        text = f"{key} has {flat.numel} elements, the {len(members)} parameters that {source} names there have {total}"
+        return text + (tied if total > flat.numel else "")
 
     def _named(self, flat: Tensor, runs: Mapping[str, Tensor]) -> tuple[list[Member], dict[str, str]]:
         """With `use_orig_params`: names and order from the file, and counted elements where the shape is unknown."""
@@ -217,8 +208,6 @@ class _LayoutInference:
 
     def _listed(self, key: str) -> tuple[list[Member], dict[str, str]]:
         """Without `use_orig_params`: names and order as given."""
-        if self.given is None:
-            raise UnknownLayoutError("")
         names = [n for n in self.given.shapes if _unit_of(n, self.paths) == _path(key) and n not in self.whole]
         tied = {n: first for n in names if (first := self.given.tied.get(n)) in names and first is not None}
         own = self._in_order(key, [n for n in names if n not in tied])
@@ -226,7 +215,6 @@ class _LayoutInference:
 
     def _in_order(self, key: str, names: list[str]) -> list[str]:
         """The names in the order in which they were flattened."""
-        assert self.given is not None
         by_name = self.by_name if self.by_name and self.by_name.ordered else None
         known = [n for n in by_name.shapes if n in set(names)] if by_name else []
         if len(known) == len(names):
@@ -241,9 +229,9 @@ class _LayoutInference:
         return names
 
     def _shape(self, name: str) -> Ints | None:
-        shape = self.given.shapes.get(name) if self.given else None
+        shape = self.given.shapes.get(name)
         other = self.by_name.shapes.get(name) if self.by_name else None
         if shape is not None and other is not None and shape != other:
-            source = self.given.source if self.given else ""
-            raise UnknownLayoutError(f"{source}: {name} has shape {list(shape)}, its optimizer state {list(other)}")
+            text = f"{name} has shape {list(shape)}, its optimizer state {list(other)}"
+            raise UnknownLayoutError(f"{self.given.source}: {text}")
         return other if shape is None else shape
