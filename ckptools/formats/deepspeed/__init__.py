@@ -46,8 +46,8 @@ from ckptools.formats.deepspeed.partition_layout import (
     element_counts,
     plan_partitions,
 )
-from ckptools.formats.deepspeed.runs import Where
 from ckptools.formats.deepspeed.states import LAYOUT
+from ckptools.formats.deepspeed.zero_stages import Where
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search import rank_checks
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault

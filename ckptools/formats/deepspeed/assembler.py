@@ -9,8 +9,8 @@ from operator import eq
 from typing import Any
 
 from ckptools.formats.deepspeed.partition_layout import PartitionLayout
-from ckptools.formats.deepspeed.runs import PartitionRun, PlacedBox, Where, places, shards_at
 from ckptools.formats.deepspeed.states import ModelStates, OptimStates, group_of_ids
+from ckptools.formats.deepspeed.zero_stages import PartitionRun, PlacedBox, Where, places, shards_at
 from ckptools.formats.flat_parameters.flat_runs import flat_source
 from ckptools.formats.shared.merge import Merge
 from ckptools.model.problems import Code, Problem
@@ -52,8 +52,6 @@ class ZeroAssembler:
     Attributes:
         layouts: the layout of each model-parallel rank.
         rank_of: the global rank of a flat tensor.
-        world: number of ranks.
-        problems: faults of the tensors.
         differing: plain values that differ between ranks, with the ranks that have each value.
         unequal: the value of each rank there.
     """
@@ -167,13 +165,17 @@ class ZeroAssembler:
         ranked = [(self.rank_of(where), value) for where, value in sorted(values.items(), key=lambda i: i[0])]
         stated = [(rank, stated_checksum(value, whole=True)) for rank, value in ranked]
         sums = vote([(rank, f"CRC-32 {known[1]:08x}") for rank, known in stated if known is not None], eq)
+        merged = self._merged(ranked, path)
+        if not sums.agree:
+            self.differing[path] = sums
+        return merged
+
+    def _merged(self, ranked: Sequence[tuple[int, Any]], path: KeyPath) -> Any:
         merge = Merge()
         merged = merge.trees(ranked, path)
         self.problems += merge.problems
         self.differing |= merge.differing
         self.unequal |= {at: merge.values_or_absent(at) for at in merge.differing}
-        if not sums.agree:
-            self.differing[path] = sums
         return merged
 
     def param_groups(self) -> list[dict[str, Any]]:
@@ -181,19 +183,12 @@ class ZeroAssembler:
         joined_groups: list[dict[str, Any]] = []
         for mp, one in self.layouts.items():
             ranked = [(self.rank_of((mp, dp, 0)), o.param_groups) for (m, dp), o in self.optims.items() if m == mp]
-            groups = self._merged_groups(ranked) if ranked else []
+            ranked.sort(key=lambda r: r[0])
+            groups = list(self._merged(ranked, ("optimizer", "param_groups"))) if ranked else []
             names = names_by_param_group(groups, one.groups)
             for i, settings in enumerate(groups or [{} for _ in one.groups]):
                 _join_group(joined_groups, i, settings, names[i] if i < len(names) else [])
         return joined_groups
-
-    def _merged_groups(self, ranked: Sequence[tuple[int, Any]]) -> list[dict[str, Any]]:
-        merge = Merge()
-        merged = merge.trees(sorted(ranked, key=lambda r: r[0]), ("optimizer", "param_groups"))
-        self.problems += merge.problems
-        self.differing |= merge.differing
-        self.unequal |= {at: merge.values_or_absent(at) for at in merge.differing}
-        return list(merged)
 
 
 def _sort(slot: Slot, name: str, where: Where, value: Any, lengths: set[int]) -> None:
@@ -233,7 +228,7 @@ def _same_settings(group: Mapping[Any, Any], settings: Mapping[Any, Any]) -> boo
 
 
 def frozen_parameters(
-    models: Iterable[ModelStates], cut: int, rank_of: Callable[[Where], int], world: int
+    models: Sequence[ModelStates], cut: int, rank_of: Callable[[Where], int], world: int
 ) -> dict[str, Tensor]:
     """Frozen parameters of ZeRO-3, from every rank's piece, each a tensor of its own in its model states.
 
@@ -243,13 +238,12 @@ def frozen_parameters(
         rank_of: the global rank.
         world: how many ranks there are.
     """
-    listed = list(models)
-    pieces = {(m.mp, m.dp, 0): m.fragments for m in listed}
+    pieces = {(m.mp, m.dp, 0): m.fragments for m in models}
     found = {}
-    for fqn, shape in listed[0].frozen.items():
+    for fqn, shape in models[0].frozen.items():
         flats = {w: s for w, own in pieces.items() if fqn in own and (s := flat_source(own[fqn])) is not None}
         ends = ((dp, chunk(prod(shape), cut, dp)) for dp in range(cut))
-        runs = [PartitionRun(fqn, start, n, (listed[0].mp, dp, 0), 0) for dp, (start, n) in ends if n]
+        runs = [PartitionRun(fqn, start, n, (models[0].mp, dp, 0), 0) for dp, (start, n) in ends if n]
         found[fqn] = _from_pieces(shape, runs, flats, rank_of, world)
     return found
 

@@ -17,6 +17,7 @@ from ckptools.formats.deepspeed.names import StateName
 from ckptools.formats.deepspeed.partition_layout import MAX_WORLD
 from ckptools.formats.deepspeed.states import ModelStates, OptimStates
 from ckptools.formats.options import Options
+from ckptools.formats.rank_search import rank_checks
 from ckptools.formats.shared.checkpoint_builder import Fault, looked_at, was_read
 from ckptools.model.checkpoint import ModuleOrder, RankFile
 from ckptools.model.problems import Code, Problem
@@ -33,9 +34,7 @@ class Files:
     """The files of a tag folder.
 
     Attributes:
-        folder: the tag folder.
         names: all of them.
-        options: how they are opened.
         must: the file that a caller named; an error in it is the caller's.
         saved: those that were read.
         faults: why the others could not be read.
@@ -66,14 +65,11 @@ class Files:
 
     def read_one_of_each(self, part: str) -> None:
         """Read the first readable file of each model-parallel rank; the others of its ZeRO group are like it."""
-        by_rank: dict[int | None, list[StateName]] = {}
+        read: set[int | None] = set()
         for name in self.of(part):
-            by_rank.setdefault(name.mp, []).append(name)
-        for names in by_rank.values():
-            for name in names:
+            if name.mp not in read:
                 self.read([name])
-                if name.path in self.saved:
-                    break
+                read |= {name.mp} if name.path in self.saved else set()
 
     def of(self, part: str) -> list[StateName]:
         """The files of one part."""
@@ -95,7 +91,7 @@ class Files:
     def models(self) -> dict[tuple[int, int], ModelStates]:
         """The model states that were read, by `(mp, dp)`."""
         trees = ((n, self.tree(n)) for n in self.of("model"))
-        read = [ModelStates(n.path, n.mp or 0, n.dp or 0, tree) for n, tree in trees if tree is not None]
+        read = [ModelStates(n.path, *n.place, tree) for n, tree in trees if tree is not None]
         return {(m.mp, m.dp): m for m in reversed(read)}
 
     def optims(self) -> dict[tuple[int, int], OptimStates]:
@@ -111,7 +107,7 @@ class Files:
             if tree is not None and not isinstance(state, dict):
                 raise ReadError(name.path, "has no optimizer_state_dict; not written by ZeRO, or damaged")
             if isinstance(state, dict):
-                found[name.mp or 0, name.dp or 0] = OptimStates(name.path, name.mp or 0, name.dp or 0, state)
+                found[name.place] = OptimStates(name.path, state)
         return dict(sorted(found.items()))
 
     def status(self, path: Path, rank: int | None, part: str) -> RankFile:
@@ -213,27 +209,21 @@ def list_files(
         sharded: whether every rank has model states of its own (ZeRO-3).
         zero: prefix of the names of optimizer states; None without ZeRO.
     """
-    parts: set[tuple[str, int, int]] = set()
     for name in files.names:
         by_rank = name.part in ("model", "optim")
-        rank = ranks.of(name.mp or 0, name.dp or 0) if by_rank else None
-        parts.add((name.part, name.mp or 0, name.dp or 0))
+        rank = ranks.of(*name.place) if by_rank else None
         yield files.status(name.path, rank, name.part if by_rank else name.path.name.partition("-model_st")[0])
-    for part, mp, dp, name_ in _expected(worlds, sharded, zero):
-        if (part, mp, dp) not in parts:
-            yield RankFile(files.folder / name_, ranks.of(mp, dp), part, "missing", 0, None)
+    here = {(name.part, *name.place) for name in files.names}
+    for part, mp, dp, missing in _expected(worlds, sharded, zero):
+        if (part, mp, dp) not in here:
+            yield RankFile(files.folder / missing, ranks.of(mp, dp), part, "missing", 0, None)
 
 
 def leftover_files(files: Files, ranks: RankLayout, worlds: Mapping[int, int]) -> Iterator[Problem]:
-    """Optimizer states of more ranks than the parameters are cut over, which are left from another save.
-
-    Args:
-        files: those that are there.
-        ranks: how the ranks are arranged.
-        worlds: number of ranks that each model-parallel rank's parameters are cut over.
-    """
+    """Optimizer states of more ranks than the parameters are cut over (`worlds`), which are left from another save."""
     for name in files.of("optim"):
-        mp, dp, world = name.mp or 0, name.dp or 0, worlds.get(name.mp or 0, 0)
+        mp, dp = name.place
+        world = worlds.get(mp, 0)
         if world <= dp < ranks.dp:
             text = f"{name.path.name} is rank {dp} of a group of {world}"
             yield Problem(Code.STRAY_FILE, text, ranks.of(mp, dp))
@@ -252,11 +242,9 @@ def _expected(worlds: Mapping[int, int], sharded: bool, zero: str | None) -> Ite
                 yield "optim", mp, dp, f"{zero}{place}_optim_states.pt"
 
 
-def expected_bytes(files: tuple[RankFile, ...]) -> int | None:
+def expected_bytes(files: Iterable[RankFile]) -> int:
     """Bytes of all files, if every missing or cut one were as large as the others of its part."""
-    sizes: dict[str, list[int]] = {}
+    by_part: dict[str, list[RankFile]] = {}
     for file in files:
-        if file.is_here:
-            sizes.setdefault(file.part, []).append(file.nbytes)
-    absent = (sorted(sizes[f.part]) for f in files if not f.is_here and f.part in sizes)
-    return sum(map(sum, sizes.values())) + sum(of_part[len(of_part) // 2] for of_part in absent)
+        by_part.setdefault(file.part, []).append(file)
+    return sum(rank_checks.expected_bytes(of_part) or 0 for of_part in by_part.values())

@@ -49,12 +49,9 @@ class StateName:
     """A state file of a tag folder, by its name.
 
     Attributes:
-        path: the file.
-        part: what it holds.
         mp: model-parallel rank; None for a pipeline layer.
         dp: rank in the ZeRO group; None where one file serves all of them.
         layer: index of the pipeline layer, or of the layer of experts.
-        expert: number of the expert.
         axes: further axes of a pipeline layer's name, such as `model_01` for tensor-parallel rank 1.
     """
 
@@ -66,15 +63,20 @@ class StateName:
     expert: int | None = None
     axes: str = ""
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """`(mp, dp)`, 0 for what the name does not have."""
+        return self.mp or 0, self.dp or 0
+
 
 def parse(path: Path) -> StateName | None:
     """Parse the name of a state file; None when it is no name that DeepSpeed gives."""
     for part, pattern in PATTERNS:
         found = pattern.fullmatch(path.name)
         if found:
-            words = found.groupdict()
-            numbers = {k: int(words[k]) if words.get(k) is not None else None for k in ("mp", "dp", "layer", "expert")}
-            return StateName(path, part, axes=words.get("axes") or "", **numbers)
+            words = {key: word for key, word in found.groupdict().items() if word is not None}
+            axes, numbers = words.pop("axes", ""), {key: int(word) for key, word in words.items()}
+            return StateName(path, part, numbers.pop("mp", None), axes=axes, **numbers)
     return None
 
 
@@ -89,7 +91,7 @@ def names_in(folder: Path, follow_symlinks: bool = False) -> list[StateName]:
     if not follow_symlinks:
         for name in found:
             check_stays_inside(name.path, folder)
-    return sorted(found, key=lambda n: (n.part, n.mp or 0, n.dp or 0, n.layer or 0, n.expert or 0, n.path.name))
+    return sorted(found, key=lambda n: (n.part, *n.place, n.layer or 0, n.expert or 0, n.path.name))
 
 
 def is_tag_folder(folder: Path) -> bool:
@@ -150,16 +152,13 @@ def _pointed(pointer: Path, follow_symlinks: bool) -> Path:
         check_stays_inside(pointer, pointer.parent)
     tag = text_of(pointer)
     if not is_plain_name(tag):
-        raise UnsafePathError(
-            pointer, f"names the tag {describe_for_error(tag)}, which is not the plain name of a folder beside it"
-        )
+        text = f"names the tag {describe_for_error(tag)}, which is not the plain name of a folder beside it"
+        raise UnsafePathError(pointer, text)
     folder = pointer.parent / tag
     if not follow_symlinks:
         check_stays_inside(folder, pointer.parent)
-    if not folder.is_dir() or not is_tag_folder(folder):
+    if not is_tag_folder(folder):
         here = few([tag.name for tag in _tags(pointer.parent)]) or "no other checkpoint"
-        what = "holds no DeepSpeed files" if folder.is_dir() else "is not there"
-        raise ReadError(
-            pointer, f"names the tag {describe_for_error(tag)}, which {what}; here are {here}: name the one you mean"
-        )
+        what = f"which {'holds no DeepSpeed files' if folder.is_dir() else 'is not there'}; here are {here}"
+        raise ReadError(pointer, f"names the tag {describe_for_error(tag)}, {what}: name the one you mean")
     return folder

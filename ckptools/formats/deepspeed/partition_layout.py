@@ -7,13 +7,12 @@ parameters are refused, with the rank, the group and the numbers.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ckptools.formats.deepspeed import zero_stages
-from ckptools.formats.deepspeed.runs import PartitionRun
-from ckptools.formats.deepspeed.states import ModelStates, OptimStates, Shapes
-from ckptools.formats.deepspeed.zero_stages import Group, Refusal
+from ckptools.formats.deepspeed.states import ModelStates, OptimStates, Shapes, joined_groups
+from ckptools.formats.deepspeed.zero_stages import Group, PartitionRun, Refusal
 from ckptools.formats.flat_parameters.flat_runs import flat_source
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
@@ -39,10 +38,7 @@ class PartitionLayout:
     """Layout of the trainable parameters of one model-parallel rank in the flat tensors of its ZeRO ranks.
 
     Attributes:
-        mp: the model-parallel rank.
-        shapes: every parameter.
-        groups: their names by flat tensor: param group, or sub-group in ZeRO-3.
-        runs: where each lies.
+        groups: names of the parameters by flat tensor: param group, or sub-group in ZeRO-3.
         lengths: elements of each flat tensor, padding included.
         world: ranks that it is cut over; 0 when unknown.
         refused: why a parameter has no place.
@@ -58,14 +54,15 @@ class PartitionLayout:
     refused: dict[str, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
-    def refuse(self, names: Iterable[str], why: str, rank: int | None = None) -> None:
+    def refuse(self, names: Iterable[str], why: str, rank: int) -> None:
         """Refuse parameters for one reason, which becomes one problem."""
         self.refused |= dict.fromkeys(names, why)
         self.problems.append(Problem(Code.LAYOUT_DISAGREES, why, rank))
 
-    def add(self, run: PartitionRun) -> None:
-        """Add a run of a parameter."""
-        self.runs.setdefault(run.fqn, []).append(run)
+    def add(self, runs: Iterable[PartitionRun]) -> None:
+        """Add runs of parameters."""
+        for run in runs:
+            self.runs.setdefault(run.fqn, []).append(run)
 
 
 def plan_partitions(
@@ -77,7 +74,7 @@ def plan_partitions(
         mp: the model-parallel rank.
         model: its model states, where they could be read.
         optims: its optimizer states, by rank in the ZeRO group.
-        ranks: the ranks whose runs are listed; ZeRO-3 may have very many.
+        ranks: those in the ZeRO group whose runs are listed; ZeRO-3 may have very many.
     """
     layout = PartitionLayout(mp)
     groups = _groups(model, optims)
@@ -109,13 +106,9 @@ def _groups(model: ModelStates | None, optims: Mapping[int, OptimStates]) -> lis
     if stated is not None:
         return stated
     module = (model.module if model is not None else None) or {}
-    groups: list[Shapes] = []
-    for _, optim in sorted(optims.items()):
-        for k, addresses in enumerate(optim.mappings()):
-            groups += [{} for _ in range(k + 1 - len(groups))]
-            known = ((fqn, module.get(fqn)) for fqn in addresses or ())
-            groups[k] |= {fqn: t.shape for fqn, t in known if isinstance(t, Tensor)}
-    return groups
+    shapes = {fqn: t.shape for fqn, t in module.items() if isinstance(t, Tensor)}
+    mappings = (optim.mappings() for _, optim in sorted(optims.items()))
+    return joined_groups([{f: shapes[f] for f in group or () if f in shapes} for group in one] for one in mappings)
 
 
 def _worlds(layout: PartitionLayout, optims: Mapping[int, OptimStates]) -> bool:
@@ -150,7 +143,7 @@ def _plan_stage3(
             )
             swapped = (optim.path.parent / "offloaded_tensors").is_dir()
             why = "swapped out to offloaded_tensors" if swapped else "the files are not of one run, or damaged"
-            layout.refuse(layout.shapes, f"{text}; {why}", rank=dp)
+            layout.refuse(layout.shapes, f"{text}; {why}", dp)
             return
     if _other_state(layout, optims, len(lengths)) or not lengths:
         return
@@ -158,7 +151,7 @@ def _plan_stage3(
     names: list[dict[str, None]] = [dict.fromkeys(g) for g in layout.groups] if len(groups) == len(lengths) else []
     names = names or [{} for _ in lengths]
     for run in zero_stages.stage3_runs(layout.mp, layout.shapes, layout.world, lengths, ranks):
-        layout.add(run)
+        layout.add([run])
         names[run.where[2]][run.fqn] = None
     layout.groups = [list(group) for group in names]
     _refuse_other_partitions(layout, optims[first])
@@ -169,7 +162,7 @@ def _other_state(layout: PartitionLayout, optims: Mapping[int, OptimStates], gro
     odd = next((dp for dp, optim in sorted(optims.items()) if len(optim.slots) not in (0, groups)), None)
     if odd is not None:
         text = f"rank {odd}: the optimizer's state is of {len(optims[odd].slots)} tensors, expected {groups} flat ones"
-        layout.refuse(layout.shapes, text, rank=odd)
+        layout.refuse(layout.shapes, text, odd)
     return odd is not None
 
 
@@ -196,7 +189,7 @@ def _plan_groups(
     odd = next((dp for dp, found in sorted(masters.items()) if len(found) != len(groups)), None)
     if odd is not None:
         text = f"rank {odd}: {len(masters[odd])} flat groups, expected {len(groups)} as param_shapes has"
-        layout.refuse(layout.shapes, text, rank=odd)
+        layout.refuse(layout.shapes, text, odd)
         return
     if _other_state(layout, optims, len(groups)):
         return
@@ -216,28 +209,24 @@ def _plan_group(
     rows = {dp: flat_source(optim.masters[group.index]) for dp, optim in optims.items()}
     if None in rows.values():
         dp = next(dp for dp, row in sorted(rows.items()) if row is None)
-        layout.refuse(
-            group.shapes, f"group {group.index}, rank {dp}: no flat fp32 tensor in {optims[dp].path.name}", rank=dp
-        )
+        text = f"group {group.index}, rank {dp}: no flat fp32 tensor in {optims[dp].path.name}"
+        layout.refuse(group.shapes, text, dp)
         return
     lengths = {dp: row.shape[0] for dp, row in rows.items() if row is not None}
-    state = {dp: set(_state_lengths(optim, group.index)) for dp, optim in optims.items()}
+    state = {dp: _state_lengths(optim, group.index) for dp, optim in optims.items()}
     partition = zero_stages.partition_length(group, lengths, state)
     odd = partition if isinstance(partition, Refusal) else _unlike_mappings(layout, group, partition, model, optims)
-    if isinstance(partition, Refusal) or odd is not None:
-        layout.refuse(group.shapes, odd.why if odd else "", rank=odd.rank if odd else None)
-        return
-    layout.lengths[group.index] = partition
-    for run in group.runs(partition):
-        layout.add(run)
+    if odd is not None:
+        layout.refuse(group.shapes, odd.why, odd.rank)
+    elif isinstance(partition, int):
+        layout.lengths[group.index] = partition
+        layout.add(group.runs(partition))
 
 
-def _state_lengths(optim: OptimStates, group: int) -> Iterator[int]:
-    slots = optim.slots
-    for value in (slots[group] if group < len(slots) else {}).values():
-        source = flat_source(value)
-        if source is not None:
-            yield source.shape[0]
+def _state_lengths(optim: OptimStates, group: int) -> set[int]:
+    """Lengths of the flat tensors in the optimizer's state of a group."""
+    values = (value for entry in optim.slots[group : group + 1] for value in entry.values())
+    return {source.shape[0] for source in map(flat_source, values) if source is not None}
 
 
 def _unlike_mappings(

@@ -9,8 +9,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from ckptools.errors import ReadError
 from ckptools.formats.deepspeed.zero_stages import mapped
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
+from ckptools.model.tree import leaf_at
 from ckptools.model.values import Opaque
 
 LAYOUT = ("module", "param_shapes", "frozen_param_shapes", "frozen_param_fragments")
@@ -43,14 +45,7 @@ Shapes = dict[str, Ints]
 
 @dataclass(frozen=True)
 class ModelStates:
-    """One model states file.
-
-    Attributes:
-        path: the file.
-        mp: model-parallel rank.
-        dp: rank in the ZeRO group; 0 where one file serves all of them.
-        tree: its content.
-    """
+    """One model states file: of a model-parallel rank and a rank in its ZeRO group, 0 where one file serves all."""
 
     path: Path
     mp: int
@@ -73,11 +68,9 @@ class ModelStates:
         groups = self.tree.get("param_shapes")
         if groups is None:
             return None
-        if isinstance(groups, dict):
-            groups = [groups]
-        if not isinstance(groups, (list, tuple)):
+        if not isinstance(groups, (dict, list, tuple)):
             raise ReadError(self.path, "param_shapes is no list of names and shapes; damaged")
-        return [self._shapes(group, "param_shapes") for group in groups]
+        return [self._shapes(group, "param_shapes") for group in ([groups] if isinstance(groups, dict) else groups)]
 
     @property
     def frozen(self) -> Shapes:
@@ -88,7 +81,9 @@ class ModelStates:
     @property
     def fragments(self) -> dict[str, Tensor]:
         """`frozen_param_fragments`, this rank's pieces of the frozen parameters."""
-        return _tensors(self.tree.get("frozen_param_fragments"))
+        found = self.tree.get("frozen_param_fragments")
+        items = found.items() if isinstance(found, dict) else ()
+        return {k: v for k, v in items if isinstance(k, str) and isinstance(v, Tensor)}
 
     @property
     def shared(self) -> dict[str, str]:
@@ -105,7 +100,7 @@ class ModelStates:
 
     def config(self, *keys: str) -> Any:
         """A setting of `ds_config`."""
-        return _inside(self.tree.get("ds_config"), *keys)
+        return leaf_at(self.tree, ("ds_config", *keys))
 
     def _shapes(self, shapes: Any, what: str) -> Shapes:
         if not isinstance(shapes, dict):
@@ -121,18 +116,9 @@ class ModelStates:
 
 @dataclass(frozen=True)
 class OptimStates:
-    """One optimizer states file.
-
-    Attributes:
-        path: the file.
-        mp: model-parallel rank.
-        dp: rank in the ZeRO group.
-        tree: its `optimizer_state_dict`.
-    """
+    """One optimizer states file, by its `optimizer_state_dict`."""
 
     path: Path
-    mp: int
-    dp: int
     tree: dict[Any, Any]
 
     @property
@@ -215,6 +201,12 @@ def stage_of(state: Mapping[Any, Any]) -> int | None:
     return stage if type(stage) is int else None
 
 
+def joined_groups(listed: Iterable[Iterable[Shapes]]) -> list[Shapes]:
+    """Join the groups of each number; some of `listed` may have fewer of them."""
+    numbered = zip_longest(*listed, fillvalue=Shapes())
+    return [{fqn: shape for shapes in same for fqn, shape in shapes.items()} for same in numbered]
+
+
 def group_of_ids(param_groups: list[dict[str, Any]]) -> list[int]:
     """The param group of each flat tensor."""
     return [number for number, group in enumerate(param_groups) for _ in _ids(group)]
@@ -223,14 +215,3 @@ def group_of_ids(param_groups: list[dict[str, Any]]) -> list[int]:
 def _ids(group: Mapping[str, Any]) -> Iterator[Any]:
     params = group.get("params")
     return (i for i in params if isinstance(i, (int, str))) if isinstance(params, (list, tuple)) else iter(())
-
-
-def _tensors(value: Any) -> dict[str, Tensor]:
-    items = value.items() if isinstance(value, dict) else ()
-    return {k: v for k, v in items if isinstance(k, str) and isinstance(v, Tensor)}
-
-
-def _inside(value: Any, *keys: str) -> Any:
-    for key in keys:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value

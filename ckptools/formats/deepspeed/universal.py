@@ -11,10 +11,10 @@ Source: checkpoint/ds_to_universal.py of 0.9 to 0.19.8; checked on real files of
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptools.files.location import check_stays_inside
 from ckptools.files.opening import reading
@@ -23,7 +23,7 @@ from ckptools.formats.deepspeed.assembler import frozen_parameters, names_by_par
 from ckptools.formats.deepspeed.files import GROUPED, Files
 from ckptools.formats.deepspeed.names import StateName, names_in
 from ckptools.formats.deepspeed.partition_layout import MAX_WORLD
-from ckptools.formats.deepspeed.states import FLAT, LAYOUT, ModelStates, OptimStates, Shapes, stage_of
+from ckptools.formats.deepspeed.states import FLAT, LAYOUT, ModelStates, OptimStates, Shapes, joined_groups, stage_of
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search import rank_checks
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
@@ -40,15 +40,8 @@ NO_MODULE = (
 )
 
 
-@dataclass(frozen=True)
-class SlotFile:
-    """A file of one slot of one parameter.
-
-    Attributes:
-        fqn: the parameter.
-        slot: `fp32` for the parameter itself, else the optimizer's name for it.
-        path: the file.
-    """
+class SlotFile(NamedTuple):
+    """A file of one slot of one parameter; the slot is `fp32` for the parameter itself, else the optimizer's name."""
 
     fqn: str
     slot: str
@@ -91,22 +84,14 @@ class _UniversalFolder:
         self.models = [read[place] for place in sorted(read)]
         self.base = self.models[0] if self.models else ModelStates(folder, 0, 0, {})
         self.sharded = any(n.dp is not None for n in files.of("model"))
-        self.groups = self._groups()
+        # Those of all pipeline stages, group by group.
+        self.groups = joined_groups(model.groups or () for model in self.models)
         self.shapes: Shapes = {fqn: shape for group in self.groups for fqn, shape in group.items()}
 
     def _own_files(self) -> Iterator[Path]:
         yield from (file.path for file in self.slot_files)
         if self.common.is_file():
             yield self.common
-
-    def _groups(self) -> list[Shapes]:
-        """`param_shapes` of all pipeline stages, group by group."""
-        groups: list[Shapes] = []
-        for model in self.models:
-            for k, shapes in enumerate(model.groups or ()):
-                groups += [{} for _ in range(k + 1 - len(groups))]
-                groups[k] |= shapes
-        return groups
 
     def checkpoint(self) -> Checkpoint:
         """Put everything together."""
@@ -165,7 +150,7 @@ class _UniversalFolder:
         return weights.fp32_model(self.base, {**trained, **absent}, others, self.sharded)
 
     def _frozen(self) -> dict[str, Tensor]:
-        counts = [OptimStates(self.common, 0, 0, t).counts[0] for t in [self._common()] if "partition_count" in t]
+        counts = [OptimStates(self.common, t).counts[0] for t in [self._common()] if "partition_count" in t]
         cut = min(counts[0] if counts else self.base.number("dp_world_size") or 1, MAX_WORLD)
         models = [m for m in self.models if m.mp == self.base.mp]
         return frozen_parameters(models, cut, lambda where: where[1], cut) if self.sharded and models else {}
@@ -188,16 +173,14 @@ class _UniversalFolder:
         listed = common.get("param_groups")
         groups = [g for g in listed if isinstance(g, dict)] if isinstance(listed, (list, tuple)) else []
         names = names_by_param_group(groups, self.groups)
-        return [
-            {**settings, "params": params} for settings, params in zip(groups or [{}] * len(names), names, strict=True)
-        ]
+        settings = groups or [{} for _ in names]
+        return [{**group, "params": params} for group, params in zip(settings, names, strict=True)]
 
     def _stored(self, slot: str) -> dict[str, Any]:
         """The value of a slot of every parameter that has it."""
-        trees = (
-            (a.fqn, self.files.saved[a.path]) for a in self.slot_files if a.slot == slot and a.path in self.files.saved
-        )
-        return {fqn: self._value(fqn, slot, saved.tree) for fqn, saved in trees}
+        saved = self.files.saved
+        files = (file for file in self.slot_files if file.slot == slot and file.path in saved)
+        return {file.fqn: self._value(file.fqn, slot, saved[file.path].tree) for file in files}
 
     def _value(self, fqn: str, slot: str, tree: Any) -> Any:
         value = tree.get("param") if isinstance(tree, dict) and "param" in tree else tree
@@ -221,18 +204,15 @@ class _UniversalFolder:
             yield self.files.status(name.path, None, name.path.name.removesuffix(".pt"))
         for path in self._own_files():
             yield self.files.status(path, None, parts.get(path, path.stem))
-        stored = {file.fqn for file in self.slot_files if file.slot == MASTER}
-        for fqn in self.shapes:
-            if fqn not in stored:
-                yield RankFile(self.folder / "zero" / fqn / "fp32.pt", None, f"{fqn}/{MASTER}", "missing", 0, None)
         for fqn, slot in self._slots_not_here():
             yield RankFile(self.folder / "zero" / fqn / f"{slot}.pt", None, f"{fqn}/{slot}", "missing", 0, None)
         if not self.common.is_file():
             yield RankFile(self.common, None, self.common.stem, "missing", 0, None)
 
     def _slots_not_here(self) -> Iterator[tuple[str, str]]:
-        """Missing slots that other parameters have: the flat state has each slot for every parameter."""
+        """Missing fp32 copies, and slots that other parameters have: the flat state has each for every parameter."""
         here = {(file.fqn, file.slot) for file in self.slot_files}
+        yield from ((fqn, MASTER) for fqn in self.shapes if (fqn, MASTER) not in here)
         slots = dict.fromkeys(slot for fqn, slot in here if slot != MASTER and fqn in self.shapes)
         parameters = [fqn for fqn in self.shapes if (fqn, MASTER) in here]
         yield from ((fqn, slot) for fqn in parameters for slot in sorted(slots) if (fqn, slot) not in here)

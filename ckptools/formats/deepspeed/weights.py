@@ -37,12 +37,10 @@ PLACEHOLDER = (
 UNKNOWN = "module has a placeholder, and neither param_shapes nor frozen_param_shapes show where its values are"
 
 
-def aliases(model: ModelStates, stored: Mapping[str, Any]) -> dict[str, str]:
+def _aliases(model: ModelStates, stored: Mapping[str, Any]) -> dict[str, str]:
     """Second names of stored parameters, with the stored one: as `shared_params` says, else those that share its bytes.
 
-    Args:
-        model: model states of rank 0, the only one whose `shared_params` is filled in.
-        stored: the parameters that are stored elsewhere than in `module`.
+    Rank 0's model states are the only ones whose `shared_params` is filled in.
     """
     found = {alias: name for alias, name in model.shared.items() if name in stored and alias not in stored}
     module = model.module or {}
@@ -55,10 +53,7 @@ def aliases(model: ModelStates, stored: Mapping[str, Any]) -> dict[str, str]:
 
 
 def fp32_model(
-    model: ModelStates,
-    masters: Mapping[str, Tensor],
-    frozen: Mapping[str, Tensor],
-    sharded: bool,
+    model: ModelStates, masters: Mapping[str, Tensor], frozen: Mapping[str, Tensor], sharded: bool
 ) -> dict[str, Any]:
     """The model with the optimizer's fp32 copy where it has one.
 
@@ -69,7 +64,7 @@ def fp32_model(
         sharded: whether `module` may hold placeholders (ZeRO-3).
     """
     stored = {**frozen, **masters}
-    other_names = aliases(model, stored)
+    other_names = _aliases(model, stored)
     found: dict[str, Any] = {}
     for fqn, value in (model.module or {}).items():
         name = other_names.get(fqn, fqn)
@@ -87,13 +82,12 @@ def module_model(model: ModelStates, shapes: Mapping[str, Ints], sharded: bool) 
     """The model as the forward pass used it; what ZeRO-3 left out of it has a note instead of values."""
     found: dict[str, Any] = {}
     for fqn, value in (model.module or {}).items():
-        shape = shapes.get(fqn, shapes.get(model.shared.get(fqn, ""), None))
+        found[fqn] = value
+        shape = shapes.get(fqn, shapes.get(model.shared.get(fqn, "")))
         if sharded and isinstance(value, Tensor) and shape is not None and value.numel != prod(shape):
             found[fqn] = replace(value, shape=shape, shards=(), note=PLACEHOLDER)
         elif sharded and shape is None and _is_placeholder(fqn, value, model):
             found[fqn] = replace(value, shards=(), note=PLACEHOLDER)
-        else:
-            found[fqn] = value
     return found
 
 
@@ -146,12 +140,8 @@ def layer_names(layers: Layers, shapes: Mapping[str, Ints]) -> dict[tuple[int, s
     owners = {name: [n for n, state in strange.items() if _holds(state, of)] for name, of in _tied(shapes).items()}
     tied = {found[0]: name for name, found in owners.items() if len(found) == 1}
     tied = {n: name for n, name in tied.items() if sum(n in found for found in owners.values()) == 1}
-    named = {}
-    for n, state in layers.items():
-        for key in state:
-            whole = f"{TIED}{tied.get(n)}.{key}"
-            named[n, key] = whole if n in tied else f"{n}.{key}"
-    return named
+    prefixes = {n: f"{TIED}{tied[n]}" if n in tied else n for n in layers}
+    return {(n, key): f"{prefixes[n]}.{key}" for n, state in layers.items() for key in state}
 
 
 def ambiguous_tied_modules(layers: Layers, shapes: Mapping[str, Ints]) -> Iterator[Problem]:
@@ -218,9 +208,7 @@ def _holds(state: Mapping[str, Any], parameters: Mapping[str, Ints]) -> bool:
 def fp32_pipeline(layers: Layers, masters: Mapping[str, Tensor]) -> dict[str, Any]:
     """The optimizer's fp32 copy; the other tensors come from the layers' files."""
     named = layer_names(layers, {fqn: t.shape for fqn, t in masters.items()})
-    found: dict[str, Any] = {}
-    for (n, key), fqn in named.items():
-        found[fqn] = masters.get(fqn, layers[n][key])
+    found = {fqn: masters.get(fqn, layers[n][key]) for (n, key), fqn in named.items()}
     return found | {fqn: tensor for fqn, tensor in masters.items() if fqn not in found}
 
 

@@ -25,16 +25,43 @@ Source: runtime/zero/stage3.py (`_rigid_state_dict`), partition_parameters.py, u
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
-from ckptools.formats.deepspeed.runs import PartitionRun
-from ckptools.model.regions import Ints, chunk
+from ckptools.formats.flat_parameters.flat_runs import RunBox, boxes_of
+from ckptools.model.regions import Box, Ints, chunk, contiguous_strides
+from ckptools.model.tensor import Shard, Source
 from ckptools.model.values import Opaque
+
+Where = tuple[int, int, int]
+"""`(mp, dp, group)`: the rank of a flat tensor, and its number."""
+
+
+class PartitionRun(NamedTuple):
+    """Consecutive elements of one parameter in one rank's flat tensor.
+
+    Attributes:
+        fqn: the parameter.
+        start: index of the first element in the flattened parameter.
+        length: elements.
+        where: the flat tensor.
+        at: index of the first element in it.
+    """
+
+    fqn: str
+    start: int
+    length: int
+    where: Where
+    at: int
+
+
+# -- stages 1 and 2 ---------------------------------------------------------------------------------------------------
+
 
 ALIGNMENT = 2
 """`nccl_start_alignment_factor`: a buffer has a multiple of this many elements per rank."""
@@ -42,14 +69,11 @@ ALIGNMENT = 2
 
 @dataclass(frozen=True)
 class Group:
-    """One param group's flat buffer.
+    """One param group's flat buffer of a model-parallel rank, which is cut over `world` ranks.
 
     Attributes:
-        mp: model-parallel rank that it belongs to.
-        index: number of the group.
         shapes: the parameters in their order.
         paddings: elements behind each parameter that belong to no parameter.
-        world: ranks that it is cut over.
     """
 
     mp: int
@@ -85,14 +109,8 @@ class Group:
                 done += length
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """Why a group cannot be put together.
-
-    Attributes:
-        rank: the rank of the file that shows it.
-        why: one line.
-    """
+class Refusal(NamedTuple):
+    """Why a group cannot be put together, and the rank of the file that shows it."""
 
     rank: int
     why: str
@@ -185,17 +203,11 @@ def stage3_row_length(shapes: Mapping[str, Ints], world: int) -> int:
 def stage3_runs(
     mp: int, shapes: Mapping[str, Ints], world: int, groups: Sequence[int], ranks: Iterable[int]
 ) -> Iterator[PartitionRun]:
-    """The runs of every parameter that `ranks` hold.
+    """The runs of every parameter that some of the `world` ranks hold.
 
-    Args:
-        mp: model-parallel rank that they belong to.
-        shapes: the parameters in their order.
-        world: ranks that each is cut over.
-        groups: lengths of a rank's sub-groups, which together are as long as the row of pieces.
-        ranks: whose pieces.
+    `groups` are the lengths of a rank's sub-groups, which together are as long as the row of pieces.
     """
-    borders = [0, *accumulate(groups)]
-    listed = list(ranks)
+    borders, listed = [0, *accumulate(groups)], list(ranks)
     group = row = 0
     for fqn, shape in shapes.items():
         size = -(-prod(shape) // world)
@@ -203,15 +215,15 @@ def stage3_runs(
             group += 1
         for rank in listed:
             start, length = chunk(prod(shape), world, rank)
-            yield from _cut_at_borders(PartitionRun(fqn, start, length, (mp, rank, group), row), borders, group)
+            yield from _cut_at_borders(PartitionRun(fqn, start, length, (mp, rank, group), row), borders)
         row += size
 
 
-def _cut_at_borders(run: PartitionRun, borders: Sequence[int], group: int) -> Iterator[PartitionRun]:
+def _cut_at_borders(run: PartitionRun, borders: Sequence[int]) -> Iterator[PartitionRun]:
     """Cut a piece, placed in the row of all sub-groups, at their borders; one without elements stays one."""
-    mp, rank, _ = run.where
+    mp, rank, group = run.where
     if not run.length:
-        yield PartitionRun(run.fqn, run.start, 0, run.where, 0)
+        yield run._replace(at=0)
     done = 0
     while done < run.length:
         at = run.at + done
@@ -220,3 +232,47 @@ def _cut_at_borders(run: PartitionRun, borders: Sequence[int], group: int) -> It
         length = min(run.length - done, borders[group + 1] - at)
         yield PartitionRun(run.fqn, run.start + done, length, (mp, rank, group), at - borders[group])
         done += length
+
+
+# -- shards -----------------------------------------------------------------------------------------------------------
+
+
+class PlacedBox(NamedTuple):
+    """A box of a parameter, and the flat tensor that has its elements."""
+
+    where: Where
+    box: RunBox
+
+
+def places(shape: Ints, runs: Sequence[PartitionRun], rank_of: Callable[[Where], int]) -> list[PlacedBox]:
+    """The boxes of all runs of a parameter.
+
+    Runs of a tied parameter in several pipeline stages are cut at the same places, so that they are replicas. A
+    parameter without elements is placed in the first flat tensor, whose dtype it has.
+    """
+    if not prod(shape):
+        first = runs[0].where if runs else (0, 0, 0)
+        return [PlacedBox(first, RunBox(Shard(Box.whole(shape), rank_of(first), None), 0, contiguous_strides(shape)))]
+    found = []
+    for run in _cut_alike(runs):
+        rank = rank_of(run.where)
+        found += [PlacedBox(run.where, box) for box in boxes_of(shape, run.start, run.length, rank, run.at)]
+    return found
+
+
+def shards_at(placed: Iterable[PlacedBox], flats: Mapping[Where, Source]) -> tuple[Shard, ...]:
+    """The shards of a parameter, or of one slot of its state; without a source where the flat tensor was not read."""
+    return tuple(place.box.shard_in(flats.get(place.where)) for place in placed)
+
+
+def _cut_alike(runs: Sequence[PartitionRun]) -> Iterable[PartitionRun]:
+    if len({run.where[0] for run in runs}) < 2:
+        return runs
+    cuts = sorted({at for run in runs for at in (run.start, run.start + run.length)})
+    return [piece for run in runs for piece in _pieces(run, cuts)]
+
+
+def _pieces(run: PartitionRun, cuts: list[int]) -> Iterator[PartitionRun]:
+    end = run.start + run.length
+    for a, b in pairwise([run.start, *cuts[bisect_right(cuts, run.start) : bisect_right(cuts, end - 1)], end]):
+        yield run._replace(start=a, length=b - a, at=run.at + a - run.start)
