@@ -47,7 +47,6 @@ from ckptools.formats.deepspeed.partition_layout import (
     plan_partitions,
 )
 from ckptools.formats.deepspeed.states import LAYOUT
-from ckptools.formats.deepspeed.zero_stages import Where
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search import rank_checks
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault
@@ -67,6 +66,10 @@ TENSOR_PARALLEL = (
     "tensor-parallel over {} ranks, and nothing in the files says along which dimension it was cut; convert it with "
     "DeepSpeed's ds_to_universal.py and open that"
 )
+
+NO_MODEL = "holds no model states (*_model_states.pt), and only they have the names and shapes of the parameters"
+MAX_ABSENT = 256
+"""At most this many ranks without a file get lost pieces of their own; a forged count has no end."""
 
 
 def detect(path: Path) -> bool:
@@ -92,7 +95,7 @@ def read(path: Path, options: Options) -> Checkpoint:
 
 
 class _TagFolder:
-    """The steps of opening one tag folder, with what they find on the way."""
+    """One tag folder, as it is opened."""
 
     def __init__(self, builder: CheckpointBuilder, files: Files) -> None:
         self.builder, self.problems, self.files = builder, builder.problems, files
@@ -110,6 +113,9 @@ class _TagFolder:
         self.layouts = {mp: self._layout(mp) for mp in range(mps)}
         dp = max([self.base.number("dp_world_size") or 1, *(p.world for p in self.layouts.values())])
         self.ranks = RankLayout(min(dp, MAX_WORLD), mps, tp)
+        # How many ranks each model-parallel rank's parameters are cut over; a missing one's are like the others'.
+        usual = next((p.world for p in self.layouts.values() if p.world), self.ranks.dp)
+        self.worlds = {mp: layout.world or usual for mp, layout in self.layouts.items()}
 
     def _read(self) -> None:
         """Read one file of each kind and model-parallel rank, or all of them; and every layer."""
@@ -134,24 +140,25 @@ class _TagFolder:
 
     def checkpoint(self) -> Checkpoint:
         """Put everything together."""
-        assembler = ZeroAssembler(self.layouts, self.optims, self._rank_of, self.ranks.world)
+        assembler = ZeroAssembler(self.layouts, self.optims, self.ranks.of, self.ranks.world)
         if self.ranks.tp > 1:
             assembler.refused = dict.fromkeys(assembler.shapes, TENSOR_PARALLEL.format(self.ranks.tp))
         else:
             assembler.check_shapes()
         tree = self._tree(assembler)
-        files = tuple(list_files(self.files, self.ranks, self._worlds(), self.sharded, self._prefix()))
+        files = tuple(list_files(self.files, self.ranks, self.worlds, self.sharded, self._prefix()))
         found = rank_checks.compare_ranks(self.merge, tree, assembler.differing)
         self.builder.unequal |= assembler.unequal
         tree = found.tree
         sections = find_sections(tree)
         self.problems += rank_checks.check_files(files, self.files.faults, self.ranks.world, True)
         for mp, layout in self.layouts.items():
-            ranked = ((p, None if p.rank is None else self.ranks.of(mp, p.rank)) for p in layout.problems)
-            self.problems += (replace(p, rank=rank) for p, rank in ranked)
+            self.problems += (
+                p if p.rank is None else replace(p, rank=self.ranks.of((mp, p.rank))) for p in layout.problems
+            )
         self.problems += assembler.problems
         self.builder.add_rank_values(found)
-        self.problems += leftover_files(self.files, self.ranks, self._worlds())
+        self.problems += leftover_files(self.files, self.ranks, self.worlds)
         self.problems += check_copied_ranks(self.optims, element_counts(self.layouts.values()), self.ranks.of)
         self.problems += check_copies((("model", fqn), t) for fqn, t in self.frozen.items())
         self.builder.add_saved(self.files.saved.values())
@@ -178,7 +185,7 @@ class _TagFolder:
         if clashing:
             tree["client_state"] = clashing
         if self.optims:
-            ranked = [(self.ranks.of(*place), optim.others()) for place, optim in self.optims.items()]
+            ranked = [(self.ranks.of(place), optim.others()) for place, optim in self.optims.items()]
             tree["zero_optimizer"] = self.merge.trees(sorted(ranked, key=lambda r: r[0]), ("zero_optimizer",))
         return tree
 
@@ -189,20 +196,24 @@ class _TagFolder:
         for place, model in sorted(self.models.items()):
             own = ("buffer_names", "shared_params") if model is not self.base else ()
             kept = {k: v for k, v in model.tree.items() if k not in (*LAYOUT, "optimizer", *own)}
-            ranked.append((self.ranks.of(*place), kept))
+            ranked.append((self.ranks.of(place), kept))
         rest = self.merge.trees(sorted(ranked, key=lambda r: r[0]))
         if optimizers:
-            rest["optimizer"] = optimizers[0] if list(optimizers) == [0] else _by_stage(optimizers)
+            by_stage = {f"mp_rank_{mp:02d}": optimizer for mp, optimizer in sorted(optimizers.items())}
+            rest["optimizer"] = optimizers[0] if list(optimizers) == [0] else by_stage
         return dict(rest)
 
     def _model(self, assembler: ZeroAssembler) -> dict[str, Any]:
         """The model, from the optimizer's fp32 copy or the module, with notes where it cannot be read."""
         low = self.files.options.weights == "module"
-        self.problems += self._other_copies(low)
+        optimizer = self.base.tree.get("optimizer")
+        if isinstance(optimizer, dict) and not low and {"fp32_groups_flat", "fp32_groups"} & set(optimizer):
+            text = "the fp32 copy in optimizer has no names and is not used; the model is the module's own weights"
+            self.problems.append(Problem(Code.TENSOR_NOT_JOINED, text, severity="note"))
         if self.base.module is None:
             model = self._pipeline(assembler, low)
         else:
-            modules = [(self.ranks.of(*p), m.module or {}) for p, m in sorted(self.models.items()) if p[0] == 0]
+            modules = [(self.ranks.of(p), m.module or {}) for p, m in sorted(self.models.items()) if p[0] == 0]
             self.problems += weights.differing_buffers(modules)
             self.problems += weights.mismatched_shapes(self.base, assembler.shapes, self.sharded)
             shapes = {**assembler.shapes, **self.base.frozen}
@@ -236,7 +247,7 @@ class _TagFolder:
         if not self.sharded:
             return {}
         models = [m for (mp, _), m in sorted(self.models.items()) if mp == 0]
-        return frozen_parameters(models, min(self._worlds()[0], MAX_WORLD), self._rank_of, self.ranks.world)
+        return frozen_parameters(models, min(self.worlds[0], MAX_WORLD), self.ranks.of, self.ranks.world)
 
     def _experts(self, model: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
         """The tensors in the experts' own files that are not in the model yet."""
@@ -244,21 +255,6 @@ class _TagFolder:
             for key, value in (self.files.tree(name) or {}).items():
                 if isinstance(key, str) and isinstance(value, Tensor) and key not in model:
                     yield key, value
-
-    def _other_copies(self, low: bool) -> Iterator[Problem]:
-        """Notes on where the weights come from."""
-        optimizer = self.base.tree.get("optimizer")
-        if isinstance(optimizer, dict) and not low and {"fp32_groups_flat", "fp32_groups"} & set(optimizer):
-            text = "the fp32 copy in optimizer has no names and is not used; the model is the module's own weights"
-            yield Problem(Code.TENSOR_NOT_JOINED, text, severity="note")
-
-    def _rank_of(self, where: Where) -> int:
-        return self.ranks.of(*where[:2])
-
-    def _worlds(self) -> dict[int, int]:
-        """How many ranks each model-parallel rank's parameters are cut over; a missing one's like the others'."""
-        usual = next((p.world for p in self.layouts.values() if p.world), self.ranks.dp)
-        return {mp: layout.world or usual for mp, layout in self.layouts.items()}
 
     def _prefix(self) -> str | None:
         """Prefix of the names of optimizer states; None without ZeRO."""
@@ -276,7 +272,7 @@ class _TagFolder:
         stage = self.base.config("zero_optimization", "stage") if stage is None else stage
         stage = stage if type(stage) is int else 0
         words = [f"DeepSpeed ZeRO-{stage}", self._precision()]
-        words += [f"pipeline of {self.ranks.stages} stages"] if self.base.module is None else []
+        words += [f"pipeline of {max(1, self.ranks.mps // self.ranks.tp)} stages"] if self.base.module is None else []
         words += [f"tensor parallel over {self.ranks.tp}"] if self.ranks.tp > 1 else []
         words += ["experts in files of their own"] if self.files.of("expert") else []
         return ", ".join(words)
@@ -288,12 +284,3 @@ class _TagFolder:
         sources = (["partition_count"] if world in cut else []) + (["dp_world_size"] if stated else [])
         agree = not stated or max(cut, default=0) <= stated
         return Fact(world, tuple(sources) or ("files found",), agree)
-
-
-NO_MODEL = "holds no model states (*_model_states.pt), and only they have the names and shapes of the parameters"
-MAX_ABSENT = 256
-"""At most this many ranks without a file get lost pieces of their own; a forged count has no end."""
-
-
-def _by_stage(optimizers: dict[int, Any]) -> dict[str, Any]:
-    return {f"mp_rank_{mp:02d}": optimizer for mp, optimizer in sorted(optimizers.items())}

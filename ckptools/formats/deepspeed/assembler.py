@@ -50,8 +50,6 @@ class ZeroAssembler:
     """Assembles parameters and their optimizer state from the flat tensors of all ranks.
 
     Attributes:
-        layouts: the layout of each model-parallel rank.
-        rank_of: the global rank of a flat tensor.
         differing: plain values that differ between ranks, with the ranks that have each value.
         unequal: the value of each rank there.
     """
@@ -129,7 +127,11 @@ class ZeroAssembler:
     def state(self) -> dict[str, dict[str, Any]]:
         """`{fqn: {slot: tensor or value}}` of every parameter that has a state."""
         state: dict[str, dict[str, Any]] = {fqn: {} for fqn in self.shapes}
-        holders = self._holders()
+        holders: dict[str, list[Holder]] = {fqn: [] for fqn in self.shapes}
+        for mp, one in self.layouts.items():
+            for k, names in enumerate(one.groups):
+                for fqn in names:
+                    holders[fqn].append((mp, k))
         for name, slot in self.slots.items():
             shared: dict[Holder, Any] = {}
             for fqn, of_one in holders.items():
@@ -137,15 +139,6 @@ class ZeroAssembler:
                 if value is not None:
                     state[fqn][name] = value
         return {fqn: entry for fqn, entry in state.items() if entry}
-
-    def _holders(self) -> dict[str, list[Holder]]:
-        """The flat tensors that hold each parameter."""
-        holders: dict[str, list[Holder]] = {fqn: [] for fqn in self.shapes}
-        for mp, one in self.layouts.items():
-            for k, names in enumerate(one.groups):
-                for fqn in names:
-                    holders[fqn].append((mp, k))
-        return holders
 
     def _slot(self, fqn: str, name: str, slot: Slot, holders: Sequence[Holder], shared: dict[Holder, Any]) -> Any:
         odd = next((h for h in holders if h in slot.others), None)
@@ -232,11 +225,7 @@ def frozen_parameters(
 ) -> dict[str, Tensor]:
     """Frozen parameters of ZeRO-3, from every rank's piece, each a tensor of its own in its model states.
 
-    Args:
-        models: the model states of one model-parallel rank, the lowest first.
-        cut: ranks that parameters are cut over.
-        rank_of: the global rank.
-        world: how many ranks there are.
+    These are of one model-parallel rank, the lowest first; `cut` is the number of ranks that parameters are cut over.
     """
     pieces = {(m.mp, m.dp, 0): m.fragments for m in models}
     found = {}
@@ -244,23 +233,14 @@ def frozen_parameters(
         flats = {w: s for w, own in pieces.items() if fqn in own and (s := flat_source(own[fqn])) is not None}
         ends = ((dp, chunk(prod(shape), cut, dp)) for dp in range(cut))
         runs = [PartitionRun(fqn, start, n, (models[0].mp, dp, 0), 0) for dp, (start, n) in ends if n]
-        found[fqn] = _from_pieces(shape, runs, flats, rank_of, world)
+        short = next((r for r in runs if r.where in flats and flats[r.where].shape[0] < r.length), None)
+        dtypes, note = {s.dtype for s in flats.values()}, ""
+        if short is not None:
+            stored = flats[short.where].shape[0]
+            note = f"rank {short.where[1]}: {stored} elements of a piece of {short.length}; damaged"
+        if len(dtypes) > 1:
+            note = f"ranks hold it as {' and '.join(sorted(dtypes))}; the files are not of one run"
+        shards = () if note else shards_at(places(shape, runs, rank_of), flats)
+        dtype = min(dtypes, default="float32")
+        found[fqn] = Tensor(shape, dtype, shards, "flat_pieces", world_size=world, note=note)
     return found
-
-
-def _from_pieces(
-    shape: Ints,
-    runs: Sequence[PartitionRun],
-    flats: Mapping[Where, Source],
-    rank_of: Callable[[Where], int],
-    world: int,
-) -> Tensor:
-    short = next((r for r in runs if r.where in flats and flats[r.where].shape[0] < r.length), None)
-    dtypes = {s.dtype for s in flats.values()}
-    note = ""
-    if short is not None:
-        note = f"rank {short.where[1]}: {flats[short.where].shape[0]} elements of a piece of {short.length}; damaged"
-    if len(dtypes) > 1:
-        note = f"ranks hold it as {' and '.join(sorted(dtypes))}; the files are not of one run"
-    shards = () if note else shards_at(places(shape, runs, rank_of), flats)
-    return Tensor(shape, min(dtypes, default="float32"), shards, "flat_pieces", world_size=world, note=note)

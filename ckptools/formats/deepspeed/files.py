@@ -7,7 +7,7 @@ tensor-parallel ranks first, then those of the ZeRO group, then stages. Source: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,13 +31,9 @@ GROUPED = ModuleOrder(False, "DeepSpeed lists parameters by group, which round r
 
 @dataclass
 class Files:
-    """The files of a tag folder.
+    """The files of a tag folder: what was read, and why others could not be.
 
-    Attributes:
-        names: all of them.
-        must: the file that a caller named; an error in it is the caller's.
-        saved: those that were read.
-        faults: why the others could not be read.
+    An error in the file that a caller named (`must`) is the caller's.
     """
 
     folder: Path
@@ -120,17 +116,12 @@ class Files:
 def check_copied_ranks(
     optims: Mapping[tuple[int, int], OptimStates],
     counts: Mapping[tuple[int, int], int],
-    rank_of: Callable[[int, int], int],
+    rank_of: Callable[[tuple[int, int]], int],
 ) -> Iterator[Problem]:
     """Find optimizer states of one rank under two names, by equal checksums throughout.
 
     ZeRO-3 files do not state their rank. A few elements may be equal by chance, padding is equal, and state of zeros
-    only proves nothing: training has not begun.
-
-    Args:
-        optims: the optimizer states that were read, by `(mp, dp)`.
-        counts: elements of parameters in each of them.
-        rank_of: the global rank.
+    only proves nothing: training has not begun. `counts` are the elements of parameters in each, by `(mp, dp)`.
     """
     seen: dict[tuple[Any, ...], tuple[int, int]] = {}
     for place, optim in sorted(optims.items()):
@@ -144,10 +135,7 @@ def check_copied_ranks(
         twin = seen.setdefault((place[0], *stated), place)
         if twin != place:
             text = f"{optim.path.name} holds the same bytes as {optims[twin].path.name}; the same rank twice"
-            yield Problem(Code.STRAY_FILE, text, rank_of(*place))
-
-
-# -- ranks ------------------------------------------------------------------------------------------------------------
+            yield Problem(Code.STRAY_FILE, text, rank_of(place))
 
 
 @dataclass(frozen=True)
@@ -169,13 +157,9 @@ class RankLayout:
         """The world size."""
         return self.dp * self.mps
 
-    @property
-    def stages(self) -> int:
-        """Number of pipeline stages."""
-        return max(1, self.mps // self.tp)
-
-    def of(self, mp: int, dp: int) -> int:
-        """The global rank of a model-parallel rank `mp` and a data-parallel rank `dp`."""
+    def of(self, where: Sequence[int]) -> int:
+        """The global rank of a place that begins with a model-parallel rank and a data-parallel rank."""
+        mp, dp = where[:2]
         stage, slice_ = divmod(mp, self.tp)
         return (stage * self.dp + dp) * self.tp + slice_
 
@@ -202,21 +186,18 @@ def list_files(
 ) -> Iterator[RankFile]:
     """Every file, found or missing.
 
-    Args:
-        files: those that are there.
-        ranks: how the ranks are arranged.
-        worlds: number of ranks that each model-parallel rank's parameters are cut over.
-        sharded: whether every rank has model states of its own (ZeRO-3).
-        zero: prefix of the names of optimizer states; None without ZeRO.
+    `worlds` are the numbers of ranks that each model-parallel rank's parameters are cut over; if they are `sharded`
+    (ZeRO-3), every rank has model states of its own. `zero` is the prefix of optimizer states, None without ZeRO.
     """
     for name in files.names:
-        by_rank = name.part in ("model", "optim")
-        rank = ranks.of(*name.place) if by_rank else None
-        yield files.status(name.path, rank, name.part if by_rank else name.path.name.partition("-model_st")[0])
+        if name.part in ("model", "optim"):
+            yield files.status(name.path, ranks.of(name.place), name.part)
+        else:
+            yield files.status(name.path, None, name.path.name.partition("-model_st")[0])
     here = {(name.part, *name.place) for name in files.names}
     for part, mp, dp, missing in _expected(worlds, sharded, zero):
         if (part, mp, dp) not in here:
-            yield RankFile(files.folder / missing, ranks.of(mp, dp), part, "missing", 0, None)
+            yield RankFile(files.folder / missing, ranks.of((mp, dp)), part, "missing", 0, None)
 
 
 def leftover_files(files: Files, ranks: RankLayout, worlds: Mapping[int, int]) -> Iterator[Problem]:
@@ -226,7 +207,7 @@ def leftover_files(files: Files, ranks: RankLayout, worlds: Mapping[int, int]) -
         world = worlds.get(mp, 0)
         if world <= dp < ranks.dp:
             text = f"{name.path.name} is rank {dp} of a group of {world}"
-            yield Problem(Code.STRAY_FILE, text, ranks.of(mp, dp))
+            yield Problem(Code.STRAY_FILE, text, ranks.of((mp, dp)))
 
 
 def _expected(worlds: Mapping[int, int], sharded: bool, zero: str | None) -> Iterator[tuple[str, int, int, str]]:

@@ -70,11 +70,7 @@ def plan_partitions(
 ) -> PartitionLayout:
     """Compute where every trainable parameter of a model-parallel rank lies.
 
-    Args:
-        mp: the model-parallel rank.
-        model: its model states, where they could be read.
-        optims: its optimizer states, by rank in the ZeRO group.
-        ranks: those in the ZeRO group whose runs are listed; ZeRO-3 may have very many.
+    Its optimizer states are by rank in the ZeRO group. Only the runs of `ranks` are listed; ZeRO-3 may have very many.
     """
     layout = PartitionLayout(mp)
     groups = _groups(model, optims)

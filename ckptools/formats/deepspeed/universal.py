@@ -79,7 +79,8 @@ class _UniversalFolder:
         self.common = folder / "zero" / "optimizer_state.pt"
         # Frozen parameters of ZeRO-3 are in pieces, one in every rank's model states.
         files.read(files.of("model"))
-        files.read(StateName(p, "model", None) for p in self._own_files())
+        self.own_files = [*(file.path for file in slot_files), *([self.common] if self.common.is_file() else [])]
+        files.read(StateName(p, "model", None) for p in self.own_files)
         read = files.models()
         self.models = [read[place] for place in sorted(read)]
         self.base = self.models[0] if self.models else ModelStates(folder, 0, 0, {})
@@ -87,11 +88,6 @@ class _UniversalFolder:
         # Those of all pipeline stages, group by group.
         self.groups = joined_groups(model.groups or () for model in self.models)
         self.shapes: Shapes = {fqn: shape for group in self.groups for fqn, shape in group.items()}
-
-    def _own_files(self) -> Iterator[Path]:
-        yield from (file.path for file in self.slot_files)
-        if self.common.is_file():
-            yield self.common
 
     def checkpoint(self) -> Checkpoint:
         """Put everything together."""
@@ -146,7 +142,7 @@ class _UniversalFolder:
         trained = {fqn: t for fqn, t in stored.items() if fqn in self.shapes or module is None}
         others = self._frozen()
         others |= {fqn: t for fqn, t in stored.items() if fqn not in trained | others and self._only_here(fqn)}
-        absent = {fqn: _absent(shape) for fqn, shape in self.shapes.items() if fqn not in stored}
+        absent = {fqn: weights.absent(shape) for fqn, shape in self.shapes.items() if fqn not in stored}
         return weights.fp32_model(self.base, {**trained, **absent}, others, self.sharded)
 
     def _frozen(self) -> dict[str, Tensor]:
@@ -162,12 +158,11 @@ class _UniversalFolder:
         return fqn not in self.base.shared and (not isinstance(value, Tensor) or empty)
 
     def _state(self) -> dict[str, dict[str, Any]]:
-        state: dict[str, dict[str, Any]] = {}
+        state: dict[str, dict[str, Any]] = {fqn: {} for fqn in self.shapes}
         for slot in dict.fromkeys(file.slot for file in self.slot_files if file.slot != MASTER):
             for fqn, value in self._stored(slot).items():
                 state.setdefault(fqn, {})[slot] = value
-        ordered = dict.fromkeys([*self.shapes, *state])
-        return {fqn: state[fqn] for fqn in ordered if fqn in state}
+        return {fqn: entry for fqn, entry in state.items() if entry}
 
     def _param_groups(self, common: Mapping[Any, Any]) -> list[dict[str, Any]]:
         listed = common.get("param_groups")
@@ -187,22 +182,19 @@ class _UniversalFolder:
         shape = self.shapes.get(fqn)
         if not isinstance(value, Tensor) or slot == "step" or shape is None or value.shape == shape:
             return value
-        joined = isinstance(tree, dict) and (tree.get("vocab_tensor") or self._tensor_parallel())
         if len(value.shape) == 1 and value.numel == prod(shape):
             return _reshaped(value, shape)
-        if joined:
+        sliced = any((m.number("mp_world_size") or 1) > 1 for m in self.models)
+        if isinstance(tree, dict) and (tree.get("vocab_tensor") or sliced):
             return value
         note = f"{slot}.pt holds {list(value.shape)}, param_shapes has {list(shape)}; the files are not of one run"
         return replace(value, shards=(), note=note)
-
-    def _tensor_parallel(self) -> bool:
-        return any((m.number("mp_world_size") or 1) > 1 for m in self.models)
 
     def _files(self) -> Iterator[RankFile]:
         parts = {file.path: f"{file.fqn}/{file.slot}" for file in self.slot_files}
         for name in self.files.names:
             yield self.files.status(name.path, None, name.path.name.removesuffix(".pt"))
-        for path in self._own_files():
+        for path in self.own_files:
             yield self.files.status(path, None, parts.get(path, path.stem))
         for fqn, slot in self._slots_not_here():
             yield RankFile(self.folder / "zero" / fqn / f"{slot}.pt", None, f"{fqn}/{slot}", "missing", 0, None)
@@ -224,7 +216,3 @@ def _reshaped(tensor: Tensor, shape: Ints) -> Tensor:
     if source is None or not source.contiguous:
         return replace(tensor, shards=(), note="a flat tensor that is not one row of consecutive elements")
     return replace(tensor, shape=shape, shards=(Shard(Box.whole(shape), None, source.reshaped(shape)),))
-
-
-def _absent(shape: Ints) -> Tensor:
-    return Tensor(shape, "float32", (Shard(Box.whole(shape), None, None),))

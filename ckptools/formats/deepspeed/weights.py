@@ -55,13 +55,9 @@ def _aliases(model: ModelStates, stored: Mapping[str, Any]) -> dict[str, str]:
 def fp32_model(
     model: ModelStates, masters: Mapping[str, Tensor], frozen: Mapping[str, Tensor], sharded: bool
 ) -> dict[str, Any]:
-    """The model with the optimizer's fp32 copy where it has one.
+    """The model with the optimizer's fp32 copy (`masters`) where it has one, and frozen parameters from their pieces.
 
-    Args:
-        model: model states of the lowest rank; its `module` gives the order of names.
-        masters: the fp32 copies.
-        frozen: frozen parameters that were put together from pieces.
-        sharded: whether `module` may hold placeholders (ZeRO-3).
+    The `module` of the lowest rank gives the order of names; if `sharded` (ZeRO-3), it may hold placeholders.
     """
     stored = {**frozen, **masters}
     other_names = _aliases(model, stored)
@@ -217,5 +213,9 @@ def module_pipeline(layers: Layers, shapes: Mapping[str, Ints]) -> dict[str, Any
     named = layer_names(layers, shapes)
     found = {fqn: layers[n][key] for (n, key), fqn in named.items()}
     dtype = next((t.dtype for t in found.values() if isinstance(t, Tensor)), "float32")
-    absent = {fqn: shape for fqn, shape in shapes.items() if fqn not in found}
-    return found | {fqn: Tensor(s, dtype, (Shard(Box.whole(s), None, None),)) for fqn, s in absent.items()}
+    return found | {fqn: absent(shape, dtype) for fqn, shape in shapes.items() if fqn not in found}
+
+
+def absent(shape: Ints, dtype: str = "float32") -> Tensor:
+    """A parameter whose values are in no file."""
+    return Tensor(shape, dtype, (Shard(Box.whole(shape), None, None),))

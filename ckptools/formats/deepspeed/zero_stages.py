@@ -43,15 +43,7 @@ Where = tuple[int, int, int]
 
 
 class PartitionRun(NamedTuple):
-    """Consecutive elements of one parameter in one rank's flat tensor.
-
-    Attributes:
-        fqn: the parameter.
-        start: index of the first element in the flattened parameter.
-        length: elements.
-        where: the flat tensor.
-        at: index of the first element in it.
-    """
+    """Consecutive elements of one parameter, from element `start` of it, which is element `at` of a flat tensor."""
 
     fqn: str
     start: int
@@ -71,9 +63,7 @@ ALIGNMENT = 2
 class Group:
     """One param group's flat buffer of a model-parallel rank, which is cut over `world` ranks.
 
-    Attributes:
-        shapes: the parameters in their order.
-        paddings: elements behind each parameter that belong to no parameter.
+    The parameters are in order; `paddings` are the elements behind each that belong to none.
     """
 
     mp: int
@@ -117,12 +107,9 @@ class Refusal(NamedTuple):
 
 
 def partition_length(group: Group, master: Mapping[int, int], state: Mapping[int, set[int]]) -> int | Refusal:
-    """Return the length of a partition, proven by the stored lengths; or why there is none.
+    """Return the length of a partition, or why there is none: proven by the lengths of the fp32 copy, by rank.
 
-    Args:
-        group: the group.
-        master: length of the fp32 copy, by rank.
-        state: lengths of the optimizer's 1-D tensors, by rank.
+    The lengths of the optimizer's 1-D tensors, by rank, choose between two that fit.
     """
     n, world = group.numel, group.world
     # Before 0.5 the buffer was a multiple of W only.
