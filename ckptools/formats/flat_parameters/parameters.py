@@ -52,13 +52,9 @@ def runs_of(unit: Unit) -> list[FlatRun]:
 
 
 def take_apart(model: MutableMapping[str, Any], units: Sequence[Unit], note: str, order: Iterable[str]) -> None:
-    """Replace the flat parameters of a model by the parameters in them, in place.
+    """Replace the flat parameters of a model by the parameters in them, in place; `note` is for runs of unknown shape.
 
-    Args:
-        model: its state dict.
-        units: the flat parameters.
-        note: for runs whose shape is unknown.
-        order: names of parameters in module order, as far as that is known.
+    The names in `order` are in module order, as far as that is known.
     """
     made: dict[str, Any] = {}
     by_key = {u.key: u for u in units}
@@ -121,16 +117,10 @@ def shapes_by_name(optimizer: Mapping[str, Any], of_dcp: bool = False) -> Shapes
 def resolve_optimizer(
     optimizer: MutableMapping[str, Any], model: Mapping[str, Any], units: Sequence[Unit], given: GivenNames | None
 ) -> None:
-    """Place the moments of an optimizer whose model had flat parameters; changed in place.
-
-    Args:
-        optimizer: its state dict.
-        model: with the parameters in place of the flat ones.
-        units: the flat parameters.
-        given: names for numbers that are parameters.
+    """Place the moments of an optimizer, in place; its model has the parameters of `units` instead of flat ones.
 
     Raises:
-        RefusedError: the names that were given do not fit.
+        RefusedError: the names that were given for numbers do not fit.
     """
     if is_flat_optimizer(optimizer) or any(isinstance(k, str) for k in optimizer["state"]):
         return

@@ -97,12 +97,8 @@ def take_apart(optimizer: MutableMapping[str, Any], model: Mapping[str, Any], al
 def in_module_order(params: Mapping[str, Tensor], modules: Any) -> dict[str, Tensor]:
     """The parameters of a model in the order of its modules, which FSDP1's state dicts of older versions do not keep.
 
-    Args:
-        params: its parameters, those of each module in their order.
-        modules: what the state dict lists as its modules (`_metadata`).
-
     Raises:
-        UnknownLayoutError: it lists none, or lacks one.
+        UnknownLayoutError: the state dict's list of `modules` (`_metadata`) is none, or lacks one.
     """
     places = module_places(modules if isinstance(modules, Mapping) else {})
     ordered = {n: params[n] for n in sorted(params, key=lambda n: places.get(module_of(n), -1))}

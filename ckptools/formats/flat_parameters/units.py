@@ -93,12 +93,10 @@ def _outer(names: Sequence[str]) -> list[str]:
 
 
 def infer_flat_layout(model: Mapping[str, Any], given: Shapes | None, by_name: Shapes | None) -> list[Unit]:
-    """Infer which parameters lie where in every flat parameter of a model.
+    """Infer which parameters lie where in every flat parameter of a model's state dict, of all ranks or of one.
 
-    Args:
-        model: its state dict, of all ranks or of one.
-        given: shapes from outside.
-        by_name: shapes and order from an optimizer state keyed by name; it must not contradict `given`.
+    Shapes are `given` from outside, or from an optimizer state keyed by name, which has the order too; the two must not
+    contradict each other.
 
     Raises:
         UnknownLayoutError: the shapes are unknown, or they do not explain everything, or in more than one way.

@@ -61,10 +61,7 @@ def detect(path: Path) -> bool:
 def read(path: Path, options: Options, by_name: Shapes | None = None) -> Checkpoint:
     """Open the checkpoint that a rank file, or a folder of them, belongs to.
 
-    Args:
-        path: the file or folder.
-        options: how it is opened.
-        by_name: shapes from an optimizer state in another file, for flat parameters.
+    Flat parameters may have their shapes from an optimizer state in another file (`by_name`).
 
     Raises:
         ReadError: the file itself cannot be read.
@@ -94,11 +91,7 @@ def read_group(path: Path, group: Sequence[RankName], options: Options) -> Check
 
 
 def _opening(builder: CheckpointBuilder, name: RankName, group: Sequence[RankName], options: Options) -> _RankGroup:
-    """Read the given file; or the first readable one of a folder, so that damaged files are problems.
-
-    Raises:
-        ReadError: the file, or every file of the folder, cannot be read.
-    """
+    """Read the given file; or the first readable one of a folder, so that damaged files are problems."""
     errors: list[ReadError] = []
     for member in group if builder.path.is_dir() else [name]:
         try:
@@ -148,15 +141,16 @@ class _RankGroup:
         self.problems += check_copies(tensors)
         self.problems += (Problem(Code.LAYOUT_INFERRED, note, None, fqn_of(path)) for path, note in notes.items())
         self.builder.add_saved(self.read.saved.values())
+        saved_as = LOCAL if local else _saved_as(sharded, len(self.group), in_parts)
+        # The number in the path that is the rank counts no steps.
+        without_rank = Path(self.name.spelled) if "{rank}" in self.name.spelled else self.name.path
         return self.builder.checkpoint(
             name=_checkpoint_name(self.name),
-            saved_as=in_form(
-                LOCAL if local else _saved_as(sharded, len(self.group), in_parts), self.read.saved[self.name.path].form
-            ),
+            saved_as=in_form(saved_as, self.read.saved[self.name.path].form),
             tree=tree,
             files=files,
             world_size=world,
-            step=find_step(_without_rank(self.name), sections),
+            step=find_step(without_rank, sections),
             module_order=AS_SAVED,
             all_ranks=self.read.all_ranks,
             bytes_expected=rank_checks.expected_bytes(files),
@@ -188,7 +182,11 @@ class _RankGroup:
         parts = {n.part: n for n in reversed(self.group)}
         here = {(self.read.ranks[n.path], n.part) for n in self.group}
         for name in self.group:
-            yield self._file(name)
+            rank, saved = self.read.ranks[name.path], self.read.saved.get(name.path)
+            if saved is not None:
+                yield was_read(saved, rank, name.part)
+            else:
+                yield looked_at(name.path, rank, name.part, self.read.faults, len(self.group))
         alone = len(self.group) == 1
         if alone and not any(s.claims for s in self.read.saved.values()) and self.name.world_size is None:
             return
@@ -220,12 +218,6 @@ class _RankGroup:
         if len(self.group) == 1 and self.name.rank > 0 and world.sources == FILES_FOUND:
             text = f"rank {self.name.rank}'s file by its name, and no other rank's is here; they may hold more"
             yield Problem(Code.ONE_OF_SEVERAL, text, severity="warning")
-
-    def _file(self, name: RankName) -> RankFile:
-        rank = self.read.ranks[name.path]
-        if name.path in self.read.saved:
-            return was_read(self.read.saved[name.path], rank, name.part)
-        return looked_at(name.path, rank, name.part, self.read.faults, len(self.group))
 
     def _world_size(self) -> Fact:
         """The number of ranks that saved the checkpoint, from the best source."""
@@ -275,11 +267,6 @@ def _checkpoint_name(name: RankName) -> str:
     if name.part:
         return name.path.parent.name
     return name.head.rstrip("-_.") or name.path.parent.name or "checkpoint"
-
-
-def _without_rank(name: RankName) -> Path:
-    """The path of a rank file without the number that is the rank: it counts no steps."""
-    return Path(name.spelled) if "{rank}" in name.spelled else name.path
 
 
 def _saved_as(sharded: Sequence[Tensor], files: int, in_parts: bool) -> str:

@@ -11,11 +11,12 @@ missing file takes parameters with it, sizes may differ, and a param group has t
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from itertools import combinations
 from typing import Any, NamedTuple
 
-from ckptools.formats.shared.merge import Merge, Ranked, empty_like, put
+from ckptools.formats.shared.merge import Merge, Ranked, put
 from ckptools.model.checkpoint import GivenNames, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
@@ -143,12 +144,9 @@ def _with(tree: Any, path: KeyPath, value: Any) -> Any:
     """Copy a tree with another value at a key path."""
     if not path:
         return value
-    child = _with(tree[path[0]], path[1:], value)
-    if isinstance(tree, dict):
-        copied = empty_like(tree)
-        copied.update({**tree, path[0]: child})
-        return copied
-    return type(tree)((*tree[: path[0]], child, *tree[path[0] + 1 :]))
+    copied = copy(tree) if isinstance(tree, dict) else list(tree)
+    copied[path[0]] = _with(tree[path[0]], path[1:], value)
+    return copied if isinstance(tree, dict) else type(tree)(copied)
 
 
 # -- rank parts -------------------------------------------------------------------------------------------------------

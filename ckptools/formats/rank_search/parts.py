@@ -187,15 +187,19 @@ FLAT = re.compile(r"_?flat_param(_\d+)?")
 SHARDED = "shard_metadata"
 """Key that fairseq writes beside the shards of FSDP. Source: fairseq/checkpoint_utils.py."""
 
-BESIDE = ("metadata.pkl", "metadata.yaml")
+CONFIG = "config.json"
+BESIDE = ("metadata.pkl", "metadata.yaml", CONFIG)
 RANKS = re.compile(rb"world_?size|tensor_?parallel|tp_size|num_ranks|shard|device_?mesh", re.IGNORECASE)
 MAX_READ = 1 << 20
 MAPPING = ("world_size", "tp_size", "pp_size")
+"""Numbers of ranks in the `mapping` of TensorRT-LLM's configuration."""
 
 
 def signs_of_a_part(path: Path, tree: Any, beside: bool = True) -> Iterator[Problem]:
     """Yield the first sign that a file is a part: its name, its content without any shard, or a file `beside` it."""
-    why = _by_name(path, tree) or _by_content(tree) or (_by_what_is_beside(path) if beside else "")
+    lora = isinstance(tree, Mapping) and any("lora" in str(key).lower() for key in tree)
+    parts = None if lora else parts_with(path)
+    why = not_joined(parts) if parts else _by_content(tree) or (_by_what_is_beside(path) if beside else "")
     if why:
         yield Problem(Code.ONE_OF_SEVERAL, why)
 
@@ -245,13 +249,6 @@ def _has_words_of_parts(path: Path) -> bool:
     return any(word.encode() in pickle for word in (SHARDED, "flat_param"))
 
 
-def _by_name(path: Path, tree: Any) -> str:
-    parts = parts_with(path)
-    if parts is None or any("lora" in str(key).lower() for key in tree if isinstance(tree, Mapping)):
-        return ""
-    return not_joined(parts)
-
-
 def _by_content(tree: Any) -> str:
     """Why a file is one rank's by its own content; "" where that says nothing."""
     if isinstance(tree, Mapping) and SHARDED in tree:
@@ -266,26 +263,20 @@ def _by_content(tree: Any) -> str:
 def _by_what_is_beside(path: Path) -> str:
     if is_remote(path):  # in a store only files that were named are fetched
         return ""
-    for name in BESIDE:
-        if _speaks_of_ranks(path.with_name(name)):
-            return f"{name} beside it speaks of several ranks, and what this file holds of them is not known"
-    ranks = _mapped_ranks(path.with_name("config.json"))
-    return f"part of {ranks} by the mapping in config.json beside it; how they join is not known" if ranks > 1 else ""
+    for file in (path.with_name(name) for name in BESIDE):
+        with suppress(ReadError, OSError):
+            if file.is_file() and not file.is_symlink() and (why := _words_of_ranks(file)):
+                return why
+    return ""
 
 
-def _speaks_of_ranks(path: Path) -> bool:
-    with suppress(ReadError, OSError):
-        if path.is_file() and not path.is_symlink():
-            with File(path) as file:
-                return RANKS.search(file.read(0, min(file.size, MAX_READ))) is not None
-    return False
-
-
-def _mapped_ranks(config: Path) -> int:
-    """The number of ranks in TensorRT-LLM's configuration; 1 where it has none."""
-    with suppress(ReadError, OSError):
-        if config.is_file() and not config.is_symlink():
-            mapping = read_json(config).get("mapping")
-            if isinstance(mapping, Mapping):
-                return max([n for name in MAPPING if type(n := mapping.get(name)) is int], default=1)
-    return 1
+def _words_of_ranks(beside: Path) -> str:
+    if beside.name != CONFIG:
+        with File(beside) as file:
+            found = RANKS.search(file.read(0, min(file.size, MAX_READ)))
+        text = f"{beside.name} beside it speaks of several ranks, and what this file holds of them is not known"
+        return text if found else ""
+    mapping = read_json(beside).get("mapping")
+    numbers = (mapping.get(name) for name in MAPPING if isinstance(mapping, Mapping))
+    ranks = max((n for n in numbers if type(n) is int), default=1)
+    return f"part of {ranks} by the mapping in {CONFIG} beside it; how they join is not known" if ranks > 1 else ""

@@ -11,7 +11,6 @@ Source: CPython's Lib/pickletools.py for the opcodes. The names of ranks are tho
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -32,8 +31,12 @@ SHARED = (b"last_epoch", b"_step_count", b"rank_zero_seed", *(c.encode() for c i
 
 PLACES = rb"(?:q.|r.{4})?\](?:q.|r.{4})?(?P<place>K.a|\((?:K.)+e)"
 
-WIDTHS = {b"K": 1, b"M": 2, b"J": 4}
-"""Bytes of the number behind an opcode; only the widest is signed."""
+PUT = re.compile(rb"q.|r.{4}", re.DOTALL)
+GETS = {b"q": b"h", b"r": b"j"}
+"""Opcodes that store a value in the memo, and those that load it, with the same number behind them."""
+
+SMALL = rb"(?:K(.)|M(..)|J(.{4}))"
+"""An opcode with a number; only the widest is signed."""
 
 MAX_SIGNS = 1000
 """Most places of one name in one pickle; a name with more counts no steps."""
@@ -43,7 +46,6 @@ class Signs(NamedTuple):
     """The rank, world size and step in a rank file's pickle.
 
     Attributes:
-        rank: of the process; None where not found.
         place: coordinate in the first device mesh; empty where not found.
         shared: names and numbers that all ranks should have alike, in order.
     """
@@ -75,11 +77,7 @@ def find_signs(pickle: bytes) -> Signs:
 
 
 def _place(pickle: bytes) -> tuple[int, ...]:
-    """The coordinate in the first device mesh; empty where not found."""
-    spelled = _spelled(PLACE)
-    if spelled not in pickle:
-        return ()
-    found = re.search(re.escape(spelled) + PLACES, pickle, re.DOTALL)
+    found = re.search(re.escape(_spelled(PLACE)) + PLACES, pickle, re.DOTALL)
     return tuple(b[0] for b in re.findall(rb"K(.)", found["place"], re.DOTALL)) if found else ()
 
 
@@ -93,27 +91,9 @@ def _numbers(pickle: bytes, name: bytes, limit: int) -> list[int]:
     at = pickle.find(spelled)
     if at < 0:
         return []
-    put, get = _memo_opcodes(pickle, at + len(spelled))
-    found = list(islice(_numbers_behind(pickle, spelled + put, at), limit))
-    if get:
-        found += islice(_numbers_behind(pickle, get, at), limit)
-    return [value for _, value in sorted(found)[:limit]]
-
-
-def _memo_opcodes(pickle: bytes, at: int) -> tuple[bytes, bytes]:
-    """The memo's store and load opcodes for the value at a place; empty where it is not stored."""
-    opcode = pickle[at : at + 1]
-    if opcode == b"q":
-        return pickle[at : at + 2], b"h" + pickle[at + 1 : at + 2]
-    if opcode == b"r":
-        return pickle[at : at + 5], b"j" + pickle[at + 1 : at + 5]
-    return b"", b""
-
-
-def _numbers_behind(pickle: bytes, opcodes: bytes, at: int) -> Iterator[tuple[int, int]]:
-    """Small numbers right behind some opcodes, each with its place; from `at` on."""
-    while (at := pickle.find(opcodes, at)) >= 0:
-        at += len(opcodes)
-        width = WIDTHS.get(pickle[at : at + 1])
-        if width:
-            yield at, int.from_bytes(pickle[at + 1 : at + 1 + width], "little", signed=width == 4)
+    stored = PUT.match(pickle, at + len(spelled))
+    put = stored[0] if stored else b""
+    opcodes = [spelled + put, GETS[put[:1]] + put[1:]] if put else [spelled]
+    after = (re.compile(re.escape(one) + SMALL, re.DOTALL).finditer(pickle, at) for one in opcodes)
+    found = sorted((match for matches in after for match in islice(matches, limit)), key=re.Match.start)
+    return [int.from_bytes(m[m.lastindex or 0], "little", signed=m.lastindex == 3) for m in found[:limit]]

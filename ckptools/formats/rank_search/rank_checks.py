@@ -33,12 +33,7 @@ def check_files(
 ) -> Iterator[Problem]:
     """Problems of files that are missing, cut, odd, stray or duplicate.
 
-    Args:
-        files: those that are here and those that should be.
-        faults: why some cannot be read.
-        world: number of ranks.
-        sharded: whether any tensor is.
-        in_parts: whether ranks have parameters of their own, so that files may differ in size.
+    If ranks have parameters of their own (`in_parts`), files may differ in size.
     """
     sizes = sorted(f.nbytes for f in files if f.is_here)
     usual = sizes[len(sizes) // 2] if sizes else 0

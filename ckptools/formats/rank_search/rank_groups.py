@@ -185,13 +185,11 @@ class GroupRead:
     """The files of a group that were read: every rank's, or the given one and its possible swap.
 
     Attributes:
-        problems: receives problems of names and world sizes.
-        name: the given file, which must be readable; its rank counts from 0.
+        name: the given file; its rank counts from 0.
         group: all files, likewise, in rank order.
         saved: the content of those that were read.
         faults: why others could not be read.
         all_ranks: whether every file was to be read.
-        ranks: the rank of each file.
 
     Raises:
         ReadError: the given file cannot be read.

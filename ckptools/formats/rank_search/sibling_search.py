@@ -238,7 +238,9 @@ def _families(of: RankName, world: int, follow_symlinks: bool) -> dict[str, list
     """The files beside one whose names differ from it in the rank and in words before it, by what is before it."""
     spelled = of.path.parent / Path(of.spelled).name
     own, _, tail = spelled.name.partition("{rank}")
-    pattern = re.compile(rf"(?P<head>{_words(own)})(?P<rank>\d{{1,7}}){re.escape(tail)}", re.DOTALL)
+    # Other words, with the same numbers and separator.
+    words = r"\D*?".join(["", *re.findall(r"\d+", own), ""]) + re.escape(own[len(own.rstrip("-_.")) :])
+    pattern = re.compile(rf"(?P<head>{words})(?P<rank>\d{{1,7}}){re.escape(tail)}", re.DOTALL)
     found: dict[str, list[RankName]] = {}
     for path in sorted(islice(of.path.parent.iterdir(), MAX_FILES)):
         fits = pattern.fullmatch(path.name)
@@ -248,12 +250,6 @@ def _families(of: RankName, world: int, follow_symlinks: bool) -> dict[str, list
             name = RankName(path, fits["head"], rank, "", "", None, template, of.width, of.first)
             found.setdefault(fits["head"], []).append(name)
     return {head: sorted(names, key=lambda n: n.rank) for head, names in islice(found.items(), MAX_ITEMS)}
-
-
-def _words(head: str) -> str:
-    """A regular expression for other words before a rank, with their numbers and the separator."""
-    numbers = re.findall(r"\d+", head)
-    return r"\D*?".join(["", *numbers, ""]) + re.escape(head[len(head.rstrip("-_.")) :])
 
 
 def _is_item(names: Sequence[RankName], known: set[KeyPath], world: int) -> bool:

@@ -48,17 +48,16 @@ Ranked = Sequence[tuple[int, Any]]
 
 
 def signs_of_more(ranked: Ranked, in_parts: bool, world_stated: bool) -> Iterator[Problem]:
-    """Yield signs that missing files hold, or may hold, parameters.
+    """Yield signs that other files hold, or may hold, parameters, beside those whose trees are given; none is sharded.
 
-    Args:
-        ranked: the trees of files in which no tensor is sharded.
-        in_parts: whether ranks hold parameters of their own.
-        world_stated: whether files or names state the number of ranks.
+    With `in_parts` ranks hold parameters of their own; `world_stated` if files or names have the number of ranks.
     """
-    models = _models_by_rank(ranked)
+    models: dict[int, list[Mapping[str, Any]]] = {}
+    for rank, tree in ranked:  # a rank may have several files
+        models.setdefault(rank, []).extend(_models(tree))
     stages = {claim for _, tree in ranked if (claim := _stage(tree)) is not None}
     yield from _missing_stages(stages)
-    for where, absent in missing_layers([model for _, own in models for model in own]).items():
+    for where, absent in missing_layers([model for own in models.values() for model in own]).items():
         text = f"{where} has no {absent} here, and later ones; another file may hold what is absent"
         yield Problem(Code.MODEL_PART_MISSING, text, severity="warning")
     if in_parts and not (world_stated or stages):
@@ -67,19 +66,8 @@ def signs_of_more(ranked: Ranked, in_parts: bool, world_stated: bool) -> Iterato
     yield from _copied(models) if in_parts else ()
 
 
-def _models_by_rank(ranked: Ranked) -> list[tuple[int, list[Mapping[str, Any]]]]:
-    """The models of each rank, which may have several files."""
-    found: dict[int, list[Mapping[str, Any]]] = {}
-    for rank, tree in ranked:
-        found.setdefault(rank, []).extend(_models(tree))
-    return list(found.items())
-
-
 def _models(tree: Any) -> list[Mapping[str, Any]]:
     return [section.value for section in find_sections(tree) if section.kind == "model"]
-
-
-# -- stages that files name ------------------------------------------------------------------------------------------
 
 
 def _stage(tree: Any) -> tuple[int, int, str] | None:
@@ -95,18 +83,12 @@ def _stage(tree: Any) -> tuple[int, int, str] | None:
 
 def _missing_stages(claims: Collection[tuple[int, int, str]]) -> Iterator[Problem]:
     here, counts = {stage for stage, _, _ in claims}, sorted({count for _, count, _ in claims})
-    if not counts:
-        return
-    said = next(why for _, _, why in claims)
+    said = next((why for _, _, why in claims), "")
     if len(counts) > 1:
-        text = f"files speak of {counts[0]} and of {counts[1]} stages ({said})"
-        yield Problem(Code.WORLD_SIZES_DISAGREE, text)
-    elif len(here) < counts[0]:
+        yield Problem(Code.WORLD_SIZES_DISAGREE, f"files speak of {counts[0]} and of {counts[1]} stages ({said})")
+    elif counts and len(here) < counts[0]:
         text = f"holds stage {spans(here)} of {counts[0]} by its own account ({said}); the others are in no file here"
         yield Problem(Code.MODEL_PART_MISSING, text)
-
-
-# -- layers that are numbered --------------------------------------------------------------------------------------
 
 
 def missing_layers(models: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -136,18 +118,10 @@ def _before_last(found: Collection[int]) -> str:
     return spans(n for a, b in pairwise((-1, *sorted(found))) for n in range(a + 1, b))
 
 
-# -- files beside one ---------------------------------------------------------------------------------------------
-
-
 def other_parts_beside(path: Path, tree: Any, read_file: Callable[[Path], Saved]) -> Iterator[Problem]:
     """Yield files with the next or the previous number in their names, and with parameters that this one lacks.
 
     Saves of one model at several steps have the same names, and are no parts of each other.
-
-    Args:
-        path: the file.
-        tree: what is in it.
-        read_file: reads another.
     """
     own = {name for model in _models(tree) for name in model}
     for column in (c for c in columns(path) if c.level == 0):
@@ -170,13 +144,10 @@ def _names_in(path: Path, read_file: Callable[[Path], Saved]) -> list[str]:
     return []
 
 
-# -- files that are the same --------------------------------------------------------------------------------------
-
-
-def _copied(models: Sequence[tuple[int, Sequence[Mapping[str, Any]]]]) -> Iterator[Problem]:
+def _copied(models: Mapping[int, Sequence[Mapping[str, Any]]]) -> Iterator[Problem]:
     """Ranks with the same parameters, where other parameters are on fewer ranks: a file may be another's copy."""
     ranks: dict[tuple[str, ...], list[int]] = {}
-    for rank, own in models:
+    for rank, own in models.items():
         ranks.setdefault(tuple(sorted(name for model in own for name in model)), []).append(rank)
     if len({len(same) for same in ranks.values()}) > 1:
         same = [f"ranks {spans(r)}" for r in ranks.values() if len(r) > 1]
@@ -184,16 +155,8 @@ def _copied(models: Sequence[tuple[int, Sequence[Mapping[str, Any]]]]) -> Iterat
         yield Problem(Code.MODEL_PART_MISSING, text, severity="warning")
 
 
-# -- slices -----------------------------------------------------------------------------------------------------------
-
-
 def parts_by_rank(path: Path, sections: Sequence[Section]) -> Iterator[Problem]:
-    """Yield signs that the plain tensors of rank files are slices, not replicas.
-
-    Args:
-        path: a rank file.
-        sections: of all ranks' files, merged; no tensor of it is marked as a shard.
-    """
+    """Yield signs that the plain tensors in the merged sections of rank files are slices, not replicas."""
     parts = parts_with(path) if is_slice(path) else None
     if parts is not None:
         yield Problem(Code.ONE_OF_SEVERAL, not_joined(parts))
