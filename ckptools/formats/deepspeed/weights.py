@@ -36,6 +36,14 @@ PLACEHOLDER = (
 )
 UNKNOWN = "module has a placeholder, and neither param_shapes nor frozen_param_shapes show where its values are"
 
+TIED = "tied_modules."
+
+MAX_NAMED = 2
+"""At most this many parameters are named in a line."""
+
+Layers = Mapping[int, Mapping[str, Any]]
+"""State dict of each layer of a pipeline, by its index."""
+
 
 def _aliases(model: ModelStates, stored: Mapping[str, Any]) -> dict[str, str]:
     """Second names of stored parameters, with the stored one: as `shared_params` says, else those that share its bytes.
@@ -64,12 +72,9 @@ def fp32_model(
     found: dict[str, Any] = {}
     for fqn, value in (model.module or {}).items():
         name = other_names.get(fqn, fqn)
-        if name in stored:
-            found[fqn] = stored[name]
-        elif sharded and _is_placeholder(fqn, value, model):
+        found[fqn] = stored.get(name, value)
+        if name not in stored and sharded and _is_placeholder(fqn, value, model):
             found[fqn] = replace(value, shards=(), note=UNKNOWN)
-        else:
-            found[fqn] = value
     rest = {**stored, **{alias: stored[name] for alias, name in other_names.items()}}
     return found | {fqn: tensor for fqn, tensor in rest.items() if fqn not in found}
 
@@ -113,18 +118,6 @@ def _is_placeholder(fqn: str, value: Any, model: ModelStates) -> bool:
     return isinstance(value, Tensor) and not named and value.shape in ((0,), (1,))
 
 
-# -- pipelines --------------------------------------------------------------------------------------------------------
-
-
-TIED = "tied_modules."
-
-MAX_NAMED = 2
-"""At most this many parameters are named in a line."""
-
-Layers = Mapping[int, Mapping[str, Any]]
-"""State dict of each layer, by its index."""
-
-
 def layer_names(layers: Layers, shapes: Mapping[str, Ints]) -> dict[tuple[int, str], str]:
     """Map `(layer, key)` of every layer file to the name in the pipeline's state dict.
 
@@ -154,8 +147,7 @@ def ambiguous_tied_modules(layers: Layers, shapes: Mapping[str, Ints]) -> Iterat
 def missing_layers(layers: Layers, shapes: Mapping[str, Ints]) -> Iterator[Problem]:
     """Layers without a file that have parameters of their own in `param_shapes`."""
     lost: dict[int, list[str]] = {}
-    for fqn in shapes:
-        number = fqn.partition(".")[0]
+    for number, fqn in ((fqn.partition(".")[0], fqn) for fqn in shapes):
         if number.isdecimal() and int(number) not in layers:
             lost.setdefault(int(number), []).append(fqn)
     for n, names in sorted(lost.items()):

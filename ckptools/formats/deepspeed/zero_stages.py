@@ -25,7 +25,7 @@ Source: runtime/zero/stage3.py (`_rigid_state_dict`), partition_parameters.py, u
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -52,7 +52,11 @@ class PartitionRun(NamedTuple):
     at: int
 
 
-# -- stages 1 and 2 ---------------------------------------------------------------------------------------------------
+def _cut(run: PartitionRun, borders: Sequence[int]) -> Iterator[PartitionRun]:
+    """Cut a run at borders in what its `at` counts; one without elements stays one."""
+    end = run.at + run.length
+    for a, b in pairwise([run.at, *borders[bisect_right(borders, run.at) : bisect_left(borders, end)], end]):
+        yield run._replace(start=run.start + a - run.at, length=b - a, at=a)
 
 
 ALIGNMENT = 2
@@ -90,13 +94,11 @@ class Group:
 
     def runs(self, partition: int) -> Iterator[PartitionRun]:
         """The runs of every parameter, one for each partition that it lies in."""
+        borders = range(0, self.numel + 1, max(partition, 1))
         for fqn, start, n in self.places():
-            done = 0
-            while done < n:
-                rank, at = divmod(start + done, partition)
-                length = min(n - done, partition - at)
-                yield PartitionRun(fqn, done, length, (self.mp, rank, self.index), at)
-                done += length
+            for run in _cut(PartitionRun(fqn, 0, n, (self.mp, 0, self.index), start), borders) if n else ():
+                rank, at = divmod(run.at, partition)
+                yield run._replace(where=(self.mp, rank, self.index), at=at)
 
 
 class Refusal(NamedTuple):
@@ -179,9 +181,6 @@ def shuffled(group: Group, partition: int, mappings: Mapping[int, Mapping[str, t
     return contradiction(before, partition, mappings) is None
 
 
-# -- stage 3 ----------------------------------------------------------------------------------------------------------
-
-
 def stage3_row_length(shapes: Mapping[str, Ints], world: int) -> int:
     """Elements that every rank holds of these parameters, padding included."""
     return sum(-(-prod(shape) // world) for shape in shapes.values())
@@ -194,34 +193,14 @@ def stage3_runs(
 
     `groups` are the lengths of a rank's sub-groups, which together are as long as the row of pieces.
     """
-    borders, listed = [0, *accumulate(groups)], list(ranks)
-    group = row = 0
+    borders, listed, row = [0, *accumulate(groups)], list(ranks), 0
     for fqn, shape in shapes.items():
-        size = -(-prod(shape) // world)
-        while group + 1 < len(borders) - 1 and borders[group + 1] <= row:
-            group += 1
         for rank in listed:
             start, length = chunk(prod(shape), world, rank)
-            yield from _cut_at_borders(PartitionRun(fqn, start, length, (mp, rank, group), row), borders)
-        row += size
-
-
-def _cut_at_borders(run: PartitionRun, borders: Sequence[int]) -> Iterator[PartitionRun]:
-    """Cut a piece, placed in the row of all sub-groups, at their borders; one without elements stays one."""
-    mp, rank, group = run.where
-    if not run.length:
-        yield run._replace(at=0)
-    done = 0
-    while done < run.length:
-        at = run.at + done
-        while borders[group + 1] <= at:
-            group += 1
-        length = min(run.length - done, borders[group + 1] - at)
-        yield PartitionRun(run.fqn, run.start + done, length, (mp, rank, group), at - borders[group])
-        done += length
-
-
-# -- shards -----------------------------------------------------------------------------------------------------------
+            for run in _cut(PartitionRun(fqn, start, length, (mp, rank, 0), row), borders):
+                group = min(bisect_right(borders, run.at), len(groups)) - 1
+                yield run._replace(where=(mp, rank, group), at=run.at - borders[group] if length else 0)
+        row += -(-prod(shape) // world)
 
 
 class PlacedBox(NamedTuple):
@@ -256,10 +235,4 @@ def _cut_alike(runs: Sequence[PartitionRun]) -> Iterable[PartitionRun]:
     if len({run.where[0] for run in runs}) < 2:
         return runs
     cuts = sorted({at for run in runs for at in (run.start, run.start + run.length)})
-    return [piece for run in runs for piece in _pieces(run, cuts)]
-
-
-def _pieces(run: PartitionRun, cuts: list[int]) -> Iterator[PartitionRun]:
-    end = run.start + run.length
-    for a, b in pairwise([run.start, *cuts[bisect_right(cuts, run.start) : bisect_right(cuts, end - 1)], end]):
-        yield run._replace(start=a, length=b - a, at=run.at + a - run.start)
+    return [piece for run in runs for piece in _cut(run, [cut + run.at - run.start for cut in cuts])]

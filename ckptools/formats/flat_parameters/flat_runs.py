@@ -31,10 +31,6 @@ class FlatRun(NamedTuple):
     rank: int | None
     at: int = 0
 
-    def within(self, low: int, high: int) -> FlatRun:
-        """The elements from index `low` to `high` of the flattened tensor; both lie in this run."""
-        return self._replace(start=low, length=high - low, at=self.at + low - self.start)
-
 
 class RunBox(NamedTuple):
     """A box of a tensor whose elements follow each other in a flat tensor.
@@ -137,17 +133,18 @@ def count(tensor: Tensor, flat: Tensor) -> int:
 
 def layouts(members: Sequence[Member], flat: Tensor, original: bool) -> Iterator[tuple[Member, ...]]:
     """The layouts, by each of torch's rules, that end where the flat parameter ends."""
-    layout, total = _one_behind_the_other(members, 1)
+    layout, total = end_to_end(members)
     if total == flat.numel:
         yield layout
     for alignment in ALIGNMENTS if original else ():
-        layout, total = _one_behind_the_other(members, alignment)
+        layout, total = end_to_end(members, alignment)
         ranks = len({s.box for s in flat.shards}) or 1
         if -(-total // ranks) * ranks == flat.numel:
             yield layout
 
 
-def _one_behind_the_other(members: Sequence[Member], alignment: int) -> tuple[tuple[Member, ...], int]:
+def end_to_end(members: Sequence[Member], alignment: int = 1) -> tuple[tuple[Member, ...], int]:
+    """Lay parameters behind each other, each at a multiple of so many elements; return where they end, too."""
     at, layout = 0, []
     for member in members:
         at = -(-at // alignment) * alignment

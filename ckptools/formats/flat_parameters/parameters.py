@@ -42,8 +42,7 @@ def runs_of_member(member: Member, runs: Iterable[FlatRun]) -> Iterator[FlatRun]
     for run in runs:
         low, high = overlap(member, run)
         if low < high:
-            part = run.within(low, high)
-            yield part._replace(start=low - member.start)
+            yield run._replace(start=low - member.start, length=high - low, at=run.at + low - run.start)
 
 
 def runs_of(unit: Unit) -> list[FlatRun]:
@@ -149,9 +148,6 @@ def _unplaced(tensor: Tensor, note: str = UNPLACED) -> Tensor:
     return replace(tensor, kind="flat_pieces", note=note)
 
 
-# -- numbers that are parameters -------------------------------------------------------------------------------
-
-
 def _resolve_parameters(
     optimizer: MutableMapping[str, Any], model: Mapping[str, Any], units: Sequence[Unit], given: GivenNames | None
 ) -> None:
@@ -179,9 +175,6 @@ def _run_of(moment: Tensor, member: Member, unit: Unit) -> Tensor | None:
     if any(shard.box.numel for shard in shards.values()):
         return None
     return replace(moment, shape=member.shape, shards=joined(member.shape, runs), kind="flat_pieces")
-
-
-# -- numbers that are flat parameters --------------------------------------------------------------------------
 
 
 def _resolve_units(optimizer: MutableMapping[str, Any], units: Sequence[Unit], modules: Any) -> None:

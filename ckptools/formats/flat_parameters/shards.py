@@ -113,7 +113,7 @@ def _take_apart(
 
 def _mark_local(model: MutableMapping[str, Any], note: str) -> None:
     tensors = {k: t for k, t in model.items() if isinstance(t, Tensor)}
-    flat = [k for k in tensors if is_flat_parameter(k)]
+    flat = {k for k in tensors if is_flat_parameter(k)}
     storages = {storage_of(s) for k in flat for s in tensors[k].found}
     for key, tensor in tensors.items():
         views = any(storage_of(s) in storages for s in tensor.found)

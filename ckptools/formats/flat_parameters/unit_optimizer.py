@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from ckptools.dtypes import is_floating
-from ckptools.formats.flat_parameters.flat_runs import Member, is_ragged
+from ckptools.formats.flat_parameters.flat_runs import Member, end_to_end, is_ragged
 from ckptools.formats.flat_parameters.parameters import mark_runs, name_units
 from ckptools.formats.flat_parameters.unit_search import Members, units_of
 from ckptools.formats.flat_parameters.units import Unit, UnknownLayoutError
@@ -140,15 +140,10 @@ def _each_one(lengths: list[int | None], params: Mapping[str, Tensor], ranks: in
 
 def _unit(key: str, named: list[tuple[str, Tensor]], world: int, ranks: int) -> Unit:
     """A flat parameter as torch cuts it: no bytes of its own, for the model was saved by name."""
-    members = []
-    start = 0
-    for name, tensor in named:
-        members.append(Member(name, tensor.numel, tensor.shape, start))
-        start += tensor.numel
-    boxes = [chunk(start, ranks, rank % ranks) for rank in range(world)]
+    members, numel = end_to_end([Member(name, tensor.numel, tensor.shape) for name, tensor in named])
+    boxes = [chunk(numel, ranks, rank % ranks) for rank in range(world)]
     shards = tuple(Shard(Box((at,), (n,)), rank, None) for rank, (at, n) in enumerate(boxes))
-    flat = Tensor((start,), named[0][1].dtype, shards, "sharded_tensor")
-    return Unit(key, flat, tuple(members), {}, False)
+    return Unit(key, Tensor((numel,), named[0][1].dtype, shards, "sharded_tensor"), members, {}, False)
 
 
 def sharing(params: Mapping[str, Tensor]) -> tuple[int, int]:

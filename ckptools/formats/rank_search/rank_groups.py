@@ -119,10 +119,9 @@ def files_matching(folder: Path, pattern: str, follow_symlinks: bool) -> list[Ra
     from glob import escape
 
     _check_pattern(folder, pattern)
-    expression = re.compile("".join(_expressions(pattern)))
-    anything = "".join("*" if n % 2 else escape(text) for n, text in enumerate(HOLDER.split(pattern)))
+    expression = re.compile(_expression(pattern))
     with reading(folder):
-        paths = sorted(islice((p for p in folder.glob(anything) if p.is_file()), MAX_FILES))
+        paths = sorted(islice((p for p in folder.glob(HOLDER.sub("*", escape(pattern))) if p.is_file()), MAX_FILES))
     found = [(p, m) for p in paths if (m := expression.fullmatch(p.relative_to(folder).as_posix()))]
     if not found:
         raise ReadError(folder, f"no file fits --ranks {describe_for_error(pattern)}{_here(folder)}")
@@ -142,31 +141,27 @@ def _check_pattern(folder: Path, pattern: str) -> None:
         raise UsageError(None, f"--ranks {describe_for_error(pattern)}: {text}")
 
 
-def _expressions(pattern: str) -> Iterable[str]:
+def _expression(pattern: str) -> str:
     """The pattern as a regular expression: a placeholder that comes again stands for the same number."""
-    seen: set[str] = set()
-    for n, text in enumerate(HOLDER.split(pattern)):
-        if n % 2 == 0:
-            yield re.escape(text)
-        else:
-            yield f"(?P={text})" if text in seen else rf"(?P<{text}>\d{{1,7}})"
-            seen.add(text)
+    expression = re.escape(pattern)
+    for name in ("rank", "world"):
+        holder = re.escape(f"{{{name}}}")
+        expression = expression.replace(holder, rf"(?P<{name}>\d{{1,7}})", 1).replace(holder, f"(?P={name})")
+    return expression
 
 
 def _here(folder: Path) -> str:
     with reading(folder):
         names = sorted(p.name for p in islice(folder.iterdir(), 100))
-    return (
-        f"; here are {', '.join(map(describe_for_error, names[:6]))}{', …' if len(names) > 6 else ''}" if names else ""
-    )
+    shown = [*map(describe_for_error, names[:6]), *("…" for _ in names[6:7])]
+    return f"; here are {', '.join(shown)}" if names else ""
 
 
 def _fitted(folder: Path, pattern: str, path: Path, found: re.Match[str]) -> RankName:
-    words = found.groupdict()
-    spelled = pattern.replace("{world}", words.get("world") or "")
+    world = found.groupdict().get("world")
+    spelled = str(folder / pattern.replace("{world}", world or ""))
     head = HOLDER.split(Path(pattern).name)[0]
-    world = int(words["world"]) if words.get("world") else None
-    return RankName(path, head, int(found["rank"]), "", "", world, str(folder / spelled), len(found["rank"]))
+    return RankName(path, head, int(found["rank"]), "", "", int(world) if world else None, spelled, len(found["rank"]))
 
 
 def _from_zero(names: list[RankName]) -> list[RankName]:

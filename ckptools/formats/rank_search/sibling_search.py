@@ -167,13 +167,9 @@ def count_as_ranks(numbers: list[list[int]]) -> bool:
         return False
     if len(others) < 2:
         return bool(ranks) and all(after - before in (0, 1) for column in others for before, after in pairwise(column))
-    (first, *nodes), (start, *places) = others
-    before = (first, start)
-    for node, place in zip(nodes, places, strict=True):
-        if (node, place) not in ((before[0], before[1] + 1), (before[0] + 1, start)):
-            return False
-        before = (node, place)
-    return True
+    nodes, places = others
+    steps = zip(pairwise(nodes), pairwise(places), strict=True)
+    return all((b, there) in ((a, here + 1), (a + 1, places[0])) for (a, b), (here, there) in steps)
 
 
 def _expression(part: str, spans: list[tuple[int, int]]) -> str:
