@@ -1,9 +1,7 @@
 """DeepSpeed checkpoints: ZeRO stages 0 to 3, pipelines, experts, and universal checkpoints.
 
-A tag folder holds model states and one optimizer states file per rank. `deepspeed.names` has the files,
-`deepspeed.states` what is in them, `deepspeed.zero_stages` how parameters are cut over the ranks, `deepspeed.weights`
-where the model is, `deepspeed.universal` the checkpoints that were converted. Checked on real files of 0.19.8, and
-against the sources of 0.6 to 0.19.8.
+A tag folder holds model states and one optimizer states file per rank; `names` and `states` have what is in it,
+`zero_stages` how parameters are cut. Checked on real files of 0.19.8, and against the sources of 0.6 to 0.19.8.
 
 One model states and one optimizer states file of each model-parallel rank have every name, shape, and slot, and show
 how the others are cut, so no more is read to look inside; the other files are looked at from their end. With all ranks
@@ -139,7 +137,6 @@ class _TagFolder:
         return plan_partitions(mp, model, optims, sorted({d for d in here if d < max(counts)} | set(absent)))
 
     def checkpoint(self) -> Checkpoint:
-        """Put everything together."""
         assembler = ZeroAssembler(self.layouts, self.optims, self.ranks.of, self.ranks.world)
         if self.ranks.tp > 1:
             assembler.refused = dict.fromkeys(assembler.shapes, TENSOR_PARALLEL.format(self.ranks.tp))
@@ -250,7 +247,6 @@ class _TagFolder:
         return frozen_parameters(models, min(self.worlds[0], MAX_WORLD), self.ranks.of, self.ranks.world)
 
     def _experts(self, model: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
-        """The tensors in the experts' own files that are not in the model yet."""
         for name in self.files.of("expert"):
             for key, value in (self.files.tree(name) or {}).items():
                 if isinstance(key, str) and isinstance(value, Tensor) and key not in model:

@@ -195,9 +195,15 @@ def list_files(
         else:
             yield files.status(name.path, None, name.path.name.partition("-model_st")[0])
     here = {(name.part, *name.place) for name in files.names}
-    for part, mp, dp, missing in _expected(worlds, sharded, zero):
-        if (part, mp, dp) not in here:
-            yield RankFile(files.folder / missing, ranks.of((mp, dp)), part, "missing", 0, None)
+    for mp, world in worlds.items():
+        for dp in range(min(world, MAX_WORLD)):
+            own = f"zero_pp_rank_{dp}_mp_rank_{mp:02d}"
+            expected = {"optim": f"{zero}{own}_optim_states.pt"} if zero is not None else {}
+            if sharded or dp == 0:
+                expected = {"model": f"{own if sharded else f'mp_rank_{mp:02d}'}_model_states.pt", **expected}
+            for part, missing in expected.items():
+                if (part, mp, dp) not in here:
+                    yield RankFile(files.folder / missing, ranks.of((mp, dp)), part, "missing", 0, None)
 
 
 def leftover_files(files: Files, ranks: RankLayout, worlds: Mapping[int, int]) -> Iterator[Problem]:
@@ -208,19 +214,6 @@ def leftover_files(files: Files, ranks: RankLayout, worlds: Mapping[int, int]) -
         if world <= dp < ranks.dp:
             text = f"{name.path.name} is rank {dp} of a group of {world}"
             yield Problem(Code.STRAY_FILE, text, ranks.of((mp, dp)))
-
-
-def _expected(worlds: Mapping[int, int], sharded: bool, zero: str | None) -> Iterator[tuple[str, int, int, str]]:
-    """`(part, mp, dp, name)` of the files that must be there."""
-    for mp, world in worlds.items():
-        for dp in range(min(world, MAX_WORLD)):
-            place = f"zero_pp_rank_{dp}_mp_rank_{mp:02d}"
-            if sharded:
-                yield "model", mp, dp, f"{place}_model_states.pt"
-            elif dp == 0:
-                yield "model", mp, dp, f"mp_rank_{mp:02d}_model_states.pt"
-            if zero is not None:
-                yield "optim", mp, dp, f"{zero}{place}_optim_states.pt"
 
 
 def expected_bytes(files: Iterable[RankFile]) -> int:

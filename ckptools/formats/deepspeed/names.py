@@ -122,7 +122,6 @@ def _pointer(folder: Path) -> Path | None:
 
 
 def _tags(folder: Path) -> list[Path]:
-    """Sub-folders that hold a checkpoint."""
     return sorted((p for p in folder.iterdir() if p.is_dir() and is_tag_folder(p)), key=lambda p: p.name)
 
 

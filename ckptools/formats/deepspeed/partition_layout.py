@@ -220,7 +220,6 @@ def _plan_group(
 
 
 def _state_lengths(optim: OptimStates, group: int) -> set[int]:
-    """Lengths of the flat tensors in the optimizer's state of a group."""
     values = (value for entry in optim.slots[group : group + 1] for value in entry.values())
     return {source.shape[0] for source in map(flat_source, values) if source is not None}
 

@@ -90,7 +90,6 @@ class _UniversalFolder:
         self.shapes: Shapes = {fqn: shape for group in self.groups for fqn, shape in group.items()}
 
     def checkpoint(self) -> Checkpoint:
-        """Put everything together."""
         tree = self._tree()
         files = tuple(self._files())
         sections = find_sections(tree)
@@ -172,7 +171,6 @@ class _UniversalFolder:
         return [{**group, "params": params} for group, params in zip(settings, names, strict=True)]
 
     def _stored(self, slot: str) -> dict[str, Any]:
-        """The value of a slot of every parameter that has it."""
         saved = self.files.saved
         files = (file for file in self.slot_files if file.slot == slot and file.path in saved)
         return {file.fqn: self._value(file.fqn, slot, saved[file.path].tree) for file in files}
@@ -211,7 +209,6 @@ class _UniversalFolder:
 
 
 def _reshaped(tensor: Tensor, shape: Ints) -> Tensor:
-    """The same consecutive elements as a tensor of another shape."""
     source = tensor.shards[0].source if len(tensor.shards) == 1 else None
     if source is None or not source.contiguous:
         return replace(tensor, shards=(), note="a flat tensor that is not one row of consecutive elements")

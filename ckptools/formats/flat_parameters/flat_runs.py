@@ -15,6 +15,9 @@ from ckptools.dtypes import ITEMSIZE
 from ckptools.model.regions import Box, Ints, contiguous_strides, span_boxes
 from ckptools.model.tensor import Shard, Source, Tensor, in_rank_order
 
+ALIGNMENTS = (2, 4, 8, 16)
+"""Elements in 16 bytes, by size of dtype."""
+
 
 class FlatRun(NamedTuple):
     """Consecutive elements of a flattened tensor that one rank holds.
@@ -88,13 +91,6 @@ def flat_source(value: Any) -> Source | None:
 def is_ragged(tensor: Tensor) -> bool:
     """Whether ranks hold different lengths under one key, so that it cannot be one replicated value."""
     return len({s.box for s in tensor.shards}) > 1
-
-
-# -- the layout of parameters in a flat parameter, checked against the ranks' runs ------------------------------------
-
-
-ALIGNMENTS = (2, 4, 8, 16)
-"""Elements in 16 bytes, by size of dtype."""
 
 
 @dataclass(frozen=True)

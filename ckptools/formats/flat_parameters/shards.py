@@ -6,9 +6,7 @@ without their place. They can be placed when the parameter's shape is known (fro
 verl does): in rank order they follow each other and together have as many elements as the parameter. Where the shape is
 unknown, or equal lengths may be pieces or replicas, they stay unplaced: nothing is joined by guessing. Source:
 torch/distributed/fsdp/_flat_param.py; checked on verl 0.9.1 files.
-
-A local state dict holds the model itself so; `parameters.py` splits it when its shapes are given, or known
-from an optimizer state that was saved by name.
+A local state dict holds the model itself so; see `parameters.py`.
 """
 
 from __future__ import annotations
@@ -51,14 +49,8 @@ def resolve_flat_shards(
 ) -> tuple[bool, dict[KeyPath, str], set[str]]:
     """Place the flat shards of a merged tree that can be placed, and note the others; changes the tree's dicts.
 
-    Without all ranks a piece's place is not known yet; its tensor then has the parameter's shape and no shards.
-
-    Args:
-        tree: of all ranks, or of one.
-        all_ranks: whether it is of all.
-        shapes: of the model's parameters, given from outside.
-        by_name: shapes from an optimizer state that is not in the tree.
-        given: names for optimizer state that is keyed by number.
+    Without all ranks a piece's place is not known yet; its tensor then has the parameter's shape and no shards. Shapes
+    are given from outside, or come from an optimizer state elsewhere (`by_name`); given names are for numbers.
 
     Returns:
         Whether the model was saved as flat parameters; notes for the user, by the key path of an optimizer; and the

@@ -65,10 +65,8 @@ class _Module:
 def units_of(params: Mapping[str, Tensor], lengths: Sequence[int | None], ranks: int) -> list[Units]:
     """The ways, at most two, to wrap modules into units whose flat parameters have these lengths.
 
-    Args:
-        params: the parameters of the model in module order, tied ones under each of their names.
-        lengths: elements of a rank's chunk of each flat parameter, padding included; None where unknown.
-        ranks: how many share a flat parameter.
+    Lengths are the elements, with padding, of the chunk of each flat parameter on one of the `ranks` that share it;
+    None where unknown. The model's parameters are in module order, tied ones under each of their names.
 
     Raises:
         UnknownLayoutError: the names do not come in the order of modules, or there is too much to look through.
@@ -214,6 +212,5 @@ def _tyings(params: Mapping[str, Tensor]) -> Iterator[set[int]]:
 
 
 def _checksums(tensor: Tensor) -> Any:
-    """The stated checksums of its bytes; None where one is missing."""
     stated = {(s.rank, s.box): s.source.crc for s in tensor.shards if s.source is not None and s.box.numel}
     return None if 0 in stated.values() else frozenset(stated.items())

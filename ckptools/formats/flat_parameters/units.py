@@ -45,9 +45,6 @@ class Unit:
     original: bool
 
 
-# -- names -----------------------------------------------------------------------------------------------------
-
-
 def _path(key: str) -> str:
     """Path of the unit that a flat parameter belongs to; empty for the root."""
     return without_wrappers(key.rpartition(".")[0])
@@ -87,9 +84,6 @@ def _outer(names: Sequence[str]) -> list[str]:
     while depth < min(len(first), MAX_OUTER) and all(other[: depth + 1] == first[: depth + 1] for other in others):
         depth += 1
     return [".".join(first[: n + 1]) + "." for n in range(depth)]
-
-
-# -- which parameters are in which flat parameter, and where ---------------------------------------------------
 
 
 def infer_flat_layout(model: Mapping[str, Any], given: Shapes | None, by_name: Shapes | None) -> list[Unit]:

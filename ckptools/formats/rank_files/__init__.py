@@ -111,7 +111,6 @@ class _RankGroup:
         self.options, self.name, self.group = read.options, read.name, read.group
 
     def checkpoint(self, by_name: Shapes | None) -> Checkpoint:
-        """Put everything together."""
         world = self._world_size()
         merge = Merge()
         tree = _merged(merge, self._roots())
@@ -197,12 +196,12 @@ class _RankGroup:
 
     def _left_out(self) -> Iterator[Problem]:
         """A note on other ranks' files beside a single file that was opened alone."""
-        if self.options.only_this_file and not self.builder.path.is_dir():
-            others = [name for name in siblings(self.name) if name.path != self.name.path]
-            ranks = {name.rank for name in others}
-            if others:
-                text = f"files beside it are of {named_ranks(ranks)} by their names; left out by --only-this-file"
-                yield Problem(Code.NOT_READ, text, files=tuple(name.path.name for name in others))
+        alone = self.options.only_this_file and not self.builder.path.is_dir()
+        others = [name for name in siblings(self.name) if name.path != self.name.path] if alone else []
+        if others:
+            ranks = named_ranks({name.rank for name in others})
+            text = f"files beside it are of {ranks} by their names; left out by --only-this-file"
+            yield Problem(Code.NOT_READ, text, files=tuple(name.path.name for name in others))
 
     def _signs_of_more(
         self, in_parts: bool, world: Fact, sections: Sequence[Section], every_file: bool

@@ -36,6 +36,9 @@ NO_MODEL = (
     "is not joined"
 )
 
+_LISTS = (("params",), ("param_names",))
+"""Lists in a param group with one entry for each parameter."""
+
 
 class NamedRanks(NamedTuple):
     """The trees of ranks, with names in their optimizers.
@@ -149,9 +152,6 @@ def _with(tree: Any, path: KeyPath, value: Any) -> Any:
     return copied if isinstance(tree, dict) else type(tree)(copied)
 
 
-# -- rank parts -------------------------------------------------------------------------------------------------------
-
-
 def is_in_parts(merge: Merge, sections: Sequence[Section]) -> bool:
     """Whether no rank has every tensor of the model."""
     models = (s for s in sections if s.kind == "model" and any(s.holds(path) for path in merge.partial))
@@ -165,10 +165,6 @@ def lost_parts(files: Iterable[RankFile]) -> Iterator[Problem]:
     if lost:
         text = f"ranks hold parameters of their own; those of {named_ranks(lost)} are nowhere else"
         yield Problem(Code.MODEL_PART_MISSING, text)
-
-
-_LISTS = (("params",), ("param_names",))
-"""Lists in a param group with one entry for each parameter."""
 
 
 def join_param_groups(merge: Merge, tree: Any) -> Any:

@@ -71,6 +71,17 @@ MAX_COMPARED = 8
 MAX_BYTES = 1 << 16
 """Files whose headers are compared, and bytes of their tensors."""
 
+FLAT = re.compile(r"_?flat_param(_\d+)?")
+SHARDED = "shard_metadata"
+"""Key that fairseq writes beside the shards of FSDP. Source: fairseq/checkpoint_utils.py."""
+
+CONFIG = "config.json"
+BESIDE = ("metadata.pkl", "metadata.yaml", CONFIG)
+RANKS = re.compile(rb"world_?size|tensor_?parallel|tp_size|num_ranks|shard|device_?mesh", re.IGNORECASE)
+MAX_READ = 1 << 20
+MAPPING = ("world_size", "tp_size", "pp_size")
+"""Numbers of ranks in the `mapping` of TensorRT-LLM's configuration."""
+
 
 class PartFiles(NamedTuple):
     """The files that are parts of one model, in the order of their numbers, and their name with `*` for these."""
@@ -178,21 +189,6 @@ def not_joined(parts: PartFiles) -> str:
     if len(parts.files) == 1:
         text = f"part of several files by its name ({parts.pattern}), of which this one is here"
     return f"{text}: {few([p.name for p in parts.files])}; how they join is not known"
-
-
-# -- signs in the content, and beside the file ------------------------------------------------------------------------
-
-
-FLAT = re.compile(r"_?flat_param(_\d+)?")
-SHARDED = "shard_metadata"
-"""Key that fairseq writes beside the shards of FSDP. Source: fairseq/checkpoint_utils.py."""
-
-CONFIG = "config.json"
-BESIDE = ("metadata.pkl", "metadata.yaml", CONFIG)
-RANKS = re.compile(rb"world_?size|tensor_?parallel|tp_size|num_ranks|shard|device_?mesh", re.IGNORECASE)
-MAX_READ = 1 << 20
-MAPPING = ("world_size", "tp_size", "pp_size")
-"""Numbers of ranks in the `mapping` of TensorRT-LLM's configuration."""
 
 
 def signs_of_a_part(path: Path, tree: Any, beside: bool = True) -> Iterator[Problem]:

@@ -39,6 +39,18 @@ WITHOUT_SUFFIX = re.compile(r"ep\d+-ba\d+-\Z")
 WORLD = re.compile(r"(?P<part>[A-Za-z_]*?)_?world_size_(?P<world>\d{1,7})_\Z")
 VERL_PARTS = ("model", "optim", "extra_state")
 
+MAX_ENTRIES = 1 << 16
+
+TEMPORARY = re.compile(
+    r".*\.(?:tmp|partial|incomplete)|.*\.tmp[._-][\w.-]*|\.ckptools-.*|tmp-checkpoint-\d+|\.tmp[._-].*", re.DOTALL
+)
+
+LEVELS = 3
+"""Parts of a path whose numbers may differ: the names of the file and of the two folders above."""
+
+NUMBER = re.compile(r"\d{1,7}")
+COUNTS_STEPS = re.compile(r"(?:ep|epoch|ba|batch|step|iter|iteration|checkpoint)[-_=]?\d+", re.IGNORECASE)
+
 
 class RankName(NamedTuple):
     """A file name with a rank in it.
@@ -92,9 +104,8 @@ def parse(path: Path) -> RankName | None:
     if not tail and not WITHOUT_SUFFIX.search(head):
         return None
     world = WORLD.match(head)
-    if world and world["part"] in VERL_PARTS:
-        return RankName(path, head, rank, tail, world["part"], int(world["world"]))
-    return RankName(path, head, rank, tail, "", int(world["world"]) if world else None)
+    part = world["part"] if world and world["part"] in VERL_PARTS else ""
+    return RankName(path, head, rank, tail, part, int(world["world"]) if world else None)
 
 
 def check_links(names: Sequence[RankName], asked: Path) -> None:
@@ -123,10 +134,8 @@ def names_in(folder: Path) -> Iterable[RankName]:
 
 def _is_other_name(path: Path) -> bool:
     """Whether a file is a link to another rank file of its folder, such as Composer's `latest-rank0.pt`."""
-    if not path.is_symlink():
-        return False
-    target = real_path(path)
-    return target.parent == real_path(path.parent) and parse(target) is not None
+    target = real_path(path) if path.is_symlink() else path
+    return target != path and target.parent == real_path(path.parent) and parse(target) is not None
 
 
 def only_group(folder: Path) -> RankName | None:
@@ -144,16 +153,6 @@ def only_group(folder: Path) -> RankName | None:
     return next(iter(groups.values()), None)
 
 
-# -- left-overs -------------------------------------------------------------------------------------------------------
-
-
-MAX_ENTRIES = 1 << 16
-
-TEMPORARY = re.compile(
-    r".*\.(?:tmp|partial|incomplete)|.*\.tmp[._-][\w.-]*|\.ckptools-.*|tmp-checkpoint-\d+|\.tmp[._-].*", re.DOTALL
-)
-
-
 def is_temporary(name: str) -> bool:
     """Whether a file or folder of this name is not finished."""
     return TEMPORARY.fullmatch(name) is not None
@@ -167,16 +166,6 @@ def unfinished(path: Path) -> list[str]:
         beside = islice(path.parent.iterdir(), MAX_ENTRIES)
         return sorted(one.name for one in beside if path.name in one.name and is_temporary(one.name))
     return []
-
-
-# -- numbers in any path that may be a rank ---------------------------------------------------------------------------
-
-
-LEVELS = 3
-"""Parts of a path whose numbers may differ: the names of the file and of the two folders above."""
-
-NUMBER = re.compile(r"\d{1,7}")
-COUNTS_STEPS = re.compile(r"(?:ep|epoch|ba|batch|step|iter|iteration|checkpoint)[-_=]?\d+", re.IGNORECASE)
 
 
 class PathNumber(NamedTuple):
