@@ -156,7 +156,7 @@ class _TagFolder:
         self.problems += assembler.problems
         self.builder.add_rank_values(found)
         self.problems += leftover_files(self.files, self.ranks, self.worlds)
-        self.problems += check_copied_ranks(self.optims, element_counts(self.layouts.values()), self.ranks.of)
+        self.problems += check_copied_ranks(self.optims, element_counts(self.layouts.values()), self.ranks)
         self.problems += check_copies((("model", fqn), t) for fqn, t in self.frozen.items())
         self.builder.add_saved(self.files.saved.values())
         return self.builder.checkpoint(

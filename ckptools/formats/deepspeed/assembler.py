@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from operator import eq
 from typing import Any
 
+from ckptools.formats.deepspeed.names import Place
 from ckptools.formats.deepspeed.partition_layout import PartitionLayout
 from ckptools.formats.deepspeed.states import ModelStates, OptimStates, group_of_ids
-from ckptools.formats.deepspeed.zero_stages import PartitionRun, PlacedBox, Where, places, shards_at
+from ckptools.formats.deepspeed.zero_stages import PartitionRun, PlacedBox, RankOf, Where, places, shards_at
 from ckptools.formats.flat_parameters.flat_runs import flat_source
 from ckptools.formats.shared.merge import Merge
 from ckptools.model.problems import Code, Problem
@@ -55,11 +56,7 @@ class ZeroAssembler:
     """
 
     def __init__(
-        self,
-        layouts: Mapping[int, PartitionLayout],
-        optims: Mapping[tuple[int, int], OptimStates],
-        rank_of: Callable[[Where], int],
-        world: int,
+        self, layouts: Mapping[int, PartitionLayout], optims: Mapping[Place, OptimStates], rank_of: RankOf, world: int
     ) -> None:
         self.layouts, self.rank_of, self.world = layouts, rank_of, world
         self.problems: list[Problem] = []
@@ -143,8 +140,8 @@ class ZeroAssembler:
     def _slot(self, fqn: str, name: str, slot: Slot, holders: Sequence[Holder], shared: dict[Holder, Any]) -> Any:
         odd = next((h for h in holders if h in slot.others), None)
         if odd is not None and fqn not in self.refused:
-            tensor, length = slot.others[odd], self.layouts[odd[0]].lengths[odd[1]]
-            note = NOT_PER_ELEMENT.format(numel=tensor.numel, length=length)
+            tensor, (mp, group) = slot.others[odd], odd
+            note = NOT_PER_ELEMENT.format(numel=tensor.numel, length=self.layouts[mp].lengths[group])
             return Tensor(tensor.shape, tensor.dtype, (), note=note)
         if odd is not None or any(h in slot.divided for h in holders):
             return self.tensor(fqn, slot.flats)
@@ -220,9 +217,7 @@ def _same_settings(group: Mapping[Any, Any], settings: Mapping[Any, Any]) -> boo
     return set(group) - {"params"} == set(settings) and all(same_value(group[k], v) for k, v in settings.items())
 
 
-def frozen_parameters(
-    models: Sequence[ModelStates], cut: int, rank_of: Callable[[Where], int], world: int
-) -> dict[str, Tensor]:
+def frozen_parameters(models: Sequence[ModelStates], cut: int, rank_of: RankOf, world: int) -> dict[str, Tensor]:
     """Frozen parameters of ZeRO-3, from every rank's piece, each a tensor of its own in its model states.
 
     These are of one model-parallel rank, the lowest first; `cut` is the number of ranks that parameters are cut over.

@@ -7,13 +7,13 @@ tensor-parallel ranks first, then those of the ZeRO group, then stages. Source: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ckptools.errors import ReadError
-from ckptools.formats.deepspeed.names import StateName
+from ckptools.formats.deepspeed.names import Place, StateName
 from ckptools.formats.deepspeed.partition_layout import MAX_WORLD
 from ckptools.formats.deepspeed.states import ModelStates, OptimStates
 from ckptools.formats.options import Options
@@ -84,13 +84,13 @@ class Files:
             raise ReadError(name.path, f"holds a {type(tree).__name__}, expected the dict that DeepSpeed saves")
         return tree
 
-    def models(self) -> dict[tuple[int, int], ModelStates]:
+    def models(self) -> dict[Place, ModelStates]:
         """The model states that were read, by `(mp, dp)`."""
         trees = ((n, self.tree(n)) for n in self.of("model"))
         read = [ModelStates(n.path, *n.place, tree) for n, tree in trees if tree is not None]
         return {(m.mp, m.dp): m for m in reversed(read)}
 
-    def optims(self) -> dict[tuple[int, int], OptimStates]:
+    def optims(self) -> dict[Place, OptimStates]:
         """The optimizer states that were read, by `(mp, dp)`.
 
         Raises:
@@ -114,28 +114,25 @@ class Files:
 
 
 def check_copied_ranks(
-    optims: Mapping[tuple[int, int], OptimStates],
-    counts: Mapping[tuple[int, int], int],
-    rank_of: Callable[[tuple[int, int]], int],
+    optims: Mapping[Place, OptimStates], counts: Mapping[Place, int], ranks: RankLayout
 ) -> Iterator[Problem]:
     """Find optimizer states of one rank under two names, by equal checksums throughout.
 
     ZeRO-3 files do not state their rank. A few elements may be equal by chance, padding is equal, and state of zeros
     only proves nothing: training has not begun. `counts` are the elements of parameters in each, by `(mp, dp)`.
     """
-    seen: dict[tuple[Any, ...], tuple[int, int]] = {}
+    seen: dict[tuple[Any, ...], Place] = {}
     for place, optim in sorted(optims.items()):
         sums = [stated_checksum(t) for _, t in tensors_in([optim.masters, optim.slots])]
         stated = tuple(s for s in sums if s is not None)
-        trained = any(
-            nbytes > 8 and not is_constant(dtype, crc, nbytes) for dtype, crc, nbytes in stated[len(optim.masters) :]
-        )
+        state = stated[len(optim.masters) :]
+        trained = any(nbytes > 8 and not is_constant(dtype, crc, nbytes) for dtype, crc, nbytes in state)
         if len(stated) < len(sums) or counts.get(place, 0) < MIN_TELLING or not trained:
             continue
         twin = seen.setdefault((place[0], *stated), place)
         if twin != place:
             text = f"{optim.path.name} holds the same bytes as {optims[twin].path.name}; the same rank twice"
-            yield Problem(Code.STRAY_FILE, text, rank_of(place))
+            yield Problem(Code.STRAY_FILE, text, ranks.of(place))
 
 
 @dataclass(frozen=True)
@@ -164,7 +161,7 @@ class RankLayout:
         return (stage * self.dp + dp) * self.tp + slice_
 
 
-def model_parallel(files: Files, models: Mapping[tuple[int, int], ModelStates]) -> tuple[int, int]:
+def model_parallel(files: Files, models: Mapping[Place, ModelStates]) -> tuple[int, int]:
     """`(mps, tp)`, the model-parallel and tensor-parallel sizes: as the files state, or as many as there are."""
     found = [n.mp for n in (*files.of("model"), *files.of("optim")) if n.mp is not None]
     stated = [model.number("mp_world_size") or 1 for model in models.values()]

@@ -17,7 +17,6 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from ckptools.errors import ReadError, UnsafePathError
 from ckptools.files.location import check_stays_inside, is_plain_name
@@ -26,20 +25,17 @@ from ckptools.formats.shared.several import several, text_of
 from ckptools.model.values import describe_for_error
 from ckptools.text import few
 
-Part = Literal["model", "optim", "layer", "expert", "expert optim"]
+N = r"\d{1,7}"
+PATTERNS = {
+    "model": re.compile(rf"(?:zero_pp_rank_(?P<dp>{N})_)?mp_rank_(?P<mp>{N})_model_states\.pt"),
+    "optim": re.compile(rf"(?:[a-z]+16_)?zero_pp_rank_(?P<dp>{N})_mp_rank_(?P<mp>{N})_optim_states\.pt"),
+    "layer": re.compile(rf"layer_(?P<layer>{N})(?:-(?P<axes>[A-Za-z]\w*(?:-[A-Za-z]\w*)*))?-model_states\.pt"),
+    "expert": re.compile(rf"(?:layer_(?P<layer>{N})_)?expert_(?P<expert>{N})_mp_rank_(?P<mp>{N})_model_states\.pt"),
+    "expert optim": re.compile(rf"expp_rank_(?P<expert>{N})_mp_rank_(?P<mp>{N})_optim_states\.pt"),
+}
 
-PATTERNS: tuple[tuple[Part, re.Pattern[str]], ...] = (
-    ("model", re.compile(r"(?:zero_pp_rank_(?P<dp>\d{1,7})_)?mp_rank_(?P<mp>\d{1,7})_model_states\.pt")),
-    ("optim", re.compile(r"(?:[a-z]+16_)?zero_pp_rank_(?P<dp>\d{1,7})_mp_rank_(?P<mp>\d{1,7})_optim_states\.pt")),
-    ("layer", re.compile(r"layer_(?P<layer>\d{1,7})(?:-(?P<axes>[A-Za-z]\w*(?:-[A-Za-z]\w*)*))?-model_states\.pt")),
-    (
-        "expert",
-        re.compile(
-            r"(?:layer_(?P<layer>\d{1,7})_)?expert_(?P<expert>\d{1,7})_mp_rank_(?P<mp>\d{1,7})_model_states\.pt"
-        ),
-    ),
-    ("expert optim", re.compile(r"expp_rank_(?P<expert>\d{1,7})_mp_rank_(?P<mp>\d{1,7})_optim_states\.pt")),
-)
+Place = tuple[int, int]
+"""`(mp, dp)`: model-parallel rank, and rank in the ZeRO group."""
 
 POINTERS = ("latest", "latest_universal")
 
@@ -56,7 +52,7 @@ class StateName:
     """
 
     path: Path
-    part: Part
+    part: str
     mp: int | None
     dp: int | None = None
     layer: int | None = None
@@ -64,14 +60,14 @@ class StateName:
     axes: str = ""
 
     @property
-    def place(self) -> tuple[int, int]:
+    def place(self) -> Place:
         """`(mp, dp)`, 0 for what the name does not have."""
         return self.mp or 0, self.dp or 0
 
 
 def parse(path: Path) -> StateName | None:
     """Parse the name of a state file; None when it is no name that DeepSpeed gives."""
-    for part, pattern in PATTERNS:
+    for part, pattern in PATTERNS.items():
         found = pattern.fullmatch(path.name)
         if found:
             words = {key: word for key, word in found.groupdict().items() if word is not None}

@@ -155,11 +155,12 @@ def _plan_stage3(
 
 def _other_state(layout: PartitionLayout, optims: Mapping[int, OptimStates], groups: int) -> bool:
     """Refuse when the optimizer numbers other things than the flat tensors."""
-    odd = next((dp for dp, optim in sorted(optims.items()) if len(optim.slots) not in (0, groups)), None)
-    if odd is not None:
-        text = f"rank {odd}: the optimizer's state is of {len(optims[odd].slots)} tensors, expected {groups} flat ones"
-        layout.refuse(layout.shapes, text, odd)
-    return odd is not None
+    for dp, optim in sorted(optims.items()):
+        if (found := len(optim.slots)) not in (0, groups):
+            text = f"rank {dp}: the optimizer's state is of {found} tensors, expected {groups} flat ones"
+            layout.refuse(layout.shapes, text, dp)
+            return True
+    return False
 
 
 def _lengths(optim: OptimStates) -> list[int]:
@@ -181,12 +182,11 @@ def _plan_groups(
 ) -> None:
     """ZeRO-1 and 2: one partition per rank and group."""
     first = optims[min(optims)]
-    masters = {dp: optim.masters for dp, optim in optims.items()}
-    odd = next((dp for dp, found in sorted(masters.items()) if len(found) != len(groups)), None)
-    if odd is not None:
-        text = f"rank {odd}: {len(masters[odd])} flat groups, expected {len(groups)} as param_shapes has"
-        layout.refuse(layout.shapes, text, odd)
-        return
+    for dp, optim in sorted(optims.items()):
+        if (found := len(optim.masters)) != len(groups):
+            text = f"rank {dp}: {found} flat groups, expected {len(groups)} as param_shapes has"
+            layout.refuse(layout.shapes, text, dp)
+            return
     if _other_state(layout, optims, len(groups)):
         return
     counts = first.counts * (len(groups) if len(first.counts) == 1 else 1)
@@ -202,13 +202,14 @@ def _plan_groups(
 def _plan_group(
     layout: PartitionLayout, group: Group, model: ModelStates | None, optims: Mapping[int, OptimStates]
 ) -> None:
-    rows = {dp: flat_source(optim.masters[group.index]) for dp, optim in optims.items()}
-    if None in rows.values():
-        dp = next(dp for dp, row in sorted(rows.items()) if row is None)
-        text = f"group {group.index}, rank {dp}: no flat fp32 tensor in {optims[dp].path.name}"
-        layout.refuse(group.shapes, text, dp)
-        return
-    lengths = {dp: row.shape[0] for dp, row in rows.items() if row is not None}
+    lengths: dict[int, int] = {}
+    for dp, optim in sorted(optims.items()):
+        row = flat_source(optim.masters[group.index])
+        if row is None:
+            text = f"group {group.index}, rank {dp}: no flat fp32 tensor in {optim.path.name}"
+            layout.refuse(group.shapes, text, dp)
+            return
+        lengths[dp] = row.shape[0]
     state = {dp: _state_lengths(optim, group.index) for dp, optim in optims.items()}
     partition = zero_stages.partition_length(group, lengths, state)
     odd = partition if isinstance(partition, Refusal) else _unlike_mappings(layout, group, partition, model, optims)

@@ -41,6 +41,9 @@ from ckptools.model.values import Opaque
 Where = tuple[int, int, int]
 """`(mp, dp, group)`: the rank of a flat tensor, and its number."""
 
+RankOf = Callable[[Where], int]
+"""The global rank of a flat tensor."""
+
 
 class PartitionRun(NamedTuple):
     """Consecutive elements of one parameter, from element `start` of it, which is element `at` of a flat tensor."""
@@ -210,7 +213,7 @@ class PlacedBox(NamedTuple):
     box: RunBox
 
 
-def places(shape: Ints, runs: Sequence[PartitionRun], rank_of: Callable[[Where], int]) -> list[PlacedBox]:
+def places(shape: Ints, runs: Sequence[PartitionRun], rank_of: RankOf) -> list[PlacedBox]:
     """The boxes of all runs of a parameter.
 
     Runs of a tied parameter in several pipeline stages are cut at the same places, so that they are replicas. A
