@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -158,8 +158,7 @@ class OptimStates:
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The param groups; empty in an elastic checkpoint, which has none."""
-        groups = self.base.get("param_groups") if isinstance(self.base, dict) else None
-        return [g for g in groups if isinstance(g, dict)] if isinstance(groups, (list, tuple)) else []
+        return [g for g in _listed(leaf_at(self.base, ("param_groups",))) if isinstance(g, dict)]
 
     @property
     def slots(self) -> list[dict[str, Any]]:
@@ -173,16 +172,14 @@ class OptimStates:
 
     def mappings(self) -> list[dict[str, tuple[int, int]] | None]:
         """`param_slice_mappings`, group by group; None where it says nothing."""
-        found = self.tree.get("param_slice_mappings")
-        return [mapped(group) for group in found] if isinstance(found, (list, tuple)) else []
+        return [mapped(group) for group in _listed(self.tree.get("param_slice_mappings"))]
 
     def paddings(self, group: int, count: int) -> list[int]:
         """Elements of padding behind each of `count` parameters of a group."""
         found = self.tree.get("param_alignment_paddings")
         if found is None:
             return [0] * count
-        listed = found[group] if isinstance(found, (list, tuple)) and group < len(found) else ()
-        paddings = list(listed) if isinstance(listed, (list, tuple)) else []
+        paddings = _listed(leaf_at(_listed(found), (group,)))
         if len(paddings) != count or any(type(n) is not int or n < 0 for n in paddings):
             raise ReadError(self.path, f"param_alignment_paddings of group {group} do not fit its {count} parameters")
         return paddings
@@ -212,6 +209,9 @@ def group_of_ids(param_groups: list[dict[str, Any]]) -> list[int]:
     return [number for number, group in enumerate(param_groups) for _ in _ids(group)]
 
 
-def _ids(group: Mapping[str, Any]) -> Iterator[Any]:
-    params = group.get("params")
-    return (i for i in params if isinstance(i, (int, str))) if isinstance(params, (list, tuple)) else iter(())
+def _ids(group: Mapping[str, Any]) -> list[Any]:
+    return [i for i in _listed(group.get("params")) if isinstance(i, (int, str))]
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else []

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import combinations
 from typing import Any
 
@@ -52,14 +53,19 @@ Alike = tuple[tuple[int, Units], ...]
 class _Module:
     """A module of the model: its own parameters, with their names in it, and the modules in it."""
 
-    own: list[tuple[int, str]] = field(default_factory=list)
+    own: list[tuple[int, str, Tensor]] = field(default_factory=list)
     children: dict[str, _Module] = field(default_factory=dict)
 
-    def members(self) -> Iterator[int]:
-        """Its parameters as `named_modules` meets them."""
-        yield from (i for i, _ in self.own)
-        for child in self.children.values():
-            yield from child.members()
+    @cached_property
+    def members(self) -> dict[int, int]:
+        """Its parameters as `named_modules` meets them, each with its number among them."""
+        inner = (i for child in self.children.values() for i in child.members)
+        return {i: n for n, i in enumerate([*(i for i, _, _ in self.own), *inner])}
+
+    @cached_property
+    def numel(self) -> int:
+        """Elements of all of them."""
+        return sum(t.numel for _, _, t in self.own) + sum(child.numel for child in self.children.values())
 
 
 def units_of(params: Mapping[str, Tensor], lengths: Sequence[int | None], ranks: int) -> list[Units]:
@@ -74,25 +80,24 @@ def units_of(params: Mapping[str, Tensor], lengths: Sequence[int | None], ranks:
     found: dict[Units, None] = {}
     budget = [MAX_STEPS]
     for second in _tyings(params):
-        names = [(i, name) for i, name in enumerate(params) if i not in second]
-        search = _UnitSearch(list(params.values()), lengths, ranks, budget)
-        found |= dict.fromkeys(search.units(_modules(names)))
+        root = _modules([(i, name, t) for i, (name, t) in enumerate(params.items()) if i not in second])
+        found |= dict.fromkeys(_UnitSearch(root, lengths, ranks, budget).units())
         if len(found) > 1:
             break
     return list(found)[:2]
 
 
-def _modules(names: Sequence[tuple[int, str]]) -> _Module:
+def _modules(params: Sequence[tuple[int, str, Tensor]]) -> _Module:
     root = _Module()
-    for i, name in names:
+    for i, name, tensor in params:
         *path, last = name.split(".")
         if len(path) > MAX_DEPTH:
             raise UnknownLayoutError(f"a name of more than {MAX_DEPTH} modules")
         module = root
         for part in path:
             module = module.children.setdefault(part, _Module())
-        module.own.append((i, last))
-    if list(root.members()) != [i for i, _ in names]:
+        module.own.append((i, last, tensor))
+    if list(root.members) != [i for i, _, _ in params]:
         raise UnknownLayoutError("the model's names do not come in the order of its modules")
     return root
 
@@ -100,26 +105,24 @@ def _modules(names: Sequence[tuple[int, str]]) -> _Module:
 class _UnitSearch:
     """One search through all ways to choose units among modules."""
 
-    def __init__(self, params: Sequence[Tensor], lengths: Sequence[int | None], ranks: int, budget: list[int]) -> None:
-        self.params, self.lengths, self.ranks, self.budget = params, lengths, ranks, budget
+    def __init__(self, root: _Module, lengths: Sequence[int | None], ranks: int, budget: list[int]) -> None:
+        self.root, self.lengths, self.ranks, self.budget = root, lengths, ranks, budget
         known = [n for n in lengths if n is not None]
         complete = len(known) == len(lengths)
         self.least = (min(known) - 1) * ranks + 1 if complete else 1
-        self.most = max(known) * ranks if complete else sum(t.numel for t in params)
+        self.most = max(known) * ranks if complete else root.numel
         self.inside: dict[tuple[int, int], Ways] = {}
         self.kinds: dict[Any, int] = {}
         self.kind_of: dict[int, int] = {}
-        self.places: dict[int, tuple[dict[int, int], int]] = {}
 
-    def units(self, root: _Module) -> list[Units]:
+    def units(self) -> list[Units]:
         """The ways that use every number and leave no parameter over."""
-        return [units for _, units in self._ways(root, 0).get((len(self.lengths), 0), [])]
+        return [units for _, units in self._ways(self.root, 0).get((len(self.lengths), 0), [])]
 
     def _ways(self, module: _Module, number: int) -> Ways:
         """Ways to wrap a module and all in it, when `number` is the next flat parameter's."""
-        places, total = self._places(module)
-        if total < self.least:
-            return {(number, total): [(tuple(places), ())]}
+        if module.numel < self.least:
+            return {(number, module.numel): [(tuple(module.members), ())]}
         found: Ways = {state: list(ways) for state, ways in self._inside(module, number).items()}
         if number == len(self.lengths):
             return found
@@ -133,8 +136,8 @@ class _UnitSearch:
         """The same for a module that is no unit."""
         key = id(module), number
         if key not in self.inside:
-            own = tuple(i for i, _ in module.own)
-            states: _States = {((number, sum(self.params[i].numel for i in own)), ()): [(own, ())]}
+            own, numel = tuple(i for i, _, _ in module.own), sum(t.numel for _, _, t in module.own)
+            states: _States = {((number, numel), ()): [(own, ())]}
             for name, child in module.children.items():
                 states = self._followed(states, child, name.isdecimal())
             found: Ways = {}
@@ -161,23 +164,15 @@ class _UnitSearch:
 
     def _also(self, alike: Alike, child: _Module, number: int, units: Units) -> Alike | None:
         """The kinds of a list with one more module; None when one of its kind is wrapped in another way."""
-        kind, place = self._kind(child), self._places(child)[0]
-        wrapped = tuple((k - number, tuple(place[i] for i in members)) for k, members in units)
+        kind = self._kind(child)
+        wrapped = tuple((k - number, tuple(child.members[i] for i in members)) for k, members in units)
         known = dict(alike)
         return tuple(sorted({**known, kind: wrapped}.items())) if known.get(kind, wrapped) == wrapped else None
-
-    def _places(self, module: _Module) -> tuple[dict[int, int], int]:
-        """The parameters in a module, which of them each is, and their elements."""
-        if id(module) not in self.places:
-            members = list(module.members())
-            total = sum(self.params[i].numel for i in members)
-            self.places[id(module)] = {i: n for n, i in enumerate(members)}, total
-        return self.places[id(module)]
 
     def _kind(self, module: _Module) -> int:
         """A number that modules of the same names and shapes have in common."""
         if id(module) not in self.kind_of:
-            own = tuple((name, self.params[i].shape) for i, name in module.own)
+            own = tuple((name, tensor.shape) for _, name, tensor in module.own)
             inner = tuple((name, self._kind(child)) for name, child in module.children.items())
             self.kind_of[id(module)] = self.kinds.setdefault((own, inner), len(self.kinds))
         return self.kind_of[id(module)]
