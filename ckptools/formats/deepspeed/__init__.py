@@ -16,7 +16,6 @@ parameters that have their own ranks are taken from the experts' files with `--w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -219,7 +218,10 @@ class _TagFolder:
                 model = weights.module_model(self.base, shapes, self.sharded)
             else:
                 model = weights.fp32_model(self.base, masters, self.frozen, self.sharded)
-        model |= {fqn: t if low else replace(t, shards=(), note=EXPERTS) for fqn, t in self._experts(model)}
+        trees = (self.files.tree(name) or {} for name in self.files.of("expert"))
+        experts = {k: t for tree in trees for k, t in tree.items() if isinstance(k, str) and isinstance(t, Tensor)}
+        absent = ((fqn, t) for fqn, t in experts.items() if fqn not in model)
+        model |= {fqn: t if low else replace(t, shards=(), note=EXPERTS) for fqn, t in absent}
         if self.ranks.tp > 1:
             why = TENSOR_PARALLEL.format(self.ranks.tp)
             return {k: replace(v, shards=(), note=why) if isinstance(v, Tensor) else v for k, v in model.items()}
@@ -245,12 +247,6 @@ class _TagFolder:
             return {}
         models = [m for (mp, _), m in sorted(self.models.items()) if mp == 0]
         return frozen_parameters(models, min(self.worlds[0], MAX_WORLD), self.ranks.of, self.ranks.world)
-
-    def _experts(self, model: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
-        for name in self.files.of("expert"):
-            for key, value in (self.files.tree(name) or {}).items():
-                if isinstance(key, str) and isinstance(value, Tensor) and key not in model:
-                    yield key, value
 
     def _prefix(self) -> str | None:
         """Prefix of the names of optimizer states; None without ZeRO."""

@@ -205,16 +205,12 @@ def names_by_param_group(groups: list[dict[str, Any]], names: Sequence[Iterable[
 def _join_group(groups: list[dict[str, Any]], number: int, settings: Mapping[Any, Any], names: list[str]) -> None:
     """Add a stage's param group to the one of the same number and settings, else of the same settings."""
     kept = {k: v for k, v in settings.items() if k != "params"}
-    candidates = [*groups[number : number + 1], *groups]
-    same = next((g for g in candidates if _same_settings(g, kept)), None)
+    alike = (g for g in (*groups[number : number + 1], *groups) if set(g) - {"params"} == set(kept))
+    same = next((g for g in alike if all(same_value(g[k], v) for k, v in kept.items())), None)
     if same is None:
         groups.append({**kept, "params": list(names)})
     else:
         same["params"] += [fqn for fqn in names if fqn not in same["params"]]
-
-
-def _same_settings(group: Mapping[Any, Any], settings: Mapping[Any, Any]) -> bool:
-    return set(group) - {"params"} == set(settings) and all(same_value(group[k], v) for k, v in settings.items())
 
 
 def frozen_parameters(models: Sequence[ModelStates], cut: int, rank_of: RankOf, world: int) -> dict[str, Tensor]:

@@ -222,8 +222,11 @@ def places(shape: Ints, runs: Sequence[PartitionRun], rank_of: RankOf) -> list[P
     if not prod(shape):
         first = runs[0].where if runs else (0, 0, 0)
         return [PlacedBox(first, RunBox(Shard(Box.whole(shape), rank_of(first), None), 0, contiguous_strides(shape)))]
+    if len({run.where[0] for run in runs}) > 1:
+        cuts = sorted({at for run in runs for at in (run.start, run.start + run.length)})
+        runs = [piece for run in runs for piece in _cut(run, [cut + run.at - run.start for cut in cuts])]
     found = []
-    for run in _cut_alike(runs):
+    for run in runs:
         rank = rank_of(run.where)
         found += [PlacedBox(run.where, box) for box in boxes_of(shape, run.start, run.length, rank, run.at)]
     return found
@@ -232,10 +235,3 @@ def places(shape: Ints, runs: Sequence[PartitionRun], rank_of: RankOf) -> list[P
 def shards_at(placed: Iterable[PlacedBox], flats: Mapping[Where, Source]) -> tuple[Shard, ...]:
     """The shards of a parameter, or of one slot of its state; without a source where the flat tensor was not read."""
     return tuple(place.box.shard_in(flats.get(place.where)) for place in placed)
-
-
-def _cut_alike(runs: Sequence[PartitionRun]) -> Iterable[PartitionRun]:
-    if len({run.where[0] for run in runs}) < 2:
-        return runs
-    cuts = sorted({at for run in runs for at in (run.start, run.start + run.length)})
-    return [piece for run in runs for piece in _cut(run, [cut + run.at - run.start for cut in cuts])]

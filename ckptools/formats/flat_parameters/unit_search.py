@@ -126,8 +126,9 @@ class _UnitSearch:
         found: Ways = {state: list(ways) for state, ways in self._inside(module, number).items()}
         if number == len(self.lengths):
             return found
+        length = self.lengths[number]
         for (after, left), ways in self._inside(module, number + 1).items():
-            if left and self._fits(left, number):
+            if left and length in (None, -(-left // self.ranks)):
                 for members, units in ways:
                     self._keep(found, (after, 0), ((), ((number, members), *units)))
         return found
@@ -185,10 +186,6 @@ class _UnitSearch:
         self.budget[0] -= 1
         if self.budget[0] < 0 or len(ways) > MAX_WAYS:
             raise UnknownLayoutError("its modules could be units in too many ways to look through")
-
-    def _fits(self, numel: int, number: int) -> bool:
-        length = self.lengths[number]
-        return length is None or -(-numel // self.ranks) == length
 
 
 def _tyings(params: Mapping[str, Tensor]) -> Iterator[set[int]]:

@@ -73,12 +73,9 @@ def find_signs(pickle: bytes) -> Signs:
     rank = next((value for name in RANK for value in _numbers(pickle, name, 1)), None)
     shared = [(WORLD, value) for value in _numbers(pickle, WORLD, 1)]
     shared += [(name, value) for name in SHARED for value in _numbers(pickle, name, MAX_SIGNS)]
-    return Signs(rank, _place(pickle), tuple(shared))
-
-
-def _place(pickle: bytes) -> tuple[int, ...]:
-    found = re.search(re.escape(_spelled(PLACE)) + PLACES, pickle, re.DOTALL)
-    return tuple(b[0] for b in re.findall(rb"K(.)", found["place"], re.DOTALL)) if found else ()
+    mesh = re.search(re.escape(_spelled(PLACE)) + PLACES, pickle, re.DOTALL)
+    place = tuple(b[0] for b in re.findall(rb"K(.)", mesh["place"], re.DOTALL)) if mesh else ()
+    return Signs(rank, place, tuple(shared))
 
 
 def _spelled(name: bytes) -> bytes:

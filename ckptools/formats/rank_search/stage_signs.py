@@ -100,22 +100,20 @@ def missing_layers(models: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     listed = [getattr(model, "_metadata", None) for model in models]
     numbers: dict[str, set[int]] = {}
     for name in (name for model in models for name, value in model.items() if isinstance(value, Tensor)):
-        _add_numbers(numbers, without_wrappers(name).split("."), 1 if all(listed) else 2)
+        _add_numbers(numbers, name, 1 if all(listed) else 2)
     for name in (name for modules in listed for name in (modules if all(listed) and modules else ())):
-        _add_numbers(numbers, without_wrappers(str(name)).split("."), 0)
-    absent = {where: _before_last(found) for where, found in numbers.items()}
+        _add_numbers(numbers, str(name), 0)
+    gaps = ((where, pairwise((-1, *sorted(found)))) for where, found in numbers.items())
+    absent = {where: spans(n for a, b in pairs for n in range(a + 1, b)) for where, pairs in gaps}
     return {where: text for where, text in absent.items() if text}
 
 
-def _add_numbers(numbers: dict[str, set[int]], parts: Sequence[str], behind: int) -> None:
+def _add_numbers(numbers: dict[str, set[int]], name: str, behind: int) -> None:
     """Record the numbers in a name with at least `behind` more parts behind them."""
+    parts = without_wrappers(name).split(".")
     for at in range(len(parts) - behind):
         if parts[at].isdecimal() and len(parts[at]) < 6:
             numbers.setdefault(".".join(parts[:at]) or "the model", set()).add(int(parts[at]))
-
-
-def _before_last(found: Collection[int]) -> str:
-    return spans(n for a, b in pairwise((-1, *sorted(found))) for n in range(a + 1, b))
 
 
 def other_parts_beside(path: Path, tree: Any, read_file: Callable[[Path], Saved]) -> Iterator[Problem]:
