@@ -111,11 +111,7 @@ def in_module_order(params: Mapping[str, Tensor], modules: Any) -> dict[str, Ten
 def _units(
     optimizer: Mapping[str, Any], lengths: Mapping[Any, int | None], params: Mapping[str, Tensor]
 ) -> dict[Any, Unit]:
-    """The unit of each number.
-
-    Raises:
-        UnknownLayoutError: there is not exactly one way.
-    """
+    """The unit of each number, where there is one way alone."""
     if sum(1 for ids in group_ids(optimizer) if ids) > 1:
         raise UnknownLayoutError("there are several param groups, so the order of the numbers is not the modules'")
     world, ranks = sharing(params)

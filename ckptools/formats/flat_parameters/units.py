@@ -151,11 +151,7 @@ class _LayoutInference:
         return shape is not None and prod(shape) != tensor.numel
 
     def units(self) -> list[Unit]:
-        """Every unit, explained.
-
-        Raises:
-            UnknownLayoutError: one of them is not, or no shape is of a parameter in them.
-        """
+        """Every unit, explained; at least one of their parameters has a shape."""
         units = [self._unit(key, flat) for key, flat in self.flats.items()]
         if not any(m.shape is not None for u in units for m in u.members):
             raise UnknownLayoutError(f"{self.given.source}: names none of the parameters of this checkpoint")

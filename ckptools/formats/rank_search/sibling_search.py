@@ -215,10 +215,7 @@ MAX_ITEMS = 32
 
 
 def _with_items(group: Sequence[RankName], tree: Any, world: int, follow_symlinks: bool) -> list[RankName]:
-    """The rank files of a checkpoint with those of its other items, each with its `part`; unchanged for one item.
-
-    `tree` is the content of one of the `group`, which is in rank order.
-    """
+    """The rank files of a checkpoint with those of its other items, each with its `part`; unchanged for one item."""
     own, rank, _ = Path(group[0].spelled).name.partition("{rank}") if group else ("", "", "")
     families = _families(group[0], world, follow_symlinks) if own and rank else {}
     known = {path for path, _ in tensors_in(tree)}
