@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,10 +16,9 @@ from ckptools.model.records import Rows
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Tensor
 from ckptools.stats.moments import SECOND
-from ckptools.stats.passes import PassResult, SharedRegion, over_regions, shared_regions
+from ckptools.stats.passes import PassResult, SharedRegion, Values, over_regions, shared_regions
 from ckptools.stats.reading import MeasuredPart, located, readable, tensors_chosen, together
 from ckptools.stats.record import DeadRows, Statistics
-from ckptools.stats.sums import Values
 from ckptools.tensor_io.threads import Progress
 
 FIRST_FEW = 8
@@ -34,13 +33,9 @@ Flags = npt.NDArray[np.bool_]
 def dead_rows(
     ck: Checkpoint, entries: Sequence[Entry], jobs: int | None = None, progress: Progress | None = None
 ) -> Statistics[DeadRows]:
-    """Find the dead rows of some matrices; the row of a matrix says what cannot be read.
+    """Find the dead rows of some matrices, as found by `matrices`; the row of a matrix says what cannot be read.
 
-    Args:
-        ck: the checkpoint, with every rank's structure read.
-        entries: the matrices, as found by `matrices`.
-        jobs: number of threads.
-        progress: called with bytes read and the matrix they are of.
+    Every rank's structure of the checkpoint is read. `progress` is called with bytes read and the matrix they are of.
     """
     started = time.perf_counter()
     seconds = _second_moments(ck)
@@ -48,7 +43,7 @@ def dead_rows(
     tensors = [tensor for a, b in pairs for tensor in (a, b if b.shape == a.shape else NONE)]
     sides = [_side(tensor) for tensor in tensors]
     names = [entry.name for entry in entries for _ in range(2)]
-    found = over_regions([regions for regions, _ in sides], names, lambda _, region: Looking(region), jobs, progress)
+    found = over_regions([regions for regions, _ in sides], names, _alive, jobs, progress)
     looked = [_looked(t, problem, one) for t, (_, problem), one in zip(tensors, sides, found, strict=True)]
     rows = [_row(*each) for each in zip(entries, looked[::2], looked[1::2], strict=True)]
     nbytes = sum(one.nbytes for one in found)
@@ -89,24 +84,16 @@ def _side(tensor: Tensor) -> tuple[list[SharedRegion], str]:
     return shared_regions([located(tensor)]) if found.sources else [], found.problem
 
 
-class Looking:
-    """Note the rows of a region that are not all zero, band after band."""
-
-    def __init__(self, region: SharedRegion) -> None:
-        self._box = region.box
-        self._alive = np.zeros(region.box.sizes[0], np.bool_)
-
-    def add(self, box: Box, values: Sequence[Values]) -> None:
-        """Add a band."""
-        first = box.offsets[0] - self._box.offsets[0]
-        self._alive[first : first + box.sizes[0]] |= (values[0] != 0).any(axis=1)
-
-    def result(self) -> tuple[Box, Flags]:
-        """The region, and for each of its rows whether it is not all zero."""
-        return self._box, self._alive
+def _alive(_: int, region: SharedRegion, bands: Iterable[tuple[Box, list[Values]]]) -> tuple[Box, Flags]:
+    """A region, and for each of its rows whether it is not all zero."""
+    alive = np.zeros(region.box.sizes[0], np.bool_)
+    for box, values in bands:
+        first = box.offsets[0] - region.box.offsets[0]
+        alive[first : first + box.sizes[0]] |= (values[0] != 0).any(axis=1)
+    return region.box, alive
 
 
-class Looked(NamedTuple):
+class _Looked(NamedTuple):
     """The findings on the rows of a matrix.
 
     Attributes:
@@ -120,7 +107,7 @@ class Looked(NamedTuple):
     problem: str
 
 
-def _looked(tensor: Tensor, problem: str, found: PassResult[tuple[Box, Flags]]) -> Looked:
+def _looked(tensor: Tensor, problem: str, found: PassResult[tuple[Box, Flags]]) -> _Looked:
     rows = tensor.shape[0] if found.results else 0
     seen, alive = np.zeros(rows, np.int64), np.zeros(rows, np.bool_)
     for box, flags in found.results:
@@ -128,10 +115,10 @@ def _looked(tensor: Tensor, problem: str, found: PassResult[tuple[Box, Flags]]) 
         seen[own] += box.sizes[1]
         alive[own] |= flags
     whole = seen == tensor.shape[1]
-    return Looked(whole, whole & ~alive, problem or found.problem)
+    return _Looked(whole, whole & ~alive, problem or found.problem)
 
 
-def _row(entry: Entry, weight: Looked, second: Looked) -> DeadRows:
+def _row(entry: Entry, weight: _Looked, second: _Looked) -> DeadRows:
     zero, idle = np.flatnonzero(weight.dead), np.flatnonzero(second.dead)
     return DeadRows(
         entry.name,

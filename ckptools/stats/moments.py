@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,10 +21,9 @@ from ckptools.model.regions import Box
 from ckptools.model.tensor import Tensor
 from ckptools.model.values import scalar
 from ckptools.stats.figures import statistics
-from ckptools.stats.passes import PassResult, over_regions, shared_regions
+from ckptools.stats.passes import PassResult, Values, over_regions, shared_regions
 from ckptools.stats.reading import MeasuredPart, located, readable, together
 from ckptools.stats.record import Moments, Statistics, Stats
-from ckptools.stats.sums import Values
 from ckptools.tensor_io import read
 from ckptools.tensor_io.threads import Progress
 from ckptools.text import shape
@@ -57,11 +56,9 @@ class Pair(NamedTuple):
     """The moments of one parameter.
 
     Attributes:
-        name: of the parameter.
         optimizer: name of the optimizer's section.
         first: its first moment; None if it has none.
         second: its second moment.
-        settings: other values for an update.
     """
 
     name: str
@@ -81,20 +78,16 @@ def moments(
 ) -> Statistics[Moments]:
     """Compare the moments of some parameters with the parameters; each row says what cannot be read.
 
-    Args:
-        ck: the checkpoint, with every rank's structure read.
-        pairs: the moments, as found by `pairs_of`.
-        jobs: number of threads.
-        progress: called with bytes read and the parameter they are of.
+    Every rank's structure of the checkpoint is read, and `pairs_of` found the pairs. `progress` is called with bytes
+    read and the parameter they are of.
     """
     started = time.perf_counter()
     weights = statistics(ck.path, _weights(ck, {pair.name for pair in pairs}), False, jobs, progress)
     of_weight = {row.name: row for row in weights.rows}
     sides = [_sides(pair) for pair in pairs]
     regions = [shared_regions(tensors) if tensors else [] for tensors, _ in sides]
-    found = over_regions(
-        regions, [pair.name for pair in pairs], lambda n, _: Updating(pairs[n].settings), jobs, progress
-    )
+    names = [pair.name for pair in pairs]
+    found = over_regions(regions, names, lambda n, _, bands: _sums_of(bands, pairs[n].settings), jobs, progress)
     rows = [
         _row(pair, problems, one, of_weight.get(pair.name))
         for pair, (_, problems), one in zip(pairs, sides, found, strict=True)
@@ -114,11 +107,7 @@ def moments(
 
 
 def pairs_of(ck: Checkpoint, selection: Selection) -> list[Pair]:
-    """The selected moments.
-
-    Args:
-        ck: the checkpoint, with every rank's structure read.
-        selection: selects parameters by name; a section is that of an optimizer.
+    """The selected moments of a checkpoint with every rank's structure read; a section is that of an optimizer.
 
     Raises:
         UsageError: no optimizer has such moments, or no section of that name is one.
@@ -189,51 +178,43 @@ def _sides(pair: Pair) -> tuple[list[Tensor], list[tuple[str, str]]]:
     return [located(part.tensor) for part in parts] if can else [], problems
 
 
-class Updating:
-    """Sum a parameter's moments and the resulting update, band after band."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings, self._sums = settings, np.zeros(len(UpdateSums._fields))
-
-    def add(self, box: Box, values: Sequence[Values]) -> None:
-        """Add a band of both moments."""
+def _sums_of(bands: Iterable[tuple[Box, list[Values]]], settings: Settings) -> UpdateSums:
+    """Sum a parameter's moments and the resulting update, band after band of both moments."""
+    sums = np.zeros(len(UpdateSums._fields))
+    for _, values in bands:
         first, second = (one.astype("f8").reshape(-1) for one in values)
         finite = np.isfinite(first) & np.isfinite(second)
         negative = finite & (second < 0)
         usable = finite & ~negative
         first, second = first[usable], second[usable]
-        update = self._update(first, second)
-        update = update[np.isfinite(update)]
-        self._sums += UpdateSums(
+        update = _update(first, second, settings)
+        sums += UpdateSums(
             len(finite), len(first), float(first @ first), float(second.sum()), len(update), float(update @ update),
             int(negative.sum()), int((~finite).sum()),
         )  # fmt: skip
+    return UpdateSums(*sums.tolist())
 
-    def _update(self, first: Values, second: Values) -> Values:
-        if self._settings.eps is None:
-            return np.empty(0)
-        one, two = self._settings.corrections or (1.0, 1.0)
-        with np.errstate(all="ignore"):
-            found: Values = (first / one) / (np.sqrt(second / two) + self._settings.eps)
-        return found
 
-    def result(self) -> UpdateSums:
-        """The sums."""
-        return UpdateSums(*self._sums.tolist())
+def _update(first: Values, second: Values, settings: Settings) -> Values:
+    """The finite updates; none if eps is unknown."""
+    if settings.eps is None:
+        return np.empty(0)
+    one, two = settings.corrections or (1.0, 1.0)
+    with np.errstate(all="ignore"):
+        found: Values = (first / one) / (np.sqrt(second / two) + settings.eps)
+    return found[np.isfinite(found)]
 
 
 class UpdateSums(NamedTuple):
-    """Sums over the elements of both moments.
+    """Sums over the elements of both moments, and numbers of elements.
 
     Attributes:
-        elements: number of all elements.
-        usable: number of those that are finite in both, with a second moment of at least 0; the sums are over them.
+        usable: elements that are finite in both, with a second moment of at least 0; the sums are over them.
         first: sum of the squares of the first moment.
-        second: sum of the second moment.
-        updated: number of elements with a finite update.
+        updated: elements with a finite update.
         update: sum of the squares of the update.
-        negative: number of elements with a negative second moment.
-        nonfinite: number of elements that are not finite in one of both.
+        negative: elements with a negative second moment.
+        nonfinite: elements that are not finite in one of both.
     """
 
     elements: float = 0

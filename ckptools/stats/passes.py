@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from math import prod
 from threading import Event
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
@@ -20,11 +22,10 @@ from ckptools.model.cover import cover
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.stats.reading import said
-from ckptools.stats.sums import Values, numbers
 from ckptools.tensor_io import fetch_ahead
 from ckptools.tensor_io.elements import BAND, Piece, pieces_of, raw_bands
 from ckptools.tensor_io.fetch_ahead import in_ranks, parts_of_all
-from ckptools.tensor_io.numbers import Raw, raw_dtype
+from ckptools.tensor_io.numbers import Raw, decoded, halves, raw_dtype
 from ckptools.tensor_io.read import extent, fill
 from ckptools.tensor_io.slicing import bands_of
 from ckptools.tensor_io.threads import Progress, thread_count
@@ -36,28 +37,9 @@ MAX_PIECES = 4096
 """Number of pieces for the arrays of a large checkpoint, so that their list stays short."""
 
 Result = TypeVar("Result")
-Result_co = TypeVar("Result_co", covariant=True)
+Part = TypeVar("Part", bound="Piece | SharedRegion")
 
-
-class HasBytes(Protocol):
-    """An object with bytes to read."""
-
-    @property
-    def nbytes(self) -> int:
-        """Number of bytes."""
-
-
-Part = TypeVar("Part", bound=HasBytes)
-
-
-class Collector(Protocol[Result_co]):
-    """Collects the elements of a piece into a result."""
-
-    def add(self, raw: Raw) -> None:
-        """Add some elements."""
-
-    def result(self, times: int) -> Result_co:
-        """The result, each element counted `times` times."""
+Values = npt.NDArray[Any]
 
 
 @dataclass
@@ -82,7 +64,7 @@ class PassResult(Generic[Result]):
             self.nbytes += nbytes
 
 
-def read_parts(
+def _read_parts(
     parts: Sequence[tuple[int, Part]],
     read: Callable[[int, Part, OpenFiles, Event], Result],
     reads: Callable[[Part], Iterable[fetch_ahead.Part]],
@@ -121,33 +103,22 @@ def read_parts(
         found[number].take(result, problem, part.nbytes)
 
 
-@dataclass(frozen=True)
-class Array:
-    """The bytes of one tensor or a part of one.
-
-    Attributes:
-        name: name of a tensor with these bytes.
-        sources: their places.
-    """
-
-    name: str
-    sources: tuple[Source, ...]
-
-
 # -- arrays, each for itself --------------------------------------------------------------------------------------
 
 
 def over(
-    arrays: Sequence[Array],
-    collector: Callable[[int, str], Collector[Result]],
+    arrays: Sequence[Sequence[Source]],
+    names: Sequence[str],
+    collect: Callable[[int, Piece, Iterator[Raw]], Result],
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> list[PassResult[Result]]:
     """Read every array once, and collect its elements.
 
     Args:
-        arrays: the arrays to read.
-        collector: makes the collector for a piece, given the number of its array and its dtype.
+        arrays: the places of the bytes of each.
+        names: name of each array, for `progress`.
+        collect: makes the result of a piece from its bands, given the number of its array.
         jobs: number of threads.
         progress: called as bytes are read.
     """
@@ -155,15 +126,10 @@ def over(
     pieces = list(_pieces(arrays, found))
 
     def read(number: int, piece: Piece, files: OpenFiles, given_up: Event) -> Result:
-        collecting = collector(number, piece.source.dtype)
         with files.open(piece.source.path) as file:
-            for band in raw_bands(piece, file):
-                if given_up.is_set():
-                    break
-                collecting.add(band)
-        return collecting.result(piece.times)
+            return collect(number, piece, takewhile(lambda _: not given_up.is_set(), raw_bands(piece, file)))
 
-    read_parts(pieces, read, _bytes_of, found, [array.name for array in arrays], jobs, progress)
+    _read_parts(pieces, read, _bytes_of, found, names, jobs, progress)
     return found
 
 
@@ -172,12 +138,12 @@ def _bytes_of(piece: Piece) -> list[fetch_ahead.Part]:
     return [(source.path, source.offset, source.offset + extent(source))]
 
 
-def _pieces(arrays: Sequence[Array], found: Sequence[PassResult[Result]]) -> Iterator[tuple[int, Piece]]:
+def _pieces(arrays: Sequence[Sequence[Source]], found: Sequence[PassResult[Result]]) -> Iterator[tuple[int, Piece]]:
     """The pieces of every array with its number; notes the problem of an array without pieces."""
-    total = sum(prod(s.shape) * ITEMSIZE[s.dtype] for array in arrays for s in array.sources)
+    total = sum(prod(s.shape) * ITEMSIZE[s.dtype] for sources in arrays for s in sources)
     limit = max(PIECE, total // MAX_PIECES)
-    for number, array in enumerate(arrays):
-        for source in array.sources:
+    for number, sources in enumerate(arrays):
+        for source in sources:
             try:
                 yield from ((number, piece) for piece in pieces_of(source, limit))
             except ReadError as error:
@@ -204,21 +170,10 @@ class SharedRegion(NamedTuple):
         return self.box.numel * sum(ITEMSIZE[s[0].source.dtype] for s in self.shards if s[0].source is not None)
 
 
-class BoxCollector(Protocol[Result_co]):
-    """Collects a region of some tensors, band by band, into a result."""
-
-    def add(self, box: Box, values: Sequence[Values]) -> None:
-        """Add a band: its box, and the numbers of each tensor there, in its shape."""
-
-    def result(self) -> Result_co:
-        """The result."""
-
-
 def shared_regions(tensors: Sequence[Tensor]) -> list[SharedRegion]:
     """The regions of the first tensor's shards that the others also have, each once.
 
-    Args:
-        tensors: of one shape; shards of a tensor are the same region or do not overlap.
+    The tensors have one shape; shards of a tensor are the same region or do not overlap.
     """
     first, *others = [{s.box: s for s in tensor.found if s.box.numel} for tensor in tensors]
     found = ((box, [_meeting(box, other) for other in others]) for box in first)
@@ -248,7 +203,7 @@ def _covers(box: Box, shards: Sequence[Shard]) -> bool:
 def over_regions(
     regions: Sequence[Sequence[SharedRegion]],
     names: Sequence[str],
-    collector: Callable[[int, SharedRegion], BoxCollector[Result]],
+    collect: Callable[[int, SharedRegion, Iterator[tuple[Box, list[Values]]]], Result],
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> list[PassResult[Result]]:
@@ -257,25 +212,23 @@ def over_regions(
     Args:
         regions: the regions of each row.
         names: name of each row, for `progress`.
-        collector: makes the collector for a region, or a part of one, given the number of its row.
-        jobs: threads.
+        collect: makes the result of a region, or a part of one, from its bands, given the number of its row. A band is
+            its box, and the numbers of each tensor there, in its shape.
+        jobs: number of threads.
         progress: called with the row's name as bytes are read.
     """
     found: list[PassResult[Result]] = [PassResult() for _ in regions]
     parts = [(n, region._replace(box=box)) for n, own in enumerate(regions) for region in own for box in _parts(region)]
 
     def read(number: int, region: SharedRegion, files: OpenFiles, given_up: Event) -> Result:
-        collecting = collector(number, region)
-        for box in bands_of(region.box, BAND):
-            if given_up.is_set():
-                break
-            collecting.add(box, [_numbers(box, shards, files) for shards in region.shards])
-        return collecting.result()
+        boxes = takewhile(lambda _: not given_up.is_set(), bands_of(region.box, BAND))
+        bands = ((box, [_numbers_in(box, shards, files) for shards in region.shards]) for box in boxes)
+        return collect(number, region, bands)
 
     def reads(region: SharedRegion) -> list[fetch_ahead.Part]:
         return parts_of_all(shard for shards in region.shards for shard in shards if _meet(shard.box, region.box))
 
-    read_parts(parts, read, reads, found, names, jobs, progress)
+    _read_parts(parts, read, reads, found, names, jobs, progress)
     return found
 
 
@@ -283,9 +236,29 @@ def _parts(region: SharedRegion) -> Iterator[Box]:
     return bands_of(region.box, max(PIECE * region.box.numel // max(region.nbytes, 1), 1))
 
 
-def _numbers(box: Box, shards: Sequence[Shard], files: OpenFiles) -> Values:
+def _numbers_in(box: Box, shards: Sequence[Shard], files: OpenFiles) -> Values:
     source = shards[0].source
     assert source is not None
     raw = np.empty(box.sizes, raw_dtype(source.dtype))
     fill(raw, box, shards, files)
     return numbers(raw, source.dtype)
+
+
+def numbers(raw: Values, dtype: str) -> Values:
+    """Raw elements as numbers that can be summed: complex ones as their magnitudes, flags as 0 and 1."""
+    if dtype == "bool":
+        flags: Values = raw != 0
+        return flags.view("u1")
+    if dtype == "complex32":
+        return _magnitudes(raw.view("<f2").astype("<f4").view("<c8"))
+    if dtype == "float16":
+        return halves(raw)
+    values: Values = decoded(raw, dtype)
+    return _magnitudes(values) if values.dtype.kind == "c" else values
+
+
+def _magnitudes(values: Values) -> Values:
+    """Magnitudes of complex numbers; NaN if a part is NaN, even if the other is infinite."""
+    found: Values = np.hypot(values.real.astype("f8"), values.imag.astype("f8"))
+    found[np.isnan(values.real) | np.isnan(values.imag)] = np.nan
+    return found

@@ -17,13 +17,7 @@ MAX_BINS = 160
 
 
 class Bin(NamedTuple):
-    """One bar.
-
-    Attributes:
-        low: its lower limit.
-        high: its upper limit.
-        members: number of values in it.
-    """
+    """The limits of a bar, and the number of values between them."""
 
     low: float
     high: float
@@ -42,11 +36,7 @@ def value_bins(found: Stats) -> tuple[Bin, ...]:
 
 
 def value_histogram(found: Stats) -> Picture:
-    """Draw the distribution of a tensor's values between the smallest and the largest.
-
-    Args:
-        found: its figures, with a histogram.
-    """
+    """Draw the distribution of a tensor's values between its extremes, from figures with a histogram."""
     bins = value_bins(found)
     title = f"values of {name_text(found.name) or 'a tensor'}"
     facts = [f"{count(found.elements)} of {count(found.numel)} elements read, {_not_finite(found)}"]
@@ -62,11 +52,13 @@ def _not_finite(found: Stats) -> str:
 
 def norm_bins(found: Statistics[Stats]) -> tuple[Bin, ...]:
     """Count the floating-point tensors with an l2 norm in each power of two, including empty bins between others."""
-    norms = [row.l2 for row in _floating(found) if row.l2 is not None and row.l2 > 0 and math.isfinite(row.l2)]
+    norms = [row.l2 for row in _floating(found) if row.l2 and math.isfinite(row.l2)]
     powers = Counter(math.frexp(norm)[1] - 1 for norm in norms)
     if not powers:
         return ()
-    return tuple(Bin(math.ldexp(1.0, p), _end(p), powers[p]) for p in range(min(powers), max(powers) + 1))
+    return tuple(
+        Bin(math.ldexp(1.0, p), 2 * math.ldexp(1.0, p), powers[p]) for p in range(min(powers), max(powers) + 1)
+    )
 
 
 def _floating(found: Statistics[Stats]) -> list[Stats]:
@@ -74,17 +66,8 @@ def _floating(found: Statistics[Stats]) -> list[Stats]:
     return [row for row in found.rows if is_floating(row.dtype)]
 
 
-def _end(power: int) -> float:
-    return math.ldexp(1.0, power + 1) if power < 1023 else math.inf
-
-
 def norm_histogram(title: str, found: Statistics[Stats]) -> Picture:
-    """Draw the number of tensors with an l2 norm between each power of two and the next.
-
-    Args:
-        title: title that names the tensors.
-        found: their figures.
-    """
+    """Draw the number of tensors with an l2 norm between each power of two and the next."""
     bins, rows = norm_bins(found), _floating(found)
     zero = sum(row.l2 == 0 for row in rows)
     counted = sum(one.members for one in bins)

@@ -23,8 +23,6 @@ class MeasuredPart(NamedTuple):
     """A tensor, or one rank's part of it, for which figures are computed.
 
     Attributes:
-        name: of the tensor.
-        section: its section of the checkpoint.
         tensor: the tensor; for a rank's part, with that rank's shards alone.
         rank: None for the whole tensor.
     """
@@ -95,33 +93,30 @@ class ReadableSources(NamedTuple):
 
     Attributes:
         sources: their places, each region once.
-        numel: expected number of elements.
         problem: why some or all of it cannot be read; empty if all can.
     """
 
     sources: tuple[Source, ...]
-    numel: int
     problem: str = ""
 
 
 def readable(part: MeasuredPart) -> ReadableSources:
     """Find the places of a part's elements, and why some cannot be read."""
     tensor = part.tensor
-    shards, numel = _one_per_box(tensor.shards), part.numel
     reason = no_numbers(tensor) or (tensor.note if part.rank is None or tensor.encoded_as else "")
     if reason:
-        return ReadableSources((), numel, reason)
+        return ReadableSources((), reason)
     try:
-        shards = [with_source(shard) for shard in shards]
+        shards = [with_source(shard) for shard in _one_per_box(tensor.shards)]
     except ReadError as error:
-        return ReadableSources((), numel, said(error))
+        return ReadableSources((), said(error))
     found = tuple(shard.source for shard in shards if shard.source is not None)
     if part.rank is not None:
-        return ReadableSources(found, numel, "" if len(found) == len(shards) else "no file here holds it")
+        return ReadableSources(found, "" if len(found) == len(shards) else "no file here holds it")
     wrong = cover_problem(replace(tensor, shards=tuple(shards)), part.name)
     if wrong is None:
-        return ReadableSources(found, numel)
-    return ReadableSources(found if wrong.kind is Code.TENSOR_GAP else (), numel, wrong.message)
+        return ReadableSources(found)
+    return ReadableSources(found if wrong.kind is Code.TENSOR_GAP else (), wrong.message)
 
 
 def located(tensor: Tensor) -> Tensor:

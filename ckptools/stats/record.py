@@ -24,22 +24,13 @@ class Stats:
     magnitudes. A figure is None if there is no finite element, and infinite if it overflows float64.
 
     Attributes:
-        name: of the tensor.
-        section: its section of the checkpoint.
         rank: the rank whose part this is; None for the whole tensor.
-        dtype: torch's name.
         shape: global sizes.
         numel: expected number of elements.
         elements: elements that were read; fewer than `numel` if some are in no file here.
-        rms: root of the mean square.
-        l2: root of the sum of squares.
         min: the smallest element; an integer if the tensor has integers.
-        max: the largest one.
-        mean: their mean.
         std: their population standard deviation (divided by their number, not by one less).
         zeros: number of zeros, of either sign.
-        nan: number of NaN.
-        inf: number of infinities, of either sign.
         histogram: number of finite elements in each of `BINS` bins; None if not requested.
         problem: why figures are missing or incomplete; empty if they are not.
     """
@@ -68,12 +59,8 @@ class Stats:
         """Number of elements that are NaN or infinite."""
         return self.nan + self.inf
 
-    def _repr_html_(self) -> str | None:
-        return as_html(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as texts, numbers, None and lists of these."""
-        return to_dict(self)
+    _repr_html_ = as_html
+    to_dict = to_dict
 
     def __repr__(self) -> str:
         found = {name: getattr(self, name) for name in ("rms", "l2", "min", "max")}
@@ -92,7 +79,6 @@ class Moments:
     moments and of the update.
 
     Attributes:
-        name: of the parameter.
         optimizer: section of the moments in the checkpoint.
         shape: global sizes of the moments.
         numel: expected number of elements of each.
@@ -102,11 +88,7 @@ class Moments:
         exp_avg_sq: rms of the root of the second moment.
         update: rms of `exp_avg / (sqrt(exp_avg_sq) + eps)`; None if the param group has no eps.
         ratio: `lr * update / weight`, the relative size of a step, without weight decay.
-        lr: learning rate of its param group.
-        eps: eps of its param group.
-        step: number of its updates.
         corrected: whether the moments in `update` were divided by `1 - beta**step`; False if that is unknown.
-        negative: number of elements with a negative second moment.
         nonfinite: number of elements that are NaN or infinite in one of both moments.
         problem: why a part could not be read; empty if everything could.
     """
@@ -136,15 +118,9 @@ class DeadRows:
     """Rows (dimension 0) of a matrix that are all zero, or whose parameters never got a gradient.
 
     Attributes:
-        name: of the matrix.
-        section: its section of the checkpoint.
-        shape: its sizes.
         rows: number of rows that could be read; fewer than it has if some are in no file here.
-        zero: number of rows that are all zero.
-        first_zero: the first of those.
         idle: number of rows whose second moment is all zero, since they never got a gradient; None if the checkpoint
             has no second moment.
-        first_idle: the first of those.
         problem: why not all rows could be read; empty if they could.
     """
 
@@ -165,17 +141,11 @@ class Statistics(Generic[Row]):
     """The result of `stats`: a row for each tensor, and totals.
 
     Attributes:
-        path: the checkpoint.
-        of: kind of the rows: figures of values, of an optimizer's moments, or dead rows.
         tensors: number of tensors, or parts of them.
-        elements: number of elements read.
         l2: root of the sum of squares of all finite elements of floating-point tensors, tied ones counted once; None if
             not all could be read, for figures by rank, and for other kinds of rows.
         nonfinite: number of elements that are NaN or infinite.
         incomplete: number of rows with a problem, whose figures are missing or incomplete.
-        bytes_read: bytes of tensors that were read.
-        seconds: wall time.
-        rows: the rows.
     """
 
     path: Path

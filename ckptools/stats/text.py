@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptools.display.tables import GAP, PIPE, Column, Screen, table, wrapped
 from ckptools.dtypes import short
-from ckptools.stats.record import DeadRows, Moments, Statistics, Stats
+from ckptools.stats.record import DeadRows, Statistics, Stats
 from ckptools.text import count, encodable, first_few, plural, printable, shape
 
 if TYPE_CHECKING:
@@ -24,13 +24,7 @@ BLOCKS, PLAIN = " ▁▂▃▄▅▆▇█", " .:-=+*#@"
 
 
 class Field(NamedTuple):
-    """A column of figures.
-
-    Attributes:
-        column: its title, and how it is aligned.
-        cell: makes the cell of a row.
-        keep: priority on a narrow screen; the lowest is dropped first.
-    """
+    """A column of figures, and its priority on a narrow screen: the lowest is dropped first."""
 
     column: Column
     cell: Callable[[Any], str]
@@ -38,13 +32,7 @@ class Field(NamedTuple):
 
 
 def statistics_text(found: Statistics[Any], screen: Screen = PIPE, ascii: bool = False) -> str:
-    """Render a table, the problems of its rows, and totals.
-
-    Args:
-        found: the statistics.
-        screen: the size to fit.
-        ascii: draw histograms without block characters.
-    """
+    """Render a table, the problems of its rows, and totals; `ascii` draws histograms without block characters."""
     rows: Sequence[Any] = found.rows
     fields, shown = fields_and_rows(found, ascii)
     left = found.tensors - len(rows)
@@ -64,12 +52,7 @@ def fields_and_rows(found: Statistics[Any], ascii: bool = False) -> tuple[tuple[
 
 def summary(found: Statistics[Any]) -> list[str]:
     """Totals over all rows."""
-    summaries: dict[str, Callable[[Any], list[str]]] = {
-        "values": _values_summary,
-        "moments": _moments_summary,
-        "dead rows": _dead_summary,
-    }
-    return summaries[found.of](found)
+    return {"values": _values_summary, "moments": _moments_summary, "dead rows": _dead_summary}[found.of](found)
 
 
 def _of_values(rows: Sequence[Any], ascii: bool) -> tuple[Field, ...]:
@@ -100,9 +83,8 @@ def _problems(rows: Sequence[Any], screen: Screen) -> list[str]:
     wrong = [row for row in rows if row.problem]
     shown = wrong if screen.rows is None else wrong[:MAX_PROBLEMS]
     lines = [line for row in shown for line in wrapped("  ", f"{whose(row)}: {row.problem}", screen)]
-    more = (
-        [f"  {len(wrong) - len(shown)} more; all of them when piped, as in | less"] if len(wrong) > len(shown) else []
-    )
+    left = len(wrong) - len(shown)
+    more = [f"  {left} more; all of them when piped, as in | less"] if left else []
     return ["", "not read, or not in full:", *lines, *more] if wrong else []
 
 
@@ -112,14 +94,14 @@ def whose(row: Any) -> str:
     return printable(row.name) if rank is None else f"{printable(row.name)} of rank {rank}"
 
 
-def _values_summary(found: Statistics[Stats]) -> list[str]:
+def _values_summary(found: Statistics[Any]) -> list[str]:
     what = "part" if any(row.rank is not None for row in found.rows) else "tensor"
     parts = [plural(found.tensors, what), f"{count(found.elements)} elements"]
     parts += [f"l2 {figure(found.l2)}"] if found.l2 else []
     return [", ".join([*parts, *_odd(found)])]
 
 
-def _moments_summary(found: Statistics[Moments]) -> list[str]:
+def _moments_summary(found: Statistics[Any]) -> list[str]:
     rows = found.rows
     corrected = sum(row.corrected for row in rows)
     how = "with bias correction" if corrected == len(rows) else "without bias correction (no step or betas known)"
@@ -132,7 +114,7 @@ def _moments_summary(found: Statistics[Moments]) -> list[str]:
     return [*lines, ", ".join([part for part in parts if part] + _odd(found))]
 
 
-def _dead_summary(found: Statistics[DeadRows]) -> list[str]:
+def _dead_summary(found: Statistics[Any]) -> list[str]:
     dead = sum(bool(row.zero or row.idle) for row in found.rows)
     counted = f"{plural(len(found.rows), 'matrix', 'matrices')}, {dead or 'none'} with dead rows"
     return [counted + (f", {found.incomplete} not read in full" if found.incomplete else "")]
