@@ -21,8 +21,7 @@ from ckptools.model.verdict import Verdict, causes_of, without_consequences
 from ckptools.text import and_others, moment_utc
 from ckptools.training_state.sections import sections_of_kind
 from ckptools.training_state.steps import step_in
-from ckptools.verify.found_files import unreadable
-from ckptools.verify.run import verify
+from ckptools.verify.run import unreadable, verify
 
 MOST = 3
 """At most this many problems of a checkpoint are written out in its row."""

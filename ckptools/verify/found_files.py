@@ -1,23 +1,28 @@
-"""Checks of files: all are there, complete, of one save, of one layout, and archives that torch opens."""
+"""Checks of files: all are there, complete, of one save, of one layout, as torch and a manifest expect them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
-from ckptools.errors import CkptoolsError, DamagedError, NotWholeError, ReadError
+from ckptools.dtypes import short
+from ckptools.errors import ReadError
 from ckptools.files.opening import File, OpenFiles, Window, reading
 from ckptools.files.zip_archive import Container
 from ckptools.files.zip_directory import EOCD, archive_before
-from ckptools.formats.shared.checkpoint_builder import KINDS
+from ckptools.keys.value_digests import once
 from ckptools.model.checkpoint import Checkpoint, RankFile
 from ckptools.model.cover import cover_problem
 from ckptools.model.problems import Code, Problem
+from ckptools.model.tensor import Tensor
 from ckptools.model.tree import fqn_of, tensors_in
+from ckptools.tensor_io.stream import MANIFEST_SCHEMA, file_digest, tensor_digest
 from ckptools.text import plural, size
-from ckptools.verify.record import Check, Result
+from ckptools.training_state.sections import sections_of_kind
+from ckptools.verify.record import Check, judged, skipped
 
 PRESENCE = (
     Code.FILE_MISSING,
@@ -150,60 +155,85 @@ def _refused(window: Window) -> Iterator[str]:
         if spelled.keys().isdisjoint(VERSIONS):
             yield "has no record version"
         for name in SMALL:
-            if name in spelled:
-                yield from _damage(archive, spelled[name])
+            try:
+                if name in spelled:
+                    archive.read(spelled[name], MAX_SMALL)
+            except ReadError as error:
+                yield error.reason
 
 
-def _damage(archive: Container, name: str) -> Iterator[str]:
+# -- manifest ---------------------------------------------------------------------------------------------------------
+
+
+MAX_MANIFEST = 256 << 20
+"""Largest manifest in bytes."""
+
+
+class ListedDigests(NamedTuple):
+    """The digests in a manifest.
+
+    Attributes:
+        tensors: by fqn: dtype, shape and sha256.
+        files: by name: bytes and sha256.
+    """
+
+    tensors: Mapping[str, tuple[str, tuple[int, ...], str]]
+    files: Mapping[str, tuple[int, str]]
+
+
+def read_manifest(path: Path) -> ListedDigests:
+    """Read a manifest that `consolidate` wrote.
+
+    Raises:
+        ReadError: the file cannot be read, or is no manifest.
+    """
+    with File(path) as file:
+        if file.size > MAX_MANIFEST:
+            raise ReadError(path, f"has {file.size} bytes; at most {MAX_MANIFEST} are read")
+        data = file.read(0, file.size)
     try:
-        archive.read(name, MAX_SMALL)
-    except ReadError as error:
-        yield error.reason
+        content = json.loads(data)
+        tensors = {k: (str(v["dtype"]), tuple(v["shape"]), str(v["sha256"])) for k, v in content["tensors"].items()}
+        files = {k: (int(v["bytes"]), str(v["sha256"])) for k, v in content["files"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ReadError(path, "is no manifest of ckptools, which has tensors and files with their sha256") from error
+    if content.get("schema") != MANIFEST_SCHEMA:
+        raise ReadError(path, f"is no manifest that this version reads; expected schema {MANIFEST_SCHEMA}")
+    return ListedDigests(tensors, files)
 
 
-# -- results ----------------------------------------------------------------------------------------------------------
+def whole_tensors(ck: Checkpoint) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor by its name in the tree; those of a single model also by their own fqn, as in a bare state dict."""
+    models = sections_of_kind(ck, "model")
+    for path, tensor in tensors_in(models[0].value) if len(models) == 1 else ():
+        yield fqn_of(path), tensor
+    for path, tensor in tensors_in(ck.tree):
+        yield fqn_of(path), tensor
 
 
-def judged(name: str, problems: Iterable[Problem], detail: str) -> Check:
-    """Make a check whose result follows from its problems."""
-    found = tuple(problems)
-    severities = {p.severity for p in found}
-    result: Result = "FAIL" if "error" in severities else "warn" if "warning" in severities else "ok"
-    return Check(name, result, detail, found)
+def of_tensor(
+    name: str, said: tuple[str, tuple[int, ...], str], tensor: Tensor | None, files: OpenFiles
+) -> Iterator[Problem]:
+    """How one tensor differs from its entry in the manifest."""
+    dtype, shape, digest = said
+    if tensor is None:
+        yield Problem(Code.MANIFEST_DIFFERS, "is in the manifest and not in the checkpoint", None, name)
+        return
+    if (tensor.dtype, tensor.shape) != (dtype, shape):
+        text = f"is {short(tensor.dtype)} {list(tensor.shape)}, in the manifest {short(dtype)} {list(shape)}"
+        yield Problem(Code.MANIFEST_DIFFERS, text, None, name)
+        return
+    if cover_problem(tensor, name) is None and tensor_digest(once(tensor), files) != digest:
+        yield Problem(Code.MANIFEST_DIFFERS, "has other values than the manifest says", None, name)
 
 
-def skipped(name: str, why: str) -> Check:
-    """Make a check that had nothing to do, or was not asked for."""
-    return Check(name, "skip", why)
-
-
-def attempt(name: str, check: Callable[[Checkpoint], Check], ck: Checkpoint) -> Check:
-    """Run a check; a file that cannot be read becomes its problem."""
-    try:
-        return check(ck)
-    except (ReadError, NotWholeError) as error:
-        return judged(name, [unreadable(error)], "")
-
-
-def unreadable(error: CkptoolsError, rank: int | None = None, fqn: str | None = None) -> Problem:
-    """The problem of a file, or a part of one, that could not be read."""
-    return Problem(_kind(error), str(error), rank, fqn)
-
-
-def _kind(error: CkptoolsError) -> Code:
-    if isinstance(error, NotWholeError):
-        return Code.TENSOR_GAP
-    if isinstance(error, DamagedError):
-        return Code.BAD_CHECKSUM
-    return KINDS[error.kind] if isinstance(error, ReadError) else Code.FILE_CUT
-
-
-def ignore_codes(checks: Sequence[Check], codes: Iterable[str]) -> tuple[tuple[Check, ...], int]:
-    """Judge checks without the problems of some codes; return them and the number of problems left out."""
-    unwanted, kept, ignored = set(codes), [], 0
-    for check in checks:
-        problems = tuple(p for p in check.problems if p.code not in unwanted)
-        ignored += len(check.problems) - len(problems)
-        again = judged(check.name, problems, check.detail).result
-        kept.append(check if len(problems) == len(check.problems) else replace(check, result=again, problems=problems))
-    return tuple(kept), ignored
+def of_file(manifest: Path, name: str, said: tuple[int, str]) -> Iterator[Problem]:
+    """How one file beside the manifest differs from its entry in it; nothing if the file does not exist."""
+    plain = all(part not in ("", ".", "..") for part in name.split("/")) and "\0" not in name and "\\" not in name
+    path = manifest.parent / name
+    if not plain or not path.is_file():
+        return
+    nbytes, digest = file_digest(path)
+    if (nbytes, digest) != said:
+        text = f"{name} has {nbytes} bytes and another sha256 than the manifest says ({said[0]} bytes)"
+        yield Problem(Code.MANIFEST_DIFFERS, text)

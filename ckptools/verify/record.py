@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,10 +21,8 @@ class Check:
     """One check.
 
     Attributes:
-        name: its subject in a few words.
         result: `skip` if there was nothing to check, or it was not asked for; `detail` says which.
         detail: how much was checked, or why nothing was; without the problems.
-        problems: the problems found.
     """
 
     name: str
@@ -36,15 +35,26 @@ class Check:
         return f"{self.name}: {self.result}{found}, {self.detail}"
 
 
+def judged(name: str, problems: Iterable[Problem], detail: str) -> Check:
+    """Make a check whose result follows from its problems."""
+    found = tuple(problems)
+    severities = {p.severity for p in found}
+    result: Result = "FAIL" if "error" in severities else "warn" if "warning" in severities else "ok"
+    return Check(name, result, detail, found)
+
+
+def skipped(name: str, why: str) -> Check:
+    """Make a check that had nothing to do, or was not asked for."""
+    return Check(name, "skip", why)
+
+
 @displayed
 @dataclass(frozen=True)
 class Verification:
     """The result of all checks.
 
     Attributes:
-        path: the verified checkpoint.
         checks: each check's result, in a fixed order.
-        verdict: the verdict over all checks.
         ignored: number of problems left out because their code was ignored.
         bytes_read: bytes of tensors that were read for checksums and values.
         seconds: wall time, opening included.

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ckptools.errors import NotWholeError, ReadError, UsageError
+from ckptools.errors import CkptoolsError, DamagedError, NotWholeError, ReadError, UsageError
 from ckptools.files.location import location
 from ckptools.files.opening import OpenFiles
 from ckptools.formats.open import with_all_ranks
+from ckptools.formats.shared.checkpoint_builder import KINDS
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.model.records import Rows
@@ -26,8 +27,7 @@ from ckptools.text import plural
 from ckptools.training_state.judgement import verdict_of
 from ckptools.training_state.modules import module_problems
 from ckptools.verify import found_files, stored_bytes, training_checks
-from ckptools.verify.found_files import attempt, ignore_codes, judged, skipped, unreadable
-from ckptools.verify.record import Check, Verification
+from ckptools.verify.record import Check, Verification, judged, skipped
 
 
 def verify(
@@ -40,16 +40,9 @@ def verify(
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> Verification:
-    """Check whether a checkpoint is whole, undamaged and consistent; unreadable parts are problems too.
+    """Check whether a checkpoint is whole, undamaged and consistent, as `ckptools.verify` does; all ranks are read.
 
-    Args:
-        checkpoint: an opened checkpoint, or its path; every rank is read.
-        deep: read every tensor's bytes and compare the CRC-32 stated by the container.
-        values: look for NaN and infinities.
-        manifest: a JSON written by `consolidate(manifest=True)`; every tensor and file in it is compared.
-        ignore: codes of problems to ignore, single or separated by commas.
-        jobs: number of threads.
-        progress: called with bytes read and the file they are in.
+    Unreadable parts are problems too. Codes to ignore are single, or several separated by commas.
 
     Raises:
         ReadError: the checkpoint cannot be opened, or the manifest cannot be read.
@@ -64,21 +57,28 @@ def verify(
         checks += [reading.manifest(ck, location(manifest))] if manifest is not None else []
         checks += [*_each(STATE, ck), _pickles(ck)]
         checks += _others(ck, checks)
-    kept, ignored = ignore_codes(checks, codes)
+    kept = Rows(_without(check, codes) for check in checks)
+    ignored = sum(len(check.problems) for check in checks) - sum(len(check.problems) for check in kept)
     opened = ck.cost.seconds if ck is checkpoint else 0.0
     found = [p for check in checks for p in check.problems if p.kind not in ELSEWHERE]
     found += [p for p in ck.problems if p.kind in ELSEWHERE]
     verdict = verdict_of(ck, found, "bytes" if deep else None)
-    return Verification(ck.path, Rows(kept), verdict, ignored, reading.nbytes, opened + time.perf_counter() - started)
+    return Verification(ck.path, kept, verdict, ignored, reading.nbytes, opened + time.perf_counter() - started)
 
 
-def _codes(ignore: Iterable[str]) -> list[str]:
+def _codes(ignore: Iterable[str]) -> set[str]:
     codes = [code.strip().upper() for listed in ignore for code in listed.split(",") if code.strip()]
     known = [kind.code for kind in Code]
     for code in codes:
         if code not in known:
             raise UsageError(None, f"--ignore {code}: there is no such code; they are {', '.join(known)}")
-    return codes
+    return set(codes)
+
+
+def _without(check: Check, codes: set[str]) -> Check:
+    """Judge a check without the problems of some codes."""
+    left = [p for p in check.problems if p.code not in codes]
+    return check if len(left) == len(check.problems) else judged(check.name, left, check.detail)
 
 
 STRUCTURE = {
@@ -98,8 +98,24 @@ STATE = {
 """Checks of training state other than the model, by the name of their row."""
 
 
-def _each(checks: Mapping[str, Callable[[Checkpoint], Check]], ck: Checkpoint) -> list[Check]:
-    return [attempt(name, check, ck) for name, check in checks.items()]
+def _each(checks: Mapping[str, Callable[[Checkpoint], Check]], ck: Checkpoint) -> Iterator[Check]:
+    """Run some checks; a file that cannot be read becomes a problem of the check."""
+    for name, check in checks.items():
+        try:
+            yield check(ck)
+        except (ReadError, NotWholeError) as error:
+            yield judged(name, [unreadable(error)], "")
+
+
+def unreadable(error: CkptoolsError, rank: int | None = None, fqn: str | None = None) -> Problem:
+    """The problem of a file, or a part of one, that could not be read."""
+    if isinstance(error, NotWholeError):
+        kind = Code.TENSOR_GAP
+    elif isinstance(error, DamagedError):
+        kind = Code.BAD_CHECKSUM
+    else:
+        kind = KINDS[error.kind] if isinstance(error, ReadError) else Code.FILE_CUT
+    return Problem(kind, str(error), rank, fqn)
 
 
 ELSEWHERE = (Code.TENSOR_GAP, Code.TENSOR_OVERLAP, Code.TENSOR_NOT_JOINED)
@@ -197,24 +213,22 @@ class _ByteChecks:
 
     def manifest(self, ck: Checkpoint, path: Path) -> Check:
         """Compare digests of tensors and files with those of a manifest."""
-        from ckptools.verify import manifest as manifests
-
-        said = manifests.read_manifest(path)
-        tensors = dict(manifests.whole_tensors(ck))
+        said = found_files.read_manifest(path)
+        tensors = dict(found_files.whole_tensors(ck))
 
         def tensor(name: str) -> list[Problem]:
             nbytes = tensors[name].nbytes if name in tensors else 0
             self.progress(nbytes, name)
             try:
-                return list(manifests.of_tensor(name, said.tensors[name], tensors.get(name), self.files))
+                return list(found_files.of_tensor(name, said.tensors[name], tensors.get(name), self.files))
             except (ReadError, NotWholeError) as error:
                 return [unreadable(error, None, name)]
 
         def file(name: str) -> list[Problem]:
             try:
-                return list(manifests.of_file(path, name, said.files[name]))
+                return list(found_files.of_file(path, name, said.files[name]))
             except ReadError as error:
-                return [unreadable(error, None, None)]
+                return [unreadable(error)]
 
         found = in_ranks(tensor, said.tensors, self.jobs, lambda name: tensors[name].nbytes if name in tensors else 0)
         found += in_ranks(file, said.files, self.jobs, lambda name: said.files[name][0])

@@ -9,6 +9,7 @@ from typing import Any
 
 from ckptools.files.opening import OpenFiles
 from ckptools.keys.random_states import ByRank, Owner, random_states
+from ckptools.keys.value_digests import NUMBERS
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import cover_problem
 from ckptools.model.problems import Code, Problem
@@ -20,17 +21,13 @@ from ckptools.training_state.judgement import optimizer_problems
 from ckptools.training_state.optimizers import optimizers_of
 from ckptools.training_state.sections import sections_of_kind
 from ckptools.training_state.steps import learning_rates as compared_rates
-from ckptools.verify.found_files import judged, skipped
-from ckptools.verify.record import Check
+from ckptools.verify.record import Check, judged, skipped
 
 LOST = "the steps that the optimizer counts are in files that are not here, or damaged"
 """Reason why steps cannot be compared, although the optimizer counts them."""
 
 MAX_RATES = 4
 """At most this many learning rates in a line."""
-
-NUMBERS = {"float32": "<f", "float64": "<d", "int32": "<i", "int64": "<q"}
-"""Dtypes of step counters, as `struct` has them."""
 
 MAY = "; only ranks that share one copy of the model should"
 """Files may not show whether they do: in a DCP folder a tensor-parallel matrix looks like one sharded by FSDP."""
@@ -122,9 +119,8 @@ def learning_rates(ck: Checkpoint) -> Check:
     for section, pair in zip(sections_of_kind(ck, "scheduler"), compared_rates(ck), strict=True):
         rates.update(pair.scheduler if pair else ())
         if pair and not pair.agree:
-            text = (
-                f"its last learning rates are {_rates(pair.scheduler)}, those of the param groups {_rates(pair.groups)}"
-            )
+            theirs = _rates(pair.groups)
+            text = f"its last learning rates are {_rates(pair.scheduler)}, those of the param groups {theirs}"
             problems.append(Problem(Code.LEARNING_RATES_DISAGREE, text, None, section.name))
     if not rates:
         return skipped(name, "no scheduler whose rates could be compared")
@@ -148,7 +144,7 @@ def distinct_states(ck: Checkpoint) -> Check:
     unread = list(_unreadable(states))
     if not shared and not unread:
         return skipped("rng", "no RNG state" if not states else "RNG state of one rank")
-    prints = {stream: _readable(by_rank) for stream, by_rank in shared.items()}
+    prints = {s: {rank: c.fingerprint for rank, c in by_rank.items() if not c.problem} for s, by_rank in shared.items()}
     counts = ", ".join(f"{stream} {len(set(p.values()))} distinct of {len(p)}" for stream, p in prints.items())
     # Ranks of one grid share one copy of the model, and may draw the same numbers.
     ranked = {s: by_rank for s, by_rank in prints.items() if not any(isinstance(owner, str) for owner in by_rank)}
@@ -156,10 +152,6 @@ def distinct_states(ck: Checkpoint) -> Check:
     if problems and _share_a_model(ck):
         return judged("rng", unread, f"{counts}; ranks that share one copy of the model may draw alike")
     return judged("rng", [*unread, *problems], counts)
-
-
-def _readable(states: ByRank) -> Prints:
-    return {rank: content.fingerprint for rank, content in states.items() if not content.problem}
 
 
 def _unreadable(states: Mapping[str, ByRank]) -> Iterator[Problem]:
