@@ -173,7 +173,7 @@ class Selection:
         return " ".join(f"{option} {describe_for_error(glob)}" for option, glob in given)
 
     def takes(self, *names: str) -> bool:
-        """Whether something with these names is wanted."""
+        """Whether something of these names is wanted: a glob includes one of them, and none excludes any."""
         unwanted = bool(self.exclude) and any(map(self._unwanted.fullmatch, names))
         return not unwanted and any(map(self._wanted.fullmatch, names))
 

@@ -25,7 +25,6 @@ class Rename(NamedTuple):
         old: the replaced text; "" if text is only added.
         new: its replacement; "" if text is only removed.
         fixes: number of names of the model that gain a tensor of the right shape.
-        changes: number of names of the checkpoint that it changes.
         example: a name of the checkpoint, and its new name.
         offset: the shift of the numbers, for the kind `offset`.
         fit: number of selected names of the model that then have a tensor of their shape.
@@ -53,12 +52,9 @@ class MatchRow(NamedTuple):
             model only), `unexpected` (in the checkpoint only).
         name: the model's; None for `unexpected`.
         checkpoint_name: the checkpoint's; None for `missing` and `tied`.
-        model_shape: sizes in the model.
-        checkpoint_shape: sizes in the checkpoint.
+        model_shape: sizes in the model; None if unknown, as in the checkpoint.
         model_dtype: dtype in the model; "" if unknown.
-        checkpoint_dtype: dtype in the checkpoint.
         reason: `padded`, `transposed`, `reshaped` or `tied` if one of these explains it; else "".
-        note: the reason in words.
     """
 
     status: MatchStatus
@@ -84,10 +80,8 @@ class MatchGroup(NamedTuple):
     Attributes:
         status: that of the rows; `dtype` for rows whose dtypes differ, which may be in another group too.
         names: their common pattern: `blocks.{0..11}.attn.*`.
-        keys: number of rows.
         checkpoint: shape, or dtype, in the checkpoint, if all have the same.
         model: shape, or dtype, in the model.
-        note: the explanation.
     """
 
     status: str
@@ -104,7 +98,6 @@ class Match:
     """Whether a checkpoint's model loads into another, and why not.
 
     Attributes:
-        path: the checkpoint.
         to: the source of the expected names and shapes.
         loads: whether every name is there with its shape and there are no others, as strict loading demands, without
             any rename; and the checkpoint is not known to be broken. Dtypes do not count: loading converts.
@@ -115,8 +108,6 @@ class Match:
         renamed: number of further names after the renames.
         renames: the rename that fixes most, and those that fix more after it. Never applied by itself.
         alternatives: renames that fix the same number of names, so that none was chosen.
-        groups: the differences, folded.
-        rows: every name.
         fix: every name that the renames change, with its new name, for `consolidate(map=...)`. Without those that an
             assumed rename changes.
         assumed: every name that an assumed rename changes, with its new name.

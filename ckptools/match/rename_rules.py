@@ -26,27 +26,17 @@ MAX_COMPONENTS = 64
 
 
 def suggested(here: Collection[str], there: Collection[str]) -> list[Rename]:
-    """Suggest rules that turn names that only the checkpoint has into names that only the model has.
-
-    Args:
-        here: names that only the checkpoint has.
-        there: names that only the model has.
-    """
+    """Suggest rules that turn names that only the checkpoint has into names that only the model has."""
     mine = {name: parts for name in here if len(parts := name.split(".")) <= MAX_COMPONENTS}
     theirs = {name: parts for name in there if len(parts := name.split(".")) <= MAX_COMPONENTS}
-    some, others = _some(mine), _some(theirs)
-    kinds = (_prefixes(some, theirs), _gone(some, theirs), _replaced(some, theirs), _added(mine, others))
+    some = _some(mine)
+    added = (Rename("wrapper", "", rule.old) for rule in _gone(_some(theirs), mine))
+    kinds = (_prefixes(some, theirs), _gone(some, theirs), _replaced(some, theirs), added)
     return [rule for kind in kinds for rule, _ in Counter(kind).most_common(MOST_TRIED)]
 
 
 def applied(rule: Rename, names: Collection[str], wanted: Collection[str]) -> dict[str, str]:
-    """Every name that a rule changes, with its new name.
-
-    Args:
-        rule: of a kind that works by name.
-        names: of the checkpoint.
-        wanted: of the model, for wrappers that only it has.
-    """
+    """Every name that a rule by name changes, with its new name; `wanted` are names of the model, for its wrappers."""
     if rule.kind == "wrapper":
         gone = rule.new.split(".")
         bare = {without_components(name, gone): name for name in wanted if any(part in name for part in gone)}
@@ -105,11 +95,6 @@ def _gone(mine: Split, theirs: Split) -> Iterator[Rename]:
         for gone in {*((word,) for word in words), tuple(sorted(words - known))}:
             if gone and ".".join([part for part in parts if part not in gone]) in theirs:
                 yield Rename("component", ".".join(gone), "")
-
-
-def _added(mine: Split, theirs: Split) -> Iterator[Rename]:
-    """Components of the other side's name between those of a name."""
-    return (Rename("wrapper", "", rule.old) for rule in _gone(theirs, mine))
 
 
 def _replaced(mine: Split, theirs: Split) -> Iterator[Rename]:

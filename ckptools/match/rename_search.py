@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ckptools.match.record import Rename
@@ -22,13 +21,11 @@ BY_NAME = ("prefix", "component", "wrapper")
 KINDS = (*BY_NAME, "offset", "shape", "order")
 
 
-@dataclass(frozen=True)
-class FoundRenames:
+class FoundRenames(NamedTuple):
     """The result of a search for renames.
 
     Attributes:
         names: every name of the checkpoint, with its name after the renames.
-        steps: the renames, in order.
         alternatives: renames after these that fix the same number of names.
         fit: names of the model that have a tensor of their shape without a rename, and after each step.
         assumed: names of the checkpoint that an assumed rename changes.
@@ -55,13 +52,8 @@ class _Tried(NamedTuple):
 
 
 def find_renames(saved: StateDictShapes, model: StateDictShapes) -> FoundRenames:
-    """Find the renames after which most names of the model have a tensor of their shape.
-
-    Args:
-        saved: shapes in the checkpoint.
-        model: shapes that the model expects.
-    """
-    now = _tried(Rename("prefix", "", ""), {name: name for name in saved.tensors}, saved, model)
+    """Find the renames after which most names of the model have a tensor of their shape."""
+    now = _tried({name: name for name in saved.tensors}, {}, Rename("prefix", "", ""), saved, model)
     steps: list[Rename] = []
     fit, assumed, best = [now.fit.keys()], set[str](), list[_Tried]()
     while len(steps) < MAX_RENAMES:
@@ -83,13 +75,15 @@ def _by_name(now: _Tried, saved: StateDictShapes, model: StateDictShapes) -> lis
     names = set(now.names.values())
     here, there = names - model.tensors.keys(), model.tensors.keys() - names
     rules = suggested(here, there) if here and there else []
-    return _undisputed(_better((_after(now, applied(r, names, model.tensors), r, saved, model) for r in rules), now))
+    tried = (_tried(now.names, applied(r, names, model.tensors), r, saved, model) for r in rules)
+    return _undisputed(_better(tried, now))
 
 
 def _by_shapes(now: _Tried, saved: StateDictShapes, model: StateDictShapes) -> list[_Tried]:
     """The pairs without evidence in names, if any, of the kind that fixes most."""
-    kinds = [*_moved(now, saved, model), *_by_shape(now, saved, model)]
-    return _better((_after(now, pairs, rule, saved, model) for rule, pairs in kinds), now)[:1]
+    mine = {new: saved.tensors[name] for name, new in now.names.items()}
+    kinds = [*_moved(mine, model.tensors), *_by_shape(mine, model.tensors, saved.ordered and model.ordered)]
+    return _better((_tried(now.names, pairs, rule, saved, model) for rule, pairs in kinds), now)[:1]
 
 
 def _better(tried: Iterable[_Tried], now: _Tried) -> list[_Tried]:
@@ -118,13 +112,15 @@ def _contradict(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
     return any(other.get(new, name) != name or there.get(name, new) != new for new, name in one.items())
 
 
-def _after(
-    now: _Tried, pairs: Mapping[str, str], rule: Rename, saved: StateDictShapes, model: StateDictShapes
+def _tried(
+    before: Mapping[str, str],
+    pairs: Mapping[str, str],
+    rule: Rename,
+    saved: StateDictShapes,
+    model: StateDictShapes,
 ) -> _Tried:
-    return _tried(rule, {name: pairs.get(new, new) for name, new in now.names.items()}, saved, model)
-
-
-def _tried(rule: Rename, names: Mapping[str, str], saved: StateDictShapes, model: StateDictShapes) -> _Tried:
+    """Try a rule that turns each new name of `pairs` into another."""
+    names = {name: pairs.get(new, new) for name, new in before.items()}
     present = [(name, new) for name, new in names.items() if new in model.tensors]
     fit = {new: name for name, new in present if shapes_agree(saved.tensors[name], model.tensors[new])}
     return _Tried(rule, names, fit, len(present))
@@ -147,25 +143,16 @@ def _counted(one: _Tried, before: _Tried) -> Rename:
 # -- by shapes ----------------------------------------------------------------------------------------------------
 
 
-def _moved(now: _Tried, saved: StateDictShapes, model: StateDictShapes) -> Iterable[tuple[Rename, Mapping[str, str]]]:
-    """Layers whose numbers have all shifted by the same amount, and which then all fit."""
-    mine = {new: saved.tensors[name] for name, new in now.names.items()}
-    for rule, pairs in moved_layers(mine, model.tensors):
-        if all(shapes_agree(mine[old], model.tensors[new]) for old, new in pairs.items()):
-            yield rule, pairs
-
-
 def _by_shape(
-    now: _Tried, saved: StateDictShapes, model: StateDictShapes
-) -> Iterable[tuple[Rename, Mapping[str, str]]]:
+    mine: Mapping[str, NamedShape], model: Mapping[str, NamedShape], ordered: bool
+) -> Iterator[tuple[Rename, Mapping[str, str]]]:
     """Pair the remaining names of both sides: in module order, or by a shape that no others have."""
-    wanted, taken = model.tensors, set(now.names.values())
-    here = {new: saved.tensors[name] for name, new in now.names.items() if new not in wanted}
-    there = {name: shape for name, shape in wanted.items() if name not in taken}
-    if saved.ordered and model.ordered and _in_step(here, there):
+    here = {name: shape for name, shape in mine.items() if name not in model}
+    there = {name: shape for name, shape in model.items() if name not in mine}
+    if ordered and _in_step(here, there):
         yield Rename("order", "", ""), dict(zip(here, there, strict=True))
-    mine, theirs = _only_one(here), _only_one(there)
-    pairs = {mine[key]: theirs[key] for key in mine.keys() & theirs.keys()}
+    left, right = _only_one(here), _only_one(there)
+    pairs = {left[key]: right[key] for key in left.keys() & right.keys()}
     pairs = {old: new for old, new in pairs.items() if _numbers(old) == _numbers(new)}
     if pairs:
         yield Rename("shape", "", ""), pairs
@@ -197,14 +184,12 @@ MAX_DIGITS = 9
 """At most this many digits in a layer's number."""
 
 
-def moved_layers(here: Collection[str], there: Collection[str]) -> Iterator[tuple[Rename, Mapping[str, str]]]:
-    """Modules whose numbered children have all shifted by the same amount, with the new names below them.
+def _moved(
+    here: Mapping[str, NamedShape], there: Mapping[str, NamedShape]
+) -> Iterator[tuple[Rename, Mapping[str, str]]]:
+    """Modules whose numbered children have all shifted by the same amount and then all fit, with their new names.
 
     Both sides must have the same number of children, with the same names below each; otherwise the pairs are ambiguous.
-
-    Args:
-        here: the names of the checkpoint.
-        there: the names of the model.
     """
     mine, theirs = _children(here), _children(there)
     for module, numbered in mine.items():
@@ -214,7 +199,8 @@ def moved_layers(here: Collection[str], there: Collection[str]) -> Iterator[tupl
         offset = others[0] - numbers[0]
         if all(numbered[n] == theirs[module].get(n + offset) for n in numbers):
             pairs = {f"{module}{n}.{end}": f"{module}{n + offset}.{end}" for n in numbers for end in numbered[n]}
-            yield Rename("offset", module, module, offset=offset), pairs
+            if all(shapes_agree(here[old], there[new]) for old, new in pairs.items()):
+                yield Rename("offset", module, module, offset=offset), pairs
 
 
 def _children(names: Collection[str]) -> dict[str, dict[int, set[str]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from ckptools.dtypes import short
 from ckptools.errors import UsageError
 from ckptools.formats.open import with_all_ranks
 from ckptools.keys import folding
-from ckptools.keys.entries import Selection, pattern
+from ckptools.keys.entries import Selection
 from ckptools.keys.folding import Branch, label_text
 from ckptools.match.record import Match, MatchGroup, MatchRow
 from ckptools.match.rename_search import find_renames, shapes_agree
@@ -36,10 +37,7 @@ STATUSES = ("shape", "unknown", "missing", "tied", "unexpected")
 def match(checkpoint: Checkpoint | str | Path, to: Any, selection: Selection | None = None) -> Match:
     """Compare the names and shapes of a checkpoint's model with those that another one expects; no values are read.
 
-    Args:
-        checkpoint: an opened checkpoint, or its path.
-        to: the source of expected shapes; see `targets.shapes_expected`.
-        selection: which names count, on either side; and which section is the model, if there are several.
+    The selection says which names count, on either side, and which section is the model, if there are several.
 
     Raises:
         ReadError: one of the two cannot be read, or has no model.
@@ -55,17 +53,11 @@ def match(checkpoint: Checkpoint | str | Path, to: Any, selection: Selection | N
 def compared(saved: StateDictShapes, model: StateDictShapes, whole: bool | None, selection: Selection) -> Match:
     """Compare two lists of names and shapes, and find renames that make more of them agree.
 
-    Args:
-        saved: shapes in the checkpoint.
-        model: shapes that the model expects.
-        whole: whether the checkpoint is whole.
-        selection: which names count.
-
     Raises:
         UsageError: no name counts.
     """
     found = find_renames(saved, model)
-    rows = _chosen(list(rows_of(saved, model, found.names)), selection)
+    rows = [row for row in _rows(saved, model, found.names) if selection.takes(*_names(row))]
     if not rows:
         raise UsageError(None, f"no name of {saved.given_by} or {model.given_by} is one that was asked for")
     names = {row.name for row in rows if row.name is not None}
@@ -82,34 +74,24 @@ def compared(saved: StateDictShapes, model: StateDictShapes, whole: bool | None,
         renamed=fit[-1] - fit[0],
         renames=tuple(step._replace(fit=count) for step, count in zip(found.steps, fit[1:], strict=True)),
         alternatives=found.alternatives,
-        groups=Rows(groups_of(rows)),
+        groups=Rows(_groups_of(rows)),
         rows=Rows(rows),
         fix={old: new for old, new in found.names.items() if old != new and old not in found.assumed},
         assumed={old: found.names[old] for old in found.assumed},
     )
 
 
-def _chosen(rows: list[MatchRow], selection: Selection) -> Sequence[MatchRow]:
-    """The rows with a selected name and no excluded one."""
-    wanted, unwanted = pattern(selection.include or ("*",)), pattern(selection.exclude)
-    named = [(row, [name for name in (row.name, row.checkpoint_name) if name is not None]) for row in rows]
-    return [
-        row
-        for row, names in named
-        if any(map(wanted.fullmatch, names)) and not (selection.exclude and any(map(unwanted.fullmatch, names)))
-    ]
-
-
 # -- comparison -------------------------------------------------------------------------------------------------------
 
 
-def rows_of(saved: StateDictShapes, model: StateDictShapes, names: Mapping[str, str]) -> Iterator[MatchRow]:
+def _names(row: MatchRow) -> list[str]:
+    return [name for name in (row.name, row.checkpoint_name) if name is not None]
+
+
+def _rows(saved: StateDictShapes, model: StateDictShapes, names: Mapping[str, str]) -> Iterator[MatchRow]:
     """A row for every name of the model, in its order, then for those that only the checkpoint has.
 
-    Args:
-        saved: shapes in the checkpoint.
-        model: shapes that the model expects.
-        names: every name of the checkpoint with its name after the renames.
+    `names` has every name of the checkpoint with its name after the renames.
     """
     source = {new: old for old, new in names.items()}
     for name, wanted in model.tensors.items():
@@ -156,7 +138,7 @@ def _explained(name: str, found: Ints, wanted: Ints) -> tuple[str, str]:
         return "padded", f"{rows} {'short' if found[0] < wanted[0] else 'over'}: padded vocabulary?"
     if len(found) == 2 and found == wanted[::-1]:
         return "transposed", "transposed"
-    if _numel(found) == _numel(wanted):
+    if prod(found) == prod(wanted):
         return "reshaped", "as many elements, of another shape"
     return "", ""
 
@@ -166,21 +148,13 @@ def _is_padded(name: str, found: Ints, wanted: Ints) -> bool:
     return two and any(word in name.lower() for word in VOCABULARY_WORDS)
 
 
-def _numel(shape: Ints) -> int:
-    count = 1
-    for n in shape:
-        count *= n
-    return count
-
-
 # -- names that differ, folded ----------------------------------------------------------------------------------------
 
 
-def groups_of(rows: Iterable[MatchRow]) -> list[MatchGroup]:
+def _groups_of(rows: Sequence[MatchRow]) -> list[MatchGroup]:
     """Fold the rows that differ: by status, then by explanation; rows whose dtype differs come last."""
-    listed = list(rows)
-    found = [g for s in STATUSES for g in _groups(s, [r for r in listed if r.status == s], _shapes)]
-    return [*found, *_groups("dtype", [r for r in listed if r.dtype_differs], _dtypes)]
+    found = [g for s in STATUSES for g in _groups(s, [r for r in rows if r.status == s], _shapes)]
+    return [*found, *_groups("dtype", [r for r in rows if r.dtype_differs], _dtypes)]
 
 
 Facts = tuple[str, str, str]
@@ -212,7 +186,7 @@ def _groups(status: str, rows: Sequence[MatchRow], facts: Callable[[MatchRow], F
 def _folded(
     status: str, rows: Sequence[MatchRow], key: Facts, facts: Callable[[MatchRow], Facts]
 ) -> Iterable[MatchGroup]:
-    for names, members in fold([row.name or row.checkpoint_name or "" for row in rows], [facts(row) for row in rows]):
+    for names, members in fold([_names(row)[0] for row in rows], [facts(row) for row in rows]):
         pairs = {facts(rows[n])[:2] for n in members}
         checkpoint, model = pairs.pop() if len(pairs) == 1 else key[:2]
         yield MatchGroup(status, names, len(members), checkpoint, model, key[2])
@@ -222,11 +196,7 @@ def fold(names: Sequence[str], kinds: Sequence[Hashable] = ()) -> list[tuple[str
     """Fold similar names into one text each, with the indices of the names that it stands for.
 
     Names with the same continuation are folded as in `tree`: first those of one kind, such as a shape; if many lines
-    are left, all; if there are still many, their ends are dropped.
-
-    Args:
-        names: the names to fold.
-        kinds: the kind of each name; empty if kinds do not matter.
+    are left, all; if there are still many, their ends are dropped. `kinds` has the kind of each name, if they matter.
     """
     apart, alike = _tree(names, kinds or [0] * len(names)), _tree(names, [0] * len(names))
     tries = [(apart, _depth(apart)), *((alike, depth) for depth in range(_depth(alike), 0, -1))]

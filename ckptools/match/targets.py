@@ -32,11 +32,8 @@ DTYPES = {
 def shapes_expected(to: Any, section: str = "", follow_symlinks: bool = False) -> StateDictShapes:
     """The names and shapes that a model expects.
 
-    Args:
-        to: a path or `package.module:function` as text; a path; in Python also a checkpoint, an `nn.Module`, a state
-            dict, or shapes by name.
-        section: name of the model's section in a checkpoint that has several.
-        follow_symlinks: accept links in a checkpoint that lead out of its folder.
+    `to` is a path or `package.module:function` as text; a path; in Python also a checkpoint, an `nn.Module`, a state
+    dict, or shapes by name.
 
     Raises:
         ReadError: it cannot be read, or the user's code raises.
@@ -87,16 +84,8 @@ def _named_shape(path: Path, name: str, value: Any, before: Mapping[str, NamedSh
 # -- saved shapes -----------------------------------------------------------------------------------------------------
 
 
-NO_VALUES = "has no values"
-
-
 def saved_shapes(ck: Checkpoint, section: str = "", given_by: str = "") -> StateDictShapes:
-    """The names of a checkpoint's model, the same in every command, with their shapes.
-
-    Args:
-        ck: the checkpoint, all ranks read.
-        section: name of the model's section, if there are several; "" for the only one.
-        given_by: what to call it; "" for its path.
+    """The names of a checkpoint's model, the same in every command, with their shapes; `ck` has all ranks read.
 
     Raises:
         ReadError: it has no model.
@@ -141,6 +130,4 @@ def _shape(value: Any) -> NamedShape:
     """The shape of one value; other values than tensors, such as a module's extra state, have none."""
     if not isinstance(value, Tensor):
         return NamedShape(None)
-    if value.kind == "meta":
-        return NamedShape(value.shape, value.dtype, note=value.note or NO_VALUES)
-    return NamedShape(value.shape, value.dtype, note=value.note)
+    return NamedShape(value.shape, value.dtype, note=value.note or ("has no values" if value.kind == "meta" else ""))

@@ -104,10 +104,7 @@ def group_cells(group: MatchGroup) -> list[str]:
 def next_lines(found: Match, arguments: str, written: Path | None) -> Iterator[str]:
     """The command that writes the checkpoint under the names of the model.
 
-    Args:
-        found: the match.
-        arguments: arguments that open the checkpoint again.
-        written: file with the map; None if it was not written.
+    `arguments` open the checkpoint again; the map was `written` into a file, or not.
     """
     if found.fix:
         options = _options(found.renames) or ["--map", str(written or "map.json")]
