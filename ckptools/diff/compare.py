@@ -10,9 +10,13 @@ from typing import TypeVar
 
 from ckptools.diff.digest_file import read_digest_file
 from ckptools.diff.keys_of_side import contents_of
-from ckptools.diff.pairs import (
+from ckptools.diff.plain_values import group_rows, value_rows
+from ckptools.diff.record import DIFFERENT, UNPROVEN, Difference, TensorDifference, Tolerance, ValueDifference, Verdict
+from ckptools.diff.sides import (
     UNSURE,
-    Renames,
+    Contents,
+    SideTensor,
+    SideValue,
     as_in_a,
     named_by_order,
     pairs,
@@ -20,12 +24,10 @@ from ckptools.diff.pairs import (
     unlisted,
     with_text_keys,
 )
-from ckptools.diff.plain_values import group_rows, value_rows
-from ckptools.diff.record import DIFFERENT, UNPROVEN, Difference, TensorDifference, Tolerance, ValueDifference, Verdict
-from ckptools.diff.sides import Contents, SideTensor, SideValue
 from ckptools.diff.subjects import subject_rows
-from ckptools.diff.tensor_rows import Reading, structure_row
+from ckptools.diff.tensor_rows import structure_row
 from ckptools.diff.tensor_rows import value_rows as tensor_value_rows
+from ckptools.diff.tensor_values import Reading
 from ckptools.errors import UsageError
 from ckptools.files.opening import OpenFiles
 from ckptools.keys.entries import ALL, EVERYTHING, KINDS, Selection
@@ -42,10 +44,7 @@ class Wanted:
 
     Attributes:
         values: read and compare the values of tensors.
-        rtol: relative tolerance; None for none.
-        atol: absolute tolerance.
         every_byte: also read regions whose stated checksums are the same on both sides.
-        selection: which keys.
         jobs: threads; None for one per core, at most eight.
     """
 
@@ -82,34 +81,24 @@ def compare(a: Checkpoint | Path, b: Checkpoint | Path, wanted: Wanted, progress
     opening = sum(side.cost.seconds for side in (a, b) if not isinstance(side, Path))
     tolerance = wanted.tolerance
     with OpenFiles() as files:
-        sides = _side(a, files), _side(b, files)
-        reading = Reading(
-            files,
-            thread_count(wanted.jobs),
-            tolerance,
-            wanted.every_byte,
-            progress or no_progress,
-        )
-        found = _Comparison(*sides, wanted, reading).found()
+        left, right = (read_digest_file(s) if isinstance(s, Path) else contents_of(s, files) for s in (a, b))
+        reading = Reading(files, thread_count(wanted.jobs), tolerance, wanted.every_byte, progress or no_progress)
+        found = _Comparison(left, right, wanted, reading).found()
     return replace(found, seconds=opening + time.perf_counter() - started)
 
 
-def _side(side: Checkpoint | Path, files: OpenFiles) -> Contents:
-    return read_digest_file(side) if isinstance(side, Path) else contents_of(side, files)
-
-
 class _Comparison:
-    """One comparison of two sides."""
+    """One comparison of two sides; sections of B have the names that they have in A."""
 
     def __init__(self, a: Contents, b: Contents, wanted: Wanted, reading: Reading) -> None:
         self.wanted, self.reading = wanted, reading
-        self.names = renamed_sections(a, b)
+        self.renamed = renamed_sections(a, b)
+        self.rng = {name for side in (a, b) for name in side.sections.get("rng", ())}
+        _check_section(wanted.selection.section, a, b)
         if a.text_keys != b.text_keys:
             a, b = (side if side.text_keys else with_text_keys(side) for side in (a, b))
-        renamed = as_in_a(b, self.names)
-        sides = unlisted(a, renamed), unlisted(renamed, a)
-        self.a, self.b, self.by_order, self.unsure = named_by_order(*sides)
-        self.chosen = WantedKeys(wanted.selection, a, b, self.names)
+        b = as_in_a(b, self.renamed)
+        self.a, self.b, self.by_order, self.unsure = named_by_order(unlisted(a, b), unlisted(b, a))
         asked = wanted.values or wanted.every_byte or reading.tolerance is not None
         self.values = asked or a.facts.digests or b.facts.digests
 
@@ -121,25 +110,14 @@ class _Comparison:
         if not tensors and not values and not complete:
             raise UsageError(None, "no key of either of them matches what was asked for")
         subjects = Rows(subject_rows(tensors, values, self.a, self.b, complete))
-        verdicts = [*(row.verdict for row in tensors), *(row.verdict for row in values)]
-        verdicts += [row.verdict for row in subjects]
+        verdicts = [*(r.verdict for r in tensors), *(r.verdict for r in values), *(r.verdict for r in subjects)]
         return Difference(
-            self.a.facts,
-            self.b.facts,
-            _same(verdicts),
-            self.values,
-            self.wanted.rtol,
-            self.wanted.atol,
-            subjects,
-            Rows(tensors),
-            Rows(values),
-            tuple(self._notes()),
-            read,
-            unread,
-        )
+            self.a.facts, self.b.facts, _same(verdicts), self.values, self.wanted.rtol, self.wanted.atol,
+            subjects, Rows(tensors), Rows(values), tuple(self._notes()), read, unread,
+        )  # fmt: skip
 
     def _tensors(self) -> tuple[list[TensorDifference], int, int]:
-        found = [pair for pair in pairs(self.a.tensors, self.b.tensors) if self.chosen.holds(*pair)]
+        found = [pair for pair in pairs(self.a.tensors, self.b.tensors) if self._is_selected(*pair)]
         if not self.values:
             rows, read, unread = [structure_row(*pair) for pair in found], 0, 0
         else:
@@ -147,13 +125,26 @@ class _Comparison:
         return [self._surely(row, *pair) for row, pair in zip(rows, found, strict=True)], read, unread
 
     def _values(self) -> Iterator[ValueDifference]:
-        sections = [g.section for g in (*self.a.groups, *self.b.groups) if self.chosen.section("optimizer", g.section)]
-        for row in group_rows(self.a, self.b, dict.fromkeys(sections)):
-            if self.chosen.name(row.name):
+        sections = dict.fromkeys(group.section for group in (*self.a.groups, *self.b.groups))
+        for row in group_rows(self.a, self.b, [name for name in sections if self._takes_section("optimizer", name)]):
+            if self.wanted.selection.takes(row.name):
                 yield row
         for pair in pairs(self.a.values, self.b.values):
-            if self.chosen.holds(*pair):
+            if self._is_selected(*pair):
                 yield from (self._surely(row, *pair) for row in value_rows(*pair, self.a, self.b))
+
+    def _takes_section(self, kind: str, name: str) -> bool:
+        """Whether a section is selected: by its kind, its name in A (`name`) or its name in B."""
+        wanted = self.wanted.selection.section
+        if kind == "rng":
+            return wanted in ("", ALL, kind, *self.rng)
+        return wanted in ("", ALL, kind, name) or self.renamed.get((kind, wanted)) == name
+
+    def _is_selected(self, a: SideTensor | SideValue | None, b: SideTensor | SideValue | None) -> bool:
+        """Whether a key of one or both sides is selected."""
+        found = [key for key in (a, b) if key is not None]
+        section = self._takes_section(*found[0].identity[:2])
+        return section and self.wanted.selection.takes(*(key.name for key in found))
 
     def _surely(self, row: Row, a: SideTensor | SideValue | None, b: SideTensor | SideValue | None) -> Row:
         """Call a row of one side alone unsure if the other side may have the key under a number or a name."""
@@ -164,7 +155,7 @@ class _Comparison:
 
     def _notes(self) -> Iterator[str]:
         yield from self.by_order
-        for (kind, there), here in self.names.items():
+        for (kind, there), here in self.renamed.items():
             yield f"{kind}: A's {here} is compared with B's {there}, the only one left on either side"
         for side, contents in (("A", self.a), ("B", self.b)):
             yield from (f"{side}: {note}" for note in contents.notes)
@@ -177,44 +168,8 @@ def _same(verdicts: Sequence[Verdict]) -> bool | None:
     return None if any(verdict in UNPROVEN for verdict in verdicts) else True
 
 
-# -- selection --------------------------------------------------------------------------------------------------------
-
-
-class WantedKeys:
-    """The keys that the user selected.
-
-    Args:
-        selection: the user's choice.
-        a: one side, with its sections under their own names.
-        b: the other.
-        renamed: name in A of each section of B that has another name there, by its kind and its name in B.
-
-    Raises:
-        UsageError: neither side has the selected section.
-    """
-
-    def __init__(self, selection: Selection, a: Contents, b: Contents, renamed: Renames) -> None:
-        self.selection, self._renamed = selection, renamed
-        self._included, self._not_excluded = Selection(selection.include), Selection((), selection.exclude)
-        self._rng = {name for side in (a, b) for name in side.sections.get("rng", ())}
-        known = [*KINDS, ALL, *(name for side in (a, b) for kind in KINDS for name in side.sections.get(kind, ()))]
-        if selection.section and selection.section not in known:
-            there = ", ".join(dict.fromkeys(known))
-            raise UsageError(None, f"neither has a section {selection.section!r}; there are {there}")
-
-    def section(self, kind: str, name: str) -> bool:
-        """Whether a section is selected: by its kind, its name in A (`name`) or its name in B."""
-        wanted = self.selection.section
-        if kind == "rng":
-            return wanted in ("", ALL, kind, *self._rng)
-        return wanted in ("", ALL, kind, name) or self._renamed.get((kind, wanted)) == name
-
-    def name(self, *names: str) -> bool:
-        """Whether a key of these names is selected."""
-        return all(map(self._not_excluded.takes, names)) and any(map(self._included.takes, names))
-
-    def holds(self, a: SideTensor | SideValue | None, b: SideTensor | SideValue | None) -> bool:
-        """Whether a key of one or both sides is selected."""
-        found = [key for key in (a, b) if key is not None]
-        kind, section = found[0].identity[:2]
-        return self.section(kind, section) and self.name(*(key.name for key in found))
+def _check_section(section: str, a: Contents, b: Contents) -> None:
+    known = [*KINDS, ALL, *(name for side in (a, b) for kind in KINDS for name in side.sections.get(kind, ()))]
+    if section and section not in known:
+        there = ", ".join(dict.fromkeys(known))
+        raise UsageError(None, f"neither has a section {section!r}; there are {there}")

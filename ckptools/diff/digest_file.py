@@ -14,7 +14,8 @@ from ckptools.cluster.team import current
 from ckptools.diff.keys_of_side import contents_of
 from ckptools.diff.record import SUBJECTS, Side
 from ckptools.diff.sides import Contents, SideGroup, SideTensor, SideValue
-from ckptools.diff.tensor_rows import is_sha256, nbytes_of, parts_of, sha256_of
+from ckptools.diff.tensor_rows import digests_of, is_sha256
+from ckptools.diff.tensor_values import Reading
 from ckptools.display.record_json import to_json
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
@@ -23,7 +24,6 @@ from ckptools.files.opening import File, OpenFiles
 from ckptools.files.partial_files import check_place_of_file, write_text
 from ckptools.keys.value_digests import Content
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.tensor_io.fetch_ahead import in_ranks
 from ckptools.tensor_io.threads import Progress, no_progress, thread_count
 
 SCHEMA = "ckptools/digests/1"
@@ -47,13 +47,6 @@ def write_digest_file(
 ) -> Contents:
     """Compute the digests of a checkpoint that was opened with all ranks, write them, and return them.
 
-    Args:
-        ck: the checkpoint.
-        out: the file.
-        force: overwrite it.
-        jobs: threads; None for one per core, at most eight.
-        progress: called with bytes read and the tensor they are of.
-
     Raises:
         OutputExistsError: the file exists and `force` was not given.
         UsageError: there is no folder for it.
@@ -63,9 +56,7 @@ def write_digest_file(
     with OpenFiles() as files:
         contents = contents_of(ck, files)
         tensors = list(contents.tensors.values())
-        count = thread_count(jobs)
-        report = progress or no_progress
-        digests = in_ranks(lambda one: sha256_of(one, files, report), tensors, count, nbytes_of, reads=parts_of)
+        digests = digests_of(tensors, Reading(files, thread_count(jobs), progress=progress or no_progress))
     for one, text in zip(tensors, digests, strict=True):
         sha256, problem = (text, "") if is_sha256(text) else ("", text)
         contents.tensors[one.identity] = one._replace(sha256=sha256, problem=problem, tensor=None)
@@ -84,15 +75,11 @@ def _json(contents: Contents) -> str:
         "notes": contents.notes,
         "by_rank": sorted(contents.by_rank),
         "text_keys": contents.text_keys,
-        "tensors": [_tensor_json(tensor) for tensor in contents.tensors.values()],
+        "tensors": [{k: v for k, v in one._asdict().items() if k != "tensor"} for one in contents.tensors.values()],
         "values": [_value_json(value) for value in contents.values.values()],
         "groups": [_group_json(group) for group in contents.groups],
     }
     return to_json(data, indent=1) + "\n"
-
-
-def _tensor_json(tensor: SideTensor) -> dict[str, Any]:
-    return {key: value for key, value in tensor._asdict().items() if key != "tensor"}
 
 
 def _value_json(value: SideValue) -> dict[str, Any]:

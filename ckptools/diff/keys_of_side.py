@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from operator import eq
 from typing import Any
 
 from ckptools.diff.record import Side, Subject
-from ckptools.diff.sides import Contents, Identity, SideGroup, SideTensor, SideValue, key_text
+from ckptools.diff.sides import Contents, Identity, SideGroup, SideTensor, SideValue
 from ckptools.errors import ReadError
 from ckptools.files.opening import OpenFiles
 from ckptools.keys.entries import Entry, entries_of
@@ -40,8 +40,7 @@ def contents_of(ck: Checkpoint, files: OpenFiles) -> Contents:
     found = Contents(_facts(ck), text_keys=ck.text_keys)
     for section in sections_of(ck):
         found.sections.setdefault(section.kind, []).append(section.name)
-    bad = [p for p in ck.problems if p.severity == "error"]
-    found.damage = tuple(f"{p.code} {p.message}" for p in bad)
+    found.damage = tuple(f"{p.code} {p.message}" for p in ck.problems if p.severity == "error")
     found.lost_ranks = tuple(f.rank for f in ck.files if f.status in ("missing", "cut", "bad") and f.rank is not None)
     _Keys(ck, files, found).add()
     return found
@@ -97,13 +96,14 @@ class _Keys:
         number = entry.parameter.startswith("?")
         if not isinstance(entry.value, Tensor):
             subject: Subject = "weights" if entry.kind == "model" else _of_slot(entry.slot)
-            self._value(identity, entry.name, subject, self._contents(entry.path, entry.value), number)
+            contents = self._contents(entry.path, entry.value)
+            self._value(SideValue(identity, entry.name, subject, contents, number))
         elif entry.slot == "step" and entry.value.numel == 1:
-            content = self._step(entry.value)
-            self._value(identity, entry.name, "optimizer steps", {None: content}, number)
+            self._value(SideValue(identity, entry.name, "optimizer steps", {None: self._step(entry.value)}, number))
         else:
             subject = "weights" if entry.kind == "model" else "moments"
-            self._tensor(identity, entry.name, subject, entry.value, entry)
+            parameter = entry.parameter if entry.kind == "optimizer" else ""
+            self._tensor(identity, entry.name, subject, entry.value, parameter)
 
     def _identity(self, entry: Entry) -> Identity:
         if entry.parameter:
@@ -124,30 +124,15 @@ class _Keys:
         except ReadError as error:
             return Content("", "unknown", error.reason)
 
-    def _tensor(self, identity: Identity, name: str, subject: Subject, tensor: Tensor, entry: Entry | None) -> None:
-        parameter = entry.parameter if entry is not None and entry.kind == "optimizer" else ""
+    def _tensor(self, identity: Identity, name: str, subject: Subject, tensor: Tensor, parameter: str = "") -> None:
+        """Add a tensor; the parameter is that of an optimizer."""
         self.found.tensors[identity] = SideTensor(
-            identity,
-            name,
-            subject,
-            tensor.dtype,
-            tensor.shape,
-            placement(tensor),
-            parameter.startswith("?"),
-            parameter in self.assumed,
-            _problem(tensor, name),
-            tensor,
-        )
+            identity, name, subject, tensor.dtype, tensor.shape, placement(tensor), parameter.startswith("?"),
+            parameter in self.assumed, _problem(tensor, name), tensor,
+        )  # fmt: skip
 
-    def _value(
-        self,
-        identity: Identity,
-        name: str,
-        subject: Subject,
-        contents: Mapping[int | None, Content],
-        number: bool = False,
-    ) -> None:
-        self.found.values[identity] = SideValue(identity, name, subject, contents, number)
+    def _value(self, value: SideValue) -> None:
+        self.found.values[value.identity] = value
 
     def _groups(self, section: Section) -> None:
         optimizer = self.optimizers[section.path]
@@ -170,36 +155,37 @@ class _Keys:
 
     def _leaves(self, section: Section) -> None:
         found: dict[Identity, list[RankLeaf]] = {}
-        rng = section.kind == "rng"
-        for leaf in self._beside_generators(section) if rng else rank_leaves(self.ck, section):
-            found.setdefault((section.kind, section.name, *map(key_text, leaf.path)), []).append(leaf)
+        above = section.kind, section.name
+        leaves = self._beside_generators(section) if section.kind == "rng" else rank_leaves(self.ck, section)
+        for leaf in leaves:
+            found.setdefault((*above, *map(_key_text, leaf.path)), []).append(leaf)
             if leaf.below is not None:
-                self.found.by_rank.add((section.kind, section.name, *map(key_text, leaf.below)))
-        for identity, leaves in found.items():
-            self._leaf(section, identity, leaves)
+                self.found.by_rank.add((*above, *map(_key_text, leaf.below)))
+        for identity, same in found.items():
+            self._leaf(section, identity, same)
 
     def _leaf(self, section: Section, identity: Identity, leaves: Sequence[RankLeaf]) -> None:
         value, rank = leaves[0].value, leaves[0].rank
         name = fqn_of((section.name, *leaves[0].path))
         if rank is None and isinstance(value, Tensor) and value.nbytes > MAX_SMALL:
-            self._tensor(identity, name, "other tensors", value, None)
+            self._tensor(identity, name, "other tensors", value)
         else:
             ahead = fetched(leaves, lambda leaf: parts_of_value(leaf.value, leaf.rank))
             contents = {leaf.rank: content_of(leaf.value, self.files, leaf.rank) for leaf in ahead}
             if rank is None and not isinstance(value, Tensor):
                 contents = self._contents((*section.path, *leaves[0].path), value)
-            self._value(identity, name, _subject(section, leaves[0]), contents)
+            self._value(SideValue(identity, name, _subject(section, leaves[0]), contents))
 
     def _generators(self) -> None:
         """Add the states of generators by their stream, whatever object contains them."""
         for stream, states in random_states(self.ck, self.files).items():
             ranked = {owner: content for owner, content in states.items() if not isinstance(owner, str)}
             if ranked:
-                self._value(("rng", "", stream), f"rng {stream}", "rng", ranked)
+                self._value(SideValue(("rng", "", stream), f"rng {stream}", "rng", ranked))
             for owner, content in states.items():
                 if isinstance(owner, str):
                     name = f"{stream} of {owner}"
-                    self._value(("rng", "", name), f"rng {name}", "rng", {None: content})
+                    self._value(SideValue(("rng", "", name), f"rng {name}", "rng", {None: content}))
 
     def _beside_generators(self, section: Section) -> Iterator[RankLeaf]:
         """Values in a section of random states that are no states, such as a seed."""
@@ -259,3 +245,8 @@ def _subject(section: Section, leaf: RankLeaf) -> Subject:
     last: Any = (*section.path, *leaf.path)[-1:]
     counted = bool(last) and last[0] in (*COUNTERS, *EPOCH_COUNTERS, *MORE_COUNTERS)
     return "counters" if counted and type(leaf.value) in (int, float) else "other values"
+
+
+def _key_text(key: Any) -> str:
+    """A key in an identity: a text that looks like a number stands in quotes."""
+    return f"'{key}'" if isinstance(key, str) and key.isdecimal() else str(key)

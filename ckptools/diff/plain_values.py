@@ -25,21 +25,25 @@ def value_rows(left: SideValue | None, right: SideValue | None, a: Contents, b: 
     value = left or right
     assert value is not None
     if left is None or right is None:
-        yield from _only(value, right is None, b if right is None else a)
+        same = _shared(value.contents)
+        contents = value.contents if same is None or len(value.contents) == 1 else {None: same}
+        for rank, one in contents.items():
+            yield _row(value, rank, one if left else None, one if right else None, a, b)
         return
     shared = _shared(left.contents), _shared(right.contents)
-    numbered = NUMBERED if left.number or right.number else ""
     if left.identity != right.identity:
         yield ValueDifference(value.name, value.subject, "differs", KEYS, None, *(_any_text(h) for h in (left, right)))
     elif shared[0] and shared[1] and not _lost(left, right, b) and not _lost(right, left, a):
-        yield _compared(value, None, shared[0], shared[1], numbered)
+        row = _row(value, None, *shared, a, b)
+        unsure = (left.number or right.number) and row.verdict != "cannot be compared"
+        yield row._replace(verdict="cannot be compared", detail=NUMBERED) if unsure else row
     elif None in left.contents or None in right.contents:
         texts = [_counted(one.contents) for one in (left, right)]
         why = f"A has {texts[0]}, B has {texts[1]}"
         yield ValueDifference(value.name, value.subject, "cannot be compared", why, None, *texts)
     else:
         for rank in sorted({*left.contents, *right.contents}, key=lambda r: -1 if r is None else r):
-            yield _of_rank(value, rank, left.contents, right.contents, a, b)
+            yield _row(value, rank, left.contents.get(rank), right.contents.get(rank), a, b)
 
 
 def _any_text(value: SideValue) -> str:
@@ -61,41 +65,25 @@ def _counted(contents: ByRank) -> str:
     return "one for all ranks" if None in contents else f"one for each of {plural(len(contents), 'rank')}"
 
 
-def _of_rank(
-    value: SideValue, rank: int | None, left: ByRank, right: ByRank, a: Contents, b: Contents
+def _row(
+    value: SideValue, rank: int | None, left: Content | None, right: Content | None, a: Contents, b: Contents
 ) -> ValueDifference:
-    if rank in left and rank in right:
-        return _compared(value, rank, left[rank], right[rank])
-    return _alone(value, rank, left.get(rank) or right[rank], rank in left, b if rank in left else a)
+    """A row of a value; if one side lacks it, it cannot be compared if that side's file is lost."""
+    verdict, detail = compared(left, right)
+    for letter, content, side in (("A", left, a), ("B", right, b)):
+        if content is None and rank in side.lost_ranks:
+            verdict, detail = "cannot be compared", f"{letter}: the file of rank {rank} is not here, or damaged"
+    return ValueDifference(value.name, value.subject, verdict, detail, rank, _text(left), _text(right))
 
 
-def _only(value: SideValue, in_a: bool, other: Contents) -> Iterator[ValueDifference]:
-    shared = _shared(value.contents)
-    if shared is not None and len(value.contents) > 1:
-        yield _alone(value, None, shared, in_a, other)
-    else:
-        yield from (_alone(value, rank, content, in_a, other) for rank, content in value.contents.items())
+def _text(content: Content | None) -> str | None:
+    return content.text if content else None
 
 
-def _alone(value: SideValue, rank: int | None, content: Content, in_a: bool, other: Contents) -> ValueDifference:
-    """A row of a value on one side alone; it cannot be compared if the other side's file is lost."""
-    texts = (content.text, None) if in_a else (None, content.text)
-    if rank is not None and rank in other.lost_ranks:
-        why = f"{'B' if in_a else 'A'}: the file of rank {rank} is not here, or damaged"
-        return ValueDifference(value.name, value.subject, "cannot be compared", why, rank, *texts)
-    verdict: Verdict = "only in A" if in_a else "only in B"
-    return ValueDifference(value.name, value.subject, verdict, "", rank, *texts)
-
-
-def _compared(value: SideValue, rank: int | None, a: Content, b: Content, unsure: str = "") -> ValueDifference:
-    verdict, detail = compared(a, b)
-    if unsure and verdict != "cannot be compared":
-        verdict, detail = "cannot be compared", unsure
-    return ValueDifference(value.name, value.subject, verdict, detail, rank, a.text, b.text)
-
-
-def compared(a: Content, b: Content) -> tuple[Verdict, str]:
-    """Whether two contents are the same, or why that is unknown."""
+def compared(a: Content | None, b: Content | None) -> tuple[Verdict, str]:
+    """Whether two contents are the same, or why that is unknown; a side may have none."""
+    if a is None or b is None:
+        return "only in A" if b is None else "only in B", ""
     whys = [f"{side}: {content.problem}" for side, content in (("A", a), ("B", b)) if content.problem]
     if whys:
         return "cannot be compared", "; ".join(whys)
@@ -138,13 +126,8 @@ def _groups_of_one(groups: Sequence[SideGroup], in_a: bool) -> Iterator[ValueDif
             yield _setting(group, key, content if in_a else None, None if in_a else content)
 
 
-def _setting(group: SideGroup, key: str, a: Content | None, b: Content | None, detail: str = "") -> ValueDifference:
-    verdict: Verdict = "only in A" if b is None else "only in B"
-    if a is not None and b is not None:
-        verdict, why = compared(a, b)
-        detail = detail or why
-    texts = a.text if a else None, b.text if b else None
-    return ValueDifference(_name(group, key), _subject(key), verdict, detail, None, *texts)
+def _setting(group: SideGroup, key: str, a: Content | None, b: Content | None) -> ValueDifference:
+    return ValueDifference(_name(group, key), _subject(key), *compared(a, b), None, _text(a), _text(b))
 
 
 def _by_place(left: Sequence[SideGroup], right: Sequence[SideGroup]) -> Iterator[ValueDifference]:
@@ -172,7 +155,7 @@ def _by_parameter(left: Sequence[SideGroup], right: Sequence[SideGroup]) -> Iter
     of = {name: group for group in right for name in group.params}
     for group in left:
         there = [of[name] for name in group.params if name in of]
-        keys = dict.fromkeys([*group.settings, *(key for other in _distinct(there) for key in other.settings)])
+        keys = dict.fromkeys(key for one in (group, *there) for key in one.settings)
         for key in keys if there else group.settings:
             yield _of_parameters(group, key, there)
         gone = [name for name in group.params if name not in of]
@@ -185,10 +168,6 @@ def _by_parameter(left: Sequence[SideGroup], right: Sequence[SideGroup]) -> Iter
             yield _parameters_of_one(group, new, "only in B")
 
 
-def _distinct(groups: Sequence[SideGroup]) -> list[SideGroup]:
-    return list({group.number: group for group in groups}.values())
-
-
 def _of_parameters(group: SideGroup, key: str, there: Sequence[SideGroup]) -> ValueDifference:
     """Compare a hyperparameter of A's group with B's for the same parameters."""
     mine, values = group.settings.get(key), [other.settings.get(key) for other in there]
@@ -198,15 +177,13 @@ def _of_parameters(group: SideGroup, key: str, there: Sequence[SideGroup]) -> Va
     counts = [(value, values.count(value)) for value in distinct]
     text = few([f"{value.text if value else 'none'} ({plural(n, 'parameter')})" for value, n in counts], 3)
     return ValueDifference(
-        _name(group, key), _subject(key), "differs", "one value in A, several in B", None,
-        mine.text if mine else None, clip(text, 120),
-    )  # fmt: skip
+        _name(group, key), _subject(key), "differs", "one value in A, several in B", None, _text(mine), clip(text, 120)
+    )
 
 
 def _parameters_of_one(group: SideGroup, names: Sequence[str], verdict: Verdict) -> ValueDifference:
-    texts = (
-        (plural(len(names), "parameter"), None) if verdict == "only in A" else (None, plural(len(names), "parameter"))
-    )
+    count = plural(len(names), "parameter")
+    texts = (count, None) if verdict == "only in A" else (None, count)
     return ValueDifference(_name(group, "params"), "hyperparameters", verdict, few(names, 3), None, *texts)
 
 

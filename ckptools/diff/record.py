@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from ckptools.model.records import Rows, displayed
 from ckptools.model.regions import Ints
@@ -29,10 +29,7 @@ Subject = Literal[
 ]  # fmt: skip
 """What a key is about; subjects that may explain a loss come first."""
 
-SUBJECTS: tuple[Subject, ...] = (
-    "weights", "moments", "optimizer steps", "lr", "hyperparameters", "scheduler", "rng", "data position", "counters",
-    "other tensors", "other values", "files",
-)  # fmt: skip
+SUBJECTS: tuple[Subject, ...] = get_args(Subject)
 
 
 @displayed
@@ -40,10 +37,7 @@ class Side(NamedTuple):
     """One of the two sides.
 
     Attributes:
-        path: what was opened.
-        name: what it is called.
         saved_as: how it was saved, for people.
-        step: its training step; None if unknown.
         world_size: ranks that saved it; None if unknown.
         layout: how its model is sharded, in words.
         digests: whether it is a file of digests, and no checkpoint.
@@ -63,8 +57,6 @@ class SubjectRow(NamedTuple):
     """One subject, such as the weights or the random states, in a line.
 
     Attributes:
-        subject: what it is about.
-        verdict: of all its keys together.
         same: how many keys are the same, by their bytes, a digest or a tolerance.
         different: how many differ, are on one side only, or cannot be compared.
         open: how many were not compared, or only by a stated checksum.
@@ -85,16 +77,9 @@ class TensorDifference(NamedTuple):
 
     Attributes:
         name: its name in A, or in B where A has none.
-        subject: what it is about.
-        verdict: what was found.
-        detail: why, in words.
         name_b: its name in B; None where it has none there.
-        shape_a: sizes in A; None where it is not there.
-        shape_b: sizes in B.
-        dtype_a: torch's name of its dtype in A.
-        dtype_b: in B.
+        shape_a: sizes in A; this and the like are None where it is not there.
         layout_a: how it is sharded in A, in words.
-        layout_b: in B.
         compared: elements whose bytes were read and compared; 0 where digests were.
         differing: how many of them differ; of one dtype, in any bit.
         change: l2 norm of the difference over that of A; None where it was not measured.
@@ -102,7 +87,6 @@ class TensorDifference(NamedTuple):
         cosine: of the angle between A and B as vectors.
         first: index of the first element that differs.
         value_a: that element in A, with every digit; a text.
-        value_b: that element in B.
     """
 
     name: str
@@ -132,12 +116,8 @@ class ValueDifference(NamedTuple):
 
     Attributes:
         name: its name in A, or in B where A has none.
-        subject: what it is about.
-        verdict: what was found.
-        detail: why, in words.
         rank: whose it is, where each rank has its own.
         value_a: what A has, in a few words; None where it has nothing.
-        value_b: what B has.
     """
 
     name: str
@@ -155,16 +135,11 @@ class Difference:
     """The difference between two checkpoints.
 
     Attributes:
-        a: the first of the two.
-        b: the second.
         same: False if anything differs or cannot be compared; True if everything was compared and is equal (or
             within the given tolerance); None if nothing differs but not every value was compared.
         values_compared: whether values of tensors were asked for.
         rtol: relative tolerance; None where values had to be equal bit for bit.
-        atol: absolute tolerance.
         subjects: a row for each subject, that which explains a loss first.
-        tensors: a row for each tensor.
-        values: a row for each plain value.
         notes: what else should be known: names that are assumed, wrappers that were taken off, layouts.
         bytes_read: bytes of tensors that were read, on both sides.
         bytes_not_read: bytes on both sides that have the same stated checksum, and were not read.
@@ -217,14 +192,10 @@ class Measures:
     """Measures of a tensor, or of a part of it.
 
     Attributes:
-        compared: elements that were compared.
-        differing: elements that differ.
         outside: elements that differ by more than the tolerance.
         nonfinite: elements that are NaN or infinite on either side; no measure below includes them.
-        max: largest absolute difference.
         dd: sum of squares of the differences.
-        aa: sum of squares of A.
-        bb: sum of squares of B.
+        aa: sum of squares of A; `bb` is that of B.
         first: index of the first element that differs.
         values: that element in A and in B, with every digit.
     """

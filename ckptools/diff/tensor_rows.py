@@ -2,45 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from itertools import islice
 
 from ckptools.diff.plain_values import NUMBERED
-from ckptools.diff.record import DIFFERENT, TensorDifference, Tolerance, Verdict
+from ckptools.diff.record import DIFFERENT, TensorDifference, Verdict
 from ckptools.diff.sides import SideTensor
-from ckptools.diff.tensor_values import Measured, compare_tensors, copies_differ, read_for_digest
+from ckptools.diff.tensor_values import OWN_COPIES, Measured, Reading, compare_tensors, copies_differ, read_for_digest
 from ckptools.dtypes import short
 from ckptools.errors import CkptoolsError
-from ckptools.files.opening import OpenFiles
 from ckptools.keys.value_digests import once
-from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.fetch_ahead import Part, in_ranks
 from ckptools.tensor_io.stream import tensor_digest
-from ckptools.tensor_io.threads import Progress, no_progress
 from ckptools.text import plural, shape
 
 Pair = tuple[SideTensor | None, SideTensor | None]
-
-OWN_COPIES = "ranks hold different copies of it (verify names them)"
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How values are compared.
-
-    Attributes:
-        files: keeps sources open.
-        threads: number of threads.
-        tolerance: how far values may be apart; None for not at all.
-        every_byte: also read regions whose stated checksums are the same on both sides.
-        progress: called with bytes read and the tensor they are of.
-    """
-
-    files: OpenFiles
-    threads: int
-    tolerance: Tolerance | None = None
-    every_byte: bool = False
-    progress: Progress = no_progress
 
 
 def structure_row(a: SideTensor | None, b: SideTensor | None) -> TensorDifference:
@@ -72,27 +48,19 @@ def _structure(a: SideTensor, b: SideTensor) -> tuple[Verdict, str]:
 def value_rows(pairs: Sequence[Pair], how: Reading) -> tuple[list[TensorDifference], int, int]:
     """A row for each pair, values compared if both sides have them; then the bytes read and the bytes not read."""
     rows = [structure_row(a, b) for a, b in pairs]
-    both = [n for n, (a, b) in enumerate(pairs) if a and b and a.shape == b.shape and not (a.problem or b.problem)]
-    measured = _measured(pairs, [n for n in both if all(h and h.tensor is not None for h in pairs[n])], how)
-    hashed = _hashed(pairs, [n for n in both if n not in measured], how)
-    for n in both:
-        a, b = pairs[n]
-        assert a is not None and b is not None
-        row = with_measures(rows[n], measured[n], how) if n in measured else _by_digest(rows[n], *hashed[n])
+    both = {n: (a, b) for n, (a, b) in enumerate(pairs) if a and b and a.shape == b.shape}
+    both = {n: (a, b) for n, (a, b) in both.items() if not (a.problem or b.problem)}
+    direct = {
+        n: (a.name, a.tensor, b.tensor) for n, (a, b) in both.items() if a.tensor is not None and b.tensor is not None
+    }
+    measured = dict(zip(direct, compare_tensors(direct.values(), how), strict=True))
+    hashed = [one for n, pair in both.items() if n not in direct for one in pair]
+    digests = iter(digests_of(hashed, how))
+    for n, (a, b) in both.items():
+        row = with_measures(rows[n], measured[n], how) if n in measured else _by_digest(rows[n], *islice(digests, 2))
         rows[n] = _sure(row, a, b)
-    tensors = [one.tensor for n in hashed for one in pairs[n] if one is not None and one.tensor is not None]
-    read = sum(found.nbytes for found in measured.values()) + sum(tensor.nbytes for tensor in tensors)
+    read = sum(found.nbytes for found in measured.values()) + sum(map(_nbytes, hashed))
     return rows, read, sum(found.nbytes_skipped for found in measured.values())
-
-
-def _measured(pairs: Sequence[Pair], which: Sequence[int], how: Reading) -> dict[int, Measured]:
-    tensors: list[tuple[str, Tensor, Tensor]] = []
-    for n in which:
-        a, b = pairs[n]
-        assert a and b and a.tensor is not None and b.tensor is not None
-        tensors.append((a.name, a.tensor, b.tensor))
-    found = compare_tensors(tensors, how.files, how.threads, how.tolerance, how.every_byte, how.progress)
-    return dict(zip(which, found, strict=True))
 
 
 def _sure(row: TensorDifference, a: SideTensor, b: SideTensor) -> TensorDifference:
@@ -157,21 +125,36 @@ def _words(row: TensorDifference, found: Measured, same_dtype: bool, equal: str 
 # -- digests -----------------------------------------------------------------------------------------------------
 
 
-def _hashed(pairs: Sequence[Pair], which: Sequence[int], how: Reading) -> dict[int, tuple[str, str]]:
-    """Hash both sides of pairs where one comes from a file of digests; a reason stands for a missing hash."""
+def digests_of(entries: Sequence[SideTensor], how: Reading) -> list[str]:
+    """The SHA-256 of the values of some tensors in row-major order; a reason stands for a missing one."""
 
-    def work(n: int) -> tuple[str, str]:
-        a, b = pairs[n]
-        assert a is not None and b is not None
-        return sha256_of(a, how.files, how.progress), sha256_of(b, how.files, how.progress)
+    def reads(entry: SideTensor) -> list[Part]:
+        return [] if entry.tensor is None else read_for_digest(entry.tensor)
 
-    def nbytes(n: int) -> int:
-        return sum(nbytes_of(one) for one in pairs[n] if one)
+    return in_ranks(lambda entry: _sha256_of(entry, how), entries, how.threads, _nbytes, reads=reads)
 
-    def reads(n: int) -> list[Part]:
-        return [part for one in pairs[n] if one for part in parts_of(one)]
 
-    return dict(zip(which, in_ranks(work, which, how.threads, nbytes, reads=reads), strict=True))
+def _nbytes(entry: SideTensor) -> int:
+    """Bytes to read for its digest; 0 if the digest is known."""
+    return 0 if entry.tensor is None else entry.tensor.nbytes
+
+
+def _sha256_of(entry: SideTensor, how: Reading) -> str:
+    if entry.tensor is None or entry.problem:
+        return entry.sha256 or entry.problem or "has no digest"
+    try:
+        if copies_differ(entry.tensor, how.files):
+            return OWN_COPIES
+        digest = tensor_digest(once(entry.tensor), how.files)
+    except CkptoolsError as error:
+        return str(error)
+    how.progress(entry.tensor.nbytes, entry.name)
+    return digest
+
+
+def is_sha256(text: str) -> bool:
+    """Whether a text is a SHA-256, not the reason for a missing one."""
+    return len(text) == 64 and not text.strip("0123456789abcdef")
 
 
 def _by_digest(row: TensorDifference, a: str, b: str) -> TensorDifference:
@@ -181,32 +164,3 @@ def _by_digest(row: TensorDifference, a: str, b: str) -> TensorDifference:
     if whys:
         return row._replace(verdict="cannot be compared", detail="; ".join(whys))
     return row._replace(verdict="same" if a == b else "differs", detail="SHA-256" if a == b else "another SHA-256")
-
-
-def is_sha256(text: str) -> bool:
-    """Whether a text is a SHA-256, not the reason for a missing one."""
-    return len(text) == 64 and not text.strip("0123456789abcdef")
-
-
-def sha256_of(entry: SideTensor, files: OpenFiles, progress: Callable[[int, str], None]) -> str:
-    """SHA-256 of a tensor's values in row-major order, or why there is none."""
-    if entry.tensor is None or entry.problem:
-        return entry.sha256 or entry.problem or "has no digest"
-    try:
-        if copies_differ(entry.tensor, files):
-            return OWN_COPIES
-        digest = tensor_digest(once(entry.tensor), files)
-    except CkptoolsError as error:
-        return str(error)
-    progress(entry.tensor.nbytes, entry.name)
-    return digest
-
-
-def parts_of(entry: SideTensor) -> list[Part]:
-    """The parts to read for its digest; none if the digest is known."""
-    return [] if entry.tensor is None else read_for_digest(entry.tensor)
-
-
-def nbytes_of(entry: SideTensor) -> int:
-    """Bytes to read for its digest; 0 if the digest is known."""
-    return 0 if entry.tensor is None else entry.tensor.nbytes

@@ -6,7 +6,7 @@ same CRC-32 is not read. Others are read in bands of rows, which are consecutive
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -26,6 +26,26 @@ REGION = 1 << 24
 """Elements for one thread; a larger tensor is shared among several."""
 
 
+OWN_COPIES = "ranks hold different copies of it (verify names them)"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How values are compared.
+
+    Attributes:
+        tolerance: how far values may be apart; None for not at all.
+        every_byte: also read regions whose stated checksums are the same on both sides.
+        progress: called with bytes read and the tensor they are of.
+    """
+
+    files: OpenFiles
+    threads: int
+    tolerance: Tolerance | None = None
+    every_byte: bool = False
+    progress: Progress = no_progress
+
+
 @dataclass
 class Measured:
     """The result of comparing two tensors.
@@ -36,8 +56,6 @@ class Measured:
         damaged: whether both sides state the same checksum for a region in which they differ.
         by_rank: whether each rank's own copy was compared with the same rank's.
         problem: why it cannot be compared.
-        nbytes: bytes read.
-        nbytes_skipped: bytes not read.
     """
 
     measures: Measures | None = None
@@ -47,16 +65,6 @@ class Measured:
     problem: str = ""
     nbytes: int = 0
     nbytes_skipped: int = 0
-
-
-class _Region(NamedTuple):
-    """A region of a pair of tensors that is read and compared in one thread."""
-
-    pair: int
-    box: Box
-    a: Sequence[Shard]
-    b: Sequence[Shard]
-    stated_alike: bool
 
 
 @dataclass
@@ -69,57 +77,47 @@ class _Pair:
     found: Measured = field(default_factory=Measured)
 
 
-def compare_tensors(
-    pairs: Sequence[tuple[str, Tensor, Tensor]],
-    files: OpenFiles,
-    threads: int,
-    tolerance: Tolerance | None = None,
-    every_byte: bool = False,
-    progress: Progress = no_progress,
-) -> list[Measured]:
-    """Compare the values of pairs of tensors of one shape, whose shards cover them.
+class _Region(NamedTuple):
+    """A region of a pair of tensors that is read and compared in one thread."""
 
-    Args:
-        pairs: name, tensor of A, tensor of B.
-        files: keeps sources open.
-        threads: number of threads.
-        tolerance: how far values may be apart.
-        every_byte: also read regions whose stated checksums are the same on both sides.
-        progress: called with bytes read and the tensor they are of.
-    """
+    pair: _Pair
+    box: Box
+    a: Sequence[Shard]
+    b: Sequence[Shard]
+    stated_alike: bool
+
+
+def compare_tensors(pairs: Iterable[tuple[str, Tensor, Tensor]], how: Reading) -> list[Measured]:
+    """Compare the values of pairs of tensors of one shape, whose shards cover them; each pair has a name."""
     made = [_Pair(name, (a, b)) for name, a, b in pairs]
 
     def copies(pair: _Pair) -> list[Part]:
-        return [part for tensor in pair.tensors for part in copies_among(_unsure(tensor, every_byte))]
+        return [part for tensor in pair.tensors for part in copies_among(_unsure(tensor, how.every_byte))]
 
-    unequal = in_ranks(lambda pair: _copies_differ(pair, files, every_byte), made, threads, _nbytes, reads=copies)
+    def nbytes(pair: _Pair) -> int:
+        return sum(tensor.nbytes for tensor in pair.tensors)
+
+    unequal = in_ranks(lambda pair: _copies_differ(pair, how), made, how.threads, nbytes, reads=copies)
     for pair, odd in zip(made, unequal, strict=True):
         _settle_copies(pair, odd)
-    regions = [region for n, pair in enumerate(made) for region in _regions(n, pair, every_byte)]
-
-    def work(region: _Region) -> Measures | str:
-        return _measured(region, made[region.pair], files, tolerance, progress)
+    regions = [region for pair in made for region in _regions(pair, how.every_byte)]
 
     def reads(region: _Region) -> list[Part]:
         return parts_of_all((*region.a, *region.b))
 
-    results = in_ranks(work, regions, threads, lambda one: one.box.numel, reads=reads)
+    results = in_ranks(lambda one: _measured(one, how), regions, how.threads, lambda one: one.box.numel, reads=reads)
     for region, result in zip(regions, results, strict=True):
-        _note(made[region.pair], region, result)
+        _note(region, result)
     return [pair.found for pair in made]
 
 
 # -- copies ------------------------------------------------------------------------------------------------------
 
 
-def _nbytes(pair: _Pair) -> int:
-    return sum(tensor.nbytes for tensor in pair.tensors)
-
-
-def _copies_differ(pair: _Pair, files: OpenFiles, every_byte: bool) -> list[bool] | str:
+def _copies_differ(pair: _Pair, how: Reading) -> list[bool] | str:
     """Whether ranks have different copies, for each side, or why that is unknown."""
     try:
-        return [copies_differ(tensor, files, every_byte) for tensor in pair.tensors]
+        return [copies_differ(tensor, how.files, how.every_byte) for tensor in pair.tensors]
     except CkptoolsError as error:
         return str(error)
 
@@ -138,7 +136,7 @@ def _settle_copies(pair: _Pair, odd: list[bool] | str) -> None:
         pair.parts = [(_of_rank(pair.tensors[0], r), _of_rank(pair.tensors[1], r)) for r in ranks[0]]
         return
     where = " and ".join(side for side, one in zip("AB", odd, strict=True) if one)
-    pair.found.problem = f"{where}: ranks hold different copies of it (verify names them)"
+    pair.found.problem = f"{where}: {OWN_COPIES}"
 
 
 def _holders(tensor: Tensor) -> list[int]:
@@ -152,12 +150,7 @@ def _of_rank(tensor: Tensor, rank: int | None) -> Tensor:
 
 
 def copies_differ(tensor: Tensor, files: OpenFiles, every_byte: bool = False) -> bool:
-    """Whether ranks have different bytes for one region; equal stated checksums are believed.
-
-    Args:
-        tensor: the tensor.
-        files: keeps sources open.
-        every_byte: read all bytes whatever the checksums.
+    """Whether ranks have different bytes for one region; equal stated checksums are believed, unless `every_byte`.
 
     Raises:
         ReadError: a file cannot be read.
@@ -175,10 +168,10 @@ def _unsure(tensor: Tensor, every_byte: bool) -> list[Shard]:
     groups: dict[Box, list[Shard]] = {}
     for shard in tensor.found if tensor.has_copies else ():
         groups.setdefault(shard.box, []).append(shard)
-    return [s for g in groups.values() if every_byte or not all(stated_alike(g[0], s) for s in g) for s in g]
+    return [s for g in groups.values() if every_byte or not all(_stated_alike(g[0], s) for s in g) for s in g]
 
 
-def stated_alike(a: Shard, b: Shard) -> bool:
+def _stated_alike(a: Shard, b: Shard) -> bool:
     """Whether two shards are the same part of zip entries of the same length and stated CRC-32."""
     return a.source is not None and b.source is not None and bool(a.source.crc) and _part(a.source) == _part(b.source)
 
@@ -192,55 +185,50 @@ def _part(source: Source) -> tuple[object, ...]:
 # -- regions -----------------------------------------------------------------------------------------------------
 
 
-def _regions(number: int, pair: _Pair, every_byte: bool) -> Iterator[_Region]:
+def _regions(pair: _Pair, every_byte: bool) -> Iterator[_Region]:
     """The regions of a pair to read; skipped ones are counted."""
     for a, b in pair.parts:
         left, right = ({s.box: s for s in tensor.shards if s.box.numel} for tensor in (a, b))
         if left.keys() != right.keys():
-            yield from _of_rows(number, a, b)
+            for box in bands_of(Box.whole(a.shape), REGION):
+                yield _Region(pair, box, _meeting(a, box), _meeting(b, box), False)
             continue
         for box, shard in left.items():
-            alike = stated_alike(shard, right[box])
+            alike = _stated_alike(shard, right[box])
             if alike and not every_byte:
                 pair.found.skipped += box.numel
                 pair.found.nbytes_skipped += 2 * box.numel * ITEMSIZE[a.dtype]
             else:
-                yield from (_Region(number, part, (shard,), (right[box],), alike) for part in bands_of(box, REGION))
-
-
-def _of_rows(number: int, a: Tensor, b: Tensor) -> Iterator[_Region]:
-    for box in bands_of(Box.whole(a.shape), REGION) if a.numel else ():
-        yield _Region(number, box, _meeting(a, box), _meeting(b, box), False)
+                yield from (_Region(pair, part, (shard,), (right[box],), alike) for part in bands_of(box, REGION))
 
 
 def _meeting(tensor: Tensor, box: Box) -> list[Shard]:
     return [s for s in tensor.shards if not box.sizes or s.box.intersect(box) is not None]
 
 
-def _measured(
-    region: _Region, pair: _Pair, files: OpenFiles, tolerance: Tolerance | None, progress: Progress
-) -> Measures | str:
+def _measured(region: _Region, how: Reading) -> Measures | str:
     """Measure a region, or say why it cannot be read."""
     from ckptools.diff.arrays import Comparing
     from ckptools.tensor_io.elements import side_by_side
 
-    dtypes = [tensor.dtype for tensor in pair.tensors]
-    comparing = Comparing(dtypes, region.box, tolerance)
+    dtypes = [tensor.dtype for tensor in region.pair.tensors]
+    comparing = Comparing(dtypes, region.box, how.tolerance)
     sides = list(zip(dtypes, (region.a, region.b), strict=True))
     try:
-        for start, (a, b) in side_by_side(region.box, sides, files):
+        for start, (a, b) in side_by_side(region.box, sides, how.files):
             comparing.add(a, b, start)
-            progress(a.nbytes + b.nbytes, pair.name)
+            how.progress(a.nbytes + b.nbytes, region.pair.name)
     except CkptoolsError as error:
         return str(error)
     return comparing.found
 
 
-def _note(pair: _Pair, region: _Region, result: Measures | str) -> None:
+def _note(region: _Region, result: Measures | str) -> None:
+    found = region.pair.found
     if isinstance(result, str):
-        pair.found.problem = pair.found.problem or result
+        found.problem = found.problem or result
         return
-    pair.found.measures = pair.found.measures or Measures()
-    pair.found.measures.add(result)
-    pair.found.nbytes += region.box.numel * sum(ITEMSIZE[t.dtype] for t in pair.tensors)
-    pair.found.damaged |= region.stated_alike and result.differing > 0
+    found.measures = found.measures or Measures()
+    found.measures.add(result)
+    found.nbytes += region.box.numel * sum(ITEMSIZE[t.dtype] for t in region.pair.tensors)
+    found.damaged |= region.stated_alike and result.differing > 0

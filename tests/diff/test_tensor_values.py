@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ckptools.diff import tensor_values
-from ckptools.diff.tensor_values import compare_tensors
+from ckptools.diff.tensor_values import Reading, compare_tensors
 from ckptools.files.opening import OpenFiles
 from ckptools.model.regions import Box
 from ckptools.tensor_io import elements
@@ -29,7 +29,7 @@ LAYOUTS = {
 
 def compared(a, b, **more):
     with OpenFiles() as files:
-        return compare_tensors([("w", a, b)], files, 2, **more)[0]
+        return compare_tensors([("w", a, b)], Reading(files, 2, **more))[0]
 
 
 def read_by_this_process() -> int:
@@ -117,7 +117,7 @@ def test_a_file_that_is_cut_is_the_reason_why_a_tensor_cannot_be_compared(tmp_pa
     path = b.shards[3].source.path
     path.write_bytes(path.read_bytes()[:100])
     with OpenFiles() as files:
-        found = compare_tensors([("w", a, b), ("v", a, a)], files, 2)
+        found = compare_tensors([("w", a, b), ("v", a, a)], Reading(files, 2))
     assert "b-3.bin: ends at byte 100" in found[0].problem and not found[1].problem
 
 
