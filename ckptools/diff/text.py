@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import compress
 
 from ckptools.diff.record import DIFFERENT, Difference, Side, TensorDifference, ValueDifference, Verdict
 from ckptools.display.tables import PIPE, Column, Screen, table, wrapped
 from ckptools.text import few, plural, printable, shape, size
 
-TENSOR_COLUMNS = (Column("tensor", name=True), Column("verdict", verdict=True))
-MEASURES = (Column("|dW|/|W|", right=True), Column("max |dW|", right=True), Column("cosine", right=True))
-FIRST = (Column("first at"), Column("A", right=True), Column("B", right=True))
-DETAIL = (Column("detail"),)
-KEYS = (Column("keys", right=True),)
-VALUE_COLUMNS = (Column("value", name=True), Column("verdict", verdict=True), Column("A"), Column("B"))
-
-ALL_VALUE_COLUMNS = (*VALUE_COLUMNS, Column("detail"))
-
 SUBJECT_COLUMNS = (Column("subject"), Column("verdict", verdict=True), Column("detail"))
+TENSOR_COLUMNS = (
+    Column("tensor", name=True), Column("verdict", verdict=True),
+    Column("|dW|/|W|", right=True), Column("max |dW|", right=True), Column("cosine", right=True),
+    Column("first at"), Column("A", right=True), Column("B", right=True), Column("detail"),
+)  # fmt: skip
+VALUE_COLUMNS = (
+    Column("value", name=True), Column("verdict", verdict=True), Column("A"), Column("B"), Column("detail"),
+)  # fmt: skip
 
 NOT_LISTED: frozenset[Verdict] = frozenset({"same", "same checksum", "not compared"})
 """Verdicts of tensors and values that are counted alone."""
@@ -26,13 +26,9 @@ NOT_LISTED: frozenset[Verdict] = frozenset({"same", "same checksum", "not compar
 def difference_text(
     found: Difference, tensors: Sequence[TensorDifference], values: Sequence[ValueDifference], screen: Screen = PIPE
 ) -> str:
-    """Render a difference as text.
+    """Render a difference as text with some rows of tensors and values, of which those that are the same are left out.
 
-    Args:
-        found: the difference.
-        tensors: rows of tensors to show; those that are the same are left out.
-        values: rows of values to show.
-        screen: the size to fit; long lines wrap.
+    Long lines wrap at the width of the screen.
     """
     lines = [*_sides(found, screen), "", *_subjects(found, screen)]
     lines += [line for note in found.notes for line in wrapped("note  ", printable(note), screen)]
@@ -84,38 +80,37 @@ FEWEST_ROWS = 3
 
 def _tensors(rows: Sequence[TensorDifference], screen: Screen) -> list[str]:
     rows = [row for row in rows if row.verdict not in NOT_LISTED]
-    measured, first = any(row.max is not None for row in rows), any(row.first is not None for row in rows)
-    detailed = any(row.detail or row.name_b not in (None, row.name) for row in rows)
+    if not rows:
+        return []
+    measured, first, detailed = _groups(rows)
     # What is read first is how much they differ; where there is no room for it, the first index stays in the pipe.
-    first = first and _width(_tensor_table(rows, measured, first, False, PIPE)) <= (screen.width or _ENDLESS)
-    return ["", *_short(screen, lambda at: _tensor_table(rows, measured, first, detailed, at))] if rows else []
+    if first and screen.width is not None:
+        first = max(map(len, table(*_tensor_table(rows, measured, first, False)))) <= screen.width
+    made = _tensor_table(rows, measured, first, detailed)
+    return ["", *_short(screen, lambda at: table(*made, at))]
 
 
-def tensor_columns_and_cells(rows: Sequence[TensorDifference]) -> tuple[list[Column], list[list[str]]]:
-    """The table of tensors that are not the same, without empty columns."""
-    rows = [row for row in rows if row.verdict not in NOT_LISTED]
-    measured, first = any(row.max is not None for row in rows), any(row.first is not None for row in rows)
-    detailed = any(row.detail or row.name_b not in (None, row.name) for row in rows)
-    return _columns(measured, first, detailed), [_tensor_cells(row, measured, first, detailed) for row in rows]
-
-
-def _columns(measured: bool, first: bool, detailed: bool) -> list[Column]:
-    shown = ((MEASURES, measured), (FIRST, first), (DETAIL, detailed))
-    return [*TENSOR_COLUMNS, *(column for group, wanted in shown if wanted for column in group)]
+def _groups(rows: Sequence[TensorDifference]) -> tuple[bool, bool, bool]:
+    """Whether any row has measures, a first index, and details."""
+    detailed = any(row.detail or _renamed(row) for row in rows)
+    return any(row.max is not None for row in rows), any(row.first is not None for row in rows), detailed
 
 
 def _tensor_table(
-    rows: Sequence[TensorDifference], measured: bool, first: bool, detailed: bool, screen: Screen
-) -> list[str]:
-    cells = [_tensor_cells(row, measured, first, detailed) for row in rows]
-    return table(_columns(measured, first, detailed), cells, screen)
+    rows: Sequence[TensorDifference], measured: bool, first: bool, detailed: bool
+) -> tuple[list[Column], list[list[str]]]:
+    shown = [True] * 2 + [measured] * 3 + [first] * 3 + [detailed]
+    return list(compress(TENSOR_COLUMNS, shown)), [list(compress(_tensor_cells(row), shown)) for row in rows]
 
 
-_ENDLESS = 1 << 30
+def _tensor_cells(row: TensorDifference) -> list[str]:
+    measures = [_number(row.change, ".1e"), _number(row.max, ".1e"), _number(row.cosine, ".6f")]
+    first = [shape(row.first) if row.first is not None else "", row.value_a or "", row.value_b or ""]
+    return [row.name, row.verdict, *measures, *first, "; ".join(filter(None, (row.detail, _renamed(row))))]
 
 
-def _width(lines: Sequence[str]) -> int:
-    return max(map(len, lines), default=0)
+def _renamed(row: TensorDifference) -> str:
+    return f"in B {row.name_b}" if row.name_b not in (None, row.name) else ""
 
 
 def _short(screen: Screen, made: Callable[[Screen], list[str]]) -> list[str]:
@@ -127,16 +122,6 @@ def _short(screen: Screen, made: Callable[[Screen], list[str]]) -> list[str]:
         if len(lines) <= MOST_LINES:
             return lines
     return made(screen._replace(rows=FEWEST_ROWS))
-
-
-def _tensor_cells(row: TensorDifference, measured: bool, first: bool, detailed: bool) -> list[str]:
-    cells = [row.name, row.verdict]
-    if measured:
-        cells += [_number(row.change, ".1e"), _number(row.max, ".1e"), _number(row.cosine, ".6f")]
-    if first:
-        cells += [shape(row.first) if row.first is not None else "", row.value_a or "", row.value_b or ""]
-    renamed = f"in B {row.name_b}" if row.name_b not in (None, row.name) else ""
-    return [*cells, "; ".join(filter(None, (row.detail, renamed)))] if detailed else cells
 
 
 def _number(value: float | None, form: str) -> str:
@@ -155,10 +140,15 @@ def _unchanged(found: Difference, screen: Screen) -> list[str]:
 
 def _values(rows: Sequence[ValueDifference], screen: Screen) -> list[str]:
     folded = _folded([row for row in rows if row.verdict not in NOT_LISTED])
-    detailed, counted = any(row.detail for row, _ in folded), any(count > 1 for _, count in folded)
-    columns = [VALUE_COLUMNS[0], *(KEYS if counted else ()), *VALUE_COLUMNS[1:], *(DETAIL if detailed else ())]
-    cells = [_value_cells(row, count, counted, detailed) for row, count in folded]
+    shown = [True, any(count > 1 for _, count in folded), True, True, True, any(row.detail for row, _ in folded)]
+    columns = list(compress((VALUE_COLUMNS[0], Column("keys", right=True), *VALUE_COLUMNS[1:]), shown))
+    cells = [list(compress(_value_cells(row, count), shown)) for row, count in folded]
     return ["", *_short(screen, lambda at: table(columns, cells, at))] if folded else []
+
+
+def _value_cells(row: ValueDifference, count: int) -> list[str]:
+    name = row.name if row.rank is None else f"{row.name}, rank {row.rank}"
+    return [name, str(count), row.verdict, row.value_a or "", row.value_b or "", row.detail]
 
 
 def _folded(rows: Sequence[ValueDifference]) -> list[tuple[ValueDifference, int]]:
@@ -169,12 +159,6 @@ def _folded(rows: Sequence[ValueDifference]) -> list[tuple[ValueDifference, int]
         first, count = found.get(key, (row, 0))
         found[key] = first, count + 1
     return list(found.values())
-
-
-def _value_cells(row: ValueDifference, count: int, counted: bool, detailed: bool) -> list[str]:
-    name = row.name if row.rank is None else f"{row.name}, rank {row.rank}"
-    cells = [name, *([str(count)] if counted else []), row.verdict, row.value_a or "", row.value_b or ""]
-    return [*cells, row.detail] if detailed else cells
 
 
 # -- the last line -----------------------------------------------------------------------------------------------
@@ -220,13 +204,14 @@ def difference_html(found: Difference) -> str:
     page.line(verdict_line(found), mark)
     subjects = [(row.subject, row.verdict, row.detail) for row in found.subjects]
     page.table(plural(len(subjects), "subject"), SUBJECT_COLUMNS, subjects, opened=True)
-    columns, cells = tensor_columns_and_cells(found.tensors)
-    if cells:
+    tensors = [row for row in found.tensors if row.verdict not in NOT_LISTED]
+    if tensors:
+        columns, cells = _tensor_table(tensors, *_groups(tensors))
         page.table(f"{plural(len(cells), 'tensor')} not the same", columns, cells)
     values = [row for row in found.values if row.verdict in DIFFERENT]
     rows = [(row.name, row.verdict, row.value_a or "", row.value_b or "", row.detail) for row in values]
     if rows:
-        page.table(f"{plural(len(rows), 'value')} not the same", ALL_VALUE_COLUMNS, rows)
+        page.table(f"{plural(len(rows), 'value')} not the same", VALUE_COLUMNS, rows)
     for note in found.notes:
         page.line(f"note  {note}", "dim")
     return page.html()
