@@ -22,11 +22,6 @@ Flags = npt.NDArray[np.bool_]
 class Comparing:
     """Compare the elements of one region of two tensors, some at a time.
 
-    Args:
-        dtypes: torch's names of their dtypes.
-        box: the region.
-        tolerance: how far values may be apart; None without a tolerance.
-
     Attributes:
         found: measures of the elements compared so far.
     """
@@ -38,13 +33,7 @@ class Comparing:
         self._numbers = all(map(is_number, dtypes))
 
     def add(self, a: Raw, b: Raw, start: int) -> None:
-        """Compare elements that follow each other in row-major order.
-
-        Args:
-            a: raw elements of A, flat and contiguous.
-            b: those of B.
-            start: place of the first one in the region.
-        """
+        """Compare flat raw elements, which follow each other in row-major order from a place of the region on."""
         self.found.compared += len(a)
         if not self._numbers:
             self._by_bits(a, b, start)
@@ -121,9 +110,7 @@ def _equal(xs: Floats, parts: int, found: Measures) -> None:
     found.bb += square
 
 
-def _finite_alone(
-    xs: Floats, ys: Floats, unlike: npt.NDArray[np.bool_], found: Measures
-) -> tuple[Floats, Floats, Flags]:
+def _finite_alone(xs: Floats, ys: Floats, unlike: Flags, found: Measures) -> tuple[Floats, Floats, Flags]:
     """Count the elements that are not finite, put 0 in their place on both sides, and add the norms."""
     aa, bb = sum_of_squares(xs), sum_of_squares(ys)
     if not math.isfinite(aa + bb):

@@ -103,7 +103,6 @@ class _Comparison:
         self.values = asked or a.facts.digests or b.facts.digests
 
     def found(self) -> Difference:
-        """Make the rows and the verdict over all of them."""
         tensors, read, unread = self._tensors()
         values = list(self._values())
         complete = self.wanted.selection == EVERYTHING

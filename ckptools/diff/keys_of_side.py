@@ -63,7 +63,6 @@ class _Keys:
         self.prefixes = dict(self._prefixes())
 
     def add(self) -> None:
-        """Add all keys."""
         for entry in fetched(entries_of(self.ck), _parts_of_number):
             if entry.kind == "optimizer" and _is_setting(entry):
                 continue

@@ -24,6 +24,8 @@ Row = TensorDifference | ValueDifference
 EXPECTED: tuple[Subject, ...] = ("weights", "moments", "optimizer steps", "lr", "scheduler", "rng", "data position")
 """Subjects that a training needs to resume; a line says so if neither side has them."""
 
+LONG_NUMBER = re.compile(r"(?<![\w.])-?\d\.\d{6,25}(?:e-?\d+)?(?![\w.])")
+
 MOST = 3
 """Values shown in a line."""
 
@@ -31,15 +33,7 @@ MOST = 3
 def subject_rows(
     tensors: Sequence[TensorDifference], values: Sequence[ValueDifference], a: Contents, b: Contents, complete: bool
 ) -> Iterator[SubjectRow]:
-    """A row for each subject.
-
-    Args:
-        tensors: rows of tensors.
-        values: rows of plain values.
-        a: what A holds.
-        b: what B holds.
-        complete: whether the rows cover all keys of both sides.
-    """
+    """A row for each subject; `complete` says whether the rows cover all keys of both sides."""
     for subject in SUBJECTS:
         of_tensors = [row for row in tensors if row.subject == subject]
         of_values = [row for row in values if row.subject == subject]
@@ -61,10 +55,10 @@ def _row(
     unproven = sum(row.verdict in UNPROVEN for row in rows)
     parts = [*_of_tensors(tensors), *(_of_generators(values, a, b) if subject == "rng" else _of_values(values))]
     same = len(rows) - different - unproven
-    return SubjectRow(subject, verdict_of([row.verdict for row in rows]), same, different, unproven, "; ".join(parts))
+    return SubjectRow(subject, _verdict_of([row.verdict for row in rows]), same, different, unproven, "; ".join(parts))
 
 
-def verdict_of(verdicts: Sequence[Verdict]) -> Verdict:
+def _verdict_of(verdicts: Sequence[Verdict]) -> Verdict:
     """The verdict of several keys together."""
     found = set(verdicts)
     if len(found) == 1:
@@ -106,7 +100,7 @@ def _of_values(rows: Sequence[ValueDifference]) -> Iterator[str]:
     """What differs, A's value before B's; alike differences once."""
     counts = Counter(row.verdict for row in rows)
     if set(counts) == {"same"}:
-        distinct = dict.fromkeys(f"{last_word(row.name)} {row.value_a}" for row in rows)
+        distinct = dict.fromkeys(f"{_last_word(row.name)} {row.value_a}" for row in rows)
         yield few(list(distinct), 2) if len(distinct) <= 2 else f"{plural(len(rows), 'value')}"
         return
     for verdict in ("only in A", "only in B", "cannot be compared"):
@@ -118,20 +112,17 @@ def _of_values(rows: Sequence[ValueDifference]) -> Iterator[str]:
         yield few([clip(line, 80) for line in lines], MOST)
 
 
+def _last_word(name: str) -> str:
+    """The end of a name: `lr` of `optimizers.AdamW.param_groups.0.lr`."""
+    return name.rpartition(".")[2]
+
+
 def _change(row: ValueDifference) -> str:
     """The last key with both values, rounded to six digits if these differ."""
     full = row.value_a or "", row.value_b or ""
     brief = [LONG_NUMBER.sub(lambda found: number(float(found[0])), text) for text in full]
     a, b = brief if brief[0] != brief[1] else full
-    return f"{last_word(row.name)} {row.detail if a == b and row.detail else f'{a} / {b}'}"
-
-
-LONG_NUMBER = re.compile(r"(?<![\w.])-?\d\.\d{6,25}(?:e-?\d+)?(?![\w.])")
-
-
-def last_word(name: str) -> str:
-    """The end of a name, which says what it is: `lr` of `optimizers.AdamW.param_groups.0.lr`."""
-    return name.rpartition(".")[2]
+    return f"{_last_word(row.name)} {row.detail if a == b and row.detail else f'{a} / {b}'}"
 
 
 # -- generators --------------------------------------------------------------------------------------------------
@@ -151,15 +142,15 @@ def _of_generators(rows: Sequence[ValueDifference], a: Contents, b: Contents) ->
 
 def _ranks(rows: Sequence[ValueDifference]) -> str:
     """The verdicts on one generator, with their ranks."""
-    ranks: dict[Verdict, list[int]] = {}
-    for row in rows:
-        ranks.setdefault(row.verdict, []).append(-1 if row.rank is None else row.rank)
-    words = {"same": "the same", "differs": "other states"}
     if len(rows) == 1:
         return "the same" if rows[0].verdict == "same" else rows[0].verdict
+    ranks: dict[str, list[int]] = {}
+    for row in rows:
+        words = {"same": "the same", "differs": "other states"}.get(row.verdict, row.verdict)
+        ranks.setdefault(words, []).append(-1 if row.rank is None else row.rank)
     if len(ranks) == 1:
-        return words.get(rows[0].verdict, rows[0].verdict) + " on every rank"
-    return ", ".join(f"{words.get(verdict, verdict)} on ranks {spans(some)}" for verdict, some in ranks.items())
+        return f"{next(iter(ranks))} on every rank"
+    return ", ".join(f"{words} on ranks {spans(some)}" for words, some in ranks.items())
 
 
 def _of_other_ranks(a: Contents, b: Contents) -> Iterator[str]:
@@ -169,8 +160,7 @@ def _of_other_ranks(a: Contents, b: Contents) -> Iterator[str]:
         if value.subject != "rng" or known is None or len(known.contents) < 2:
             continue
         of = {content.digest: rank for rank, content in known.contents.items() if content.digest}
-        moved = [(r, of[c.digest]) for r, c in value.contents.items() if c.digest in of and of[c.digest] != r]
-        distinct = len(of) == len(known.contents)
-        if moved and distinct:
+        moved = [(r, of[c.digest]) for r, c in value.contents.items() if of.get(c.digest, r) != r]
+        if moved and len(of) == len(known.contents):
             swaps = [f"B's rank {r} has that of A's rank {other}" for r, other in moved]
             yield f"{value.name.removeprefix('rng ')}: {few(swaps, 2)}"

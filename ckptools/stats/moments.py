@@ -27,45 +27,32 @@ from ckptools.stats.record import Moments, Statistics, Stats
 from ckptools.tensor_io import read
 from ckptools.tensor_io.threads import Progress
 from ckptools.text import shape
-from ckptools.training_state.optimizers import ParamGroup, optimizers_of
+from ckptools.training_state.optimizers import optimizers_of
 from ckptools.training_state.sections import sections_of_kind
 
 FIRST, SECOND, LARGEST = "exp_avg", "exp_avg_sq", "max_exp_avg_sq"
 """Slots of Adam's moments; the last is the divisor of AMSGrad."""
 
 
-class Settings(NamedTuple):
-    """Values of a param group and a step counter that determine the size of an update.
-
-    Attributes:
-        lr: learning rate; this and the others are None if unknown.
-        eps: added to the root of the second moment.
-        step: number of updates of the parameter.
-        corrections: divisors of the moments; None if step or betas are unknown.
-        amsgrad: whether the update divides by the largest second moment so far.
-    """
-
-    lr: float | None
-    eps: float | None
-    step: float | None
-    corrections: tuple[float, float] | None = None
-    amsgrad: bool = False
-
-
 class Pair(NamedTuple):
-    """The moments of one parameter.
+    """The moments of one parameter, and what else determines the size of its update; None for what is unknown.
 
     Attributes:
         optimizer: name of the optimizer's section.
-        first: its first moment; None if it has none.
-        second: its second moment.
+        second: the divisor; with AMSGrad the largest second moment so far.
+        eps: added to the root of the second moment.
+        step: number of updates of the parameter.
+        corrections: divisors of the moments.
     """
 
     name: str
     optimizer: str
     first: Tensor | None
     second: Tensor | None
-    settings: Settings
+    lr: float | None
+    eps: float | None
+    step: float | None
+    corrections: tuple[float, ...] | None
 
     @property
     def nbytes(self) -> int:
@@ -87,7 +74,7 @@ def moments(
     sides = [_sides(pair) for pair in pairs]
     regions = [shared_regions(tensors) if tensors else [] for tensors, _ in sides]
     names = [pair.name for pair in pairs]
-    found = over_regions(regions, names, lambda n, _, bands: _sums_of(bands, pairs[n].settings), jobs, progress)
+    found = over_regions(regions, names, lambda n, _, bands: _sums_of(bands, pairs[n]), jobs, progress)
     rows = [
         _row(pair, problems, one, of_weight.get(pair.name))
         for pair, (_, problems), one in zip(pairs, sides, found, strict=True)
@@ -127,21 +114,17 @@ def _all_pairs(ck: Checkpoint) -> Iterator[Pair]:
         for key, slots in optimizer.state.items():
             name = key if isinstance(key, str) else f"?{key}"
             if isinstance(slots, Mapping) and (FIRST in slots or SECOND in slots):
-                settings = settings_of(slots, groups.get(name))
-                second = LARGEST if settings.amsgrad and LARGEST in slots else SECOND
-                pair = [slots.get(slot) if isinstance(slots.get(slot), Tensor) else None for slot in (FIRST, second)]
-                yield Pair(name, sections[optimizer.path], pair[0], pair[1], settings)
+                yield _pair(name, sections[optimizer.path], slots, groups.get(name) or {})
 
 
-def settings_of(slots: Mapping[Any, Any], group: ParamGroup | None) -> Settings:
-    """The settings for the size of an update, as far as the checkpoint has them."""
-    known: Mapping[str, Any] = group or {}
-    step = _number(slots.get("step", known.get("step")))
-    betas = known.get("betas")
+def _pair(name: str, optimizer: str, slots: Mapping[Any, Any], group: Mapping[str, Any]) -> Pair:
+    second = LARGEST if group.get("amsgrad") is True and LARGEST in slots else SECOND
+    pair = [slots.get(slot) if isinstance(slots.get(slot), Tensor) else None for slot in (FIRST, second)]
+    step, betas = _number(slots.get("step", group.get("step"))), group.get("betas")
     two = [_number(beta) for beta in betas] if isinstance(betas, (list, tuple)) and len(betas) == 2 else []
-    corrections = [1 - beta**step for beta in two if beta is not None and step] if step else []
-    both = (corrections[0], corrections[1]) if len(corrections) == 2 and all(corrections) else None
-    return Settings(_number(known.get("lr")), _number(known.get("eps")), step, both, known.get("amsgrad") is True)
+    corrections = tuple(1 - beta**step for beta in two if beta is not None) if step else ()
+    known = corrections if len(corrections) == 2 and all(corrections) else None
+    return Pair(name, optimizer, pair[0], pair[1], _number(group.get("lr")), _number(group.get("eps")), step, known)
 
 
 def _number(value: Any) -> float | None:
@@ -178,7 +161,7 @@ def _sides(pair: Pair) -> tuple[list[Tensor], list[tuple[str, str]]]:
     return [located(part.tensor) for part in parts] if can else [], problems
 
 
-def _sums_of(bands: Iterable[tuple[Box, list[Values]]], settings: Settings) -> UpdateSums:
+def _sums_of(bands: Iterable[tuple[Box, list[Values]]], pair: Pair) -> UpdateSums:
     """Sum a parameter's moments and the resulting update, band after band of both moments."""
     sums = np.zeros(len(UpdateSums._fields))
     for _, values in bands:
@@ -187,7 +170,7 @@ def _sums_of(bands: Iterable[tuple[Box, list[Values]]], settings: Settings) -> U
         negative = finite & (second < 0)
         usable = finite & ~negative
         first, second = first[usable], second[usable]
-        update = _update(first, second, settings)
+        update = _update(first, second, pair)
         sums += UpdateSums(
             len(finite), len(first), float(first @ first), float(second.sum()), len(update), float(update @ update),
             int(negative.sum()), int((~finite).sum()),
@@ -195,13 +178,13 @@ def _sums_of(bands: Iterable[tuple[Box, list[Values]]], settings: Settings) -> U
     return UpdateSums(*sums.tolist())
 
 
-def _update(first: Values, second: Values, settings: Settings) -> Values:
+def _update(first: Values, second: Values, pair: Pair) -> Values:
     """The finite updates; none if eps is unknown."""
-    if settings.eps is None:
+    if pair.eps is None:
         return np.empty(0)
-    one, two = settings.corrections or (1.0, 1.0)
+    one, two = pair.corrections or (1.0, 1.0)
     with np.errstate(all="ignore"):
-        found: Values = (first / one) / (np.sqrt(second / two) + settings.eps)
+        found: Values = (first / one) / (np.sqrt(second / two) + pair.eps)
     return found[np.isfinite(found)]
 
 
@@ -231,11 +214,11 @@ def _row(
     pair: Pair, problems: Sequence[tuple[str, str]], found: PassResult[UpdateSums], weight: Stats | None
 ) -> Moments:
     sums = UpdateSums(*map(math.fsum, zip(*found.results, strict=True))) if found.results else UpdateSums()
-    tensor, settings = pair.second if pair.first is None else pair.first, pair.settings
+    tensor = pair.second if pair.first is None else pair.first
     assert tensor is not None
     update = _rms(sums.update, sums.updated)
     size = weight.rms if weight else None
-    ratio = update * settings.lr / size if update is not None and settings.lr is not None and size else None
+    ratio = update * pair.lr / size if update is not None and pair.lr is not None and size else None
     return Moments(
         pair.name,
         pair.optimizer,
@@ -247,10 +230,10 @@ def _row(
         _rms(sums.second, sums.usable),
         update,
         ratio,
-        settings.lr,
-        settings.eps,
-        settings.step,
-        settings.corrections is not None,
+        pair.lr,
+        pair.eps,
+        pair.step,
+        pair.corrections is not None,
         int(sums.negative),
         int(sums.nonfinite),
         together([("parameter", weight.problem if weight else ""), *problems, ("moments", found.problem)]),

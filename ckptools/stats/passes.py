@@ -44,24 +44,11 @@ Values = npt.NDArray[Any]
 
 @dataclass
 class PassResult(Generic[Result]):
-    """The result of a pass over one array.
-
-    Attributes:
-        results: results of its readable pieces, in order.
-        problem: why others could not be read; empty if all could.
-        nbytes: bytes read.
-    """
+    """The results of the readable pieces of one array in order, and why others could not be read."""
 
     results: list[Result] = field(default_factory=list)
     problem: str = ""
     nbytes: int = 0
-
-    def take(self, result: Result | None, problem: str, nbytes: int) -> None:
-        """Note the result of a piece of `nbytes` bytes, or why there is none."""
-        self.problem = self.problem or problem
-        if result is not None:
-            self.results.append(result)
-            self.nbytes += nbytes
 
 
 def _read_parts(
@@ -75,14 +62,8 @@ def _read_parts(
 ) -> None:
     """Read the parts of some rows in threads, and note each result or problem with its row.
 
-    Args:
-        parts: the parts to read, each with the number of its row.
-        read: reads a part, given the number of its row; ends early once the event is set.
-        reads: the file ranges that a part reads.
-        found: takes the results of each row.
-        names: name of each row, for `progress`.
-        jobs: number of threads.
-        progress: called as bytes are read.
+    Each part has the number of its row. `read` reads it, and ends early once the event is set; `reads` are the file
+    ranges for it. `found` takes the results of each row. `progress` is called with the name of the row.
     """
     given_up = Event()
 
@@ -100,7 +81,11 @@ def _read_parts(
         threads = thread_count(jobs)
         results = in_ranks(one, parts, threads, lambda p: p[1].nbytes, given_up.set, lambda p: reads(p[1]))
     for (number, part), (result, problem) in zip(parts, results, strict=True):
-        found[number].take(result, problem, part.nbytes)
+        row = found[number]
+        row.problem = row.problem or problem
+        if result is not None:
+            row.results.append(result)
+            row.nbytes += part.nbytes
 
 
 # -- arrays, each for itself --------------------------------------------------------------------------------------
@@ -115,12 +100,8 @@ def over(
 ) -> list[PassResult[Result]]:
     """Read every array once, and collect its elements.
 
-    Args:
-        arrays: the places of the bytes of each.
-        names: name of each array, for `progress`.
-        collect: makes the result of a piece from its bands, given the number of its array.
-        jobs: number of threads.
-        progress: called as bytes are read.
+    Each array has the places of its bytes, and a name for `progress`. `collect` makes the result of a piece from its
+    bands, given the number of its array.
     """
     found: list[PassResult[Result]] = [PassResult() for _ in arrays]
     pieces = list(_pieces(arrays, found))
@@ -154,12 +135,7 @@ def _pieces(arrays: Sequence[Sequence[Source]], found: Sequence[PassResult[Resul
 
 
 class SharedRegion(NamedTuple):
-    """A region to read of several tensors.
-
-    Attributes:
-        box: the region.
-        shards: for each tensor, the shards that together cover it; their boxes do not overlap.
-    """
+    """A region to read of several tensors, with the shards of each that together cover it and do not overlap."""
 
     box: Box
     shards: tuple[tuple[Shard, ...], ...]
@@ -209,13 +185,8 @@ def over_regions(
 ) -> list[PassResult[Result]]:
     """Read every region once, and collect its values.
 
-    Args:
-        regions: the regions of each row.
-        names: name of each row, for `progress`.
-        collect: makes the result of a region, or a part of one, from its bands, given the number of its row. A band is
-            its box, and the numbers of each tensor there, in its shape.
-        jobs: number of threads.
-        progress: called with the row's name as bytes are read.
+    Each row has regions, and a name for `progress`. `collect` makes the result of a region, or a part of one, from its
+    bands, given the number of its row. A band is its box, and the numbers of each tensor there, in its shape.
     """
     found: list[PassResult[Result]] = [PassResult() for _ in regions]
     parts = [(n, region._replace(box=box)) for n, own in enumerate(regions) for region in own for box in _parts(region)]

@@ -20,12 +20,7 @@ from ckptools.training_state.sections import sections_of_kind
 
 
 class MeasuredPart(NamedTuple):
-    """A tensor, or one rank's part of it, for which figures are computed.
-
-    Attributes:
-        tensor: the tensor; for a rank's part, with that rank's shards alone.
-        rank: None for the whole tensor.
-    """
+    """A tensor for which figures are computed, or one rank's part of it: the tensor with that rank's shards alone."""
 
     name: str
     section: str
@@ -89,12 +84,7 @@ def of_rank(whole: MeasuredPart, rank: int, shards: Iterable[Shard]) -> Measured
 
 
 class ReadableSources(NamedTuple):
-    """The readable bytes of a part.
-
-    Attributes:
-        sources: their places, each region once.
-        problem: why some or all of it cannot be read; empty if all can.
-    """
+    """The places of the readable bytes of a part, each region once, and why others cannot be read."""
 
     sources: tuple[Source, ...]
     problem: str = ""

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from ckptools.dtypes import short
 from ckptools.errors import ReadError
@@ -169,20 +168,15 @@ MAX_MANIFEST = 256 << 20
 """Largest manifest in bytes."""
 
 
-class ListedDigests(NamedTuple):
-    """The digests in a manifest.
+ListedTensor = tuple[str, tuple[int, ...], str]
+"""Dtype, shape and SHA-256."""
 
-    Attributes:
-        tensors: by fqn: dtype, shape and sha256.
-        files: by name: bytes and sha256.
-    """
-
-    tensors: Mapping[str, tuple[str, tuple[int, ...], str]]
-    files: Mapping[str, tuple[int, str]]
+ListedFile = tuple[int, str]
+"""Number of bytes and SHA-256."""
 
 
-def read_manifest(path: Path) -> ListedDigests:
-    """Read a manifest that `consolidate` wrote.
+def read_manifest(path: Path) -> tuple[Mapping[str, ListedTensor], Mapping[str, ListedFile]]:
+    """Read the tensors by fqn and the files by name from a manifest that `consolidate` wrote.
 
     Raises:
         ReadError: the file cannot be read, or is no manifest.
@@ -199,7 +193,7 @@ def read_manifest(path: Path) -> ListedDigests:
         raise ReadError(path, "is no manifest of ckptools, which has tensors and files with their sha256") from error
     if content.get("schema") != MANIFEST_SCHEMA:
         raise ReadError(path, f"is no manifest that this version reads; expected schema {MANIFEST_SCHEMA}")
-    return ListedDigests(tensors, files)
+    return tensors, files
 
 
 def whole_tensors(ck: Checkpoint) -> Iterator[tuple[str, Tensor]]:
@@ -211,9 +205,7 @@ def whole_tensors(ck: Checkpoint) -> Iterator[tuple[str, Tensor]]:
         yield fqn_of(path), tensor
 
 
-def of_tensor(
-    name: str, said: tuple[str, tuple[int, ...], str], tensor: Tensor | None, files: OpenFiles
-) -> Iterator[Problem]:
+def of_tensor(name: str, said: ListedTensor, tensor: Tensor | None, files: OpenFiles) -> Iterator[Problem]:
     """How one tensor differs from its entry in the manifest."""
     dtype, shape, digest = said
     if tensor is None:
@@ -227,7 +219,7 @@ def of_tensor(
         yield Problem(Code.MANIFEST_DIFFERS, "has other values than the manifest says", None, name)
 
 
-def of_file(manifest: Path, name: str, said: tuple[int, str]) -> Iterator[Problem]:
+def of_file(manifest: Path, name: str, said: ListedFile) -> Iterator[Problem]:
     """How one file beside the manifest differs from its entry in it; nothing if the file does not exist."""
     plain = all(part not in ("", ".", "..") for part in name.split("/")) and "\0" not in name and "\\" not in name
     path = manifest.parent / name

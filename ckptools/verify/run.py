@@ -213,26 +213,28 @@ class _ByteChecks:
 
     def manifest(self, ck: Checkpoint, path: Path) -> Check:
         """Compare digests of tensors and files with those of a manifest."""
-        said = found_files.read_manifest(path)
+        listed, listed_files = found_files.read_manifest(path)
         tensors = dict(found_files.whole_tensors(ck))
 
+        def nbytes(name: str) -> int:
+            return tensors[name].nbytes if name in tensors else 0
+
         def tensor(name: str) -> list[Problem]:
-            nbytes = tensors[name].nbytes if name in tensors else 0
-            self.progress(nbytes, name)
+            self.progress(nbytes(name), name)
             try:
-                return list(found_files.of_tensor(name, said.tensors[name], tensors.get(name), self.files))
+                return list(found_files.of_tensor(name, listed[name], tensors.get(name), self.files))
             except (ReadError, NotWholeError) as error:
                 return [unreadable(error, None, name)]
 
         def file(name: str) -> list[Problem]:
             try:
-                return list(found_files.of_file(path, name, said.files[name]))
+                return list(found_files.of_file(path, name, listed_files[name]))
             except ReadError as error:
                 return [unreadable(error)]
 
-        found = in_ranks(tensor, said.tensors, self.jobs, lambda name: tensors[name].nbytes if name in tensors else 0)
-        found += in_ranks(file, said.files, self.jobs, lambda name: said.files[name][0])
-        detail = f"{plural(len(said.tensors), 'tensor')} and {plural(len(said.files), 'file')} as {path.name} says"
+        found = in_ranks(tensor, listed, self.jobs, nbytes)
+        found += in_ranks(file, listed_files, self.jobs, lambda name: listed_files[name][0])
+        detail = f"{plural(len(listed), 'tensor')} and {plural(len(listed_files), 'file')} as {path.name} says"
         return judged("manifest (sha256)", [p for problems in found for p in problems], detail)
 
 
