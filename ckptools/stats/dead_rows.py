@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,13 +11,12 @@ import numpy.typing as npt
 from ckptools.dtypes import is_floating
 from ckptools.keys.entries import Entry, Selection, tensor_entries
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.records import Rows
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Tensor
 from ckptools.stats.moments import SECOND
 from ckptools.stats.passes import PassResult, SharedRegion, Values, over_regions, shared_regions
 from ckptools.stats.reading import MeasuredPart, located, readable, tensors_chosen, together
-from ckptools.stats.record import DeadRows, Statistics
+from ckptools.stats.record import DeadRows, Statistics, with_totals
 from ckptools.tensor_io.threads import Progress
 
 FIRST_FEW = 8
@@ -46,11 +44,8 @@ def dead_rows(
     found = over_regions([regions for regions, _ in sides], names, _alive, jobs, progress)
     looked = [_looked(t, problem, one) for t, (_, problem), one in zip(tensors, sides, found, strict=True)]
     rows = [_row(*each) for each in zip(entries, looked[::2], looked[1::2], strict=True)]
-    nbytes = sum(one.nbytes for one in found)
     elements = sum(region.box.numel for regions, _ in sides for region in regions)
-    wrong = sum(bool(row.problem) for row in rows)
-    seconds_taken = time.perf_counter() - started
-    return Statistics(ck.path, "dead rows", len(rows), elements, None, 0, wrong, nbytes, seconds_taken, Rows(rows))
+    return with_totals(ck.path, "dead rows", rows, started, sum(one.nbytes for one in found), elements)
 
 
 NONE = Tensor((0, 0), "float32", ())
@@ -93,21 +88,11 @@ def _alive(_: int, region: SharedRegion, bands: Iterable[tuple[Box, list[Values]
     return region.box, alive
 
 
-class _Looked(NamedTuple):
-    """The findings on the rows of a matrix.
-
-    Attributes:
-        whole: flags of rows that were read in full.
-        dead: flags of those that are all zero.
-        problem: why others were not read; empty if all were.
-    """
-
-    whole: Flags
-    dead: Flags
-    problem: str
+Looked = tuple[int | None, Values, str]
+"""Number of rows of a matrix that were read in full, None if no region was; the dead ones; why others were not read."""
 
 
-def _looked(tensor: Tensor, problem: str, found: PassResult[tuple[Box, Flags]]) -> _Looked:
+def _looked(tensor: Tensor, problem: str, found: PassResult[tuple[Box, Flags]]) -> Looked:
     rows = tensor.shape[0] if found.results else 0
     seen, alive = np.zeros(rows, np.int64), np.zeros(rows, np.bool_)
     for box, flags in found.results:
@@ -115,19 +100,20 @@ def _looked(tensor: Tensor, problem: str, found: PassResult[tuple[Box, Flags]]) 
         seen[own] += box.sizes[1]
         alive[own] |= flags
     whole = seen == tensor.shape[1]
-    return _Looked(whole, whole & ~alive, problem or found.problem)
+    count = int(whole.sum()) if found.results else None
+    return count, np.flatnonzero(whole & ~alive), problem or found.problem
 
 
-def _row(entry: Entry, weight: _Looked, second: _Looked) -> DeadRows:
-    zero, idle = np.flatnonzero(weight.dead), np.flatnonzero(second.dead)
+def _row(entry: Entry, weight: Looked, second: Looked) -> DeadRows:
+    (rows, zero, problem), (known, idle, unread) = weight, second
     return DeadRows(
         entry.name,
         entry.section,
         entry.value.shape,
-        int(weight.whole.sum()),
+        rows or 0,
         len(zero),
         tuple(zero[:FIRST_FEW].tolist()),
-        len(idle) if len(second.whole) else None,
+        None if known is None else len(idle),
         tuple(idle[:FIRST_FEW].tolist()),
-        together([("parameter", weight.problem), (SECOND, second.problem)]),
+        together([("parameter", problem), (SECOND, unread)]),
     )

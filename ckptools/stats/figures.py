@@ -19,11 +19,10 @@ from pathlib import Path
 import numpy as np
 
 from ckptools.dtypes import is_floating
-from ckptools.model.records import Rows
 from ckptools.model.tensor import Tensor
 from ckptools.stats.passes import Values, numbers, over
 from ckptools.stats.reading import MeasuredPart, ReadableSources, of_rank, readable
-from ckptools.stats.record import BINS, Statistics, Stats
+from ckptools.stats.record import BINS, Statistics, Stats, with_totals
 from ckptools.tensor_io.elements import BAND, Piece, buffer
 from ckptools.tensor_io.numbers import sum_of_squares
 from ckptools.tensor_io.threads import Progress
@@ -61,18 +60,9 @@ def statistics(
     rows = [_row(part, one, *taken[one]) for part, one in zip(parts, readables, strict=True)]
     whole = not any(row.problem or row.rank is not None for row in rows)
     floats = [s for s, a in zip(sums, arrays, strict=True) if a and is_floating(a[0].dtype)]
-    return Statistics(
-        path,
-        "values",
-        len(rows),
-        sum(row.elements for row in rows),
-        (reduce(merged, floats, NOTHING).l2 or 0.0) if whole else None,
-        sum(row.nonfinite for row in rows),
-        sum(bool(row.problem) for row in rows),
-        sum(one.nbytes for one in found),
-        time.perf_counter() - started,
-        Rows(rows),
-    )
+    l2 = (reduce(merged, floats, NOTHING).l2 or 0.0) if whole else None
+    elements, nonfinite = sum(row.elements for row in rows), sum(row.nonfinite for row in rows)
+    return with_totals(path, "values", rows, started, sum(one.nbytes for one in found), elements, nonfinite, l2)
 
 
 def _row(part: MeasuredPart, one: ReadableSources, sums: Sums, counts: tuple[int, ...] | None, problem: str) -> Stats:

@@ -16,14 +16,13 @@ import numpy as np
 from ckptools.errors import CkptoolsError, UsageError
 from ckptools.keys.entries import ALL, Selection, tensor_entries
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.records import Rows
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Tensor
 from ckptools.model.values import scalar
 from ckptools.stats.figures import statistics
 from ckptools.stats.passes import PassResult, Values, over_regions, shared_regions
 from ckptools.stats.reading import MeasuredPart, located, readable, together
-from ckptools.stats.record import Moments, Statistics, Stats
+from ckptools.stats.record import Moments, Statistics, Stats, with_totals
 from ckptools.tensor_io import read
 from ckptools.tensor_io.threads import Progress
 from ckptools.text import shape
@@ -79,18 +78,10 @@ def moments(
         _row(pair, problems, one, of_weight.get(pair.name))
         for pair, (_, problems), one in zip(pairs, sides, found, strict=True)
     ]
-    return Statistics(
-        ck.path,
-        "moments",
-        len(rows),
-        weights.elements + 2 * sum(row.elements for row in rows),
-        None,
-        weights.nonfinite + sum(row.nonfinite for row in rows),
-        sum(bool(row.problem) for row in rows),
-        weights.bytes_read + sum(one.nbytes for one in found),
-        time.perf_counter() - started,
-        Rows(rows),
-    )
+    nbytes = weights.bytes_read + sum(one.nbytes for one in found)
+    elements = weights.elements + 2 * sum(row.elements for row in rows)
+    nonfinite = weights.nonfinite + sum(row.nonfinite for row in rows)
+    return with_totals(ck.path, "moments", rows, started, nbytes, elements, nonfinite)
 
 
 def pairs_of(ck: Checkpoint, selection: Selection) -> list[Pair]:

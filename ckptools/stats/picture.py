@@ -72,19 +72,16 @@ def norm_histogram(title: str, found: Statistics[Stats]) -> Picture:
     zero = sum(row.l2 == 0 for row in rows)
     counted = sum(one.members for one in bins)
     facts = [f"{plural(counted, 'tensor')} with an l2 norm; a bar for each power of two"]
-    facts += [f"{plural(zero, 'tensor')} all zero"] if zero else []
-    rest = len(rows) - counted - zero
-    facts += [f"{plural(rest, 'tensor')} without a finite norm"] if rest else []
-    odd = sum(bool(row.nonfinite) for row in rows)
-    facts += [f"{plural(odd, 'tensor')} with NaN or infinities, which are left out of their norms"] if odd else []
     partly = sum(row.l2 is not None and row.elements < row.numel for row in rows)
-    facts += [f"{plural(partly, 'tensor')} read in part, whose norm is of that part"] if partly else []
-    other = len(found.rows) - len(rows)
-    facts += [f"{plural(other, 'tensor')} of integers or flags left out"] if other else []
+    others = (
+        (zero, "all zero"),
+        (len(rows) - counted - zero, "without a finite norm"),
+        (sum(bool(row.nonfinite) for row in rows), "with NaN or infinities, which are left out of their norms"),
+        (partly, "read in part, whose norm is of that part"),
+        (len(found.rows) - len(rows), "of integers or flags left out"),
+    )
+    facts += [f"{plural(n, 'tensor')} {what}" for n, what in others if n]
     return _picture(name_text(title), facts, bins, "tensors")
-
-
-# -- drawn -------------------------------------------------------------------------------------------------------
 
 
 def bar_rects(bins: Sequence[Bin], top: float = 0.0) -> Iterator[Rect]:

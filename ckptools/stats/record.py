@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
@@ -11,6 +13,8 @@ from ckptools.model.regions import Ints
 from ckptools.text import clip, clip_middle, count, plural
 
 Row = TypeVar("Row")
+
+Kind = Literal["values", "moments", "dead rows"]
 
 BINS = 32
 """Number of bins of a histogram, equally wide from the smallest element to the largest."""
@@ -149,7 +153,7 @@ class Statistics(Generic[Row]):
     """
 
     path: Path
-    of: Literal["values", "moments", "dead rows"]
+    of: Kind
     tensors: int
     elements: int
     l2: float | None
@@ -168,3 +172,18 @@ class Statistics(Generic[Row]):
     def to_dicts(self) -> list[dict[str, Any]]:
         """A plain dict per row, for `pandas.DataFrame` and the like."""
         return self.rows.to_dicts()
+
+
+def with_totals(
+    path: Path,
+    of: Kind,
+    rows: Sequence[Any],
+    started: float,
+    nbytes: int,
+    elements: int,
+    nonfinite: int = 0,
+    l2: float | None = None,
+) -> Statistics[Any]:
+    """The record of some rows that were begun at a time of `perf_counter`."""
+    wrong, seconds = sum(bool(row.problem) for row in rows), time.perf_counter() - started
+    return Statistics(path, of, len(rows), elements, l2, nonfinite, wrong, nbytes, seconds, Rows(rows))

@@ -64,7 +64,6 @@ def _of_values(rows: Sequence[Any], ascii: bool) -> tuple[Field, ...]:
 
 
 def _table(fields: Sequence[Field], rows: Sequence[Any], screen: Screen) -> list[str]:
-    """The table with as many fields as fit the screen."""
     cells = {field: [field.cell(row) for row in rows] for field in fields}
     widths = {f: max([len(f.column.title), *map(len, cells[f])]) for f in fields}
     widths[NAME] = min(widths[NAME], NAME_ROOM)
@@ -79,7 +78,6 @@ def _table(fields: Sequence[Field], rows: Sequence[Any], screen: Screen) -> list
 
 
 def _problems(rows: Sequence[Any], screen: Screen) -> list[str]:
-    """The rows with incomplete figures, with the reasons."""
     wrong = [row for row in rows if row.problem]
     shown = wrong if screen.rows is None else wrong[:MAX_PROBLEMS]
     lines = [line for row in shown for line in wrapped("  ", f"{whose(row)}: {row.problem}", screen)]
