@@ -40,13 +40,7 @@ Row = TypeVar("Row", TensorDifference, ValueDifference)
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to compare.
-
-    Attributes:
-        values: read and compare the values of tensors.
-        every_byte: also read regions whose stated checksums are the same on both sides.
-        jobs: threads; None for one per core, at most eight.
-    """
+    """What to compare, as `ckptools.diff` says it."""
 
     values: bool = False
     rtol: float | None = None

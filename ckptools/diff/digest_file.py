@@ -39,9 +39,6 @@ def is_digest_file(path: Path) -> bool:
     return f'"{SCHEMA.rpartition("/")[0]}/'.encode() in head and b'"schema"' in head
 
 
-# -- writing -----------------------------------------------------------------------------------------------------
-
-
 def write_digest_file(
     ck: Checkpoint, out: Path, force: bool, jobs: int | None = None, progress: Progress | None = None
 ) -> Contents:
@@ -93,9 +90,6 @@ def _content_json(content: Content) -> dict[str, str]:
 
 def _group_json(group: SideGroup) -> dict[str, Any]:
     return {**group._asdict(), "settings": {key: _content_json(content) for key, content in group.settings.items()}}
-
-
-# -- reading -----------------------------------------------------------------------------------------------------
 
 
 def read_digest_file(path: Path) -> Contents:

@@ -21,9 +21,9 @@ from ckptools.model.rank_vote import vote
 from ckptools.model.tensor import Tensor, record_sizes
 from ckptools.model.tree import KeyPath, fqn_of, leaf_at
 from ckptools.model.values import Absent
-from ckptools.tensor_io.fetch_ahead import Part, fetched, parts_of_all
+from ckptools.tensor_io.fetch_ahead import fetched, parts_of_all
 from ckptools.text import few, plural
-from ckptools.training_state.optimizers import Optimizer, optimizers_of
+from ckptools.training_state.optimizers import optimizers_of
 from ckptools.training_state.parameter_names import ddp_prefix, without_wrappers
 from ckptools.training_state.rank_values import is_own
 from ckptools.training_state.sections import Section, is_flat_optimizer, sections_of
@@ -59,14 +59,14 @@ class _Keys:
         self.ck, self.files, self.found = ck, files, found
         has_optimizer = any(s.kind == "optimizer" for s in sections_of(ck))
         self.optimizers = {o.path: o for o in optimizers_of(ck).values()} if has_optimizer else {}
-        self.assumed = {n for o in self.optimizers.values() for n in _assumed(o)}
+        namings = [optimizer.naming for optimizer in self.optimizers.values()]
+        self.assumed = {n.names[i] for n in namings for i in n.assumed if i in n.names}
         self.prefixes = dict(self._prefixes())
 
     def add(self) -> None:
-        for entry in fetched(entries_of(self.ck), _parts_of_number):
-            if entry.kind == "optimizer" and _is_setting(entry):
-                continue
-            if entry.kind in ("model", "optimizer"):
+        entries = fetched(entries_of(self.ck), lambda e: parts_of_all(e.value.found) if is_number(e.value) else [])
+        for entry in entries:
+            if entry.kind == "model" or (entry.kind == "optimizer" and not _is_setting(entry)):
                 self._of_entry(entry)
         for section in sections_of(self.ck):
             if section.kind == "optimizer":
@@ -94,7 +94,8 @@ class _Keys:
         identity = self._identity(entry)
         number = entry.parameter.startswith("?")
         if not isinstance(entry.value, Tensor):
-            subject: Subject = "weights" if entry.kind == "model" else _of_slot(entry.slot)
+            subject: Subject = "moments" if entry.slot else "hyperparameters"
+            subject = "weights" if entry.kind == "model" else "optimizer steps" if entry.slot == "step" else subject
             contents = self._contents(entry.path, entry.value)
             self._value(SideValue(identity, entry.name, subject, contents, number))
         elif entry.slot == "step" and entry.value.numel == 1:
@@ -207,11 +208,6 @@ class _Keys:
                 yield f"{optimizer.name}: {optimizer.naming.note}"
 
 
-def _parts_of_number(entry: Entry) -> list[Part]:
-    """The bytes of a step counter on all ranks."""
-    return parts_of_all(entry.value.found) if is_number(entry.value) else []
-
-
 def _problem(tensor: Tensor, name: str) -> str:
     """Why the values of a tensor cannot be read; a file may claim more elements than can be read."""
     found = cover_problem(tensor, name)
@@ -221,17 +217,8 @@ def _problem(tensor: Tensor, name: str) -> str:
     return "its strides show the bytes of a record more than once" if repeated else ""
 
 
-def _assumed(optimizer: Optimizer) -> list[str]:
-    naming = optimizer.naming
-    return [naming.names[i] for i in naming.assumed if i in naming.names]
-
-
 def _is_setting(entry: Entry) -> bool:
     return not entry.parameter and entry.name.removeprefix(f"{entry.section}.").startswith("param_groups.")
-
-
-def _of_slot(slot: str) -> Subject:
-    return "optimizer steps" if slot == "step" else "moments" if slot else "hyperparameters"
 
 
 def _subject(section: Section, leaf: RankLeaf) -> Subject:

@@ -176,9 +176,6 @@ class Difference:
         return self.rows.to_dicts()
 
 
-# -- how far values are apart -------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Tolerance:
     """How far values may be apart: `|a - b| <= atol + rtol * |b|`, as numpy and torch have it."""

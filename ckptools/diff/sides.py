@@ -25,12 +25,10 @@ class SideTensor(NamedTuple):
     """A tensor of the model, of an optimizer's state, or a large one elsewhere.
 
     Attributes:
-        identity: the fqn in it has no wrappers.
-        shape: global sizes.
         layout: how it is sharded, in words.
         number: whether its parameter has a number and no name.
         assumed: whether its parameter's name was given by order.
-        problem: why its values cannot be read; "" if they can.
+        problem: why its values cannot be read.
         tensor: None in a file of digests.
         sha256: of its values in row-major order; "" if it was not computed.
     """
@@ -49,12 +47,7 @@ class SideTensor(NamedTuple):
 
 
 class SideValue(NamedTuple):
-    """A plain value, or what each rank has in its place.
-
-    Attributes:
-        contents: its digest and text by rank; under None if all ranks share it.
-        number: whether its parameter has a number and no name.
-    """
+    """A plain value by rank; under None if all ranks share it."""
 
     identity: Identity
     name: str
@@ -67,10 +60,7 @@ class SideGroup(NamedTuple):
     """A param group.
 
     Attributes:
-        section: name of its optimizer's section.
-        number: its place among the groups.
         params: fqns of its parameters without wrappers; `?` and a number where one has no name.
-        settings: every hyperparameter but `params`.
         ordered: whether its parameters are listed in the order of the optimizer, which numbers them so.
     """
 
@@ -93,7 +83,6 @@ class Contents:
     Attributes:
         sections: names of its sections by kind.
         lost_ranks: ranks whose files are missing or cannot be read.
-        damage: what is wrong with it, each in a line.
         by_rank: identities, cut short, below which each rank has something of its own.
         text_keys: whether keys that are numbers look the same as texts.
     """

@@ -69,9 +69,6 @@ def _verdict_of(verdicts: Sequence[Verdict]) -> Verdict:
     return next(verdict for verdict in order if verdict in found)
 
 
-# -- tensors -----------------------------------------------------------------------------------------------------
-
-
 WORDS: dict[Verdict, str] = {
     "differs": "differ", "same": "the same", "same checksum": "with the same CRC-32, not read",
     "within tolerance": "within the tolerance", "cannot be compared": "cannot be compared",
@@ -91,9 +88,6 @@ def _of_tensors(rows: Sequence[TensorDifference]) -> Iterator[str]:
     if measured:
         most = max(measured, key=lambda row: row.change or 0.0)
         yield f"|dW|/|W| up to {most.change:.1e} ({clip_middle(most.name, 60)})"
-
-
-# -- values ------------------------------------------------------------------------------------------------------
 
 
 def _of_values(rows: Sequence[ValueDifference]) -> Iterator[str]:
@@ -123,9 +117,6 @@ def _change(row: ValueDifference) -> str:
     brief = [LONG_NUMBER.sub(lambda found: number(float(found[0])), text) for text in full]
     a, b = brief if brief[0] != brief[1] else full
     return f"{_last_word(row.name)} {row.detail if a == b and row.detail else f'{a} / {b}'}"
-
-
-# -- generators --------------------------------------------------------------------------------------------------
 
 
 def _of_generators(rows: Sequence[ValueDifference], a: Contents, b: Contents) -> Iterator[str]:

@@ -73,9 +73,6 @@ def _sure(row: TensorDifference, a: SideTensor, b: SideTensor) -> TensorDifferen
     return row
 
 
-# -- what was measured -------------------------------------------------------------------------------------------
-
-
 def with_measures(row: TensorDifference, found: Measured, how: Reading) -> TensorDifference:
     """Add the measured values to the row of two tensors of one shape."""
     if found.problem:
@@ -104,7 +101,6 @@ def with_measures(row: TensorDifference, found: Measured, how: Reading) -> Tenso
 
 
 def _words(row: TensorDifference, found: Measured, same_dtype: bool, equal: str = "") -> str:
-    """Remarks on the measures of a row."""
     m = found.measures
     words = [] if same_dtype else [f"{row.detail}, compared by value in float64", equal]
     if found.skipped and m is not None:
@@ -120,9 +116,6 @@ def _words(row: TensorDifference, found: Measured, same_dtype: bool, equal: str 
     if m is not None and m.differing and not m.max and not m.outside and not m.nonfinite:
         words.append("equal in value, not in bits")
     return "; ".join(filter(None, words))
-
-
-# -- digests -----------------------------------------------------------------------------------------------------
 
 
 def digests_of(entries: Sequence[SideTensor], how: Reading) -> list[str]:

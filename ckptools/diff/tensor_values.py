@@ -31,13 +31,7 @@ OWN_COPIES = "ranks hold different copies of it (verify names them)"
 
 @dataclass(frozen=True)
 class Reading:
-    """How values are compared.
-
-    Attributes:
-        tolerance: how far values may be apart; None for not at all.
-        every_byte: also read regions whose stated checksums are the same on both sides.
-        progress: called with bytes read and the tensor they are of.
-    """
+    """How values are compared; with `every_byte` also where both sides state the same checksum."""
 
     files: OpenFiles
     threads: int
@@ -150,11 +144,7 @@ def _of_rank(tensor: Tensor, rank: int | None) -> Tensor:
 
 
 def copies_differ(tensor: Tensor, files: OpenFiles, every_byte: bool = False) -> bool:
-    """Whether ranks have different bytes for one region; equal stated checksums are believed, unless `every_byte`.
-
-    Raises:
-        ReadError: a file cannot be read.
-    """
+    """Whether ranks have different bytes for one region; equal stated checksums are believed, unless `every_byte`."""
     return bool(differing_boxes(_unsure(tensor, every_byte), files))
 
 

@@ -140,9 +140,6 @@ def _counted(one: _Tried, before: _Tried) -> Rename:
     return one.rule._replace(fixes=fixes, changes=len(changed), example=example, assumed=assumed)
 
 
-# -- by shapes ----------------------------------------------------------------------------------------------------
-
-
 def _by_shape(
     mine: Mapping[str, NamedShape], model: Mapping[str, NamedShape], ordered: bool
 ) -> Iterator[tuple[Rename, Mapping[str, str]]]:
@@ -175,9 +172,6 @@ def _only_one(names: Mapping[str, NamedShape]) -> dict[tuple[object, str], str]:
     counts = Counter(one.shape for one in names.values())
     alone = {name: one for name, one in names.items() if one.shape and counts[one.shape] == 1 and not one.note}
     return {(one.shape, name.rpartition(".")[2]): name for name, one in alone.items()}
-
-
-# -- layer offsets ----------------------------------------------------------------------------------------------------
 
 
 MAX_DIGITS = 9

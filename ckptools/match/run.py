@@ -162,11 +162,8 @@ Facts = tuple[str, str, str]
 
 
 def _shapes(row: MatchRow) -> Facts:
-    return _size(row.checkpoint_shape), _size(row.model_shape), row.note
-
-
-def _size(sizes: tuple[int, ...] | None) -> str:
-    return "" if sizes is None else shape(sizes)
+    here, there = ("" if sizes is None else shape(sizes) for sizes in (row.checkpoint_shape, row.model_shape))
+    return here, there, row.note
 
 
 def _dtypes(row: MatchRow) -> Facts:

@@ -81,9 +81,6 @@ def _named_shape(path: Path, name: str, value: Any, before: Mapping[str, NamedSh
     return NamedShape(tuple(said["shape"]), DTYPES[dtype.removeprefix("torch.")] if dtype else "")
 
 
-# -- saved shapes -----------------------------------------------------------------------------------------------------
-
-
 def saved_shapes(ck: Checkpoint, section: str = "", given_by: str = "") -> StateDictShapes:
     """The names of a checkpoint's model, the same in every command, with their shapes; `ck` has all ranks read.
 

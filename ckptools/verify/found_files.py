@@ -71,7 +71,7 @@ def _left_over(ck: Checkpoint) -> Iterator[Problem]:
             names = sorted(entry.name for entry in folder.iterdir())
         for name in names:
             if name.endswith((".metadata.tmp", ".partial")):
-                yield Problem(Code.LEFT_OVER, f"{Path(name).name} is left over from a write that was interrupted")
+                yield Problem(Code.LEFT_OVER, f"{name} is left over from a write that was interrupted")
 
 
 # -- layout -----------------------------------------------------------------------------------------------------------
@@ -171,11 +171,8 @@ MAX_MANIFEST = 256 << 20
 ListedTensor = tuple[str, tuple[int, ...], str]
 """Dtype, shape and SHA-256."""
 
-ListedFile = tuple[int, str]
-"""Number of bytes and SHA-256."""
 
-
-def read_manifest(path: Path) -> tuple[Mapping[str, ListedTensor], Mapping[str, ListedFile]]:
+def read_manifest(path: Path) -> tuple[Mapping[str, ListedTensor], Mapping[str, tuple[int, str]]]:
     """Read the tensors by fqn and the files by name from a manifest that `consolidate` wrote.
 
     Raises:
@@ -219,7 +216,7 @@ def of_tensor(name: str, said: ListedTensor, tensor: Tensor | None, files: OpenF
         yield Problem(Code.MANIFEST_DIFFERS, "has other values than the manifest says", None, name)
 
 
-def of_file(manifest: Path, name: str, said: ListedFile) -> Iterator[Problem]:
+def of_file(manifest: Path, name: str, said: tuple[int, str]) -> Iterator[Problem]:
     """How one file beside the manifest differs from its entry in it; nothing if the file does not exist."""
     plain = all(part not in ("", ".", "..") for part in name.split("/")) and "\0" not in name and "\\" not in name
     path = manifest.parent / name

@@ -76,7 +76,6 @@ def _codes(ignore: Iterable[str]) -> set[str]:
 
 
 def _without(check: Check, codes: set[str]) -> Check:
-    """Judge a check without the problems of some codes."""
     left = [p for p in check.problems if p.code not in codes]
     return check if len(left) == len(check.problems) else judged(check.name, left, check.detail)
 
@@ -140,12 +139,7 @@ def _pickles(ck: Checkpoint) -> Check:
 
 
 class _ByteChecks:
-    """The checks that read bytes, in threads.
-
-    Attributes:
-        nbytes: bytes read so far for checksums and values.
-        damaged: records that do not match their stated checksum.
-    """
+    """The checks that read bytes, in threads; `damaged` are records that do not match their stated checksum."""
 
     def __init__(self, files: OpenFiles, jobs: int, progress: Progress) -> None:
         self.files, self.jobs, self.progress = files, jobs, progress

@@ -68,9 +68,6 @@ def _problems(problems: Sequence[Problem]) -> list[dict[str, object]]:
     return [{name: getattr(p, name) for name in names} for p in problems]
 
 
-# -- HTML ---------------------------------------------------------------------------------------------------------
-
-
 def verification_html(found: Verification) -> str:
     """Render the verdict, and a row for each check and each kind of problem."""
     from ckptools.display.page import DICTS, Page
