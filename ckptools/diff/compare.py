@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -11,7 +11,7 @@ from typing import TypeVar
 from ckptools.diff.digest_file import read_digest_file
 from ckptools.diff.keys_of_side import contents_of
 from ckptools.diff.plain_values import group_rows, value_rows
-from ckptools.diff.record import DIFFERENT, UNPROVEN, Difference, TensorDifference, Tolerance, ValueDifference, Verdict
+from ckptools.diff.record import DIFFERENT, UNPROVEN, Difference, TensorDifference, Tolerance, ValueDifference
 from ckptools.diff.sides import (
     UNSURE,
     Contents,
@@ -103,9 +103,10 @@ class _Comparison:
         if not tensors and not values and not complete:
             raise UsageError(None, "no key of either of them matches what was asked for")
         subjects = Rows(subject_rows(tensors, values, self.a, self.b, complete))
-        verdicts = [*(r.verdict for r in tensors), *(r.verdict for r in values), *(r.verdict for r in subjects)]
+        verdicts = {*(r.verdict for r in tensors), *(r.verdict for r in values), *(r.verdict for r in subjects)}
+        same = False if verdicts & DIFFERENT else None if verdicts & UNPROVEN else True
         return Difference(
-            self.a.facts, self.b.facts, _same(verdicts), self.values, self.wanted.rtol, self.wanted.atol,
+            self.a.facts, self.b.facts, same, self.values, self.wanted.rtol, self.wanted.atol,
             subjects, Rows(tensors), Rows(values), tuple(self._notes()), read, unread,
         )  # fmt: skip
 
@@ -152,13 +153,6 @@ class _Comparison:
             yield f"{kind}: A's {here} is compared with B's {there}, the only one left on either side"
         for side, contents in (("A", self.a), ("B", self.b)):
             yield from (f"{side}: {note}" for note in contents.notes)
-
-
-def _same(verdicts: Sequence[Verdict]) -> bool | None:
-    """Whether the two are the same; None if nothing differs but something was not compared."""
-    if any(verdict in DIFFERENT for verdict in verdicts):
-        return False
-    return None if any(verdict in UNPROVEN for verdict in verdicts) else True
 
 
 def _check_section(section: str, a: Contents, b: Contents) -> None:

@@ -37,19 +37,15 @@ MAX_REPEATED = 1 << 24
 
 def contents_of(ck: Checkpoint, files: OpenFiles) -> Contents:
     """Collect all keys of a checkpoint; values of large tensors are not read."""
-    found = Contents(_facts(ck), text_keys=ck.text_keys)
+    rows = tuple(f"{row.how}: {plural(row.tensors, 'tensor')}" for row in sharding_rows(ck))
+    world = ck.world_size.exact if type(ck.world_size.exact) is int else None
+    found = Contents(Side(str(ck.path), ck.name, ck.saved_as, ck.step.value, world, rows), text_keys=ck.text_keys)
     for section in sections_of(ck):
         found.sections.setdefault(section.kind, []).append(section.name)
     found.damage = tuple(f"{p.code} {p.message}" for p in ck.problems if p.severity == "error")
     found.lost_ranks = tuple(f.rank for f in ck.files if f.status in ("missing", "cut", "bad") and f.rank is not None)
     _Keys(ck, files, found).add()
     return found
-
-
-def _facts(ck: Checkpoint) -> Side:
-    rows = tuple(f"{row.how}: {plural(row.tensors, 'tensor')}" for row in sharding_rows(ck))
-    world = ck.world_size.exact
-    return Side(str(ck.path), ck.name, ck.saved_as, ck.step.value, world if type(world) is int else None, rows)
 
 
 class _Keys:
@@ -75,8 +71,6 @@ class _Keys:
                 self._leaves(section)
         self._generators()
         self.found.notes = tuple(self._notes())
-
-    # -- models and optimizers ---------------------------------------------------------------------------------
 
     def _prefixes(self) -> Iterator[tuple[str, str]]:
         """Each section with the prefix that DDP put before its names."""
@@ -150,8 +144,6 @@ class _Keys:
             return next(iter(own.values()))
         found = vote([(rank, content.text) for rank, content in own.items() if rank is not None], eq)
         return Content("", found.by_rank(str), "ranks have different values")
-
-    # -- everything else ---------------------------------------------------------------------------------------
 
     def _leaves(self, section: Section) -> None:
         found: dict[Identity, list[RankLeaf]] = {}

@@ -32,7 +32,8 @@ def value_rows(left: SideValue | None, right: SideValue | None, a: Contents, b: 
         return
     shared = _shared(left.contents), _shared(right.contents)
     if left.identity != right.identity:
-        yield ValueDifference(value.name, value.subject, "differs", KEYS, None, *(_any_text(h) for h in (left, right)))
+        both = (next(iter(side.contents.values())).text for side in (left, right))
+        yield ValueDifference(value.name, value.subject, "differs", KEYS, None, *both)
     elif shared[0] and shared[1] and not _lost(left, right, b) and not _lost(right, left, a):
         row = _row(value, None, *shared, a, b)
         unsure = (left.number or right.number) and row.verdict != "cannot be compared"
@@ -44,10 +45,6 @@ def value_rows(left: SideValue | None, right: SideValue | None, a: Contents, b: 
     else:
         for rank in sorted({*left.contents, *right.contents}, key=lambda r: -1 if r is None else r):
             yield _row(value, rank, left.contents.get(rank), right.contents.get(rank), a, b)
-
-
-def _any_text(value: SideValue) -> str:
-    return next(iter(value.contents.values())).text
 
 
 def _lost(value: SideValue, other: SideValue, side: Contents) -> bool:

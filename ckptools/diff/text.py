@@ -30,18 +30,15 @@ def difference_text(
 
     Long lines wrap at the width of the screen.
     """
-    lines = [*_sides(found, screen), "", *_subjects(found, screen)]
+    sides = (("A  ", found.a), ("B  ", found.b))
+    lines = [line for letter, side in sides for line in wrapped(letter, printable(side_line(side)), screen)]
+    lines += ["", *_subjects(found, screen)]
     lines += [line for note in found.notes for line in wrapped("note  ", printable(note), screen)]
     lines += [*_tensors(tensors, screen), *_unchanged(found, screen), *_values(values, screen)]
     return "\n".join([*lines, "", *wrapped("", verdict_line(found), screen)])
 
 
 # -- the first screen --------------------------------------------------------------------------------------------
-
-
-def _sides(found: Difference, screen: Screen) -> Iterator[str]:
-    for letter, side in (("A", found.a), ("B", found.b)):
-        yield from wrapped(f"{letter}  ", printable(side_line(side)), screen)
 
 
 def side_line(side: Side) -> str:
@@ -161,16 +158,16 @@ def _folded(rows: Sequence[ValueDifference]) -> list[tuple[ValueDifference, int]
     return list(found.values())
 
 
-# -- the last line -----------------------------------------------------------------------------------------------
-
-
 def verdict_line(found: Difference) -> str:
     """Whether the two are the same, and how much was compared."""
     if found.same is False:
-        parts = [f"different: {few(_which(found), 12)}"]
+        which = [row.subject for row in found.subjects if row.verdict in DIFFERENT or row.different]
+        parts = [f"different: {few(which, 12)}"]
     elif found.same:
         count = f"{plural(len(found.tensors), 'tensor')}, {plural(len(found.values), 'value')}"
-        parts = [f"the same: {count}{_within(found)}"]
+        tolerant = any(row.verdict == "within tolerance" for row in found.tensors)
+        within = f", within rtol {found.rtol or 0:g} and atol {found.atol or 0:g}" if tolerant else ""
+        parts = [f"the same: {count}{within}"]
     else:
         parts = ["nothing that was compared differs"]
     if not found.values_compared:
@@ -179,18 +176,6 @@ def verdict_line(found: Difference) -> str:
         parts.append(f"{size(found.bytes_not_read)} with the same stated CRC-32 not read (--every-byte)")
     read = f"{size(found.bytes_read)} of tensors read, " if found.values_compared else ""
     return f"{'; '.join(parts)}; {read}{found.seconds:.2f} s"
-
-
-def _within(found: Difference) -> str:
-    tolerant = any(row.verdict == "within tolerance" for row in found.tensors)
-    return f", within rtol {found.rtol or 0:g} and atol {found.atol or 0:g}" if tolerant else ""
-
-
-def _which(found: Difference) -> list[str]:
-    return [row.subject for row in found.subjects if row.verdict in DIFFERENT or row.different]
-
-
-# -- HTML ---------------------------------------------------------------------------------------------------------
 
 
 def difference_html(found: Difference) -> str:

@@ -133,7 +133,8 @@ def _why_unknown(found: NamedShape, wanted: NamedShape) -> str:
 
 def _explained(name: str, found: Ints, wanted: Ints) -> tuple[str, str]:
     """Explain a difference in shape, in a word and in words; two empty texts if it has no known cause."""
-    if _is_padded(name, found, wanted):
+    one_size = len(found) == len(wanted) == 2 and found[1] == wanted[1]
+    if one_size and any(word in name.lower() for word in VOCABULARY_WORDS):
         rows = plural(abs(wanted[0] - found[0]), "row")
         return "padded", f"{rows} {'short' if found[0] < wanted[0] else 'over'}: padded vocabulary?"
     if len(found) == 2 and found == wanted[::-1]:
@@ -141,11 +142,6 @@ def _explained(name: str, found: Ints, wanted: Ints) -> tuple[str, str]:
     if prod(found) == prod(wanted):
         return "reshaped", "as many elements, of another shape"
     return "", ""
-
-
-def _is_padded(name: str, found: Ints, wanted: Ints) -> bool:
-    two = len(found) == len(wanted) == 2 and found[1] == wanted[1]
-    return two and any(word in name.lower() for word in VOCABULARY_WORDS)
 
 
 # -- names that differ, folded ----------------------------------------------------------------------------------------

@@ -116,15 +116,11 @@ def _shapes(values: Mapping[str, Any]) -> dict[str, NamedShape]:
     first: dict[Any, str] = {}
     found: dict[str, NamedShape] = {}
     for name, value in values.items():
-        found[name] = _shape(value)
-        identity = storage_identity(value) if isinstance(value, Tensor) else None
-        if identity is not None and first.setdefault(identity, name) != name:
-            found[name] = found[name]._replace(tied=first[identity])
+        if not isinstance(value, Tensor):  # such as a module's extra state
+            found[name] = NamedShape(None)
+            continue
+        identity = storage_identity(value)
+        same = name if identity is None else first.setdefault(identity, name)
+        note = value.note or ("has no values" if value.kind == "meta" else "")
+        found[name] = NamedShape(value.shape, value.dtype, "" if same == name else same, note)
     return found
-
-
-def _shape(value: Any) -> NamedShape:
-    """The shape of one value; other values than tensors, such as a module's extra state, have none."""
-    if not isinstance(value, Tensor):
-        return NamedShape(None)
-    return NamedShape(value.shape, value.dtype, note=value.note or ("has no values" if value.kind == "meta" else ""))

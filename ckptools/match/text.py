@@ -98,9 +98,6 @@ def group_cells(group: MatchGroup) -> list[str]:
     return [group.status, group.names, str(group.keys), group.checkpoint, group.model, group.note]
 
 
-# -- what to type next -------------------------------------------------------------------------------------------
-
-
 def next_lines(found: Match, arguments: str, written: Path | None) -> Iterator[str]:
     """The command that writes the checkpoint under the names of the model.
 
@@ -127,9 +124,6 @@ def _options(renames: Sequence[Rename]) -> list[str]:
     if len(renames) == 1 and renames[0].old and not renames[0].new:
         return ["--strip-prefix", renames[0].old]
     return [word for rename in renames for word in ("--rename", f"{rename.old}={rename.new}")]
-
-
-# -- HTML ---------------------------------------------------------------------------------------------------------
 
 
 def match_html(found: Match) -> str:

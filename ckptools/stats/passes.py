@@ -110,13 +110,12 @@ def over(
         with files.open(piece.source.path) as file:
             return collect(number, piece, takewhile(lambda _: not given_up.is_set(), raw_bands(piece, file)))
 
-    _read_parts(pieces, read, _bytes_of, found, names, jobs, progress)
+    def reads(piece: Piece) -> list[fetch_ahead.Part]:
+        source = piece.source
+        return [(source.path, source.offset, source.offset + extent(source))]
+
+    _read_parts(pieces, read, reads, found, names, jobs, progress)
     return found
-
-
-def _bytes_of(piece: Piece) -> list[fetch_ahead.Part]:
-    source = piece.source
-    return [(source.path, source.offset, source.offset + extent(source))]
 
 
 def _pieces(arrays: Sequence[Sequence[Source]], found: Sequence[PassResult[Result]]) -> Iterator[tuple[int, Piece]]:

@@ -39,15 +39,12 @@ def value_histogram(found: Stats) -> Picture:
     """Draw the distribution of a tensor's values between its extremes, from figures with a histogram."""
     bins = value_bins(found)
     title = f"values of {name_text(found.name) or 'a tensor'}"
-    facts = [f"{count(found.elements)} of {count(found.numel)} elements read, {_not_finite(found)}"]
+    odd = f"{found.nan} NaN and {found.inf} infinite left out" if found.nonfinite else "all finite"
+    facts = [f"{count(found.elements)} of {count(found.numel)} elements read, {odd}"]
     if bins:
         facts.append(f"from {number(bins[0].low)} to {number(bins[-1].high)}, {found.zeros} zero")
     facts += [found.problem] if found.problem else []
     return _picture(title, facts, bins, "elements")
-
-
-def _not_finite(found: Stats) -> str:
-    return f"{found.nan} NaN and {found.inf} infinite left out" if found.nonfinite else "all finite"
 
 
 def norm_bins(found: Statistics[Stats]) -> tuple[Bin, ...]:

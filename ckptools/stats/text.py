@@ -204,9 +204,6 @@ def which_rows(row: DeadRows) -> str:
     return ", ".join(kinds)
 
 
-# -- HTML ---------------------------------------------------------------------------------------------------------
-
-
 def statistics_html(found: Statistics[Any]) -> str:
     """Render the figures of tensors, a row for each, and totals."""
     from ckptools.display.page import DICTS, Page

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,14 @@ def _each(checks: Mapping[str, Callable[[Checkpoint], Check]], ck: Checkpoint) -
             yield judged(name, [unreadable(error)], "")
 
 
+def _listed(problems: Iterator[Problem], fqn: str | None = None) -> list[Problem]:
+    """List problems that a check finds; or that a file cannot be read, if it cannot."""
+    try:
+        return list(problems)
+    except (ReadError, NotWholeError) as error:
+        return [unreadable(error, None, fqn)]
+
+
 def unreadable(error: CkptoolsError, rank: int | None = None, fqn: str | None = None) -> Problem:
     """The problem of a file, or a part of one, that could not be read."""
     if isinstance(error, NotWholeError):
@@ -175,14 +184,12 @@ class _ByteChecks:
         problems = [p for p in ck.problems if p.kind is Code.COPIES_DIFFER and p.tensor not in beside]
         contradicted, rounded = replicas.compare_rounded(ck.rounded)
         problems += contradicted
-        problems += self._copied(ck)
+        with suppress(ReadError):  # other checks report it
+            problems += copied_files(((fqn_of(path), tensor) for path, tensor in tensors_in(ck.tree)), self.files)
 
         def compare(pair: tuple[str, Any]) -> list[Problem]:
             self.progress(0, pair[0])
-            try:
-                return list(stored_bytes.unequal(*pair, self.files))
-            except ReadError as error:
-                return [unreadable(error, None, pair[0])]
+            return _listed(stored_bytes.unequal(*pair, self.files), pair[0])
 
         stored_bytes.fetch_copies(ck)
         compared = in_ranks(compare, pairs, self.jobs, lambda p: p[1].nbytes, reads=lambda p: copies_of(p[1]))
@@ -198,13 +205,6 @@ class _ByteChecks:
         parts += [f"{plural(right, 'weight')} beside fp32 copies that round to them"] if ck.rounded else []
         return judged("copies equal", problems, "; ".join([*parts, *([own] if own else [])]))
 
-    def _copied(self, ck: Checkpoint) -> list[Problem]:
-        """Find files that are copies of others under another rank's name."""
-        try:
-            return copied_files(((fqn_of(path), tensor) for path, tensor in tensors_in(ck.tree)), self.files)
-        except ReadError:  # other checks report it
-            return []
-
     def manifest(self, ck: Checkpoint, path: Path) -> Check:
         """Compare digests of tensors and files with those of a manifest."""
         listed, listed_files = found_files.read_manifest(path)
@@ -215,16 +215,10 @@ class _ByteChecks:
 
         def tensor(name: str) -> list[Problem]:
             self.progress(nbytes(name), name)
-            try:
-                return list(found_files.of_tensor(name, listed[name], tensors.get(name), self.files))
-            except (ReadError, NotWholeError) as error:
-                return [unreadable(error, None, name)]
+            return _listed(found_files.of_tensor(name, listed[name], tensors.get(name), self.files), name)
 
         def file(name: str) -> list[Problem]:
-            try:
-                return list(found_files.of_file(path, name, listed_files[name]))
-            except ReadError as error:
-                return [unreadable(error)]
+            return _listed(found_files.of_file(path, name, listed_files[name]))
 
         found = in_ranks(tensor, listed, self.jobs, nbytes)
         found += in_ranks(file, listed_files, self.jobs, lambda name: listed_files[name][0])

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from ckptools.display.lines import fold
 from ckptools.display.record_json import to_json
 from ckptools.display.tables import PIPE, Column, Screen, table
-from ckptools.model.problems import Problem
 from ckptools.model.records import to_dict
 from ckptools.text import plural, size
 from ckptools.verify.record import Check, Verification
@@ -47,25 +46,21 @@ def summary(found: Verification) -> str:
 
 def verification_json(found: Verification) -> str:
     """Render the record as one JSON object."""
+    names = ("code", "severity", "rank", "tensor", "message")
     data = {
         "schema": "ckptools/verify/1",
         "path": str(found.path),
         "ok": found.ok,
         "verdict": to_dict(found.verdict),
         "checks": [
-            {"name": c.name, "result": c.result, "detail": c.detail, "problems": _problems(c.problems)}
-            for c in found.checks
+            {**to_dict(check), "problems": [{name: getattr(p, name) for name in names} for p in check.problems]}
+            for check in found.checks
         ],
         "ignored": found.ignored,
         "bytes_read": found.bytes_read,
         "seconds": round(found.seconds, 3),
     }
     return to_json(data, indent=2)
-
-
-def _problems(problems: Sequence[Problem]) -> list[dict[str, object]]:
-    names = ("code", "severity", "rank", "tensor", "message")
-    return [{name: getattr(p, name) for name in names} for p in problems]
 
 
 def verification_html(found: Verification) -> str:

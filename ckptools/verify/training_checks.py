@@ -94,22 +94,20 @@ def _step_slots(ck: Checkpoint) -> dict[tuple[str, Any], Any]:
 
 
 def _step(slot: Any) -> float | None:
-    """The number; None if its file is missing or damaged, which the check of the layout reports."""
+    """The number, an integer if it is finite; None if its file is missing or damaged, which another check reports."""
     if not isinstance(slot, Tensor):
         return int(slot)
-    with OpenFiles() as files:
-        return _number(slot, files) if cover_problem(slot, "") is None else None
-
-
-def _number(tensor: Tensor, files: OpenFiles) -> float:
-    """The only element of a tensor, from the last of its copies; an integer if it is one."""
-    code = NUMBERS.get(tensor.dtype)
+    if cover_problem(slot, "") is not None:
+        return None
+    code = NUMBERS.get(slot.dtype)
     if code is not None:
-        number = struct.unpack(code, shard_bytes(next(s for s in reversed(tensor.found) if s.box.numel), files))[0]
+        last = next(shard for shard in reversed(slot.found) if shard.box.numel)
+        with OpenFiles() as files:
+            number = struct.unpack(code, shard_bytes(last, files))[0]
     else:
         from ckptools.tensor_io import read
 
-        number = read.to_numpy(tensor).reshape(-1)[0]
+        number = read.to_numpy(slot).reshape(-1)[0]
     return int(number) if math.isfinite(number) else float(number)
 
 
