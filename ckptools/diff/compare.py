@@ -8,22 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from ckptools.diff import sides
 from ckptools.diff.digest_file import read_digest_file
 from ckptools.diff.keys_of_side import contents_of
 from ckptools.diff.plain_values import group_rows, value_rows
 from ckptools.diff.record import DIFFERENT, UNPROVEN, Difference, TensorDifference, Tolerance, ValueDifference
-from ckptools.diff.sides import (
-    UNSURE,
-    Contents,
-    SideTensor,
-    SideValue,
-    as_in_a,
-    named_by_order,
-    pairs,
-    renamed_sections,
-    unlisted,
-    with_text_keys,
-)
+from ckptools.diff.sides import UNSURE, Contents, SideTensor, SideValue
 from ckptools.diff.subjects import subject_rows
 from ckptools.diff.tensor_rows import structure_row
 from ckptools.diff.tensor_rows import value_rows as tensor_value_rows
@@ -51,11 +41,7 @@ class Wanted:
 
     @property
     def tolerance(self) -> Tolerance | None:
-        """How far values may be apart.
-
-        Raises:
-            UsageError: one of the two is not a number of at least 0.
-        """
+        """How far values may be apart; a UsageError if one of the two is not a number of at least 0."""
         if self.rtol is None and self.atol is None:
             return None
         for name, value in (("rtol", self.rtol), ("atol", self.atol)):
@@ -86,13 +72,13 @@ class _Comparison:
 
     def __init__(self, a: Contents, b: Contents, wanted: Wanted, reading: Reading) -> None:
         self.wanted, self.reading = wanted, reading
-        self.renamed = renamed_sections(a, b)
+        self.renamed = sides.renamed_sections(a, b)
         self.rng = {name for side in (a, b) for name in side.sections.get("rng", ())}
         _check_section(wanted.selection.section, a, b)
         if a.text_keys != b.text_keys:
-            a, b = (side if side.text_keys else with_text_keys(side) for side in (a, b))
-        b = as_in_a(b, self.renamed)
-        self.a, self.b, self.by_order, self.unsure = named_by_order(unlisted(a, b), unlisted(b, a))
+            a, b = (side if side.text_keys else sides.with_text_keys(side) for side in (a, b))
+        b = sides.as_in_a(b, self.renamed)
+        self.a, self.b, self.by_order, self.unsure = sides.named_by_order(sides.unlisted(a, b), sides.unlisted(b, a))
         asked = wanted.values or wanted.every_byte or reading.tolerance is not None
         self.values = asked or a.facts.digests or b.facts.digests
 
@@ -111,7 +97,7 @@ class _Comparison:
         )  # fmt: skip
 
     def _tensors(self) -> tuple[list[TensorDifference], int, int]:
-        found = [pair for pair in pairs(self.a.tensors, self.b.tensors) if self._is_selected(*pair)]
+        found = [pair for pair in sides.pairs(self.a.tensors, self.b.tensors) if self._is_selected(*pair)]
         if not self.values:
             rows, read, unread = [structure_row(*pair) for pair in found], 0, 0
         else:
@@ -123,7 +109,7 @@ class _Comparison:
         for row in group_rows(self.a, self.b, [name for name in sections if self._takes_section("optimizer", name)]):
             if self.wanted.selection.takes(row.name):
                 yield row
-        for pair in pairs(self.a.values, self.b.values):
+        for pair in sides.pairs(self.a.values, self.b.values):
             if self._is_selected(*pair):
                 yield from (self._surely(row, *pair) for row in value_rows(*pair, self.a, self.b))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from struct import calcsize, unpack
@@ -153,7 +154,7 @@ def _by_parameter(left: Sequence[SideGroup], right: Sequence[SideGroup]) -> Iter
     for group in left:
         there = [of[name] for name in group.params if name in of]
         keys = dict.fromkeys(key for one in (group, *there) for key in one.settings)
-        for key in keys if there else group.settings:
+        for key in keys:
             yield _of_parameters(group, key, there)
         gone = [name for name in group.params if name not in of]
         if gone:
@@ -168,11 +169,10 @@ def _by_parameter(left: Sequence[SideGroup], right: Sequence[SideGroup]) -> Iter
 def _of_parameters(group: SideGroup, key: str, there: Sequence[SideGroup]) -> ValueDifference:
     """Compare a hyperparameter of A's group with B's for the same parameters."""
     mine, values = group.settings.get(key), [other.settings.get(key) for other in there]
-    distinct = list(dict.fromkeys(values))
-    if len(distinct) <= 1:
-        return _setting(group, key, mine, distinct[0] if distinct else None)
-    counts = [(value, values.count(value)) for value in distinct]
-    text = few([f"{value.text if value else 'none'} ({plural(n, 'parameter')})" for value, n in counts], 3)
+    counts = Counter(values)
+    if len(counts) <= 1:
+        return _setting(group, key, mine, next(iter(counts), None))
+    text = few([f"{value.text if value else 'none'} ({plural(n, 'parameter')})" for value, n in counts.items()], 3)
     return ValueDifference(
         _name(group, key), _subject(key), "differs", "one value in A, several in B", None, _text(mine), clip(text, 120)
     )

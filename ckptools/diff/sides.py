@@ -144,10 +144,7 @@ def as_in_a(b: Contents, names: Renames) -> Contents:
 
 
 def unlisted(side: Contents, other: Contents) -> Contents:
-    """Take apart lists by rank, as in a consolidated file, where the other side has a value for each rank.
-
-    The side may have `position.2.sample`, the third rank's; the other one `position.sample` of every rank.
-    """
+    """Take apart lists by rank: the third rank's `position.2.sample`, where the other side has one for each rank."""
     values: dict[Identity, SideValue] = {}
     for identity, value in side.values.items():
         cut = next((len(b) for b in other.by_rank - side.by_rank if _lists(b, identity)), None)
@@ -203,9 +200,8 @@ Names = Mapping[str, str]
 def named_by_order(a: Contents, b: Contents) -> tuple[Contents, Contents, list[str], set[str]]:
     """Give names to the numbers for which the other side proves them.
 
-    Returns:
-        The two sides, a note for each optimizer that got names, and the sections in which one side still has numbers
-        and the other names, so that a key of one side alone may exist on the other.
+    Also returns a note for each optimizer that got names, and the sections in which one side still has numbers and the
+    other names, so that a key of one side alone may exist on the other.
     """
     notes, unsure = [], set[str]()
     for section in dict.fromkeys(group.section for group in a.groups):

@@ -193,7 +193,7 @@ def _regions(pair: _Pair, every_byte: bool) -> Iterator[_Region]:
 
 
 def _meeting(tensor: Tensor, box: Box) -> list[Shard]:
-    return [s for s in tensor.shards if not box.sizes or s.box.intersect(box) is not None]
+    return [s for s in tensor.shards if s.box.intersect(box) is not None]
 
 
 def _measured(region: _Region, how: Reading) -> Measures | str:

@@ -50,8 +50,7 @@ class MatchRow(NamedTuple):
         status: `same` (name and shape), `renamed` (the same after the renames), `tied` (absent, but its values come
             with another name), `shape` (differs), `unknown` (unknown shape, or it cannot be loaded), `missing` (in the
             model only), `unexpected` (in the checkpoint only).
-        name: the model's; None for `unexpected`.
-        checkpoint_name: the checkpoint's; None for `missing` and `tied`.
+        checkpoint_name: None for `missing` and `tied`, as `name`, the model's, for `unexpected`.
         model_shape: sizes in the model; None if unknown, as in the checkpoint.
         model_dtype: dtype in the model; "" if unknown.
         reason: `padded`, `transposed`, `reshaped` or `tied` if one of these explains it; else "".
@@ -80,8 +79,7 @@ class MatchGroup(NamedTuple):
     Attributes:
         status: that of the rows; `dtype` for rows whose dtypes differ, which may be in another group too.
         names: their common pattern: `blocks.{0..11}.attn.*`.
-        checkpoint: shape, or dtype, in the checkpoint, if all have the same.
-        model: shape, or dtype, in the model.
+        checkpoint: shape, or dtype, in the checkpoint, if all have the same; as `model`.
     """
 
     status: str
@@ -103,7 +101,6 @@ class Match:
             any rename; and the checkpoint is not known to be broken. Dtypes do not count: loading converts.
         whole: whether the checkpoint is whole; None if not every file was compared.
         model_names: number of selected names of the model.
-        checkpoint_names: number of selected names of the checkpoint.
         same: number of names of the model that are there with their shape.
         renamed: number of further names after the renames.
         renames: the rename that fixes most, and those that fix more after it. Never applied by itself.

@@ -51,11 +51,7 @@ def match(checkpoint: Checkpoint | str | Path, to: Any, selection: Selection | N
 
 
 def compared(saved: StateDictShapes, model: StateDictShapes, whole: bool | None, selection: Selection) -> Match:
-    """Compare two lists of names and shapes, and find renames that make more of them agree.
-
-    Raises:
-        UsageError: no name counts.
-    """
+    """Compare two lists of names and shapes, and find renames that make more of them agree."""
     found = find_renames(saved, model)
     rows = [row for row in _rows(saved, model, found.names) if selection.takes(*_names(row))]
     if not rows:
@@ -206,12 +202,8 @@ def _tree(names: Sequence[str], kinds: Sequence[Hashable]) -> list[Branch[int]]:
     return folding.fold(items, kinds.__getitem__, kinds.__getitem__, lambda _: True)
 
 
-def _depth(tree: Iterable[Branch[int]]) -> int:
-    return max(map(_levels, tree), default=1)
-
-
-def _levels(branch: Branch[int]) -> int:
-    return 1 + max(map(_levels, branch.children), default=0)
+def _depth(branches: Iterable[Branch[int]]) -> int:
+    return max((1 + _depth(branch.children) for branch in branches), default=0)
 
 
 def _lines(branches: Iterable[Branch[int]], before: str, depth: int) -> Iterator[tuple[str, list[int]]]:

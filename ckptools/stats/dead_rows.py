@@ -53,11 +53,7 @@ NONE = Tensor((0, 0), "float32", ())
 
 
 def matrices(ck: Checkpoint, selection: Selection) -> list[Entry]:
-    """The selected tensors of two dimensions and floating point.
-
-    Raises:
-        UsageError: there is no such section.
-    """
+    """The tensors of two dimensions and floating point among those of `tensors_chosen`."""
     chosen = tensors_chosen(ck, selection)
     return [e for e in chosen if len(e.value.shape) == 2 and e.value.numel and is_floating(e.value.dtype)]
 

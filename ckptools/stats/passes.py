@@ -152,25 +152,18 @@ def shared_regions(tensors: Sequence[Tensor]) -> list[SharedRegion]:
     """
     first, *others = [{s.box: s for s in tensor.found if s.box.numel} for tensor in tensors]
     found = ((box, [_meeting(box, other) for other in others]) for box in first)
-    return [
-        SharedRegion(box, ((first[box],), *rest)) for box, rest in found if all(_covers(box, shards) for shards in rest)
-    ]
+    covered = ((box, rest) for box, rest in found if all(_covers(box, shards) for shards in rest))
+    return [SharedRegion(box, ((first[box],), *rest)) for box, rest in covered]
 
 
 def _meeting(box: Box, shards: dict[Box, Shard]) -> tuple[Shard, ...]:
     """The shards that overlap a region; only one if it is the same region."""
     if box in shards:
         return (shards[box],)
-    return tuple(shard for at, shard in shards.items() if _meet(at, box))
-
-
-def _meet(a: Box, b: Box) -> bool:
-    return not b.sizes or a.intersect(b) is not None
+    return tuple(shard for at, shard in shards.items() if at.intersect(box) is not None)
 
 
 def _covers(box: Box, shards: Sequence[Shard]) -> bool:
-    if len(shards) == 1 and shards[0].box == box:
-        return True
     inner = [shard.box.intersect(box) for shard in shards]
     return cover(box.sizes, {part.seen_from(box) for part in inner if part is not None}).exact
 
@@ -196,7 +189,8 @@ def over_regions(
         return collect(number, region, bands)
 
     def reads(region: SharedRegion) -> list[fetch_ahead.Part]:
-        return parts_of_all(shard for shards in region.shards for shard in shards if _meet(shard.box, region.box))
+        shards = (shard for shards in region.shards for shard in shards)
+        return parts_of_all(shard for shard in shards if shard.box.intersect(region.box) is not None)
 
     _read_parts(parts, read, reads, found, names, jobs, progress)
     return found

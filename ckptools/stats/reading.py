@@ -60,11 +60,7 @@ def _tensors(ck: Checkpoint, selection: Selection) -> list[Entry]:
 
 
 def parts_of(ck: Checkpoint, selection: Selection, per_rank: bool = False) -> list[MeasuredPart]:
-    """The selected tensors, or each rank's parts of them.
-
-    Raises:
-        UsageError: there is no such section.
-    """
+    """The tensors of `tensors_chosen`, or each rank's parts of them."""
     wholes = [MeasuredPart(entry.name, entry.section, entry.value) for entry in tensors_chosen(ck, selection)]
     return [part for whole in wholes for part in _of_each_rank(whole)] if per_rank else wholes
 

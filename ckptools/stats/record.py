@@ -29,8 +29,6 @@ class Stats:
 
     Attributes:
         rank: the rank whose part this is; None for the whole tensor.
-        shape: global sizes.
-        numel: expected number of elements.
         elements: elements that were read; fewer than `numel` if some are in no file here.
         min: the smallest element; an integer if the tensor has integers.
         std: their population standard deviation (divided by their number, not by one less).
@@ -84,11 +82,8 @@ class Moments:
 
     Attributes:
         optimizer: section of the moments in the checkpoint.
-        shape: global sizes of the moments.
-        numel: expected number of elements of each.
-        elements: elements that were read of both.
+        elements: elements that were read of both moments; fewer than `numel` if some are in no file here.
         weight: rms of the parameter; None if the checkpoint lacks it, or none of its elements is finite.
-        exp_avg: rms of the first moment.
         exp_avg_sq: rms of the root of the second moment.
         update: rms of `exp_avg / (sqrt(exp_avg_sq) + eps)`; None if the param group has no eps.
         ratio: `lr * update / weight`, the relative size of a step, without weight decay.
@@ -148,7 +143,6 @@ class Statistics(Generic[Row]):
         tensors: number of tensors, or parts of them.
         l2: root of the sum of squares of all finite elements of floating-point tensors, tied ones counted once; None if
             not all could be read, for figures by rank, and for other kinds of rows.
-        nonfinite: number of elements that are NaN or infinite.
         incomplete: number of rows with a problem, whose figures are missing or incomplete.
     """
 
