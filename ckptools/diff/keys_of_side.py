@@ -18,6 +18,7 @@ from ckptools.keys.value_digests import MAX_SMALL, Content, content_of, is_numbe
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import cover_problem
 from ckptools.model.rank_vote import vote
+from ckptools.model.records import grouped
 from ckptools.model.tensor import Tensor, record_sizes
 from ckptools.model.tree import KeyPath, fqn_of, leaf_at
 from ckptools.model.values import Absent
@@ -57,7 +58,8 @@ class _Keys:
         self.optimizers = {o.path: o for o in optimizers_of(ck).values()} if has_optimizer else {}
         namings = [optimizer.naming for optimizer in self.optimizers.values()]
         self.assumed = {n.names[i] for n in namings for i in n.assumed if i in n.names}
-        self.prefixes = dict(self._prefixes())
+        named = grouped((e for e in entries_of(ck) if e.parameter[:1] not in ("", "?")), lambda entry: entry.section)
+        self.prefixes = {section: ddp_prefix([e.parameter for e in own]) for section, own in named.items()}
 
     def add(self) -> None:
         entries = fetched(entries_of(self.ck), lambda e: parts_of_all(e.value.found) if is_number(e.value) else [])
@@ -71,14 +73,6 @@ class _Keys:
                 self._leaves(section)
         self._generators()
         self.found.notes = tuple(self._notes())
-
-    def _prefixes(self) -> Iterator[tuple[str, str]]:
-        """Each section with the prefix that DDP put before its names."""
-        names: dict[str, list[str]] = {}
-        for entry in entries_of(self.ck):
-            if entry.parameter and not entry.parameter.startswith("?"):
-                names.setdefault(entry.section, []).append(entry.parameter)
-        yield from ((section, ddp_prefix(found)) for section, found in names.items())
 
     def _bare(self, section: str, name: str) -> str:
         """A fqn without the parts that wrappers put into it."""

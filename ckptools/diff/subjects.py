@@ -17,6 +17,7 @@ from ckptools.diff.record import (
     Verdict,
 )
 from ckptools.diff.sides import Contents
+from ckptools.model.records import grouped
 from ckptools.text import and_more, clip, clip_middle, few, number, plural, spans
 
 Row = TensorDifference | ValueDifference
@@ -121,12 +122,8 @@ def _change(row: ValueDifference) -> str:
 
 def _of_generators(rows: Sequence[ValueDifference], a: Contents, b: Contents) -> Iterator[str]:
     """Say which ranks have the same state on both sides, and which have another rank's."""
-    by_name: dict[str, list[ValueDifference]] = {}
-    for row in rows:
-        by_name.setdefault(row.name.removeprefix("rng "), []).append(row)
-    alike: dict[str, list[str]] = {}
-    for name, found in by_name.items():
-        alike.setdefault(_ranks(found), []).append(name)
+    by_name = grouped(rows, lambda row: row.name.removeprefix("rng "))
+    alike = grouped(by_name, lambda name: _ranks(by_name[name]))
     yield from (f"{few(names)} {text}" for text, names in alike.items())
     yield from _of_other_ranks(a, b)
 
@@ -135,13 +132,12 @@ def _ranks(rows: Sequence[ValueDifference]) -> str:
     """The verdicts on one generator, with their ranks."""
     if len(rows) == 1:
         return "the same" if rows[0].verdict == "same" else rows[0].verdict
-    ranks: dict[str, list[int]] = {}
-    for row in rows:
-        words = {"same": "the same", "differs": "other states"}.get(row.verdict, row.verdict)
-        ranks.setdefault(words, []).append(-1 if row.rank is None else row.rank)
-    if len(ranks) == 1:
-        return f"{next(iter(ranks))} on every rank"
-    return ", ".join(f"{words} on ranks {spans(some)}" for words, some in ranks.items())
+    words: dict[Verdict, str] = {"same": "the same", "differs": "other states"}
+    found = grouped(rows, lambda row: words.get(row.verdict, row.verdict))
+    if len(found) == 1:
+        return f"{next(iter(found))} on every rank"
+    ranks = {text: [-1 if row.rank is None else row.rank for row in some] for text, some in found.items()}
+    return ", ".join(f"{text} on ranks {spans(some)}" for text, some in ranks.items())
 
 
 def _of_other_ranks(a: Contents, b: Contents) -> Iterator[str]:

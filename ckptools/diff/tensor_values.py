@@ -15,6 +15,7 @@ from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import CkptoolsError
 from ckptools.files.opening import OpenFiles
 from ckptools.keys.value_digests import once
+from ckptools.model.records import grouped
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.tensor_io.fetch_ahead import Part, copies_among, in_ranks, parts_of_all
@@ -155,9 +156,7 @@ def read_for_digest(tensor: Tensor) -> list[Part]:
 
 def _unsure(tensor: Tensor, every_byte: bool) -> list[Shard]:
     """The shards of regions whose stated checksums do not prove the copies equal."""
-    groups: dict[Box, list[Shard]] = {}
-    for shard in tensor.found if tensor.has_copies else ():
-        groups.setdefault(shard.box, []).append(shard)
+    groups = grouped(tensor.found if tensor.has_copies else (), lambda shard: shard.box)
     return [s for g in groups.values() if every_byte or not all(_stated_alike(g[0], s) for s in g) for s in g]
 
 

@@ -7,6 +7,7 @@ from itertools import compress
 
 from ckptools.diff.record import DIFFERENT, Difference, Side, TensorDifference, ValueDifference, Verdict
 from ckptools.display.tables import PIPE, Column, Screen, table, wrapped
+from ckptools.model.records import grouped
 from ckptools.text import few, plural, printable, shape, size
 
 SUBJECT_COLUMNS = (Column("subject"), Column("verdict", verdict=True), Column("detail"))
@@ -150,12 +151,8 @@ def _value_cells(row: ValueDifference, count: int) -> list[str]:
 
 def _folded(rows: Sequence[ValueDifference]) -> list[tuple[ValueDifference, int]]:
     """Fold rows whose keys end alike and differ alike into one row with its count."""
-    found: dict[tuple[object, ...], tuple[ValueDifference, int]] = {}
-    for row in rows:
-        key = (row.subject, row.name.rpartition(".")[2], row.rank, row.verdict, row.value_a, row.value_b, row.detail)
-        first, count = found.get(key, (row, 0))
-        found[key] = first, count + 1
-    return list(found.values())
+    alike = grouped(rows, lambda row: row._replace(name=row.name.rpartition(".")[2]))
+    return [(some[0], len(some)) for some in alike.values()]
 
 
 def verdict_line(found: Difference) -> str:

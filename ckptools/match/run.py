@@ -17,7 +17,7 @@ from ckptools.match.record import Match, MatchGroup, MatchRow
 from ckptools.match.rename_search import find_renames, shapes_agree
 from ckptools.match.targets import saved_shapes, shapes_expected
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.records import Rows
+from ckptools.model.records import Rows, grouped
 from ckptools.model.regions import Ints
 from ckptools.text import plural, shape
 from ckptools.torch_engine.module_shapes import NamedShape, StateDictShapes
@@ -164,11 +164,8 @@ def _dtypes(row: MatchRow) -> Facts:
 
 def _groups(status: str, rows: Sequence[MatchRow], facts: Callable[[MatchRow], Facts]) -> list[MatchGroup]:
     """Group rows with the same facts, folded by name; a shape on one side only does not split a group."""
-    alike: dict[Facts, list[MatchRow]] = {}
-    for row in rows:
-        own = facts(row)
-        key = own if status in ("shape", "dtype") else ("", "", own[2])
-        alike.setdefault(key, []).append(row)
+    split = status in ("shape", "dtype")
+    alike = grouped(rows, lambda row: facts(row) if split else ("", "", facts(row)[2]))
     return [group for key, some in alike.items() for group in _folded(status, some, key, facts)]
 
 

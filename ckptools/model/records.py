@@ -8,7 +8,7 @@ notebook shows the line.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import lru_cache
@@ -141,6 +141,15 @@ def to_plain(value: Any) -> Any:
 
 
 Row = TypeVar("Row")
+Key = TypeVar("Key")
+
+
+def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
+    """The rows of each key, in the order in which each is first met."""
+    found: dict[Key, list[Row]] = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
+    return found
 
 
 class RowMethods(Generic[Row]):

@@ -15,7 +15,7 @@ from ckptools.model.regions import Box
 from ckptools.model.tensor import Tensor
 from ckptools.stats.moments import SECOND
 from ckptools.stats.passes import PassResult, SharedRegion, Values, over_regions, shared_regions
-from ckptools.stats.reading import MeasuredPart, located, readable, tensors_chosen, together
+from ckptools.stats.reading import MeasuredPart, by_parameter, located, readable, tensors_chosen, together
 from ckptools.stats.record import DeadRows, Statistics, with_totals
 from ckptools.tensor_io.threads import Progress
 
@@ -36,8 +36,8 @@ def dead_rows(
     Every rank's structure of the checkpoint is read. `progress` is called with bytes read and the matrix they are of.
     """
     started = time.perf_counter()
-    seconds = _second_moments(ck)
-    pairs = [(entry.value, seconds.get(entry.parameter, NONE)) for entry in entries]
+    seconds = by_parameter(entry for entry in tensor_entries(ck) if entry.slot == SECOND)
+    pairs = [(e.value, seconds[e.parameter].value if e.parameter in seconds else NONE) for e in entries]
     tensors = [tensor for a, b in pairs for tensor in (a, b if b.shape == a.shape else NONE)]
     sides = [_side(tensor) for tensor in tensors]
     names = [entry.name for entry in entries for _ in range(2)]
@@ -56,15 +56,6 @@ def matrices(ck: Checkpoint, selection: Selection) -> list[Entry]:
     """The tensors of two dimensions and floating point among those of `tensors_chosen`."""
     chosen = tensors_chosen(ck, selection)
     return [e for e in chosen if len(e.value.shape) == 2 and e.value.numel and is_floating(e.value.dtype)]
-
-
-def _second_moments(ck: Checkpoint) -> dict[str, Tensor]:
-    """Second moments by parameter, without parameters that have several."""
-    found: dict[str, list[Tensor]] = {}
-    for entry in tensor_entries(ck):
-        if entry.slot == SECOND:
-            found.setdefault(entry.parameter, []).append(entry.value)
-    return {name: tensors[0] for name, tensors in found.items() if len(tensors) == 1}
 
 
 def _side(tensor: Tensor) -> tuple[list[SharedRegion], str]:

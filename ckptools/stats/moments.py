@@ -21,7 +21,7 @@ from ckptools.model.tensor import Tensor
 from ckptools.model.values import scalar
 from ckptools.stats.figures import statistics
 from ckptools.stats.passes import PassResult, Values, over_regions, shared_regions
-from ckptools.stats.reading import MeasuredPart, located, readable, together
+from ckptools.stats.reading import MeasuredPart, by_parameter, located, readable, together
 from ckptools.stats.record import Moments, Statistics, Stats, with_totals
 from ckptools.tensor_io import read
 from ckptools.tensor_io.threads import Progress
@@ -132,11 +132,8 @@ def _number(value: Any) -> float | None:
 
 def _weights(ck: Checkpoint, names: set[str]) -> list[MeasuredPart]:
     """The model's tensors with given names, without names that several models have."""
-    found: dict[str, list[MeasuredPart]] = {}
-    for entry in tensor_entries(ck):
-        if entry.kind == "model" and entry.parameter in names:
-            found.setdefault(entry.parameter, []).append(MeasuredPart(entry.parameter, entry.section, entry.value))
-    return [parts[0] for parts in found.values() if len(parts) == 1]
+    found = by_parameter(e for e in tensor_entries(ck) if e.kind == "model" and e.parameter in names)
+    return [MeasuredPart(name, entry.section, entry.value) for name, entry in found.items()]
 
 
 def _sides(pair: Pair) -> tuple[list[Tensor], list[tuple[str, str]]]:

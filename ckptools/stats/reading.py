@@ -12,6 +12,7 @@ from ckptools.keys.entries import Entry, Selection
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import cover_problem
 from ckptools.model.problems import Code
+from ckptools.model.records import grouped
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.tensor_io.dcp_items import with_source
@@ -57,6 +58,12 @@ def elsewhere(ck: Checkpoint, selection: Selection) -> str:
 
 def _tensors(ck: Checkpoint, selection: Selection) -> list[Entry]:
     return [entry for entry in selection.of(ck) if isinstance(entry.value, Tensor)]
+
+
+def by_parameter(entries: Iterable[Entry]) -> dict[str, Entry]:
+    """The only entry of each parameter, without parameters that have several."""
+    found = grouped(entries, lambda entry: entry.parameter)
+    return {parameter: own[0] for parameter, own in found.items() if len(own) == 1}
 
 
 def parts_of(ck: Checkpoint, selection: Selection, per_rank: bool = False) -> list[MeasuredPart]:
@@ -133,11 +140,8 @@ def _one_per_box(shards: Iterable[Shard]) -> list[Shard]:
 
 def together(problems: Iterable[tuple[str, str]]) -> str:
     """Join the problems of several names; a problem that several share appears once."""
-    names: dict[str, list[str]] = {}
-    for name, problem in problems:
-        if problem:
-            names.setdefault(problem, []).append(name)
-    return "; ".join(f"{', '.join(own)}: {problem}" for problem, own in names.items())
+    found = grouped((pair for pair in problems if pair[1]), lambda pair: pair[1])
+    return "; ".join(f"{', '.join(name for name, _ in own)}: {problem}" for problem, own in found.items())
 
 
 def said(error: ReadError) -> str:

@@ -13,6 +13,7 @@ from ckptools.keys.value_digests import NUMBERS
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import cover_problem
 from ckptools.model.problems import Code, Problem
+from ckptools.model.records import grouped
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
 from ckptools.tensor_io.stream import shard_bytes
@@ -185,9 +186,7 @@ def _equal_for_some(states: Mapping[str, Prints]) -> Iterator[Problem]:
     """
     streams: dict[tuple[Any, ...], list[str]] = {}
     for stream, prints in states.items():
-        groups: dict[str, list[Any]] = {}
-        for rank, fingerprint in prints.items():
-            groups.setdefault(fingerprint, []).append(rank)
+        groups = grouped(prints, prints.__getitem__)
         if len({len(ranks) for ranks in groups.values()}) > 1:
             for fingerprint, members in groups.items():
                 if len(members) > 1:
