@@ -20,11 +20,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 class Comparing:
-    """Compare the elements of one region of two tensors, some at a time.
-
-    Attributes:
-        found: measures of the elements compared so far.
-    """
+    """Compare the elements of one region of two tensors, some at a time; `found` measures those until now."""
 
     def __init__(self, dtypes: Sequence[str], box: Box, tolerance: Tolerance | None) -> None:
         self.found = Measures()

@@ -74,7 +74,10 @@ class _Comparison:
         self.wanted, self.reading = wanted, reading
         self.renamed = sides.renamed_sections(a, b)
         self.rng = {name for side in (a, b) for name in side.sections.get("rng", ())}
-        _check_section(wanted.selection.section, a, b)
+        known = [*KINDS, ALL, *(name for side in (a, b) for kind in KINDS for name in side.sections.get(kind, ()))]
+        if wanted.selection.section not in ("", *known):
+            there = ", ".join(dict.fromkeys(known))
+            raise UsageError(None, f"neither has a section {wanted.selection.section!r}; there are {there}")
         if a.text_keys != b.text_keys:
             a, b = (side if side.text_keys else sides.with_text_keys(side) for side in (a, b))
         b = sides.as_in_a(b, self.renamed)
@@ -121,7 +124,6 @@ class _Comparison:
         return wanted in ("", ALL, kind, name) or self.renamed.get((kind, wanted)) == name
 
     def _is_selected(self, a: SideTensor | SideValue | None, b: SideTensor | SideValue | None) -> bool:
-        """Whether a key of one or both sides is selected."""
         found = [key for key in (a, b) if key is not None]
         section = self._takes_section(*found[0].identity[:2])
         return section and self.wanted.selection.takes(*(key.name for key in found))
@@ -139,10 +141,3 @@ class _Comparison:
             yield f"{kind}: A's {here} is compared with B's {there}, the only one left on either side"
         for side, contents in (("A", self.a), ("B", self.b)):
             yield from (f"{side}: {note}" for note in contents.notes)
-
-
-def _check_section(section: str, a: Contents, b: Contents) -> None:
-    known = [*KINDS, ALL, *(name for side in (a, b) for kind in KINDS for name in side.sections.get(kind, ()))]
-    if section and section not in known:
-        there = ", ".join(dict.fromkeys(known))
-        raise UsageError(None, f"neither has a section {section!r}; there are {there}")

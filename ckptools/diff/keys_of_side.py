@@ -113,7 +113,6 @@ class _Keys:
             return Content("", "unknown", error.reason)
 
     def _tensor(self, identity: Identity, name: str, subject: Subject, tensor: Tensor, parameter: str = "") -> None:
-        """Add a tensor; the parameter is that of an optimizer."""
         self.found.tensors[identity] = SideTensor(
             identity, name, subject, tensor.dtype, tensor.shape, placement(tensor), parameter.startswith("?"),
             parameter in self.assumed, _problem(tensor, name), tensor,

@@ -167,7 +167,6 @@ def _by_parameter(left: Sequence[SideGroup], right: Sequence[SideGroup]) -> Iter
 
 
 def _of_parameters(group: SideGroup, key: str, there: Sequence[SideGroup]) -> ValueDifference:
-    """Compare a hyperparameter of A's group with B's for the same parameters."""
     mine, values = group.settings.get(key), [other.settings.get(key) for other in there]
     counts = Counter(values)
     if len(counts) <= 1:
@@ -182,9 +181,6 @@ def _parameters_of_one(group: SideGroup, names: Sequence[str], verdict: Verdict)
     count = plural(len(names), "parameter")
     texts = (count, None) if verdict == "only in A" else (None, count)
     return ValueDifference(_name(group, "params"), "hyperparameters", verdict, few(names, 3), None, *texts)
-
-
-# -- unlike items -----------------------------------------------------------------------------------------------------
 
 
 MAX_WORDS = 40

@@ -105,9 +105,6 @@ class Contents:
 PAIRED = ("model", "optimizer", "scheduler")
 """Kinds of sections that match under any name."""
 
-Renames = Mapping[tuple[str, str], str]
-"""Name in A of a section of B, by its kind and its name there."""
-
 OneSide = TypeVar("OneSide", SideTensor, SideValue)
 
 
@@ -117,7 +114,7 @@ def without_quotes(identity: Identity) -> Identity:
 
 
 def renamed_sections(a: Contents, b: Contents) -> dict[tuple[str, str], str]:
-    """The sections of B that have another name in A: the only one of its kind that is left on both sides."""
+    """The name in A of a section of B, by its kind and name: of the only one of its kind that is left on both sides."""
     found: dict[tuple[str, str], str] = {}
     for kind in PAIRED:
         left = [name for name in a.sections.get(kind, ()) if name not in b.sections.get(kind, ())]
@@ -127,7 +124,7 @@ def renamed_sections(a: Contents, b: Contents) -> dict[tuple[str, str], str]:
     return found
 
 
-def as_in_a(b: Contents, names: Renames) -> Contents:
+def as_in_a(b: Contents, names: Mapping[tuple[str, str], str]) -> Contents:
     """B with its sections under the names that they have in A."""
 
     def at(identity: Identity) -> Identity:
@@ -160,7 +157,6 @@ def unlisted(side: Contents, other: Contents) -> Contents:
 
 
 def _lists(below: Identity, identity: Identity) -> bool:
-    """Whether a key is in a possible list by rank."""
     n = len(below)
     return len(identity) > n and identity[:n] == below and identity[n].isdecimal()
 
@@ -168,10 +164,7 @@ def _lists(below: Identity, identity: Identity) -> bool:
 def pairs(
     a: Mapping[Identity, OneSide], b: Mapping[Identity, OneSide]
 ) -> Iterator[tuple[OneSide | None, OneSide | None]]:
-    """Pair the keys by identity in the order of A; keys of B alone come last.
-
-    A key that is a number on one side matches its text on the other.
-    """
+    """Pair the keys in the order of A, numbers with their texts too; keys of B alone come last."""
     left = {without_quotes(identity): identity for identity in b if identity not in a}
     taken: set[Identity] = set()
     for identity, key in a.items():

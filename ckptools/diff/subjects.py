@@ -20,8 +20,6 @@ from ckptools.diff.sides import Contents
 from ckptools.model.records import grouped
 from ckptools.text import and_more, clip, clip_middle, few, number, plural, spans
 
-Row = TensorDifference | ValueDifference
-
 EXPECTED: tuple[Subject, ...] = ("weights", "moments", "optimizer steps", "lr", "scheduler", "rng", "data position")
 """Subjects that a training needs to resume; a line says so if neither side has them."""
 
@@ -51,7 +49,7 @@ def subject_rows(
 def _row(
     subject: Subject, tensors: Sequence[TensorDifference], values: Sequence[ValueDifference], a: Contents, b: Contents
 ) -> SubjectRow:
-    rows: list[Row] = [*tensors, *values]
+    rows: list[TensorDifference | ValueDifference] = [*tensors, *values]
     different = sum(row.verdict in DIFFERENT for row in rows)
     unproven = sum(row.verdict in UNPROVEN for row in rows)
     parts = [*_of_tensors(tensors), *(_of_generators(values, a, b) if subject == "rng" else _of_values(values))]
@@ -60,7 +58,6 @@ def _row(
 
 
 def _verdict_of(verdicts: Sequence[Verdict]) -> Verdict:
-    """The verdict of several keys together."""
     found = set(verdicts)
     if len(found) == 1:
         return verdicts[0]
@@ -129,7 +126,6 @@ def _of_generators(rows: Sequence[ValueDifference], a: Contents, b: Contents) ->
 
 
 def _ranks(rows: Sequence[ValueDifference]) -> str:
-    """The verdicts on one generator, with their ranks."""
     if len(rows) == 1:
         return "the same" if rows[0].verdict == "same" else rows[0].verdict
     words: dict[Verdict, str] = {"same": "the same", "differs": "other states"}

@@ -16,8 +16,6 @@ from ckptools.tensor_io.fetch_ahead import Part, in_ranks
 from ckptools.tensor_io.stream import tensor_digest
 from ckptools.text import plural, shape
 
-Pair = tuple[SideTensor | None, SideTensor | None]
-
 
 def structure_row(a: SideTensor | None, b: SideTensor | None) -> TensorDifference:
     """Compare a tensor of both sides without its values."""
@@ -45,7 +43,9 @@ def _structure(a: SideTensor, b: SideTensor) -> tuple[Verdict, str]:
     return ("cannot be compared", NUMBERED) if a.number or b.number else ("not compared", "")
 
 
-def value_rows(pairs: Sequence[Pair], how: Reading) -> tuple[list[TensorDifference], int, int]:
+def value_rows(
+    pairs: Sequence[tuple[SideTensor | None, SideTensor | None]], how: Reading
+) -> tuple[list[TensorDifference], int, int]:
     """A row for each pair, values compared if both sides have them; then the bytes read and the bytes not read."""
     rows = [structure_row(a, b) for a, b in pairs]
     both = {n: (a, b) for n, (a, b) in enumerate(pairs) if a and b and a.shape == b.shape}

@@ -106,11 +106,7 @@ def compare_tensors(pairs: Iterable[tuple[str, Tensor, Tensor]], how: Reading) -
     return [pair.found for pair in made]
 
 
-# -- copies ------------------------------------------------------------------------------------------------------
-
-
 def _copies_differ(pair: _Pair, how: Reading) -> list[bool] | str:
-    """Whether ranks have different copies, for each side, or why that is unknown."""
     try:
         return [copies_differ(tensor, how.files, how.every_byte) for tensor in pair.tensors]
     except CkptoolsError as error:
@@ -171,9 +167,6 @@ def _part(source: Source) -> tuple[object, ...]:
     return source.crc, length, source.offset - start, source.dtype, source.shape, source.strides
 
 
-# -- regions -----------------------------------------------------------------------------------------------------
-
-
 def _regions(pair: _Pair, every_byte: bool) -> Iterator[_Region]:
     """The regions of a pair to read; skipped ones are counted."""
     for a, b in pair.parts:
@@ -196,7 +189,6 @@ def _meeting(tensor: Tensor, box: Box) -> list[Shard]:
 
 
 def _measured(region: _Region, how: Reading) -> Measures | str:
-    """Measure a region, or say why it cannot be read."""
     from ckptools.diff.arrays import Comparing
     from ckptools.tensor_io.elements import side_by_side
 

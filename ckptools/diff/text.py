@@ -27,19 +27,13 @@ NOT_LISTED: frozenset[Verdict] = frozenset({"same", "same checksum", "not compar
 def difference_text(
     found: Difference, tensors: Sequence[TensorDifference], values: Sequence[ValueDifference], screen: Screen = PIPE
 ) -> str:
-    """Render a difference as text with some rows of tensors and values, of which those that are the same are left out.
-
-    Long lines wrap at the width of the screen.
-    """
+    """Render a difference as text with some rows of tensors and values, without those that are the same."""
     sides = (("A  ", found.a), ("B  ", found.b))
     lines = [line for letter, side in sides for line in wrapped(letter, printable(side_line(side)), screen)]
     lines += ["", *_subjects(found, screen)]
     lines += [line for note in found.notes for line in wrapped("note  ", printable(note), screen)]
     lines += [*_tensors(tensors, screen), *_unchanged(found, screen), *_values(values, screen)]
     return "\n".join([*lines, "", *wrapped("", verdict_line(found), screen)])
-
-
-# -- the first screen --------------------------------------------------------------------------------------------
 
 
 def side_line(side: Side) -> str:
@@ -66,9 +60,6 @@ def _layout(found: Difference) -> list[tuple[str, str, str]]:
         return []
     a, b = ("; ".join(side.layout) or "no tensors" for side in (found.a, found.b))
     return [("layout", "not counted", f"A: {a} / B: {b}")]
-
-
-# -- what differs ------------------------------------------------------------------------------------------------
 
 
 MOST_LINES = 14

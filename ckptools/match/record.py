@@ -100,7 +100,6 @@ class Match:
         loads: whether every name is there with its shape and there are no others, as strict loading demands, without
             any rename; and the checkpoint is not known to be broken. Dtypes do not count: loading converts.
         whole: whether the checkpoint is whole; None if not every file was compared.
-        model_names: number of selected names of the model.
         same: number of names of the model that are there with their shape.
         renamed: number of further names after the renames.
         renames: the rename that fixes most, and those that fix more after it. Never applied by itself.

@@ -26,8 +26,6 @@ from ckptools.training_state.judgement import verdict_of
 VOCABULARY_WORDS = ("emb", "vocab", "wte", "tok", "head", "output", "proj_out", "word")
 """Words in the names of tensors with a row for each token."""
 
-NOTHING = NamedShape(None)
-
 MOST = 6
 """At most this many lines per status and explanation; with more, the ends of names are dropped."""
 
@@ -75,9 +73,6 @@ def compared(saved: StateDictShapes, model: StateDictShapes, whole: bool | None,
         fix={old: new for old, new in found.names.items() if old != new and old not in found.assumed},
         assumed={old: found.names[old] for old in found.assumed},
     )
-
-
-# -- comparison -------------------------------------------------------------------------------------------------------
 
 
 def _names(row: MatchRow) -> list[str]:

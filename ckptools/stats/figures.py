@@ -89,9 +89,6 @@ def _row(part: MeasuredPart, one: ReadableSources, sums: Sums, counts: tuple[int
     )
 
 
-# -- histogram --------------------------------------------------------------------------------------------------------
-
-
 def _counts(bands: Iterable[Values], piece: Piece, sums: Sums) -> tuple[int, ...]:
     """Count the finite elements of a piece in equally wide bins between the limits of the sums over its array."""
     counts, wide = np.zeros(BINS, np.int64), np.empty(BAND)

@@ -37,10 +37,8 @@ class Pair(NamedTuple):
     """The moments of one parameter, and what else determines the size of its update; None for what is unknown.
 
     Attributes:
-        optimizer: name of the optimizer's section.
         second: the divisor; with AMSGrad the largest second moment so far.
         eps: added to the root of the second moment.
-        step: number of updates of the parameter.
         corrections: divisors of the moments.
     """
 
@@ -181,10 +179,8 @@ class UpdateSums(NamedTuple):
 
     Attributes:
         usable: elements that are finite in both, with a second moment of at least 0; the sums are over them.
-        first: sum of the squares of the first moment.
+        first: sum of the squares of the first moment; `update` is that of the update.
         updated: elements with a finite update.
-        update: sum of the squares of the update.
-        negative: elements with a negative second moment.
         nonfinite: elements that are not finite in one of both.
     """
 

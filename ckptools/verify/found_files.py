@@ -36,6 +36,7 @@ PRESENCE = (
     Code.MODEL_PART_MISSING,
 )
 ONE_SAVE = (Code.ODD_FILE_SIZE, Code.MIXED_SAVES)
+AGREEMENT = (Code.WORLD_SIZES_DISAGREE, Code.LAYOUT_DISAGREES)
 
 FAR_APART = 3600.0
 """Seconds between the first and the last file of one save; more suggest two saves."""
@@ -63,32 +64,23 @@ def one_save(ck: Checkpoint) -> Check:
 
 
 def _left_over(ck: Checkpoint) -> Iterator[Problem]:
-    """Files left behind by an interrupted save or consolidate."""
     for folder in dict.fromkeys(f.path.parent for f in ck.files):
-        if not folder.is_dir():
-            continue
         with reading(folder):
-            names = sorted(entry.name for entry in folder.iterdir())
+            names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
         for name in names:
             if name.endswith((".metadata.tmp", ".partial")):
                 yield Problem(Code.LEFT_OVER, f"{name} is left over from a write that was interrupted")
 
 
-# -- layout -----------------------------------------------------------------------------------------------------------
-
-
-AGREEMENT = (Code.WORLD_SIZES_DISAGREE, Code.LAYOUT_DISAGREES)
-
-
 def exactly_covered(ck: Checkpoint) -> Check:
     """Whether every element of every tensor is in exactly one shard; replicas of a shard count once."""
-    tensors = [(path, t) for path, t in tensors_in(ck.tree) if t.kind != "meta"]
+    tensors = [(fqn_of(path), t) for path, t in tensors_in(ck.tree) if t.kind != "meta"]
     if not tensors:
         return skipped("layout", "no tensors")
     lost = [p for p in ck.problems if p.kind is Code.TENSOR_NOT_JOINED and p.severity == "error"]
     unplaced = {p.tensor for p in lost}
-    others = ((fqn, t) for fqn, t in ((fqn_of(path), t) for path, t in tensors) if fqn not in unplaced)
-    problems = [*lost, *(p for fqn, t in others if (p := cover_problem(t, fqn)) is not None)]
+    covered = (cover_problem(t, fqn) for fqn, t in tensors if fqn not in unplaced)
+    problems = [*lost, *(problem for problem in covered if problem is not None)]
     sharded = sum(t.sharded for _, t in tensors)
     return judged("layout", problems, f"{plural(len(tensors), 'tensor')}, {sharded} sharded, covered exactly")
 

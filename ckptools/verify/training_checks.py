@@ -66,7 +66,7 @@ def step_counters(ck: Checkpoint) -> Check:
 
 
 Steps = Mapping[tuple[str, Any], float]
-"""The word for the steps that an optimizer counts for a parameter."""
+"""The steps that an optimizer counts for a parameter, by the names of both."""
 
 
 def _unlike_steps(ck: Checkpoint, found: Steps, counted: Mapping[tuple[str, Any], int]) -> Iterator[Problem]:
