@@ -5,13 +5,14 @@ Everything is checked here, before the first byte is written, and all problems a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ckptools.consolidate.picking import LEFT_OUT, Picking
+from ckptools.consolidate.picking import FILLS, LEFT_OUT, Picking
 from ckptools.consolidate.provenance import NOT_SAVED
-from ckptools.consolidate.selection import FILLS, ONLY, OutputContents, concerns, note_on_glob, sections_to_write
+from ckptools.consolidate.writers.layout import OutputContents
 from ckptools.errors import NotWholeError, RefusedError, UsageError
 from ckptools.files.opening import OpenFiles
+from ckptools.formats.shared.merge import empty_like
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
@@ -19,10 +20,12 @@ from ckptools.model.tree import KeyPath, fqn_of, tensors_in
 from ckptools.tensor_io import replicas
 from ckptools.tensor_io.checksums import Record
 from ckptools.tensor_io.copied_files import copied_files
-from ckptools.text import and_others, named_ranks, printable
+from ckptools.text import and_others, named_ranks, plural, printable
 from ckptools.training_state.judgement import stands_in_the_way, verdict_of
 from ckptools.training_state.rank_values import is_own
-from ckptools.training_state.sections import Section, sections_of, tensors_of
+from ckptools.training_state.sections import Section, sections_of, sections_of_kind, tensors_of
+
+ONLY = ("model", "optimizer", "all")
 
 
 def select(
@@ -45,29 +48,31 @@ def select(
         files: open source files.
         damage: records whose checksums do not match, with the CRC-32 that they have; their bytes count as missing. None
             if checksums are not compared.
-        dequantize: write the values of quantized tensors, as their class computes them.
+        dequantize: write the values of quantized tensors.
 
     Raises:
         NotWholeError: something is missing, overlaps or contradicts; lists everything.
         UsageError: there is no such section.
     """
-    sections = sections_to_write(checkpoint, only)
+    sections = _sections_to_write(checkpoint, only)
     if prefer_rank is not None and prefer_rank not in checkpoint.ranks:
         raise UsageError(checkpoint.path, f"--prefer-rank {prefer_rank}: there is no file of that rank here")
     picking = Picking(checkpoint, holes, prefer_rank, files, damage, dequantize)
     errors = [p for p in checkpoint.problems if p.severity == "error"]
-    concerned = [p for p in errors if concerns(p, sections.values(), only)]
+    concerned = [p for p in errors if _concerns(p, sections.values(), only)]
     written = {fqn_of(path) for path, _ in tensors_of(sections.values())}
     concerned = [p for p in concerned if p.kind is not Code.COPIES_DIFFER or p.tensor not in written]  # compared below
-    picking.problems += [p for p in concerned if refuses(checkpoint, p, holes)]
-    without = absent(checkpoint, concerned)
+    picking.problems += [p for p in concerned if _refuses(checkpoint, p, holes)]
+    # Parts without a gap in a tensor: their names are unknown, or their file belongs to no single rank.
+    without = [p for p in concerned if p.kind.lacks in ("file", "part") and stands_in_the_way(checkpoint, p)]
     picking.problems += [] if holes else without
     picking.lose({(p.tensor or p.code,): p.message for p in without})
     picking.ranks.expect(tensors_of(sections.values()))
     trees = {name: picking.copy(s.value, s.path, (name,) if name else ()) for name, s in sections.items()}
     if picking.problems:
-        problems = list(dict.fromkeys([*unreadable_files(checkpoint), *picking.problems]))
-        raise NotWholeError(checkpoint.path, summary(checkpoint, problems), problems)
+        unreadable = [p for p in errors if p.kind is Code.FILE_UNREADABLE]  # they cause gaps but are not damaged
+        problems = list(dict.fromkeys([*unreadable, *picking.problems]))
+        raise NotWholeError(checkpoint.path, _summary(checkpoint, problems), problems)
     if any(t is LEFT_OUT for t in trees.values()):
         raise RefusedError(
             checkpoint.path, f"is nothing that can be written, but {next(iter(picking.left_out.values()))}"
@@ -78,19 +83,18 @@ def select(
     else:
         places = tuple((s, (name,) if name else ()) for name, s in sections.items())
     parts = list(sections.values())
-    picking.lose(own_values_lost(checkpoint, parts))
-    notes = [*picking.notes_for(checkpoint, parts), *replicas_note(checkpoint, parts)]
-    notes += [] if only in ONLY else note_on_glob(checkpoint, parts, only)
-    filled = holes if holes in FILLS else ""
+    picking.lose(_own_values_lost(checkpoint, parts))
+    notes = [*picking.notes_for(checkpoint, parts), *_replicas_note(checkpoint, parts)]
+    notes += [] if only in ONLY else [_note_on_glob(checkpoint, parts, only)]
     return OutputContents(
         tree,
+        checkpoint,
         frozenset(picking.model_paths),
         picking.left_out,
         picking.missing,
-        filled,
+        holes if holes in FILLS else "",
         notes,
         places,
-        checkpoint,
         part=only,
         lost=frozenset(picking.lost),
         carried=picking.carried,
@@ -98,39 +102,79 @@ def select(
     )
 
 
+# -- the parts that the user asked for --------------------------------------------------------------------------------
+
+
+def tensors_to_write(checkpoint: Checkpoint, only: str) -> Iterator[tuple[str, Tensor]]:
+    """Fqn and tensor of everything that `only` selects, as in `select`.
+
+    Raises:
+        UsageError: there is no such section.
+    """
+    return ((fqn_of(path), tensor) for path, tensor in tensors_of(_sections_to_write(checkpoint, only).values()))
+
+
+def _sections_to_write(checkpoint: Checkpoint, only: str) -> dict[str, Section]:
+    """The sections to write by their name in the output; a single section has no name there."""
+    if not isinstance(only, str):
+        raise UsageError(checkpoint.path, f"--only {only!r}: expected a name or a glob")
+    if only == "all":
+        return {"": Section("other", "", (), checkpoint.tree)}
+    found = sections_of_kind(checkpoint, only) if only in ONLY else _matching(checkpoint, only)
+    if not found:
+        here = ", ".join(sorted({s.kind for s in sections_of(checkpoint)})) or "nothing"
+        raise UsageError(checkpoint.path, f"holds no {only}; it holds {here}")
+    return {"": found[0]} if len(found) == 1 else {s.name: s for s in found}
+
+
+def _matching(checkpoint: Checkpoint, glob: str) -> list[Section]:
+    """The models of a checkpoint with the names that match a glob, alone or after the name of their section.
+
+    Raises:
+        UsageError: there are none.
+    """
+    from ckptools.keys.entries import pattern
+
+    wanted, found = pattern((glob,)), []
+    for section in sections_of_kind(checkpoint, "model"):
+        kept = empty_like(section.value)
+        for key, value in section.value.items():
+            if wanted.fullmatch(key) or wanted.fullmatch(f"{section.name}.{key}"):
+                kept[key] = value
+        found += [section._replace(value=kept)] if kept else []
+    if not found:
+        text = f"--only {glob}: choose one of {', '.join(ONLY)}; or a glob that names of the model match"
+        raise UsageError(checkpoint.path, text)
+    return found
+
+
+def _concerns(problem: Problem, parts: Iterable[Section], only: str) -> bool:
+    """Whether a problem is about a part to write."""
+    if problem.tensor is None or problem.kind is Code.MIXED_SAVES:
+        return True
+    paths = [path for s in parts for path in ([s.path] if only in ONLY else [(*s.path, key) for key in s.value])]
+    return any(not fqn or f"{problem.tensor}.".startswith(f"{fqn}.") for fqn in map(fqn_of, paths))
+
+
+def _note_on_glob(checkpoint: Checkpoint, parts: Iterable[Section], glob: str) -> str:
+    """Note the number of names that match a glob."""
+    written = sum(len(part.value) for part in parts)
+    others = sum(len(section.value) for section in sections_of_kind(checkpoint, "model")) - written
+    return f"--only {glob}: {plural(written, 'name')} of the model, without {plural(others, 'other')}"
+
+
 # -- reasons to refuse ------------------------------------------------------------------------------------------------
 
 
-def refuses(checkpoint: Checkpoint, problem: Problem, holes: str | None) -> bool:
-    """Whether an error prevents writing by itself, whatever the state of the tensors.
-
-    Args:
-        checkpoint: opened with all ranks.
-        problem: an error about a part to write.
-        holes: None to refuse tensors that are not whole.
-    """
+def _refuses(checkpoint: Checkpoint, problem: Problem, holes: str | None) -> bool:
+    """Whether an error prevents writing by itself, whatever the state of the tensors."""
     if problem.kind.forbids == "any output":
         return True
     return not holes and problem.kind.lacks == "value" and stands_in_the_way(checkpoint, problem)
 
 
-def absent(checkpoint: Checkpoint, errors: Iterable[Problem]) -> list[Problem]:
-    """Missing parts that leave no gap in a tensor: their names are unknown, or their file belongs to no single rank."""
-    return [p for p in errors if p.kind.lacks in ("file", "part") and stands_in_the_way(checkpoint, p)]
-
-
-def unreadable_files(checkpoint: Checkpoint) -> list[Problem]:
-    """Files without read permission: they cause gaps but are not damaged."""
-    return [p for p in checkpoint.problems if p.kind is Code.FILE_UNREADABLE and p.severity == "error"]
-
-
-def own_values_lost(checkpoint: Checkpoint, parts: Sequence[Section]) -> dict[KeyPath, str]:
-    """The ranks' own values in lost files, by key path and rank, with the reason; no tensor has a gap for them.
-
-    Args:
-        checkpoint: opened with all ranks.
-        parts: the sections to write.
-    """
+def _own_values_lost(checkpoint: Checkpoint, parts: Sequence[Section]) -> dict[KeyPath, str]:
+    """The ranks' own values in lost files, by key path and rank, with the reason; no tensor has a gap for them."""
     own = [*(s.path for s in sections_of(checkpoint) if is_own(s)), *checkpoint.differing]
     own = [path for path in own if any(part.holds(path) for part in parts)]
     own = [path for path in own if not any(path[: len(other)] == other != path for other in own)]
@@ -139,7 +183,7 @@ def own_values_lost(checkpoint: Checkpoint, parts: Sequence[Section]) -> dict[Ke
     return {(*path, p.rank): f"what rank {p.rank} had for itself: {printable(p.message)}" for p in lost for path in own}
 
 
-def replicas_note(checkpoint: Checkpoint, parts: Iterable[Section]) -> list[str]:
+def _replicas_note(checkpoint: Checkpoint, parts: Iterable[Section]) -> list[str]:
     """Note that replicas have the contents of lost or damaged files."""
     verdict = verdict_of(checkpoint)
     if verdict.whole is not False or not verdict.recoverable:
@@ -156,32 +200,22 @@ def replicas_note(checkpoint: Checkpoint, parts: Iterable[Section]) -> list[str]
     return [f"{named_ranks(others)} also have what {named_ranks(ranks)} had: {printable(str(lost[0]))}{more}"]
 
 
-def check_rounding(checkpoint: Checkpoint, part: str) -> None:
-    """Refuse to write tensors whose values contradict the layout.
+def check_files(checkpoint: Checkpoint, part: str, files: OpenFiles) -> None:
+    """Refuse a source with values that contradict the layout, or a file that has another rank's replaced by its copy.
 
     Raises:
-        NotWholeError: an fp32 copy does not round to its weight.
-    """
-    if part not in ("optimizer", "all") and getattr(checkpoint.options, "weights", "") == "module":
-        return
-    problems, _ = replicas.compare_rounded(checkpoint.rounded)
-    if problems:
-        raise NotWholeError(checkpoint.path, f"{problems[0]}{and_others(len(problems) - 1)}", problems)
-
-
-def check_copies(checkpoint: Checkpoint, tensors: Iterable[tuple[str, Tensor]], files: OpenFiles) -> None:
-    """Refuse to write from a file that is a copy of another rank's and has replaced its own.
-
-    Raises:
-        NotWholeError: a file is such a copy.
+        NotWholeError: an fp32 copy does not round to its weight, or a file is such a copy.
         ReadError: a file cannot be read.
     """
-    problems = copied_files(tensors, files)
+    problems: list[Problem] = []
+    if part in ("optimizer", "all") or getattr(checkpoint.options, "weights", "") != "module":
+        problems, _ = replicas.compare_rounded(checkpoint.rounded)
+    problems = problems or copied_files(tensors_to_write(checkpoint, part), files)
     if problems:
         raise NotWholeError(checkpoint.path, f"{problems[0]}{and_others(len(problems) - 1)}", problems)
 
 
-def summary(checkpoint: Checkpoint, problems: Sequence[Problem]) -> str:
+def _summary(checkpoint: Checkpoint, problems: Sequence[Problem]) -> str:
     """Summarize in one line: the verdict, the first problem, the number of others, and what to do."""
     verdict = verdict_of(checkpoint)
     cause = f"{verdict.headline}; " if verdict.level == "bad" or verdict.joinable is False else "not whole: "

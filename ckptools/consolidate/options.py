@@ -1,48 +1,28 @@
-"""The options of consolidating, as the command line and Python share them."""
+"""The options of consolidating, as the command line and Python share them, and what they ask for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+from ckptools.consolidate.writers.layout import WriteOptions
 from ckptools.dtypes import ITEMSIZE, SHORT, is_floating
 from ckptools.errors import UsageError
+from ckptools.model.values import describe_for_error
 from ckptools.tensor_io.threads import thread_count
+from ckptools.text import few
+
+MAX_NAMED = 5
+"""Names in a note."""
 
 
 @dataclass(frozen=True)
 class ConsolidateOptions:
     """Which parts of a checkpoint to write, how, and what to check before the output gets its name.
 
-    Attributes:
-        format: `pt`, `safetensors` or `dcp`, if the output has no suffix; a file gets the format's suffix.
-        only: `model` (the bare state dict), `optimizer`, or `all` (the same tree); or a glob, such as `blocks.*`, for
-            those names of the model that match. Default: `model` for `.safetensors`, else `all`.
-        map: new names of the model by old ones, or a JSON of them, such as `match` finds.
-        strip_prefix: a beginning of names to remove, such as `module.`.
-        rename: `OLD=NEW` for a tensor or module, `OLD.=NEW.` for the beginning of names; applied after `map` and
-            `strip_prefix`, in order. The state of an optimizer follows the names of the model.
-        dtype: torch dtype for the floating-point tensors of the model, such as `bfloat16`; None keeps theirs.
-        max_shard_size: bytes of tensors per file of safetensors (which get a Hugging Face index) or of a DCP.
-        tied: for safetensors: `keep` writes a tied weight under each name, `drop` only under the first.
-        keep_types: keep values that plain `torch.load` does not accept (timedeltas, numpy's values …) in a `.pt`,
-            instead of the nearest that it does.
-        force: overwrite an existing output.
-        allow_missing: leave out tensors that are not whole, and list them, instead of refusing.
-        fill: with `allow_missing`: `nan` or `zero` to put into holes, which are listed; without it a tensor with a hole
-            is left out.
-        dequantize: write the values of quantized tensors, as their class computes them; else they are not written.
-        prefer_rank: take this rank's copy of a tensor if copies differ that should be equal.
-        check: let the format's own library read the output back before it gets its name, and compare it with the
-            shards; for a dry run, compare the source with its checksums.
-        unchecked: do not compare the source with its stated checksums.
-        manifest: write sha256 of every tensor and file into a JSON beside the output.
-        provenance: record in the output its source, filled holes and left-out names.
-        dry_run: plan and check, write nothing.
-        resume: keep the written part if writing is interrupted, and continue from what the same call has kept: a
-            journal beside the output lists the complete regions, which are read again and checked.
-        jobs: threads; None for one per core, at most four.
+    `ckptools.Checkpoint.consolidate` describes them. `jobs` is None for one thread per core, at most four.
     """
 
     format: str | None = None
@@ -73,18 +53,21 @@ class ConsolidateOptions:
         return thread_count(self.jobs, most=4)
 
 
-def full_dtype(name: str | None) -> str | None:
-    """Expand a dtype that may be given short, such as `bf16`, to torch's name.
+def write_options(options: ConsolidateOptions, streamed: bool) -> WriteOptions:
+    """The options of the writer, with the dtype's full name in place of a short one, such as `bf16`.
 
     Raises:
-        UsageError: a weight cannot have it.
+        UsageError: a weight cannot have the dtype, the size is no number of bytes, or `tied` is unknown.
     """
-    if name is None:
-        return None
-    full = {short: long for long, short in SHORT.items()}.get(name, name)
-    if full not in ITEMSIZE or not is_floating(full) or full.startswith("float4"):
+    name, size = options.dtype, options.max_shard_size
+    dtype = None if name is None else {short: long for long, short in SHORT.items()}.get(name, name)
+    if dtype is not None and (dtype not in ITEMSIZE or not is_floating(dtype) or dtype.startswith("float4")):
         raise UsageError(None, f"--dtype {name}: choose a floating-point dtype, such as float32, bfloat16, float16")
-    return full
+    if size is not None and (type(size) is not int or size < 0):
+        raise UsageError(None, f"--max-shard-size {size!r}: expected a number of bytes")
+    if options.tied not in ("keep", "drop"):
+        raise UsageError(None, f"--tied {options.tied}: choose keep or drop")
+    return WriteOptions(dtype, size, options.tied, options.keep_types, streamed)
 
 
 def hole_rule(options: ConsolidateOptions) -> str | None:
@@ -101,24 +84,89 @@ def hole_rule(options: ConsolidateOptions) -> str | None:
     return fill or ("leave" if options.allow_missing else None)
 
 
-def tied_rule(options: ConsolidateOptions) -> str:
-    """The rule for a tied weight in safetensors.
+# -- new names: first a map, then a prefix to strip, then rules -------------------------------------------------------
+
+
+class RenameRule(NamedTuple):
+    """One rule as the user gave it, and its effect on a name."""
+
+    given: str
+    new_name: Callable[[str], str]
+
+
+class Renaming(NamedTuple):
+    """The renaming that the user asked for: new names by the checkpoint's own, and rules that all names go through."""
+
+    names: Mapping[str, str]
+    rules: Sequence[RenameRule]
+
+    def of(self, names: Iterable[str], path: Path) -> tuple[dict[str, str], list[str]]:
+        """Every name of a model with its new one, and a note on entries that match no name.
+
+        Raises:
+            UsageError: the map or a rule fits no name at all, or a name would become empty.
+        """
+        now = {name: self.names.get(name, name) for name in names}
+        unknown = [old for old in self.names if old not in now]
+        if self.names and len(unknown) == len(self.names):
+            raise UsageError(path, f"--map: the model has none of its {len(unknown)} names; {_begin(now)}")
+        for rule in self.rules:
+            after = {old: rule.new_name(new) for old, new in now.items()}
+            if not all(after.values()):
+                lost = next(old for old, new in after.items() if not new)
+                raise UsageError(path, f"{rule.given}: nothing would be left of the name {describe_for_error(lost)}")
+            if after == now:
+                raise UsageError(path, f"{rule.given}: fits no name of the model; {_begin(now)}")
+            now = after
+        note = f"--map: the model has no {few(list(map(describe_for_error, unknown)), MAX_NAMED)}" if unknown else ""
+        return now, [note] if note else []
+
+
+def _begin(now: Mapping[str, str]) -> str:
+    return f"its names are such as {few([describe_for_error(name) for name in now.values()][:2])}"
+
+
+def renaming_of(options: ConsolidateOptions) -> Renaming | None:
+    """The renaming that the user asked for; None if there is none.
 
     Raises:
-        UsageError: there is no such rule.
+        ReadError: the map cannot be read.
+        UsageError: a rule is malformed.
     """
-    if options.tied not in ("keep", "drop"):
-        raise UsageError(None, f"--tied {options.tied}: choose keep or drop")
-    return options.tied
+    rules = []
+    if options.strip_prefix is not None:
+        begin = options.strip_prefix.rstrip(".") + "."
+        if begin == ".":
+            raise UsageError(None, "--strip-prefix is empty; give the beginning of names that goes, such as module.")
+        rules.append(_rule(f"--strip-prefix {options.strip_prefix}", begin, ""))
+    for text in options.rename:
+        old, sign, new = text.partition("=")
+        if not sign or not (old or new):
+            raise UsageError(None, f"--rename {text}: expected OLD=NEW, such as blocks=layers or module.=")
+        rules.append(_rule(f"--rename {text}", old, new))
+    names = _map(options.map)
+    return Renaming(names, rules) if names or rules else None
 
 
-def shard_size(options: ConsolidateOptions) -> int | None:
-    """The largest number of bytes of tensors in a file of the output; None for one file.
+def _map(given: Mapping[str, str] | str | Path | None) -> Mapping[str, str]:
+    if given is None or isinstance(given, Mapping):
+        bad = next(((old, new) for old, new in (given or {}).items() if not (new and isinstance(new, str))), None)
+        if bad is not None:
+            raise UsageError(None, f"map: expected a name for {describe_for_error(bad[0])}, found {bad[1]!r:.80}")
+        return given or {}
+    from ckptools.keys.name_map import read_map
 
-    Raises:
-        UsageError: it is no number of bytes.
-    """
-    size = options.max_shard_size
-    if size is not None and (type(size) is not int or size < 0):
-        raise UsageError(None, f"--max-shard-size {size!r}: expected a number of bytes")
-    return size
+    return read_map(Path(given))
+
+
+def _rule(given: str, old: str, new: str) -> RenameRule:
+    """A rule for the tensor `old` and all below a module `old`; with a dot at its end, or empty, for a beginning."""
+    from ckptools.keys.name_map import replaced_module, replaced_prefix
+
+    if not old or old.endswith("."):
+        if new and not new.endswith("."):
+            raise UsageError(None, f"{given}: {old or 'nothing'} is the beginning of names; end {new} with a dot too")
+        return RenameRule(given, lambda name: replaced_prefix(name, old, new))
+    if not new or new.endswith("."):
+        raise UsageError(None, f"{given}: {old} is a whole name; end both or none with a dot")
+    return RenameRule(given, lambda name: replaced_module(name, old, new))

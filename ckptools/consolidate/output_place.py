@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckptools.consolidate.writers import FOLDER_HOLDS, WRITERS
-from ckptools.consolidate.writers.layout import LEFT_OUT, OutputLayout, Writer, beside
+from ckptools.consolidate.writers import FOLDER_HOLDS, WRITERS, Writer
+from ckptools.consolidate.writers.layout import LEFT_OUT, OutputLayout, beside
 from ckptools.errors import NoSpaceError, OutputExistsError, ReadError, UsageError, WriteError
 from ckptools.files.location import is_remote, location
 from ckptools.files.storage import RemoteError

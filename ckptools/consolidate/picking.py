@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ckptools.consolidate.provenance import why_not_saved
 from ckptools.consolidate.publishing.source_records import spared_note, without_damaged
-from ckptools.consolidate.selection import FILLS, is_foreign, is_plain, why_foreign, without_attributes
-from ckptools.dtypes import can_be_nan
+from ckptools.dtypes import ITEMSIZE, can_be_nan
 from ckptools.errors import RefusedError
 from ckptools.files.opening import OpenFiles
 from ckptools.formats.shared.merge import empty_like
@@ -19,14 +19,16 @@ from ckptools.model.problems import Code, Problem
 from ckptools.model.provenance import Filled
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Tensor
-from ckptools.model.tree import KeyPath, fqn_of
-from ckptools.model.values import Global, Opaque, describe_for_error
+from ckptools.model.tree import KeyPath, fqn_of, walk
+from ckptools.model.values import Global, Lost, NumpyArray, Opaque, describe_for_error
 from ckptools.tensor_io.checksums import Record, damaged_records
-from ckptools.tensor_io.dequantize import dequantized
 from ckptools.tensor_io.threads import no_progress
 from ckptools.text import few, first_few, plural
 from ckptools.training_state.rank_values import NOTHING, RankValues
 from ckptools.training_state.sections import Section, sections_of_kind
+
+FILLS = ("nan", "zero")
+"""The values that can fill a hole."""
 
 MAX_NAMED = 5
 """Names in a note."""
@@ -105,15 +107,15 @@ class Picking:
 
     def _dict(self, node: dict[Any, Any], source: KeyPath, at: KeyPath) -> Any:
         copied = empty_like(node)
-        if hasattr(copied, "_metadata") and not is_plain(copied._metadata):
+        if hasattr(copied, "_metadata") and not _is_plain(copied._metadata):
             versions = (*at, "_metadata")
             self.left_out[versions] = "module versions that hold foreign objects"
             del copied._metadata
         elif hasattr(copied, "_metadata"):
-            copied._metadata = without_attributes(copied._metadata)
+            copied._metadata = _without_attributes(copied._metadata)
         for key, value in node.items():
             place = (*at, key)
-            if isinstance(key, Global) or is_foreign(key):
+            if isinstance(key, Global) or _is_foreign(key):
                 self.left_out[place] = f"its key is {key!r:.80}"
                 continue
             kept = self.copy(value, (*source, key), place)
@@ -122,8 +124,7 @@ class Picking:
         return copied
 
     def _value(self, node: Any, at: KeyPath) -> Any:
-        why = why_foreign(node)
-        if why:
+        if why := _why_foreign(node):
             self.left_out[at] = why
             return LEFT_OUT
         return node
@@ -134,9 +135,8 @@ class Picking:
             self.left_out[at] = tensor.note
             return LEFT_OUT
         if tensor.nbytes > MAX_TENSOR:
-            raise RefusedError(
-                self.path, f"{fqn} would take {describe_for_error(tensor.nbytes)} bytes; no disk holds that"
-            )
+            nbytes = describe_for_error(tensor.nbytes)
+            raise RefusedError(self.path, f"{fqn} would take {nbytes} bytes; no disk holds that")
         if fqn in self.filled and self.holes == "leave":
             self.lose({at: why_not_saved(self.filled[fqn])})
             return LEFT_OUT
@@ -160,7 +160,11 @@ class Picking:
 
     def _decoded(self, tensor: Tensor, fqn: str) -> Tensor:
         """Dequantize a quantized tensor, if that is wanted."""
-        found = dequantized(tensor) if self.dequantize and tensor.encoded_as else tensor
+        if not (self.dequantize and tensor.encoded_as):
+            return tensor
+        from ckptools.tensor_io.dequantize import dequantized
+
+        found = dequantized(tensor)
         if found.note != tensor.note and not found.note:
             for encoded in tensor.encoded_as:
                 self.dequantized.setdefault(encoded.name, []).append(fqn)
@@ -233,11 +237,10 @@ class Picking:
     def _of_one_rank(self, checkpoint: Checkpoint, parts: Iterable[Section]) -> list[str]:
         """Note the ranks' own values: those kept of every rank, and those kept only of the lowest."""
         rest = [p for p in checkpoint.differing if not any(p[: len(kept)] == kept for kept in self.listed)]
+        rest = [p for p in rest if any(part.holds(p) for part in parts)]
         return [
             *_note_on_own(self.listed, f"kept for each of {plural(self.ranks.count, 'rank')}, as a list by rank"),
-            *_note_on_own(
-                [p for p in rest if any(part.holds(p) for part in parts)], "only the lowest rank's is written"
-            ),
+            *_note_on_own(rest, "only the lowest rank's is written"),
         ]
 
 
@@ -245,3 +248,44 @@ def _note_on_own(paths: Sequence[KeyPath], what: str) -> list[str]:
     """The note on values that ranks have for themselves."""
     names = first_few(list(map(fqn_of, paths)), MAX_NAMED)
     return [f"{plural(len(paths), 'value')} that ranks have for themselves ({names}): {what}"] if paths else []
+
+
+# -- foreign objects --------------------------------------------------------------------------------------------------
+
+
+def _why_foreign(node: Any) -> str:
+    """Why a leaf is not written; empty when it is."""
+    if isinstance(node, Opaque):
+        return node.name if isinstance(node, Lost) else f"an object of class {node.name}"
+    if isinstance(node, (set, frozenset)) and _is_foreign(node):
+        return "a set of foreign objects"
+    if isinstance(node, NumpyArray) and node.dtype == "|O":
+        return "a numpy array of Python objects"
+    if isinstance(node, Global) and not (node.module == "torch" and node.name in ITEMSIZE):
+        return f"the name {node.dotted}"
+    return ""
+
+
+def _is_foreign(node: Any) -> bool:
+    """Whether a key or a set is or contains an object that is not rebuilt."""
+    if isinstance(node, (tuple, set, frozenset)):
+        return any(map(_is_foreign, node))
+    return isinstance(node, Opaque)
+
+
+def _without_attributes(node: Any) -> Any:
+    """Copy plain values without attributes of their dicts, such as `_metadata`."""
+    if isinstance(node, dict):
+        made: dict[Any, Any] = OrderedDict() if isinstance(node, OrderedDict) else {}
+        made.update((key, _without_attributes(value)) for key, value in node.items())
+        return made
+    return type(node)(map(_without_attributes, node)) if type(node) in (list, tuple) else node
+
+
+def _is_plain(tree: Any) -> bool:
+    """Whether a tree has only values of Python's own types."""
+    return all(
+        isinstance(leaf, (str, bytes, int, float, type(None), dict, list, tuple))
+        and not any(isinstance(key, Opaque) for key in path)
+        for path, leaf in walk(tree)
+    )

@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 
 from ckptools._version import __version__
-from ckptools.consolidate.selection import OutputContents
+from ckptools.consolidate.writers.layout import OutputContents
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import Code, Problem
+from ckptools.model.problems import Code
 from ckptools.model.provenance import Filled, LeftOut, Origin, Provenance
 from ckptools.model.tree import KeyPath, fqn_of, tensors_in
 from ckptools.text import few, plural
@@ -37,20 +37,22 @@ def record_of(
         name_of: maps a key path of the selection to its name in the output.
     """
     source = selection.source
-    if source is None or not selection.with_record:
+    if not selection.with_record:
         return None
     before = source.provenance
     step = source.step.value if source.step.agree and type(source.step.value) is int else None
     origin = Origin(source.name, source.format, step, source.world_size.exact)
     gone = {**selection.left_out, **(left_out or {})}
     named = [LeftOut(_name(path, name_of), why, path in selection.lost) for path, why in gone.items()]
-    named += map(_passed_over, selection.passed_over)
+    named += [LeftOut(problem.tensor or "", problem.message, True) for problem in selection.passed_over]
+    # Names that the source, itself an output, had left out.
+    never_there = [one for one in before.left_out if not one.lost] if before else []
     return Provenance(
         version=__version__,
         part=selection.part,
         sources=(origin, *(before.sources if before else ())),
         filled=tuple(_filled(selection, name_of)),
-        left_out=(*(one._replace(why=_without_folder(one.why, source)) for one in named), *_never_there(before)),
+        left_out=(*(one._replace(why=_without_folder(one.why, source)) for one in named), *never_there),
         more_filled=before.more_filled if before else 0,
         more_lost=before.more_lost if before else 0,
     )
@@ -66,14 +68,6 @@ def note_on_carried(selection: OutputContents) -> list[str]:
     """Note the filled-in values of the source that are written as they are."""
     names = [fqn_of(path) for path in selection.carried if path not in selection.left_out]
     return [f"with values that no rank saved, as they are in the source: {few(names, 3)}"] if names else []
-
-
-def record_text(
-    selection: OutputContents, left_out: Mapping[KeyPath, str] | None = None, name_of: NameOf = fqn_of
-) -> str | None:
-    """The JSON of `record_of`; None if no record is wanted."""
-    record = record_of(selection, left_out, name_of)
-    return None if record is None else record.to_json()
 
 
 def _name(path: KeyPath, name_of: NameOf) -> str:
@@ -92,11 +86,6 @@ def _filled(selection: OutputContents, name_of: NameOf) -> Iterator[Filled]:
             yield earlier._replace(name=name_of(path))
 
 
-def _never_there(before: Provenance | None) -> list[LeftOut]:
-    """Names that the source, itself an output, had left out."""
-    return [one for one in before.left_out if not one.lost] if before else []
-
-
 def _without_folder(why: str, source: Checkpoint) -> str:
     """A reason without the folders that lead to the source."""
     folders = {str(path.parent) for path in (source.path, source.path.absolute(), *(f.path for f in source.files))}
@@ -104,10 +93,6 @@ def _without_folder(why: str, source: Checkpoint) -> str:
         # `data/7` is no file in a folder `a`.
         why = re.sub(rf"(?<![\w./-]){re.escape(folder)}/", "", why) if folder not in ("", ".", "/") else why
     return why
-
-
-def _passed_over(problem: Problem) -> LeftOut:
-    return LeftOut(problem.tensor or "", problem.message, True)
 
 
 # -- left-out names, beside the output ----------------------------------------------------------------------------

@@ -1,8 +1,4 @@
-"""New names for the model in an output: first a map, then a prefix to strip, then rules.
-
-The map takes the checkpoint's own names. All names, mapped or not, go through `strip_prefix`, then through each
-`rename` in order. A rule `OLD=NEW` renames the tensor OLD and everything below a module OLD; if OLD ends with a dot (or
-is empty), OLD and NEW are beginnings of names.
+"""The contents of an output under new names: those of the model and, following them, of the optimizer's state.
 
 A `.pt` keeps the source's tree, which `optimizer.load_state_dict` takes with its numbers. A flat list of tensors gets
 the known names in place of numbers, with a note on their origin. Parameters without a name keep their number.
@@ -11,146 +7,70 @@ the known names in place of numbers, with a note on their origin. Parameters wit
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ckptools.consolidate.options import ConsolidateOptions
-from ckptools.consolidate.selection import OutputContents
-from ckptools.errors import UsageError
-from ckptools.keys.name_map import read_map, replaced_module, replaced_prefix
-from ckptools.model.tree import KeyPath
+from ckptools.consolidate.options import Renaming
+from ckptools.consolidate.writers.layout import OutputContents
+from ckptools.errors import RefusedError
+from ckptools.formats.shared.merge import empty_like
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.tree import KeyPath, leaf_at
 from ckptools.model.values import describe_for_error
-from ckptools.text import few
+from ckptools.text import clip
 from ckptools.training_state.optimizers import optimizers_of
-from ckptools.training_state.parameter_names import Id, Naming
-from ckptools.training_state.sections import Section, is_flat_optimizer
+from ckptools.training_state.parameter_names import UNNAMED, Naming, without_ddp
+from ckptools.training_state.sections import GROUPS, STATE, Section, is_flat_optimizer, sections_of_kind
 
-MAX_NAMED = 5
+NewKey = Callable[[Any], Any]
+"""Maps a key of a section to its new key."""
 
-
-@dataclass(frozen=True)
-class RenameRule:
-    """One rule as the user gave it, and its effect on a name."""
-
-    given: str
-    new_name: Callable[[str], str]
+Move = tuple[Section, KeyPath, NewKey]
+"""A section with its key path in the tree of the output, and the new keys in it."""
 
 
-@dataclass(frozen=True)
-class Renaming:
-    """The renaming that the user asked for.
-
-    Attributes:
-        names: new names by old ones.
-        rules: applied after them.
-    """
-
-    names: Mapping[str, str]
-    rules: tuple[RenameRule, ...]
-
-    def new_name(self, name: str) -> str:
-        """The new name for a name."""
-        name = self.names.get(name, name)
-        for rule in self.rules:
-            name = rule.new_name(name)
-        return name
-
-    def of(self, names: Iterable[str], path: Path) -> tuple[dict[str, str], list[str]]:
-        """Every name of a model with its new one, and a note on entries that match no name.
-
-        Raises:
-            UsageError: the map or a rule fits no name at all, or a name would become empty.
-        """
-        now = {name: self.names.get(name, name) for name in names}
-        unknown = [old for old in self.names if old not in now]
-        if self.names and len(unknown) == len(self.names):
-            raise UsageError(path, f"--map: the model has none of its {len(unknown)} names; {_begin(now)}")
-        for rule in self.rules:
-            after = {old: rule.new_name(new) for old, new in now.items()}
-            if not all(after.values()):
-                lost = next(old for old, new in after.items() if not new)
-                raise UsageError(path, f"{rule.given}: nothing would be left of the name {describe_for_error(lost)}")
-            if after == now:
-                raise UsageError(path, f"{rule.given}: fits no name of the model; {_begin(now)}")
-            now = after
-        note = f"--map: the model has no {few(list(map(describe_for_error, unknown)), MAX_NAMED)}" if unknown else ""
-        return now, [note] if note else []
-
-
-def _begin(now: Mapping[str, str]) -> str:
-    return f"its names are such as {few([describe_for_error(name) for name in now.values()][:2])}"
-
-
-def renaming_of(options: ConsolidateOptions) -> Renaming | None:
-    """The renaming that the user asked for; None if there is none.
+def renamed(selection: OutputContents, renaming: Renaming) -> OutputContents:
+    """Rename a selection; optimizer state keyed by number keeps its numbers.
 
     Raises:
-        ReadError: the map cannot be read.
-        UsageError: a rule is malformed.
+        UsageError: a rule fits no name.
+        RefusedError: two names become one, or an optimizer's state cannot follow.
     """
-    rules = [_stripped(options.strip_prefix)] if options.strip_prefix is not None else []
-    rules += [_rule(text) for text in options.rename]
-    names = _map(options.map)
-    return Renaming(names, tuple(rules)) if names or rules else None
+    source = selection.source
+    names, notes = renaming.of(_names(source), source.path)
+    follow = _following(names, source.path)
 
+    def new_key_of(section: Section) -> NewKey | None:
+        if section.kind == "model":
+            return lambda key: names.get(key, key) if key in section.value else key
+        return follow if section.kind == "optimizer" else None
 
-def _map(given: Mapping[str, str] | str | Path | None) -> Mapping[str, str]:
-    if given is None or isinstance(given, Mapping):
-        bad = next(((old, new) for old, new in (given or {}).items() if not (new and isinstance(new, str))), None)
-        if bad is not None:
-            raise UsageError(None, f"map: expected a name for {describe_for_error(bad[0])}, found {bad[1]!r:.80}")
-        return given or {}
-    return read_map(Path(given))
-
-
-def _stripped(prefix: str) -> RenameRule:
-    """The rule that strips a prefix of whole components, given with its dot or without."""
-    begin = prefix.rstrip(".") + "."
-    if begin == ".":
-        raise UsageError(None, "--strip-prefix is empty; give the beginning of names that goes, such as module.")
-    return RenameRule(f"--strip-prefix {prefix}", lambda name: replaced_prefix(name, begin, ""))
-
-
-def _rule(text: str) -> RenameRule:
-    old, sign, new = text.partition("=")
-    given = f"--rename {text}"
-    if not sign or not (old or new):
-        raise UsageError(None, f"{given}: expected OLD=NEW, such as blocks=layers or module.=")
-    if not old or old.endswith("."):
-        if new and not new.endswith("."):
-            raise UsageError(None, f"{given}: {old or 'nothing'} is the beginning of names; end {new} with a dot too")
-        return RenameRule(given, lambda name: replaced_prefix(name, old, new))
-    if not new or new.endswith("."):
-        raise UsageError(None, f"{given}: {old} is a whole name; end both or none with a dot")
-    return RenameRule(given, lambda name: replaced_module(name, old, new))
-
-
-# -- named state ------------------------------------------------------------------------------------------------------
-
-
-NOT_NAMED = Naming({}, "fqn", (), (), "")
-
-
-def naming_of(selection: OutputContents, section: Section) -> Naming:
-    """The naming of the parameters of an optimizer in the output."""
-    optimizers = optimizers_of(selection.source).values() if selection.source is not None else ()
-    naming = next((o.naming for o in optimizers if o.path == section.path), NOT_NAMED)
-    new = selection.renamed
-    return naming._replace(names={new.get(i, i): new.get(name, name) for i, name in naming.names.items()})
+    return replace(
+        _with_new_keys(selection, new_key_of),
+        notes=[*selection.notes, *notes, _renaming_note(names)],
+        renamed=names,
+    )
 
 
 def by_name(selection: OutputContents) -> OutputContents:
     """Key the state of every optimizer by name, as far as names are known."""
-    renamed = [(at, naming_of(selection, s)) for s, at in selection.places if _is_keyed(s)]
-    tree = selection.tree
-    for at, naming in renamed:
-        tree = _replaced(tree, at, naming.names)
-    return replace(
-        selection.moved(lambda path: _path(path, renamed)),
-        tree=tree,
-        notes=[*selection.notes, *(note for _, naming in renamed for note in naming_notes(naming))],
-    )
+    sections = [s for s, _ in selection.places if s.kind == "optimizer" and not is_flat_optimizer(s.value)]
+    namings = {section.path: naming_of(selection, section) for section in sections}
+
+    def new_key_of(section: Section) -> NewKey | None:
+        naming = namings.get(section.path)
+        return None if naming is None else lambda key: naming.names.get(key, key)
+
+    notes = [note for naming in namings.values() for note in naming_notes(naming)]
+    return replace(_with_new_keys(selection, new_key_of), notes=[*selection.notes, *notes])
+
+
+def naming_of(selection: OutputContents, section: Section) -> Naming:
+    """The naming of the parameters of an optimizer in the output."""
+    found = (o.naming for o in optimizers_of(selection.source).values() if o.path == section.path)
+    naming, new = next(found, Naming({}, "fqn", (), (), "")), selection.renamed
+    return naming._replace(names={new.get(i, i): new.get(name, name) for i, name in naming.names.items()})
 
 
 def naming_notes(naming: Naming) -> Iterator[str]:
@@ -161,36 +81,160 @@ def naming_notes(naming: Naming) -> Iterator[str]:
         yield f"optimizer: state without a name is written under its number ({len(naming.unnamed)})"
 
 
-def _is_keyed(section: Section) -> bool:
-    return section.kind == "optimizer" and not is_flat_optimizer(section.value)
+def _names(source: Checkpoint) -> list[str]:
+    """The names that may be renamed: the model's or, without a model, those that the optimizer knows."""
+    models = sections_of_kind(source, "model")
+    if models:
+        return list(dict.fromkeys(str(name) for section in models for name in section.value))
+    known = (name for optimizer in optimizers_of(source).values() for name in optimizer.naming.names.values())
+    return list(dict.fromkeys(known))
 
 
-def _replaced(node: Any, at: KeyPath, names: Mapping[Id, str]) -> Any:
-    """Copy a tree with names in place of numbers in the optimizer at a key path."""
-    if not at:
-        return _named(node, names)
-    first, *rest = at
-    if isinstance(node, (list, tuple)):
-        return type(node)(_replaced(v, tuple(rest), names) if i == first else v for i, v in enumerate(node))
-    return {key: _replaced(v, tuple(rest), names) if key == first else v for key, v in node.items()}
+def _renaming_note(names: Mapping[str, str]) -> str:
+    changed = [(old, new) for old, new in names.items() if old != new]
+    example = " is ".join(clip(describe_for_error(name), 80) for name in changed[0]) if changed else ""
+    return f"names of the model: {len(changed)} of {len(names)} are new ({example})"
 
 
-def _named(optimizer: Mapping[str, Any], names: Mapping[Id, str]) -> dict[str, Any]:
-    state = {names.get(i, i): entry for i, entry in optimizer["state"].items()}
-    groups = [_group(group, names) for group in optimizer["param_groups"]]
-    return {**optimizer, "state": state, "param_groups": groups}
+def _following(names: Mapping[str, str], path: Path) -> NewKey:
+    """New names in an optimizer for the parameters of the model, apart from wrappers."""
+    bare = {without_ddp(name): name for name in names}
+
+    def new_name(key: Any) -> Any:
+        own = key if key in names else bare.get(without_ddp(key)) if isinstance(key, str) else None
+        if own is not None:
+            return names[own]
+        if not isinstance(key, str) or key.startswith(UNNAMED) or key.isdecimal():
+            return key
+        text = f"the model has no {describe_for_error(key)}, of which the optimizer has state, so that it cannot follow"
+        raise RefusedError(path, f"{text} the new names; write the model alone: --only model")
+
+    return new_name
 
 
-def _group(group: Mapping[str, Any], names: Mapping[Id, str]) -> dict[str, Any]:
-    params = group.get("params")
-    listed = isinstance(params, (list, tuple)) and all(isinstance(i, (int, str)) for i in params)
-    return {**group, "params": [names.get(i, i) for i in params]} if listed and params else dict(group)
+# -- sections ---------------------------------------------------------------------------------------------------------
 
 
-def _path(path: KeyPath, renamed: list[tuple[KeyPath, Naming]]) -> KeyPath:
-    """The key path in the tree with names."""
-    for at, naming in renamed:
+def _with_new_keys(selection: OutputContents, new_key_of: Callable[[Section], NewKey | None]) -> OutputContents:
+    """Copy a selection with new keys in some sections."""
+    tree, places = selection.tree, []
+    moves: list[Move] = []
+    for section, at in selection.places:
+        if (new_key := new_key_of(section)) is not None:
+            new = _renamed_section(section, leaf_at(tree, at), new_key, selection.source.path)
+            tree = _with(tree, at, new)
+            moves.append((section, at, new_key))
+            section = section._replace(value=_own(section, new, new_key))
+        places.append((section, at))
+    return replace(
+        selection,
+        tree=tree,
+        places=tuple(places),
+        model_paths=frozenset(_moved(path, moves) for path in selection.model_paths),
+        left_out={_moved(path, moves): why for path, why in selection.left_out.items()},
+        missing={_moved(path, moves): boxes for path, boxes in selection.missing.items()},
+        lost=frozenset(_moved(path, moves) for path in selection.lost),
+        carried={_moved(path, moves): filled for path, filled in selection.carried.items()},
+    )
+
+
+def _moved(path: KeyPath, moves: Iterable[Move]) -> KeyPath:
+    """The key path under the new names."""
+    for section, at, new_key in moves:
         n = len(at)
-        if path[:n] == at and path[n : n + 1] == ("state",) and len(path) > n + 1:
-            return (*path[: n + 1], naming.names.get(path[n + 1], path[n + 1]), *path[n + 2 :])
+        if path[:n] != at or len(path) == n or not section.holds((*section.path, *path[n:])):
+            continue
+        if section.kind == "model":
+            return (*path[:n], new_key(path[n]), *path[n + 1 :])
+        if is_flat_optimizer(section.value):
+            return (*path[:n], _flat_key(path[n], new_key), *path[n + 1 :])
+        if path[n] == "state" and len(path) > n + 1:
+            return (*path[: n + 1], new_key(path[n + 1]), *path[n + 2 :])
     return path
+
+
+def _renamed_section(section: Section, node: Any, new_key: NewKey, path: Path) -> Any:
+    """A section of the output under new names."""
+    if section.kind == "model":
+        made = _with_keys(node, new_key, path)
+        return _with_new_modules(made, [(key, new_key(key)) for key in node])
+    if is_flat_optimizer(section.value):
+        return _with_keys(node, lambda key: _flat_key(key, new_key), path)
+    groups = type(node["param_groups"])(_renamed_group(group, new_key) for group in node["param_groups"])
+    return _with(_with(node, ("state",), _with_keys(node["state"], new_key, path)), ("param_groups",), groups)
+
+
+def _flat_key(key: str, new_key: NewKey) -> str:
+    """Rename a key such as `state.<fqn>.exp_avg` by the new name of its parameter."""
+    kind = STATE if key.startswith(STATE) else GROUPS
+    fqn, _, slot = key[len(kind) :].rpartition(".")
+    return f"{kind}{new_key(fqn)}.{slot}"
+
+
+def _renamed_group(group: Mapping[str, Any], new_key: NewKey) -> dict[str, Any]:
+    """Rename the parameters listed in a param group."""
+    listed = {k: v for k, v in group.items() if k in ("params", "param_names") and isinstance(v, (list, tuple))}
+    known = {k: v for k, v in listed.items() if all(isinstance(i, (int, str)) for i in v)}
+    return {**group, **{key: type(value)(map(new_key, value)) for key, value in known.items()}}
+
+
+def _with_keys(node: Any, new_key: NewKey, path: Path) -> Any:
+    """Copy a dict of the same kind under new keys.
+
+    Raises:
+        RefusedError: two keys become one.
+    """
+    made = empty_like(node)
+    came_from: dict[Any, Any] = {}
+    for key, value in node.items():
+        new = new_key(key)
+        if new in made:
+            both = f"{describe_for_error(came_from[new])} and {describe_for_error(key)}"
+            raise RefusedError(path, f"{both} would both be called {describe_for_error(new)}; rename one of them")
+        made[new], came_from[new] = value, key
+    return made
+
+
+def _with_new_modules(made: Any, names: Iterable[tuple[Any, Any]]) -> Any:
+    """Rename the modules of a state dict (`_metadata`) like the tensors in them."""
+    versions: Any = getattr(made, "_metadata", None)
+    if not isinstance(versions, dict):
+        return made
+    modules: dict[str, str] = {}
+    for old, new in names:
+        for before, after in _modules(str(old), str(new)):
+            modules.setdefault(before, after)
+    modules.setdefault("", "")
+    made._metadata = type(versions)((modules[m], v) for m, v in versions.items() if m in modules)
+    return made
+
+
+def _modules(old: str, new: str) -> Iterable[tuple[str, str]]:
+    """The modules of a tensor by both names, as far as these end alike."""
+    while old and new and old.rpartition(".")[2] == new.rpartition(".")[2]:
+        old, new = old.rpartition(".")[0], new.rpartition(".")[0]
+        yield old, new
+
+
+# -- the tree ------------------------------------------------------------------------------------------------------
+
+
+def _own(section: Section, new: Any, new_key: NewKey) -> Any:
+    """The section's own keys: a model at the root of a tree has only some of its keys."""
+    if section.kind != "model":
+        return new
+    mine = {new_key(key) for key in section.value}
+    return {key: value for key, value in new.items() if key in mine}
+
+
+def _with(tree: Any, at: KeyPath, new: Any) -> Any:
+    """Copy a tree with a new node at a key path."""
+    if not at:
+        return new
+    first, *rest = at
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(_with(v, tuple(rest), new) if i == first else v for i, v in enumerate(tree))
+    made = empty_like(tree)
+    for key, value in tree.items():
+        made[key] = _with(value, tuple(rest), new) if key == first else value
+    return made

@@ -6,14 +6,15 @@ Nothing is written before everything is checked, and nothing has its final name 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ckptools.cluster.team import current
-from ckptools.consolidate.choose import check_copies, check_rounding, select
-from ckptools.consolidate.options import ConsolidateOptions, full_dtype, hole_rule, shard_size, tied_rule
+from ckptools.consolidate.choose import check_files, select, tensors_to_write
+from ckptools.consolidate.options import ConsolidateOptions, Renaming, hole_rule, renaming_of, write_options
 from ckptools.consolidate.output_place import (
     OutputPlace,
     check_folder,
@@ -26,16 +27,11 @@ from ckptools.consolidate.output_place import (
     store_errors,
 )
 from ckptools.consolidate.provenance import left_out_json, note_on_carried
-from ckptools.consolidate.publishing.journal import Kept, resume_folder
-from ckptools.consolidate.publishing.publish import Proofs, Seen, write
+from ckptools.consolidate.publishing.publish import Seen, write
 from ckptools.consolidate.publishing.source_records import Compared, compare, count
-from ckptools.consolidate.publishing.upload import check_can_upload, upload
 from ckptools.consolidate.record import Consolidated, converted, planned_reading
-from ckptools.consolidate.renamed_state import renamed
-from ckptools.consolidate.renaming import by_name, renaming_of
-from ckptools.consolidate.selection import OutputContents, tensors_of
-from ckptools.consolidate.shares import check_same_plan, plan_digests
-from ckptools.consolidate.writers.layout import LEFT_OUT, OutputLayout, WriteOptions, Writer, beside
+from ckptools.consolidate.writers import Writer
+from ckptools.consolidate.writers.layout import LEFT_OUT, OutputContents, OutputLayout, beside
 from ckptools.errors import NoSpaceError, RefusedError
 from ckptools.files.location import is_remote
 from ckptools.files.opening import OpenFiles
@@ -46,6 +42,9 @@ from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.tensor_io.threads import Progress, no_progress
 from ckptools.training_state.judgement import verdict_of
 from ckptools.training_state.sections import sections_of, sections_of_kind
+
+if TYPE_CHECKING:
+    from ckptools.consolidate.publishing.journal import Kept
 
 
 def consolidate(
@@ -59,8 +58,7 @@ def consolidate(
 
     Args:
         checkpoint: an opened checkpoint, or its path.
-        out: the file or folder to write; its suffix (`.dcp` for a folder) says the format. With a `/` at its end, or
-            where it is a folder, `model.safetensors` or `model.pt` in it.
+        out: the file or folder to write; see `output_place`.
         options: what to write, and how.
         progress: called with bytes written, or read back, and the tensor they belong to.
         planned: called before that with the expected number of bytes, and again when more is known.
@@ -72,52 +70,55 @@ def consolidate(
         ReadError, WriteError: a file cannot be read or written; nothing that looks finished is left.
     """
     started = time.perf_counter()
+    progress = progress or no_progress
     output = output_of(out, options.format)
     streamed = is_remote(output.path)
     if streamed:
+        from ckptools.consolidate.publishing.multipart import check_can_upload
+
         check_can_upload(output.path, options)
-    form = WriteOptions(
-        full_dtype(options.dtype), shard_size(options), tied_rule(options), options.keep_types, streamed
-    )
-    renaming = renaming_of(options)
+    form, renaming = write_options(options, streamed), renaming_of(options)
     whole = with_all_ranks(checkpoint)
     if not output.named:
         check_not_among(whole, output.path)
     with OpenFiles() as files:
         part = options.only or _usual_part(whole, output.writer)
-        check_rounding(whole, part)
-        check_copies(whole, tensors_of(whole, part), files)
+        check_files(whole, part, files)
         holes = hole_rule(options)
         first = None
         if not options.unchecked and (holes or (options.check and options.dry_run)):
-            first = compare(tensors_of(whole, part), files, options.threads, progress or no_progress, planned)
+            first = compare(tensors_to_write(whole, part), files, options.threads, progress, planned)
         damage = first.damaged if first else None if options.unchecked else {}
         selection = select(whole, part, holes, options.prefer_rank, files, damage, options.dequantize)
         selection.with_record = options.provenance
-        selection = renamed(selection, renaming, whole) if renaming else selection
-        selection = by_name(selection) if output.writer.BY_NAME else selection
+        selection = _with_new_names(selection, renaming, output.writer.BY_NAME)
         layout = output.writer.lay_out(selection, output.path, form)
         selection.left_out |= layout.left_out
         selection.notes += note_on_carried(selection)
-        texts, proofs = _texts(selection, layout, output.path), _proofs(options, output)
-        paths = [*texts, *proofs.paths]
-        kept = Kept(resume_folder(output.path), plan_digests(whole, layout, texts)) if options.resume else None
+        texts = _texts(selection, layout, output.path)
+        manifest = beside(output.path, "manifest.") if options.manifest else None
+        paths = [*texts, *([manifest] if manifest else [])]
+        kept = _kept(whole, output.path, layout, texts) if options.resume else None
         with store_errors(output.path):
             _check_place(whole, layout, paths, options.force, output)
             check_left_over(output.path, texts, options.force)
-        no_room = _no_room(layout, output, options.dry_run, kept.nbytes if kept else 0)
+        no_room = None if streamed else _no_room(layout, output, options.dry_run, kept.nbytes if kept else 0)
         seen = Seen(first.right if first else None)
         if current().world_size > 1:
+            from ckptools.consolidate.shares import check_same_plan, plan_digests
+
             check_same_plan(plan_digests(whole, layout, texts))
         if not options.dry_run:
             planned(_nbytes_to_come(layout, first, options.check))
             with _said_where(kept):
                 if streamed:
+                    from ckptools.consolidate.publishing.multipart import upload
+
                     seen = upload(whole, output.path, layout, texts, files, options, progress)
                 else:
-                    jobs, earlier = options.threads, replaced(whole, output.path, layout, options.force, texts)
-                    new_folder = output.new_folder
-                    seen = write(whole, layout, new_folder, texts, files, proofs, jobs, progress, kept, earlier)
+                    earlier = replaced(whole, output.path, layout, options.force, texts)
+                    folder = output.new_folder
+                    seen = write(whole, layout, folder, texts, manifest, files, options, progress, kept, earlier)
     done = _result(whole, selection, layout, paths, seen)
     if options.dry_run:
         reading = planned_reading(layout.jobs, [path for path, _ in layout.files])
@@ -142,9 +143,23 @@ def _usual_part(checkpoint: Checkpoint, writer: Writer) -> str:
     return writer.ONLY
 
 
-def _proofs(options: ConsolidateOptions, output: OutputPlace) -> Proofs:
-    manifest = beside(output.path, "manifest.") if options.manifest else None
-    return Proofs(not options.unchecked, options.check, manifest)
+def _with_new_names(selection: OutputContents, renaming: Renaming | None, by_name: bool) -> OutputContents:
+    """The selection under the names that the user asked for, and with names in place of numbers where wanted."""
+    by_name = by_name and any(section.kind == "optimizer" for section, _ in selection.places)
+    if not (renaming or by_name):
+        return selection
+    from ckptools.consolidate import renaming as new_names
+
+    selection = new_names.renamed(selection, renaming) if renaming else selection
+    return new_names.by_name(selection) if by_name else selection
+
+
+def _kept(whole: Checkpoint, out: Path, layout: OutputLayout, texts: Mapping[Path, str]) -> Kept:
+    """What an earlier run of the same plan has kept to resume from."""
+    from ckptools.consolidate.publishing.journal import Kept, resume_folder
+    from ckptools.consolidate.shares import plan_digests
+
+    return Kept(resume_folder(out), plan_digests(whole, layout, texts))
 
 
 def _nbytes_to_come(layout: OutputLayout, first: Compared | None, check: bool) -> int:
@@ -185,8 +200,6 @@ def _no_room(layout: OutputLayout, output: OutputPlace, dry_run: bool, here: int
     Raises:
         NoSpaceError: it does not fit, and this is no dry run.
     """
-    if is_remote(output.path):
-        return None
     new = output.new_folder
     error = lacking_space(output.path.parent if new is None else new.parent, layout.nbytes - here)
     if error is not None and not dry_run:

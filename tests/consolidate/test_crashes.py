@@ -222,7 +222,7 @@ def test_too_few_file_descriptors_are_one_line(run, tmp_path):
     code = (
         "import sys, resource, ckptools\n"
         "ck = ckptools.open(sys.argv[1], all_ranks=True)\n"
-        "import ckptools.consolidate.publishing.publish, ckptools.consolidate.writers\n"
+        "import ckptools.consolidate.publishing.publish, ckptools.consolidate.writers.pt\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (4, 4))\n"
         "try: ck.consolidate(sys.argv[2])\n"
         "except ckptools.CkptoolsError as error: print(error)\n"

@@ -17,7 +17,7 @@ import ckptools
 from ckptools._version import __version__
 from ckptools.cli import app
 from ckptools.consolidate.provenance import record_of
-from ckptools.consolidate.selection import OutputContents
+from ckptools.consolidate.writers.layout import OutputContents
 from ckptools.errors import NotWholeError, OutputExistsError
 from ckptools.model.provenance import Origin
 from tests.consolidate import dcp_resume

@@ -12,10 +12,9 @@ import os
 from collections.abc import Iterator, Sequence
 from functools import partial
 from threading import Event, local
+from typing import TYPE_CHECKING
 
-from ckptools.consolidate.publishing.journal import Done, Journal, JournalLine, pieces_read
 from ckptools.consolidate.publishing.source_records import BytesRead, SourceRecords, WrittenRegion, joined
-from ckptools.consolidate.shares import ALL, Share
 from ckptools.consolidate.writers.layout import Job
 from ckptools.dtypes import has_nonfinite
 from ckptools.errors import CkptoolsError, ReadError, WriteError
@@ -24,12 +23,14 @@ from ckptools.files.partial_files import Target, write_at
 from ckptools.model.tensor import Source
 from ckptools.tensor_io.checksums import CHUNK, Record, crc32, read_pieces
 from ckptools.tensor_io.fetch_ahead import Part, fetched_in_threads, parts_of
-from ckptools.tensor_io.stream import Band, Copy
-from ckptools.tensor_io.threads import Progress, no_progress
+from ckptools.tensor_io.stream import Band, Copy, assemble
+from ckptools.tensor_io.threads import Progress
+
+if TYPE_CHECKING:
+    from ckptools.consolidate.publishing.journal import Done, Journal
+    from ckptools.consolidate.shares import Share
 
 KERNEL_CHUNK = 64 << 20
-
-NOTHING_DONE = Done()
 
 
 class Stopped(CkptoolsError):  # noqa: N818 - it is a request, no error
@@ -47,7 +48,8 @@ class Executor:
         files: opens source files.
         checksums: whether the CRC-32 of every tensor is wanted.
         records: collects the bytes read of source records to compare their checksums; None for no comparison.
-        done: regions that an earlier run has written, which are not written again.
+        share: what this rank writes; None for everything.
+        done: regions that an earlier run has written, which are not written again; None for none.
         journal: lists the written regions; None for no journal.
         odd: fqns of tensors with NaN or infinity in the output; tensors with filled holes are not searched.
     """
@@ -57,16 +59,17 @@ class Executor:
         targets: Sequence[Target],
         files: OpenFiles,
         checksums: bool,
-        compare: bool = True,
-        progress: Progress | None = None,
-        done: Done = NOTHING_DONE,
+        compare: bool,
+        progress: Progress,
+        share: Share | None = None,
+        done: Done | None = None,
         journal: Journal | None = None,
     ) -> None:
         self.targets, self.files, self.checksums = targets, files, checksums or journal is not None
-        self.done, self.journal = done, journal
+        self.share, self.done, self.journal = share, done, journal
         self.records = SourceRecords(files) if compare else None
         self.odd: set[str] = set()
-        self._progress = progress or no_progress
+        self._progress = progress
         self._stop = Event()
         self._local = local()
         self._kernel = hasattr(os, "copy_file_range")
@@ -77,7 +80,7 @@ class Executor:
             if not isinstance(target, int):
                 target.stop()
 
-    def run(self, jobs: Sequence[Job], threads: int, share: Share = ALL) -> list[WrittenRegion]:
+    def run(self, jobs: Sequence[Job], threads: int) -> list[WrittenRegion]:
         """Run every job, or this rank's share of each; return the written regions, with CRC-32 if wanted.
 
         Raises:
@@ -86,51 +89,45 @@ class Executor:
             WriteError: the output cannot be written.
         """
         written = fetched_in_threads(
-            lambda n: self._job(n, jobs[n], share),
-            range(len(jobs)),
-            threads,
-            lambda n: self._reads(n, jobs[n], share),
-            self._give_up,
+            lambda n: self._job(n, jobs[n]), range(len(jobs)), threads, lambda n: self._reads(n, jobs[n]), self._give_up
         )
         return [region for regions in written for region in regions]
 
-    def _reads(self, number: int, job: Job, share: Share) -> Iterator[Part]:
-        """The parts of files that a job reads."""
-        for whole in share.parts(job):
-            for part in self.done.missing(number, whole):
-                if isinstance(part, Copy):
-                    yield part.source, part.source_offset, part.source_offset + part.nbytes
-                else:
-                    overlapping = (shard for shard in job.tensor.found if shard.box.intersect(part.box))
-                    yield from (stored for shard in overlapping for stored in parts_of(shard))
+    def _parts(self, number: int, job: Job) -> Iterator[Copy | Band]:
+        """The parts of a tensor that this rank has to write."""
+        for whole in job.parts() if self.share is None else self.share.parts(job):
+            yield from (whole,) if self.done is None else self.done.missing(number, whole)
 
-    def _job(self, number: int, job: Job, share: Share) -> list[WrittenRegion]:
+    def _reads(self, number: int, job: Job) -> Iterator[Part]:
+        """The parts of files that a job reads."""
+        for part in self._parts(number, job):
+            if isinstance(part, Copy):
+                yield part.source, part.source_offset, part.source_offset + part.nbytes
+            else:
+                overlapping = (shard for shard in job.tensor.found if shard.box.intersect(part.box))
+                yield from (stored for shard in overlapping for stored in parts_of(shard))
+
+    def _job(self, number: int, job: Job) -> list[WrittenRegion]:
         regions: list[WrittenRegion] = []
-        read: list[tuple[Record, int, BytesRead]] = []
-        self._local.read = read
-        for whole in share.parts(job):
-            for part in self.done.missing(number, whole):
-                if self._stop.is_set():
-                    raise Stopped
-                regions.append(WrittenRegion(number, part.offset, part.nbytes, self._part(job, part)))
+        self._local.read = []
+        for part in self._parts(number, job):
+            if self._stop.is_set():
+                raise Stopped
+            regions.append(WrittenRegion(number, part.offset, part.nbytes, self._part(job, part)))
         written = joined(regions, self.checksums)
         if self.journal is not None:
-            pieces = pieces_read(read)
-            for region in written:
-                self.journal.note(JournalLine(region, job.fqn in self.odd, pieces))
+            self.journal.note(written, job.fqn in self.odd, self._local.read)
         return written
 
     def _part(self, job: Job, part: Copy | Band) -> int:
         """Write a part of a tensor; return its CRC-32, or 0 if the kernel copied the bytes."""
         if isinstance(part, Band):
             return self._assemble(job, part)
-        if self.checksums or self._compares(part):
+        compares = self.records is not None and part.record is not None and part.record.crc != 0
+        if self.checksums or compares:
             return self._copy_checked(job, part)
         self._copy(job, part)
         return 0
-
-    def _compares(self, copy: Copy) -> bool:
-        return self.records is not None and copy.record is not None and copy.record.crc != 0
 
     def _copy(self, job: Job, copy: Copy) -> None:
         """Let the kernel copy the bytes, or copy them through memory if it cannot."""
@@ -161,7 +158,7 @@ class Executor:
             crc = crc32(piece, crc)
             self._write(job, copy.offset + done, piece)
             done += len(piece)
-        if self.records is not None and copy.record is not None:
+        if copy.record is not None:
             self._saw(copy.record, copy.source_offset, BytesRead(copy.nbytes, crc, job.fqn))
         return crc
 
@@ -189,8 +186,6 @@ class Executor:
 
     def _assemble(self, job: Job, band: Band) -> int:
         """Assemble a region in memory, convert its dtype if asked, write it; return its CRC-32."""
-        from ckptools.tensor_io.stream import assemble
-
         seen = None if self.records is None else partial(self._seen, job.fqn)
         data = assemble(job.tensor, band.box, job.dtype, self.files, seen)
         self._write(job, band.offset, data)

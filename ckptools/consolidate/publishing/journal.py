@@ -21,16 +21,19 @@ import os
 import secrets
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from threading import Lock
+from typing import NamedTuple
 
+from ckptools.cluster.team import current
 from ckptools.consolidate.publishing.source_records import BytesRead, SourceRecords, WrittenRegion, joined_pieces
 from ckptools.consolidate.shares import part_of
 from ckptools.consolidate.writers.layout import Job
 from ckptools.errors import RefusedError, WriteError, original_of
 from ckptools.files.partial_files import write_text
 from ckptools.tensor_io.checksums import CHUNK, Record, crc32, stored_records
+from ckptools.tensor_io.fetch_ahead import in_ranks
 from ckptools.tensor_io.stream import Band, Copy
 
 PLAN = "plan.json"
@@ -40,8 +43,7 @@ ReadPiece = tuple[str, int, int, int, int]
 """Path of a source file, byte offset of a record in it, and of what was read of that: byte offset, bytes, CRC-32."""
 
 
-@dataclass(frozen=True)
-class JournalLine:
+class JournalLine(NamedTuple):
     """A line of a journal: a written region, and the findings on its bytes."""
 
     region: WrittenRegion
@@ -65,14 +67,8 @@ class JournalLine:
         return cls(region, fields["odd"], [tuple(piece) for piece in fields["read"]])
 
 
-@dataclass(frozen=True)
-class Kept:
-    """The files kept of an unfinished run.
-
-    Attributes:
-        folder: the folder with them.
-        digests: digests of its plan.
-    """
+class Kept(NamedTuple):
+    """The folder with the files kept of an unfinished run, and the digests of its plan."""
 
     folder: Path
     digests: Mapping[str, str]
@@ -130,11 +126,6 @@ class Journal:
     """A journal written by this process. Threads may share it."""
 
     def __init__(self, folder: Path) -> None:
-        """Create a journal.
-
-        Raises:
-            WriteError: it cannot be created.
-        """
         self._path = folder / f"journal-{secrets.token_hex(6)}.jsonl"
         self._lock = Lock()
         try:
@@ -142,44 +133,51 @@ class Journal:
         except OSError as error:
             raise WriteError(self._path, f"cannot be created: {(error.strerror or '').lower()}") from error
 
-    def note(self, entry: JournalLine) -> None:
-        """Add a region whose bytes are written.
+    def note(self, regions: Iterable[WrittenRegion], odd: bool, read: Iterable[tuple[Record, int, BytesRead]]) -> None:
+        """Add regions whose bytes are written, with what was read of source records for them.
 
         Raises:
             WriteError: the journal cannot be written.
         """
-        data = entry.line()
-        try:
-            with self._lock:
-                while data:
-                    data = data[os.write(self._file, data) :]
-        except OSError as error:
-            raise WriteError(self._path, f"cannot be written: {(error.strerror or '').lower()}") from error
+        pieces = _pieces_read(read)
+        for region in regions:
+            data = JournalLine(region, odd, pieces).line()
+            try:
+                with self._lock:
+                    while data:
+                        data = data[os.write(self._file, data) :]
+            except OSError as error:
+                raise WriteError(self._path, f"cannot be written: {(error.strerror or '').lower()}") from error
 
     def close(self) -> None:
         """Close the file."""
         os.close(self._file)
 
 
-@dataclass(frozen=True)
 class Done:
     """Regions that an earlier run has written, read again and verified.
 
     Attributes:
         entries: in order; no byte is in two of them.
+        regions: those of the entries.
     """
 
-    entries: Sequence[JournalLine] = ()
-    _by_job: dict[int, list[WrittenRegion]] = field(default_factory=dict, repr=False)
+    def __init__(self, entries: Sequence[JournalLine] = ()) -> None:
+        self.entries = entries
+        self.regions = [entry.region for entry in entries]
+        self._by_job: dict[int, list[WrittenRegion]] = {}
+        for region in self.regions:
+            self._by_job.setdefault(region.job, []).append(region)
 
-    def __post_init__(self) -> None:
-        for entry in self.entries:
-            self._by_job.setdefault(entry.region.job, []).append(entry.region)
+    def restore(self, jobs: Sequence[Job], records: SourceRecords | None) -> set[str]:
+        """Restore what the earlier run has read of source records; return the fqns in which it saw NaN or infinity.
 
-    @property
-    def regions(self) -> list[WrittenRegion]:
-        """The regions that need not be written again."""
-        return [entry.region for entry in self.entries]
+        Raises:
+            DamagedError: a record does not match its checksum.
+        """
+        if records is not None and self.entries:
+            _take_read(self.entries, jobs, records)
+        return {jobs[entry.region.job].fqn for entry in self.entries if entry.odd}
 
     def missing(self, job: int, part: Copy | Band) -> Iterator[Copy | Band]:
         """The rest of a part of a tensor that is not written yet."""
@@ -196,7 +194,14 @@ class Done:
             at = max(at, region.end)
 
 
-def is_written(jobs: Sequence[Job], targets: Sequence[int], entry: JournalLine) -> bool:
+def take_done(kept: Kept | None, jobs: Sequence[Job], targets: Sequence[int], threads: int) -> Done:
+    """The regions that an earlier run has written, each read again."""
+    entries = current().gather(kept.entries() if kept and current().rank == 0 else [])[0]
+    right = in_ranks(partial(_is_written, jobs, targets), entries, threads, lambda entry: entry.region.nbytes)
+    return Done([entry for entry, is_right in zip(entries, right, strict=True) if is_right])
+
+
+def _is_written(jobs: Sequence[Job], targets: Sequence[int], entry: JournalLine) -> bool:
     """Whether the output has the bytes listed in a line of a journal."""
     number, offset, nbytes, expected = entry.region
     if not 0 <= number < len(jobs) or not 0 <= offset < offset + nbytes <= jobs[number].nbytes:
@@ -210,7 +215,7 @@ def is_written(jobs: Sequence[Job], targets: Sequence[int], entry: JournalLine) 
     return crc == expected
 
 
-def pieces_read(read: Iterable[tuple[Record, int, BytesRead]]) -> list[ReadPiece]:
+def _pieces_read(read: Iterable[tuple[Record, int, BytesRead]]) -> list[ReadPiece]:
     """The bytes read of records, for the journal; consecutive ones are joined."""
     of_record: dict[Record, dict[int, BytesRead]] = {}
     for record, offset, piece in read:
@@ -222,12 +227,8 @@ def pieces_read(read: Iterable[tuple[Record, int, BytesRead]]) -> list[ReadPiece
     ]
 
 
-def take_read(entries: Iterable[JournalLine], jobs: Sequence[Job], records: SourceRecords) -> None:
-    """Include the bytes that an earlier run has read in the comparison of records.
-
-    Raises:
-        DamagedError: a record does not match its checksum.
-    """
+def _take_read(entries: Iterable[JournalLine], jobs: Sequence[Job], records: SourceRecords) -> None:
+    """Include the bytes that an earlier run has read in the comparison of records."""
     stored = stored_records((job.fqn, job.tensor) for job in jobs)
     known = {(str(original_of(one.record.path)), one.record.offset): one.record for one in stored if one.record.crc}
     for entry in entries:

@@ -1,4 +1,4 @@
-"""Output files in a bucket: they are uploaded while they are written, and appear at the end.
+"""An output in a bucket: its files are uploaded in bounded memory while they are written, and appear at the end.
 
 Each is an upload of many parts, which has no name in the store until it is completed. All files together are one
 stream of bytes (`files.in_order`): threads write tensors into it at offsets, and the uploads, one after the other, take
@@ -14,12 +14,75 @@ from itertools import accumulate
 from pathlib import Path
 from threading import Event, Thread
 
-from ckptools.consolidate.output_place import Replaced
+from ckptools.cluster.team import current
+from ckptools.consolidate.options import ConsolidateOptions
+from ckptools.consolidate.output_place import Replaced, check_unchanged, replaced
+from ckptools.consolidate.publishing.execute import Executor
+from ckptools.consolidate.publishing.publish import Seen
+from ckptools.consolidate.publishing.source_records import crcs_of
 from ckptools.consolidate.writers.layout import Framing, OutputLayout
-from ckptools.errors import CkptoolsError, WriteError
+from ckptools.errors import CkptoolsError, UsageError, WriteError
 from ckptools.files.in_order import WINDOW, InOrder, StoppedError
+from ckptools.files.opening import OpenFiles
 from ckptools.files.remote.path import RemotePath, refreshed
+from ckptools.model.checkpoint import Checkpoint
 from ckptools.tensor_io.checksums import crc32
+from ckptools.tensor_io.threads import Progress
+
+
+def check_can_upload(out: Path, options: ConsolidateOptions) -> None:
+    """Refuse options that need random access to an unfinished output.
+
+    Raises:
+        UsageError: such an option was given.
+    """
+    if options.resume:
+        raise UsageError(out, "--resume needs an output on a disk; of one in a bucket nothing is kept")
+    if options.manifest:
+        raise UsageError(out, "--manifest needs an output on a disk, which is read again for it")
+    if current().world_size > 1:
+        raise UsageError(out, "several processes need an output on a disk; in a bucket one process writes it")
+
+
+def upload(
+    checkpoint: Checkpoint,
+    out: Path,
+    layout: OutputLayout,
+    texts: Mapping[Path, str],
+    files: OpenFiles,
+    options: ConsolidateOptions,
+    progress: Progress,
+) -> Seen:
+    """Write a planned output to a bucket; it appears whole, or not at all.
+
+    Raises:
+        DamagedError: a source does not match its checksum.
+        ReadError: a source cannot be read, or changed meanwhile.
+        WriteError: the output cannot be written, or differs when read back.
+    """
+    summary = ""
+    with MultipartOutput(layout) as output:
+        executor = Executor(output.targets, files, True, not options.unchecked, progress)
+        regions = executor.run(layout.jobs, options.threads)
+        if executor.records is not None:
+            executor.records.compare()
+        output.sent()
+        for job, read, sent in zip(layout.jobs, crcs_of(layout.jobs, regions, True), output.crcs, strict=True):
+            if read != sent:
+                raise CkptoolsError(layout.files[job.file][0], f"{job.fqn}: other bytes were sent than were read")
+        check_unchanged(checkpoint)
+        refreshed(remote(out))
+        output.publish(texts, options.force, replaced(checkpoint, out, layout, options.force, texts))
+        if options.check:
+            from ckptools.consolidate.publishing.read_back import compare_uploaded
+
+            refreshed(remote(layout.files[0][0]))
+            try:
+                summary = compare_uploaded(layout, output.crcs, files, options.threads, progress)
+            except WriteError:
+                output.remove()
+                raise
+    return Seen.by(executor, layout, executor.odd, summary)
 
 
 class _Target:
@@ -38,18 +101,19 @@ class _Target:
 class MultipartOutput:
     """Output files that appear in a store together; files not published by the end of a `with` block are removed.
 
-    A killed process may leave parts without a name, which the store keeps until the upload is aborted.
+    A killed process may leave parts without a name, which the store keeps until the upload is aborted. Where the store
+    fails or refuses, methods raise a WriteError.
 
     Attributes:
         targets: the files to write into.
         crcs: CRC-32 of the bytes sent for each job.
     """
 
-    def __init__(self, layout: OutputLayout, window: int = WINDOW) -> None:
+    def __init__(self, layout: OutputLayout) -> None:
         self._layout = layout
         self._paths = [remote(path) for path, _ in layout.files]
         *self._starts, self._nbytes = accumulate((size for _, size in layout.files), initial=0)
-        self._bytes = InOrder(window)
+        self._bytes = InOrder(WINDOW)
         self._may_end = [Event() for _ in self._paths]
         self._threads: list[Thread] = []
         self._there: list[RemotePath] = []
@@ -66,11 +130,7 @@ class MultipartOutput:
         self.discard()
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
-        """Write bytes of a tensor, at an offset of all files together.
-
-        Raises:
-            WriteError: the store has failed.
-        """
+        """Write bytes of a tensor, at an offset of all files together."""
         try:
             self._bytes.write(offset, data)
         except StoppedError:
@@ -84,22 +144,14 @@ class MultipartOutput:
             event.set()
 
     def sent(self) -> None:
-        """Wait until the uploads have taken every byte.
-
-        Raises:
-            WriteError: the store has failed.
-        """
+        """Wait until the uploads have taken every byte."""
         try:
             self._bytes.wait_for(self._nbytes)
         except StoppedError:
             raise self._error or CkptoolsError(None, "stopped") from None
 
     def publish(self, texts: Mapping[Path, str], replace: bool, earlier: Replaced) -> None:
-        """Let the files appear: the last one after the others, then small text files.
-
-        Raises:
-            WriteError: the store has failed, or a file that must not be replaced has appeared.
-        """
+        """Let the files appear: the last one after the others, then small text files."""
         index = [remote(path) for path in texts]
         if not replace:
             self._check_free(index)
@@ -121,11 +173,7 @@ class MultipartOutput:
         self._there, self._threads = [], []
 
     def discard(self) -> None:
-        """Remove files that were not published.
-
-        Raises:
-            WriteError: the store refuses.
-        """
+        """Remove files that were not published."""
         self.stop()
         for thread in self._threads:
             thread.join()
@@ -133,11 +181,7 @@ class MultipartOutput:
         _delete(there)
 
     def remove(self) -> None:
-        """Remove published files that are wrong.
-
-        Raises:
-            WriteError: the store refuses.
-        """
+        """Remove published files that are wrong."""
         _delete(self._paths)
 
     def _check_free(self, index: list[RemotePath]) -> None:

@@ -3,48 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ckptools.cluster.team import current
+from ckptools.consolidate.options import ConsolidateOptions
 from ckptools.consolidate.output_place import Replaced, check_unchanged
 from ckptools.consolidate.publishing.execute import Executor
-from ckptools.consolidate.publishing.journal import Done, Journal, Kept, is_written, take_read
 from ckptools.consolidate.publishing.source_records import WrittenRegion, crcs_of
-from ckptools.consolidate.shares import Share, shares_of
 from ckptools.consolidate.writers.layout import OutputLayout
 from ckptools.errors import WriteError
 from ckptools.files.opening import OpenFiles
 from ckptools.files.partial_files import PartialFiles
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.tensor_io.checksums import Record, stored_records
-from ckptools.tensor_io.fetch_ahead import in_ranks
-from ckptools.tensor_io.threads import Progress, no_progress
+from ckptools.tensor_io.threads import Progress
 
-NOTHING_REPLACED = Replaced()
-
-
-@dataclass(frozen=True)
-class Proofs:
-    """Checks of an output before it gets its name.
-
-    Attributes:
-        sources: compare the sources with their stated checksums while reading.
-        compare: read it back and compare it with the shards.
-        manifest: file for its digests; None for none.
-    """
-
-    sources: bool
-    compare: bool
-    manifest: Path | None
-
-    @property
-    def paths(self) -> list[Path]:
-        """Files that the checks add."""
-        return [self.manifest] if self.manifest is not None else []
+if TYPE_CHECKING:
+    from ckptools.consolidate.publishing.journal import Kept
 
 
 @dataclass(frozen=True)
@@ -61,18 +40,24 @@ class Seen:
     odd: tuple[str, ...] = ()
     read_back: str = ""
 
+    @classmethod
+    def by(cls, executor: Executor, layout: OutputLayout, odd: Container[str], read_back: str) -> Seen:
+        """The findings of an executor, with those of other ranks on NaN and infinity."""
+        right = None if executor.records is None else frozenset(executor.records.right)
+        return cls(right, tuple(dict.fromkeys(job.fqn for job in layout.jobs if job.fqn in odd)), read_back)
+
 
 def write(
     checkpoint: Checkpoint,
     layout: OutputLayout,
     new_folder: Path | None,
     texts: Mapping[Path, str],
+    manifest: Path | None,
     files: OpenFiles,
-    proofs: Proofs,
-    jobs: int,
-    progress: Progress | None,
-    kept: Kept | None = None,
-    earlier: Replaced = NOTHING_REPLACED,
+    options: ConsolidateOptions,
+    progress: Progress,
+    kept: Kept | None,
+    earlier: Replaced,
 ) -> Seen:
     """Write a planned output; it appears whole, or not at all. Makes `new_folder` and removes `earlier` files.
 
@@ -83,77 +68,75 @@ def write(
         ReadError: a source cannot be read, or changed meanwhile.
         WriteError: the output cannot be written, or differs when read back.
     """
-    shares = shares_of(layout.jobs, current().world_size)
     with opened_output(layout, new_folder, kept) as output, ExitStack() as stack:
-        done = _done(kept, layout, output, jobs)
-        journal = Journal(kept.folder) if kept else None
-        if journal is not None:
-            stack.callback(journal.close)
-        executor = Executor(output.targets, files, layout.checksums, proofs.sources, progress, done, journal)
-        _take(done, layout, executor)
-        regions = _copied(executor, layout, shares[current().rank], jobs)
+        executor = _executor(layout, output, files, options, progress, kept, stack)
+        regions = _copied(executor, layout, options.threads)
         try:
             if output.partial is not None:
                 layout.finish(output.targets, crcs_of(layout.jobs, regions, executor.checksums))
             synced(output.targets)
-            read_back = _compared(layout, output, files, jobs, progress) if proofs.compare else ""
-            added = {**texts, **_manifest(layout, output.targets, proofs, jobs)}
+            read_back = _compared(layout, output, files, options.threads, progress) if options.check else ""
+            added = {**texts, **_manifest(manifest, layout, output.targets, options.threads)}
             if output.partial is not None:
-                _publish(checkpoint, output.partial, added, earlier)
+                for path, text in added.items():
+                    output.partial.add_text(path, text)
+                check_unchanged(checkpoint)
+                output.partial.publish(earlier.first, earlier.last)
         except OSError as error:
             raise WriteError(layout.files[0][0], f"cannot write: {(error.strerror or '').lower()}") from error
-    right = None if executor.records is None else frozenset(executor.records.right)
-    odd = set[str]().union(*current().gather(executor.odd))
-    return Seen(right, tuple(dict.fromkeys(job.fqn for job in layout.jobs if job.fqn in odd)), read_back)
+    return Seen.by(executor, layout, set[str]().union(*current().gather(executor.odd)), read_back)
 
 
-def _copied(executor: Executor, layout: OutputLayout, share: Share, threads: int) -> list[WrittenRegion]:
+def _executor(
+    layout: OutputLayout,
+    output: OpenOutput,
+    files: OpenFiles,
+    options: ConsolidateOptions,
+    progress: Progress,
+    kept: Kept | None,
+    stack: ExitStack,
+) -> Executor:
+    """The executor of this rank's share, which goes on where an earlier run has stopped."""
+    targets, team, compare = output.targets, current(), not options.unchecked
+    if kept is None and team.world_size == 1:
+        return Executor(targets, files, layout.checksums, compare, progress)
+    from ckptools.consolidate.publishing.journal import Journal, take_done
+    from ckptools.consolidate.shares import shares_of
+
+    share = shares_of(layout.jobs, team.world_size)[team.rank]
+    done = take_done(kept, layout.jobs, targets, options.threads)
+    journal = Journal(kept.folder) if kept else None
+    if journal is not None:
+        stack.callback(journal.close)
+    executor = Executor(targets, files, layout.checksums, compare, progress, share, done, journal)
+    executor.odd |= done.restore(layout.jobs, executor.records)
+    return executor
+
+
+def _copied(executor: Executor, layout: OutputLayout, threads: int) -> list[WrittenRegion]:
     """Copy this rank's share, and return the regions written by all ranks."""
     with current().own_work():
-        regions = executor.run(layout.jobs, threads, share)
+        regions = executor.run(layout.jobs, threads)
     if executor.records is not None:
         stored = stored_records((job.fqn, job.tensor) for job in layout.jobs) if current().world_size > 1 else ()
         executor.records.compare(found.record for found in stored)
-    return [*executor.done.regions, *(region for written in current().gather(regions) for region in written)]
+    earlier = executor.done.regions if executor.done else []
+    return [*earlier, *(region for written in current().gather(regions) for region in written)]
 
 
-def _done(kept: Kept | None, layout: OutputLayout, output: OpenOutput, threads: int) -> Done:
-    """The regions that an earlier run has written, each read again."""
-    entries = current().gather(kept.entries() if kept and current().rank == 0 else [])[0]
-    check = partial(is_written, layout.jobs, output.targets)
-    right = in_ranks(check, entries, threads, lambda entry: entry.region.nbytes)
-    return Done([entry for entry, is_right in zip(entries, right, strict=True) if is_right])
-
-
-def _take(done: Done, layout: OutputLayout, executor: Executor) -> None:
-    """Restore checksum and NaN findings from the journal."""
-    if executor.records is not None and done.entries:
-        take_read(done.entries, layout.jobs, executor.records)
-    executor.odd |= {layout.jobs[entry.region.job].fqn for entry in done.entries if entry.odd}
-
-
-def _compared(
-    layout: OutputLayout, output: OpenOutput, files: OpenFiles, threads: int, progress: Progress | None
-) -> str:
+def _compared(layout: OutputLayout, output: OpenOutput, files: OpenFiles, threads: int, progress: Progress) -> str:
     from ckptools.consolidate.publishing.read_back import compare
 
-    return compare(layout, output.targets, output.paths, files, threads, progress or no_progress)
+    return compare(layout, output.targets, output.paths, files, threads, progress)
 
 
-def _publish(checkpoint: Checkpoint, partial: PartialFiles, texts: Mapping[Path, str], earlier: Replaced) -> None:
-    for path, text in texts.items():
-        partial.add_text(path, text)
-    check_unchanged(checkpoint)
-    partial.publish(earlier.first, earlier.last)
-
-
-def _manifest(layout: OutputLayout, targets: Sequence[int], proofs: Proofs, jobs: int) -> dict[Path, str]:
+def _manifest(path: Path | None, layout: OutputLayout, targets: Sequence[int], threads: int) -> dict[Path, str]:
     """The output's manifest, if it is asked for."""
-    if proofs.manifest is None:
+    if path is None:
         return {}
     from ckptools.consolidate.publishing.read_back import manifest_json
 
-    return {proofs.manifest: manifest_json(layout, targets, jobs)}
+    return {path: manifest_json(layout, targets, threads)}
 
 
 # -- open files of an output: rank 0 creates and names them, all ranks write into them --------------------------------
@@ -161,12 +144,9 @@ def _manifest(layout: OutputLayout, targets: Sequence[int], proofs: Proofs, jobs
 
 @dataclass(frozen=True)
 class OpenOutput:
-    """The files of an output, open under temporary names.
+    """The files of an output, open under temporary names: their descriptors and current paths.
 
-    Attributes:
-        partial: gives them their final names; None on other ranks than 0.
-        targets: their descriptors.
-        paths: their current paths.
+    `partial` gives them their final names; None on other ranks than 0.
     """
 
     partial: PartialFiles | None
@@ -178,10 +158,7 @@ class OpenOutput:
 def opened_output(layout: OutputLayout, new_folder: Path | None, kept: Kept | None) -> Iterator[OpenOutput]:
     """Open the files of an output under their temporary names; at the end all ranks have closed them.
 
-    Args:
-        layout: the plan of the output.
-        new_folder: a folder to make for them; None if it exists.
-        kept: keeps unfinished files; None to remove them.
+    It makes `new_folder` for them. Unfinished files are removed, unless `kept` keeps them.
 
     Raises:
         RefusedError: the files kept by an earlier run belong to another plan.

@@ -1,24 +1,25 @@
-"""What is read of an output before it gets its name: a comparison with the shards, and SHA-256 for a manifest.
+"""What is read of a written output: a comparison with the shards, and SHA-256 for a manifest.
 
-The format's own library reads the output from disk for the comparison. A manifest lists every tensor and every file as
-JSON beside the output; `verify --manifest` compares.
+On a disk both precede the output's name, and the format's own library reads it for the comparison. A manifest lists
+every tensor and every file as JSON beside the output; `verify --manifest` compares.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ckptools.consolidate.writers.layout import Job, OutputLayout, ReadBack, ReadTensor
 from ckptools.errors import CkptoolsError, WriteError
+from ckptools.files.location import path_of
 from ckptools.files.opening import OpenFiles
 from ckptools.tensor_io.fetch_ahead import in_ranks
 from ckptools.tensor_io.stream import MANIFEST_SCHEMA, digest_of, tensor_bytes
-from ckptools.tensor_io.threads import Progress
+from ckptools.tensor_io.threads import Progress, in_threads
 from ckptools.text import plural
 
 AT_ONCE = 512 << 20
@@ -35,15 +36,8 @@ def compare(
 ) -> str:
     """Compare every tensor of the output with its shards, byte for byte; return a summary.
 
-    Memory is bounded by `AT_ONCE` and the largest tensor.
-
-    Args:
-        layout: the plan of the output.
-        targets: descriptors of the output files.
-        paths: their current paths.
-        files: opens source files.
-        threads: number of tensors at once.
-        progress: called with bytes compared and the tensor they belong to.
+    Memory is bounded by `AT_ONCE` and the largest tensor. `targets` and `paths` are the output files' descriptors and
+    current paths.
 
     Raises:
         WriteError: the library cannot read it, or a tensor differs.
@@ -116,12 +110,60 @@ def _forget(descriptor: int) -> None:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+# -- in a bucket ------------------------------------------------------------------------------------------------------
+
+
+def compare_uploaded(
+    layout: OutputLayout, crcs: Sequence[int], files: OpenFiles, threads: int, progress: Progress
+) -> str:
+    """Compare every byte of an output in a store with its source; return a summary.
+
+    Raises:
+        WriteError: a byte differs.
+        ReadError: the output or a source cannot be read.
+    """
+    paths = [path_of(str(path)) for path, _ in layout.files]
+    with OpenFiles() as there:
+        _compare_framing(layout, crcs, paths, there)
+        in_threads(partial(_compare_tensor, layout, paths, there, files, progress), range(len(layout.jobs)), threads)
+    names = {job.fqn for job in layout.jobs}
+    return f"{plural(len(names), 'tensor')} read back from the bucket, all equal"
+
+
+def _compare_framing(layout: OutputLayout, crcs: Sequence[int], paths: Sequence[Path], there: OpenFiles) -> None:
+    for number, (path, (_, size)) in enumerate(zip(paths, layout.files, strict=True)):
+        with there.open(path) as file:
+            if file.size != size:
+                raise WriteError(path, f"the bucket has {file.size} bytes of it; {size} were sent, so it was removed")
+            for piece in layout.framing(number):
+                expected = piece.data(crcs.__getitem__)
+                if file.read(piece.offset, len(expected)) != expected:
+                    raise WriteError(path, f"differs in the bucket at byte {piece.offset}; it was removed")
+
+
+def _compare_tensor(
+    layout: OutputLayout, paths: Sequence[Path], there: OpenFiles, files: OpenFiles, progress: Progress, number: int
+) -> None:
+    job = layout.jobs[number]
+    at = job.offset
+    with there.open(paths[job.file]) as file:
+        for piece in tensor_bytes(job.tensor, job.dtype, files):
+            if file.read(at, len(piece)) != piece:
+                raise WriteError(paths[job.file], f"{job.fqn} differs in the bucket at byte {at}; it was removed")
+            at += len(piece)
+            progress(len(piece), job.fqn)
+
+
 # -- manifest -----------------------------------------------------------------------------------------------------
 
 
 def manifest_json(layout: OutputLayout, targets: Sequence[int], threads: int) -> str:
     """Make the manifest of an output whose files are written and open."""
-    digests = dict(in_ranks(lambda jobs: _tensor_row(jobs, targets), _by_name(layout.jobs), threads, _nbytes))
+    by_name: dict[str, list[Job]] = {}
+    for job in layout.jobs:  # a DCP has one for every few rows of a tensor
+        by_name.setdefault(job.fqn, []).append(job)
+    rows = partial(_tensor_row, targets)
+    digests = dict(in_ranks(rows, list(by_name.values()), threads, lambda jobs: sum(job.nbytes for job in jobs)))
     digests |= {name: digests[first] for name, first in layout.tied.items() if first in digests}
     names = [_file_name(layout, path) for path, _ in layout.files]
     sizes = [size for _, size in layout.files]
@@ -134,19 +176,7 @@ def _file_name(layout: OutputLayout, path: Path) -> str:
     return path.name if layout.folder is None else f"{layout.folder.name}/{path.name}"
 
 
-def _by_name(jobs: Iterable[Job]) -> list[list[Job]]:
-    """The jobs of each tensor in order; a DCP has one for every few rows."""
-    found: dict[str, list[Job]] = {}
-    for job in jobs:
-        found.setdefault(job.fqn, []).append(job)
-    return list(found.values())
-
-
-def _nbytes(jobs: Iterable[Job]) -> int:
-    return sum(job.nbytes for job in jobs)
-
-
-def _tensor_row(jobs: Sequence[Job], targets: Sequence[int]) -> tuple[str, dict[str, Any]]:
+def _tensor_row(targets: Sequence[int], jobs: Sequence[Job]) -> tuple[str, dict[str, Any]]:
     digest = digest_of((targets[job.file], job.offset, job.nbytes) for job in jobs)
     first = jobs[0]
     rest = first.tensor.shape[1:]

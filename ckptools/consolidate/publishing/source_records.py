@@ -10,7 +10,6 @@ Bytes that no copy needs, such as the padding after an uneven shard, are read fo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ckptools.cluster.team import current
@@ -34,17 +33,11 @@ from ckptools.tensor_io.threads import Progress
 from ckptools.text import and_others, plural
 
 
-@dataclass(frozen=True)
-class Compared:
-    """Records compared with their stated CRC-32.
+class Compared(NamedTuple):
+    """Records that match their stated CRC-32, and those that do not, with the CRC-32 that they have."""
 
-    Attributes:
-        right: records that match it.
-        damaged: records that do not, with the CRC-32 that they have.
-    """
-
-    right: frozenset[Record] = frozenset()
-    damaged: Mapping[Record, int] = field(default_factory=dict)
+    right: frozenset[Record]
+    damaged: Mapping[Record, int]
 
 
 def compare(
@@ -75,15 +68,12 @@ def count(jobs: Iterable[Job], right: frozenset[Record]) -> SourceChecksums:
 def without_damaged(tensor: Tensor, fqn: str, damage: Mapping[Record, int]) -> tuple[Tensor, Problem | None]:
     """Remove bytes in damaged records from a tensor; return it with the problem of the first such record, or None.
 
-    Args:
-        tensor: the tensor.
-        fqn: its name.
-        damage: damaged records with the CRC-32 that they have.
+    `damage` has the damaged records with the CRC-32 that they have.
     """
     if not damage:
         return tensor, None
-    wrong = [(shard, Record.of(source)) for shard in tensor.found for source in shard.sources]
-    wrong = [(shard, record) for shard, record in wrong if record in damage]
+    read = [(shard, Record.of(source)) for shard in tensor.found for source in shard.sources]
+    wrong = [(shard, record) for shard, record in read if record in damage]
     if not wrong:
         return tensor, None
     first, record = wrong[0]
@@ -156,10 +146,7 @@ class SourceRecords:
             self._pieces.setdefault(record, {})[offset] = piece
 
     def compare(self, records: Iterable[Record] = ()) -> None:
-        """Compare the records that were read in several pieces, or not in full, by any rank.
-
-        Args:
-            records: all records; needed if several ranks have read some.
+        """Compare the records that were read in several pieces, or not in full; of several ranks, among all `records`.
 
         Raises:
             DamagedError: a record does not match its checksum.
@@ -168,7 +155,8 @@ class SourceRecords:
         team = current()
         if team.world_size > 1:
             here = {_key(record): record for record in records}
-            self._take([(here[key], pieces) for other in team.gather(self._sent()) for key, pieces in other])
+            sent = [(_key(record), joined_pieces(read)) for record, read in self._pieces.items()]
+            self._take([(here[key], pieces) for other in team.gather(sent) for key, pieces in other])
         in_several = sorted(self._pieces.items(), key=lambda read: _key(read[0]))
         right = in_ranks(self._compare_pieces, in_several, 1, lambda read: 1)
         self.right |= {record for (record, _), _ in zip(in_several, right, strict=True)}
@@ -181,10 +169,6 @@ class SourceRecords:
         for nbytes, piece in self._all_of(record, pieces):
             crc = combine(crc, piece, nbytes)
         self._compare(record, crc, next(iter(pieces.values())).fqn)
-
-    def _sent(self) -> list[tuple[Key, list[tuple[int, BytesRead]]]]:
-        """The joined pieces of records that were not compared yet."""
-        return [(_key(record), joined_pieces(read)) for record, read in self._pieces.items()]
 
     def _take(self, sent: Iterable[tuple[Record, list[tuple[int, BytesRead]]]]) -> None:
         """Collect the pieces that all ranks have read."""
@@ -221,13 +205,9 @@ class SourceRecords:
 
 
 class WrittenRegion(NamedTuple):
-    """Consecutive bytes of a tensor that were written.
+    """Consecutive bytes of a tensor, by its number in the plan, that were written; `crc` is 0 without checksums.
 
-    Attributes:
-        job: number of the tensor in the plan.
-        offset: byte offset of the first from the tensor's own first byte.
-        nbytes: their number.
-        crc: their CRC-32; 0 without checksums.
+    `offset` counts from the tensor's own first byte.
     """
 
     job: int

@@ -5,6 +5,10 @@ tensor, in a storage of its own. A loading rank reads each item with a needed ro
 are cut into items of several rows. A tied weight is written under each of its names, as torch does: items that two
 names share would load, but would look like a `.metadata` that points to the wrong bytes.
 Source: torch/distributed/checkpoint/{filesystem,planner_helpers}.py of torch 2.13; class paths as of 2.6.
+
+`.metadata` is a pickle of the dataclasses of torch/distributed/checkpoint/{metadata,filesystem}.py, with their
+attributes as of torch 2.4, under the names of every version since; an older reader ignores unknown ones
+(`storage_meta`, `version`), and `_StorageInfo.transform_descriptors` of newer versions keeps its default None.
 """
 
 from __future__ import annotations
@@ -13,16 +17,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from ckptools.consolidate.provenance import record_text
-from ckptools.consolidate.selection import OutputContents
-from ckptools.consolidate.writers.dcp_metadata import FILE_NAME, FlatValue, ItemPlace, metadata
+from ckptools.consolidate.provenance import record_of
 from ckptools.consolidate.writers.dcp_tree import Leaf, arrange
 from ckptools.consolidate.writers.layout import (
     Framing,
     Job,
+    OutputContents,
     OutputLayout,
     ReadBack,
     ReadTensor,
@@ -31,19 +35,14 @@ from ckptools.consolidate.writers.layout import (
     output_dtype,
     quoted,
 )
+from ckptools.consolidate.writers.pickle_emitter import Call, Emitter, Instance
 from ckptools.consolidate.writers.pt import Packed, pack
 from ckptools.dtypes import ITEMSIZE
 from ckptools.model.provenance import FILE_NAME as RECORD
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Tensor
-
-NAME = "dcp"
-WRITES = "a torch.distributed.checkpoint folder to resume from at any world size: model, optimizer and the rest"
-SUFFIXES: tuple[str, ...] = (".dcp",)
-ONLY = "all"
-FILE = ""
-BY_NAME = False
-"""The tree is arranged for torch's state_dict API, names included (`dcp_tree`)."""
+from ckptools.model.tree import fqn_of
+from ckptools.model.values import Global, Size, TorchName
 
 ITEM_BYTES = 8 << 20
 """Larger tensors are cut into items of about this size. Measured with 0.9 GB on 2 cores: 8 ranks that load
@@ -51,9 +50,15 @@ their rows took 9.0 s without cutting, 4.0 s with items of 64 MiB, 1.0 s with 16
 down to 8, and slower below.
 """
 
-
 MAX_KEYS = 6
 """Keys of the state dict that the loading line names."""
+
+FILE_NAME = ".metadata"
+VERSION = "1.0.0"
+"""torch/distributed/checkpoint/filesystem.py, `CURRENT_DCP_VERSION`."""
+
+METADATA = "torch.distributed.checkpoint.metadata"
+FILESYSTEM = "torch.distributed.checkpoint.filesystem"
 
 
 def lay_out(selection: OutputContents, out: Path, options: WriteOptions) -> OutputLayout:
@@ -63,50 +68,41 @@ def lay_out(selection: OutputContents, out: Path, options: WriteOptions) -> Outp
         RefusedError: two values would get one name, or there is no dict to begin with.
     """
     arranged = arrange(selection, out)
-    items = _Items(selection, options)
-    for leaf in arranged.leaves:
-        items.add(leaf)
-    items.place()
-    record = record_text(selection, name_of=arranged.name)
+    items = [item for leaf in arranged.leaves for item in _items(leaf, selection, options)]
+    groups = files_of([item.packed.archive.nbytes for item in items], options.max_shard_size)
+    jobs, sizes = _place(items, groups)
+    record = record_of(selection, name_of=arranged.name)
     # The metadata comes last: once it has its name, the folder can be loaded.
-    others = [*([(RECORD, record.encode("ascii"))] if record else []), (FILE_NAME, metadata(items.entries))]
+    others = [(RECORD, record.to_json().encode("ascii"))] if record else []
+    others.append((FILE_NAME, _metadata(items)))
 
     def framing(file: int) -> Iterator[Framing]:
-        for item in items.placed[file] if file < len(items.placed) else ():
+        if file >= len(groups):
+            yield Framing(0, lambda _: others[file - len(groups)][1])
+            return
+        for number in groups[file]:
+            item = items[number]
             yield from item.packed.archive.framing(item.at, item.first_job)
-        for _, data in others[file - len(items.placed) :][:1] if file >= len(items.placed) else ():
-            yield Framing(0, lambda _, data=data: data)  # type: ignore[misc]
 
     return OutputLayout(
         files=(
-            *((out / _file_name(i), size) for i, size in enumerate(items.sizes)),
+            *((out / _file_name(i), size) for i, size in enumerate(sizes)),
             *((out / name, len(data)) for name, data in others),
         ),
-        jobs=tuple(items.jobs),
+        jobs=tuple(jobs),
         framing=framing,
-        read_back=partial(_read_back, items.parts),
+        read_back=partial(_read_back, items),
         checksums=True,
         folder=out,
         notes=tuple(arranged.notes),
-        tensors=items.tensors,
+        tensors=sum(isinstance(leaf.value, Tensor) for leaf in arranged.leaves),
         name_of=arranged.name,
         load=_load(out, arranged.leaves),
     )
 
 
-@dataclass(frozen=True)
-class _ItemRows:
-    """Rows of a tensor in one item: the item's name and number in the folder, and its place."""
-
-    fqn: str
-    number: int
-    box: Box
-    tensor: Tensor
-    dtype: str
-
-
 @contextmanager
-def _read_back(parts: Sequence[_ItemRows], paths: Sequence[Path]) -> Iterator[ReadBack]:
+def _read_back(items: Sequence[_Item], paths: Sequence[Path]) -> Iterator[ReadBack]:
     """Let torch's reader read the `.metadata`, then each item."""
     import torch
     from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -114,23 +110,27 @@ def _read_back(parts: Sequence[_ItemRows], paths: Sequence[Path]) -> Iterator[Re
     reader = FileSystemReader(paths[-1].parent)
     metadata = reader.read_metadata()
     reader.set_up_storage_reader(metadata, True)
-    tensors = [ReadTensor(p.fqn, p.tensor, p.dtype, partial(_read_item, reader, metadata, p)) for p in parts]
+    tensors = [
+        ReadTensor(item.fqn, item.value, item.dtype, partial(_read_item, reader, metadata, item, item.box))
+        for item in items
+        if item.box is not None
+    ]
     yield ReadBack(f"torch.distributed.checkpoint {torch.__version__}", tensors)
 
 
-def _read_item(reader: Any, metadata: Any, part: _ItemRows) -> Any:
+def _read_item(reader: Any, metadata: Any, item: _Item, box: Box) -> Any:
     import torch
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
     from torch.distributed.checkpoint.metadata import MetadataIndex
     from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 
-    target = torch.empty(part.box.sizes, dtype=getattr(torch, part.dtype))
+    target = torch.empty(box.sizes, dtype=getattr(torch, item.dtype))
     planner = DefaultLoadPlanner()
-    planner.set_up_planner({part.fqn: target}, metadata, is_coordinator=True)
-    index = MetadataIndex(part.fqn, torch.Size(part.box.offsets), part.number)
-    begin, sizes = torch.Size([0] * len(part.box.sizes)), torch.Size(part.box.sizes)
-    item = ReadItem(LoadItemType.TENSOR, MetadataIndex(part.fqn), begin, index, begin, sizes)
-    reader.read_data(LoadPlan([item]), planner).wait()
+    planner.set_up_planner({item.fqn: target}, metadata, is_coordinator=True)
+    index = MetadataIndex(item.fqn, torch.Size(box.offsets), item.number)
+    begin, sizes = torch.Size([0] * len(box.sizes)), torch.Size(box.sizes)
+    read = ReadItem(LoadItemType.TENSOR, MetadataIndex(item.fqn), begin, index, begin, sizes)
+    reader.read_data(LoadPlan([read]), planner).wait()
     return target
 
 
@@ -147,69 +147,65 @@ def _file_name(number: int) -> str:
     return f"__0_{number}.distcp"
 
 
-@dataclass(frozen=True)
-class _Placed:
-    """An item with its byte offset in the file, and the number of the job that copies its tensor."""
-
-    packed: Packed
-    at: int
-    first_job: int
+# -- items ------------------------------------------------------------------------------------------------------------
 
 
-class _Items:
-    """The items of all values, one after the other in as few files as the caller allows, of nearly equal size.
+@dataclass
+class _Item:
+    """An item: a plain value, or rows of a tensor.
 
     Attributes:
-        tensors: number of tensors.
-        parts: the rows of tensors that torch will read, item by item.
-        entries: every value with the places of its items; empty until `place`.
-        placed: the items of each file, after `place`.
-        jobs: every copy of a tensor, or a part of one, after `place`.
-        sizes: bytes of each file, after `place`.
+        leaf: the whole value, with its path in the state dict.
+        number: number of the item among those of the value.
+        box: the rows; None for a plain value.
+        value: the tensor of these rows, or the plain value.
+        dtype: of the tensor in the output; empty for a plain value.
+        packed: its archive.
+        file: number of its file.
+        at: byte offset in the file.
+        first_job: number of the job that copies its tensor.
     """
 
-    def __init__(self, selection: OutputContents, options: WriteOptions) -> None:
-        self.tensors = 0
-        self.parts: list[_ItemRows] = []
-        self.entries: list[FlatValue] = []
-        self.placed: list[list[_Placed]] = []
-        self.jobs: list[Job] = []
-        self.sizes: list[int] = []
-        self._selection, self._options = selection, options
-        self._items: list[tuple[FlatValue, Box | None, Packed]] = []
+    leaf: Leaf
+    number: int
+    box: Box | None
+    value: Any
+    dtype: str
+    packed: Packed
+    file: int = 0
+    at: int = 0
+    first_job: int = 0
 
-    def add(self, leaf: Leaf) -> None:
-        """Give a value its items."""
-        if not isinstance(leaf.value, Tensor):
-            self._add(FlatValue(leaf.path, None), None, leaf.value, leaf)
-            return
-        dtype = output_dtype(leaf.source, leaf.value, self._selection, self._options.dtype)
-        entry = FlatValue(leaf.path, replace(leaf.value, dtype=dtype))
-        self.tensors += 1
-        # An item is what torch saves of a state dict: no parameter, and nothing of autograd.
-        plain = replace(leaf.value, parameter=False, requires_grad=False)
-        for number, (box, part) in enumerate(_cut(plain, ITEMSIZE[dtype])):
-            self.parts.append(_ItemRows(entry.fqn, number, box, part, dtype))
-            self._add(entry, box, part, leaf)
+    @property
+    def fqn(self) -> str:
+        return fqn_of(self.leaf.path)
 
-    def _add(self, entry: FlatValue, box: Box | None, value: Any, leaf: Leaf) -> None:
-        if not self.entries or self.entries[-1] is not entry:
-            self.entries.append(entry)
-        self._items.append((entry, box, pack(value, leaf.source, self._selection, self._options)))
 
-    def place(self) -> None:
-        """Give every item its place."""
-        nbytes = [packed.archive.nbytes for _, _, packed in self._items]
-        for file, numbers in enumerate(files_of(nbytes, self._options.max_shard_size)):
-            at = 0
-            self.placed.append([])
-            for number in numbers:
-                entry, box, packed = self._items[number]
-                entry.items.append((box, ItemPlace(_file_name(file), at, nbytes[number])))
-                self.placed[file].append(_Placed(packed, at, len(self.jobs)))
-                self.jobs += packed.jobs(file, at)
-                at += nbytes[number]
-            self.sizes.append(at)
+def _items(leaf: Leaf, selection: OutputContents, options: WriteOptions) -> Iterator[_Item]:
+    """The items of a value."""
+    if not isinstance(leaf.value, Tensor):
+        yield _Item(leaf, 0, None, leaf.value, "", pack(leaf.value, leaf.source, selection, options))
+        return
+    dtype = output_dtype(leaf.source, leaf.value, selection, options.dtype)
+    # An item is what torch saves of a state dict: no parameter, and nothing of autograd.
+    plain = replace(leaf.value, parameter=False, requires_grad=False)
+    for number, (box, rows) in enumerate(_cut(plain, ITEMSIZE[dtype])):
+        yield _Item(leaf, number, box, rows, dtype, pack(rows, leaf.source, selection, options))
+
+
+def _place(items: Sequence[_Item], groups: Sequence[range]) -> tuple[list[Job], list[int]]:
+    """Put the items of each file one after the other; return the jobs that copy tensors, and the files' sizes."""
+    jobs: list[Job] = []
+    sizes: list[int] = []
+    for file, numbers in enumerate(groups):
+        at = 0
+        for number in numbers:
+            item = items[number]
+            item.file, item.at, item.first_job = file, at, len(jobs)
+            jobs += item.packed.jobs(file, at)
+            at += item.packed.archive.nbytes
+        sizes.append(at)
+    return jobs, sizes
 
 
 def _cut(tensor: Tensor, width: int) -> Iterator[tuple[Box, Tensor]]:
@@ -241,3 +237,49 @@ def _part(shard: Shard, window: Box) -> list[Shard]:
     if common is None or not shard.was_read:
         return []
     return [shard.part(common.seen_from(shard.box), common.seen_from(window))]
+
+
+# -- .metadata --------------------------------------------------------------------------------------------------------
+
+
+def _metadata(items: Sequence[_Item]) -> bytes:
+    values = [(first.fqn, [first, *more]) for _, (first, *more) in groupby(items, key=lambda item: id(item.leaf))]
+    state = {
+        "state_dict_metadata": {fqn: _described(own) for fqn, own in values},
+        "planner_data": {fqn: first.leaf.path for fqn, (first, *_) in values},
+        "storage_data": {_index(item): _storage_info(item) for item in items},
+        "storage_meta": None,
+        "version": VERSION,
+    }
+    return Emitter().dump(Instance(METADATA, "Metadata", state))
+
+
+def _described(items: Sequence[_Item]) -> Instance:
+    """The metadata of a value with these items."""
+    tensor = items[0].leaf.value
+    if not isinstance(tensor, Tensor):
+        return Instance(METADATA, "BytesStorageMetadata", {})
+    boxes = [item.box for item in items if item.box is not None]
+    chunks = [
+        Instance(METADATA, "ChunkStorageMetadata", {"offsets": Size(box.offsets), "sizes": Size(box.sizes)})
+        for box in boxes
+    ]
+    # `TensorProperties.__setstate__` takes dtype, layout, requires_grad, memory format and pin_memory.
+    contiguous = Call(METADATA, "_MEM_FORMAT_ENCODING", (0,))
+    dtype = Global("torch", items[0].dtype)
+    state: Any = (dtype, TorchName("strided"), tensor.requires_grad, contiguous, False)
+    properties = Instance(METADATA, "TensorProperties", state)
+    state = {"properties": properties, "size": Size(tensor.shape), "chunks": chunks}
+    return Instance(METADATA, "TensorStorageMetadata", state)
+
+
+def _index(item: _Item) -> Instance:
+    state: dict[str, Any] = {"fqn": item.fqn, "index": None}
+    if item.box is not None:
+        state |= {"index": item.number, "offset": Size(item.box.offsets)}
+    return Instance(METADATA, "MetadataIndex", state)
+
+
+def _storage_info(item: _Item) -> Instance:
+    state = {"relative_path": _file_name(item.file), "offset": item.at, "length": item.packed.archive.nbytes}
+    return Instance(FILESYSTEM, "_StorageInfo", state)

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.consolidate.renaming import naming_notes, naming_of
-from ckptools.consolidate.selection import OutputContents
-from ckptools.consolidate.writers.dcp_metadata import ObjectPath
+from ckptools.consolidate.writers.layout import OutputContents
 from ckptools.errors import RefusedError
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of
@@ -26,6 +25,9 @@ from ckptools.text import first_few, plural
 from ckptools.training_state.optimizer_names import group_ids
 from ckptools.training_state.parameter_names import GIVE, Naming, ddp_prefix, without_wrappers
 from ckptools.training_state.sections import GROUPS, STATE, Section, is_flat_optimizer, sections_of_kind
+
+ObjectPath = tuple[str | int, ...]
+"""Path of a value in the state dict; a number is an index of a list, a text a key of a dict."""
 
 OF_ADAM = ("foreach", "maximize", "capturable", "differentiable", "fused", "decoupled_weight_decay")
 """Hyperparameters that torch/optim/adam.py gained over time; `dcp.load` fails if a folder lacks them."""
@@ -36,12 +38,9 @@ NEEDS_NAMES = "torch's set_optimizer_state_dict takes names only; dcp.load takes
 
 @dataclass(frozen=True)
 class Leaf:
-    """One value of the flattened tree.
+    """One value of the flattened tree: a tensor, or a value without one.
 
-    Attributes:
-        source: its key path in the selection's tree.
-        path: its path in the state dict of the output.
-        value: a tensor, or a value without one.
+    `source` is its key path in the selection's tree, `path` that in the state dict of the output.
     """
 
     source: KeyPath
@@ -93,13 +92,7 @@ class _Move:
 
 @dataclass(frozen=True)
 class Arranged:
-    """A tree, arranged for loading.
-
-    Attributes:
-        leaves: in tree order.
-        notes: changes to values on the way.
-        moves: sections that move to top-level keys.
-    """
+    """A tree, arranged for loading, with notes on changes to values, and the sections that move to top-level keys."""
 
     leaves: Sequence[Leaf]
     notes: Sequence[str]
@@ -135,11 +128,7 @@ def arrange(selection: OutputContents, out: Path) -> Arranged:
 
 
 class _Flattening:
-    """Flatten a tree by the planner's rules.
-
-    Attributes:
-        entered: sections; every sequence on the path to one is flattened.
-    """
+    """Flatten a tree by the planner's rules. Every sequence on the path to a section `entered` is flattened too."""
 
     def __init__(self, entered: Iterable[KeyPath]) -> None:
         self.entered = list(entered)
@@ -217,11 +206,10 @@ def _of_one_kind(naming: Naming, section: Section, out: Path) -> Naming:
 
 def _unwrapping(selection: OutputContents, section: Section) -> Callable[[str], str]:
     """The function that removes wrappers from names; a leading `module` only if every name of the model has it."""
-    models = sections_of_kind(selection.source, "model") if selection.source is not None else ()
-    names: Iterable[Any] = models[0].value if len(models) == 1 else ()
-    names = [selection.renamed.get(name, name) for name in names]
+    models = sections_of_kind(selection.source, "model")
+    names = [selection.renamed.get(name, name) for name in models[0].value] if len(models) == 1 else []
     if not names and section.kind == "optimizer":
-        names = naming_of(selection, section).names.values()
+        names = list(naming_of(selection, section).names.values())
     leading = ddp_prefix([str(name) for name in names])
     return lambda name: without_wrappers(name).removeprefix(leading)
 

@@ -1,6 +1,6 @@
-"""The plan of an output: its tensors, its files, and the place of every tensor in them.
+"""The contents of an output, and its plan: tensors, files, and the place of every tensor in them.
 
-It can be printed, shared between threads, and run in any order.
+The plan can be printed, shared between threads, and run in any order.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from ckptools.consolidate.selection import OutputContents
-from ckptools.dtypes import ITEMSIZE
+from ckptools.dtypes import ITEMSIZE, is_floating
 from ckptools.files.partial_files import write_at
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.problems import Problem
+from ckptools.model.provenance import Filled
+from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import KeyPath, fqn_of
 from ckptools.tensor_io.stream import Band, Copy, parts_of
+from ckptools.training_state.sections import Section
 
 LEFT_OUT = "left-out."
 """The suffix of the side file that lists left-out names."""
@@ -26,17 +30,46 @@ CrcOf = Callable[[int], int]
 """The CRC-32 of a job, by its number."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """One tensor of the output.
+@dataclass
+class OutputContents:
+    """The contents of an output.
 
     Attributes:
-        fqn: for messages.
-        tensor: the tensor to write; one shard per region.
-        dtype: dtype in the output.
-        file: index of the output file.
-        offset: byte offset of the tensor's first byte in that file.
+        tree: the subtree to write; its tensors have exactly one shard per region.
+        source: the checkpoint that it was chosen from.
+        model_paths: key paths of the tensors that belong to a model, for `--dtype`.
+        left_out: key paths that are not written, with the reason.
+        missing: tensors with holes by key path, with the regions that are in no file.
+        filled: `nan` or `zero` if holes are filled; empty if such tensors are left out.
+        notes: notes for the user that are no problems.
+        places: every section to write, with its key path in `tree`.
+        renamed: every name of the model with its new one; empty without renaming.
+        part: the requested part: `model`, `optimizer`, `all` or a glob.
+        lost: key paths that are left out because the source has lost them.
+        carried: tensors with values that were filled in when the source was written, by key path.
+        passed_over: errors of the source about parts to write that leave neither a gap nor a name.
+        with_record: whether the output gets a record of its source.
     """
+
+    tree: Any
+    source: Checkpoint
+    model_paths: frozenset[KeyPath] = frozenset()
+    left_out: dict[KeyPath, str] = field(default_factory=dict)
+    missing: dict[KeyPath, tuple[Box, ...]] = field(default_factory=dict)
+    filled: str = ""
+    notes: list[str] = field(default_factory=list)
+    places: tuple[tuple[Section, KeyPath], ...] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    part: str = "all"
+    lost: frozenset[KeyPath] = frozenset()
+    carried: dict[KeyPath, Filled] = field(default_factory=dict)
+    passed_over: tuple[Problem, ...] = ()
+    with_record: bool = True
+
+
+@dataclass(frozen=True)
+class Job:
+    """One tensor of the output, with one shard per region, and its place: a file's index and a byte offset."""
 
     fqn: str
     tensor: Tensor
@@ -69,14 +102,7 @@ class Framing:
 
 @dataclass(frozen=True)
 class ReadTensor:
-    """A tensor of an output, or a part of one, to be read by the format's own library.
-
-    Attributes:
-        fqn: for messages.
-        tensor: its source; one shard per region.
-        dtype: dtype in the output.
-        read: returns it as a `torch.Tensor`.
-    """
+    """A tensor of an output, or a part of one; `read` lets the format's own library return it as a `torch.Tensor`."""
 
     fqn: str
     tensor: Tensor
@@ -86,12 +112,7 @@ class ReadTensor:
 
 @dataclass(frozen=True)
 class ReadBack:
-    """An output, opened by its format's own library.
-
-    Attributes:
-        by: the library and its version.
-        tensors: the tensors in it that have bytes of their own.
-    """
+    """An output opened `by` a library, named with its version, and the tensors that have bytes of their own."""
 
     by: str
     tensors: Sequence[ReadTensor]
@@ -168,29 +189,6 @@ class WriteOptions:
     streamed: bool = False
 
 
-class Writer(Protocol):
-    """The interface of a writer module in this folder.
-
-    Attributes:
-        NAME: an identifier.
-        WRITES: its output in one line.
-        SUFFIXES: suffixes of output names that select it.
-        ONLY: the default part to write: `model`, `optimizer` or `all`.
-        FILE: name of the output in a folder given by the caller; empty if the output is a folder itself.
-        BY_NAME: whether it takes optimizer state by name if the source has numbers.
-    """
-
-    NAME: str
-    WRITES: str
-    SUFFIXES: tuple[str, ...]
-    ONLY: str
-    FILE: str
-    BY_NAME: bool
-
-    def lay_out(self, selection: OutputContents, out: Path, options: WriteOptions) -> OutputLayout:
-        """Plan the output."""
-
-
 def quoted(text: str | Path) -> str:
     """A text as a Python literal, in double quotes if it needs no escapes."""
     spelled = repr(str(text))
@@ -215,10 +213,7 @@ def _place(shard: Shard) -> tuple[object, ...]:
 
 def output_dtype(path: KeyPath, tensor: Tensor, selection: OutputContents, dtype: str | None) -> str:
     """The output dtype of a tensor: `dtype` for the floating-point tensors of a model, else its own."""
-    from ckptools.dtypes import is_floating
-
-    applies = dtype is not None and path in selection.model_paths and is_floating(tensor.dtype)
-    return dtype if applies and dtype is not None else tensor.dtype
+    return dtype if dtype and path in selection.model_paths and is_floating(tensor.dtype) else tensor.dtype
 
 
 # -- file sizes -------------------------------------------------------------------------------------------------------

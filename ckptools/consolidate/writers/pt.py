@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ckptools.consolidate.provenance import record_text
-from ckptools.consolidate.selection import OutputContents
+from ckptools.consolidate.provenance import record_of
 from ckptools.consolidate.writers.archive import Archive, Storage
 from ckptools.consolidate.writers.layout import (
     Job,
+    OutputContents,
     OutputLayout,
     ReadBack,
     ReadTensor,
@@ -27,17 +27,10 @@ from ckptools.consolidate.writers.pickle_emitter import Emitter
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import RefusedError
 from ckptools.formats.shared.merge import empty_like
-from ckptools.model.provenance import FILE_NAME
+from ckptools.model.provenance import FILE_NAME, Provenance
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of
 from ckptools.torch_engine.offline import load_plain, load_shard
-
-NAME = "pt"
-WRITES = "one torch.save file that plain torch.load reads (mmap=True too); the same tree with full tensors"
-SUFFIXES: tuple[str, ...] = (".pt", ".pth", ".bin", ".ckpt")
-ONLY = "all"
-FILE = "model.pt"
-BY_NAME = False
 
 
 def lay_out(selection: OutputContents, out: Path, options: WriteOptions) -> OutputLayout:
@@ -50,7 +43,7 @@ def lay_out(selection: OutputContents, out: Path, options: WriteOptions) -> Outp
     tree = selection.tree if options.keep_types else loadable.value(selection.tree)
     if tree is LEFT_OUT:
         raise RefusedError(out, f"would hold nothing but {loadable.left_out[()]}")
-    packed = pack(tree, (), selection, options, record_text(selection, loadable.left_out))
+    packed = pack(tree, (), selection, options, record_of(selection, loadable.left_out))
 
     return OutputLayout(
         files=((out, packed.archive.nbytes),),
@@ -99,12 +92,8 @@ class Packed:
         loaded = load_shard(paths[0]) if self.needs else load_plain(paths[0])
         tensors = []
         for path, value in _side_by_side(self.tree, loaded, ()):
-            tensors.append(ReadTensor(fqn_of(path), *self.made_of[path], partial(_itself, value)))
+            tensors.append(ReadTensor(fqn_of(path), *self.made_of[path], partial(lambda loaded: loaded, value)))
         yield ReadBack(f"torch {torch.__version__}", tensors)
-
-
-def _itself(value: Any) -> Any:
-    return value
 
 
 def _side_by_side(tree: Any, loaded: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
@@ -124,7 +113,7 @@ def _side_by_side(tree: Any, loaded: Any, path: KeyPath) -> Iterator[tuple[KeyPa
 
 
 def pack(
-    tree: Any, path: KeyPath, selection: OutputContents, options: WriteOptions, record: str | None = None
+    tree: Any, path: KeyPath, selection: OutputContents, options: WriteOptions, record: Provenance | None = None
 ) -> Packed:
     """Plan the archive that torch.save would write for the node at `path` of the selection's tree.
 
@@ -133,7 +122,7 @@ def pack(
     storages = _Storages(tree, path, selection, options)
     emitter = Emitter(storages.key)
     pickle = emitter.dump(storages.tree)
-    beside = ((FILE_NAME, record.encode("ascii")),) if record else ()
+    beside = ((FILE_NAME, record.to_json().encode("ascii")),) if record else ()
     archive = Archive.of(pickle, storages.sizes, options.streamed, beside)
     needs = tuple(emitter.needs)
     return Packed(archive, tuple(storages.stored), storages.tied, needs, storages.tree, storages.made_of)

@@ -18,11 +18,11 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from ckptools.consolidate.provenance import record_text
-from ckptools.consolidate.selection import OutputContents
+from ckptools.consolidate.provenance import record_of
 from ckptools.consolidate.writers.layout import (
     Framing,
     Job,
+    OutputContents,
     OutputLayout,
     ReadBack,
     ReadTensor,
@@ -35,17 +35,10 @@ from ckptools.consolidate.writers.layout import (
 )
 from ckptools.dtypes import ITEMSIZE, SAFETENSORS
 from ckptools.errors import RefusedError
-from ckptools.model.provenance import KEY
+from ckptools.model.provenance import KEY, Provenance
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.model.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Size, TorchName
-
-NAME = "safetensors"
-WRITES = "one .safetensors, or several with a Hugging Face index; the model"
-SUFFIXES: tuple[str, ...] = (".safetensors",)
-ONLY = "model"
-FILE = "model.safetensors"
-BY_NAME = True
 
 MAX_HEADER = 100_000_000
 """Largest header in bytes that the format's own library reads."""
@@ -73,7 +66,7 @@ def lay_out(selection: OutputContents, out: Path, options: WriteOptions) -> Outp
     entries, tied = _entries(selection, out, options)
     groups = _groups(entries, options.max_shard_size)
     paths = _paths(out, len(groups))
-    record = record_text(selection)
+    record = record_of(selection)
     headers = [_header(group, record) for group in groups]
     jobs: list[Job] = []
     for index, (group, header) in enumerate(zip(groups, headers, strict=True)):
@@ -154,9 +147,9 @@ def _load(paths: Sequence[Path]) -> str:
     return f"from safetensors.torch import load_file; state = {{k: v {loop}}}"
 
 
-def _header(group: Sequence[_Entry], record: str | None) -> bytes:
+def _header(group: Sequence[_Entry], record: Provenance | None) -> bytes:
     at = 0
-    table: dict[str, object] = {"__metadata__": {"format": "pt", **({KEY: record} if record else {})}}
+    table: dict[str, object] = {"__metadata__": {"format": "pt", **({KEY: record.to_json()} if record else {})}}
     for entry in group:
         span = [at, at + entry.nbytes]
         table[entry.name] = {
