@@ -16,11 +16,12 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 from ckptools.errors import CkptoolsError, ForeignClassError, ReadError
 from ckptools.files.opening import File
-from ckptools.pickles.reader import decompressed
+from ckptools.pickles import reader
 
 MapLocation = Any
 """The types that `torch.load` takes: a device, its name, a dict or a function."""
@@ -123,22 +124,20 @@ def load_shard(path: str | Path, map_location: MapLocation = "cpu", trust: bool 
         ReadError: the file is missing, cut, damaged, or no torch.save file.
         ForeignClassError: it needs classes that are not on the allow-list; `.names` has all of them.
     """
-    from ckptools.torch_engine.allow_list import names_in
-
     path = Path(path)
-    return load_named(path, () if trust else names_in(path), map_location, trust)
+    return load_named(path, () if trust else reader.read(path).names, map_location, trust)
 
 
 def load_named(path: Path, names: Sequence[str], map_location: MapLocation = "cpu", trust: bool = False) -> Any:
     """Load a file as `load_shard` does, when the names that it mentions have been listed already."""
-    from ckptools.torch_engine import allow_list, stand_ins
+    from ckptools.torch_engine import allow_list
 
-    path, zipped = loadable(path)
+    path, zipped = _loadable(path)
     with offline(), _lock:  # one at a time: what torch allows is a global list, and so are warnings
         if trust:
             return _load(path, map_location, zipped, weights_only=False)
         with allow_list.allowing(path, names):
-            return stand_ins.finished(_load(path, map_location, zipped, weights_only=True))
+            return allow_list.finished(_load(path, map_location, zipped, weights_only=True))
 
 
 def load_plain(path: Path) -> Any:
@@ -150,13 +149,13 @@ def load_plain(path: Path) -> Any:
     return _load(path, "cpu", True, weights_only=True)
 
 
-def loadable(path: Path) -> tuple[Path, bool]:
+def _loadable(path: Path) -> tuple[Path, bool]:
     """The file, or a temporary one where it is compressed; and whether that is a zip archive.
 
     Raises:
         ReadError: it cannot be opened or unpacked, is no regular file, or is a tar.
     """
-    with File(path) as file, decompressed(file) as (opened, contents):
+    with File(path) as file, reader.decompressed(file) as (opened, contents):
         if contents[-1] == "tar":
             raise ReadError(path, "is a tar, which torch.load does not look into; unpack it first")
         return opened.path, contents[-1] == "zip"
@@ -165,7 +164,7 @@ def loadable(path: Path) -> tuple[Path, bool]:
 def _load(path: Path, map_location: MapLocation, zipped: bool, weights_only: bool) -> Any:
     import torch
 
-    from ckptools.torch_engine.stand_ins import Refused
+    from ckptools.torch_engine.allow_list import Refused
 
     try:
         with warnings.catch_warnings():
@@ -183,9 +182,7 @@ def _cause(error: Exception) -> str:
     """The one line of torch's message that says what happened."""
     text = str(error).replace("WeightsUnpickler error:", "\n")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    import pickle
-
-    if isinstance(error, pickle.UnpicklingError):
+    if isinstance(error, UnpicklingError):
         lines = [line for line in lines if not line.startswith(_ADVICE)] or lines
     if lines and lines[0].startswith("Unsupported operand"):  # an opcode of pickle protocol 4, mostly
         lines[0] += ", in trusted files only (trust=True)"
