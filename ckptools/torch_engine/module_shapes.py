@@ -67,18 +67,16 @@ def is_function_name(text: str) -> bool:
 
 
 def shapes_from_function(name: str) -> StateDictShapes:
-    """The shapes of what a function or class of that name makes when it is called with no arguments.
+    """The shapes of what `package.module:function`, or a class in its place, makes when called with no arguments.
 
-    Args:
-        name: `package.module:function`, or a class in its place; the folder that the process runs in comes first.
+    The folder that the process runs in comes first.
 
     Raises:
         UsageError: there is no such module or function, or it makes something else.
         ReadError: the user's code raises.
     """
     with _users_code(name):
-        made = _called(name)
-        return shapes_of(made, name)
+        return shapes_of(_called(name), name)
 
 
 def _called(name: str) -> Any:
@@ -107,10 +105,8 @@ def _users_code(name: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if not error.name or not f"{name.partition(':')[0]}.".startswith(f"{error.name}."):
             raise ReadError(None, _raised(name, error)) from error
-        text = (
-            f"--to {name}: there is no module {error.name} here; it is looked for in this folder and in Python's path"
-        )
-        raise UsageError(None, text) from error
+        text = f"there is no module {error.name} here; it is looked for in this folder and in Python's path"
+        raise UsageError(None, f"--to {name}: {text}") from error
     except (Exception, SystemExit) as error:
         raise ReadError(None, _raised(name, error)) from error
     finally:
@@ -123,11 +119,7 @@ def _raised(name: str, error: BaseException) -> str:
 
 
 def shapes_of(model: Any, given_by: str = "") -> StateDictShapes:
-    """Names and shapes of a module, of a state dict, or of a mapping of name to shape.
-
-    Args:
-        model: an `nn.Module`, on any device; or a mapping.
-        given_by: what to call it; "" for its class.
+    """Names and shapes of a module on any device, of a state dict, or of a mapping of name to shape.
 
     Raises:
         UsageError: it is none of these, or empty.
@@ -179,11 +171,7 @@ def is_model_config(content: Any) -> bool:
 
 
 def shapes_from_config(path: Path, content: Mapping[str, Any]) -> StateDictShapes:
-    """The state dict of the model that a config describes, made on torch's meta device.
-
-    Args:
-        path: the `config.json`.
-        content: what is in it.
+    """The state dict of the model that a `config.json` describes, made on torch's meta device.
 
     Raises:
         UsageError: transformers is not installed, or has no such model.

@@ -26,20 +26,20 @@ NO_GROUP = "(none: loaded offline by ckptools)"
 
 
 def patches() -> list[tuple[type, str, Callable[..., Any]]]:
-    """Return `(class, method name, replacement)` for the installed torch."""
+    """`(class, method name, replacement)` for the installed torch."""
     from torch.distributed._shard.sharded_tensor.api import ShardedTensor
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
     return [
-        (ShardedTensor, "__setstate__", set_sharded_tensor),
-        (ShardedTensor, "__getstate__", sharded_tensor_state(ShardedTensor.__getstate__)),
-        (DeviceMesh, "__setstate__", set_mesh),
-        (DTensorSpec, "__setstate__", set_spec),
+        (ShardedTensor, "__setstate__", _set_sharded_tensor),
+        (ShardedTensor, "__getstate__", _sharded_tensor_state(ShardedTensor.__getstate__)),
+        (DeviceMesh, "__setstate__", _set_mesh),
+        (DTensorSpec, "__setstate__", _set_spec),
     ]
 
 
-def set_sharded_tensor(tensor: Any, state: tuple[Any, ...]) -> None:
+def _set_sharded_tensor(tensor: Any, state: tuple[Any, ...]) -> None:
     """Take a ShardedTensor's state as it is, and note who saved it."""
     from torch import distributed
 
@@ -52,24 +52,19 @@ def set_sharded_tensor(tensor: Any, state: tuple[Any, ...]) -> None:
     tensor._ckptools_world_size = saved_by.global_world_size
 
 
-def sharded_tensor_state(original: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any], tuple[Any, ...]]:
+def _sharded_tensor_state(original: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any], tuple[Any, ...]]:
     """Make a `__getstate__` that says again who saved the tensor, not who has loaded it."""
 
     def get_state(tensor: Any) -> tuple[Any, ...]:
         if not hasattr(tensor, "_ckptools_group"):
             return original(tensor)
-        return (
-            tensor._local_shards,
-            tensor._metadata,
-            tensor._ckptools_group,
-            tensor._sharding_spec,
-            tensor._init_rrefs,
-        )
+        saved_by = tensor._ckptools_group
+        return tensor._local_shards, tensor._metadata, saved_by, tensor._sharding_spec, tensor._init_rrefs
 
     return get_state
 
 
-def set_mesh(mesh: Any, state: State) -> None:
+def _set_mesh(mesh: Any, state: State) -> None:
     """Make a DeviceMesh of the installed torch's form from a state of any form, without process groups.
 
     A slice of a larger mesh becomes a mesh of its own ranks.
@@ -131,7 +126,7 @@ def _world_size(state: State, ranks: Any) -> int:
     return max(here, getattr(outer, "_ckptools_world_size", 0))
 
 
-def set_spec(spec: Any, state: State) -> None:
+def _set_spec(spec: Any, state: State) -> None:
     """Take a DTensorSpec's state, make what it lacks, and make its `Replicate`s again.
 
     Up to 2.8 or so a `Replicate` was pickled without a state. The installed torch's is a C++ object that only its
