@@ -28,12 +28,9 @@ ALLOWED_BY_TORCH = frozenset(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Instance:
-    """An object of one of torch's classes, created without a call, then given its state. May be a key of a dict.
+    """An object of one of torch's classes, created without a call, then given its state: attributes, or an argument.
 
-    Attributes:
-        module: of the class.
-        name: of the class.
-        state: the argument of its `__setstate__`, or its attributes.
+    May be a key of a dict.
     """
 
     module: str
@@ -43,20 +40,15 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The result of calling one of torch's functions or classes, such as a member of an enum.
-
-    Attributes:
-        module: of the function.
-        name: of the function.
-        args: positional arguments.
-    """
+    """The result of calling one of torch's functions or classes, such as a member of an enum."""
 
     module: str
     name: str
     args: tuple[Any, ...]
 
 
-StorageKey = Callable[[Tensor | BytesTensor], str]
+def _no_tensors(_: Tensor | BytesTensor) -> str:
+    raise TypeError("a tensor in a pickle that has no storages")
 
 
 class Emitter:
@@ -66,9 +58,9 @@ class Emitter:
         needs: dotted names in it that `torch.load(weights_only=True)` does not accept.
     """
 
-    def __init__(self, storage_key: StorageKey | None = None) -> None:
+    def __init__(self, storage_key: Callable[[Tensor | BytesTensor], str] = _no_tensors) -> None:
         self._out = bytearray(b"\x80\x02")
-        self._key = storage_key or _no_tensors
+        self._key = storage_key
         self._memo: dict[Any, int] = {}
         self.needs: dict[str, None] = {}
 
@@ -113,12 +105,6 @@ class Emitter:
 
     # -- plain values --------------------------------------------------------------------------------------
 
-    def _none(self, _: None) -> None:
-        self._out += b"N"
-
-    def _bool(self, value: bool) -> None:
-        self._out += b"\x88" if value else b"\x89"
-
     def _int(self, value: int) -> None:
         if 0 <= value < 256:
             self._out += b"K" + bytes([value])
@@ -131,24 +117,6 @@ class Emitter:
 
     def _float(self, value: float) -> None:
         self._out += b"G" + struct.pack(">d", value)
-
-    def _bytes(self, value: bytes) -> None:
-        self._call("_codecs", "encode", value.decode("latin1"), "latin1")
-
-    def _bytearray(self, value: bytearray) -> None:
-        self._call("__builtin__", "bytearray", bytes(value))
-
-    def _complex(self, value: complex) -> None:
-        self._call("__builtin__", "complex", value.real, value.imag)
-
-    def _timedelta(self, value: timedelta) -> None:
-        self._call("datetime", "timedelta", value.days, value.seconds, value.microseconds)
-
-    def _datetime(self, value: datetime) -> None:
-        self._call("datetime", "datetime", *value.__reduce_ex__(4)[1])
-
-    def _date(self, value: date) -> None:
-        self._call("datetime", "date", *value.__reduce__()[1])
 
     # -- containers ----------------------------------------------------------------------------------------
 
@@ -187,28 +155,7 @@ class Emitter:
         self._call("collections", "defaultdict", *([Global("__builtin__", factory.__name__)] if factory else []))
         self._items(value)
 
-    def _counter(self, value: Counter[Any]) -> None:
-        self._call("collections", "Counter", dict(value))
-
-    def _set(self, value: set[Any]) -> None:
-        self._call("__builtin__", "set", list(value))
-
-    def _frozenset(self, value: frozenset[Any]) -> None:
-        self._call("__builtin__", "frozenset", list(value))
-
     # -- torch and numpy -----------------------------------------------------------------------------------
-
-    def _size(self, value: Size) -> None:
-        self._call("torch", "Size", tuple(value))
-
-    def _device(self, value: Device) -> None:
-        self._call("torch", "device", value.type, *([] if value.index is None else [value.index]))
-
-    def _torch_name(self, value: TorchName) -> None:
-        self._call("torch.serialization", "_get_layout", f"torch.{value.name}")
-
-    def _global(self, value: Global) -> None:
-        self._name(value.module, value.name)
 
     def _instance(self, value: Instance) -> None:
         self._name(value.module, value.name)
@@ -216,20 +163,10 @@ class Emitter:
         self._value(value.state)
         self._out += b"b"
 
-    def _made(self, value: Call) -> None:
-        self._call(value.module, value.name, *value.args)
-
-    def _numpy_dtype(self, value: NumpyDtype) -> None:
-        # Without a state: that of texts and times has sizes and units, which numpy uses unchecked.
-        self._call("numpy", "dtype", value.dtype, False, True)
-
     def _numpy_array(self, value: NumpyArray) -> None:
         self._call("numpy._core.multiarray", "_reconstruct", Global("numpy", "ndarray"), (0,), b"b")
         self._tuple((1, value.shape, NumpyDtype(value.dtype), value.fortran_order, value.data))
         self._out += b"b"
-
-    def _numpy_scalar(self, value: NumpyScalar) -> None:
-        self._call("numpy._core.multiarray", "scalar", NumpyDtype(value.dtype), value.data)
 
     def _tensor(self, tensor: Tensor) -> None:
         if tensor.parameter:
@@ -265,40 +202,51 @@ class Emitter:
         self._out += b"tQ"
 
 
-def _no_tensors(_: Tensor | BytesTensor) -> str:
-    raise TypeError("a tensor in a pickle that has no storages")
+def _calls(module: str, name: str, args: Callable[[Any], Iterable[Any]]) -> Callable[[Emitter, Any], None]:
+    """The way to write a value as the call of a function with these arguments."""
+    return lambda emitter, value: emitter._call(module, name, *args(value))
+
+
+def _opcodes(of: Callable[[Any], bytes]) -> Callable[[Emitter, Any], None]:
+    """The way to write a value as opcodes that depend on nothing else."""
+
+    def write(emitter: Emitter, value: Any) -> None:
+        emitter._out += of(value)
+
+    return write
 
 
 # The first match writes a value: subclasses before their bases.
 _WRITERS: tuple[tuple[type, Callable[[Emitter, Any], None]], ...] = (
-    (type(None), Emitter._none),
-    (bool, Emitter._bool),
+    (type(None), _opcodes(lambda _: b"N")),
+    (bool, _opcodes(lambda v: b"\x88" if v else b"\x89")),
     (int, Emitter._int),
-    (float, Emitter._float),
+    (float, _opcodes(lambda v: b"G" + struct.pack(">d", v))),
     (str, Emitter._text),
     (Tensor, Emitter._tensor),
     (BytesTensor, Emitter._plain_tensor),
-    (Size, Emitter._size),
+    (Size, _calls("torch", "Size", lambda v: (tuple(v),))),
     (tuple, Emitter._tuple),
     (list, Emitter._list),
     (OrderedDict, Emitter._ordered_dict),
     (defaultdict, Emitter._defaultdict),
-    (Counter, Emitter._counter),
+    (Counter, _calls("collections", "Counter", lambda v: (dict(v),))),
     (dict, Emitter._dict),
-    (bytes, Emitter._bytes),
-    (bytearray, Emitter._bytearray),
-    (complex, Emitter._complex),
-    (timedelta, Emitter._timedelta),
-    (datetime, Emitter._datetime),
-    (date, Emitter._date),
-    (set, Emitter._set),
-    (frozenset, Emitter._frozenset),
-    (Device, Emitter._device),
-    (TorchName, Emitter._torch_name),
-    (Global, Emitter._global),
+    (bytes, _calls("_codecs", "encode", lambda v: (v.decode("latin1"), "latin1"))),
+    (bytearray, _calls("__builtin__", "bytearray", lambda v: (bytes(v),))),
+    (complex, _calls("__builtin__", "complex", lambda v: (v.real, v.imag))),
+    (timedelta, _calls("datetime", "timedelta", lambda v: (v.days, v.seconds, v.microseconds))),
+    (datetime, _calls("datetime", "datetime", lambda v: v.__reduce_ex__(4)[1])),
+    (date, _calls("datetime", "date", lambda v: v.__reduce__()[1])),
+    (set, _calls("__builtin__", "set", lambda v: (list(v),))),
+    (frozenset, _calls("__builtin__", "frozenset", lambda v: (list(v),))),
+    (Device, _calls("torch", "device", lambda v: (v.type,) if v.index is None else (v.type, v.index))),
+    (TorchName, _calls("torch.serialization", "_get_layout", lambda v: (f"torch.{v.name}",))),
+    (Global, lambda emitter, v: emitter._name(v.module, v.name)),
     (Instance, Emitter._instance),
-    (Call, Emitter._made),
+    (Call, lambda emitter, v: emitter._call(v.module, v.name, *v.args)),
     (NumpyArray, Emitter._numpy_array),
-    (NumpyScalar, Emitter._numpy_scalar),
-    (NumpyDtype, Emitter._numpy_dtype),
+    (NumpyScalar, _calls("numpy._core.multiarray", "scalar", lambda v: (NumpyDtype(v.dtype), v.data))),
+    # Without a state: that of texts and times has sizes and units, which numpy uses unchecked.
+    (NumpyDtype, _calls("numpy", "dtype", lambda v: (v.dtype, False, True))),
 )
