@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import singledispatch
 from typing import Any
 
-from ckptools.consolidate.record import ConsolidationReport
+from ckptools.consolidate.record import Consolidated
 from ckptools.consolidate.text import consolidation_html
 from ckptools.contents import html as contents_html
 from ckptools.contents.record import Keys, Shown
@@ -53,7 +53,7 @@ html_of.register(Shown, contents_html.shown_html)
 html_of.register(Statistics, statistics_html)
 html_of.register(Difference, difference_html)
 html_of.register(Match, match_html)
-html_of.register(ConsolidationReport, consolidation_html)
+html_of.register(Consolidated, consolidation_html)
 
 # Their texts do not import what makes HTML, for the sake of the command line.
 record_html.FORMS[CheckpointRow] = record_html.Form("checkpoint", ls_text.COLUMNS, ls_text.cells_of)

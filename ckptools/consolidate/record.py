@@ -18,12 +18,7 @@ from ckptools.text import clip_middle, plural, size
 
 @dataclass(frozen=True)
 class SourceChecksums:
-    """The result of comparing the source's checksums.
-
-    Attributes:
-        right: number of records that match their stated CRC-32.
-        without: number of records without one.
-    """
+    """Numbers of the source's records that match their stated CRC-32, and of those without one."""
 
     right: int
     without: int
@@ -31,14 +26,9 @@ class SourceChecksums:
 
 @dataclass(frozen=True, slots=True)
 class PlannedCopy:
-    """Consecutive bytes of the output with their source.
+    """Consecutive bytes of a tensor of the output, at a byte offset in a file, with their source.
 
-    Attributes:
-        fqn: the tensor that they belong to.
-        source: file and byte offset; or the region of the tensor, if it is assembled from several shards.
-        target: file of the output.
-        offset: byte offset in it.
-        nbytes: number of bytes.
+    `source` is a file and a byte offset in it; or the region of the tensor, if it is assembled from several shards.
     """
 
     fqn: str
@@ -49,14 +39,27 @@ class PlannedCopy:
 
 
 @dataclass(frozen=True)
-class PlannedReading:
-    """The bytes to read to write an output.
+class PlannedCopies:
+    """Every copy of a plan, created anew in each iteration: there may be millions."""
 
-    Attributes:
-        nbytes: bytes of tensors.
-        files: number of files that they are in.
-        copies: every copy of the plan, created anew in each iteration: there may be millions.
-        no_room: the error that would prevent writing; None if the output fits on its disk.
+    jobs: Sequence[Job]
+    targets: Sequence[Path]
+
+    def __len__(self) -> int:
+        return sum(count_parts(job.tensor, job.dtype) for job in self.jobs)
+
+    def __iter__(self) -> Iterator[PlannedCopy]:
+        for job in self.jobs:
+            for part in job.parts():
+                source = (part.source, part.source_offset) if isinstance(part, Copy) else part.box
+                yield PlannedCopy(job.fqn, source, self.targets[job.file], job.offset + part.offset, part.nbytes)
+
+
+@dataclass(frozen=True)
+class PlannedReading:
+    """The bytes of tensors to read to write an output, the number of files that they are in, and every copy.
+
+    `no_room` is the error that would prevent writing; None if the output fits on its disk.
     """
 
     nbytes: int
@@ -92,7 +95,7 @@ class OutputRow(NamedTuple):
 
 @displayed
 @dataclass(frozen=True, repr=False)
-class ConsolidationReport:
+class Consolidated:
     """The output that was written, or would be.
 
     Attributes:
@@ -110,6 +113,7 @@ class ConsolidationReport:
         converted: number of tensors whose dtype changes, by old and new dtype.
         planned: the bytes to read, for a dry run; None if the output was written.
         not_asked: sections that were not written because they were not asked for, with their numbers of tensors.
+        layout: the plan: every tensor with its place, and every copy.
         checksums: how the source's checksums were compared; None if they were not.
         verdict: on the source.
         odd: names of tensors in which NaN or infinity was seen.
@@ -128,6 +132,7 @@ class ConsolidationReport:
     notes: tuple[str, ...]
     load: str
     verdict: Verdict
+    layout: OutputLayout
     converted: dict[tuple[str, str], int] = field(default_factory=dict)
     planned: PlannedReading | None = None
     checksums: SourceChecksums | None = None
@@ -143,7 +148,13 @@ class ConsolidationReport:
     @property
     def rows(self) -> Rows[OutputRow]:
         """A row for each tensor that is, or would be, in the output, and for each name that was left out."""
-        return Rows(OutputRow(name, "", None, "", None, 0, (), why) for name, why in self.left_out.items())
+        left_out = (OutputRow(name, "", None, "", None, 0, (), why) for name, why in self.left_out.items())
+        return Rows([*map(self._row, self.layout.jobs), *left_out])
+
+    def _row(self, job: Job) -> OutputRow:
+        path, shape = self.layout.files[job.file][0], job.tensor.shape
+        missing = self.missing.get(job.fqn, ())
+        return OutputRow(job.fqn, job.dtype, shape, str(path), job.offset, job.nbytes, missing)
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """A plain dict per tensor, for `pandas.DataFrame` and the like."""
@@ -167,31 +178,6 @@ class ConsolidationReport:
         return f"{verb} {clip_middle(str(self.files[0]), 60) if self.files else 'nothing'}: {facts}"
 
 
-# -- with its plan ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class PlannedCopies:
-    """Every copy of a plan, created while iterating.
-
-    Attributes:
-        jobs: the tensors of the output.
-        targets: files of the output, as the jobs number them.
-    """
-
-    jobs: Sequence[Job]
-    targets: Sequence[Path]
-
-    def __len__(self) -> int:
-        return sum(count_parts(job.tensor, job.dtype) for job in self.jobs)
-
-    def __iter__(self) -> Iterator[PlannedCopy]:
-        for job in self.jobs:
-            for part in job.parts():
-                source = (part.source, part.source_offset) if isinstance(part, Copy) else part.box
-                yield PlannedCopy(job.fqn, source, self.targets[job.file], job.offset + part.offset, part.nbytes)
-
-
 def planned_reading(jobs: Sequence[Job], targets: Sequence[Path]) -> PlannedReading:
     """The bytes to read to write some tensors into some files."""
     sources = {source.path for job in jobs for shard in job.tensor.shards for source in shard.sources}
@@ -205,25 +191,3 @@ def converted(jobs: Iterable[Job]) -> dict[tuple[str, str], int]:
         if job.dtype != job.tensor.dtype:
             names.setdefault((job.tensor.dtype, job.dtype), set()).add(job.fqn)
     return {dtypes: len(fqns) for dtypes, fqns in names.items()}
-
-
-@displayed
-@dataclass(frozen=True, repr=False)
-class Consolidated(ConsolidationReport):
-    """The output that was written, or would be, with its plan.
-
-    Attributes:
-        layout: the plan: every tensor with its place, and every copy.
-    """
-
-    layout: OutputLayout = field(kw_only=True)
-
-    @property
-    def rows(self) -> Rows[OutputRow]:
-        """A row for each tensor that is, or would be, in the output, and for each name that was left out."""
-        return Rows([*map(self._row, self.layout.jobs), *super().rows])
-
-    def _row(self, job: Job) -> OutputRow:
-        path, shape = self.layout.files[job.file][0], job.tensor.shape
-        missing = self.missing.get(job.fqn, ())
-        return OutputRow(job.fqn, job.dtype, shape, str(path), job.offset, job.nbytes, missing)

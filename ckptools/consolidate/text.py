@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ckptools.consolidate.record import ConsolidationReport, PlannedCopy, PlannedReading, SourceChecksums
+from ckptools.consolidate.record import Consolidated, PlannedCopy, PlannedReading, SourceChecksums
 from ckptools.display.tables import Column, table
 from ckptools.dtypes import short
 from ckptools.model.records import Rows
@@ -18,7 +18,7 @@ COPY_COLUMNS = tuple(Column(f"{title}  ") for title in ("tensor", "from file", "
 """Two blanks after each title separate short numbers below it."""
 
 
-def summary(done: ConsolidationReport) -> Iterator[str]:
+def summary(done: Consolidated) -> Iterator[str]:
     """The lines for stdout: the files, the number of tensors, and how these were checked."""
     verb = "would write" if done.dry_run else "wrote"
     for path in done.files:
@@ -61,12 +61,12 @@ def _copy_cells(copy: PlannedCopy) -> list[str]:
     return [copy.fqn, source[0], str(source[1]), copy.target.name, str(copy.offset), str(copy.nbytes)]
 
 
-def _listed_in(done: ConsolidationReport) -> Path:
+def _listed_in(done: Consolidated) -> Path:
     """The file that lists missing and left-out names."""
     return next(path for path in done.files if path.name.endswith(".left-out.json"))
 
 
-def _filled(done: ConsolidationReport) -> Iterator[str]:
+def _filled(done: Consolidated) -> Iterator[str]:
     """Lines for tensors that were written although parts of them are in no file."""
     names = [name for name in done.missing if name not in done.left_out]
     for name in names[:MAX_NAMED]:
@@ -75,7 +75,7 @@ def _filled(done: ConsolidationReport) -> Iterator[str]:
         yield f"filled: {len(names) - MAX_NAMED} more; all regions are in {_listed_in(done)}"
 
 
-def remarks(done: ConsolidationReport) -> Iterator[str]:
+def remarks(done: Consolidated) -> Iterator[str]:
     """The lines for stderr: what was left out, filled, converted or noticed, and how to load the output."""
     yield from (f"note: {note}" for note in done.notes)
     for name, why in list(done.left_out.items())[:MAX_NAMED]:
@@ -100,7 +100,7 @@ def remarks(done: ConsolidationReport) -> Iterator[str]:
         yield f"load: {done.load}"
 
 
-def _not_asked(done: ConsolidationReport) -> Iterator[str]:
+def _not_asked(done: Consolidated) -> Iterator[str]:
     """The line for the contents of the checkpoint that are not written by default."""
     if not done.not_asked:
         return
@@ -114,7 +114,7 @@ def _not_asked(done: ConsolidationReport) -> Iterator[str]:
 # -- HTML ---------------------------------------------------------------------------------------------------------
 
 
-def consolidation_html(done: ConsolidationReport) -> str:
+def consolidation_html(done: Consolidated) -> str:
     """Render the files, how they were checked, and what was left out."""
     from ckptools.display.page import DICTS, Page
     from ckptools.display.record_html import row_table
