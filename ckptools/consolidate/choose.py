@@ -16,7 +16,7 @@ from ckptools.formats.shared.merge import empty_like
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import KeyPath, fqn_of, tensors_in
+from ckptools.model.tree import KeyPath, fqn_of
 from ckptools.tensor_io import replicas
 from ckptools.tensor_io.checksums import Record
 from ckptools.tensor_io.copied_files import copied_files
@@ -74,9 +74,8 @@ def select(
         problems = list(dict.fromkeys([*unreadable, *picking.problems]))
         raise NotWholeError(checkpoint.path, _summary(checkpoint, problems), problems)
     if any(t is LEFT_OUT for t in trees.values()):
-        raise RefusedError(
-            checkpoint.path, f"is nothing that can be written, but {next(iter(picking.left_out.values()))}"
-        )
+        why = next(iter(picking.left_out.values()))
+        raise RefusedError(checkpoint.path, f"is nothing that can be written, but {why}")
     tree = trees[""] if list(trees) == [""] else trees
     if only == "all":
         places = tuple((s, s.path) for s in sections_of(checkpoint))
@@ -157,7 +156,6 @@ def _concerns(problem: Problem, parts: Iterable[Section], only: str) -> bool:
 
 
 def _note_on_glob(checkpoint: Checkpoint, parts: Iterable[Section], glob: str) -> str:
-    """Note the number of names that match a glob."""
     written = sum(len(part.value) for part in parts)
     others = sum(len(section.value) for section in sections_of_kind(checkpoint, "model")) - written
     return f"--only {glob}: {plural(written, 'name')} of the model, without {plural(others, 'other')}"
@@ -191,9 +189,7 @@ def _replicas_note(checkpoint: Checkpoint, parts: Iterable[Section]) -> list[str
     errors = [p for p in checkpoint.problems if p.severity == "error" and p.all_ranks]
     lost = [p for p in errors if p.kind.lacks == "file" or p.replicated]
     ranks = {rank for p in lost for rank in p.all_ranks}
-    others = {
-        s.rank for part in parts for _, t in tensors_in(part.value) for s in t.found if s.rank is not None
-    } - ranks
+    others = {s.rank for _, t in tensors_of(parts) for s in t.found if s.rank is not None} - ranks
     if not lost or not others:
         return []
     more = and_others(len(lost) - 1)

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ckptools.consolidate.writers import FOLDER_HOLDS, WRITERS, Writer
 from ckptools.consolidate.writers.layout import LEFT_OUT, OutputLayout, beside
@@ -35,11 +36,9 @@ _DCP_FILE = re.compile(rf"\.metadata|__[0-9]+_[0-9]+\.distcp|{re.escape(FILE_NAM
 
 @dataclass(frozen=True)
 class OutputPlace:
-    """The place of an output.
+    """The place of an output: the file, or the folder of a format that is one.
 
     Attributes:
-        path: the file, or the folder of a format that is one.
-        writer: writes it.
         new_folder: the folder to make for it; None if it exists, was not asked for, or is in a bucket, which has no
             real folders.
         named: whether the user gave the file's name, not only a folder for it.
@@ -52,11 +51,7 @@ class OutputPlace:
 
 
 def output_of(out: str | Path, format: str | None = None) -> OutputPlace:
-    """Find the file and the format that `out` asks for.
-
-    Args:
-        out: as the user gave it; a text may end with `/`.
-        format: the name of a format, if the user gave one.
+    """Find the file and the format that `out` asks for, which may end with `/`.
 
     Raises:
         UsageError: the name gives no format, contradicts `format`, or is no valid name.
@@ -81,11 +76,7 @@ def output_of(out: str | Path, format: str | None = None) -> OutputPlace:
 
 @contextmanager
 def store_errors(path: Path) -> Iterator[None]:
-    """Turn errors of the output's store into an error of one line.
-
-    Raises:
-        WriteError: the store does not answer or denies access.
-    """
+    """Make errors of the output's store, which does not answer or denies access, a WriteError of one line."""
     try:
         yield
     except RemoteError as error:
@@ -93,7 +84,10 @@ def store_errors(path: Path) -> Iterator[None]:
 
 
 def _writer(path: Path, folder: bool, format: str | None) -> Writer:
-    asked, by_name = _called(format), _by_suffix(path)
+    asked = next((w for w in WRITERS if format == w.NAME), None)
+    if format is not None and asked is None:
+        raise UsageError(None, f"--format {format}: choose one of {', '.join(w.NAME for w in WRITERS)}")
+    by_name = next((w for w in WRITERS if path.suffix.lower() in w.SUFFIXES), None)
     if folder and by_name is not None and by_name.FILE:
         by_name = None  # `weights.pt/` is a folder that happens to be called so
     if asked is not None and by_name not in (None, asked):
@@ -107,18 +101,28 @@ def _writer(path: Path, folder: bool, format: str | None) -> Writer:
     return writer
 
 
-def _called(name: str | None) -> Writer | None:
-    found = next((w for w in WRITERS if name == w.NAME), None)
-    if name is not None and found is None:
-        raise UsageError(None, f"--format {name}: choose one of {', '.join(w.NAME for w in WRITERS)}")
-    return found
-
-
-def _by_suffix(path: Path) -> Writer | None:
-    return next((w for w in WRITERS if path.suffix.lower() in w.SUFFIXES), None)
-
-
 # -- checks -------------------------------------------------------------------------------------------------------
+
+
+def check_output(
+    checkpoint: Checkpoint, output: OutputPlace, layout: OutputLayout, texts: Collection[Path], force: bool
+) -> None:
+    """Refuse an output that would overwrite a file, and one beside a side file that would seem to describe it.
+
+    Raises:
+        OutputExistsError: a file would be overwritten, or the side file of an earlier output is not replaced.
+        UsageError: there is no folder for it.
+    """
+    with store_errors(output.path):
+        if layout.folder is not None:
+            _check_folder(checkpoint, layout.folder, force)
+            check_place(checkpoint, texts, force)
+        else:
+            files = (path for path, _ in layout.files)
+            check_place(checkpoint, [output.path, *files, *texts], force, output.new_folder)
+        side = beside(output.path, LEFT_OUT)
+        if not force and side not in texts and side.exists():
+            raise OutputExistsError(side, "lists what an earlier output lacks; --force removes it")
 
 
 def check_place(checkpoint: Checkpoint, paths: Iterable[Path], force: bool, new: Path | None = None) -> None:
@@ -148,17 +152,6 @@ def check_place(checkpoint: Checkpoint, paths: Iterable[Path], force: bool, new:
             raise OutputExistsError(path, "exists; --force overwrites it")
 
 
-def check_left_over(out: Path, texts: Iterable[Path], force: bool) -> None:
-    """Refuse to write beside a side file of an earlier output, which would seem to describe the new one.
-
-    Raises:
-        OutputExistsError: it exists and is not replaced.
-    """
-    side = beside(out, LEFT_OUT)
-    if not force and side not in texts and side.exists():
-        raise OutputExistsError(side, "lists what an earlier output lacks; --force removes it")
-
-
 def check_not_among(checkpoint: Checkpoint, output: Path) -> None:
     """Refuse an output with a name chosen by us in the source's folder, where it could pass for the source.
 
@@ -171,13 +164,8 @@ def check_not_among(checkpoint: Checkpoint, output: Path) -> None:
         raise OutputExistsError(output.parent, text)
 
 
-def check_folder(checkpoint: Checkpoint, folder: Path, force: bool) -> None:
-    """Refuse a folder that would replace something other than an earlier output, above all a source.
-
-    Raises:
-        OutputExistsError: something would be replaced.
-        UsageError: its parent folder does not exist.
-    """
+def _check_folder(checkpoint: Checkpoint, folder: Path, force: bool) -> None:
+    """Refuse a folder that would replace something other than an earlier output, above all a source."""
     if not (is_remote(folder) or folder.parent.is_dir()):
         raise UsageError(folder, f"there is no folder {folder.parent}")
     target, opened = folder.resolve(), checkpoint.path.resolve()
@@ -193,13 +181,11 @@ def check_folder(checkpoint: Checkpoint, folder: Path, force: bool) -> None:
         raise OutputExistsError(folder, "exists; --force replaces it")
     strange = next((p.name for p in sorted(folder.iterdir()) if p.is_dir() or not _DCP_FILE.fullmatch(p.name)), None)
     if strange is not None:
-        raise OutputExistsError(
-            folder, f"holds {describe_for_error(strange)}, which is no part of a DCP; choose another name"
-        )
+        text = f"holds {describe_for_error(strange)}, which is no part of a DCP; choose another name"
+        raise OutputExistsError(folder, text)
 
 
-@dataclass(frozen=True)
-class Replaced:
+class Replaced(NamedTuple):
     """Files of an earlier output to remove when a new one replaces it.
 
     Attributes:
@@ -207,13 +193,11 @@ class Replaced:
         last: files without a counterpart in the new output, removed when that is complete.
     """
 
-    first: tuple[Path, ...] = ()
-    last: tuple[Path, ...] = ()
+    first: tuple[Path, ...]
+    last: tuple[Path, ...]
 
 
-def replaced(
-    checkpoint: Checkpoint, out: Path, layout: OutputLayout, force: bool, texts: Collection[Path] = ()
-) -> Replaced:
+def replaced(checkpoint: Checkpoint, out: Path, layout: OutputLayout, force: bool, texts: Collection[Path]) -> Replaced:
     """Find the files to remove of an earlier output `out`: of several files, the index and the last file go first.
 
     An output in one file is replaced at once. With several files, an interrupt would leave new ones among old ones:
@@ -223,7 +207,7 @@ def replaced(
     side = beside(out, LEFT_OUT)
     stale = (side,) if force and side not in texts and side.exists() else ()
     if not force or layout.folder is not None or len(layout.files) == 1:
-        return Replaced(last=stale)
+        return Replaced((), stale)
     number = re.compile(rf"{re.escape(out.stem)}-\d{{5}}-of-\d{{5}}{re.escape(out.suffix)}")
     new, sources = {path.name for path, _ in layout.files}, {f.path.resolve() for f in checkpoint.files}
     found = sorted(out.parent.iterdir()) if out.parent.is_dir() else []
@@ -232,8 +216,11 @@ def replaced(
     return Replaced((beside(out, "index."), layout.files[-1][0]), (*last, *stale))
 
 
-def lacking_space(folder: Path, nbytes: int) -> NoSpaceError | None:
-    """The error for an output that does not fit on the disk; None if it fits."""
+def lacking_space(output: OutputPlace, nbytes: int) -> NoSpaceError | None:
+    """The error for an output that does not fit on its disk; None if it fits, or is in a bucket."""
+    if is_remote(output.path):
+        return None
+    folder = (output.new_folder or output.path).parent
     free = shutil.disk_usage(folder).free
     if nbytes + HEADROOM <= free:
         return None

@@ -31,10 +31,8 @@ def record_of(
 ) -> Provenance | None:
     """Make the record of an output; None if none is wanted.
 
-    Args:
-        selection: the contents of the output.
-        left_out: key paths that the format cannot store, with the reason.
-        name_of: maps a key path of the selection to its name in the output.
+    `left_out` has the key paths that the format cannot store, with the reason. `name_of` maps a key path of the
+    selection to its name in the output.
     """
     source = selection.source
     if not selection.with_record:
@@ -98,7 +96,7 @@ def _without_folder(why: str, source: Checkpoint) -> str:
 # -- left-out names, beside the output ----------------------------------------------------------------------------
 
 
-def left_out_json(selection: OutputContents, name_of: NameOf = fqn_of) -> str:
+def left_out_json(selection: OutputContents, name_of: NameOf) -> str:
     """List left-out values with key path, name and reason, and every hole with its fill value, if any.
 
     Holes that were filled when the source was written are listed too, without their regions.

@@ -15,24 +15,14 @@ from typing import TYPE_CHECKING
 from ckptools.cluster.team import current
 from ckptools.consolidate.choose import check_files, select, tensors_to_write
 from ckptools.consolidate.options import ConsolidateOptions, Renaming, hole_rule, renaming_of, write_options
-from ckptools.consolidate.output_place import (
-    OutputPlace,
-    check_folder,
-    check_left_over,
-    check_not_among,
-    check_place,
-    lacking_space,
-    output_of,
-    replaced,
-    store_errors,
-)
+from ckptools.consolidate.output_place import check_not_among, check_output, lacking_space, output_of, replaced
 from ckptools.consolidate.provenance import left_out_json, note_on_carried
 from ckptools.consolidate.publishing.publish import Seen, write
-from ckptools.consolidate.publishing.source_records import Compared, compare, count
+from ckptools.consolidate.publishing.source_records import compare, count
 from ckptools.consolidate.record import Consolidated, converted, planned_reading
 from ckptools.consolidate.writers import Writer
 from ckptools.consolidate.writers.layout import LEFT_OUT, OutputContents, OutputLayout, beside
-from ckptools.errors import NoSpaceError, RefusedError
+from ckptools.errors import RefusedError
 from ckptools.files.location import is_remote
 from ckptools.files.opening import OpenFiles
 from ckptools.formats.open import with_all_ranks
@@ -99,17 +89,18 @@ def consolidate(
         manifest = beside(output.path, "manifest.") if options.manifest else None
         paths = [*texts, *([manifest] if manifest else [])]
         kept = _kept(whole, output.path, layout, texts) if options.resume else None
-        with store_errors(output.path):
-            _check_place(whole, layout, paths, options.force, output)
-            check_left_over(output.path, texts, options.force)
-        no_room = None if streamed else _no_room(layout, output, options.dry_run, kept.nbytes if kept else 0)
+        check_output(whole, output, layout, paths, options.force)
+        no_room = lacking_space(output, layout.nbytes - (kept.nbytes if kept else 0))
+        if no_room is not None and not options.dry_run:
+            raise no_room
         seen = Seen(first.right if first else None)
         if current().world_size > 1:
             from ckptools.consolidate.shares import check_same_plan, plan_digests
 
             check_same_plan(plan_digests(whole, layout, texts))
         if not options.dry_run:
-            planned(_nbytes_to_come(layout, first, options.check))
+            before = sum(record.nbytes for record in first.right) if first else 0
+            planned(before + sum(job.nbytes for job in layout.jobs) * (2 if options.check else 1))
             with _said_where(kept):
                 if streamed:
                     from ckptools.consolidate.publishing.multipart import upload
@@ -162,12 +153,6 @@ def _kept(whole: Checkpoint, out: Path, layout: OutputLayout, texts: Mapping[Pat
     return Kept(resume_folder(out), plan_digests(whole, layout, texts))
 
 
-def _nbytes_to_come(layout: OutputLayout, first: Compared | None, check: bool) -> int:
-    """Bytes that progress will count: those that were compared before, and the output's, twice if read back."""
-    before = sum(record.nbytes for record in first.right) if first else 0
-    return before + sum(job.nbytes for job in layout.jobs) * (2 if check else 1)
-
-
 @contextmanager
 def _said_where(kept: Kept | None) -> Iterator[None]:
     """Let the message of an interrupt name the files that are kept."""
@@ -178,33 +163,6 @@ def _said_where(kept: Kept | None) -> Iterator[None]:
             raise
         text = f"interrupted; what was written is kept in {kept.folder}, and the same command with --resume takes it up"
         raise KeyboardInterrupt(text) from None
-
-
-def _check_place(
-    checkpoint: Checkpoint, layout: OutputLayout, texts: Sequence[Path], force: bool, output: OutputPlace
-) -> None:
-    """Refuse an output that would overwrite a file."""
-    new = output.new_folder
-    if layout.folder is not None:
-        check_folder(checkpoint, layout.folder, force)
-        check_place(checkpoint, texts, force)
-    else:
-        check_place(checkpoint, [output.path, *(p for p, _ in layout.files), *texts], force, new)
-
-
-def _no_room(layout: OutputLayout, output: OutputPlace, dry_run: bool, here: int) -> NoSpaceError | None:
-    """Why the output does not fit on its disk, for the plan of a dry run; None if it fits.
-
-    `here` is the number of bytes that are already written.
-
-    Raises:
-        NoSpaceError: it does not fit, and this is no dry run.
-    """
-    new = output.new_folder
-    error = lacking_space(output.path.parent if new is None else new.parent, layout.nbytes - here)
-    if error is not None and not dry_run:
-        raise error
-    return error
 
 
 def _texts(selection: OutputContents, layout: OutputLayout, target: Path) -> dict[Path, str]:

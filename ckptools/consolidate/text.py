@@ -37,7 +37,6 @@ def summary(done: Consolidated) -> Iterator[str]:
 
 
 def _checksums(found: SourceChecksums | None, dry_run: bool) -> str:
-    """Whether the source's checksums were compared, and their number."""
     if found is None:
         return "not compared; --check compares them" if dry_run else "not compared (--unchecked)"
     if not found.right:
@@ -62,7 +61,6 @@ def _copy_cells(copy: PlannedCopy) -> list[str]:
 
 
 def _listed_in(done: Consolidated) -> Path:
-    """The file that lists missing and left-out names."""
     return next(path for path in done.files if path.name.endswith(".left-out.json"))
 
 
@@ -101,7 +99,6 @@ def remarks(done: Consolidated) -> Iterator[str]:
 
 
 def _not_asked(done: Consolidated) -> Iterator[str]:
-    """The line for the contents of the checkpoint that are not written by default."""
     if not done.not_asked:
         return
     tensors = [f"{count} in {clip(name, 60)}" for name, count in done.not_asked.items() if count]
