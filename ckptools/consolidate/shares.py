@@ -12,6 +12,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 
 from ckptools._version import __version__
@@ -46,12 +47,7 @@ def position(job: Job, part: Copy | Band) -> Position:
 
 @dataclass(frozen=True)
 class Share:
-    """One rank's share of a plan.
-
-    Attributes:
-        first: the beginning of its stretch of the line; None for the line's beginning.
-        end: the beginning of the next rank's; None for the line's end.
-    """
+    """One rank's share of a plan: the stretch of the line from `first` to `end`; None for the line's own."""
 
     first: Position | None = None
     end: Position | None = None
@@ -108,11 +104,7 @@ def shares_of(jobs: Iterable[Job], count: int) -> list[Share]:
 
 
 class _Line:
-    """All parts of a plan in a line; for each file, the offsets and sizes of its parts.
-
-    Attributes:
-        nbytes: number of bytes.
-    """
+    """All parts of a plan in a line of `nbytes`; for each file, the offsets and sizes of its parts."""
 
     def __init__(self, jobs: Iterable[Job]) -> None:
         self._files: dict[str, tuple[array[int], array[int]]] = {}
@@ -123,9 +115,7 @@ class _Line:
                 offsets.append(offset)
                 sizes.append(part.nbytes)
         self._paths = sorted(self._files)
-        self._ends = [0]
-        for path in self._paths:
-            self._ends.append(self._ends[-1] + sum(self._files[path][1]))
+        self._ends = [0, *accumulate(sum(self._files[path][1]) for path in self._paths)]
         self.nbytes = self._ends[-1]
 
     def at(self, target: int) -> Position:

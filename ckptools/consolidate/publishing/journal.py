@@ -90,9 +90,8 @@ class Kept(NamedTuple):
             raise WriteError(self.folder, f"cannot be made: {(error.strerror or '').lower()}") from error
         except ValueError:
             stored = None
-        others = [
-            name for name, digest in self.digests.items() if not isinstance(stored, dict) or stored.get(name) != digest
-        ]
+        known = stored if isinstance(stored, dict) else {}
+        others = [name for name, digest in self.digests.items() if known.get(name) != digest]
         if others:
             what = f"another {' and another '.join(others)}"
             raise RefusedError(self.folder, f"is of a run with {what}; remove it, and everything is written anew")
@@ -102,7 +101,7 @@ class Kept(NamedTuple):
         found: list[JournalLine] = []
         for path in sorted(self.folder.glob("journal-*.jsonl")):
             with path.open("rb") as file:
-                found += [entry for entry in map(JournalLine.of_line, file) if entry is not None]
+                found += filter(None, map(JournalLine.of_line, file))
         kept: list[JournalLine] = []
         for entry in sorted(found, key=lambda entry: entry.region):
             before = kept[-1].region if kept else WrittenRegion(-1, 0, 0, 0)
@@ -134,11 +133,7 @@ class Journal:
             raise WriteError(self._path, f"cannot be created: {(error.strerror or '').lower()}") from error
 
     def note(self, regions: Iterable[WrittenRegion], odd: bool, read: Iterable[tuple[Record, int, BytesRead]]) -> None:
-        """Add regions whose bytes are written, with what was read of source records for them.
-
-        Raises:
-            WriteError: the journal cannot be written.
-        """
+        """Add regions whose bytes are written, with what was read of source records for them."""
         pieces = _pieces_read(read)
         for region in regions:
             data = JournalLine(region, odd, pieces).line()
@@ -176,7 +171,13 @@ class Done:
             DamagedError: a record does not match its checksum.
         """
         if records is not None and self.entries:
-            _take_read(self.entries, jobs, records)
+            stored = stored_records((job.fqn, job.tensor) for job in jobs)
+            keys = ((str(original_of(one.record.path)), one.record.offset) for one in stored)
+            known = {key: one.record for key, one in zip(keys, stored, strict=True) if one.record.crc}
+            for entry in self.entries:
+                for path, start, offset, nbytes, crc in entry.read:
+                    if (path, start) in known:
+                        records.add(known[path, start], offset, BytesRead(nbytes, crc, jobs[entry.region.job].fqn))
         return {jobs[entry.region.job].fqn for entry in self.entries if entry.odd}
 
     def missing(self, job: int, part: Copy | Band) -> Iterator[Copy | Band]:
@@ -225,13 +226,3 @@ def _pieces_read(read: Iterable[tuple[Record, int, BytesRead]]) -> list[ReadPiec
         for record, pieces in of_record.items()
         for offset, piece in joined_pieces(pieces)
     ]
-
-
-def _take_read(entries: Iterable[JournalLine], jobs: Sequence[Job], records: SourceRecords) -> None:
-    """Include the bytes that an earlier run has read in the comparison of records."""
-    stored = stored_records((job.fqn, job.tensor) for job in jobs)
-    known = {(str(original_of(one.record.path)), one.record.offset): one.record for one in stored if one.record.crc}
-    for entry in entries:
-        for path, start, offset, nbytes, crc in entry.read:
-            if (path, start) in known:
-                records.add(known[path, start], offset, BytesRead(nbytes, crc, jobs[entry.region.job].fqn))

@@ -156,9 +156,9 @@ class MultipartOutput:
         if not replace:
             self._check_free(index)
         else:
-            # Without it old and new files cannot pass for one output.
+            # Without it old and new files cannot pass for one output. Each path is looked for in a fresh listing.
             metadata = self._paths[-1:] if self._layout.folder is not None else []
-            _delete([path for path in (*map(remote, earlier.first), *metadata) if _anew(path).exists()])
+            _delete([path for path in (*map(remote, earlier.first), *metadata) if RemotePath(str(path)).exists()])
         for some in (slice(0, -1), slice(-1, None)):
             for event in self._may_end[some]:
                 event.set()
@@ -168,7 +168,9 @@ class MultipartOutput:
                 raise self._error
         for path, text in zip(index, texts.values(), strict=True):
             self._put(path, text.encode("utf-8"))
-        self._remove_others()
+        if self._layout.folder is not None:
+            folder, new = refreshed(remote(self._layout.folder)), {path.name for path in self._paths}
+            _delete([path for path in folder.iterdir() if path.name not in new])
         _delete(list(map(remote, earlier.last)))
         self._there, self._threads = [], []
 
@@ -187,7 +189,7 @@ class MultipartOutput:
     def _check_free(self, index: list[RemotePath]) -> None:
         refreshed(self._paths[0])
         for path in (*self._paths, *index):
-            if _anew(path).exists():
+            if RemotePath(str(path)).exists():
                 raise WriteError(path, "has appeared meanwhile; nothing was written, --force overwrites it")
 
     def _put(self, path: RemotePath, data: bytes) -> None:
@@ -196,12 +198,6 @@ class MultipartOutput:
         except OSError as error:
             raise _not_written(path, error) from error
         self._there.append(path)
-
-    def _remove_others(self) -> None:
-        """Remove the files of an earlier output if the output is a folder."""
-        if self._layout.folder is not None:
-            folder = refreshed(remote(self._layout.folder))
-            _delete([path for path in folder.iterdir() if path.name not in {one.name for one in self._paths}])
 
     def _begin(self, number: int) -> None:
         if number < len(self._paths):
@@ -259,11 +255,6 @@ def remote(path: Path) -> RemotePath:
     """Cast a path that is in a store."""
     assert isinstance(path, RemotePath)
     return path
-
-
-def _anew(path: RemotePath) -> RemotePath:
-    """The same path in a freshly listed store."""
-    return RemotePath(str(path))
 
 
 def _delete(paths: list[RemotePath]) -> None:

@@ -68,15 +68,22 @@ def write(
         ReadError: a source cannot be read, or changed meanwhile.
         WriteError: the output cannot be written, or differs when read back.
     """
-    with opened_output(layout, new_folder, kept) as output, ExitStack() as stack:
+    with _opened_output(layout, new_folder, kept) as output, ExitStack() as stack:
         executor = _executor(layout, output, files, options, progress, kept, stack)
         regions = _copied(executor, layout, options.threads)
         try:
             if output.partial is not None:
                 layout.finish(output.targets, crcs_of(layout.jobs, regions, executor.checksums))
-            synced(output.targets)
-            read_back = _compared(layout, output, files, options.threads, progress) if options.check else ""
-            added = {**texts, **_manifest(manifest, layout, output.targets, options.threads)}
+            _synced(output.targets)
+            read_back, added = "", dict(texts)
+            if options.check:
+                from ckptools.consolidate.publishing.read_back import compare
+
+                read_back = compare(layout, output.targets, output.paths, files, options.threads, progress)
+            if manifest is not None:
+                from ckptools.consolidate.publishing.read_back import manifest_json
+
+                added[manifest] = manifest_json(layout, output.targets, options.threads)
             if output.partial is not None:
                 for path, text in added.items():
                     output.partial.add_text(path, text)
@@ -89,7 +96,7 @@ def write(
 
 def _executor(
     layout: OutputLayout,
-    output: OpenOutput,
+    output: _OpenOutput,
     files: OpenFiles,
     options: ConsolidateOptions,
     progress: Progress,
@@ -124,29 +131,11 @@ def _copied(executor: Executor, layout: OutputLayout, threads: int) -> list[Writ
     return [*earlier, *(region for written in current().gather(regions) for region in written)]
 
 
-def _compared(layout: OutputLayout, output: OpenOutput, files: OpenFiles, threads: int, progress: Progress) -> str:
-    from ckptools.consolidate.publishing.read_back import compare
-
-    return compare(layout, output.targets, output.paths, files, threads, progress)
-
-
-def _manifest(path: Path | None, layout: OutputLayout, targets: Sequence[int], threads: int) -> dict[Path, str]:
-    """The output's manifest, if it is asked for."""
-    if path is None:
-        return {}
-    from ckptools.consolidate.publishing.read_back import manifest_json
-
-    return {path: manifest_json(layout, targets, threads)}
-
-
-# -- open files of an output: rank 0 creates and names them, all ranks write into them --------------------------------
-
-
 @dataclass(frozen=True)
-class OpenOutput:
+class _OpenOutput:
     """The files of an output, open under temporary names: their descriptors and current paths.
 
-    `partial` gives them their final names; None on other ranks than 0.
+    Rank 0 creates them, all ranks write into them. `partial` gives them their final names; None on other ranks than 0.
     """
 
     partial: PartialFiles | None
@@ -155,14 +144,10 @@ class OpenOutput:
 
 
 @contextmanager
-def opened_output(layout: OutputLayout, new_folder: Path | None, kept: Kept | None) -> Iterator[OpenOutput]:
+def _opened_output(layout: OutputLayout, new_folder: Path | None, kept: Kept | None) -> Iterator[_OpenOutput]:
     """Open the files of an output under their temporary names; at the end all ranks have closed them.
 
     It makes `new_folder` for them. Unfinished files are removed, unless `kept` keeps them.
-
-    Raises:
-        RefusedError: the files kept by an earlier run belong to another plan.
-        WriteError: a file cannot be made, or another rank does not see it.
     """
     with ExitStack() as stack:
         made = PartialFiles(kept.folder if kept else None)
@@ -172,7 +157,7 @@ def opened_output(layout: OutputLayout, new_folder: Path | None, kept: Kept | No
         if partial is None:
             with current().own_work():
                 targets = [_opened(path, final, stack) for path, (final, _) in zip(paths, layout.files, strict=True)]
-        yield OpenOutput(partial, targets, paths)
+        yield _OpenOutput(partial, targets, paths)
 
 
 def _made(partial: PartialFiles, layout: OutputLayout, new_folder: Path | None, kept: Kept | None) -> list[int]:
@@ -196,12 +181,8 @@ def _opened(path: Path, final: Path, stack: ExitStack) -> int:
     return descriptor
 
 
-def synced(targets: Sequence[int]) -> None:
-    """Flush the bytes written by every rank so that other ranks see them.
-
-    Raises:
-        OSError: the disk failed.
-    """
+def _synced(targets: Sequence[int]) -> None:
+    """Flush the bytes written by every rank so that other ranks see them."""
     if current().world_size > 1:
         with current().own_work():
             for descriptor in targets:

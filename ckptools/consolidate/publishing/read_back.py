@@ -78,24 +78,18 @@ def _some(tensors: Sequence[ReadTensor]) -> Sequence[ReadTensor]:
 
 def _compare(found: ReadBack, files: OpenFiles, progress: Progress, expected: ReadTensor) -> None:
     import numpy as np
+    import torch
 
     tensor = expected.read()
     dtype, shape = f"{tensor.dtype}".removeprefix("torch."), tuple(tensor.shape)
     if (dtype, shape) != (expected.dtype, expected.tensor.shape):
         raise _wrong(expected, found, f"as {dtype} {list(shape)}")
-    data, at = _bytes(tensor), 0
+    data, at = tensor.detach().reshape(-1).view(torch.uint8).numpy(), 0
     for piece in tensor_bytes(expected.tensor, expected.dtype, files):
         if not np.array_equal(data[at : at + len(piece)], np.frombuffer(piece, "u1")):
             raise _wrong(expected, found, f"with other values from byte {at} on")
         at += len(piece)
         progress(len(piece), expected.fqn)
-
-
-def _bytes(tensor: Any) -> Any:
-    """The bytes of a torch tensor, as a numpy array that shares them."""
-    import torch
-
-    return tensor.detach().reshape(-1).view(torch.uint8).numpy()
 
 
 def _wrong(expected: ReadTensor, found: ReadBack, how: str) -> CkptoolsError:
@@ -165,15 +159,12 @@ def manifest_json(layout: OutputLayout, targets: Sequence[int], threads: int) ->
     rows = partial(_tensor_row, targets)
     digests = dict(in_ranks(rows, list(by_name.values()), threads, lambda jobs: sum(job.nbytes for job in jobs)))
     digests |= {name: digests[first] for name, first in layout.tied.items() if first in digests}
-    names = [_file_name(layout, path) for path, _ in layout.files]
+    folder = "" if layout.folder is None else f"{layout.folder.name}/"
+    names = [f"{folder}{path.name}" for path, _ in layout.files]
     sizes = [size for _, size in layout.files]
     sums = in_ranks(lambda i: digest_of([(targets[i], 0, sizes[i])]), range(len(names)), threads, sizes.__getitem__)
     files = {n: {"bytes": b, "sha256": s} for n, b, s in zip(names, sizes, sums, strict=True)}
     return json.dumps({"schema": MANIFEST_SCHEMA, "files": files, "tensors": digests}, indent=1) + "\n"
-
-
-def _file_name(layout: OutputLayout, path: Path) -> str:
-    return path.name if layout.folder is None else f"{layout.folder.name}/{path.name}"
 
 
 def _tensor_row(targets: Sequence[int], jobs: Sequence[Job]) -> tuple[str, dict[str, Any]]:

@@ -10,6 +10,7 @@ Bytes that no copy needs, such as the padding after an uneven shard, are read fo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from ckptools.cluster.team import current
@@ -89,9 +90,6 @@ def spared_note(damage: Sequence[Problem]) -> list[str]:
     return [f"{damage[0]}{and_others(len(damage) - 1)}; another rank's copy is right, and is written"]
 
 
-# -- while writing ----------------------------------------------------------------------------------------------------
-
-
 class BytesRead(NamedTuple):
     """Consecutive bytes that were read: their number, CRC-32 and tensor."""
 
@@ -121,11 +119,7 @@ def joined_pieces(read: Mapping[int, BytesRead]) -> list[tuple[int, BytesRead]]:
 
 
 class SourceRecords:
-    """The bytes read of every record that states a CRC-32. Threads may share it.
-
-    Attributes:
-        right: the records found right so far.
-    """
+    """The bytes read of every record that states a CRC-32, and those found `right` so far. Threads may share it."""
 
     def __init__(self, files: OpenFiles) -> None:
         self.files = files
@@ -156,7 +150,12 @@ class SourceRecords:
         if team.world_size > 1:
             here = {_key(record): record for record in records}
             sent = [(_key(record), joined_pieces(read)) for record, read in self._pieces.items()]
-            self._take([(here[key], pieces) for other in team.gather(sent) for key, pieces in other])
+            self._pieces = {}
+            for key, pieces in chain.from_iterable(team.gather(sent)):
+                known = self._pieces.setdefault(here[key], {})
+                for offset, piece in pieces:
+                    if offset not in known or known[offset].nbytes < piece.nbytes:
+                        known[offset] = piece
         in_several = sorted(self._pieces.items(), key=lambda read: _key(read[0]))
         right = in_ranks(self._compare_pieces, in_several, 1, lambda read: 1)
         self.right |= {record for (record, _), _ in zip(in_several, right, strict=True)}
@@ -169,15 +168,6 @@ class SourceRecords:
         for nbytes, piece in self._all_of(record, pieces):
             crc = combine(crc, piece, nbytes)
         self._compare(record, crc, next(iter(pieces.values())).fqn)
-
-    def _take(self, sent: Iterable[tuple[Record, list[tuple[int, BytesRead]]]]) -> None:
-        """Collect the pieces that all ranks have read."""
-        self._pieces = {}
-        for record, pieces in sent:
-            known = self._pieces.setdefault(record, {})
-            for offset, piece in pieces:
-                if offset not in known or known[offset].nbytes < piece.nbytes:
-                    known[offset] = piece
 
     def _all_of(self, record: Record, read: Mapping[int, BytesRead]) -> Iterator[tuple[int, int]]:
         """Length and CRC-32 of the pieces of a whole record: those that were read, and the gaps, read now."""
@@ -199,9 +189,6 @@ class SourceRecords:
         if crc != record.crc:
             raise DamagedError(record.path, fqn, record.damage(crc))
         self.right.add(record)
-
-
-# -- written ----------------------------------------------------------------------------------------------------------
 
 
 class WrittenRegion(NamedTuple):
