@@ -62,33 +62,20 @@ class ArchiveEntry:
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """A planned archive; offsets count from its own first byte.
-
-    Attributes:
-        records: its entries in order.
-        nbytes: total size in bytes.
-    """
+    """A planned archive: its entries in order, with offsets from its own first byte, and its size in bytes."""
 
     records: tuple[ArchiveEntry, ...]
     nbytes: int
 
-    @classmethod
-    def of(
-        cls, pickle: bytes, storages: Sequence[Storage], streamed: bool = False, beside: Sequence[Named] = ()
-    ) -> Archive:
+    @staticmethod
+    def of(pickle: bytes, storages: Sequence[Storage], streamed: bool = False, beside: Sequence[Named] = ()) -> Archive:
         """Plan the archive of a pickle, its storages with the keys 0, 1, 2 and so on, and the entries `beside` them.
 
         If it is `streamed`, no byte depends on later ones.
         """
         # The items of a DCP are many and alike.
-        if len(pickle) < SMALL and not beside:
-            return _planned(pickle, tuple(storages), streamed)
-        return cls._plan(pickle, storages, streamed, beside)
-
-    @classmethod
-    def _plan(cls, pickle: bytes, storages: Sequence[Storage], streamed: bool, beside: Sequence[Named] = ()) -> Archive:
-        records = tuple(_place([("data.pkl", pickle), ("byteorder", b"little"), *beside], storages, streamed))
-        return cls(records, records[-1].end + len(_directory(records, lambda _: 0)))
+        plan = _planned if len(pickle) < SMALL and not beside else _planned.__wrapped__
+        return plan(pickle, tuple(storages), streamed, tuple(beside))
 
     @property
     def starts(self) -> tuple[int, ...]:
@@ -98,9 +85,7 @@ class Archive:
     def framing(self, at: int, first_job: int) -> Iterator[Framing]:
         """Headers, small entries and the directory around the tensors' bytes, in as few pieces as possible.
 
-        Args:
-            at: offset of the archive in its file.
-            first_job: the number of the job that copies the first tensor.
+        The archive begins at byte `at` of its file; job number `first_job` copies its first tensor.
         """
         begin, before = 0, 0
         for number, record in enumerate(self.records):
@@ -127,11 +112,12 @@ CrcOfRecord = Callable[[ArchiveEntry], int]
 
 
 @lru_cache(maxsize=256)
-def _planned(pickle: bytes, storages: tuple[Storage, ...], streamed: bool) -> Archive:
-    return Archive._plan(pickle, storages, streamed)
+def _planned(pickle: bytes, storages: tuple[Storage, ...], streamed: bool, beside: tuple[Named, ...]) -> Archive:
+    records = tuple(_place([("data.pkl", pickle), ("byteorder", b"little"), *beside], storages, streamed))
+    return Archive(records, records[-1].end + len(_directory(records, lambda _: 0)))
 
 
-def _place(small: Sequence[tuple[str, bytes]], storages: Sequence[Storage], streamed: bool) -> list[ArchiveEntry]:
+def _place(small: Sequence[Named], storages: Sequence[Storage], streamed: bool) -> list[ArchiveEntry]:
     """Place the entries one after the other, every payload at a multiple of `ALIGNMENT`."""
     named: list[tuple[str, int, bytes | None]] = [(n, len(d), d) for n, d in small]
     for i, one in enumerate(storages):
@@ -169,9 +155,8 @@ def _descriptor(record: ArchiveEntry, crc_of: CrcOfRecord) -> bytes:
     """The data descriptor after an entry's payload; empty if it has none."""
     if not record.described:
         return b""
-    return struct.pack(
-        "<4sLQQ" if record.described == 24 else "<4sLLL", b"PK\7\x08", crc_of(record), *[record.size] * 2
-    )
+    form = "<4sLQQ" if record.described == 24 else "<4sLLL"
+    return struct.pack(form, b"PK\7\x08", crc_of(record), record.size, record.size)
 
 
 def _central_header(record: ArchiveEntry, crc: int) -> bytes:

@@ -160,9 +160,7 @@ class _Item:
         box: the rows; None for a plain value.
         value: the tensor of these rows, or the plain value.
         dtype: of the tensor in the output; empty for a plain value.
-        packed: its archive.
-        file: number of its file.
-        at: byte offset in the file.
+        packed: its archive, at byte `at` of file number `file`.
         first_job: number of the job that copies its tensor.
     """
 
@@ -259,11 +257,8 @@ def _described(items: Sequence[_Item]) -> Instance:
     tensor = items[0].leaf.value
     if not isinstance(tensor, Tensor):
         return Instance(METADATA, "BytesStorageMetadata", {})
-    boxes = [item.box for item in items if item.box is not None]
-    chunks = [
-        Instance(METADATA, "ChunkStorageMetadata", {"offsets": Size(box.offsets), "sizes": Size(box.sizes)})
-        for box in boxes
-    ]
+    boxes = [{"offsets": Size(item.box.offsets), "sizes": Size(item.box.sizes)} for item in items if item.box]
+    chunks = [Instance(METADATA, "ChunkStorageMetadata", box) for box in boxes]
     # `TensorProperties.__setstate__` takes dtype, layout, requires_grad, memory format and pin_memory.
     contiguous = Call(METADATA, "_MEM_FORMAT_ENCODING", (0,))
     dtype = Global("torch", items[0].dtype)

@@ -50,14 +50,9 @@ class Leaf:
 
 @dataclass(frozen=True)
 class _Move:
-    """A section that moves to a top-level key.
+    """A section, at a key path of the selection's tree, that moves to the key `top` of the output.
 
-    Attributes:
-        section: the section in the checkpoint.
-        at: its key path in the selection's tree.
-        top: its key in the output.
-        naming: the naming of an optimizer's parameters.
-        unwrap: removes the names of wrappers from an fqn.
+    `naming` is that of an optimizer's parameters; `unwrap` removes the names of wrappers from an fqn.
     """
 
     section: Section
@@ -138,7 +133,8 @@ class _Flattening:
     def leaves(self, node: Any, at: KeyPath, path: ObjectPath) -> Iterator[Leaf]:
         """Yield the single values."""
         if isinstance(node, dict):
-            self._note(node, at)
+            self._empty += [] if node else [at]
+            self._odd += [(*at, key) for key in node if not isinstance(key, str)]
             for key, value in node.items():
                 yield from self.leaves(value, (*at, key), (*path, str(key)))
         elif isinstance(node, (list, tuple)) and (_descended(node) or self._leads_to_a_section(at)):
@@ -149,11 +145,6 @@ class _Flattening:
 
     def _leads_to_a_section(self, at: KeyPath) -> bool:
         return any(len(at) < len(p) and p[: len(at)] == at for p in self.entered)
-
-    def _note(self, node: dict[Any, Any], at: KeyPath) -> None:
-        if not node:
-            self._empty.append(at)
-        self._odd += [(*at, key) for key in node if not isinstance(key, str)]
 
     def notes(self, moves: Iterable[_Move]) -> Iterator[str]:
         """Notes on values that a DCP cannot keep as they were."""

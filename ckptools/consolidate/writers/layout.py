@@ -89,11 +89,9 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """Bytes of an output file outside of tensors: headers, pickle, directory.
+    """Bytes at an offset of an output file outside of tensors: headers, pickle, directory.
 
-    Attributes:
-        offset: their offset in the file.
-        data: makes them from the CRC-32s of the jobs; in a streamed output, of the jobs before them.
+    `data` makes them from the CRC-32s of the jobs; in a streamed output, of the jobs before them.
     """
 
     offset: int
@@ -172,21 +170,16 @@ class OutputLayout:
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """Options of a writer.
+    """Options of a writer, as in `ConsolidateOptions`, with torch's full name of the dtype.
 
-    Attributes:
-        dtype: dtype for the floating-point tensors of the model; None to keep each one's own.
-        max_shard_size: bytes of tensors per file; None for one file.
-        tied: `keep` writes a tied weight under each name, `drop` under the first only (if the format cannot share).
-        keep_types: keep values in a `.pt` that plain torch.load does not accept, instead of the nearest that it does.
-        streamed: let no byte of a file depend on later ones, so that it can be written from start to end.
+    If `streamed`, no byte of a file depends on later ones, so that it can be written from start to end.
     """
 
-    dtype: str | None = None
-    max_shard_size: int | None = None
-    tied: str = "keep"
-    keep_types: bool = False
-    streamed: bool = False
+    dtype: str | None
+    max_shard_size: int | None
+    tied: str
+    keep_types: bool
+    streamed: bool
 
 
 def quoted(text: str | Path) -> str:

@@ -45,11 +45,7 @@ TEXT = re.compile(r"[US]\d{1,9}")
 
 
 class Loadable:
-    """Copy a tree into one that plain torch.load accepts.
-
-    Attributes:
-        left_out: key paths that are left out, with the reason.
-    """
+    """Copy a tree into one that plain torch.load accepts; key paths in `left_out` are left out, for a reason."""
 
     def __init__(self) -> None:
         self.left_out: dict[KeyPath, str] = {}
@@ -76,8 +72,6 @@ class Loadable:
 
     def _note(self, kind: str, became: str, path: KeyPath) -> None:
         self._became.setdefault((kind, became), []).append(path)
-
-    # -- containers ------------------------------------------------------------------------------------------
 
     def _dict(self, node: dict[Any, Any], path: KeyPath) -> dict[Any, Any]:
         if isinstance(node, defaultdict):
@@ -115,8 +109,6 @@ class Loadable:
         self._note("odd key", "text", path)
         return repr(node)
 
-    # -- leaves ----------------------------------------------------------------------------------------------
-
     def _leaf(self, node: Any, path: KeyPath) -> Any:
         for kind, became, value in _nearest(node):
             if value is None:
@@ -142,11 +134,11 @@ def _nearest(node: Any) -> Iterator[tuple[str, str, Any]]:
     elif isinstance(node, (datetime, date)):
         yield type(node).__name__, "text", node.isoformat()
     elif isinstance(node, NumpyArray):
-        value = torch_value(node)
+        value = _torch_value(node)
         named = "numpy array" if value is not None else f"a numpy array of {node.dtype}"
         yield named, "a list" if isinstance(value, list) else "a tensor", value
     elif isinstance(node, NumpyScalar):
-        value = python_value(node)
+        value = _python_value(node)
         yield "numpy scalar" if value is not None else f"a numpy scalar of {node.dtype}", "Python's", value
     elif isinstance(node, NumpyDtype):
         yield "numpy dtype", "text", node.dtype
@@ -167,13 +159,7 @@ def _is_known(device: Device) -> bool:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class BytesTensor:
-    """A tensor whose bytes are in memory, not in a file.
-
-    Attributes:
-        dtype: torch's name.
-        shape: sizes per dimension.
-        data: the bytes, row-major, little-endian.
-    """
+    """A tensor whose bytes are in memory, row-major and little-endian, not in a file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -185,7 +171,7 @@ class BytesTensor:
         return prod(self.shape)
 
 
-def torch_value(array: NumpyArray) -> BytesTensor | list[Any] | None:
+def _torch_value(array: NumpyArray) -> BytesTensor | list[Any] | None:
     """Convert an array of numbers to a tensor or one of text to a nested list; None for other dtypes."""
     letters = array.dtype.lstrip("<>|=")
     if letters in TORCH_DTYPE:
@@ -195,7 +181,7 @@ def torch_value(array: NumpyArray) -> BytesTensor | list[Any] | None:
     return None
 
 
-def python_value(scalar: NumpyScalar) -> Any:
+def _python_value(scalar: NumpyScalar) -> Any:
     """Convert a scalar to Python's own number or text; None if there is none."""
     array = NumpyArray(scalar.dtype, (1,), False, scalar.data)
     if scalar.dtype.lstrip("<>|=") in TORCH_DTYPE:
@@ -203,7 +189,7 @@ def python_value(scalar: NumpyScalar) -> Any:
             return _made(array).tolist()[0]
         except ValueError:
             return None  # not as many bytes as the dtype has
-    listed = torch_value(array)
+    listed = _torch_value(array)
     return listed[0] if isinstance(listed, list) else None
 
 

@@ -44,7 +44,6 @@ def lay_out(selection: OutputContents, out: Path, options: WriteOptions) -> Outp
     if tree is LEFT_OUT:
         raise RefusedError(out, f"would hold nothing but {loadable.left_out[()]}")
     packed = pack(tree, (), selection, options, record_of(selection, loadable.left_out))
-
     return OutputLayout(
         files=((out, packed.archive.nbytes),),
         jobs=packed.jobs(0, 0),
@@ -61,14 +60,12 @@ def lay_out(selection: OutputContents, out: Path, options: WriteOptions) -> Outp
 
 @dataclass(frozen=True)
 class Packed:
-    """A planned archive of one tree.
+    """A planned archive of one tree, which has a tensor for every name.
 
     Attributes:
-        archive: the places of its entries.
         stored: fqn, tensor and dtype of every storage that is copied, in order.
         tied: key paths of tensors that share the storage of an earlier one, with its fqn.
         needs: names in the pickle that `torch.load(weights_only=True)` does not accept.
-        tree: its contents, with a tensor for every name.
         made_of: source and output dtype of each tensor of the tree, by its key path.
     """
 

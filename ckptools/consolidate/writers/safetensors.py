@@ -11,7 +11,7 @@ import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import date, datetime, timedelta
 from functools import partial
 from math import isfinite
@@ -44,19 +44,6 @@ MAX_HEADER = 100_000_000
 """Largest header in bytes that the format's own library reads."""
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """One tensor of the output, with the dtype it gets."""
-
-    name: str
-    tensor: Tensor
-    dtype: str
-
-    @property
-    def nbytes(self) -> int:
-        return self.tensor.numel * ITEMSIZE[self.dtype]
-
-
 def lay_out(selection: OutputContents, out: Path, options: WriteOptions) -> OutputLayout:
     """Plan one or several safetensors files.
 
@@ -68,13 +55,13 @@ def lay_out(selection: OutputContents, out: Path, options: WriteOptions) -> Outp
     paths = _paths(out, len(groups))
     record = record_of(selection)
     headers = [_header(group, record) for group in groups]
-    jobs: list[Job] = []
+    jobs, sizes = [], []
     for index, (group, header) in enumerate(zip(groups, headers, strict=True)):
         at = len(header)
         for entry in group:
-            jobs.append(Job(entry.name, entry.tensor, entry.dtype, index, at))
+            jobs.append(replace(entry, file=index, offset=at))
             at += entry.nbytes
-    sizes = [len(h) + sum(e.nbytes for e in g) for h, g in zip(headers, groups, strict=True)]
+        sizes.append(at)
 
     def framing(file: int) -> Iterator[Framing]:
         yield Framing(0, lambda _: headers[file])
@@ -96,39 +83,40 @@ def _read_back(jobs: Sequence[Job], paths: Sequence[Path]) -> Iterator[ReadBack]
         yield ReadBack(f"safetensors {__version__}", tensors)
 
 
-def _entries(selection: OutputContents, out: Path, options: WriteOptions) -> tuple[list[_Entry], dict[str, str]]:
+def _entries(selection: OutputContents, out: Path, options: WriteOptions) -> tuple[list[Job], dict[str, str]]:
+    """The tensors of the output, which have no place yet, and the names of tied weights with the first one's."""
     seen: dict[object, str] = {}
-    entries: dict[str, _Entry] = {}
+    entries: dict[str, Job] = {}
     tied: dict[str, str] = {}
     for path, tensor in tensors_in(selection.tree):
-        entry = _Entry(fqn_of(path), tensor, output_dtype(path, tensor, selection, options.dtype))
+        entry = Job(fqn_of(path), tensor, output_dtype(path, tensor, selection, options.dtype), 0, 0)
         _check(entry, entries, out)
-        first = seen.setdefault(identity(tensor) or entry.name, entry.name)
+        first = seen.setdefault(identity(tensor) or entry.fqn, entry.fqn)
         # Only weights are tied; an optimizer may keep one `step` tensor for all its parameters.
-        repeated = first != entry.name and path in selection.model_paths
+        repeated = first != entry.fqn and path in selection.model_paths
         if repeated:
-            tied[entry.name] = first
+            tied[entry.fqn] = first
         if not repeated or options.tied == "keep":
-            entries[entry.name] = entry
-    return sorted(entries.values(), key=lambda e: (-ITEMSIZE[e.dtype], e.name)), tied
+            entries[entry.fqn] = entry
+    return sorted(entries.values(), key=lambda e: (-ITEMSIZE[e.dtype], e.fqn)), tied
 
 
-def _check(entry: _Entry, entries: dict[str, _Entry], out: Path) -> None:
-    if entry.name in entries:
-        raise RefusedError(out, f"two tensors would be called {entry.name}; write a .pt, which keeps the tree")
-    if entry.name == "__metadata__":
+def _check(entry: Job, entries: dict[str, Job], out: Path) -> None:
+    if entry.fqn in entries:
+        raise RefusedError(out, f"two tensors would be called {entry.fqn}; write a .pt, which keeps the tree")
+    if entry.fqn == "__metadata__":
         raise RefusedError(out, "a tensor is called __metadata__, which safetensors reserves; write a .pt")
     if entry.dtype not in SAFETENSORS:
-        raise RefusedError(out, f"{entry.name} is {entry.dtype}, which safetensors cannot hold; write a .pt")
+        raise RefusedError(out, f"{entry.fqn} is {entry.dtype}, which safetensors cannot hold; write a .pt")
 
 
-def _groups(entries: list[_Entry], limit: int | None) -> list[list[_Entry]]:
+def _groups(entries: list[Job], limit: int | None) -> list[list[Job]]:
     """The tensors of each file: in name order, with at most `limit` bytes, of nearly equal size."""
     if limit is None or sum(e.nbytes for e in entries) <= limit:
         return [entries]
-    ordered = sorted(entries, key=lambda e: e.name)
+    ordered = sorted(entries, key=lambda e: e.fqn)
     groups = files_of([e.nbytes for e in ordered], limit)
-    return [sorted((ordered[n] for n in g), key=lambda e: (-ITEMSIZE[e.dtype], e.name)) for g in groups]
+    return [sorted((ordered[n] for n in g), key=lambda e: (-ITEMSIZE[e.dtype], e.fqn)) for g in groups]
 
 
 def _paths(out: Path, count: int) -> list[Path]:
@@ -147,16 +135,12 @@ def _load(paths: Sequence[Path]) -> str:
     return f"from safetensors.torch import load_file; state = {{k: v {loop}}}"
 
 
-def _header(group: Sequence[_Entry], record: Provenance | None) -> bytes:
+def _header(group: Sequence[Job], record: Provenance | None) -> bytes:
     at = 0
     table: dict[str, object] = {"__metadata__": {"format": "pt", **({KEY: record.to_json()} if record else {})}}
     for entry in group:
-        span = [at, at + entry.nbytes]
-        table[entry.name] = {
-            "dtype": SAFETENSORS[entry.dtype],
-            "shape": list(entry.tensor.shape),
-            "data_offsets": span,
-        }
+        dtype, shape = SAFETENSORS[entry.dtype], list(entry.tensor.shape)
+        table[entry.fqn] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + entry.nbytes]}
         at += entry.nbytes
     text = json.dumps(table, separators=(",", ":"), ensure_ascii=True).encode("ascii")
     text += b" " * (-len(text) % 8)
@@ -166,7 +150,7 @@ def _header(group: Sequence[_Entry], record: Provenance | None) -> bytes:
 
 
 def _texts(
-    selection: OutputContents, out: Path, groups: Sequence[Sequence[_Entry]], paths: Sequence[Path]
+    selection: OutputContents, out: Path, groups: Sequence[Sequence[Job]], paths: Sequence[Path]
 ) -> dict[Path, str]:
     """The index if there are several files, and the values that are no tensors if there are any."""
     texts: dict[Path, str] = {}
@@ -174,7 +158,7 @@ def _texts(
     if others is not None:
         texts[beside(out, "")] = others
     if len(groups) > 1:
-        weight_map = {e.name: p.name for g, p in zip(groups, paths, strict=True) for e in g}
+        weight_map = {e.fqn: p.name for g, p in zip(groups, paths, strict=True) for e in g}
         total = sum(e.nbytes for g in groups for e in g)
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
         texts[beside(out, "index.")] = json.dumps(index, indent=2) + "\n"
@@ -199,9 +183,7 @@ def values_json(tree: Any) -> str | None:
 
 def _hollow(node: Any) -> bool:
     """Whether only empty containers are left."""
-    if isinstance(node, dict):
-        return all(_hollow(v) for v in node.values())
-    return False
+    return isinstance(node, dict) and all(map(_hollow, node.values()))
 
 
 def _encoded(node: Any) -> Any:
