@@ -11,6 +11,7 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
+from itertools import chain
 from typing import Any
 
 from ckptools.consolidate.writers.loadable import BytesTensor
@@ -77,8 +78,6 @@ class Emitter:
                 return
         raise TypeError(f"no way to write a {type(value).__name__}")
 
-    # -- words ---------------------------------------------------------------------------------------------
-
     def _remembered(self, what: Any, opcodes: bytes) -> None:
         """Write `opcodes` the first time and a reference afterwards."""
         number = self._memo.get(what)
@@ -103,8 +102,6 @@ class Emitter:
         self._tuple(args)
         self._out += b"R"
 
-    # -- plain values --------------------------------------------------------------------------------------
-
     def _int(self, value: int) -> None:
         if 0 <= value < 256:
             self._out += b"K" + bytes([value])
@@ -118,26 +115,20 @@ class Emitter:
     def _float(self, value: float) -> None:
         self._out += b"G" + struct.pack(">d", value)
 
-    # -- containers ----------------------------------------------------------------------------------------
+    def _all(self, begin: bytes, values: Iterable[Any], end: bytes) -> None:
+        self._out += begin
+        for value in values:
+            self._value(value)
+        self._out += end
 
     def _tuple(self, items: Iterable[Any]) -> None:
-        self._out += b"("
-        for item in items:
-            self._value(item)
-        self._out += b"t"
+        self._all(b"(", items, b"t")
 
     def _list(self, items: Iterable[Any]) -> None:
-        self._out += b"]("
-        for item in items:
-            self._value(item)
-        self._out += b"e"
+        self._all(b"](", items, b"e")
 
     def _items(self, mapping: Mapping[Any, Any]) -> None:
-        self._out += b"("
-        for key, value in mapping.items():
-            self._value(key)
-            self._value(value)
-        self._out += b"u"
+        self._all(b"(", chain.from_iterable(mapping.items()), b"u")
 
     def _dict(self, value: dict[Any, Any]) -> None:
         self._out += b"}"
@@ -154,8 +145,6 @@ class Emitter:
         factory = value.default_factory
         self._call("collections", "defaultdict", *([Global("__builtin__", factory.__name__)] if factory else []))
         self._items(value)
-
-    # -- torch and numpy -----------------------------------------------------------------------------------
 
     def _instance(self, value: Instance) -> None:
         self._name(value.module, value.name)
@@ -207,21 +196,12 @@ def _calls(module: str, name: str, args: Callable[[Any], Iterable[Any]]) -> Call
     return lambda emitter, value: emitter._call(module, name, *args(value))
 
 
-def _opcodes(of: Callable[[Any], bytes]) -> Callable[[Emitter, Any], None]:
-    """The way to write a value as opcodes that depend on nothing else."""
-
-    def write(emitter: Emitter, value: Any) -> None:
-        emitter._out += of(value)
-
-    return write
-
-
 # The first match writes a value: subclasses before their bases.
 _WRITERS: tuple[tuple[type, Callable[[Emitter, Any], None]], ...] = (
-    (type(None), _opcodes(lambda _: b"N")),
-    (bool, _opcodes(lambda v: b"\x88" if v else b"\x89")),
+    (type(None), lambda emitter, _: emitter._out.extend(b"N")),
+    (bool, lambda emitter, v: emitter._out.extend(b"\x88" if v else b"\x89")),
     (int, Emitter._int),
-    (float, _opcodes(lambda v: b"G" + struct.pack(">d", v))),
+    (float, lambda emitter, v: emitter._out.extend(b"G" + struct.pack(">d", v))),
     (str, Emitter._text),
     (Tensor, Emitter._tensor),
     (BytesTensor, Emitter._plain_tensor),
