@@ -73,43 +73,27 @@ def select(
         unreadable = [p for p in errors if p.kind is Code.FILE_UNREADABLE]  # they cause gaps but are not damaged
         problems = list(dict.fromkeys([*unreadable, *picking.problems]))
         raise NotWholeError(checkpoint.path, _summary(checkpoint, problems), problems)
+    contents, parts = picking.contents, list(sections.values())
     if any(t is LEFT_OUT for t in trees.values()):
-        why = next(iter(picking.left_out.values()))
+        why = next(iter(contents.left_out.values()))
         raise RefusedError(checkpoint.path, f"is nothing that can be written, but {why}")
-    tree = trees[""] if list(trees) == [""] else trees
-    if only == "all":
-        places = tuple((s, s.path) for s in sections_of(checkpoint))
-    else:
-        places = tuple((s, (name,) if name else ()) for name, s in sections.items())
-    parts = list(sections.values())
     picking.lose(_own_values_lost(checkpoint, parts))
-    notes = [*picking.notes_for(checkpoint, parts), *_replicas_note(checkpoint, parts)]
-    notes += [] if only in ONLY else [_note_on_glob(checkpoint, parts, only)]
-    return OutputContents(
-        tree,
-        checkpoint,
-        frozenset(picking.model_paths),
-        picking.left_out,
-        picking.missing,
-        holes if holes in FILLS else "",
-        notes,
-        places,
-        part=only,
-        lost=frozenset(picking.lost),
-        carried=picking.carried,
-        passed_over=tuple(p for p in concerned if p.kind.lacks == "value" and p.kind not in NOT_SAVED),
-    )
+    contents.notes += [*picking.notes_for(checkpoint, parts), *_replicas_note(checkpoint, parts)]
+    contents.notes += [] if only in ONLY else [_note_on_glob(checkpoint, parts, only)]
+    contents.tree = trees[""] if list(trees) == [""] else trees
+    contents.part = only
+    contents.filled = holes if holes in FILLS else ""
+    named = ((s, (name,) if name else ()) for name, s in sections.items())
+    contents.places = tuple(((s, s.path) for s in sections_of(checkpoint)) if only == "all" else named)
+    contents.passed_over = tuple(p for p in concerned if p.kind.lacks == "value" and p.kind not in NOT_SAVED)
+    return contents
 
 
 # -- the parts that the user asked for --------------------------------------------------------------------------------
 
 
 def tensors_to_write(checkpoint: Checkpoint, only: str) -> Iterator[tuple[str, Tensor]]:
-    """Fqn and tensor of everything that `only` selects, as in `select`.
-
-    Raises:
-        UsageError: there is no such section.
-    """
+    """Fqn and tensor of everything that `only` selects, as in `select`."""
     return ((fqn_of(path), tensor) for path, tensor in tensors_of(_sections_to_write(checkpoint, only).values()))
 
 
@@ -127,11 +111,7 @@ def _sections_to_write(checkpoint: Checkpoint, only: str) -> dict[str, Section]:
 
 
 def _matching(checkpoint: Checkpoint, glob: str) -> list[Section]:
-    """The models of a checkpoint with the names that match a glob, alone or after the name of their section.
-
-    Raises:
-        UsageError: there are none.
-    """
+    """The models of a checkpoint with the names that match a glob, alone or after the name of their section."""
     from ckptools.keys.entries import pattern
 
     wanted, found = pattern((glob,)), []
@@ -197,12 +177,7 @@ def _replicas_note(checkpoint: Checkpoint, parts: Iterable[Section]) -> list[str
 
 
 def check_files(checkpoint: Checkpoint, part: str, files: OpenFiles) -> None:
-    """Refuse a source with values that contradict the layout, or a file that has another rank's replaced by its copy.
-
-    Raises:
-        NotWholeError: an fp32 copy does not round to its weight, or a file is such a copy.
-        ReadError: a file cannot be read.
-    """
+    """Refuse a source with values that contradict the layout, or with a copy of one rank's file in another's place."""
     problems: list[Problem] = []
     if part in ("optimizer", "all") or getattr(checkpoint.options, "weights", "") != "module":
         problems, _ = replicas.compare_rounded(checkpoint.rounded)

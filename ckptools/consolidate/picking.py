@@ -9,6 +9,7 @@ from typing import Any
 
 from ckptools.consolidate.provenance import why_not_saved
 from ckptools.consolidate.publishing.source_records import spared_note, without_damaged
+from ckptools.consolidate.writers.layout import OutputContents
 from ckptools.dtypes import ITEMSIZE, can_be_nan
 from ckptools.errors import RefusedError
 from ckptools.files.opening import OpenFiles
@@ -16,7 +17,6 @@ from ckptools.formats.shared.merge import empty_like
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import cover, cover_problem
 from ckptools.model.problems import Code, Problem
-from ckptools.model.provenance import Filled
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import KeyPath, fqn_of, walk
@@ -45,7 +45,10 @@ LEFT_OUT = Opaque("left out")
 
 
 class Picking:
-    """Copy a tree for writing: one source per region, foreign objects left out, problems collected."""
+    """Copy a tree for writing: one source per region, foreign objects left out, problems collected.
+
+    `contents` gets everything that is known of the copy but the tree itself.
+    """
 
     def __init__(
         self,
@@ -63,23 +66,19 @@ class Picking:
         self.holes, self.prefer_rank = holes, prefer_rank
         self.in_parts = checkpoint.in_parts
         self.problems: list[Problem] = []
-        self.left_out: dict[KeyPath, str] = {}
-        self.lost: set[KeyPath] = set()
-        self.carried: dict[KeyPath, Filled] = {}
+        self.contents = OutputContents(None, checkpoint)
         before = checkpoint.provenance.filled if checkpoint.provenance else ()
         self.filled = {one.name: one for one in (*before, *checkpoint.hollow)}
-        self.missing: dict[KeyPath, tuple[Box, ...]] = {}
         self.ranks = RankValues(checkpoint, files)
         self.listed: list[KeyPath] = []
         self.spared: list[Problem] = []
-        self.model_paths: list[KeyPath] = []
         self.models = sections_of_kind(checkpoint, "model")
         self.cut = {f.path for f in checkpoint.files if f.status in ("cut", "bad")}
 
     def lose(self, left_out: Mapping[KeyPath, str]) -> None:
         """Leave out the values that the source has lost."""
-        self.left_out |= left_out
-        self.lost |= left_out.keys()
+        self.contents.left_out |= left_out
+        self.contents.lost |= left_out.keys()
 
     def copy(self, node: Any, source: KeyPath, at: KeyPath) -> Any:
         """Copy the node at `source` in the checkpoint to `at` in the output; `LEFT_OUT` if it is not written."""
@@ -94,7 +93,10 @@ class Picking:
             items = [self.copy(v, (*source, i), (*at, i)) for i, v in enumerate(node)]
             # A place in a sequence has a meaning, so what is left out leaves None there.
             return type(node)(None if v is LEFT_OUT else v for v in items)
-        return self._value(node, at)
+        if why := _why_foreign(node):
+            self.contents.left_out[at] = why
+            return LEFT_OUT
+        return node
 
     def _by_rank(self, values: Mapping[int, Any], source: KeyPath, at: KeyPath) -> list[Any]:
         """List each rank's own value; None for a rank that has none, or whose value is not written."""
@@ -109,30 +111,24 @@ class Picking:
         copied = empty_like(node)
         if hasattr(copied, "_metadata") and not _is_plain(copied._metadata):
             versions = (*at, "_metadata")
-            self.left_out[versions] = "module versions that hold foreign objects"
+            self.contents.left_out[versions] = "module versions that hold foreign objects"
             del copied._metadata
         elif hasattr(copied, "_metadata"):
             copied._metadata = _without_attributes(copied._metadata)
         for key, value in node.items():
             place = (*at, key)
             if isinstance(key, Global) or _is_foreign(key):
-                self.left_out[place] = f"its key is {key!r:.80}"
+                self.contents.left_out[place] = f"its key is {key!r:.80}"
                 continue
             kept = self.copy(value, (*source, key), place)
             if kept is not LEFT_OUT:
                 copied[key] = kept
         return copied
 
-    def _value(self, node: Any, at: KeyPath) -> Any:
-        if why := _why_foreign(node):
-            self.left_out[at] = why
-            return LEFT_OUT
-        return node
-
     def _tensor(self, tensor: Tensor, source: KeyPath, at: KeyPath) -> Any:
         fqn = fqn_of(source)
         if tensor.kind == "meta":
-            self.left_out[at] = tensor.note
+            self.contents.left_out[at] = tensor.note
             return LEFT_OUT
         if tensor.nbytes > MAX_TENSOR:
             nbytes = describe_for_error(tensor.nbytes)
@@ -141,7 +137,7 @@ class Picking:
             self.lose({at: why_not_saved(self.filled[fqn])})
             return LEFT_OUT
         if fqn in self.filled:
-            self.carried[at] = self.filled[fqn]
+            self.contents.carried[at] = self.filled[fqn]
         tensor = self._decoded(tensor, fqn)
         tensor, damage = without_damaged(tensor, fqn, self.damage)
         problem = cover_problem(tensor, fqn)
@@ -154,7 +150,7 @@ class Picking:
         chosen = self._replicas(tensor, source)
         self.problems += self._in_cut_files(chosen, fqn) if self.holes is None else []
         if any(s.holds(source) for s in self.models):
-            self.model_paths.append(at)
+            self.contents.model_paths.add(at)
         fill = self.holes or "" if problem is not None else ""
         return replace(tensor, shards=tuple(chosen), fill=fill)
 
@@ -173,7 +169,7 @@ class Picking:
     def _may_fill(self, tensor: Tensor, problem: Problem, at: KeyPath) -> bool:
         """Note the problem of a tensor; return whether it is written anyway, with its holes filled."""
         if problem.kind.lacks == "elements":
-            self.missing[at] = cover(tensor.shape, tensor.found_boxes).gaps
+            self.contents.missing[at] = cover(tensor.shape, tensor.found_boxes).gaps
         if self.holes is None:
             self.problems.append(problem)
         elif problem.kind.lacks == "elements" and self.holes in FILLS:

@@ -130,10 +130,10 @@ def _with_new_keys(selection: OutputContents, new_key_of: Callable[[Section], Ne
         selection,
         tree=tree,
         places=tuple(places),
-        model_paths=frozenset(_moved(path, moves) for path in selection.model_paths),
+        model_paths={_moved(path, moves) for path in selection.model_paths},
         left_out={_moved(path, moves): why for path, why in selection.left_out.items()},
         missing={_moved(path, moves): boxes for path, boxes in selection.missing.items()},
-        lost=frozenset(_moved(path, moves) for path in selection.lost),
+        lost={_moved(path, moves) for path in selection.lost},
         carried={_moved(path, moves): filled for path, filled in selection.carried.items()},
     )
 
@@ -179,11 +179,7 @@ def _renamed_group(group: Mapping[str, Any], new_key: NewKey) -> dict[str, Any]:
 
 
 def _with_keys(node: Any, new_key: NewKey, path: Path) -> Any:
-    """Copy a dict of the same kind under new keys.
-
-    Raises:
-        RefusedError: two keys become one.
-    """
+    """Copy a dict of the same kind under new keys."""
     made = empty_like(node)
     came_from: dict[Any, Any] = {}
     for key, value in node.items():
@@ -214,9 +210,6 @@ def _modules(old: str, new: str) -> Iterable[tuple[str, str]]:
     while old and new and old.rpartition(".")[2] == new.rpartition(".")[2]:
         old, new = old.rpartition(".")[0], new.rpartition(".")[0]
         yield old, new
-
-
-# -- the tree ------------------------------------------------------------------------------------------------------
 
 
 def _own(section: Section, new: Any, new_key: NewKey) -> Any:

@@ -53,7 +53,7 @@ class OutputContents:
 
     tree: Any
     source: Checkpoint
-    model_paths: frozenset[KeyPath] = frozenset()
+    model_paths: set[KeyPath] = field(default_factory=set)
     left_out: dict[KeyPath, str] = field(default_factory=dict)
     missing: dict[KeyPath, tuple[Box, ...]] = field(default_factory=dict)
     filled: str = ""
@@ -61,7 +61,7 @@ class OutputContents:
     places: tuple[tuple[Section, KeyPath], ...] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
     part: str = "all"
-    lost: frozenset[KeyPath] = frozenset()
+    lost: set[KeyPath] = field(default_factory=set)
     carried: dict[KeyPath, Filled] = field(default_factory=dict)
     passed_over: tuple[Problem, ...] = ()
     with_record: bool = True
