@@ -71,11 +71,7 @@ def write_options(options: ConsolidateOptions, streamed: bool) -> WriteOptions:
 
 
 def hole_rule(options: ConsolidateOptions) -> str | None:
-    """The rule for a tensor with a hole: None to refuse it, `leave` to leave it out, or the fill value.
-
-    Raises:
-        UsageError: the options contradict each other, or the fill value is unknown.
-    """
+    """The rule for a tensor with a hole: None to refuse it, `leave` to leave it out, or the fill value."""
     fill = options.fill
     if fill is not None and fill not in ("nan", "zero"):
         raise UsageError(None, f"--fill {fill}: choose nan or zero")
@@ -101,11 +97,7 @@ class Renaming(NamedTuple):
     rules: Sequence[RenameRule]
 
     def of(self, names: Iterable[str], path: Path) -> tuple[dict[str, str], list[str]]:
-        """Every name of a model with its new one, and a note on entries that match no name.
-
-        Raises:
-            UsageError: the map or a rule fits no name at all, or a name would become empty.
-        """
+        """Every name of a model with its new one, and a note on entries that match no name."""
         now = {name: self.names.get(name, name) for name in names}
         unknown = [old for old in self.names if old not in now]
         if self.names and len(unknown) == len(self.names):

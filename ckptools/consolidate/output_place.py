@@ -107,12 +107,7 @@ def _writer(path: Path, folder: bool, format: str | None) -> Writer:
 def check_output(
     checkpoint: Checkpoint, output: OutputPlace, layout: OutputLayout, texts: Collection[Path], force: bool
 ) -> None:
-    """Refuse an output that would overwrite a file, and one beside a side file that would seem to describe it.
-
-    Raises:
-        OutputExistsError: a file would be overwritten, or the side file of an earlier output is not replaced.
-        UsageError: there is no folder for it.
-    """
+    """Refuse an output that would overwrite a file, and one beside a side file that would seem to describe it."""
     with store_errors(output.path):
         if layout.folder is not None:
             _check_folder(checkpoint, layout.folder, force)
@@ -129,10 +124,6 @@ def check_place(checkpoint: Checkpoint, paths: Iterable[Path], force: bool, new:
     """Refuse an output that would overwrite a file, above all a source, or could pass for a rank file.
 
     `new` is a folder to make for it.
-
-    Raises:
-        OutputExistsError: a file would be overwritten.
-        UsageError: its folder does not exist.
     """
     sources = [f.path for f in checkpoint.files]
     taken = {p.resolve() for p in sources}
@@ -153,11 +144,7 @@ def check_place(checkpoint: Checkpoint, paths: Iterable[Path], force: bool, new:
 
 
 def check_not_among(checkpoint: Checkpoint, output: Path) -> None:
-    """Refuse an output with a name chosen by us in the source's folder, where it could pass for the source.
-
-    Raises:
-        OutputExistsError: it would be there.
-    """
+    """Refuse an output with a name chosen by us in the source's folder, where it could pass for the source."""
     folder = output.parent.resolve()
     if any(f.path.resolve().is_relative_to(folder) for f in checkpoint.files):
         text = f"holds the checkpoint itself; to write beside its files, give the file's name: -o {output}"
@@ -228,11 +215,7 @@ def lacking_space(output: OutputPlace, nbytes: int) -> NoSpaceError | None:
 
 
 def check_unchanged(checkpoint: Checkpoint) -> None:
-    """Refuse to publish an output if a source file has changed since it was opened.
-
-    Raises:
-        ReadError: a file has another size or time, or is gone.
-    """
+    """Refuse to publish an output if a source file has changed since it was opened."""
     for file in checkpoint.files:
         if not file.is_here:
             continue

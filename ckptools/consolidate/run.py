@@ -121,11 +121,7 @@ def consolidate(
 
 
 def _usual_part(checkpoint: Checkpoint, writer: Writer) -> str:
-    """The part to write by default.
-
-    Raises:
-        RefusedError: it is the model, and there is none.
-    """
+    """The part to write by default."""
     if writer.ONLY == "model" and not sections_of_kind(checkpoint, "model"):
         verdict = verdict_of(checkpoint)
         why = f"{verdict.headline}; " if verdict.whole is False else ""

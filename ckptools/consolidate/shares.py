@@ -170,11 +170,7 @@ def _digest(things: Iterable[object]) -> str:
 
 
 def check_same_plan(own: Mapping[str, str]) -> None:
-    """Refuse to continue if ranks have different plans.
-
-    Raises:
-        RefusedError: one has another ckptools, other files, or another plan than rank 0.
-    """
+    """Refuse to continue if ranks have different plans."""
     team = current()
     every = team.gather(dict(own))
     for rank, other in enumerate(every):

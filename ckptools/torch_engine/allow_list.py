@@ -47,11 +47,7 @@ DTENSOR_HOMES = (
 
 @contextmanager
 def allowing(path: Path, names: Iterable[str]) -> Iterator[None]:
-    """Let torch make what a file names, if all of it is allowed; what was allowed before stays so afterwards.
-
-    Raises:
-        ForeignClassError: some is not.
-    """
+    """Let torch make what a file names, or raise a ForeignClassError; what was allowed before stays so afterwards."""
     import torch
     from torch import _weights_only_unpickler as torchs
 

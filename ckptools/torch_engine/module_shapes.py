@@ -119,11 +119,7 @@ def _raised(name: str, error: BaseException) -> str:
 
 
 def shapes_of(model: Any, given_by: str = "") -> StateDictShapes:
-    """Names and shapes of a module on any device, of a state dict, or of a mapping of name to shape.
-
-    Raises:
-        UsageError: it is none of these, or empty.
-    """
+    """Names and shapes of a module on any device, of a state dict, or of a mapping of name to shape."""
     state = _with_ties(model) if hasattr(model, "state_dict") else model
     if not isinstance(state, Mapping):
         text = f"expected an nn.Module, a state dict, or shapes by name; found {type(model).__name__}"

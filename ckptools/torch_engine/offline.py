@@ -150,11 +150,7 @@ def load_plain(path: Path) -> Any:
 
 
 def _loadable(path: Path) -> tuple[Path, bool]:
-    """The file, or a temporary one where it is compressed; and whether that is a zip archive.
-
-    Raises:
-        ReadError: it cannot be opened or unpacked, is no regular file, or is a tar.
-    """
+    """The file, or a temporary one where it is compressed; and whether that is a zip archive."""
     with File(path) as file, reader.decompressed(file) as (opened, contents):
         if contents[-1] == "tar":
             raise ReadError(path, "is a tar, which torch.load does not look into; unpack it first")

@@ -41,11 +41,9 @@ class Stopped(CkptoolsError):  # noqa: N818 - it is a request, no error
 
 
 class Executor:
-    """Run jobs into open output files.
+    """Run jobs into open output files, the targets.
 
     Attributes:
-        targets: the output files.
-        files: opens source files.
         checksums: whether the CRC-32 of every tensor is wanted.
         records: collects the bytes read of source records to compare their checksums; None for no comparison.
         share: what this rank writes; None for everything.
@@ -81,13 +79,7 @@ class Executor:
                 target.stop()
 
     def run(self, jobs: Sequence[Job], threads: int) -> list[WrittenRegion]:
-        """Run every job, or this rank's share of each; return the written regions, with CRC-32 if wanted.
-
-        Raises:
-            DamagedError: a source is not what its checksum says.
-            ReadError: a source cannot be read.
-            WriteError: the output cannot be written.
-        """
+        """Run every job, or this rank's share of each; return the written regions, with CRC-32 if wanted."""
         written = fetched_in_threads(
             lambda n: self._job(n, jobs[n]), range(len(jobs)), threads, lambda n: self._reads(n, jobs[n]), self._give_up
         )

@@ -74,12 +74,7 @@ class Kept(NamedTuple):
     digests: Mapping[str, str]
 
     def begin(self) -> None:
-        """Make the folder, or use the existing one.
-
-        Raises:
-            RefusedError: it belongs to another plan.
-            WriteError: it cannot be made or read.
-        """
+        """Make the folder, or use the existing one."""
         plan = self.folder / PLAN
         try:
             self.folder.mkdir(exist_ok=True)
@@ -165,11 +160,7 @@ class Done:
             self._by_job.setdefault(region.job, []).append(region)
 
     def restore(self, jobs: Sequence[Job], records: SourceRecords | None) -> set[str]:
-        """Restore what the earlier run has read of source records; return the fqns in which it saw NaN or infinity.
-
-        Raises:
-            DamagedError: a record does not match its checksum.
-        """
+        """Restore what the earlier run has read of source records; return the fqns in which it saw NaN or infinity."""
         if records is not None and self.entries:
             stored = stored_records((job.fqn, job.tensor) for job in jobs)
             keys = ((str(original_of(one.record.path)), one.record.offset) for one in stored)

@@ -31,11 +31,7 @@ from ckptools.tensor_io.threads import Progress
 
 
 def check_can_upload(out: Path, options: ConsolidateOptions) -> None:
-    """Refuse options that need random access to an unfinished output.
-
-    Raises:
-        UsageError: such an option was given.
-    """
+    """Refuse options that need random access to an unfinished output."""
     if options.resume:
         raise UsageError(out, "--resume needs an output on a disk; of one in a bucket nothing is kept")
     if options.manifest:
@@ -53,13 +49,7 @@ def upload(
     options: ConsolidateOptions,
     progress: Progress,
 ) -> Seen:
-    """Write a planned output to a bucket; it appears whole, or not at all.
-
-    Raises:
-        DamagedError: a source does not match its checksum.
-        ReadError: a source cannot be read, or changed meanwhile.
-        WriteError: the output cannot be written, or differs when read back.
-    """
+    """Write a planned output to a bucket, as `publish.write` does to a disk; it appears whole, or not at all."""
     summary = ""
     with MultipartOutput(layout) as output:
         executor = Executor(output.targets, files, True, not options.unchecked, progress)

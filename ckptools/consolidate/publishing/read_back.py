@@ -110,12 +110,7 @@ def _forget(descriptor: int) -> None:
 def compare_uploaded(
     layout: OutputLayout, crcs: Sequence[int], files: OpenFiles, threads: int, progress: Progress
 ) -> str:
-    """Compare every byte of an output in a store with its source; return a summary.
-
-    Raises:
-        WriteError: a byte differs.
-        ReadError: the output or a source cannot be read.
-    """
+    """Compare every byte of an output in a store with its source; return a summary."""
     paths = [path_of(str(path)) for path, _ in layout.files]
     with OpenFiles() as there:
         _compare_framing(layout, crcs, paths, there)

@@ -127,11 +127,7 @@ class SourceRecords:
         self._pieces: dict[Record, dict[int, BytesRead]] = {}
 
     def add(self, record: Record, offset: int, piece: BytesRead) -> None:
-        """Note a piece of a record that was read from byte `offset` of its file; a whole record is compared at once.
-
-        Raises:
-            DamagedError: the record does not match its checksum.
-        """
+        """Note a piece of a record that was read from byte `offset` of its file; a whole record is compared at once."""
         if not record.crc:
             return
         if (offset, piece.nbytes) == (record.offset, record.nbytes):

@@ -29,7 +29,11 @@ class Writer:
     BY_NAME: bool = False
 
     def lay_out(self, selection: OutputContents, out: Path, options: WriteOptions) -> OutputLayout:
-        """Plan an output."""
+        """Plan an output.
+
+        Raises:
+            RefusedError: the format cannot hold it.
+        """
         if self.NAME == "pt":
             from ckptools.consolidate.writers.pt import lay_out
         elif self.NAME == "safetensors":

@@ -62,11 +62,7 @@ FILESYSTEM = "torch.distributed.checkpoint.filesystem"
 
 
 def lay_out(selection: OutputContents, out: Path, options: WriteOptions) -> OutputLayout:
-    """Plan a DCP folder.
-
-    Raises:
-        RefusedError: two values would get one name, or there is no dict to begin with.
-    """
+    """Plan a DCP folder."""
     arranged = arrange(selection, out)
     items = [item for leaf in arranged.leaves for item in _items(leaf, selection, options)]
     groups = files_of([item.packed.archive.nbytes for item in items], options.max_shard_size)

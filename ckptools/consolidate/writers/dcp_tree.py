@@ -101,11 +101,7 @@ class Arranged:
 
 
 def arrange(selection: OutputContents, out: Path) -> Arranged:
-    """Flatten a selection's tree, with its model and optimizer at the keys of torch's state_dict API.
-
-    Raises:
-        RefusedError: two values would get one name, or there is no dict to begin with.
-    """
+    """Flatten a selection's tree, with its model and optimizer at the keys of torch's state_dict API."""
     moves = _moves(selection, out)
     flat = _Flattening([m.at for m in moves])
     leaves: dict[str, Leaf] = {}
@@ -180,11 +176,7 @@ def _moves(selection: OutputContents, out: Path) -> list[_Move]:
 
 
 def _of_one_kind(naming: Naming, section: Section, out: Path) -> Naming:
-    """Name all parameters or none: neither torch's API nor `dcp.load` accepts a mix.
-
-    Raises:
-        RefusedError: some have names in the source, and some have none.
-    """
+    """Name all parameters or none: neither torch's API nor `dcp.load` accepts a mix."""
     if section.kind != "optimizer" or is_flat_optimizer(section.value) or not naming.unnamed:
         return naming
     keys = [*section.value["state"], *(i for ids in group_ids(section.value) for i in ids)]

@@ -34,11 +34,7 @@ from ckptools.torch_engine.offline import load_plain, load_shard
 
 
 def lay_out(selection: OutputContents, out: Path, options: WriteOptions) -> OutputLayout:
-    """Plan a `.pt` with the selection's tree; tied weights share one storage.
-
-    Raises:
-        RefusedError: plain torch.load accepts nothing in it.
-    """
+    """Plan a `.pt` with the selection's tree; tied weights share one storage."""
     loadable = Loadable()
     tree = selection.tree if options.keep_types else loadable.value(selection.tree)
     if tree is LEFT_OUT:
@@ -94,11 +90,7 @@ class Packed:
 
 
 def _side_by_side(tree: Any, loaded: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
-    """Every tensor's key path, with the value loaded there.
-
-    Raises:
-        ValueError: more or less was loaded than written.
-    """
+    """Every tensor's key path, with the value loaded there."""
     if isinstance(tree, Tensor):
         yield path, loaded
     elif isinstance(tree, dict):

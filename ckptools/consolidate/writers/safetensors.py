@@ -45,11 +45,7 @@ MAX_HEADER = 100_000_000
 
 
 def lay_out(selection: OutputContents, out: Path, options: WriteOptions) -> OutputLayout:
-    """Plan one or several safetensors files.
-
-    Raises:
-        RefusedError: two tensors would get one name, or a dtype that the format lacks.
-    """
+    """Plan one or several safetensors files."""
     entries, tied = _entries(selection, out, options)
     groups = _groups(entries, options.max_shard_size)
     paths = _paths(out, len(groups))
