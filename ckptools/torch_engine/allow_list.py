@@ -51,9 +51,10 @@ def allowing(path: Path, names: Iterable[str]) -> Iterator[None]:
     import torch
     from torch import _weights_only_unpickler as torchs
 
-    ours = {name: table()[name] for name in map(spelling, names) if name in table()}
+    named = dict.fromkeys(map(spelling, names))
+    ours = {name: table()[name] for name in named if name in table()}
     known = torchs._get_allowed_globals().keys() | torchs._get_user_allowed_globals().keys() | ours.keys()
-    foreign = list(dict.fromkeys(name for name in map(spelling, names) if name not in known))
+    foreign = [name for name in named if name not in known]
     if foreign:
         raise ForeignClassError(path, foreign)
     entries = {(thing, name) for name, thing in ours.items()} - set(torch.serialization.get_safe_globals())

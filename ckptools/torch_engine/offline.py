@@ -23,8 +23,7 @@ from ckptools.errors import CkptoolsError, ForeignClassError, ReadError
 from ckptools.files.opening import File
 from ckptools.pickles import reader
 
-MapLocation = Any
-"""The types that `torch.load` takes: a device, its name, a dict or a function."""
+MapLocation = Any  # what `torch.load` takes: a device, its name, a dict or a function
 
 _lock = threading.RLock()
 _inside = 0
@@ -47,7 +46,7 @@ def offline() -> Iterator[None]:
     global _inside
     with _lock:
         if not _inside:
-            _undo.push(_entered().pop_all())
+            _undo.enter_context(_entered())
         _inside += 1
     try:
         yield
@@ -58,8 +57,9 @@ def offline() -> Iterator[None]:
                 _undo.close()
 
 
-def _entered() -> ExitStack:
-    """Make the group and the patches; closing what is returned undoes them."""
+@contextmanager
+def _entered() -> Iterator[None]:
+    """Make the group and the patches, and undo them."""
     from torch import distributed
 
     with ExitStack() as stack:
@@ -69,7 +69,7 @@ def _entered() -> ExitStack:
             stack.enter_context(_own_group())
             for owner, name, replacement in patches():
                 stack.enter_context(_patched(owner, name, replacement))
-        return stack.pop_all()
+        yield
 
 
 @contextmanager
