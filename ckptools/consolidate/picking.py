@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ckptools.consolidate.provenance import why_not_saved
-from ckptools.consolidate.publishing.source_records import spared_note, without_damaged
+from ckptools.consolidate.publishing.source_records import without_damaged
 from ckptools.consolidate.writers.layout import OutputContents
 from ckptools.dtypes import ITEMSIZE, can_be_nan
 from ckptools.errors import RefusedError
@@ -23,7 +23,7 @@ from ckptools.model.tree import KeyPath, fqn_of, walk
 from ckptools.model.values import Global, Lost, NumpyArray, Opaque, describe_for_error
 from ckptools.tensor_io.checksums import Record, damaged_records
 from ckptools.tensor_io.threads import no_progress
-from ckptools.text import few, first_few, plural
+from ckptools.text import and_others, few, first_few, plural
 from ckptools.training_state.rank_values import NOTHING, RankValues
 from ckptools.training_state.sections import Section, sections_of_kind
 
@@ -222,22 +222,15 @@ class Picking:
 
     def notes_for(self, checkpoint: Checkpoint, parts: Iterable[Section]) -> list[str]:
         """Collect the notes for the user on a checkpoint with nothing missing."""
-        more = [p for p in checkpoint.problems if p.severity == "warning" and p.kind.lacks == "part"]
-        return [
-            *(p.message for p in more),
-            *(f"dequantized, as {name} does: {few(fqns, 1)}" for name, fqns in self.dequantized.items()),
-            *spared_note(self.spared),
-            *self._of_one_rank(checkpoint, parts),
-        ]
-
-    def _of_one_rank(self, checkpoint: Checkpoint, parts: Iterable[Section]) -> list[str]:
-        """Note the ranks' own values: those kept of every rank, and those kept only of the lowest."""
+        notes = [p.message for p in checkpoint.problems if p.severity == "warning" and p.kind.lacks == "part"]
+        notes += [f"dequantized, as {name} does: {few(fqns, 1)}" for name, fqns in self.dequantized.items()]
+        if self.spared:
+            more = and_others(len(self.spared) - 1)
+            notes.append(f"{self.spared[0]}{more}; another rank's copy is right, and is written")
+        notes += _note_on_own(self.listed, f"kept for each of {plural(self.ranks.count, 'rank')}, as a list by rank")
         rest = [p for p in checkpoint.differing if not any(p[: len(kept)] == kept for kept in self.listed)]
         rest = [p for p in rest if any(part.holds(p) for part in parts)]
-        return [
-            *_note_on_own(self.listed, f"kept for each of {plural(self.ranks.count, 'rank')}, as a list by rank"),
-            *_note_on_own(rest, "only the lowest rank's is written"),
-        ]
+        return [*notes, *_note_on_own(rest, "only the lowest rank's is written")]
 
 
 def _note_on_own(paths: Sequence[KeyPath], what: str) -> list[str]:

@@ -41,7 +41,8 @@ def record_of(
     step = source.step.value if source.step.agree and type(source.step.value) is int else None
     origin = Origin(source.name, source.format, step, source.world_size.exact)
     gone = {**selection.left_out, **(left_out or {})}
-    named = [LeftOut(_name(path, name_of), why, path in selection.lost) for path, why in gone.items()]
+    names = {path: "" if len(path) == 1 and path[0] in CODES else name_of(path) for path in gone}
+    named = [LeftOut(names[path], why, path in selection.lost) for path, why in gone.items()]
     named += [LeftOut(problem.tensor or "", problem.message, True) for problem in selection.passed_over]
     # Names that the source, itself an output, had left out.
     never_there = [one for one in before.left_out if not one.lost] if before else []
@@ -66,10 +67,6 @@ def note_on_carried(selection: OutputContents) -> list[str]:
     """Note the filled-in values of the source that are written as they are."""
     names = [fqn_of(path) for path in selection.carried if path not in selection.left_out]
     return [f"with values that no rank saved, as they are in the source: {few(names, 3)}"] if names else []
-
-
-def _name(path: KeyPath, name_of: NameOf) -> str:
-    return "" if len(path) == 1 and path[0] in CODES else name_of(path)
 
 
 def _filled(selection: OutputContents, name_of: NameOf) -> Iterator[Filled]:

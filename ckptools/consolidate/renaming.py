@@ -112,9 +112,6 @@ def _following(names: Mapping[str, str], path: Path) -> NewKey:
     return new_name
 
 
-# -- sections ---------------------------------------------------------------------------------------------------------
-
-
 def _with_new_keys(selection: OutputContents, new_key_of: Callable[[Section], NewKey | None]) -> OutputContents:
     """Copy a selection with new keys in some sections."""
     tree, places = selection.tree, []
@@ -124,7 +121,10 @@ def _with_new_keys(selection: OutputContents, new_key_of: Callable[[Section], Ne
             new = _renamed_section(section, leaf_at(tree, at), new_key, selection.source.path)
             tree = _with(tree, at, new)
             moves.append((section, at, new_key))
-            section = section._replace(value=_own(section, new, new_key))
+            if section.kind == "model":  # at the root of a tree it has only some of its keys
+                mine = {new_key(key) for key in section.value}
+                new = {key: value for key, value in new.items() if key in mine}
+            section = section._replace(value=new)
         places.append((section, at))
     return replace(
         selection,
@@ -210,14 +210,6 @@ def _modules(old: str, new: str) -> Iterable[tuple[str, str]]:
     while old and new and old.rpartition(".")[2] == new.rpartition(".")[2]:
         old, new = old.rpartition(".")[0], new.rpartition(".")[0]
         yield old, new
-
-
-def _own(section: Section, new: Any, new_key: NewKey) -> Any:
-    """The section's own keys: a model at the root of a tree has only some of its keys."""
-    if section.kind != "model":
-        return new
-    mine = {new_key(key) for key in section.value}
-    return {key: value for key, value in new.items() if key in mine}
 
 
 def _with(tree: Any, at: KeyPath, new: Any) -> Any:

@@ -29,7 +29,8 @@ def summary(done: Consolidated) -> Iterator[str]:
     for (old, new), tensors in done.converted.items():
         yield f"dtype {short(old)} -> {short(new)}, to nearest even: {plural(tensors, 'tensor')}"
     if done.planned is not None:
-        yield _reads(done.planned)
+        copies = plural(len(done.planned.copies), "copy", "copies")
+        yield f"reads {size(done.planned.nbytes)} of {plural(done.planned.files, 'file')}, {copies}"
         yield f"source: {done.verdict.headline}"
     yield f"source checksums: {_checksums(done.checksums, done.dry_run)}"
     if done.read_back:
@@ -43,11 +44,6 @@ def _checksums(found: SourceChecksums | None, dry_run: bool) -> str:
         return "there are none in the source"
     without = f", {found.without} have none" if found.without else ""
     return f"{plural(found.right, 'record')} right{without}"
-
-
-def _reads(planned: PlannedReading) -> str:
-    copies = plural(len(planned.copies), "copy", "copies")
-    return f"reads {size(planned.nbytes)} of {plural(planned.files, 'file')}, {copies}"
 
 
 def copies(planned: PlannedReading) -> list[str]:

@@ -117,7 +117,11 @@ class MultipartOutput:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.discard()
+        self.stop()
+        for thread in self._threads:
+            thread.join()
+        there, self._there, self._threads = self._there, [], []
+        _delete(there)
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
         """Write bytes of a tensor, at an offset of all files together."""
@@ -144,7 +148,10 @@ class MultipartOutput:
         """Let the files appear: the last one after the others, then small text files."""
         index = [remote(path) for path in texts]
         if not replace:
-            self._check_free(index)
+            refreshed(self._paths[0])
+            for path in (*self._paths, *index):
+                if RemotePath(str(path)).exists():
+                    raise WriteError(path, "has appeared meanwhile; nothing was written, --force overwrites it")
         else:
             # Without it old and new files cannot pass for one output. Each path is looked for in a fresh listing.
             metadata = self._paths[-1:] if self._layout.folder is not None else []
@@ -157,37 +164,21 @@ class MultipartOutput:
             if self._error is not None:
                 raise self._error
         for path, text in zip(index, texts.values(), strict=True):
-            self._put(path, text.encode("utf-8"))
+            data = text.encode("utf-8")
+            try:
+                path.store.upload(path.key, len(data), iter([data]))
+            except OSError as error:
+                raise _not_written(path, error) from error
+            self._there.append(path)
         if self._layout.folder is not None:
             folder, new = refreshed(remote(self._layout.folder)), {path.name for path in self._paths}
             _delete([path for path in folder.iterdir() if path.name not in new])
         _delete(list(map(remote, earlier.last)))
         self._there, self._threads = [], []
 
-    def discard(self) -> None:
-        """Remove files that were not published."""
-        self.stop()
-        for thread in self._threads:
-            thread.join()
-        there, self._there, self._threads = self._there, [], []
-        _delete(there)
-
     def remove(self) -> None:
         """Remove published files that are wrong."""
         _delete(self._paths)
-
-    def _check_free(self, index: list[RemotePath]) -> None:
-        refreshed(self._paths[0])
-        for path in (*self._paths, *index):
-            if RemotePath(str(path)).exists():
-                raise WriteError(path, "has appeared meanwhile; nothing was written, --force overwrites it")
-
-    def _put(self, path: RemotePath, data: bytes) -> None:
-        try:
-            path.store.upload(path.key, len(data), iter([data]))
-        except OSError as error:
-            raise _not_written(path, error) from error
-        self._there.append(path)
 
     def _begin(self, number: int) -> None:
         if number < len(self._paths):

@@ -31,7 +31,7 @@ from ckptools.tensor_io.checksums import (
 )
 from ckptools.tensor_io.fetch_ahead import in_ranks
 from ckptools.tensor_io.threads import Progress
-from ckptools.text import and_others, plural
+from ckptools.text import plural
 
 
 class Compared(NamedTuple):
@@ -81,13 +81,6 @@ def without_damaged(tensor: Tensor, fqn: str, damage: Mapping[Record, int]) -> t
     more = f" and {plural(len(wrong) - 1, 'more shard')}" if len(wrong) > 1 else ""
     text = f"{first.box}{more}: {original_of(record.path).name} is damaged: {record.damage(damage[record])}"
     return without_records(tensor, damage), Problem(Code.BAD_CHECKSUM, text, first.rank, fqn)
-
-
-def spared_note(damage: Sequence[Problem]) -> list[str]:
-    """Note that a right copy was used in place of a damaged one."""
-    if not damage:
-        return []
-    return [f"{damage[0]}{and_others(len(damage) - 1)}; another rank's copy is right, and is written"]
 
 
 class BytesRead(NamedTuple):

@@ -133,14 +133,13 @@ class _Flattening:
             self._odd += [(*at, key) for key in node if not isinstance(key, str)]
             for key, value in node.items():
                 yield from self.leaves(value, (*at, key), (*path, str(key)))
-        elif isinstance(node, (list, tuple)) and (_descended(node) or self._leads_to_a_section(at)):
+        elif isinstance(node, (list, tuple)) and (
+            _descended(node) or any(at == p[: len(at)] != p for p in self.entered)
+        ):
             for i, value in enumerate(node):
                 yield from self.leaves(value, (*at, i), (*path, i))
         else:
             yield Leaf(at, path, node)
-
-    def _leads_to_a_section(self, at: KeyPath) -> bool:
-        return any(len(at) < len(p) and p[: len(at)] == at for p in self.entered)
 
     def notes(self, moves: Iterable[_Move]) -> Iterator[str]:
         """Notes on values that a DCP cannot keep as they were."""
