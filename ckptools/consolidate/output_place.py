@@ -101,9 +101,6 @@ def _writer(path: Path, folder: bool, format: str | None) -> Writer:
     return writer
 
 
-# -- checks -------------------------------------------------------------------------------------------------------
-
-
 def check_output(
     checkpoint: Checkpoint, output: OutputPlace, layout: OutputLayout, texts: Collection[Path], force: bool
 ) -> None:

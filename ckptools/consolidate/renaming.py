@@ -139,7 +139,6 @@ def _with_new_keys(selection: OutputContents, new_key_of: Callable[[Section], Ne
 
 
 def _moved(path: KeyPath, moves: Iterable[Move]) -> KeyPath:
-    """The key path under the new names."""
     for section, at, new_key in moves:
         n = len(at)
         if path[:n] != at or len(path) == n or not section.holds((*section.path, *path[n:])):
@@ -154,7 +153,6 @@ def _moved(path: KeyPath, moves: Iterable[Move]) -> KeyPath:
 
 
 def _renamed_section(section: Section, node: Any, new_key: NewKey, path: Path) -> Any:
-    """A section of the output under new names."""
     if section.kind == "model":
         made = _with_keys(node, new_key, path)
         return _with_new_modules(made, [(key, new_key(key)) for key in node])
@@ -172,7 +170,6 @@ def _flat_key(key: str, new_key: NewKey) -> str:
 
 
 def _renamed_group(group: Mapping[str, Any], new_key: NewKey) -> dict[str, Any]:
-    """Rename the parameters listed in a param group."""
     listed = {k: v for k, v in group.items() if k in ("params", "param_names") and isinstance(v, (list, tuple))}
     known = {k: v for k, v in listed.items() if all(isinstance(i, (int, str)) for i in v)}
     return {**group, **{key: type(value)(map(new_key, value)) for key, value in known.items()}}

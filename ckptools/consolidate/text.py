@@ -104,9 +104,6 @@ def _not_asked(done: Consolidated) -> Iterator[str]:
     yield f"note: the model alone is written, without {' and '.join(parts)}; --only all writes everything"
 
 
-# -- HTML ---------------------------------------------------------------------------------------------------------
-
-
 def consolidation_html(done: Consolidated) -> str:
     """Render the files, how they were checked, and what was left out."""
     from ckptools.display.page import DICTS, Page

@@ -260,8 +260,7 @@ def _finished(node: Any, done: dict[int, Any]) -> Any:
 
 def _refilled(node: Any, done: dict[int, Any]) -> Any:
     if isinstance(node, dict):
-        for key, value in node.items():
-            node[key] = _finished(value, done)
+        node.update({key: _finished(value, done) for key, value in node.items()})
         return node
     items = [_finished(item, done) for item in node]
     if isinstance(node, list):

@@ -192,7 +192,6 @@ def shapes_from_config(path: Path, content: Mapping[str, Any]) -> StateDictShape
 
 
 def _model(transformers: Any, path: Path, content: Mapping[str, Any]) -> Any:
-    """The module, without values."""
     import torch
 
     known = transformers.models.auto.configuration_auto.CONFIG_MAPPING

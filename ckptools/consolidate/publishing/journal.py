@@ -129,7 +129,14 @@ class Journal:
 
     def note(self, regions: Iterable[WrittenRegion], odd: bool, read: Iterable[tuple[Record, int, BytesRead]]) -> None:
         """Add regions whose bytes are written, with what was read of source records for them."""
-        pieces = _pieces_read(read)
+        of_record: dict[Record, dict[int, BytesRead]] = {}
+        for record, offset, piece in read:
+            of_record.setdefault(record, {})[offset] = piece
+        pieces = [
+            (str(original_of(record.path)), record.offset, offset, piece.nbytes, piece.crc)
+            for record, found in of_record.items()
+            for offset, piece in joined_pieces(found)
+        ]
         for region in regions:
             data = JournalLine(region, odd, pieces).line()
             try:
@@ -205,15 +212,3 @@ def _is_written(jobs: Sequence[Job], targets: Sequence[int], entry: JournalLine)
             return False
         crc, done = crc32(data, crc), done + len(data)
     return crc == expected
-
-
-def _pieces_read(read: Iterable[tuple[Record, int, BytesRead]]) -> list[ReadPiece]:
-    """The bytes read of records, for the journal; consecutive ones are joined."""
-    of_record: dict[Record, dict[int, BytesRead]] = {}
-    for record, offset, piece in read:
-        of_record.setdefault(record, {})[offset] = piece
-    return [
-        (str(original_of(record.path)), record.offset, offset, piece.nbytes, piece.crc)
-        for record, pieces in of_record.items()
-        for offset, piece in joined_pieces(pieces)
-    ]

@@ -143,9 +143,6 @@ def _file_name(number: int) -> str:
     return f"__0_{number}.distcp"
 
 
-# -- items ------------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class _Item:
     """An item: a plain value, or rows of a tensor.
@@ -176,7 +173,6 @@ class _Item:
 
 
 def _items(leaf: Leaf, selection: OutputContents, options: WriteOptions) -> Iterator[_Item]:
-    """The items of a value."""
     if not isinstance(leaf.value, Tensor):
         yield _Item(leaf, 0, None, leaf.value, "", pack(leaf.value, leaf.source, selection, options))
         return
@@ -249,7 +245,6 @@ def _metadata(items: Sequence[_Item]) -> bytes:
 
 
 def _described(items: Sequence[_Item]) -> Instance:
-    """The metadata of a value with these items."""
     tensor = items[0].leaf.value
     if not isinstance(tensor, Tensor):
         return Instance(METADATA, "BytesStorageMetadata", {})

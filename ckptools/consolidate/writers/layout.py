@@ -209,9 +209,6 @@ def output_dtype(path: KeyPath, tensor: Tensor, selection: OutputContents, dtype
     return dtype if dtype and path in selection.model_paths and is_floating(tensor.dtype) else tensor.dtype
 
 
-# -- file sizes -------------------------------------------------------------------------------------------------------
-
-
 def files_of(sizes: Sequence[int], limit: int | None) -> list[range]:
     """Divide items, in order, among as few files of at most `limit` bytes as possible, of nearly equal size.
 

@@ -154,9 +154,6 @@ def _is_known(device: Device) -> bool:
     return device.type in DEVICES and (device.index is None or 0 <= device.index < 128)
 
 
-# -- arrays and scalars of numpy ----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False, slots=True)
 class BytesTensor:
     """A tensor whose bytes are in memory, row-major and little-endian, not in a file."""
