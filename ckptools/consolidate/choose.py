@@ -39,16 +39,9 @@ def select(
 ) -> OutputContents:
     """Choose the parts named by `only` from a checkpoint whose ranks have all been read.
 
-    Args:
-        checkpoint: opened with all ranks.
-        only: `model` (the bare state dict), `optimizer` (the bare optimizer state), `all` (the same tree), or a glob
-            for names of the model.
-        holes: None to refuse tensors that are not whole, `leave` to leave them out, `nan` or `zero` to fill them.
-        prefer_rank: take this rank's copy of a tensor if copies differ that should be equal.
-        files: open source files.
-        damage: records whose checksums do not match, with the CRC-32 that they have; their bytes count as missing. None
-            if checksums are not compared.
-        dequantize: write the values of quantized tensors.
+    `holes` is None to refuse tensors that are not whole, `leave` to leave them out, `nan` or `zero` to fill them.
+    `damage` has the records whose checksums do not match, with the CRC-32 that they have; their bytes count as missing.
+    It is None if checksums are not compared.
 
     Raises:
         NotWholeError: something is missing, overlaps or contradicts; lists everything.

@@ -54,11 +54,7 @@ class ConsolidateOptions:
 
 
 def write_options(options: ConsolidateOptions, streamed: bool) -> WriteOptions:
-    """The options of the writer, with the dtype's full name in place of a short one, such as `bf16`.
-
-    Raises:
-        UsageError: a weight cannot have the dtype, the size is no number of bytes, or `tied` is unknown.
-    """
+    """The options of the writer, with the dtype's full name in place of a short one, such as `bf16`."""
     name, size = options.dtype, options.max_shard_size
     dtype = None if name is None else {short: long for long, short in SHORT.items()}.get(name, name)
     if dtype is not None and (dtype not in ITEMSIZE or not is_floating(dtype) or dtype.startswith("float4")):

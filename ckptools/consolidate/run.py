@@ -46,12 +46,8 @@ def consolidate(
 ) -> Consolidated:
     """Write a checkpoint's full tensors into one `.pt`, one or several `.safetensors`, or a DCP folder to resume from.
 
-    Args:
-        checkpoint: an opened checkpoint, or its path.
-        out: the file or folder to write; see `output_place`.
-        options: what to write, and how.
-        progress: called with bytes written, or read back, and the tensor they belong to.
-        planned: called before that with the expected number of bytes, and again when more is known.
+    `progress` is called with bytes written, or read back, and the tensor they belong to; `planned` before that with the
+    expected number of bytes, and again when more is known.
 
     Raises:
         NotWholeError: something is missing, overlaps, contradicts, or was found damaged before anything was written.

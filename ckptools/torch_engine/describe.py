@@ -47,8 +47,7 @@ def read(path: Path, trust: bool = False) -> Saved:
     """Read a torch.save file through torch; with `trust` run whatever code it names, as `load_shard` does.
 
     Raises:
-        ReadError: as `load_shard`, or the inert reader cannot list its names, or it is nested too deep.
-        ForeignClassError: as `load_shard`.
+        ReadError, ForeignClassError: as `load_shard`; or it is nested too deep.
     """
     inert = reader.read(path)
     described = _Describer(path)

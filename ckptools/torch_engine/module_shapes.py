@@ -70,10 +70,6 @@ def shapes_from_function(name: str) -> StateDictShapes:
     """The shapes of what `package.module:function`, or a class in its place, makes when called with no arguments.
 
     The folder that the process runs in comes first.
-
-    Raises:
-        UsageError: there is no such module or function, or it makes something else.
-        ReadError: the user's code raises.
     """
     with _users_code(name):
         return shapes_of(_called(name), name)
@@ -167,12 +163,7 @@ def is_model_config(content: Any) -> bool:
 
 
 def shapes_from_config(path: Path, content: Mapping[str, Any]) -> StateDictShapes:
-    """The state dict of the model that a `config.json` describes, made on torch's meta device.
-
-    Raises:
-        UsageError: transformers is not installed, or has no such model.
-        ReadError: it cannot be made.
-    """
+    """The state dict of the model that a `config.json` describes, made on torch's meta device."""
     _check_size(path, content)
     try:
         import transformers

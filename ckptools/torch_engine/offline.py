@@ -141,11 +141,7 @@ def load_named(path: Path, names: Sequence[str], map_location: MapLocation = "cp
 
 
 def load_plain(path: Path) -> Any:
-    """Load a zip archive as plain `torch.load(path, mmap=True)` does, which makes only what is on torch's own list.
-
-    Raises:
-        ReadError: it is damaged, or needs more than that.
-    """
+    """Load a zip archive as plain `torch.load(path, mmap=True)` does, which makes only what is on torch's own list."""
     return _load(path, "cpu", True, weights_only=True)
 
 

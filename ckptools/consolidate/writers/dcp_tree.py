@@ -202,18 +202,14 @@ def _notes_on_moves(moves: Iterable[_Move], leaves: Iterable[Leaf]) -> Iterator[
     if moved:
         yield f"arranged for torch's state_dict API: {', '.join(moved)}"
     for move in moves:
-        names = (str(move.naming.names.get(k, k)) for k in _parameters(move.section))
+        value = move.section.value
+        keys = value if move.top == "model" else [] if is_flat_optimizer(value) else value["state"]
+        names = (str(move.naming.names.get(k, k)) for k in keys)
         changed = next((n for n in names if move.unwrap(n) != n), None)
         if changed is not None:
             yield f"{move.top}: names of wrappers are taken out: {changed} is {move.unwrap(changed)}"
     for move in (m for m in moves if m.top == "optimizer"):
         yield from _notes_on_optimizer(move, [leaf for leaf in leaves if move.holds(leaf.source)])
-
-
-def _parameters(section: Section) -> Iterable[Any]:
-    if section.kind == "model":
-        return list(section.value)
-    return () if is_flat_optimizer(section.value) else list(section.value["state"])
 
 
 def _notes_on_optimizer(move: _Move, leaves: Iterable[Leaf]) -> Iterator[str]:

@@ -30,7 +30,6 @@ from ckptools.formats.shared.merge import empty_like
 from ckptools.model.provenance import FILE_NAME, Provenance
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of
-from ckptools.torch_engine.offline import load_plain, load_shard
 
 
 def lay_out(selection: OutputContents, out: Path, options: WriteOptions) -> OutputLayout:
@@ -81,6 +80,8 @@ class Packed:
     def read_back(self, paths: Sequence[Path]) -> Iterator[ReadBack]:
         """Open the archive with plain `torch.load`; if it refuses, with harmless names allowed."""
         import torch
+
+        from ckptools.torch_engine.offline import load_plain, load_shard
 
         loaded = load_shard(paths[0]) if self.needs else load_plain(paths[0])
         tensors = []
