@@ -11,8 +11,9 @@ import ipaddress
 import os
 import socket
 from collections import Counter
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from ckptools.cluster.variables import (
     ALLOCATIONS,
@@ -24,6 +25,8 @@ from ckptools.cluster.variables import (
     starter_of,
 )
 from ckptools.errors import UsageError
+
+T = TypeVar("T")
 
 DEFAULT_PORT = 29500
 """The port that torch's own launcher takes by default."""
@@ -73,11 +76,7 @@ class ProcessInfo:
 
 
 def derive(variables: Variables, given: Mapping[str, Setting] | None = None) -> ProcessInfo:
-    """Say who this process is.
-
-    Args:
-        variables: the environment.
-        given: what the caller knows better, such as MASTER_ADDR from an option.
+    """Say who this process is; `given` is what the caller knows better, such as MASTER_ADDR from an option.
 
     Raises:
         UsageError: a variable has a value that makes no sense.
@@ -87,11 +86,12 @@ def derive(variables: Variables, given: Mapping[str, Setting] | None = None) -> 
     place = ProcessInfo(starter, allocation)
     if starter is not None:
         _take_numbers(place, starter, variables)
-    hosts = _hosts(allocation, variables) if allocation else []
+    hosts = _listed(variables, allocation.hosts, allocation.read) if allocation else []
     place.hosts = tuple(dict.fromkeys(hosts))
     slots = _slots(allocation, hosts, variables) if allocation else []
     place.facts.update(given or {})
-    _complete_ranks(place, slots, variables)
+    _complete_by_hosts(place, slots, variables)
+    _complete_equal_nodes(place)
     if starter is not None and not starter.in_blocks(variables):
         place.counts = ()
     _complete_master(place, variables)
@@ -120,10 +120,11 @@ def _take_numbers(place: ProcessInfo, starter: Starter, variables: Variables) ->
             place.facts[fact] = Setting(variables[name], name)
 
 
-def _hosts(allocation: Allocation, variables: Variables) -> list[str]:
-    name = _first(variables, allocation.hosts)
+def _listed(variables: Variables, names: tuple[str, ...], read: Callable[[str], list[T]]) -> list[T]:
+    """Read the list in the first of these variables that is set; empty where none is."""
+    name = _first(variables, names)
     try:
-        return [] if name is None else allocation.read(variables[name])
+        return [] if name is None else read(variables[name])
     except ValueError as error:
         raise UsageError(None, f"{name}: {error}") from error
 
@@ -132,20 +133,16 @@ def _slots(allocation: Allocation, hosts: list[str], variables: Variables) -> li
     """List the host of every rank, in their order; empty where nothing says how many ranks a host has."""
     if not allocation.tasks:
         return hosts
-    name = _first(variables, allocation.tasks)
-    try:
-        counts = [] if name is None else expand_counts(variables[name])
-    except ValueError as error:
-        raise UsageError(None, f"{name}: {error}") from error
+    counts = _listed(variables, allocation.tasks, expand_counts)
     # A step may have fewer nodes than the job whose counts these are.
     fitting = len(counts) == len(hosts)
     return [host for host, count in zip(hosts, counts, strict=True) for _ in range(count)] if fitting else []
 
 
-def _complete_ranks(place: ProcessInfo, slots: list[str], variables: Variables) -> None:
-    """Derive what the starter does not say from the hosts of all ranks, or from nodes that have equally many."""
+def _complete_by_hosts(place: ProcessInfo, slots: list[str], variables: Variables) -> None:
+    """Derive what the starter does not say from the hosts of all ranks."""
     if place.starter is None or place.allocation is None:
-        return _complete_equal_nodes(place)
+        return
     source = _first(variables, place.allocation.hosts) or ""
     if not place.starter.world_size:
         place.facts.setdefault("WORLD_SIZE", Setting(str(len(slots)), f"lines of {source}"))
@@ -158,10 +155,10 @@ def _complete_ranks(place: ProcessInfo, slots: list[str], variables: Variables) 
         place.facts.setdefault("GROUP_RANK", Setting(str(place.hosts.index(host)), f"host {host} in {source}"))
         place.facts.setdefault("LOCAL_RANK", Setting(str(slots[:rank].count(host)), f"earlier ranks on {host}"))
         place.facts.setdefault("LOCAL_WORLD_SIZE", Setting(str(Counter(slots)[host]), f"ranks on {host}"))
-    return _complete_equal_nodes(place)
 
 
 def _complete_equal_nodes(place: ProcessInfo) -> None:
+    """Derive the same where all nodes have equally many ranks."""
     rank, here, world_size = (place.number(name) for name in ("RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE"))
     if not place.counts and here and world_size and world_size % here == 0:
         place.counts = (here,) * (world_size // here)

@@ -56,7 +56,6 @@ class Ranks(Team):
     """
 
     def __init__(self, meeting: Meeting, hosts: list[str], silence: float) -> None:
-        """Begin to watch over the others, all of whom have come."""
         self.rank, self.world_size = meeting.number, meeting.count
         self.speaks = self.rank == 0
         self._meeting, self._hosts, self._steps = meeting, hosts, 0
@@ -126,7 +125,6 @@ class Ranks(Team):
         return cause or error
 
     def _with_name(self, error: BaseException) -> BaseException:
-        """Add the name of this rank to its own error."""
         if not isinstance(error, CkptoolsError) or error is self._watch.failure or is_named(error):
             return error
         return named(error, self.name(self.rank))
@@ -145,12 +143,7 @@ class Ranks(Team):
 
 @contextmanager
 def joined(place: ProcessInfo, what: str, say: Say) -> Iterator[Ranks]:
-    """Share the work inside this context with all ranks that were started with this one.
-
-    Args:
-        place: who this process is.
-        what: the command, the same on every rank.
-        say: prints for whom this rank waits.
+    """Share the work inside this context, the command `what`, with all ranks that were started with this one.
 
     Raises:
         UsageError: the environment lacks what ranks need to meet, or they run different things.
@@ -245,11 +238,10 @@ class Watch(threading.Thread):
     one follows a living one, which reports it to all others.
 
     Attributes:
-        failure: of another rank; None while all is well.
+        failure: of another rank; None while all is well. A rank fails that is silent for `silence` seconds.
     """
 
     def __init__(self, meeting: Meeting, silence: float) -> None:
-        """Watch over a meeting to which all have come; a rank that is silent for `silence` seconds counts as gone."""
         super().__init__(name="ckptools-watch", daemon=True)
         self.failure: CkptoolsError | None = None
         self._meeting, self._silence = meeting, silence
@@ -258,7 +250,7 @@ class Watch(threading.Thread):
         self._beats, self._heard = 0, time.monotonic()
 
     def run(self) -> None:
-        """Look once a second."""
+        """Look at the others every `BEAT` seconds."""
         while not self._ended.wait(BEAT):
             failure = self._look()
             if failure is None:

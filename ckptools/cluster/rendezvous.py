@@ -13,13 +13,15 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
 
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from ckptools.cluster.environment import NEEDED
 from ckptools.cluster.rendezvous_store import open_store
+from ckptools.cluster.variables import restarts
 from ckptools.cluster.waiting import PAUSE, Say, Wait, say_nothing
 from ckptools.errors import CkptoolsError, RendezvousError, remade
 from ckptools.text import few, first_line
@@ -31,34 +33,26 @@ _FAREWELL = 5.0
 _EXPLANATION = 15.0
 
 
-def meet_ranks(
-    timeout: float,
-    per_node: Sequence[int] = (),
-    variables: Mapping[str, str] = os.environ,
-    say: Say = say_nothing,
-) -> Meeting:
-    """Join the meeting of all ranks, at the address that torch will use too.
+def meet_ranks(timeout: float, per_node: Sequence[int] = (), say: Say = say_nothing) -> Meeting:
+    """Join the meeting of all ranks, at the address that torch will use too, which the environment has.
 
     Args:
         timeout: seconds.
         per_node: how many ranks each node has, where that is known.
-        variables: the environment, with what torch needs.
         say: prints for whom this rank waits; used by one rank of several that share a terminal.
 
     Raises:
         RendezvousError: it cannot be reached, or this rank is there already.
     """
-    rank, world_size = int(variables["RANK"]), int(variables["WORLD_SIZE"])
-    launcher_hosts = variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    port = int(variables["MASTER_PORT"])
-    hosts = rank == 0 and not launcher_hosts
-    first = variables.get("LOCAL_RANK", "0") == "0"
-    place = open_store(variables["MASTER_ADDR"], port, hosts, timeout, say if first else say_nothing)
-    attempt = variables.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = PrefixStore(f"ckptools-{attempt}", place.store)
+    rank, world_size, address, port = (os.environ[name] for name in NEEDED)
+    launcher_hosts = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    hosts = rank == "0" and not launcher_hosts
+    first = os.environ.get("LOCAL_RANK", "0") == "0"
+    place = open_store(address, int(port), hosts, timeout, say if first else say_nothing)
+    store = PrefixStore(f"ckptools-{restarts()}", place.store)
     call = functools.partial(name_rank, per_node=per_node)
-    at = f"{variables['MASTER_ADDR']}:{port}"
-    return Meeting(store, "rank", rank, world_size, timeout, hosts=place.hosted, name=call, at=at, say=say)
+    at = f"{address}:{port}"
+    return Meeting(store, "rank", int(rank), int(world_size), timeout, hosts=place.hosted, name=call, at=at, say=say)
 
 
 def name_rank(rank: int, per_node: Sequence[int]) -> str:
@@ -171,12 +165,9 @@ class Meeting:
                 raise self.report(self._absence(missing))
             wait.pause(functools.partial(self._waited_for, missing))
 
-    def _speaks(self, missing: Sequence[int]) -> bool:
-        """Whether this member says for whom it waits: every node, and of ranks, which share a terminal, the first."""
-        return self.role == "node" or set(missing).issuperset(range(self.number))
-
-    def _waited_for(self, missing: Sequence[int]) -> str:
-        if not self._speaks(missing):
+    def _waited_for(self, missing: list[int]) -> str:
+        """For whom this member waits; every node says so, and of ranks, which share a terminal, the first."""
+        if self.role == "rank" and not set(missing).issuperset(range(self.number)):
             return ""
         who, at = few(list(map(self.call, missing))), f" at {self._at}" if self._at else ""
         return f"{who}{at} ({self.count - len(missing)} of {self.count} {self.role}s came)"
@@ -202,9 +193,8 @@ class Meeting:
 
     def _absence(self, missing: list[int]) -> RendezvousError:
         who = ", ".join(map(self.call, missing))
-        came = self.count - len(missing)
-        text = f"{came} of {self.count} {self.role}s came; {who} did not within {self.timeout:g} s"
-        return RendezvousError(None, text)
+        came = f"{self.count - len(missing)} of {self.count} {self.role}s came"
+        return RendezvousError(None, f"{came}; {who} did not within {self.timeout:g} s")
 
     def report(self, error: CkptoolsError) -> CkptoolsError:
         """Report an error to all members; returns the one that another member reported first, if so."""

@@ -9,8 +9,8 @@ import socket
 import threading
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
+from typing import NamedTuple
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -24,8 +24,7 @@ _ANSWER = 10.0
 _MARK = "ckptools"
 
 
-@dataclass(frozen=True)
-class MeetingPlace:
+class MeetingPlace(NamedTuple):
     """A store, and whether this process hosts it."""
 
     store: TCPStore
@@ -36,7 +35,7 @@ def open_store(address: str, port: int, hosts: bool | None, timeout: float, say:
     """Host the store at an address, or reach it there.
 
     Args:
-        address: where it is.
+        address: of the host.
         port: 0 takes a free one, where this process hosts it.
         hosts: whether this process does; None: the first process at that address does.
         timeout: seconds.

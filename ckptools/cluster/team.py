@@ -13,12 +13,7 @@ T = TypeVar("T")
 
 
 class Team:
-    """One process alone; see `ranks.Ranks` for several.
-
-    Attributes:
-        rank: of this process.
-        world_size: how many there are.
-    """
+    """One process alone; see `ranks.Ranks` for several."""
 
     rank = 0
     world_size = 1
@@ -50,8 +45,6 @@ ALONE = Team()
 
 
 class _Process:
-    """The team that this process belongs to."""
-
     team = ALONE
 
 

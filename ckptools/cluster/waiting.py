@@ -29,12 +29,7 @@ def say_on_stderr(line: str) -> None:
 
 
 class Wait:
-    """One wait for other processes.
-
-    Args:
-        timeout: seconds after which it is over.
-        say: prints a line after some seconds, and more at growing intervals.
-    """
+    """One wait for other processes, over after `timeout` seconds, which prints lines at growing intervals."""
 
     def __init__(self, timeout: float, say: Say = say_nothing) -> None:
         self._timeout, self._say = timeout, say
@@ -46,11 +41,7 @@ class Wait:
         return time.monotonic() > self._started + self._timeout
 
     def pause(self, what: Callable[[], str]) -> None:
-        """Sleep until the next look.
-
-        Args:
-            what: returns what is waited for, or "" where another process prints it; called only when a line is due.
-        """
+        """Sleep until the next look; `what` names what is waited for, or "" where another process prints it."""
         waited = time.monotonic() - self._started
         if self._next <= waited < self._timeout and (who := what()):
             self._say(f"waiting for {who}; gives up after {self._timeout:g} s, {waited:.0f} s are over")
