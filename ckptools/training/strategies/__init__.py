@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from ckptools.training.strategies import ddp, expert_parallel, fsdp1, fsdp2, pipeline, tensor_parallel
-from ckptools.training.strategies.strategy import Strategy
+from ckptools.training.strategies import expert_parallel, fsdp1, fsdp2, pipeline, tensor_parallel
+from ckptools.training.strategies.strategy import DDP, Strategy
 from ckptools.training_state.parameter_names import without_ddp
 
 BY_NAME: dict[str, Strategy] = {
-    "ddp": ddp.STRATEGY,
+    "ddp": DDP,
     "fsdp1": fsdp1.STRATEGY,
     "fsdp2": fsdp2.FSDP2,
     "hsdp": fsdp2.HSDP,

@@ -17,7 +17,6 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from ckptools.training.model import Experts, MixtureOfExperts
 from ckptools.training.options import CreateOptions
-from ckptools.training.strategies import fsdp2
 from ckptools.training.strategies.strategy import Strategy, device_of, forward_and_backward
 
 
@@ -42,9 +41,9 @@ def run_on_their_ranks(group: dist.ProcessGroup, experts: Experts, tokens: Tenso
 
     Args:
         group: the ranks that share the experts.
-        experts: those of this rank.
+        experts: of this rank.
         tokens: features (n, width) of this rank, sorted by expert.
-        counts: int64 (experts of all ranks), how many of them each expert has.
+        counts: int64 (experts of all ranks), how many tokens each expert has.
     """
     # Row r is what this rank sends to rank r, and after the exchange what rank r sends here: a count per expert.
     sent = counts.view(group.size(), -1)
@@ -71,4 +70,4 @@ def backward(model: nn.Module, tokens: Tensor) -> Tensor:
     return loss
 
 
-STRATEGY = Strategy(wrap, fsdp2.model_state, fsdp2.optimizer_state, backward=backward)
+STRATEGY = Strategy(wrap, backward=backward)

@@ -7,12 +7,9 @@ average gradients once per step. In the files a parameter lies as `(Replicate(),
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
-from torch import nn, optim
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -42,7 +39,7 @@ def replicate_and_shard(model: nn.Module, replicas: int) -> DeviceMesh:
     return init_device_mesh(device_of(model).type, shape, mesh_dim_names=("replicate", "shard"))
 
 
-def shard(model: nn.Module, mesh: DeviceMesh, precision: str = "fp32") -> nn.Module:
+def shard(model: nn.Module, mesh: DeviceMesh, precision: str) -> nn.Module:
     """Shard each block, and the root with what is left; the model stays the object that it was."""
     policy = PRECISIONS[precision]
     for module in model.modules():
@@ -52,15 +49,5 @@ def shard(model: nn.Module, mesh: DeviceMesh, precision: str = "fp32") -> nn.Mod
     return model
 
 
-def model_state(model: nn.Module) -> dict[str, Any]:
-    """Return each parameter as a DTensor; buffers are plain tensors."""
-    return get_model_state_dict(model)
-
-
-def optimizer_state(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Any]:
-    """Return the state under fqns, moments as DTensors, `step` a plain 0-d tensor."""
-    return dict(get_optimizer_state_dict(model, optimizer))
-
-
-FSDP2 = Strategy(wrap, model_state, optimizer_state)
-HSDP = Strategy(wrap_in_rows, model_state, optimizer_state)
+FSDP2 = Strategy(wrap)
+HSDP = Strategy(wrap_in_rows)

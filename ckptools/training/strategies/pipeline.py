@@ -19,19 +19,13 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 from ckptools.training.model import Transformer
 from ckptools.training.options import CreateOptions
-from ckptools.training.strategies import fsdp2
 from ckptools.training.strategies.strategy import Strategy, device_of, mean_loss
 from ckptools.training.strategies.tensor_parallel import one_share
 
 
 @dataclass(frozen=True)
 class Stage:
-    """The stage of one rank, and all that training it needs.
-
-    Attributes:
-        schedule: takes a batch through the pipeline.
-        ends: the first and the last rank, where those are two.
-    """
+    """How one rank takes a batch through the pipeline; `ends` are the first and the last rank, where those are two."""
 
     schedule: ScheduleGPipe
     ends: dist.ProcessGroup | None
@@ -98,4 +92,4 @@ def backward(model: nn.Module, tokens: Tensor) -> Tensor:
     return loss
 
 
-STRATEGY = Strategy(wrap, fsdp2.model_state, fsdp2.optimizer_state, one_share, backward, in_parts=True)
+STRATEGY = Strategy(wrap, data_share=one_share, backward=backward, in_parts=True)

@@ -58,9 +58,8 @@ def cut(model: nn.Module, mesh: DeviceMesh, options: CreateOptions) -> nn.Module
 
 def wrap(model: nn.Module, options: CreateOptions) -> nn.Module:
     """Cut the matrices over all ranks: one group."""
-    return cut(
-        model, init_device_mesh(device_of(model).type, (dist.get_world_size(),), mesh_dim_names=("tp",)), options
-    )
+    mesh = init_device_mesh(device_of(model).type, (dist.get_world_size(),), mesh_dim_names=("tp",))
+    return cut(model, mesh, options)
 
 
 def wrap_below_fsdp2(model: nn.Module, options: CreateOptions) -> nn.Module:
@@ -89,6 +88,6 @@ def share_of_group(options: CreateOptions) -> tuple[int, int]:
     return dist.get_rank() // size, dist.get_world_size() // size
 
 
-TP = Strategy(wrap, fsdp2.model_state, fsdp2.optimizer_state, one_share)
-FSDP2_TP = Strategy(wrap_below_fsdp2, fsdp2.model_state, fsdp2.optimizer_state, share_of_group)
-HSDP_TP = Strategy(wrap_below_hsdp, fsdp2.model_state, fsdp2.optimizer_state, share_of_group)
+TP = Strategy(wrap, data_share=one_share)
+FSDP2_TP = Strategy(wrap_below_fsdp2, data_share=share_of_group)
+HSDP_TP = Strategy(wrap_below_hsdp, data_share=share_of_group)
