@@ -59,16 +59,7 @@ class ModelSize:
 
 @dataclass(frozen=True)
 class ParallelOptions:
-    """Choices of the strategies; each is for some of them only.
-
-    Attributes:
-        sharding: FSDP1's FULL_SHARD, SHARD_GRAD_OP or HYBRID_SHARD.
-        use_orig_params: FSDP1 shows the optimizer each parameter under its name, not one flat one per unit.
-        state_dict_type: FSDP1's SHARDED_STATE_DICT, LOCAL_STATE_DICT or FULL_STATE_DICT.
-        dtensor: FSDP1 on a device mesh.
-        precision: of the parameters while they compute; what is kept and saved is float32 all the same.
-        tensor_parallel: None leaves it to the strategy.
-    """
+    """Choices of the strategies; each is for some of them only."""
 
     sharding: str = option("full", "fsdp1: full, grad-op (weights stay whole until backward), hybrid (in replicas).")
     use_orig_params: bool = option(True, "fsdp1: the optimizer sees parameters, not one flat one per unit.")
@@ -247,10 +238,14 @@ class CreateOptions:
         return self.strategy == "ddp" or self.parallel.state_dict_type == "full"
 
     @property
+    def template(self) -> str:
+        """The template of the file's or the folder's name, as was asked for or the layout's own."""
+        return self.files.name or file_names.NAMES[self.layout]
+
+    @property
     def several(self) -> bool:
         """Whether checkpoints of several steps lie beside each other, as their names have the step."""
-        name = self.files.name or file_names.NAMES[self.layout]
-        return self.resuming.save_every is not None or file_names.tells_step(name)
+        return self.resuming.save_every is not None or file_names.tells_step(self.template)
 
     def completed(self) -> CreateOptions:
         """These options with what follows from them: verl saves DTensors, also with FSDP1; moe has experts."""

@@ -76,10 +76,7 @@ def _join_at(backend: str, url: str, *numbers: int) -> None:
 def train_and_save(options: CreateOptions, partial: Path, report: Report) -> Created:
     """Train with the other ranks and save; every rank returns the same answer, but for `rank`.
 
-    Args:
-        options: checked already.
-        partial: folder for files in the making; rank 0's caller has made it and removes it.
-        report: takes one line at a time; called on rank 0 only.
+    Rank 0's caller has made the folder `partial` for files in the making, and removes it. Rank 0 alone reports.
 
     Raises:
         WriteError: a file could not be written.
@@ -142,9 +139,7 @@ def _publish(run: Run, growing: Path, partial: Path) -> tuple[Path, ...]:
 
 def _folder(run: Run, growing: Path) -> Path:
     """Make the folder for a checkpoint: one per step where there are several, and their names do not have the step."""
-    options = run.options
-    template = options.files.name or file_names.NAMES[options.layout]
-    if options.resuming.save_every is None or file_names.tells_step(template):
+    if run.options.resuming.save_every is None or file_names.tells_step(run.options.template):
         return growing
     folder = growing / f"step-{run.step}"
     folder.mkdir(exist_ok=True)

@@ -28,7 +28,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 import ckptools
 from ckptools.training import random_states
-from ckptools.training.layouts import verl
+from ckptools.training.layouts import rank_files
 from ckptools.training.options import CreateOptions, ModelSize
 from ckptools.training.run import Run, prepare, train_step
 
@@ -114,7 +114,7 @@ def _save(run: Run, folder: Path) -> None:
     """Save as verl does, with the optimizer by number, and make a DCP of it on one rank."""
     ranks = folder / "ranks"
     ranks.mkdir(exist_ok=True)
-    verl.save(run, ranks)
+    rank_files.save_verl(run, ranks)
     dist.barrier()
     if dist.get_rank() == 0:
         ckptools.consolidate(ranks, folder / "resumed", format="dcp")

@@ -18,52 +18,41 @@ Source: accelerate/accelerator.py (`save_state`), checkpointing.py and utils/fsd
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
+from ckptools.training import random_states
 from ckptools.training.layouts.place import place_folder
 from ckptools.training.run import Run
-from ckptools.training.strategies.strategy import StateDict
 
 
 def save(run: Run, folder: Path) -> None:
     """Write model and optimizer whole from rank 0, or sharded by all; and every rank's random states."""
-    folder = place_folder(run, folder)
+    folder, rank = place_folder(run, folder), dist.get_rank()
     model = run.strategy.model_state(run.model)
     optimizer = run.strategy.optimizer_state(run.model, run.optimizer)
-    if run.options.one_rank_has_all:
-        _save_whole(run, model, optimizer, folder)
-    else:
-        _save_model(run, model, folder)
+    if not run.options.one_rank_has_all:
+        if run.options.parallel.state_dict_type == "local":
+            torch.save(model, folder / f"pytorch_model_fsdp_rank{rank}.bin")
+        else:
+            dcp_save({"model": model}, checkpoint_id=folder / "pytorch_model_fsdp_0")
         dcp_save({"optimizer": optimizer}, checkpoint_id=folder / "optimizer_0")
-    if dist.get_rank() == 0:
-        torch.save(run.scheduler.state_dict(), folder / "scheduler.bin")
-        torch.save(progress(run), folder / "custom_checkpoint_0.pkl")
-    torch.save(random_states(run), folder / f"random_states_{dist.get_rank()}.pkl")
-
-
-def _save_whole(run: Run, model: StateDict, optimizer: StateDict, folder: Path) -> None:
-    if dist.get_rank() == 0:
+    elif rank == 0:
         if run.options.strategy == "ddp":
             save_file(each_once(model), folder / "model.safetensors", metadata={"format": "pt"})
         else:
             torch.save(model, folder / "pytorch_model_fsdp.bin")
         torch.save(optimizer, folder / "optimizer.bin")
-
-
-def _save_model(run: Run, model: StateDict, folder: Path) -> None:
-    if run.options.parallel.state_dict_type == "local":
-        torch.save(model, folder / f"pytorch_model_fsdp_rank{dist.get_rank()}.bin")
-    else:
-        dcp_save({"model": model}, checkpoint_id=folder / "pytorch_model_fsdp_0")
+    if rank == 0:
+        torch.save(run.scheduler.state_dict(), folder / "scheduler.bin")
+        torch.save(progress(run), folder / "custom_checkpoint_0.pkl")
+    torch.save(_random_states(run), folder / f"random_states_{rank}.pkl")
 
 
 def each_once(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -79,13 +68,14 @@ def progress(run: Run) -> dict[str, int]:
     return {"epoch": run.epoch, "batch_in_epoch": run.batch_in_epoch, "global_step": run.step}
 
 
-def random_states(run: Run) -> dict[str, Any]:
-    """Return this rank's random states; `step` begins anew with every epoch."""
+def _random_states(run: Run) -> dict[str, Any]:
+    """This rank's random states; `step` begins anew with every epoch."""
+    own = random_states.capture(run.device)
     states = {
         "step": run.batch_in_epoch,
-        "random_state": random.getstate(),
-        "numpy_random_seed": np.random.get_state(),
-        "torch_manual_seed": torch.get_rng_state(),
+        "random_state": own["python"],
+        "numpy_random_seed": own["numpy"],
+        "torch_manual_seed": own["torch"],
     }
     if torch.cuda.is_available():
         states["torch_cuda_manual_seed"] = torch.cuda.get_rng_state_all()

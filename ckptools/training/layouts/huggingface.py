@@ -23,7 +23,6 @@ from typing import Any
 
 import torch.distributed as dist
 from safetensors.torch import save_file
-from torch import Tensor
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
@@ -50,9 +49,10 @@ def save(run: Run, folder: Path) -> None:
     else:
         state = untied(full_state.gather(run)["model"])
         if dist.get_rank() == 0:
-            _save_whole(state, folder, options)
+            for name, fqns in whole_files(_sizes_of(state), folder, options).items():
+                save_file({fqn: state[fqn].contiguous() for fqn in fqns}, folder / name, {"format": "pt"})
     if dist.get_rank() == 0:
-        (folder / "config.json").write_text(json.dumps(config(run.options.size), indent=2) + "\n")
+        (folder / "config.json").write_text(json.dumps(_config(run.options.size), indent=2) + "\n")
 
 
 def untied(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,19 +60,8 @@ def untied(state: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in state.items() if TIED.get(name) not in state}
 
 
-def _save_whole(state: Mapping[str, Tensor], folder: Path, options: FileOptions) -> None:
-    for name, fqns in whole_files(sizes_of(state), folder, options).items():
-        save_file({fqn: state[fqn].contiguous() for fqn in fqns}, folder / name, {"format": "pt"})
-
-
 def whole_files(sizes: Mapping[str, int], folder: Path, options: FileOptions) -> dict[str, list[str]]:
-    """Say which tensors each file of a model gets, and write the index where there are several files.
-
-    Args:
-        sizes: bytes of each tensor.
-        folder: where the index goes.
-        options: how many bytes of tensors a file may have.
-    """
+    """Say which tensors, given their bytes, each file of a model gets; write the index where there are several."""
     numbers = file_numbers(sizes, options)
     last = max(numbers.values())
     names = {fqn: f"model-{n:05d}-of-{last:05d}.safetensors" if last > 1 else WHOLE for fqn, n in numbers.items()}
@@ -85,53 +74,43 @@ def whole_files(sizes: Mapping[str, int], folder: Path, options: FileOptions) ->
 def _save_shards(state: dict[str, Any], folder: Path, options: FileOptions) -> None:
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter  # not in torch 2.6
 
-    sizes = untied(sizes_on_all_ranks(state))
+    # Other ranks may hold tensors that this one does not.
+    everyone: list[dict[str, int]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(everyone, _sizes_of(state))
+    sizes = untied({fqn: nbytes for sizes in everyone for fqn, nbytes in sizes.items()})
     mine = {fqn: value for fqn, value in state.items() if fqn in sizes}
     shards = folder / SHARDS if options.consolidated else folder
     writer = HuggingFaceStorageWriter(str(shards), file_numbers(sizes, options), save_distributed=True)
     dcp_save(mine, storage_writer=writer, planner=CopyingPlanner())
     if options.consolidated and dist.get_rank() == 0:
         # The writer's own enable_consolidation stops at integers (torch 2.13), which this model has.
-        api.open(shards).consolidate(folder / WHOLE, max_shard_size=limit(options))
+        api.open(shards).consolidate(folder / WHOLE, max_shard_size=_limit(options))
 
 
-def sizes_on_all_ranks(state: Mapping[str, Any]) -> dict[str, int]:
-    """Say how many bytes each whole tensor has, those too that only other ranks hold; a collective."""
-    everyone: list[dict[str, int]] = [{}] * dist.get_world_size()
-    dist.all_gather_object(everyone, sizes_of(state))
-    return {fqn: nbytes for sizes in everyone for fqn, nbytes in sizes.items()}
-
-
-def sizes_of(state: Mapping[str, Any]) -> dict[str, int]:
-    """Say how many bytes each whole tensor has, of tensors and of shards that know the shape of the whole."""
+def _sizes_of(state: Mapping[str, Any]) -> dict[str, int]:
+    """Bytes of each whole tensor, of tensors and of shards that know the shape of the whole."""
     return {fqn: tensor.size().numel() * tensor.dtype.itemsize for fqn, tensor in state.items()}
 
 
 def file_numbers(sizes: Mapping[str, int], options: FileOptions) -> dict[str, int]:
-    """Say which file each tensor goes to: in order, the next one when a tensor would make a file too large.
+    """Number the file, from 1, that each tensor goes to: the next one when a tensor would make a file too large.
 
-    Args:
-        sizes: bytes of each whole tensor.
-        options: how many bytes of tensors a file may have; a larger tensor gets a file of its own.
-
-    Returns:
-        Numbers from 1, by fqn.
+    A tensor that is larger than a file may be gets a file of its own.
     """
     file, filled, numbers = 1, 0, {}
     for fqn, nbytes in sizes.items():
-        if filled and filled + nbytes > (limit(options) or math.inf):
+        if filled and filled + nbytes > (_limit(options) or math.inf):
             file, filled = file + 1, 0
         filled += nbytes
         numbers[fqn] = file
     return numbers
 
 
-def limit(options: FileOptions) -> int | None:
-    """The bytes of tensors that a file may have; None for any number."""
+def _limit(options: FileOptions) -> int | None:
     return None if options.max_shard_size is None else parse_bytes(options.max_shard_size)
 
 
-def config(size: ModelSize) -> dict[str, Any]:
+def _config(size: ModelSize) -> dict[str, Any]:
     """Describe the model in the words that transformers has for it; it is none of transformers' own."""
     return {
         "architectures": ["Transformer"],

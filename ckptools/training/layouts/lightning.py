@@ -30,7 +30,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from ckptools.training import random_states
@@ -45,43 +45,44 @@ STAGES = ("ready", "completed", "started", "processed")
 
 
 def save_trainer(run: Run, folder: Path) -> None:
-    """Write one file from rank 0, or the shards of every rank and rank 0's `meta.pt`."""
+    """Write what `trainer.save_checkpoint` does."""
     content = training_state(run)
     if run.options.strategy == "ddp":
+        # A module that has the model as its attribute, with what that leaves in a state dict.
+        module = nn.ModuleDict({ATTRIBUTE: cast("nn.Module", run.model.module)})
+        tensors = {"state_dict": module.state_dict(), "optimizer_states": [run.optimizer.state_dict()]}
+        _save(run, folder, content | tensors)
+    else:
+        _save(run, folder, content, _sharded_state(run))
+
+
+def _save(run: Run, folder: Path, content: dict[str, Any], shards: dict[str, Any] | None = None) -> None:
+    """Write one file from rank 0, or the shards of every rank and rank 0's `meta.pt`."""
+    if shards is None:
         path = place(run, folder)
-        content["state_dict"] = lightning_module(run.model.module).state_dict()
-        content["optimizer_states"] = [run.optimizer.state_dict()]
     else:
         path = place_folder(run, folder)
-        dcp_save(sharded_state(run), checkpoint_id=path)
+        dcp_save(shards, checkpoint_id=path)
         path /= "meta.pt"
     if dist.get_rank() == 0:
         torch.save(content, path)
 
 
-def lightning_module(model: nn.Module | Tensor) -> nn.Module:
-    """Make a module that holds the model as its attribute, with what that leaves in a state dict."""
-    return nn.ModuleDict({ATTRIBUTE: cast("nn.Module", model)})
-
-
-def sharded_state(run: Run) -> dict[str, Any]:
+def _sharded_state(run: Run) -> dict[str, Any]:
     """Return model and optimizer with the attribute in front of every fqn."""
     model = run.strategy.model_state(run.model)
     optimizer = run.strategy.optimizer_state(run.model, run.optimizer)
-    groups = [group | {"params": [attribute(fqn) for fqn in group["params"]]} for group in optimizer["param_groups"]]
+    groups = [
+        {**group, "params": [f"{ATTRIBUTE}.{fqn}" for fqn in group["params"]]} for group in optimizer["param_groups"]
+    ]
     return {
         "model" if run.options.strategy == "fsdp1" else "state_dict": _renamed(model),
         "optimizer_0": {"state": _renamed(optimizer["state"]), "param_groups": groups},
     }
 
 
-def attribute(fqn: str) -> str:
-    """Name a parameter of the model as the LightningModule does."""
-    return f"{ATTRIBUTE}.{fqn}"
-
-
 def _renamed(state: dict[str, Any]) -> dict[str, Any]:
-    return {attribute(fqn): value for fqn, value in state.items()}
+    return {f"{ATTRIBUTE}.{fqn}": value for fqn, value in state.items()}
 
 
 def training_state(run: Run) -> dict[str, Any]:
@@ -90,49 +91,49 @@ def training_state(run: Run) -> dict[str, Any]:
         "epoch": run.epoch,
         "global_step": run.step,
         "pytorch-lightning_version": WRITER,
-        "loops": loops(run),
+        "loops": _loops(run),
         "callbacks": {},
         "lr_schedulers": [run.scheduler.state_dict()],
         "rng": random_states.gather(run.device),
     }
 
 
-def loops(run: Run) -> dict[str, Any]:
-    """Say how far the four loops are; only the one that fits has begun."""
+def _loops(run: Run) -> dict[str, Any]:
+    """The progress of the four loops; only the one that fits has begun."""
     batches = run.batch_in_epoch
-    idle = {"state_dict": {}, "batch_progress": progress(0, 0, *STAGES) | {"is_last_batch": False}}
-    steps = progress(run.step, batches, "ready", "completed")
-    zero_grad = progress(run.step, batches, "ready", "completed", "started")
+    idle = {"state_dict": {}, "batch_progress": _progress(0, 0, *STAGES) | {"is_last_batch": False}}
+    steps = _progress(run.step, batches, "ready", "completed")
+    zero_grad = _progress(run.step, batches, "ready", "completed", "started")
     inner = {
         "state_dict": {"_batches_that_stepped": run.step - bool(batches)},
-        "batch_progress": batch_progress(run.step, batches),
+        "batch_progress": _batch_progress(run.step, batches),
         "scheduler_progress": steps,
         "automatic_optimization.state_dict": {},
         "automatic_optimization.optim_progress": {"optimizer": {"step": steps, "zero_grad": zero_grad}},
         "manual_optimization.state_dict": {},
-        "manual_optimization.optim_step_progress": progress(0, 0, "ready", "completed"),
+        "manual_optimization.optim_step_progress": _progress(0, 0, "ready", "completed"),
         **{f"val_loop.{key}": value for key, value in idle.items()},
     }
     begun = {stage: run.epoch + (stage in ("ready", "started")) for stage in STAGES}
     fit = {"state_dict": {}, **{f"epoch_loop.{key}": value for key, value in inner.items()}}
     fit["epoch_progress"] = {"total": begun, "current": begun}
-    predict = {"state_dict": {}, "batch_progress": progress(0, 0, *STAGES)}
+    predict = {"state_dict": {}, "batch_progress": _progress(0, 0, *STAGES)}
     return {"fit_loop": fit, "validate_loop": idle, "test_loop": idle, "predict_loop": predict}
 
 
-def batch_progress(total: int, current: int) -> dict[str, Any]:
+def _batch_progress(total: int, current: int) -> dict[str, Any]:
     """Count batches as they stand in the hook in which they are saved, before the one at hand is called complete.
 
     After an epoch's last batch this is the start of the next epoch.
     """
-    counts = progress(total, current, *STAGES)
+    counts = _progress(total, current, *STAGES)
     if current:
         counts["total"]["completed"] -= 1
         counts["current"]["completed"] -= 1
     return counts | {"is_last_batch": False}
 
 
-def progress(total: int, current: int, *stages: str) -> dict[str, Any]:
+def _progress(total: int, current: int, *stages: str) -> dict[str, Any]:
     """Count since training and since the epoch began; between two steps every stage stands at the same number."""
     return {"total": dict.fromkeys(stages, total), "current": dict.fromkeys(stages, current)}
 
@@ -141,7 +142,7 @@ def progress(total: int, current: int, *stages: str) -> dict[str, Any]:
 
 
 def save_fabric(run: Run, folder: Path) -> None:
-    """Write one file from rank 0, or the shards of every rank and rank 0's `meta.pt`."""
+    """Write what `fabric.save` does."""
     tensors = {
         "model": run.strategy.model_state(run.model),
         "optimizer": run.strategy.optimizer_state(run.model, run.optimizer),
@@ -154,10 +155,6 @@ def save_fabric(run: Run, folder: Path) -> None:
         "rng": random_states.gather(run.device),
     }
     if run.options.strategy == "ddp":
-        content, path = tensors | content, place(run, folder)
+        _save(run, folder, tensors | content)
     else:
-        path = place_folder(run, folder)
-        dcp_save(tensors, checkpoint_id=path)
-        path /= "meta.pt"
-    if dist.get_rank() == 0:
-        torch.save(content, path)
+        _save(run, folder, content, tensors)

@@ -13,7 +13,7 @@ from ckptools.training.run import Run
 
 
 def place(run: Run, folder: Path) -> Path:
-    """Say where in `folder` this rank's file goes; the folders on the way there are made."""
+    """Say where in `folder` this rank's file goes, and make the folders on the way there."""
     path = _named(run, folder)
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
@@ -33,10 +33,7 @@ def of_any_rank(run: Run) -> str | None:
 
 
 def _named(run: Run, folder: Path) -> Path:
-    template = run.options.files.name
-    if template is None:
-        template = file_names.NAMES[run.options.layout]
-    return folder / file_names.fill(template, _values(run))
+    return folder / file_names.fill(run.options.template, _values(run))
 
 
 def _values(run: Run) -> dict[str, int | str]:

@@ -32,8 +32,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ckptools.training import full_state, layouts, optimizers, random_states, strategies
 from ckptools.training.backends import Chosen
-from ckptools.training.layouts import composer
 from ckptools.training.layouts.place import place
+from ckptools.training.layouts.rank_files import composer_state
 from ckptools.training.options import CreateOptions, from_json, to_json
 from ckptools.training.output import FULL_STATE
 from ckptools.training.random_states import RandomState
@@ -139,7 +139,7 @@ def _write_rank(trained: Trained, rank: int, folder: Path) -> None:
         random_states.restore(trained.rng[rank], run.device)
         if options.layout == "composer":
             # The fake group gathers nothing, so the random states of all ranks come from here.
-            torch.save({"state": composer.state(run), "rng": trained.rng}, place(run, folder))
+            torch.save({"state": composer_state(run), "rng": trained.rng}, place(run, folder))
         else:
             layouts.SAVE[options.layout](run, folder)
 
