@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 import tempfile
 import uuid
 from pathlib import Path
@@ -16,28 +15,17 @@ from ckptools.cluster.variables import STARTERS, restarts
 from ckptools.cluster.waiting import say_nothing, say_on_stderr
 from ckptools.errors import CkptoolsError, UsageError
 from ckptools.training import backends, damage, nodes, option_checks, output, worker, world_sizes
-from ckptools.training.launchers import NodeJob, launch_elastic, launch_spawn
+from ckptools.training.launchers import NodeJob, launch
 from ckptools.training.nodes import Node, agree, shared_partial_folder
-from ckptools.training.options import CreateOptions, LaunchOptions
+from ckptools.training.options import CreateOptions
 from ckptools.training.output import Created
 
 if TYPE_CHECKING:
     from ckptools.cluster.rendezvous import Meeting
 
-LAUNCHERS = {"elastic": launch_elastic, "spawn": launch_spawn}
-
-OVER_FSDP2 = ("fsdp2", "hsdp", "fsdp2-tp", "hsdp-tp")
-
 
 def create(options: CreateOptions, verbose: bool = False) -> Created:
-    """Train for real and save a checkpoint.
-
-    Args:
-        options: what to train and how to save it.
-        verbose: rank 0 writes a line per step to stdout.
-
-    Returns:
-        The files, the losses and the world size.
+    """Train for real and save a checkpoint; with `verbose` rank 0 writes a line per step to stdout.
 
     Raises:
         UsageError: the options do not fit together, or not with what started this process.
@@ -49,27 +37,23 @@ def create(options: CreateOptions, verbose: bool = False) -> Created:
     option_checks.check_launch(options.launch)
     calm_torch()
     place = environment.derive(os.environ, _given(options))
-    if place.starter is None or _starts_ranks(options.launch, place):
+    # With `--nproc-per-node` a process that a scheduler started starts the ranks of a node itself, as torchrun would.
+    if place.starter is None or (place.starter is not STARTERS[0] and options.launch.nproc_per_node is not None):
         return _start_ranks(options, place, verbose)
     return _be_a_rank(options, place, verbose)
 
 
 def _given(options: CreateOptions) -> dict[str, Setting]:
     """Collect what options say of a rank that an outer launcher started."""
-    launch = options.launch
-    given: dict[str, object] = {"LOCAL_RANK": launch.local_rank}
-    if launch.rdzv_endpoint:
-        given["MASTER_ADDR"], given["MASTER_PORT"] = nodes.parse_endpoint(launch.rdzv_endpoint)
+    asked = options.launch
+    given: dict[str, object] = {"LOCAL_RANK": asked.local_rank}
+    if asked.rdzv_endpoint:
+        given["MASTER_ADDR"], given["MASTER_PORT"] = nodes.parse_endpoint(asked.rdzv_endpoint)
     else:
-        given |= {"MASTER_ADDR": launch.master_addr, "MASTER_PORT": launch.master_port}
-    if launch.world_size_from == "argument" and "WORLD_SIZE" not in os.environ:
+        given |= {"MASTER_ADDR": asked.master_addr, "MASTER_PORT": asked.master_port}
+    if asked.world_size_from == "argument" and "WORLD_SIZE" not in os.environ:
         given["WORLD_SIZE"] = options.world_size
     return {name: Setting(str(value), "an option") for name, value in given.items() if value is not None}
-
-
-def _starts_ranks(launch: LaunchOptions, place: ProcessInfo) -> bool:
-    """Whether this process, which a scheduler started, starts the ranks of a node itself, as torchrun would."""
-    return place.starter is not STARTERS[0] and launch.nproc_per_node is not None
 
 
 def _start_ranks(options: CreateOptions, place: ProcessInfo, verbose: bool) -> Created:
@@ -89,12 +73,21 @@ def _start_ranks(options: CreateOptions, place: ProcessInfo, verbose: bool) -> C
     with Meeting(store, "node", number, count, timeout, hosts=at.hosted, at=node.endpoint, say=say) as meeting:
         node = dataclasses.replace(node, node_rank=meeting.number)
         counts = agree(meeting, options, node.nproc)
-        options = _with_counts(options, counts)
+        launched = dataclasses.replace(options.launch, nproc_per_node=",".join(map(str, counts)))
+        options = dataclasses.replace(options, world_size=sum(counts), launch=launched)
         _check(options, sum(counts), node.nproc)
-        _warn(node.nproc, verbose)
+        warning = nodes.idle_gpus(node.nproc, backends.this_machine().gpus)
+        if warning and verbose:
+            say_on_stderr(warning)
         run_id = meeting.gather("run", uuid.uuid4().hex)[0]
         with shared_partial_folder(meeting, options.out, run_id) as partial:
-            return _launch(meeting, NodeJob(options, node, counts, at.hosted, partial, run_id, verbose))
+            try:
+                created = launch(NodeJob(options, node, counts, at.hosted, partial, run_id, verbose))
+            except RuntimeError as error:
+                # Where those of another node failed first, it says why.
+                raise meeting.cause(error) from None
+            meeting.gather("done")
+            return created
 
 
 def lone_node(options: CreateOptions) -> Node | None:
@@ -102,27 +95,6 @@ def lone_node(options: CreateOptions) -> Node | None:
     place = environment.derive(os.environ, _given(options))
     node = None if place.starter else nodes.this_node(options.launch, options.world_size, place)
     return node if node and node.nnodes == 1 else None
-
-
-def _with_counts(options: CreateOptions, counts: tuple[int, ...]) -> CreateOptions:
-    launch = dataclasses.replace(options.launch, nproc_per_node=",".join(map(str, counts)))
-    return dataclasses.replace(options, world_size=sum(counts), launch=launch)
-
-
-def _warn(nproc: int, verbose: bool) -> None:
-    warning = nodes.idle_gpus(nproc, backends.this_machine().gpus)
-    if warning and verbose:
-        sys.stderr.write(f"{warning}\n")
-
-
-def _launch(meeting: Meeting, job: NodeJob) -> Created:
-    """Start the ranks; where they fail because those of another node did, say what that node says."""
-    try:
-        created = LAUNCHERS[job.options.launch.launcher or "elastic"](job)
-    except RuntimeError as error:
-        raise meeting.cause(error) from None
-    meeting.gather("done")
-    return created
 
 
 def _be_a_rank(options: CreateOptions, place: ProcessInfo, verbose: bool) -> Created:
@@ -170,11 +142,10 @@ def _check_outer(options: CreateOptions, place: ProcessInfo) -> None:
         raise UsageError(None, text)
     if place.missing:
         raise UsageError(None, missing_variables(place.missing))
-    launch = options.launch
-    here = ("launcher", "nnodes", "node_rank", "nproc_per_node", "rdzv_backend", "rdzv_id")
-    asked = [f"--{word.replace('_', '-')}" for word in here if getattr(launch, word) is not None]
-    if asked:
-        raise UsageError(None, f"{asked[0]}: {name} has started the ranks already; leave it out")
+    for word in ("launcher", "nnodes", "node_rank", "nproc_per_node", "rdzv_backend", "rdzv_id"):
+        if getattr(options.launch, word) is not None:
+            flag = f"--{word.replace('_', '-')}"
+            raise UsageError(None, f"{flag}: {name} has started the ranks already; leave it out")
 
 
 def _check(options: CreateOptions, world_size: int, nproc: int) -> None:
@@ -182,23 +153,11 @@ def _check(options: CreateOptions, world_size: int, nproc: int) -> None:
     if options.damage:
         damage.check(options, world_size, own_ranks=lone_node(options) is not None)
     world_sizes.check(options, world_size)
-    _check_torch(options)
-    option_checks.check_torch(options.files)
+    option_checks.check_torch(options)
     backends.chosen_here(options.hardware, nproc)
     # What a run has saved before it was started again, or goes on from, is not in its way.
     if not (restarts() or (options.several and options.resuming.goes_on_in(options.out))):
         output.refuse_existing(options.out, options.force)
-
-
-def _check_torch(options: CreateOptions) -> None:
-    """Refuse FSDP2 where torch can do it on GPUs only: up to 2.6 it asks for streams, which a CPU does not have."""
-    import torch
-
-    if options.strategy in OVER_FSDP2 and not hasattr(torch.cpu.Stream, "record_event"):
-        text = (
-            f"--strategy {options.strategy} on a CPU needs a later torch than {torch.__version__}; fsdp1 and ddp do not"
-        )
-        raise UsageError(None, text)
 
 
 # -- damage -----------------------------------------------------------------------------------------------------------

@@ -50,36 +50,45 @@ class NodeJob:
     verbose: bool
 
 
-# -- elastic ----------------------------------------------------------------------------------------------------------
-
-
-def launch_elastic(job: NodeJob) -> Created:
-    """Start the ranks of this node by torch's elastic launcher, wait for them and take the answer of the first.
-
-    `torchrun` is made of it: an agent per node starts the ranks and watches them.
+def launch(job: NodeJob) -> Created:
+    """Start the ranks of this node, wait for them and take the answer of the first.
 
     Raises:
         CkptoolsError: a rank failed; it is the error that says why.
         KeyboardInterrupt: Ctrl-C; every rank has been ended.
     """
+    start = _start_spawn if job.options.launch.launcher == "spawn" else _start_elastic
+    with tempfile.TemporaryDirectory(prefix="ckptools-") as scratch:
+        answer = Path(scratch, "answer.json")
+        start(job, scratch, worker.arguments(job.options, job.partial, answer, job.verbose))
+        return worker.from_json(answer.read_text(), job.options.out)
+
+
+# -- elastic ----------------------------------------------------------------------------------------------------------
+
+
+def _start_elastic(job: NodeJob, scratch: str, arguments: list[str]) -> None:
+    """Start the ranks by torch's elastic launcher.
+
+    `torchrun` is made of it: an agent per node starts the ranks and watches them.
+    """
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
 
-    with tempfile.TemporaryDirectory(prefix="ckptools-") as scratch, _calm_launcher():
-        answer = Path(scratch, "answer.json")
-        arguments = worker.arguments(job.options, job.partial, answer, job.verbose)
+    with _calm_launcher():
         try:
             elastic_launch(_config(job, scratch), sys.executable)("-m", worker.__name__, *arguments)
         except ChildFailedError as error:
             raise failure_reason(job.options.out, error.failures) from None
         except SignalException as error:
-            raise _interruption(error.sigval) from None
-        return worker.from_json(answer.read_text(), job.options.out)
+            # As Python and shells do: Ctrl-C is KeyboardInterrupt, other signals are exit code 128 + n.
+            number = error.sigval
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number) from None
 
 
 def _config(job: NodeJob, scratch: str) -> LaunchConfig:
-    """Make the configuration that `torchrun` would; the nodes have met already, so there is no wait."""
+    """The configuration that `torchrun` would make; the nodes have met already, so there is no wait."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig
 
@@ -103,11 +112,8 @@ def _config(job: NodeJob, scratch: str) -> LaunchConfig:
 @contextmanager
 def _calm_launcher() -> Iterator[None]:
     """Silence torchelastic's own report of a failure, and take its signal handlers away afterwards."""
-    elastic = [
-        logging.getLogger(name)
-        for name in list(logging.root.manager.loggerDict)
-        if name.startswith("torch.distributed")
-    ]
+    names = [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed")]
+    elastic = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in elastic]
     for logger in elastic:
         logger.setLevel(logging.CRITICAL + 1)
@@ -133,43 +139,33 @@ def _signal_handlers_kept() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _interruption(number: signal.Signals) -> BaseException:
-    """Say a signal the way Python and shells do: Ctrl-C as KeyboardInterrupt, others as exit code 128 + n."""
-    return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
-
-
 # -- spawn ------------------------------------------------------------------------------------------------------------
 
 
-def launch_spawn(job: NodeJob) -> Created:
-    """Start the ranks of this node by `spawn`, wait for them and take the answer of the first.
+def _start_spawn(job: NodeJob, scratch: str, arguments: list[str]) -> None:
+    """Start the ranks by `torch.multiprocessing.spawn`.
 
     The way of many tutorials: one Python process starts the ranks as its children, without an agent. They get the
     variables that the elastic launcher would set, and are not started again when one dies.
-
-    Raises:
-        CkptoolsError: a rank failed; it is the error that says why.
-        KeyboardInterrupt: Ctrl-C; every rank has been ended.
     """
     from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, spawn
 
-    with tempfile.TemporaryDirectory(prefix="ckptools-") as scratch:
-        answer = Path(scratch, "answer.json")
-        arguments = worker.arguments(job.options, job.partial, answer, job.verbose)
-        variables = [_variables(job, local_rank, scratch) for local_rank in range(job.node.nproc)]
-        ranks = spawn(_be_a_rank, (variables, arguments), nprocs=job.node.nproc, join=False)
-        try:
-            while not ranks.join():
-                pass
-        except (ProcessExitedException, ProcessRaisedException):
-            raise failure_reason(job.options.out, _failures(ranks.processes, variables)) from None
-        finally:
-            _end(ranks.processes)
-        return worker.from_json(answer.read_text(), job.options.out)
+    variables = [_variables(job, local_rank, scratch) for local_rank in range(job.node.nproc)]
+    ranks = spawn(_be_a_rank, (variables, arguments), nprocs=job.node.nproc, join=False)
+    try:
+        while not ranks.join():
+            pass
+    except (ProcessExitedException, ProcessRaisedException):
+        raise failure_reason(job.options.out, _failures(ranks.processes, variables)) from None
+    finally:
+        # A rank has nothing to clean up.
+        for process in ranks.processes:
+            process.kill()
+        for process in ranks.processes:
+            process.join()
 
 
 def _variables(job: NodeJob, local_rank: int, scratch: str) -> dict[str, str]:
-    """Make the environment of one rank; the names are those that the elastic launcher sets."""
     node = job.node
     first = sum(job.counts[: node.node_rank])
     return {
@@ -204,30 +200,14 @@ def _failures(processes: list[Any], variables: list[dict[str, str]]) -> dict[int
     }
 
 
-def _end(processes: list[Any]) -> None:
-    """End what still runs; a rank has nothing to clean up."""
-    for process in processes:
-        process.kill()
-    for process in processes:
-        process.join()
-
-
 # -- failures ---------------------------------------------------------------------------------------------------------
 
 
 def failure_reason(out: Path, failures: Mapping[int, ProcessFailure]) -> Exception:
-    """Make one line of what the ranks died from.
+    """Make an error of what the ranks died from: theirs, WriteError for a rank that was killed, or RuntimeError.
 
     When one rank dies, the others soon fail too, at the connection to it or by the launcher's SIGTERM. So a rank
     that another signal ended is believed first, then one that says what was wrong, then the earliest.
-
-    Args:
-        out: the folder that they were to write.
-        failures: by rank.
-
-    Returns:
-        The ckptools error that the rank raised, WriteError for a rank that was killed, RuntimeError for a
-        mistake in ckptools.
     """
     rank, failure = min(failures.items(), key=lambda item: _weight(item[1]))
     if failure.exitcode < 0:

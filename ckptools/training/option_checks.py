@@ -198,23 +198,27 @@ def _flag(name: str) -> str:
     return "--no-consolidated" if name == "consolidated" else f"--{name.replace('_', '-')}"
 
 
-def check_torch(options: FileOptions) -> None:
-    """Refuse what this torch cannot write yet; imports torch.
+def check_torch(options: CreateOptions) -> None:
+    """Refuse what this torch cannot do yet; imports torch.
 
     Raises:
         UsageError: what needs a later one.
     """
-    if options.items == "torch" and not options.save_distributed:
-        return
     import torch
+
+    later = f"needs a later torch than {torch.__version__}"
+    # Up to 2.6 FSDP2 asks for streams, which a CPU does not have.
+    if options.strategy in ("fsdp2", "hsdp", "fsdp2-tp", "hsdp-tp") and not hasattr(torch.cpu.Stream, "record_event"):
+        raise UsageError(None, f"--strategy {options.strategy} on a CPU {later}; fsdp1 and ddp do not")
+    if options.files.items == "torch" and not options.files.save_distributed:
+        return
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint import filesystem
 
-    later = f"needs a later torch than {torch.__version__}"
-    if options.items == "safetensors" and not hasattr(filesystem, "SerializationFormat"):
+    if options.files.items == "safetensors" and not hasattr(filesystem, "SerializationFormat"):
         raise UsageError(None, f"--items safetensors {later}; --items torch does not")
     writer = getattr(checkpoint, "HuggingFaceStorageWriter", None)
-    if options.save_distributed and (writer is None or "save_distributed" not in signature(writer).parameters):
+    if options.files.save_distributed and (writer is None or "save_distributed" not in signature(writer).parameters):
         raise UsageError(None, f"--save-distributed {later}; without it rank 0 writes")
 
 
