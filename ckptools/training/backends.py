@@ -25,13 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Hardware:
-    """The hardware of a machine, as torch sees it.
+    """The hardware of a machine, and what torch was built with.
 
     Attributes:
-        torch_version: such as `2.13.0+cpu`.
         gpus: that are visible.
-        cuda: whether torch was built for GPUs.
-        gloo: whether torch was built with gloo; so with `nccl` and `mpi`.
         under_mpi: whether mpirun started this process.
     """
 
@@ -49,8 +46,6 @@ class Chosen:
     """The backend and device that a run takes.
 
     Attributes:
-        backend: a name of `BACKENDS`.
-        device: a name of `DEVICES`.
         gpus: visible on this node; 0 for a run on the CPU.
         remark: one line on what was not taken and why, where that may surprise; else empty.
     """
@@ -74,7 +69,7 @@ class Chosen:
 
 
 def this_machine(environment: Mapping[str, str] | None = None) -> Hardware:
-    """Ask torch what is here; imports it."""
+    """Ask torch, which this imports, what is here."""
     import torch
     import torch.distributed as dist
 
@@ -107,11 +102,6 @@ def absence(backend: str, machine: Hardware) -> str:
 
 def choose(options: BackendOptions, local_world_size: int, machine: Hardware) -> Chosen:
     """Choose for the ranks of one node.
-
-    Args:
-        options: what was asked for.
-        local_world_size: ranks on this node.
-        machine: what the node has.
 
     Raises:
         UsageError: an unknown word, or what was asked for is not to be had here.
@@ -165,12 +155,7 @@ def default_in_words(machine: Hardware) -> str:
 
 
 def chosen_here(options: BackendOptions, world_size: int | None = None) -> Chosen:
-    """Choose on this machine; see `choose`.
-
-    Args:
-        options: what was asked for.
-        world_size: ranks, where this process is none of them and no launcher has set how many a node has.
-    """
+    """Choose on this machine; `world_size` counts where no launcher has set how many ranks a node has."""
     count = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE")
     return choose(options, int(count or world_size or 1), this_machine())
 

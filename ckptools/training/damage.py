@@ -56,12 +56,7 @@ def _parse_one(item: str) -> Asked:
 
 
 def check(options: CreateOptions, world_size: int, own_ranks: bool = True) -> None:
-    """Refuse what does not apply, before anything is trained.
-
-    Args:
-        options: what was asked for.
-        world_size: ranks.
-        own_ranks: whether ckptools starts the ranks, so that it can start others for another run.
+    """Refuse what does not apply, before anything is trained; only where the ranks are our own, others can train too.
 
     Raises:
         UsageError: as `parse`; a rank that is not there; a kind that means nothing in this layout.
@@ -86,16 +81,13 @@ def other_runs(text: str) -> tuple[str, ...]:
 
 
 def apply(path: Path, text: str, seed: int, runs: dict[str, Path]) -> tuple[Broken, ...]:
-    """Damage a finished checkpoint.
+    """Damage a finished checkpoint; returns what was done, with what `verify` finds in the result.
 
     Args:
-        path: what to open: a folder or a rank's file.
+        path: a folder or a rank's file.
         text: what `--break` was given.
         seed: the same one damages the same place.
         runs: what to open of each of the runs that `other_runs` names.
-
-    Returns:
-        What was done, in the order in which it was, with what `verify` finds in the result.
 
     Raises:
         UsageError: a rank has no file here, or none with a tensor in it; nothing was damaged then.

@@ -34,13 +34,7 @@ RANK = re.compile(r"(?:(?<=rank)|(?<=rank_)|(?<=^__)|(?<=states_))\d+")
 
 @dataclass(frozen=True)
 class Asked:
-    """One item of `--break`.
-
-    Attributes:
-        kind: a name of `KINDS`.
-        rank: whose file is damaged; of two, the first.
-        other: the second rank, where the kind takes two.
-    """
+    """One item of `--break`; `other` is the second rank, where the kind takes two."""
 
     kind: str
     rank: int
@@ -48,7 +42,7 @@ class Asked:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that it names."""
+        """One rank or both."""
         return (self.rank,) if self.other is None else (self.rank, self.other)
 
     def __str__(self) -> str:
@@ -60,8 +54,7 @@ class Broken:
     """A damage that was done, and the problems that show it.
 
     Attributes:
-        asked: what was asked for.
-        files: names of the files.
+        files: their names.
         what: what was done to them, in words.
         shown: codes of what `verify` finds in them, such as `CK004`.
         refused: the error with which `verify` ends, where it cannot even open what is left; else empty.

@@ -25,16 +25,7 @@ NOISE = 0.1
 
 
 def sequences(vocab: int, context: int, seed: int) -> Tensor:
-    """Make the training set.
-
-    Args:
-        vocab: tokens in the vocabulary.
-        context: tokens that the model sees; one more is stored, as the target of the last.
-        seed: the same seed gives the same tokens on every rank.
-
-    Returns:
-        int64 tokens (SEQUENCES, context + 1).
-    """
+    """Make the training set: int64 tokens (SEQUENCES, context + 1), as the last one needs a target too."""
     generator = torch.Generator().manual_seed(seed)
     common = min(COMMON_WORDS, vocab)
     words = torch.randint(common, (SEQUENCES, 1), generator=generator)

@@ -8,35 +8,26 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
 from ckptools.training.output import FULL_STATE
 from ckptools.training.run import Run
 
 
 def gather(run: Run) -> dict[str, Any]:
-    """Gather everything on every rank; a collective.
+    """Gather `{"model": {fqn: tensor}, "optimizer": {"state": {fqn: {name: value}}, ...}}` on every rank; a collective.
 
     No `cpu_offload` on the CPU: there it copies nothing, and FSDP1's tensors are then views of a freed buffer.
-
-    Returns:
-        `{"model": {fqn: tensor}, "optimizer": {"state": {fqn: {name: value}}, "param_groups": [...]}}`
     """
     # It remarks on matrices that tensor parallel and FSDP2 cut both, which take two all-gathers.
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
     options = StateDictOptions(full_state_dict=True, cpu_offload=run.device.type != "cpu")
-    state = {
-        "model": dict(get_model_state_dict(run.model, options=options)),
-        "optimizer": dict(get_optimizer_state_dict(run.model, run.optimizer, options=options)),
-    }
-    return union(state) if run.strategy.in_parts else state
+    model, optimizer = get_state_dict(run.model, run.optimizer, options=options)
+    state = {"model": dict(model), "optimizer": dict(optimizer)}
+    return _union(state) if run.strategy.in_parts else state
 
 
-def union(mine: dict[str, Any]) -> dict[str, Any]:
+def _union(mine: dict[str, Any]) -> dict[str, Any]:
     """Put together what each rank alone has; a collective.
 
     Param groups are the same on all ranks but for their parameters, of which every rank lists its own.

@@ -60,10 +60,7 @@ class Node:
 def this_node(launch: LaunchOptions, world_size: int | None, place: ProcessInfo) -> Node:
     """Make the node of the options, of a scheduler where they leave something out, and of defaults.
 
-    Args:
-        launch: checked already.
-        world_size: of the option; None where it was not given.
-        place: this process in the job of a scheduler; its rank is that of the node.
+    Of `place`, this process in the job of a scheduler, the rank is that of the node.
 
     Raises:
         UsageError: the options contradict each other, or one is missing.
@@ -229,15 +226,7 @@ _OWN = ("out", "launch")
 
 
 def agree(meeting: Meeting, options: CreateOptions, nproc: int) -> tuple[int, ...]:
-    """Compare the options of all members of a meeting.
-
-    Args:
-        meeting: of nodes or of ranks.
-        options: of this member.
-        nproc: ranks that it starts, or is.
-
-    Returns:
-        `nproc` of each member, by number.
+    """Compare the options of all members of a meeting; returns the ranks that each starts, or is, by number.
 
     Raises:
         UsageError: options differ, or make another world size than was asked for.

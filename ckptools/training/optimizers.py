@@ -90,12 +90,8 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """Make an optimizer with a group for what decays and one for the rest; frozen parameters are in neither.
 
-    A flat parameter of FSDP1 cannot be in two groups: where the model has such, there is one, and all of it decays.
-
-    Args:
-        kind: a name from `options.OPTIMIZERS`.
-        named: parameters of the wrapped model under their plain fqns.
-        decayed: fqns of the first group.
+    `named` are parameters of the wrapped model under their plain fqns. A flat parameter of FSDP1 cannot be in two
+    groups: where the model has such, there is one, and all of it decays.
     """
     trained = [(name, param) for name, param in named if param.requires_grad]
     decayed |= {name for name, _ in trained if name.endswith(FLAT_PARAMETER)}

@@ -104,13 +104,12 @@ def refuse_existing(out: Path, force: bool) -> None:
         raise UsageError(out, "is a file; give a folder for the checkpoint")
     if force or not out.exists():
         return
-    found = sorted(path.relative_to(out).as_posix() for path in _files(out, DEPTH) if is_checkpoint(path))
+    found = sorted(path.relative_to(out).as_posix() for path in _files(out, DEPTH) if _is_checkpoint(path))
     if found:
         raise OutputExistsError(out, f"already holds a checkpoint ({found[0]}); give another folder or --force")
 
 
-def is_checkpoint(path: Path) -> bool:
-    """Say whether a file is one that checkpoints are made of, by its name."""
+def _is_checkpoint(path: Path) -> bool:
     return path.suffix in CHECKPOINT_SUFFIXES or path.name == METADATA
 
 
@@ -164,11 +163,7 @@ def common_folder(folder: Path) -> Path:
 
 
 def finish(partial: Path, out: Path) -> tuple[Path, ...]:
-    """Move complete files into place.
-
-    Returns:
-        The files where they are now, sorted.
-    """
+    """Move complete files into place; returns where they are now, sorted."""
     files = sorted(out / path.relative_to(partial) for path in _files(partial, DEPTH))
     for path in sorted(partial.rglob("*")):
         _flush(path)
@@ -182,7 +177,6 @@ def finish(partial: Path, out: Path) -> tuple[Path, ...]:
 
 
 def _move_into(folder: Path, target: Path) -> None:
-    """Move what is in one folder into another."""
     for path in sorted(folder.iterdir(), key=_turn):
         there = target / path.name
         if path.is_dir() and there.is_dir():
@@ -205,8 +199,7 @@ def remove_older(out: Path, files: Iterable[Path], of_any_rank: str | None = Non
     Args:
         out: the folder.
         files: the new checkpoint, complete.
-        of_any_rank: a regular expression for the paths in `out` that the files of other ranks have, where the
-            names are not those of the layout.
+        of_any_rank: a regular expression for the files of other ranks, where the names are not those of the layout.
     """
     names = {path.relative_to(out).as_posix() for path in files}
     kinds = {_kind(name) for name in names} | {FULL_STATE, LOSSES}
@@ -239,7 +232,7 @@ def _flush(path: Path) -> None:
 
 
 def write_losses(folder: Path, losses: list[float], steps: int) -> None:
-    """Write a line for each loss, up to step `steps`, with every digit that it takes to read the same number back."""
+    """Write a line for each loss, up to step `steps`, with all the digits that give the same number back."""
     with (folder / LOSSES).open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(["step", "loss"])
@@ -247,12 +240,7 @@ def write_losses(folder: Path, losses: list[float], steps: int) -> None:
 
 
 def read_losses(checkpoint: Path, steps: int) -> list[float]:
-    """Read the losses before each of the first steps; none where not all of them are known.
-
-    Args:
-        checkpoint: its file or folder.
-        steps: that the checkpoint has taken.
-    """
+    """Read the losses before each of the first steps beside a checkpoint; none where not all of them are known."""
     folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
     path = folder / LOSSES
     if not path.is_file():

@@ -13,7 +13,7 @@ RandomState = dict[str, Any]
 
 
 def seed_all(seed: int) -> None:
-    """Seed every generator."""
+    """Seed the generators of Python, NumPy and torch."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
@@ -36,12 +36,8 @@ def gather(device: torch.device) -> list[RandomState]:
 
 
 def find(tree: Any) -> RandomState:
-    """Find one rank's states in a tree, whatever their keys are: by what they look like.
-
-    Args:
-        tree: nested dicts, lists and tuples.
-    """
-    kind = kind_of(tree)
+    """Find one rank's states in nested dicts, lists and tuples, whatever their keys are: by what they look like."""
+    kind = _kind_of(tree)
     if kind:
         return {kind: tree}
     found: RandomState = {}
@@ -50,8 +46,8 @@ def find(tree: Any) -> RandomState:
     return found
 
 
-def kind_of(value: Any) -> str:
-    """Say which generator a value is a state of: `python`, `numpy`, `torch`, `cuda`; nothing for none.
+def _kind_of(value: Any) -> str:
+    """The generator that a value is a state of: `python`, `numpy`, `torch`, `cuda`; nothing for none.
 
     Python's is `(3, 624 numbers and a place, None or a number)`, NumPy's `("MT19937", 624 numbers, a place, ...)`,
     torch's uint8, 5056 on the CPU and 16 on a GPU.

@@ -34,6 +34,7 @@ from ckptools.training.options import CreateOptions
 from ckptools.training.strategies.strategy import Strategy
 
 Report = Callable[[str], None]
+"""Takes one line at a time; called on every rank alike."""
 
 
 @dataclass
@@ -41,14 +42,10 @@ class Run:
     """A model in training, and what was counted on the way.
 
     Attributes:
-        options: what was asked for.
         model: the wrapped model.
-        optimizer: over the wrapped parameters.
         scheduler: moved once per step.
         loader: this rank's share of the data.
-        hardware: the backend and the kind of device.
         device: of this rank.
-        position: how far the run is in its data.
         step: optimizer steps taken, since the very start.
         losses: mean loss over all ranks, before each step; those of a run that this one goes on from are the first,
             where they are known.
@@ -69,7 +66,7 @@ class Run:
 
     @property
     def strategy(self) -> Strategy:
-        """The strategy that spreads the model."""
+        """What spreads the model."""
         return strategies.BY_NAME[self.options.strategy]
 
     @property
@@ -94,38 +91,26 @@ class Run:
 
 
 def train(run: Run, report: Report, save: Callable[[Run], None]) -> None:
-    """Train up to step `options.steps`.
-
-    Args:
-        run: prepared, or resumed.
-        report: takes one line at a time; called on every rank alike.
-        save: called at the end, and before as often as `options` says; a collective.
-    """
+    """Train up to step `options.steps`; call `save`, a collective, at the end and as often as `options` says."""
     options, begin = run.options, time.monotonic()
     every = max(1, options.steps // 10)
     for tokens, position in islice(batches(run.loader, run.position), options.steps - run.step):
         last = run.step + 1 == options.steps
         step = partial(train_step, run, tokens)
-        run.losses.append(recorded(step, report) if last and options.communication else step())
+        run.losses.append(_recorded(step, report) if last and options.communication else step())
         run.step, run.position = run.step + 1, position
         if run.step % every == 0 or last:
             lr = run.scheduler.get_last_lr()[0]
             report(f"step {run.step}  loss {run.losses[-1]:.2f}  lr {lr:.2e}")
-        die_if_asked(run, report)
+        _die_if_asked(run, report)
         if last or run.step % (options.resuming.save_every or options.steps) == 0:
-            run.elapsed = timedelta(
-                seconds=mean_over_ranks(torch.tensor(time.monotonic() - begin, dtype=torch.float64))
-            )
+            seconds = torch.tensor(time.monotonic() - begin, dtype=torch.float64)
+            run.elapsed = timedelta(seconds=_mean_over_ranks(seconds))
             save(run)
 
 
 def prepare(options: CreateOptions, report: Report) -> Run:
-    """Build the model and spread it; the run is at its start.
-
-    Args:
-        options: checked already.
-        report: takes one line at a time; called on every rank alike.
-    """
+    """Build the model and spread it; the run is at its start."""
     torch.manual_seed(options.seed)
     hardware = backends.chosen_here(options.hardware)
     device = backends.own_device(hardware)
@@ -134,7 +119,7 @@ def prepare(options: CreateOptions, report: Report) -> Run:
     count = sum(param.numel() for param in model.parameters())
     report(
         f"{dist.get_world_size()} processes, {hardware.backend}, {hardware.device_in_words}; "
-        f"{options.size.layers}-block transformer, {millions(count)} parameters, "
+        f"{options.size.layers}-block transformer, {_millions(count)} parameters, "
         f"{options.strategy}, {options.optimizer} + {options.scheduler}"
     )
     if hardware.remark:
@@ -157,10 +142,10 @@ def train_step(run: Run, tokens: Tensor) -> float:
     loss = run.strategy.backward(run.model, noisy)
     run.optimizer.step()
     run.scheduler.step()
-    return mean_over_ranks(loss)
+    return _mean_over_ranks(loss)
 
 
-def die_if_asked(run: Run, report: Report) -> None:
+def _die_if_asked(run: Run, report: Report) -> None:
     """End this rank as a machine that fails would, if it is the one; not again after a restart."""
     rank, step = run.options.resuming.killed or (0, 0)
     if run.step != step or restarts() > 0:
@@ -170,15 +155,14 @@ def die_if_asked(run: Run, report: Report) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def mean_over_ranks(value: Tensor) -> float:
+def _mean_over_ranks(value: Tensor) -> float:
     """Average a 0-d tensor over the ranks, so that all of them count with the same number; a collective."""
     mean = value / dist.get_world_size()
     dist.all_reduce(mean)
     return mean.item()
 
 
-def millions(count: int) -> str:
-    """Say a number of parameters: `171 k`, `1.1 M`."""
+def _millions(count: int) -> str:
     return f"{count / 1e6:.1f} M" if count >= 1e6 else f"{count / 1e3:.0f} k"
 
 
@@ -188,25 +172,20 @@ def millions(count: int) -> str:
 BACKENDS = ("gloo:", "nccl:", "mpi:")
 
 
-def recorded(step: Callable[[], float], report: Callable[[str], None]) -> float:
-    """Take a step and report what each rank sent and received in it; a collective.
-
-    Args:
-        step: returns the loss.
-        report: takes one line at a time; called on every rank alike.
-    """
+def _recorded(step: Callable[[], float], report: Callable[[str], None]) -> float:
+    """Take a step and report what each rank sent and received in it; a collective; returns what `step` does."""
     # Kineto announces itself on stderr otherwise.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as events:
         loss = step()
     everyone: list[dict[str, tuple[int, int]]] = [{}] * dist.get_world_size()
-    dist.all_gather_object(everyone, counted(events))
+    dist.all_gather_object(everyone, _counted(events))
     for line in table(everyone):
         report(line)
     return loss
 
 
-def counted(events: Any) -> dict[str, tuple[int, int]]:
+def _counted(events: Any) -> dict[str, tuple[int, int]]:
     """Calls and elements of each operation, by its name: `{"all_reduce": (2, 171234)}`."""
     calls: Counter[str] = Counter()
     elements: Counter[str] = Counter()

@@ -85,7 +85,7 @@ def prepare_process() -> None:
 
 
 def arguments(options: CreateOptions, partial: Path, answer: Path, verbose: bool) -> list[str]:
-    """Make what `main` takes."""
+    """The words that `main` takes."""
     return [choices.to_json(options), str(partial), str(answer), "loud" if verbose else "quiet"]
 
 
