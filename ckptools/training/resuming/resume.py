@@ -55,12 +55,7 @@ FETCH = {"each": here, "broadcast": sent_by_rank_0}
 
 
 def resume(run: Run, paths: list[Path], report: Report) -> None:
-    """Bring a prepared run to where a saved one was; a collective.
-
-    Args:
-        run: prepared, at its start.
-        paths: the checkpoints to choose from; the newest whole one is taken.
-        report: takes one line at a time; called on rank 0 only.
+    """Bring a prepared run to where a saved one was, by the newest whole one of some checkpoints; a collective.
 
     Raises:
         NotWholeError: none of them is whole.
@@ -78,7 +73,7 @@ def resume(run: Run, paths: list[Path], report: Report) -> None:
 
 
 def _newest_whole(paths: list[Path], model: Transformer, report: Report) -> Path:
-    """Let rank 0 choose, so that all ranks go on from the same checkpoint."""
+    """Let rank 0 choose for all ranks."""
     chosen: list[Path | None] = [None]
     if dist.get_rank() == 0:
         found = newest_whole(paths, report, model)
@@ -233,12 +228,9 @@ def remember(partial: Path, files: tuple[Path, ...]) -> None:
 def newest_whole(paths: Iterable[Path], report: Report, model: nn.Module | None = None) -> Path | None:
     """The path that opens the newest whole one of several checkpoints; None where none is.
 
-    Every byte is read and compared with its checksum: a run that goes on from damaged weights would not notice.
-
-    Args:
-        paths: a file or folder of each.
-        report: takes a line per checkpoint that is passed over, which says why.
-        model: not wrapped; gives the shapes that FSDP1's local state dicts lack.
+    Every byte is read and compared with its checksum: a run that goes on from damaged weights would not notice. Each
+    checkpoint that is passed over is reported. The model, not wrapped, gives the shapes that FSDP1's local state dicts
+    lack.
     """
     opened = given(open_checkpoint, shapes=model)
     rows = [row_of(path.name, path, _looked_into(path, opened), [path]) for path in paths]

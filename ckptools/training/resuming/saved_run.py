@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from ckptools import api
+from ckptools.model.tree import nodes_in
 from ckptools.model.values import NumpyArray
 from ckptools.training import data, random_states
 from ckptools.training.data import Position
@@ -36,9 +37,7 @@ class SavedRun:
     """The part of a checkpoint that resuming needs.
 
     Attributes:
-        path: where it is.
-        folder: that its files are in, which may be below that path.
-        world_size: ranks that saved it; None when unknown.
+        folder: that its files are in, which may be below `path`.
         step: optimizer steps that were taken.
         position: where the run was in its data; None when unknown.
         model: whole tensors by fqn.
@@ -46,12 +45,11 @@ class SavedRun:
         param_groups: the optimizer's, their `params` by fqn.
         optimizer_name: what the optimizer is called, which may be its class; empty for none.
         scheduler: its state dict; empty for none.
-        random: the states of every rank, in their order; empty where not every rank's are there.
+        random: the states of all ranks, in their order; those of one rank where only that has saved any.
     """
 
     path: Path
     folder: Path
-    world_size: int | None
     step: int
     position: Position | None
     model: dict[str, Saved]
@@ -63,12 +61,10 @@ class SavedRun:
 
 
 def read(ck: api.Checkpoint, names: list[str], batch: int) -> SavedRun:
-    """Find everything in an opened checkpoint.
+    """Find everything in a checkpoint that was opened with all ranks.
 
-    Args:
-        ck: opened with all ranks.
-        names: fqns of the optimizer's parameters in its order: what a layout calls by number is named by them.
-        batch: sequences per share and step, for layouts that count steps only.
+    What a layout calls by number is named by `names`, fqns of the optimizer's parameters in its order. Layouts that
+    count steps only need `batch`, sequences per share and step.
 
     Raises:
         ReadError: it cannot be read.
@@ -77,17 +73,19 @@ def read(ck: api.Checkpoint, names: list[str], batch: int) -> SavedRun:
     prefix = _prefix(model, names)
     fqns: dict[Any, str] = {f"?{number}": name for number, name in enumerate(names)} | dict(enumerate(names))
     fqns |= {prefix + name: name for name in names}
+    plain_names = {name.removeprefix(prefix): value for name, value in model.items()}
+    # safetensors do not have the second names of tensors.
+    tied = {name: plain_names[tied_to] for name, tied_to in TIED.items() if tied_to in plain_names}
     optimizer_name, optimizer = next(iter(ck.optimizers.items()), ("", None))
     moments = _moments(optimizer, fqns) if optimizer else {}
-    random = _random_states(ck)
+    random = [state for tree in _by_rank(ck) if (state := random_states.find(_plain(tree)))]
     step = _step(ck, moments)
     return SavedRun(
         path=ck.path,
         folder=Path(os.path.commonpath([file.path.parent for file in ck.files])) if ck.files else ck.path,
-        world_size=_world_size(ck),
         step=step,
         position=_position(ck, step, len(random_states.first_of_shares(random)) or _world_size(ck), batch),
-        model=with_tied({name.removeprefix(prefix): value for name, value in model.items()}),
+        model=tied | plain_names,
         moments=moments,
         param_groups=_param_groups(optimizer, fqns) if optimizer else [],
         optimizer_name=optimizer_name,
@@ -100,11 +98,6 @@ def _world_size(ck: api.Checkpoint) -> int | None:
     """Ranks that saved it; None for one file that one rank wrote for all."""
     size: int | None = ck.world_size.value
     return None if len(ck.files) == 1 and size == 1 else size
-
-
-def with_tied(model: dict[str, Saved]) -> dict[str, Saved]:
-    """Add the second names of tensors, which safetensors do not have."""
-    return {name: model[tied_to] for name, tied_to in TIED.items() if tied_to in model} | model
 
 
 def _prefix(model: Mapping[str, Saved], names: list[str]) -> str:
@@ -139,7 +132,8 @@ def _step(ck: api.Checkpoint, moments: Mapping[str, Mapping[str, Saved]]) -> int
 
 def _position(ck: api.Checkpoint, step: int, shares: int | None, batch: int) -> Position | None:
     """The position of the run in its data: as stated, else where its steps lead to, else at the start of an epoch."""
-    nodes = [node for section in ck.of_kind("other") for node in _mappings({section.path[-1]: section.value})]
+    trees = ({section.path[-1]: section.value} for section in ck.of_kind("other"))
+    nodes = [node for tree in trees for _, node in nodes_in(tree, (dict,))]
     for node in nodes:
         if {"epoch", "sample_in_epoch"} <= node.keys():
             return Position(node["epoch"], node["sample_in_epoch"])
@@ -151,21 +145,6 @@ def _position(ck: api.Checkpoint, step: int, shares: int | None, batch: int) -> 
         return data.position_after(step, shares, batch)
     epochs = [node[key] for key in EPOCHS for node in nodes if isinstance(node.get(key), int)]
     return Position(epochs[0], exact=False) if epochs else None
-
-
-def _mappings(tree: Any) -> Iterator[Mapping[Any, Any]]:
-    """Yield every mapping of a tree."""
-    if isinstance(tree, Mapping):
-        yield tree
-    children = tree.values() if isinstance(tree, Mapping) else tree if isinstance(tree, (list, tuple)) else ()
-    for child in children:
-        yield from _mappings(child)
-
-
-def _random_states(ck: api.Checkpoint) -> list[RandomState]:
-    """The random states of all ranks, in their order; those of one rank where only that has saved any."""
-    found = (random_states.find(_plain(tree)) for tree in _by_rank(ck))
-    return [state for state in found if state]
 
 
 def _by_rank(ck: api.Checkpoint) -> Iterator[Any]:
@@ -180,7 +159,7 @@ def _by_rank(ck: api.Checkpoint) -> Iterator[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """The values that torch and NumPy take: tensors are loaded, arrays made, containers copied."""
+    """The value that torch and NumPy take: tensors are loaded, arrays made, containers copied."""
     if isinstance(value, api.Tensor):
         return value.load()
     if isinstance(value, NumpyArray):

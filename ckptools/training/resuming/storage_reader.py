@@ -58,11 +58,9 @@ def sent_by_rank_0(saved: Saved) -> Saved:
 
 
 class OpenedReader(StorageReader):
-    """Reads boxes of whole tensors; one tensor at a time is in memory.
+    """Reads boxes of whole tensors, the same on every rank, by their key; one tensor at a time is in memory.
 
-    Attributes:
-        tensors: whole tensors by the key that the state dict to load has for them; every rank has the same ones.
-        fetch: what makes a tensor ready to be sliced: `here`, or `sent_by_rank_0`.
+    A tensor is made ready to be sliced by `fetch`: `here`, or `sent_by_rank_0`.
     """
 
     def __init__(self, tensors: Mapping[str, Saved], fetch: Callable[[Saved], Saved]) -> None:
@@ -70,7 +68,7 @@ class OpenedReader(StorageReader):
 
     def read_metadata(self, *_: Any, **_more: Any) -> Metadata:
         """Describe every tensor as one piece: how it lies in the files is for ckptools to know."""
-        return Metadata({key: described(saved) for key, saved in self.tensors.items()})
+        return Metadata({key: _described(saved) for key, saved in self.tensors.items()})
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Fill the boxes that this rank asks for, tensor by tensor, on all ranks in the same order."""
@@ -108,7 +106,7 @@ class OpenedReader(StorageReader):
         return False
 
 
-def described(saved: Saved) -> TensorStorageMetadata:
+def _described(saved: Saved) -> TensorStorageMetadata:
     """Say in DCP's words what a tensor is: one chunk that is all of it."""
     dtype = saved.dtype if isinstance(saved, Tensor) else getattr(torch, saved.dtype)
     size = torch.Size(saved.shape)
