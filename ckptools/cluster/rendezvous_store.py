@@ -68,8 +68,10 @@ def _open(address: str, port: int, timeout: float, hosts: bool, say: Say = say_n
     opened: Future[TCPStore] = Future()
 
     def make() -> None:
+        # Several stores of one process may share the server: torch's own launcher opens one more at this port.
+        seconds = timedelta(seconds=timeout)
         try:
-            opened.set_result(_store(address, port, timeout, hosts))
+            opened.set_result(TCPStore(address, port, None, hosts, seconds, wait_for_workers=False, multi_tenant=True))
         except RuntimeError as error:
             opened.set_exception(error)
 
@@ -96,13 +98,6 @@ def _obstacle(address: str, port: int) -> str:
 def _with_obstacle(what: str, address: str, port: int) -> str:
     why = _obstacle(address, port)
     return f"{what} {address}:{port}" + (f" ({why})" if why else "")
-
-
-def _store(address: str, port: int, timeout: float, hosts: bool) -> TCPStore:
-    # Several stores of one process may share the server: torch's own launcher opens one more at this port.
-    return TCPStore(
-        address, port, is_master=hosts, wait_for_workers=False, multi_tenant=True, timeout=timedelta(seconds=timeout)
-    )
 
 
 def _is_here(address: str) -> bool:

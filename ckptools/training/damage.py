@@ -95,8 +95,13 @@ def apply(path: Path, text: str, seed: int, runs: dict[str, Path]) -> tuple[Brok
     files = _Files(path)
     elsewhere = {name: _Files(other) for name, other in runs.items()}
     targets = {asked: _target(asked, files, elsewhere, seed) for asked in parse(text)}
+    problems: Sequence[Problem] = ()
+    refused = ""
     done = [Broken(asked, names(t.files), KINDS[asked.kind].do(t)) for asked, t in targets.items()]
-    problems, refused = _verified(files.left, any(b.asked.kind == "nan" for b in done))
+    try:
+        problems = api.verify(files.left, deep=True, values=any(b.asked.kind == "nan" for b in done)).problems
+    except CkptoolsError as error:
+        refused = str(error)
     shown = [_shown(broken, targets[broken.asked], problems, files.count) for broken in done]
     return tuple(dataclasses.replace(b, shown=codes, refused=refused) for b, codes in zip(done, shown, strict=True))
 
@@ -161,14 +166,6 @@ def _target(asked: Asked, files: _Files, elsewhere: dict[str, _Files], seed: int
     mine = mine if kind.part == "files" else (files.with_tensors(asked),)
     shards = files.shards_in(asked, mine[0]) if kind.part == "tensor" else ()
     return Target(mine, others, shards, chance)
-
-
-def _verified(path: Path, values: bool) -> tuple[Sequence[Problem], str]:
-    """The problems that `verify --deep` finds; or the error, where what is left cannot be opened."""
-    try:
-        return api.verify(path, deep=True, values=values).problems, ""
-    except CkptoolsError as error:
-        return (), str(error)
 
 
 def _shown(broken: Broken, target: Target, problems: Iterable[Problem], count: int) -> tuple[str, ...]:

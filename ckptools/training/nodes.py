@@ -104,10 +104,8 @@ def _nnodes(launch: LaunchOptions, counts: tuple[int, ...], place: ProcessInfo) 
     if launch.nnodes is not None and listed not in (None, launch.nnodes):
         text = f"--nproc-per-node {launch.nproc_per_node} is a list for {listed} nodes, but --nnodes is {launch.nnodes}"
         raise UsageError(None, text)
-    if launch.nnodes is not None:
-        return launch.nnodes
     started = place.number("WORLD_SIZE") if place.starter else None
-    return listed or started or 1
+    return launch.nnodes or listed or started or 1
 
 
 def _node_rank(launch: LaunchOptions, nnodes: int, counts: tuple[int, ...], place: ProcessInfo) -> int | None:
@@ -125,15 +123,12 @@ def _endpoint(launch: LaunchOptions, nnodes: int, place: ProcessInfo) -> tuple[s
     """Say where the nodes meet; `--rdzv-endpoint` goes before an address and a port of their own."""
     if launch.rdzv_endpoint:
         return parse_endpoint(launch.rdzv_endpoint)
-    address = launch.master_addr or _fact(place, "MASTER_ADDR")
-    port = launch.master_port or int(_fact(place, "MASTER_PORT") or 0)
+    found = place.facts.get("MASTER_ADDR")
+    address = launch.master_addr or (found.value if found else None)
+    port = launch.master_port or place.number("MASTER_PORT") or 0
     if nnodes > 1 and not address:
         raise UsageError(None, f"--nnodes {nnodes} needs --master-addr, the address of node 0, or --rdzv-endpoint")
     return (address or "localhost"), port or (DEFAULT_PORT if nnodes > 1 else 0)
-
-
-def _fact(place: ProcessInfo, name: str) -> str | None:
-    return place.facts[name].value if name in place.facts else None
 
 
 def parse_endpoint(text: str) -> tuple[str, int]:
@@ -153,13 +148,10 @@ def parse_endpoint(text: str) -> tuple[str, int]:
 
 
 def _nproc(counts: tuple[int, ...], nnodes: int, node_rank: int | None, world_size: int | None) -> int:
-    if len(counts) > 1:
-        _check_sum(sum(counts), world_size, counts)
-        return counts[node_rank or 0]
+    if len(counts) > 1 or (counts and nnodes == 1):
+        _check_sum(counts, world_size)
     if counts:
-        if nnodes == 1:
-            _check_sum(counts[0], world_size, counts)
-        return counts[0]
+        return counts[(node_rank or 0) if len(counts) > 1 else 0]
     wanted = DEFAULT_WORLD_SIZE if world_size is None else world_size
     if wanted % nnodes:
         text = f"a world size of {wanted} does not divide by --nnodes {nnodes}; say --nproc-per-node, such as 2,1"
@@ -167,12 +159,10 @@ def _nproc(counts: tuple[int, ...], nnodes: int, node_rank: int | None, world_si
     return wanted // nnodes
 
 
-def _check_sum(total: int, world_size: int | None, counts: tuple[int, ...]) -> None:
-    if world_size not in (None, total):
-        listed = ",".join(map(str, counts))
-        raise UsageError(
-            None, f"--world-size is {world_size}, but --nproc-per-node {listed} makes {total}; leave one of them out"
-        )
+def _check_sum(counts: tuple[int, ...], world_size: int | None) -> None:
+    if world_size not in (None, sum(counts)):
+        makes = f"--nproc-per-node {','.join(map(str, counts))} makes {sum(counts)}"
+        raise UsageError(None, f"--world-size is {world_size}, but {makes}; leave one of them out")
 
 
 def idle_gpus(nproc: int, gpus: int) -> str | None:
@@ -201,21 +191,16 @@ def shared_partial_folder(meeting: Meeting, out: Path, run_id: str) -> Iterator[
             meeting.gather("folder made")
             meeting.gather("folder seen")
             yield partial
-    else:
-        meeting.gather("folder made")
-        partial = output.partial_folder(out, run_id)
-        _await(partial, meeting.call(meeting.number), out)
-        meeting.gather("folder seen")
-        yield partial
-
-
-def _await(partial: Path, who: str, out: Path) -> None:
-    deadline = time.monotonic() + _SEEN_WITHIN
+        return
+    meeting.gather("folder made")
+    partial, deadline = output.partial_folder(out, run_id), time.monotonic() + _SEEN_WITHIN
     while not partial.is_dir():
         if time.monotonic() > deadline:
-            text = f"on {who} is not the folder that number 0 writes to; give one that all nodes share"
-            raise WriteError(out, text)
+            who = meeting.call(meeting.number)
+            raise WriteError(out, f"on {who} is not the folder that number 0 writes to; give one that all nodes share")
         time.sleep(0.05)
+    meeting.gather("folder seen")
+    yield partial
 
 
 # -- agreement --------------------------------------------------------------------------------------------------------
@@ -238,9 +223,8 @@ def agree(meeting: Meeting, options: CreateOptions, nproc: int) -> tuple[int, ..
     counts = tuple(each["nproc"] for each in said)
     if options.world_size not in (None, sum(counts)):
         listed = " + ".join(map(str, counts)) + (f" = {sum(counts)}" if len(counts) > 1 else "")
-        raise UsageError(
-            None, f"--world-size is {options.world_size}, but the nodes start {listed} ranks; leave one of them out"
-        )
+        text = f"--world-size is {options.world_size}, but the nodes start {listed} ranks; leave one of them out"
+        raise UsageError(None, text)
     return counts
 
 
@@ -253,9 +237,8 @@ def _flat(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _compare(first: dict[str, Any], other: dict[str, Any], first_name: str, other_name: str) -> None:
-    different = [name for name in first if first[name] != other.get(name)]
-    if different:
-        name = different[0]
-        flag = name.replace("_", "-")
-        text = f"--{flag} is {first[name]} on {first_name}, but {other.get(name)} on {other_name}; give all the same"
-        raise UsageError(None, text)
+    for name, value in first.items():
+        if value != other.get(name):
+            flag = f"--{name.replace('_', '-')}"
+            text = f"{flag} is {value} on {first_name}, but {other.get(name)} on {other_name}; give all the same"
+            raise UsageError(None, text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Iterator
 from inspect import signature
 from pathlib import Path
 
@@ -26,10 +26,7 @@ from ckptools.training.options import (
 from ckptools.training.output import FULL_STATE
 
 # The layouts that take a state dict of FSDP1 which is not sharded; a sharded one goes into all that it is written with.
-LAYOUTS_OF_STATE_DICT: dict[str, tuple[str, ...]] = {
-    "local": ("composer", "accelerate"),
-    "full": ("composer", "accelerate"),
-}
+WITHOUT_SHARDS = ("composer", "accelerate")
 
 
 def check(options: CreateOptions) -> None:
@@ -47,10 +44,10 @@ def check(options: CreateOptions) -> None:
     _check_files(options)
     _check_resuming(options.resuming, options.steps, options.world_size)
     size = options.size
-    counts = {name: getattr(size, name) for name in ("vocab", "width", "layers", "heads", "context")}
-    counts |= {"steps": options.steps, "batch": options.batch}
-    for name, value in counts.items():
-        check_least(name, value)
+    for name in ("vocab", "width", "layers", "heads", "context"):
+        check_least(name, getattr(size, name))
+    check_least("steps", options.steps)
+    check_least("batch", options.batch)
     check_least("world-size", options.world_size)
     if not 0 <= size.dropout < 1:
         raise UsageError(None, f"--dropout is {size.dropout}, must be at least 0 and below 1")
@@ -59,21 +56,13 @@ def check(options: CreateOptions) -> None:
 
 
 def check_word(name: str, value: str | None, known: tuple[str, ...]) -> None:
-    """Refuse an option that is none of the words that it may be; None is one that was not given.
-
-    Raises:
-        UsageError: the option, and what it may be.
-    """
+    """Refuse an option that is none of the words that it may be; None is one that was not given."""
     if value is not None and value not in known:
         raise UsageError(None, f"--{name} {value} is not known; choose from {', '.join(known)}")
 
 
 def check_least(name: str, value: int | None, least: int = 1) -> None:
-    """Refuse a number that is too small; None is one that was not given.
-
-    Raises:
-        UsageError: the option, and what it must be.
-    """
+    """Refuse a number that is too small; None is one that was not given."""
     if value is not None and value < least:
         raise UsageError(None, f"--{name} is {value}, must be at least {least}")
 
@@ -87,11 +76,9 @@ def _check_layout(options: CreateOptions) -> None:
             f"with {options.strategy} choose from {', '.join(fitting)}",
         )
     kind = options.parallel.state_dict_type
-    takers = LAYOUTS_OF_STATE_DICT.get(kind, tuple(LAYOUTS))
-    if options.layout not in takers:
-        raise UsageError(
-            None, f"--layout {options.layout} takes no --state-dict-type {kind}; choose from {', '.join(takers)}"
-        )
+    if kind != "sharded" and options.layout not in WITHOUT_SHARDS:
+        takers = ", ".join(WITHOUT_SHARDS)
+        raise UsageError(None, f"--layout {options.layout} takes no --state-dict-type {kind}; choose from {takers}")
 
 
 def _check_files(options: CreateOptions) -> None:
@@ -108,10 +95,6 @@ def _check_files(options: CreateOptions) -> None:
 # -- strategies -------------------------------------------------------------------------------------------------------
 
 
-SHARDINGS = ("full", "grad-op", "hybrid")
-STATE_DICT_TYPES = ("sharded", "local", "full")
-PRECISIONS = ("fp32", "bf16")
-
 # The strategies that each choice is one of; a choice that is not here is checked with the world's size.
 CHOICES_OF: dict[str, tuple[str, ...]] = {
     "sharding": ("fsdp1",),
@@ -124,28 +107,25 @@ CHOICES_OF: dict[str, tuple[str, ...]] = {
 
 
 def _check_parallel(parallel: ParallelOptions, strategy: str) -> None:
-    """Refuse a word that is not known, and choices that torch or the strategy does not have.
-
-    Raises:
-        UsageError: there is one.
-    """
-    check_word("sharding", parallel.sharding, SHARDINGS)
-    check_word("state-dict-type", parallel.state_dict_type, STATE_DICT_TYPES)
-    check_word("precision", parallel.precision, PRECISIONS)
-    _check_strategy(parallel, strategy)
+    check_word("sharding", parallel.sharding, ("full", "grad-op", "hybrid"))
+    check_word("state-dict-type", parallel.state_dict_type, ("sharded", "local", "full"))
+    check_word("precision", parallel.precision, ("fp32", "bf16"))
+    for flag, strategies in _misplaced(parallel, CHOICES_OF, strategy):
+        raise UsageError(None, f"{flag} goes with --strategy {strategies}, not {strategy}")
     if parallel.state_dict_type == "local":
         _check_local(parallel)
     if strategy == "fsdp1" and parallel.sharding != "hybrid" and parallel.replicas != ParallelOptions.replicas:
         raise UsageError(None, f"--replicas goes with --sharding hybrid, not {parallel.sharding}")
 
 
-def _check_strategy(parallel: ParallelOptions, strategy: str) -> None:
-    defaults = {field.name: field.default for field in fields(parallel)}
-    for name, strategies in CHOICES_OF.items():
-        value = getattr(parallel, name)
-        if value != defaults[name] and strategy not in strategies:
-            flag = f"--{'no-' if value is False else ''}{name.replace('_', '-')}"
-            raise UsageError(None, f"{flag} goes with --strategy {', '.join(strategies)}, not {strategy}")
+def _misplaced(
+    options: ParallelOptions | FileOptions, goes_with: dict[str, tuple[str, ...]], chosen: str
+) -> Iterator[tuple[str, str]]:
+    """Yield each option that was given and does not go with what was chosen, and what it goes with."""
+    for name, known in goes_with.items():
+        value = getattr(options, name)
+        if value != getattr(type(options), name) and chosen not in known:
+            yield f"--{'no-' if value is False else ''}{name.replace('_', '-')}", ", ".join(known)
 
 
 def _check_local(parallel: ParallelOptions) -> None:
@@ -163,8 +143,6 @@ def _check_local(parallel: ParallelOptions) -> None:
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-CHOICES = {"files_per_rank": ("one", "several"), "items": ("torch", "safetensors")}
-
 # The layouts that an option goes with; the others do not have what it changes.
 GOES_WITH: dict[str, tuple[str, ...]] = {
     "files_per_rank": ("dcp", "torchtitan", "olmo"),
@@ -177,25 +155,15 @@ GOES_WITH: dict[str, tuple[str, ...]] = {
 
 
 def _check_file_options(options: FileOptions, layout: str) -> None:
-    """Refuse options that the layout does not have, or that do not go together.
-
-    Raises:
-        UsageError: which, and what it goes with.
-    """
-    for name, known in CHOICES.items():
-        check_word(name.replace("_", "-"), getattr(options, name), known)
-    for name, layouts in GOES_WITH.items():
-        if getattr(options, name) != getattr(FileOptions(), name) and layout not in layouts:
-            raise UsageError(None, f"{_flag(name)} goes with --layout {', '.join(layouts)}; not with {layout}")
+    check_word("files-per-rank", options.files_per_rank, ("one", "several"))
+    check_word("items", options.items, ("torch", "safetensors"))
+    for flag, layouts in _misplaced(options, GOES_WITH, layout):
+        raise UsageError(None, f"{flag} goes with --layout {layouts}; not with {layout}")
     if not options.consolidated and not options.save_distributed:
         raise UsageError(None, "--no-consolidated goes with --save-distributed; without it rank 0 writes whole files")
     size = options.max_shard_size
     if size is not None and parse_bytes(size) is None:
         raise UsageError(None, f"--max-shard-size {size}: expected a size such as 5GB or 500MiB")
-
-
-def _flag(name: str) -> str:
-    return "--no-consolidated" if name == "consolidated" else f"--{name.replace('_', '-')}"
 
 
 def check_torch(options: CreateOptions) -> None:
@@ -225,10 +193,6 @@ def check_torch(options: CreateOptions) -> None:
 # -- launching --------------------------------------------------------------------------------------------------------
 
 
-RDZV_BACKENDS = ("static", "c10d")
-WORLD_SIZE_SOURCES = ("env", "argument")
-
-
 def check_launch(launch: LaunchOptions) -> None:
     """Refuse unknown words and numbers out of range.
 
@@ -236,8 +200,8 @@ def check_launch(launch: LaunchOptions) -> None:
         UsageError: one line that says which.
     """
     check_word("launcher", launch.launcher, LAUNCHERS)
-    check_word("rdzv-backend", launch.rdzv_backend, RDZV_BACKENDS)
-    check_word("world-size-from", launch.world_size_from, WORLD_SIZE_SOURCES)
+    check_word("rdzv-backend", launch.rdzv_backend, ("static", "c10d"))
+    check_word("world-size-from", launch.world_size_from, ("env", "argument"))
     check_least("nnodes", launch.nnodes)
     if launch.master_port is not None and not 0 < launch.master_port < 2**16:
         raise UsageError(None, f"--master-port is {launch.master_port}, must be from 1 to 65535")
@@ -249,11 +213,6 @@ def check_launch(launch: LaunchOptions) -> None:
 
 
 def _check_resuming(resuming: ResumeOptions, steps: int, world_size: int | None) -> None:
-    """Refuse what does not fit together.
-
-    Raises:
-        UsageError: a number out of range, a rank that does not exist, a step that does not come.
-    """
     check_word("load", resuming.load, LOADS)
     if resuming.resume is not None and not Path(resuming.resume).exists():
         raise UsageError(Path(resuming.resume), "no such file or folder to go on from")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from ckptools.errors import UsageError
 from ckptools.model.regions import chunk
 from ckptools.training.option_checks import check_least
@@ -30,7 +32,7 @@ def check(options: CreateOptions, world_size: int) -> None:
     if options.strategy == "pipeline":
         _check_stages(options, world_size)
     _check_experts(options, world_size)
-    _check_mesh(_mesh_sizes(options), world_size)
+    _check_mesh(options, world_size)
     if options.strategy in ("fsdp2-tp", "hsdp-tp"):
         _check_twice_cut(options, world_size)
     if options.parallel.sharding == "hybrid" and options.parallel.replicas == world_size > 1:
@@ -41,21 +43,16 @@ def check(options: CreateOptions, world_size: int) -> None:
         )
 
 
-def _mesh_sizes(options: CreateOptions) -> dict[str, int]:
-    """Name the groups by which the world must divide; none for a strategy that takes all ranks as one."""
+def _check_mesh(options: CreateOptions, world_size: int) -> None:
+    """Check the groups by which the world must divide; a strategy that takes all ranks as one has none."""
     sizes = {}
     if options.strategy in ("fsdp2-tp", "hsdp-tp"):
         sizes["tensor-parallel"] = options.parallel.tensor_parallel_size
     if options.strategy in ("hsdp", "hsdp-tp") or options.parallel.sharding == "hybrid":
         sizes["replicas"] = options.parallel.replicas
-    return sizes
-
-
-def _check_mesh(sizes: dict[str, int], world_size: int) -> None:
-    group = 1
     for name, size in sizes.items():
         check_least(name, size)
-        group *= size
+    group = prod(sizes.values())
     if world_size % group:
         words = " times ".join(f"--{name} {size}" for name, size in sizes.items())
         fitting = -(-world_size // group) * group
