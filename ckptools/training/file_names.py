@@ -44,11 +44,6 @@ _NODES = _RANKS_PER_NODE = 16
 Values = Mapping[str, "int | str"]
 
 
-def fill(template: str, values: Values) -> str:
-    """Fill in a template that `check` has let pass."""
-    return template.format(**values)
-
-
 def of_any_rank(template: str, values: Values) -> str:
     """Make a regular expression for what the template names on any rank of any world, with the other values as here."""
     return "".join(
@@ -59,25 +54,21 @@ def of_any_rank(template: str, values: Values) -> str:
 
 
 def tells_step(template: str) -> bool:
-    """Say whether checkpoints of two steps have different names."""
+    """Whether checkpoints of two steps have different names."""
     return any(field == "batch" for _, field, _, _ in Formatter().parse(template))
 
 
 def check(template: str, layout: str, one_writer: bool, run_name: str) -> None:
     """Refuse a template by which files would lie on each other, or outside of OUT.
 
-    Args:
-        template: as it was given.
-        layout: a name of `NAMES`.
-        one_writer: only rank 0 writes, so that a rank in the name is not needed.
-        run_name: what `{run_name}` stands for.
+    With `one_writer` only rank 0 writes, so that a rank in the name is not needed.
 
     Raises:
         UsageError: it is none, or does not fit the layout.
     """
     default = NAMES[layout]
     _check_fields(template)
-    names = [fill(template, values) for values in _trial_world(run_name)]
+    names = [template.format(**values) for values in _trial_world(run_name)]
     _check_path(template, names[-1])
     if "." in default and not names[0].endswith(SUFFIXES):
         raise _error(template, f"names a file, expected {', '.join(SUFFIXES)} at its end")
@@ -123,9 +114,8 @@ def _check_path(template: str, name: str) -> None:
         raise _error(template, "is an absolute path; expected one below OUT")
     if name.count("/") >= MAX_PARTS:
         raise _error(template, f"has more than {MAX_PARTS} parts")
-    for part in name.split("/"):
-        if problem := _part_problem(part):
-            raise _error(template, problem)
+    for problem in filter(None, map(_part_problem, name.split("/"))):
+        raise _error(template, problem)
 
 
 def _part_problem(part: str) -> str | None:
@@ -146,12 +136,5 @@ def _trial_world(run_name: str) -> Iterator[dict[str, int | str]]:
     world_size = _NODES * _RANKS_PER_NODE
     for rank in range(world_size):
         node_rank, local_rank = divmod(rank, _RANKS_PER_NODE)
-        yield {
-            "run_name": run_name,
-            "epoch": 0,
-            "batch": 1,
-            "rank": rank,
-            "local_rank": local_rank,
-            "node_rank": node_rank,
-            "world_size": world_size,
-        }
+        own = {"rank": rank, "local_rank": local_rank, "node_rank": node_rank}
+        yield {"run_name": run_name, "epoch": 0, "batch": 1, **own, "world_size": world_size}

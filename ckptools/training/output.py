@@ -150,12 +150,6 @@ def open_partial_folder(out: Path, run_id: str) -> Iterator[Path]:
                 out.rmdir()
 
 
-def make_anew(folder: Path) -> None:
-    """Make a folder that is empty: what lies in it is of a save that was not finished."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-
-
 def common_folder(folder: Path) -> Path:
     """The innermost folder that holds all files of a checkpoint; the gathered state beside it is none of them."""
     files = [path for path in _files(folder, DEPTH) if path.name != FULL_STATE]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import warnings
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,13 +19,13 @@ from ckptools.cluster.variables import restarts
 from ckptools.cluster.waiting import say_nothing
 from ckptools.errors import UsageError, WriteError
 from ckptools.text import first_line
-from ckptools.training import file_names, full_state, layouts, output
+from ckptools.training import file_names, layouts, output
 from ckptools.training.backends import chosen_here
 from ckptools.training.layouts.place import of_any_rank
 from ckptools.training.options import CreateOptions
 from ckptools.training.output import Created
 from ckptools.training.resuming.resume import remember, resume, to_go_on_from
-from ckptools.training.run import Report, Run, prepare, train
+from ckptools.training.run import Report, Run, prepare, quiet, save_full_state, train
 
 
 @contextmanager
@@ -83,9 +83,7 @@ def train_and_save(options: CreateOptions, partial: Path, report: Report) -> Cre
     """
     # The order in which threads add up floats would be chance; ranks are parallel enough.
     torch.set_num_threads(1)
-    with warnings.catch_warnings(), process_group(options):
-        # FSDP1 and ShardedTensor announce their retirement; whoever asks for them here knows.
-        warnings.simplefilter("ignore")
+    with quiet(), process_group(options):
         return _in_the_group(options, partial, report if dist.get_rank() == 0 else say_nothing)
 
 
@@ -109,11 +107,13 @@ def _save(run: Run, partial: Path) -> Created:
     files: list[tuple[Path, ...]] = [()]
     try:
         if dist.get_rank() == 0:
-            output.make_anew(growing)
+            # What lies in it is of a save that was not finished.
+            shutil.rmtree(growing, ignore_errors=True)
+            growing.mkdir()
         dist.barrier()
         layouts.SAVE[run.options.layout](run, _folder(run, growing))
         if run.options.full and run.step == run.options.steps:
-            full_state.save(run, growing)
+            save_full_state(run, growing)
         dist.barrier()
         if dist.get_rank() == 0:
             files = [_publish(run, growing, partial)]

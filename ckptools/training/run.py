@@ -7,21 +7,26 @@ are send and recv: one rank to one other. Some are started by threads of autogra
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from itertools import islice
 from math import prod
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn, optim
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 from torch.optim.lr_scheduler import LRScheduler
 from torch.profiler import ProfilerActivity, profile
 
@@ -31,6 +36,7 @@ from ckptools.training.backends import Chosen
 from ckptools.training.data import Loader, Position, ShareSampler, batches, make_loader, with_noise
 from ckptools.training.model import Transformer
 from ckptools.training.options import CreateOptions
+from ckptools.training.output import FULL_STATE
 from ckptools.training.strategies.strategy import Strategy
 
 Report = Callable[[str], None]
@@ -53,6 +59,7 @@ class Run:
     """
 
     options: CreateOptions
+    strategy: Strategy
     model: nn.Module
     optimizer: optim.Optimizer
     scheduler: LRScheduler
@@ -63,11 +70,6 @@ class Run:
     step: int = 0
     losses: list[float] = field(default_factory=list)
     elapsed: timedelta = timedelta(0)
-
-    @property
-    def strategy(self) -> Strategy:
-        """What spreads the model."""
-        return strategies.BY_NAME[self.options.strategy]
 
     @property
     def epoch(self) -> int:
@@ -132,7 +134,8 @@ def prepare(options: CreateOptions, report: Report) -> Run:
     share, shares = strategy.data_share(options)
     # From here on shares draw different numbers: dropout and the noise in the data.
     random_states.seed_all(options.seed + share)
-    return Run(options, wrapped, optimizer, scheduler, make_loader(options, share, shares), hardware, device)
+    loader = make_loader(options, share, shares)
+    return Run(options, strategy, wrapped, optimizer, scheduler, loader, hardware, device)
 
 
 def train_step(run: Run, tokens: Tensor) -> float:
@@ -164,6 +167,54 @@ def _mean_over_ranks(value: Tensor) -> float:
 
 def _millions(count: int) -> str:
     return f"{count / 1e6:.1f} M" if count >= 1e6 else f"{count / 1e3:.0f} k"
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """FSDP1 and ShardedTensor announce their retirement; whoever asks for them here knows."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+# -- full state -------------------------------------------------------------------------------------------------------
+
+
+def full_state(run: Run) -> dict[str, Any]:
+    """Gather `{"model": {fqn: tensor}, "optimizer": {"state": {fqn: {name: value}}, ...}}` on every rank; a collective.
+
+    It is what a consolidated checkpoint must be equal to. No `cpu_offload` on the CPU: there it copies nothing, and
+    FSDP1's tensors are then views of a freed buffer.
+    """
+    # torch remarks on matrices that tensor parallel and FSDP2 cut both, which take two all-gathers.
+    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
+    options = StateDictOptions(full_state_dict=True, cpu_offload=run.device.type != "cpu")
+    model, optimizer = get_state_dict(run.model, run.optimizer, options=options)
+    state = {"model": dict(model), "optimizer": dict(optimizer)}
+    return _union(state) if run.strategy.in_parts else state
+
+
+def _union(mine: dict[str, Any]) -> dict[str, Any]:
+    """Put together what each rank alone has; a collective.
+
+    Param groups are the same on all ranks but for their parameters, of which every rank lists its own.
+    """
+    parts: list[dict[str, Any]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(parts, mine)
+    whole = parts[0]
+    for part in parts[1:]:
+        whole["model"] |= part["model"]
+        whole["optimizer"]["state"] |= part["optimizer"]["state"]
+        for group, more in zip(whole["optimizer"]["param_groups"], part["optimizer"]["param_groups"], strict=True):
+            group["params"] += [name for name in more["params"] if name not in group["params"]]
+    return whole
+
+
+def save_full_state(run: Run, folder: Path) -> None:
+    """Write `full.pt` from rank 0; a collective."""
+    state = full_state(run)
+    if dist.get_rank() == 0:
+        torch.save(state, folder / FULL_STATE)
 
 
 # -- communication ----------------------------------------------------------------------------------------------------

@@ -13,9 +13,9 @@ import warnings
 import torch
 import torch.distributed as dist
 
-from ckptools.training import full_state, layouts
+from ckptools.training import layouts
 from ckptools.training.options import CreateOptions, FileOptions
-from ckptools.training.run import prepare, train
+from ckptools.training.run import prepare, save_full_state, train
 
 
 def train_and_save(options: CreateOptions, names: tuple[str, ...]) -> None:
@@ -31,7 +31,7 @@ def train_and_save(options: CreateOptions, names: tuple[str, ...]) -> None:
         run.options = dataclasses.replace(asked, layout=layout, files=files)
         (out / name).mkdir(parents=True, exist_ok=True)
         layouts.SAVE[layout](run, out / name)
-    full_state.save(run, out)
+    save_full_state(run, out)
     dist.barrier()
     # As every rank does: see `ckptools.training.rank`.
     del run

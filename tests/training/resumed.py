@@ -19,12 +19,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ckptools.training import full_state, layouts, output, random_states
+from ckptools.training import layouts, output, random_states
 from ckptools.training.data import Position
 from ckptools.training.optimizers import make_scheduler
 from ckptools.training.options import CreateOptions, ModelSize, ParallelOptions, ResumeOptions
 from ckptools.training.resuming.resume import found_at, resume
-from ckptools.training.run import Run, prepare, train
+from ckptools.training.run import Run, full_state, prepare, save_full_state, train
 from tests.demo import same, tensors
 from tests.training.forked import run_ranks
 
@@ -87,7 +87,7 @@ def go_on_from_each(options: CreateOptions, what: What) -> None:
         saved = torch.load(folder / MIDDLE, weights_only=False)
         for path in (path for path in folder.iterdir() if path.is_dir() and path.name != "huggingface"):
             found[str(path)] = put_into(asked, path, saved)[1]
-    full_state.save(run, out)
+    save_full_state(run, out)
     if dist.get_rank() == 0:
         torch.save(middle[0], out / MIDDLE)
         output.write_losses(out, run.losses, run.step)
@@ -121,7 +121,7 @@ def save(run: Run, out: Path, names: Sequence[str], middle: list[dict[str, Any]]
 
 def state(run: Run) -> dict[str, Any]:
     """What there is: losses, every tensor, hyperparameters by name, and this rank's random states; a collective."""
-    whole = full_state.gather(run)
+    whole = full_state(run)
     groups = [(name, group) for group in whole["optimizer"]["param_groups"] for name in group["params"]]
     return {
         "losses": list(run.losses),

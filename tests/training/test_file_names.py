@@ -26,7 +26,7 @@ def check(template: str, layout: str = "composer", one_writer: bool = False) -> 
 def test_every_field_is_filled_in() -> None:
     template = "{run_name}/ep{epoch}-ba{batch:06d}-node{node_rank}-gpu{local_rank}-rank{rank}-of-{world_size}.pt"
     check(template)
-    assert file_names.fill(template, VALUES) == "gpt/ep2-ba000050-node1-gpu1-rank3-of-4.pt"
+    assert template.format(**VALUES) == "gpt/ep2-ba000050-node1-gpu1-rank3-of-4.pt"
 
 
 def test_every_layout_has_a_name_that_passes_its_own_check() -> None:

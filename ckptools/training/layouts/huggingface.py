@@ -28,12 +28,11 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from ckptools import api
 from ckptools.text import parse_bytes
-from ckptools.training import full_state
 from ckptools.training.layouts.dcp import CopyingPlanner
 from ckptools.training.layouts.place import place_folder
 from ckptools.training.model import TIED
 from ckptools.training.options import FileOptions, ModelSize
-from ckptools.training.run import Run
+from ckptools.training.run import Run, full_state
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -47,7 +46,7 @@ def save(run: Run, folder: Path) -> None:
     if options.save_distributed:
         _save_shards(get_model_state_dict(run.model), folder, options)
     else:
-        state = untied(full_state.gather(run)["model"])
+        state = untied(full_state(run)["model"])
         if dist.get_rank() == 0:
             for name, fqns in whole_files(_sizes_of(state), folder, options).items():
                 save_file({fqn: state[fqn].contiguous() for fqn in fqns}, folder / name, {"format": "pt"})

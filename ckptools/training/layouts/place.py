@@ -33,7 +33,7 @@ def of_any_rank(run: Run) -> str | None:
 
 
 def _named(run: Run, folder: Path) -> Path:
-    return folder / file_names.fill(run.options.template, _values(run))
+    return folder / run.options.template.format(**_values(run))
 
 
 def _values(run: Run) -> dict[str, int | str]:

@@ -14,11 +14,11 @@ import struct
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import chain, islice
+from functools import cache, cached_property
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,14 +66,12 @@ class HollowItem:
         return len(self.head) + self.hole + len(self.tail)
 
 
-@dataclass(frozen=True)
-class Placed:
+class Placed(NamedTuple):
     """An item of a rank.
 
     Attributes:
         key: flattened, as `.metadata` has it.
         box: offsets and sizes of the shard in its tensor; None for an object.
-        item: its bytes.
         offset: of the item in the rank's file.
     """
 
@@ -84,15 +82,10 @@ class Placed:
 
 
 class HollowDcp:
-    """The plan of all ranks.
-
-    Args:
-        run: the checkpoint in the making.
-    """
+    """The plan of all ranks."""
 
     def __init__(self, run: HollowRun) -> None:
         self._run = run
-        self._items: dict[tuple[int, ...], HollowItem] = {}
         moments = {
             name: {"step": torch.tensor(0.0)} | {moment: empty(shape, "meta") for moment in MOMENTS}
             for name, shape in run.shapes.items()
@@ -104,38 +97,33 @@ class HollowDcp:
     @cached_property
     def _alone(self) -> dict[str, HollowItem]:
         """The items that one rank writes alone, by key: objects, and tensors without dimensions."""
-        return {
-            key: HollowItem(_archive(value))
-            for key, value in self._flat.items()
-            if not isinstance(value, Tensor) or not value.ndim
-        }
+        alone = {key: v for key, v in self._flat.items() if not isinstance(v, Tensor) or not v.ndim}
+        return {key: HollowItem(_archive(value)) for key, value in alone.items()}
 
     def placed(self, rank: int) -> Iterator[Placed]:
         """The items that a rank writes, in the order of its file."""
         offset = 0
-        for key, box, item in chain(self._written_alone(rank), self._shards(rank)):
+        for key, box, item in self._written(rank):
             yield Placed(key, box, item, offset)
             offset += item.nbytes
 
-    def _written_alone(self, rank: int) -> Iterator[tuple[str, Box | None, HollowItem]]:
+    def _written(self, rank: int) -> Iterator[tuple[str, Box | None, HollowItem]]:
         for key, item in islice(self._alone.items(), rank, None, self._run.world_size):
             yield key, (torch.Size(), torch.Size()) if isinstance(self._flat[key], Tensor) else None, item
-
-    def _shards(self, rank: int) -> Iterator[tuple[str, Box, HollowItem]]:
         for key, value in self._flat.items():
-            if isinstance(value, Tensor) and value.ndim:
+            if key not in self._alone:
                 first, rows = self._run.rows(tuple(value.shape), rank)
                 offsets, sizes = (first, *[0] * (value.ndim - 1)), (rows, *value.shape[1:])
-                yield key, (torch.Size(offsets), torch.Size(sizes)), self._hollow(sizes)
-
-    def _hollow(self, shape: tuple[int, ...]) -> HollowItem:
-        if shape not in self._items:
-            self._items[shape] = hollow_item(shape)
-        return self._items[shape]
+                yield key, (torch.Size(offsets), torch.Size(sizes)), _hollow_item(sizes)
 
     def metadata(self) -> Metadata:
         """The content of `.metadata` for all ranks."""
-        known = {key: _described(value) for key, value in self._flat.items()}
+        known: dict[str, Any] = {
+            key: TensorStorageMetadata(TensorProperties(dtype=value.dtype), value.size(), [])
+            if isinstance(value, Tensor)
+            else BytesStorageMetadata()
+            for key, value in self._flat.items()
+        }
         stored: dict[MetadataIndex, _StorageInfo] = {}
         for rank in range(self._run.world_size):
             for placed in self.placed(rank):
@@ -144,7 +132,7 @@ class HollowDcp:
                     chunks = known[placed.key].chunks
                     index = MetadataIndex(placed.key, placed.box[0], len(chunks))
                     chunks.append(ChunkStorageMetadata(*placed.box))
-                stored[index] = _StorageInfo(file_name(rank), placed.offset, placed.item.nbytes)
+                stored[index] = _StorageInfo(_file_name(rank), placed.offset, placed.item.nbytes)
         metadata = Metadata(known, self._paths, stored, StorageMeta())
         if (version := getattr(filesystem, "CURRENT_DCP_VERSION", None)) is not None:
             metadata.version = version
@@ -152,12 +140,11 @@ class HollowDcp:
 
     def write_metadata(self, folder: Path) -> None:
         """Write `.metadata`."""
-        with (folder / ".metadata").open("wb") as file:
-            pickle.dump(self.metadata(), file)
+        (folder / ".metadata").write_bytes(pickle.dumps(self.metadata()))
 
     def write_rank(self, rank: int, folder: Path) -> None:
-        """Write the file of all that a rank writes."""
-        with (folder / file_name(rank)).open("wb") as file:
+        """Write the file of a rank."""
+        with (folder / _file_name(rank)).open("wb") as file:
             for placed in self.placed(rank):
                 file.write(placed.item.head)
                 if placed.item.hole:
@@ -165,12 +152,12 @@ class HollowDcp:
                     file.write(placed.item.tail)
 
 
-def file_name(rank: int) -> str:
-    """The file of all that a rank writes."""
+def _file_name(rank: int) -> str:
     return f"__{rank}_0.distcp"
 
 
-def hollow_item(shape: tuple[int, ...]) -> HollowItem:
+@cache
+def _hollow_item(shape: tuple[int, ...]) -> HollowItem:
     """An item as torch saves a tensor of a shape, around a hole where its values would be."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "archive.pt"  # as torch calls what it saves into an open file
@@ -193,10 +180,3 @@ def _archive(value: Any) -> bytes:
     stream = io.BytesIO()
     torch.save(value, stream)
     return stream.getvalue()
-
-
-def _described(value: Any) -> Any:
-    """The entry of a value in `.metadata` before any of its shards is placed."""
-    if not isinstance(value, Tensor):
-        return BytesStorageMetadata()
-    return TensorStorageMetadata(TensorProperties(dtype=value.dtype), value.size(), [])

@@ -17,7 +17,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -57,7 +57,7 @@ class HollowRankFile:
     records: tuple[tuple[str, bytes | int], ...]
 
     def write(self, path: Path, rank: int) -> None:
-        """Write the file of a rank."""
+        """Write the file of one of the ranks."""
         pickled, number = bytearray(self.pickled), rank.to_bytes(self.width, "little")
         for place in self.places:
             pickled[place : place + self.width] = number
@@ -72,24 +72,18 @@ class HollowRankFile:
 
 def rank_files(run: HollowRun, ranks: Sequence[int]) -> Iterator[tuple[HollowRankFile, list[int]]]:
     """Group the ranks whose files have the same content but for the rank."""
-    for alike in run.ranks_alike():
-        for span in _of_one_width(alike):
-            if wanted := [rank for rank in ranks if rank in span]:
-                yield _rank_file(run, span), wanted
-
-
-def _of_one_width(ranks: range) -> Iterator[range]:
-    """Cut a span where the numbers of the ranks become longer."""
     bounds = [0, *(1 << (8 * width) for width in WIDTHS)]
-    for low, high in pairwise(bounds):
-        if part := range(max(low, ranks.start), min(high, ranks.stop)):
-            yield part
+    for alike in run.ranks_alike():
+        # The numbers of the ranks become longer at these bounds.
+        for width, (low, high) in zip(WIDTHS, pairwise(bounds), strict=True):
+            span = range(max(low, alike.start), min(high, alike.stop))
+            if wanted := [rank for rank in ranks if rank in span]:
+                yield _rank_file(run, span, width), wanted
 
 
-def _rank_file(run: HollowRun, ranks: range) -> HollowRankFile:
+def _rank_file(run: HollowRun, ranks: range, width: int) -> HollowRankFile:
     """Let torch save one or two ranks of a span, and see what differs."""
     pickled, records = _saved(run, ranks[0])
-    width = next(width for width in WIDTHS if ranks.stop <= 1 << (8 * width))
     places = _places(pickled, _saved(run, ranks[1])[0], ranks[0], width) if len(ranks) > 1 else ()
     return HollowRankFile(pickled, places, width, records)
 
@@ -174,13 +168,7 @@ NOTE = "holes: written by ckptools create --hollow, no values"
 
 @dataclass(frozen=True)
 class HollowRun:
-    """A checkpoint in the making.
-
-    Attributes:
-        options: checked already.
-        shapes: of the parameters.
-        world_size: ranks.
-    """
+    """A checkpoint in the making."""
 
     options: CreateOptions
     shapes: Shapes
@@ -195,13 +183,9 @@ class HollowRun:
     def ranks_alike(self) -> list[range]:
         """Spans of ranks whose shards have the same shapes."""
         heights = {shape[0] for shape in self.shapes.values()}
-        spans: list[range] = []
-        last: object = None
-        for rank in range(self.world_size):
-            cut = {height: self.rows((height,), rank)[1] for height in heights}
-            spans = [*spans[:-1], range(spans[-1].start, rank + 1)] if cut == last else [*spans, range(rank, rank + 1)]
-            last = cut
-        return spans
+        alike = groupby(range(self.world_size), lambda rank: [self.rows((height,), rank)[1] for height in heights])
+        spans = [list(ranks) for _, ranks in alike]
+        return [range(ranks[0], ranks[-1] + 1) for ranks in spans]
 
     def param_groups(self) -> list[dict[str, Any]]:
         """The param groups of AdamW with torch's own defaults, the parameters by name."""

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import signal
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from math import prod
 from pathlib import Path
 
 from ckptools.dtypes import ITEMSIZE, SAFETENSORS
-from ckptools.training.file_names import NAMES, fill
 from ckptools.training.layouts.huggingface import whole_files
 from ckptools.training.options import CreateOptions, run_name
 from ckptools.training.simulated.hollow_dcp import HollowDcp
 from ckptools.training.simulated.hollow_rank_files import DTYPE, NOTE, HollowRankFile, HollowRun, Shapes, rank_files
+from ckptools.training.simulated.world import in_processes
 
 AT_ONCE = 32
 """Ranks that a process writes before it says so."""
@@ -25,24 +22,24 @@ Write = Callable[[list[int]], None]
 
 
 def write_ranks(options: CreateOptions, shapes: Shapes, folder: Path, report: Callable[[str], None]) -> None:
-    """Write the files of the ranks that are asked for, or with huggingface those of the whole model.
-
-    Args:
-        options: checked already.
-        shapes: of the parameters.
-        folder: for files in the making.
-        report: takes one line at a time.
-    """
+    """Write the files of the ranks that are asked for, or with huggingface those of the whole model."""
     run = HollowRun(options, shapes, options.world_size or 1)
     if options.layout == "huggingface":
-        write(run, made(_path(run, folder)))
+        _write_safetensors(run, _made(_path(run, folder)))
         return
-    ranks, done = options.simulation.ranks_written, 0
+    ranks, jobs, done = options.simulation.ranks_written, options.simulation.jobs, 0
     tasks = _of_dcp(run, folder) if options.layout == "dcp" else _of_rank_files(run, folder)
-    for written in _done(tasks, options.simulation.jobs):
+    parts = ((write, alike[i : i + AT_ONCE]) for write, alike in tasks for i in range(0, len(alike), AT_ONCE))
+    for written in map(_run, parts) if jobs == 1 else in_processes(jobs, _run, parts):
         done += written
         if len(ranks) > AT_ONCE:
             report(f"{done} of {len(ranks)} ranks written")
+
+
+def _run(part: tuple[Write, list[int]]) -> int:
+    write, ranks = part
+    write(ranks)
+    return len(ranks)
 
 
 def _of_rank_files(run: HollowRun, folder: Path) -> Iterator[tuple[Write, list[int]]]:
@@ -53,12 +50,12 @@ def _of_rank_files(run: HollowRun, folder: Path) -> Iterator[tuple[Write, list[i
 def _write_rank_files(alike: HollowRankFile, run: HollowRun, folder: Path, ranks: list[int]) -> None:
     for rank in ranks:
         path = _path(run, folder, rank)
-        made(path.parent)
+        _made(path.parent)
         alike.write(path, rank)
 
 
 def _of_dcp(run: HollowRun, folder: Path) -> Iterator[tuple[Write, list[int]]]:
-    place = made(_path(run, folder))
+    place = _made(_path(run, folder))
     HollowDcp(run).write_metadata(place)
     yield partial(_write_dcp, run, place), list(run.options.simulation.ranks_written)
 
@@ -69,50 +66,19 @@ def _write_dcp(run: HollowRun, folder: Path, ranks: list[int]) -> None:
         plan.write_rank(rank, folder)
 
 
-def _done(tasks: Iterator[tuple[Write, list[int]]], jobs: int) -> Iterator[int]:
-    """Run tasks for some ranks at a time, here or in other processes; yields how many ranks were written."""
-    parts = ((write, ranks[i : i + AT_ONCE]) for write, ranks in tasks for i in range(0, len(ranks), AT_ONCE))
-    if jobs == 1:
-        yield from (_run(*part) for part in parts)
-        return
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_leave_interrupts) as pool:
-        try:
-            for future in [pool.submit(_run, *part) for part in parts]:
-                yield future.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-def _leave_interrupts() -> None:
-    """Ctrl-C ends the parent, which ends this process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _run(write: Write, ranks: list[int]) -> int:
-    write(ranks)
-    return len(ranks)
-
-
 def _path(run: HollowRun, folder: Path, rank: int = 0) -> Path:
     """The path of a rank's file, or of the folder of all ranks."""
-    options = run.options
-    template = NAMES[options.layout] if options.files.name is None else options.files.name
     values: dict[str, int | str] = {"epoch": 0, "batch": 0, "rank": rank, "local_rank": rank, "node_rank": 0}
-    values |= {"run_name": run_name(options, run.world_size), "world_size": run.world_size}
-    return folder / fill(template, values)
+    values |= {"run_name": run_name(run.options, run.world_size), "world_size": run.world_size}
+    return folder / run.options.template.format(**values)
 
 
-def made(folder: Path) -> Path:
-    """The folder, made if it is not there."""
+def _made(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
-# -- hollow safetensors -----------------------------------------------------------------------------------------------
-
-
-def write(run: HollowRun, folder: Path) -> None:
+def _write_safetensors(run: HollowRun, folder: Path) -> None:
     """Write the files of the whole model, and their index where they are several."""
     dtype = str(DTYPE).removeprefix("torch.")
     sizes = {name: prod(shape) * ITEMSIZE[dtype] for name, shape in run.shapes.items()}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptools.cluster.environment import calm_torch
+from ckptools.cluster.waiting import Say, say_nothing
 from ckptools.errors import UsageError, WriteError
 from ckptools.formats.shared.given import shapes_from_json
 from ckptools.text import first_line, plural
@@ -36,11 +36,7 @@ HOLLOW: dict[str, tuple[str, ...]] = {"fsdp2": ("composer", "dcp", "huggingface"
 
 
 def create(options: CreateOptions, verbose: bool = False) -> Created:
-    """Write the files of some ranks of a world that is not there.
-
-    Args:
-        options: with `simulation.simulate_world`.
-        verbose: write a line per step, and on what is what, to stdout.
+    """Write the files of some ranks of a world that is not there; with `verbose`, lines about it to stdout.
 
     Raises:
         UsageError: the options do not fit together.
@@ -51,8 +47,8 @@ def create(options: CreateOptions, verbose: bool = False) -> Created:
     hollow = options.simulation.hollow
     shapes = shapes_from(hollow) if hollow else {}
     calm_torch()
-    report = worker.say if verbose else (lambda line: None)
-    for line in explanation(options, shapes):
+    report = worker.say if verbose else say_nothing
+    for line in _explanation(options, shapes):
         report(line)
     with output.open_partial_folder(options.out, uuid.uuid4().hex) as partial:
         try:
@@ -66,7 +62,7 @@ def create(options: CreateOptions, verbose: bool = False) -> Created:
     return Created(options.out, files, tuple(losses), options.world_size or 1, nbytes, rank=0)
 
 
-def _write(options: CreateOptions, shapes: Shapes, folder: Path, report: Callable[[str], None]) -> list[float]:
+def _write(options: CreateOptions, shapes: Shapes, folder: Path, report: Say) -> list[float]:
     """Write the files; returns the losses of the process that trained, if one did."""
     if shapes:
         from ckptools.training.simulated import hollow_writing
@@ -78,7 +74,7 @@ def _write(options: CreateOptions, shapes: Shapes, folder: Path, report: Callabl
     return write_ranks(options, folder, report)
 
 
-def explanation(options: CreateOptions, shapes: Shapes) -> list[str]:
+def _explanation(options: CreateOptions, shapes: Shapes) -> list[str]:
     """Describe the files that will be written, and which of their content is true."""
     world_size, simulation = options.world_size or 1, options.simulation
     ranks = len(simulation.ranks_written)
@@ -177,11 +173,7 @@ def shapes_from(source: str) -> Shapes:
 def llama3(layers: int, hidden: int, intermediate: int, key_rows: int) -> Shapes:
     """Parameters of a Llama 3 model, by the names and in the order of `transformers.LlamaForCausalLM`.
 
-    Args:
-        layers: `num_hidden_layers`.
-        hidden: `hidden_size`.
-        intermediate: `intermediate_size`.
-        key_rows: rows of `k_proj` and `v_proj`: `num_key_value_heads` times the size of a head.
+    `key_rows` are those of `k_proj` and `v_proj`: `num_key_value_heads` times the size of a head.
     """
     block = {
         "self_attn.q_proj": (hidden, hidden),

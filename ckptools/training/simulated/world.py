@@ -12,14 +12,13 @@ import copy
 import dataclasses
 import multiprocessing
 import signal
-import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -30,15 +29,23 @@ from torch.distributed.fsdp._shard_utils import _create_chunk_sharded_tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from ckptools.training import full_state, layouts, optimizers, random_states, strategies
+from ckptools.cluster.waiting import say_nothing
+from ckptools.training import layouts, optimizers, random_states, strategies
 from ckptools.training.backends import Chosen
 from ckptools.training.layouts.place import place
 from ckptools.training.layouts.rank_files import composer_state
 from ckptools.training.options import CreateOptions, from_json, to_json
 from ckptools.training.output import FULL_STATE
 from ckptools.training.random_states import RandomState
-from ckptools.training.run import Report, Run, prepare, train
-from ckptools.training.strategies.strategy import StateDict, Strategy
+from ckptools.training.run import Report, Run, full_state, prepare, quiet, train
+from ckptools.training.strategies import fsdp1
+from ckptools.training.strategies.fsdp2 import FSDP2
+from ckptools.training.strategies.strategy import Strategy
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+FAKE = Chosen("fake", "cpu")
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,7 @@ class Trained:
     Attributes:
         options: of the simulated world.
         run: of the one process.
-        state: its full state, as `full_state.gather` gives it.
+        state: its full state, as `full_state` gives it.
         rng: states for all ranks: freshly seeded for each; with `--tiny` one object for all.
     """
 
@@ -64,62 +71,37 @@ class Trained:
         return module
 
 
-@dataclass
-class SimulatedRun(Run):
-    """A run as a rank of the simulated world holds it.
-
-    Attributes:
-        cut: the states of model and optimizer, where they are not to be asked of the wrapped model.
-    """
-
-    cut: tuple[StateDict, StateDict] | None = None
-
-    @property
-    def strategy(self) -> Strategy:
-        """The strategy that spreads the model."""
-        known = strategies.BY_NAME[self.options.strategy]
-        if self.cut is None:
-            return known
-        model, optimizer = self.cut
-        return dataclasses.replace(known, model_state=lambda _: model, optimizer_state=lambda *_: optimizer)
-
-
 def train_alone(options: CreateOptions, report: Report) -> Trained:
     """Train in this process alone, which is a world of one."""
     torch.set_num_threads(1)
     alone = dataclasses.replace(options, strategy="ddp", world_size=1, layout="composer")
-    with _quiet(), _group_of_one():
-        run = prepare(alone, lambda line: None)
+    # A whole world, with real collectives and without a port.
+    with quiet(), _group("gloo", HashStore(), 0, 1):
+        run = prepare(alone, say_nothing)
         train(run, report, lambda run: None)
-        state = copy.deepcopy(full_state.gather(run))
+        state = copy.deepcopy(full_state(run))
         world_size = options.world_size or 1
-        rng = [_seeded(options.seed + rank) for rank in range(1 if options.simulation.tiny else world_size)]
+        rng = []
+        for rank in range(1 if options.simulation.tiny else world_size):
+            random_states.seed_all(options.seed + rank)
+            rng.append(random_states.capture(run.device))
         return Trained(options, run, state, rng * world_size if options.simulation.tiny else rng)
 
 
 @contextmanager
 def fake_group(rank: int, world_size: int) -> Iterator[None]:
     """Be one rank of a world whose other ranks do not exist; there must be no process group yet."""
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
-    try:
+    with _group("fake", FakeStore(), rank, world_size):
         yield
-    finally:
-        dist.destroy_process_group()
 
 
 @contextmanager
-def _group_of_one() -> Iterator[None]:
-    """Be a whole world, with real collectives and without a port."""
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+def _group(backend: str, store: HashStore | FakeStore, rank: int, world_size: int) -> Iterator[None]:
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
     try:
         yield
     finally:
         dist.destroy_process_group()
-
-
-def _seeded(seed: int) -> RandomState:
-    random_states.seed_all(seed)
-    return random_states.capture(torch.device("cpu"))
 
 
 def write_rank(trained: Trained, rank: int, folder: Path) -> None:
@@ -134,7 +116,7 @@ def write_rank(trained: Trained, rank: int, folder: Path) -> None:
 
 def _write_rank(trained: Trained, rank: int, folder: Path) -> None:
     options = trained.options
-    with _quiet(), fake_group(rank, options.world_size or 1):
+    with quiet(), fake_group(rank, options.world_size or 1):
         run = _fsdp1(trained) if options.strategy == "fsdp1" else _fsdp2(trained)
         random_states.restore(trained.rng[rank], run.device)
         if options.layout == "composer":
@@ -144,24 +126,17 @@ def _write_rank(trained: Trained, rank: int, folder: Path) -> None:
             layouts.SAVE[options.layout](run, folder)
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """FSDP1 and ShardedTensor announce their retirement; whoever asks for them here knows."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-def _fsdp1(trained: Trained) -> SimulatedRun:
+def _fsdp1(trained: Trained) -> Run:
     """Cut as FSDP1 does when it saves, without the gathering that it begins with."""
     names = {name for name, _ in trained.model.named_parameters(remove_duplicate=False)}
     model = {name: _sharded(t) if name in names else t for name, t in trained.state["model"].items()}
-    optimizer = trained.state["optimizer"]
     moments = {
         fqn: {name: _sharded(value) if value.ndim else value for name, value in state.items()}
-        for fqn, state in optimizer["state"].items()
+        for fqn, state in trained.state["optimizer"]["state"].items()
     }
-    return _run(trained, trained.run.model, trained.run.optimizer, (model, optimizer | {"state": moments}))
+    optimizer = trained.state["optimizer"] | {"state": moments}
+    strategy = Strategy(fsdp1.wrap, lambda _: model, lambda *_: optimizer)
+    return dataclasses.replace(trained.run, options=trained.options, strategy=strategy, hardware=FAKE)
 
 
 def _sharded(tensor: Tensor) -> Any:
@@ -170,10 +145,10 @@ def _sharded(tensor: Tensor) -> Any:
     return _create_chunk_sharded_tensor(tensor, dist.get_rank(), world_size, world_size, _get_default_group())
 
 
-def _fsdp2(trained: Trained) -> SimulatedRun:
+def _fsdp2(trained: Trained) -> Run:
     """Wrap as a real rank does, where `fully_shard` cuts what it finds, and cut the optimizer's state alike."""
     options, saved = trained.options, trained.state["optimizer"]
-    wrapped = strategies.BY_NAME[options.strategy].wrap(copy.deepcopy(trained.model), options)
+    wrapped = FSDP2.wrap(copy.deepcopy(trained.model), options)
     decayed = optimizers.decayed_names(trained.model)
     named = dict(strategies.plain_parameters(wrapped))
     optimizer = optimizers.make_optimizer(options.optimizer, named.items(), decayed)
@@ -181,7 +156,8 @@ def _fsdp2(trained: Trained) -> SimulatedRun:
         optimizer.state[named[fqn]] = {name: _like(named[fqn], value) for name, value in state.items()}
     for group, kept in zip(optimizer.param_groups, saved["param_groups"], strict=True):
         group.update({key: value for key, value in kept.items() if key != "params"})
-    return _run(trained, wrapped, optimizer, None)
+    changed = {"strategy": FSDP2, "model": wrapped, "optimizer": optimizer, "hardware": FAKE}
+    return dataclasses.replace(trained.run, options=options, **changed)
 
 
 def _like(param: nn.Parameter, value: Tensor) -> Tensor:
@@ -191,22 +167,8 @@ def _like(param: nn.Parameter, value: Tensor) -> Tensor:
     return distribute_tensor(value, param.device_mesh, param.placements, src_data_rank=None)
 
 
-def _run(
-    trained: Trained, model: nn.Module, optimizer: torch.optim.Optimizer, cut: tuple[StateDict, StateDict] | None
-) -> SimulatedRun:
-    known = {field.name: getattr(trained.run, field.name) for field in dataclasses.fields(Run)}
-    known |= {"options": trained.options, "model": model, "optimizer": optimizer, "hardware": Chosen("fake", "cpu")}
-    return SimulatedRun(**known, cut=cut)
-
-
 def write_ranks(options: CreateOptions, folder: Path, report: Report) -> list[float]:
-    """Write the files of the ranks that are asked for; returns the losses of the process that trained.
-
-    Args:
-        options: checked already.
-        folder: for files in the making.
-        report: takes one line at a time.
-    """
+    """Write the files of the ranks that are asked for; returns the losses of the process that trained."""
     trained = train_alone(options, report)
     if options.full:
         torch.save(trained.state, folder / FULL_STATE)
@@ -226,23 +188,34 @@ def _written(trained: Trained, ranks: Iterable[int], folder: Path) -> Iterator[N
             write_rank(trained, rank, folder)
             yield
         return
-    begin = (to_json(trained.options), str(folder))
+    yield from in_processes(jobs, _write_another, ranks, partial(_begin, to_json(trained.options), folder))
+
+
+def in_processes(
+    jobs: int, do: Callable[[T], R], things: Iterable[T], begin: Callable[[], None] | None = None
+) -> Iterator[R]:
+    """Do something for many things in other processes, each of which calls `begin` first; yields results in order."""
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_begin, initargs=begin) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_begin_process, initargs=(begin,)) as pool:
         try:
-            yield from pool.map(_write_another, ranks)
+            yield from pool.map(do, things)
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _begin_process(begin: Callable[[], None] | None) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
+    if begin is not None:
+        begin()
 
 
 # What a process of the pool has trained, and the folder that it writes to.
 _begun: list[tuple[Trained, Path]] = []
 
 
-def _begin(text: str, folder: str) -> None:
+def _begin(text: str, folder: Path) -> None:
     """Prepare a process of the pool: it trains the same run for itself, to the bit."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
-    _begun.append((train_alone(from_json(text), lambda line: None), Path(folder)))
+    _begun.append((train_alone(from_json(text), say_nothing), folder))
 
 
 def _write_another(rank: int) -> None:
