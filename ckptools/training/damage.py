@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Iterable, Sequence
+from math import prod
 from pathlib import Path
 
 from ckptools import api
@@ -18,7 +19,7 @@ from ckptools.errors import CkptoolsError, UsageError
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Shard
 from ckptools.model.tree import fqn_of, tensors_in
-from ckptools.training.damage_kinds import KINDS, NAN, Asked, Broken, Target, drawable, names, renumbered
+from ckptools.training.damage_kinds import KINDS, NAN, Asked, Broken, Target, names, renumbered
 from ckptools.training.options import CreateOptions
 
 RUNS = ("older run", "another run")
@@ -81,13 +82,9 @@ def other_runs(text: str) -> tuple[str, ...]:
 
 
 def apply(path: Path, text: str, seed: int, runs: dict[str, Path]) -> tuple[Broken, ...]:
-    """Damage a finished checkpoint; returns what was done, with what `verify` finds in the result.
+    """Damage a finished checkpoint, a folder or a rank's file; returns what was done, and what `verify` finds then.
 
-    Args:
-        path: a folder or a rank's file.
-        text: what `--break` was given.
-        seed: the same one damages the same place.
-        runs: what to open of each of the runs that `other_runs` names.
+    The same seed damages the same place. Of each of the runs that `other_runs` names, `runs` has what to open.
 
     Raises:
         UsageError: a rank has no file here, or none with a tensor in it; nothing was damaged then.
@@ -139,12 +136,17 @@ class _Files:
     def shards_in(self, asked: Asked, file: Path) -> tuple[tuple[str, Shard], ...]:
         """Every shard that lies in a file and can be damaged in this way, with its fqn."""
         dtypes = NAN if asked.kind == "nan" else ITEMSIZE
-        tensors = [(fqn_of(path), tensor) for path, tensor in tensors_in(self.checkpoint.tree)]
-        shards = [(fqn, s) for fqn, tensor in tensors for s in tensor.found if s.source and s.source.path == file]
-        found = tuple((fqn, shard) for fqn, shard in shards if drawable(shard, dtypes))
+        found: list[tuple[str, Shard]] = []
+        for path, tensor in tensors_in(self.checkpoint.tree):
+            for shard in tensor.found:
+                source = shard.source
+                # Its bytes lie in one piece, and there are some.
+                whole = source is not None and source.contiguous and prod(source.shape) > 0
+                if source is not None and source.path == file and source.dtype in dtypes and whole:
+                    found.append((fqn_of(path), shard))
         if not found:
             raise self.refusal(asked, f"no tensor lies in {file.name}")
-        return found
+        return tuple(found)
 
     def refusal(self, asked: Asked, why: str) -> UsageError:
         return UsageError(self.checkpoint.path, f"was saved and not damaged: --break {asked} does not apply, {why}")
@@ -176,7 +178,7 @@ def _shown(broken: Broken, target: Target, problems: Iterable[Problem], count: i
     return tuple(dict.fromkeys(p.code + (" (a warning)" if p.severity == "warning" else "") for p in found))
 
 
-def _blames(problem: Problem, ranks: Iterable[int]) -> bool:
+def _blames(problem: Problem, ranks: tuple[int, ...]) -> bool:
     """Whether a problem is about one of some ranks, or about a disagreement in which no rank is the odd one."""
     return bool({*problem.all_ranks} & {*ranks}) or (problem.kind in DISAGREEMENTS and not problem.all_ranks)
 

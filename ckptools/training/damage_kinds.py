@@ -9,7 +9,7 @@ import random
 import re
 import shutil
 import struct
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -81,7 +81,7 @@ class Target:
     Attributes:
         files: of the rank.
         others: the other side, as `Kind.others` says; as many, in the same order.
-        shards: fqn and shard of what lies in `files`, where bytes of a tensor are damaged.
+        shards: fqn and shard of what can be damaged in `files`, where bytes of a tensor are.
         chance: draws the place.
     """
 
@@ -114,7 +114,7 @@ class Kind:
 
 def put_nan(target: Target) -> str:
     """Put NaN into one element, with a checksum that is right: as a diverged run saves it."""
-    fqn, shard, source = _draw(target, NAN)
+    fqn, shard, source = _draw(target)
     width = len(NAN[source.dtype])
     element = target.chance.randrange(prod(source.shape))
     _write(source.path, source.offset + element * width, NAN[source.dtype])
@@ -124,7 +124,7 @@ def put_nan(target: Target) -> str:
 
 def flip_bit(target: Target) -> str:
     """Flip one bit of a tensor's bytes, as a bad disk or cable does."""
-    fqn, _, source = _draw(target, ITEMSIZE)
+    fqn, _, source = _draw(target)
     at = source.offset + target.chance.randrange(prod(source.shape) * ITEMSIZE[source.dtype])
     bit = target.chance.randrange(8)
     with File(source.path) as file:
@@ -204,16 +204,9 @@ def names(files: Iterable[Path]) -> str:
     return few([f"{path.parent.name}/{path.name}" if alike else path.name for path in found], 3)
 
 
-def drawable(shard: Shard, dtypes: Collection[str]) -> bool:
-    """Whether a shard has elements, of one of some dtypes, whose bytes lie in one piece."""
-    source = shard.source
-    return source is not None and source.dtype in dtypes and source.contiguous and prod(source.shape) > 0
-
-
-def _draw(target: Target, dtypes: Collection[str]) -> tuple[str, Shard, Source]:
+def _draw(target: Target) -> tuple[str, Shard, Source]:
     """Draw a shard; a counter of one element only where there is nothing else."""
-    found = [(fqn, shard) for fqn, shard in target.shards if drawable(shard, dtypes)]
-    fqn, shard = target.chance.choice([one for one in found if one[1].box.numel > 1] or found)
+    fqn, shard = target.chance.choice([one for one in target.shards if one[1].box.numel > 1] or target.shards)
     assert shard.source is not None
     return fqn, shard, shard.source
 
