@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial as given
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -47,6 +47,8 @@ from ckptools.training.resuming.saved_run import SavedRun
 from ckptools.training.resuming.storage_reader import OpenedReader, fill, here, sent_by_rank_0
 from ckptools.training.run import Report, Run
 
+T = TypeVar("T")
+
 # What the state of each schedule has and no other's.
 SCHEDULERS = {"cosine": "T_max", "lambda": "lr_lambdas"}
 
@@ -65,36 +67,33 @@ def resume(run: Run, paths: list[Path], report: Report) -> None:
     # The model before it was spread, without values: what it is called, how large it is and in which order.
     with torch.device("meta"):
         model = Transformer(run.options.size)
-    saved = _open(run, model, _newest_whole(paths, model, report))
+    path = _made_by_rank_0(lambda: _chosen(paths, model, report))
+    each = run.options.resuming.load == "each"
+    saved = _open(run, model, path) if each else _made_by_rank_0(lambda: _open(run, model, path))
     _refuse_another(run, model, saved)
     _restore(run, saved)
     for line in _summary(run, saved):
         report(line)
 
 
-def _newest_whole(paths: list[Path], model: Transformer, report: Report) -> Path:
-    """Let rank 0 choose for all ranks."""
-    chosen: list[Path | None] = [None]
-    if dist.get_rank() == 0:
-        found = newest_whole(paths, report, model)
-        if found is None:
-            raise NotWholeError(paths[-1], "is not whole, and no other checkpoint is there to go on from")
-        chosen = [found]
-    dist.broadcast_object_list(chosen)
-    assert chosen[0] is not None
-    return chosen[0]
+def _made_by_rank_0(make: Callable[[], T]) -> T:
+    """Let rank 0 make something for all ranks."""
+    made = [make() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(made)
+    return cast("T", made[0])
+
+
+def _chosen(paths: list[Path], model: Transformer, report: Report) -> Path:
+    found = newest_whole(paths, report, model)
+    if found is None:
+        raise NotWholeError(paths[-1], "is not whole, and no other checkpoint is there to go on from")
+    return found
 
 
 def _open(run: Run, model: Transformer, path: Path) -> SavedRun:
-    """Open it on every rank, or on rank 0, which sends the others its content; tensors are not read yet."""
-    saved: list[SavedRun | None] = [None]
-    if run.options.resuming.load == "each" or dist.get_rank() == 0:
-        names = optimizers.trained_names(run.options.optimizer, model)
-        saved = [saved_run.read(api.open(path, all_ranks=True, shapes=model), names, run.options.batch)]
-    if run.options.resuming.load == "broadcast":
-        dist.broadcast_object_list(saved)
-    assert saved[0] is not None
-    return saved[0]
+    """Open it; tensors are not read yet."""
+    names = optimizers.trained_names(run.options.optimizer, model)
+    return saved_run.read(api.open(path, all_ranks=True, shapes=model), names, run.options.batch)
 
 
 def _refuse_another(run: Run, model: Transformer, saved: SavedRun) -> None:

@@ -107,15 +107,11 @@ def _prefix(model: Mapping[str, Saved], names: list[str]) -> str:
 
 
 def _moments(optimizer: Optimizer, fqns: Mapping[Any, str]) -> dict[str, dict[str, Saved]]:
+    # A number of the optimizer's, such as `step`, is a 0-d tensor in some layouts and a plain one in others.
     return {
-        fqns.get(key, key): {name: _tensor(value) for name, value in state.items()}
+        fqns.get(key, key): {n: v if isinstance(v, api.Tensor) else torch.tensor(v) for n, v in state.items()}
         for key, state in optimizer.state.items()
     }
-
-
-def _tensor(value: Any) -> Saved:
-    """A number of the optimizer's, such as `step`, is a 0-d tensor in some layouts and a plain one in others."""
-    return value if isinstance(value, api.Tensor) else torch.tensor(value)
 
 
 def _param_groups(optimizer: Optimizer, fqns: Mapping[Any, str]) -> list[dict[str, Any]]:
