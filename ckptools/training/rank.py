@@ -21,11 +21,10 @@ from ckptools.errors import UsageError, WriteError
 from ckptools.text import first_line
 from ckptools.training import file_names, layouts, output
 from ckptools.training.backends import chosen_here
-from ckptools.training.layouts.place import of_any_rank
 from ckptools.training.options import CreateOptions
 from ckptools.training.output import Created
 from ckptools.training.resuming.resume import remember, resume, to_go_on_from
-from ckptools.training.run import Report, Run, prepare, quiet, save_full_state, train
+from ckptools.training.run import Report, Run, of_any_rank, prepare, quiet, save_full_state, train
 
 
 @contextmanager

@@ -31,11 +31,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.profiler import ProfilerActivity, profile
 
 from ckptools.cluster.variables import restarts
-from ckptools.training import backends, optimizers, random_states, strategies
+from ckptools.training import backends, file_names, optimizers, random_states, strategies
 from ckptools.training.backends import Chosen
 from ckptools.training.data import Loader, Position, ShareSampler, batches, make_loader, with_noise
 from ckptools.training.model import Transformer
-from ckptools.training.options import CreateOptions
+from ckptools.training.options import CreateOptions, run_name
 from ckptools.training.output import FULL_STATE
 from ckptools.training.strategies.strategy import Strategy
 
@@ -175,6 +175,43 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+# -- names of files ---------------------------------------------------------------------------------------------------
+
+
+def place(run: Run, folder: Path) -> Path:
+    """Say where in `folder` this rank's file goes, and make the folders on the way there."""
+    path = folder / run.options.template.format(**_values(run))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def place_folder(run: Run, folder: Path) -> Path:
+    """Say which folder in `folder` the files of all ranks go to, and make it; without a name `folder` itself."""
+    path = folder / run.options.template.format(**_values(run))
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def of_any_rank(run: Run) -> str | None:
+    """Make a regular expression for the file of any rank; None where the layout's own names are used."""
+    template = run.options.files.name
+    return None if template is None else file_names.of_any_rank(template, _values(run))
+
+
+def _values(run: Run) -> dict[str, int | str]:
+    """Values of the fields; launchers set the local rank and the node's, except those with one node."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    return {
+        "run_name": run_name(run.options, world_size),
+        "epoch": run.epoch,
+        "batch": run.step,
+        "rank": rank,
+        "local_rank": int(os.environ.get("LOCAL_RANK", rank)),
+        "node_rank": int(os.environ.get("GROUP_RANK", 0)),
+        "world_size": world_size,
+    }
 
 
 # -- full state -------------------------------------------------------------------------------------------------------

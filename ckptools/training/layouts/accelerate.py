@@ -28,8 +28,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from ckptools.training import random_states
-from ckptools.training.layouts.place import place_folder
-from ckptools.training.run import Run
+from ckptools.training.run import Run, place_folder
 
 
 def save(run: Run, folder: Path) -> None:

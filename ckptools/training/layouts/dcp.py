@@ -27,10 +27,9 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as save_and_wait
 
 from ckptools.training import random_states
-from ckptools.training.layouts.place import place_folder
 from ckptools.training.layouts.rank_files import composer_state
 from ckptools.training.options import FileOptions
-from ckptools.training.run import Run
+from ckptools.training.run import Run, place_folder
 
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 """Every parameter has its hyperparameters under a key of its own: `optim.param_groups.<fqn>.lr`."""
@@ -58,14 +57,10 @@ def save(run: Run, folder: Path) -> None:
 def _write(
     content: dict[str, Any], folder: Path, options: FileOptions, planner: DefaultSavePlanner, files: int = 1
 ) -> None:
-    """Write a tree of tensors and objects as a DCP folder; returns when all ranks have written.
+    """Write this rank's tree of tensors and objects into a DCP folder; returns when all ranks have written.
 
-    Args:
-        content: this rank's tree.
-        folder: for all ranks.
-        options: whether a rank has a file for all it writes or one for each item, and whether training could go on.
-        planner: says which rank writes what several hold.
-        files: that a rank's items are dealt out to, each written by a thread of its own.
+    The planner says which rank writes what several hold. A rank's items are dealt out to `files` files, each written by
+    a thread of its own.
     """
     writer = FileSystemWriter(folder, options.files_per_rank == "one", thread_count=files, **_item_format(options))
     if not options.async_save:

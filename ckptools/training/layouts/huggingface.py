@@ -29,10 +29,9 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from ckptools import api
 from ckptools.text import parse_bytes
 from ckptools.training.layouts.dcp import CopyingPlanner
-from ckptools.training.layouts.place import place_folder
 from ckptools.training.model import TIED
 from ckptools.training.options import FileOptions, ModelSize
-from ckptools.training.run import Run, full_state
+from ckptools.training.run import Run, full_state, place_folder
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -96,9 +95,9 @@ def file_numbers(sizes: Mapping[str, int], options: FileOptions) -> dict[str, in
 
     A tensor that is larger than a file may be gets a file of its own.
     """
-    file, filled, numbers = 1, 0, {}
+    file, filled, numbers, limit = 1, 0, {}, _limit(options) or math.inf
     for fqn, nbytes in sizes.items():
-        if filled and filled + nbytes > (_limit(options) or math.inf):
+        if filled and filled + nbytes > limit:
             file, filled = file + 1, 0
         filled += nbytes
         numbers[fqn] = file

@@ -34,8 +34,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from ckptools.training import random_states
-from ckptools.training.layouts.place import place, place_folder
-from ckptools.training.run import Run
+from ckptools.training.run import Run, place, place_folder
 
 ATTRIBUTE = "model"
 WRITER = "2.6.6"
@@ -136,9 +135,6 @@ def _batch_progress(total: int, current: int) -> dict[str, Any]:
 def _progress(total: int, current: int, *stages: str) -> dict[str, Any]:
     """Count since training and since the epoch began; between two steps every stage stands at the same number."""
     return {"total": dict.fromkeys(stages, total), "current": dict.fromkeys(stages, current)}
-
-
-# -- Fabric ------------------------------------------------------------------------------------------------------------
 
 
 def save_fabric(run: Run, folder: Path) -> None:

@@ -11,9 +11,8 @@ import torch
 import torch.distributed as dist
 
 from ckptools.training import random_states
-from ckptools.training.layouts.place import place, place_folder
 from ckptools.training.options import run_name
-from ckptools.training.run import Run
+from ckptools.training.run import Run, place, place_folder
 
 
 def save_snapshot(run: Run, folder: Path) -> None:
@@ -55,9 +54,6 @@ def save_verl(run: Run, folder: Path) -> None:
         version = 1 if run.options.strategy == "fsdp1" else 2
         config = {"FSDP_version": version, "world_size": world_size}
         (folder / "fsdp_config.json").write_text(json.dumps(config, indent=4))
-
-
-# -- Composer ---------------------------------------------------------------------------------------------------------
 
 
 def save_composer(run: Run, folder: Path) -> None:

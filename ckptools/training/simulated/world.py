@@ -32,12 +32,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from ckptools.cluster.waiting import say_nothing
 from ckptools.training import layouts, optimizers, random_states, strategies
 from ckptools.training.backends import Chosen
-from ckptools.training.layouts.place import place
 from ckptools.training.layouts.rank_files import composer_state
 from ckptools.training.options import CreateOptions, from_json, to_json
 from ckptools.training.output import FULL_STATE
 from ckptools.training.random_states import RandomState
-from ckptools.training.run import Report, Run, full_state, prepare, quiet, train
+from ckptools.training.run import Report, Run, full_state, place, prepare, quiet, train
 from ckptools.training.strategies import fsdp1
 from ckptools.training.strategies.fsdp2 import FSDP2
 from ckptools.training.strategies.strategy import Strategy
