@@ -37,9 +37,7 @@ from ckptools.training.options import CreateOptions, from_json, to_json
 from ckptools.training.output import FULL_STATE
 from ckptools.training.random_states import RandomState
 from ckptools.training.run import Report, Run, full_state, place, prepare, quiet, train
-from ckptools.training.strategies import fsdp1
-from ckptools.training.strategies.fsdp2 import FSDP2
-from ckptools.training.strategies.strategy import Strategy
+from ckptools.training.strategies.fsdp import FSDP1, FSDP2
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -52,9 +50,8 @@ class Trained:
     """The result of the training that one process did.
 
     Attributes:
-        options: of the simulated world.
-        run: of the one process.
-        state: its full state, as `full_state` gives it.
+        options: of the simulated world; those of `run` are of the one process.
+        state: the full state of that.
         rng: states for all ranks: freshly seeded for each; with `--tiny` one object for all.
     """
 
@@ -134,7 +131,7 @@ def _fsdp1(trained: Trained) -> Run:
         for fqn, state in trained.state["optimizer"]["state"].items()
     }
     optimizer = trained.state["optimizer"] | {"state": moments}
-    strategy = Strategy(fsdp1.wrap, lambda _: model, lambda *_: optimizer)
+    strategy = dataclasses.replace(FSDP1, model_state=lambda _: model, optimizer_state=lambda *_: optimizer)
     return dataclasses.replace(trained.run, options=trained.options, strategy=strategy, hardware=FAKE)
 
 
@@ -155,8 +152,9 @@ def _fsdp2(trained: Trained) -> Run:
         optimizer.state[named[fqn]] = {name: _like(named[fqn], value) for name, value in state.items()}
     for group, kept in zip(optimizer.param_groups, saved["param_groups"], strict=True):
         group.update({key: value for key, value in kept.items() if key != "params"})
-    changed = {"strategy": FSDP2, "model": wrapped, "optimizer": optimizer, "hardware": FAKE}
-    return dataclasses.replace(trained.run, options=options, **changed)
+    run = dataclasses.replace(trained.run, options=options, strategy=FSDP2, hardware=FAKE)
+    run.model, run.optimizer = wrapped, optimizer
+    return run
 
 
 def _like(param: nn.Parameter, value: Tensor) -> Tensor:

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from ckptools.training.strategies import expert_parallel, fsdp1, fsdp2, pipeline, tensor_parallel
+from ckptools.training.strategies import expert_parallel, fsdp, pipeline, tensor_parallel
 from ckptools.training.strategies.strategy import DDP, Strategy
 from ckptools.training_state.parameter_names import without_ddp
 
 BY_NAME: dict[str, Strategy] = {
     "ddp": DDP,
-    "fsdp1": fsdp1.STRATEGY,
-    "fsdp2": fsdp2.FSDP2,
-    "hsdp": fsdp2.HSDP,
+    "fsdp1": fsdp.FSDP1,
+    "fsdp2": fsdp.FSDP2,
+    "hsdp": fsdp.HSDP,
     "tp": tensor_parallel.TP,
     "fsdp2-tp": tensor_parallel.FSDP2_TP,
     "hsdp-tp": tensor_parallel.HSDP_TP,

@@ -10,7 +10,7 @@ it under the names of the whole model, add up their gradients after every batch,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -23,8 +23,7 @@ from ckptools.training.strategies.strategy import Strategy, device_of, mean_loss
 from ckptools.training.strategies.tensor_parallel import one_share
 
 
-@dataclass(frozen=True)
-class Stage:
+class Stage(NamedTuple):
     """How one rank takes a batch through the pipeline; `ends` are the first and the last rank, where those are two."""
 
     schedule: ScheduleGPipe

@@ -62,9 +62,6 @@ class Strategy:
     in_parts: bool = False
 
 
-# -- DistributedDataParallel ------------------------------------------------------------------------------------------
-
-
 def _wrap(model: nn.Module, options: CreateOptions) -> nn.Module:
     """Wrap in DistributedDataParallel; with bf16 the forward pass casts where that is safe, and backward follows it."""
     if options.parallel.precision == "bf16":

@@ -18,7 +18,7 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from ckptools.training.options import CreateOptions
-from ckptools.training.strategies import fsdp2
+from ckptools.training.strategies.fsdp import shard
 from ckptools.training.strategies.strategy import Strategy, device_of
 
 
@@ -66,7 +66,7 @@ def wrap_below_fsdp2(model: nn.Module, options: CreateOptions) -> nn.Module:
     """Cut over `tp`, then shard over `dp`."""
     size = options.parallel.tensor_parallel_size
     mesh = init_device_mesh(device_of(model).type, (dist.get_world_size() // size, size), mesh_dim_names=("dp", "tp"))
-    return fsdp2.shard(cut(model, mesh["tp"], options), mesh["dp"], options.parallel.precision)
+    return shard(cut(model, mesh["tp"], options), mesh["dp"], options.parallel.precision)
 
 
 def wrap_below_hsdp(model: nn.Module, options: CreateOptions) -> nn.Module:
@@ -74,7 +74,7 @@ def wrap_below_hsdp(model: nn.Module, options: CreateOptions) -> nn.Module:
     size, replicas = options.parallel.tensor_parallel_size, options.parallel.replicas
     shape = (replicas, dist.get_world_size() // (replicas * size), size)
     mesh = init_device_mesh(device_of(model).type, shape, mesh_dim_names=("replicate", "shard", "tp"))
-    return fsdp2.shard(cut(model, mesh["tp"], options), mesh["replicate", "shard"], options.parallel.precision)
+    return shard(cut(model, mesh["tp"], options), mesh["replicate", "shard"], options.parallel.precision)
 
 
 def one_share(options: CreateOptions) -> tuple[int, int]:

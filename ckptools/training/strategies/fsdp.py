@@ -1,6 +1,7 @@
-"""FullyShardedDataParallel, the first FSDP: parameters are slices of one flat tensor per wrapped unit.
+"""Fully sharded data parallel, both of torch's: each rank holds a part of every parameter.
 
-What a rank then saves is its state dict's type:
+In FullyShardedDataParallel, the first FSDP, parameters are slices of one flat tensor per wrapped unit. What a rank then
+saves is its state dict's type:
 
 | type | without a device mesh | with one |
 |---|---|---|
@@ -10,6 +11,12 @@ What a rank then saves is its state dict's type:
 
 With `use_orig_params` the optimizer sees views of the flat tensors under the parameters' names. Without, it sees the
 flat tensors: one may not mix frozen and trained parameters, nor weight decay and none.
+
+With `fully_shard`, the second FSDP, every parameter is a DTensor, cut along dim 0, over all ranks or in rows of them.
+
+Rows are hybrid sharding (HSDP), a mesh of two dimensions with the shards of a whole model in every row. Ranks of a row
+gather parameters from one another, often, over the fast links of a node; ranks of a column hold equal shards and
+average gradients once per step. In the files a parameter lies as `(Replicate(), Shard(0))`.
 """
 
 from __future__ import annotations
@@ -19,7 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn, optim
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     FullOptimStateDictConfig,
     FullStateDictConfig,
@@ -27,16 +34,17 @@ from torch.distributed.fsdp import (
     LocalOptimStateDictConfig,
     LocalStateDictConfig,
     MixedPrecision,
+    MixedPrecisionPolicy,
     ShardedOptimStateDictConfig,
     ShardedStateDictConfig,
     ShardingStrategy,
     StateDictType,
+    fully_shard,
 )
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from ckptools.training.model import Block
 from ckptools.training.options import CreateOptions, ParallelOptions
-from ckptools.training.strategies.fsdp2 import replicate_and_shard
 from ckptools.training.strategies.strategy import Strategy, device_of
 
 SHARDINGS = {
@@ -46,13 +54,13 @@ SHARDINGS = {
 }
 
 # Sums and buffers stay float32: a buffer that FSDP1 casts to bfloat16 is saved with what is left of it.
-PRECISIONS = {
+PRECISIONS_1 = {
     "fp32": None,
     "bf16": MixedPrecision(torch.bfloat16, torch.float32, torch.float32, cast_forward_inputs=True),
 }
 
 
-def wrap(model: nn.Module, options: CreateOptions) -> nn.Module:
+def _wrap_fsdp1(model: nn.Module, options: CreateOptions) -> nn.Module:
     """Wrap each block, and the root with what is left: embedding, head, norm."""
     return wrap_units(model, Block, options.parallel)
 
@@ -64,7 +72,7 @@ def wrap_units(model: nn.Module, unit: type[nn.Module], parallel: ParallelOption
         model,
         auto_wrap_policy=ModuleWrapPolicy({unit}),
         sharding_strategy=SHARDINGS[parallel.sharding],
-        mixed_precision=PRECISIONS[parallel.precision],
+        mixed_precision=PRECISIONS_1[parallel.precision],
         use_orig_params=parallel.use_orig_params,
         # A flat parameter is trained as one; what is frozen stays outside, whole on every rank.
         ignored_states=None if parallel.use_orig_params else [p for p in model.parameters() if not p.requires_grad],
@@ -109,4 +117,43 @@ def optimizer_state(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, A
     return FullyShardedDataParallel.optim_state_dict(model, optimizer)
 
 
-STRATEGY = Strategy(wrap, model_state, optimizer_state)
+FSDP1 = Strategy(_wrap_fsdp1, model_state, optimizer_state)
+
+
+# -- FSDP2 -------------------------------------------------------------------------------------------------------------
+
+
+# Parameters are cast when they are gathered; the shards that the optimizer moves, and gradients' sums, stay float32.
+PRECISIONS_2 = {"fp32": MixedPrecisionPolicy(), "bf16": MixedPrecisionPolicy(torch.bfloat16, torch.float32)}
+
+
+def _wrap_fsdp2(model: nn.Module, options: CreateOptions) -> nn.Module:
+    """Shard over all ranks."""
+    mesh = init_device_mesh(device_of(model).type, (dist.get_world_size(),))
+    return shard(model, mesh, options.parallel.precision)
+
+
+def _wrap_hsdp(model: nn.Module, options: CreateOptions) -> nn.Module:
+    """Shard within rows, repeat over columns."""
+    mesh = replicate_and_shard(model, options.parallel.replicas)
+    return shard(model, mesh, options.parallel.precision)
+
+
+def replicate_and_shard(model: nn.Module, replicas: int) -> DeviceMesh:
+    """Arrange all ranks in `replicas` rows, where the model is."""
+    shape = (replicas, dist.get_world_size() // replicas)
+    return init_device_mesh(device_of(model).type, shape, mesh_dim_names=("replicate", "shard"))
+
+
+def shard(model: nn.Module, mesh: DeviceMesh, precision: str) -> nn.Module:
+    """Shard each block, and the root with what is left; the model stays the object that it was."""
+    policy = PRECISIONS_2[precision]
+    for module in model.modules():
+        if isinstance(module, Block):
+            fully_shard(module, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    return model
+
+
+FSDP2 = Strategy(_wrap_fsdp2)
+HSDP = Strategy(_wrap_hsdp)
