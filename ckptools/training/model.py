@@ -64,12 +64,9 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, context, width) to the same shape."""
         x = x + self.dropout(self.attn(self.norm1(x)))
-        out: Tensor = x + self.dropout(self.perceptron(self.norm2(x)))
-        return out
-
-    def perceptron(self, x: Tensor) -> Tensor:
-        """Map (batch, context, width) to the same shape: the perceptron, or a mixture of several."""
-        out: Tensor = self.moe(x) if hasattr(self, "moe") else self.down(functional.gelu(self.up(x)))
+        normed = self.norm2(x)
+        made = self.moe(normed) if hasattr(self, "moe") else self.down(functional.gelu(self.up(normed)))
+        out: Tensor = x + self.dropout(made)
         return out
 
 
@@ -146,7 +143,7 @@ class MixtureOfExperts(nn.Module):
         super().__init__()
         self.router = nn.Linear(size.width, size.experts, bias=False)
         self.experts = Experts(size)
-        self.run = run_here
+        self.run = Experts.__call__
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, context, width) to the same shape.
@@ -174,9 +171,7 @@ class Experts(nn.Module):
     def forward(self, tokens: Tensor, counts: Tensor) -> Tensor:
         """Take tokens (n, width), those of the first expert first, through their experts; returns the same shape.
 
-        Args:
-            tokens: features, sorted by expert.
-            counts: int64 (experts), how many tokens each of the experts here has.
+        `counts`, int64 (experts), are how many tokens each of the experts here has.
         """
         up, down = (param.to_local() if isinstance(param, DTensor) else param for param in (self.up, self.down))
         parts = enumerate(tokens.split(counts.tolist()))
@@ -187,9 +182,3 @@ class Experts(nn.Module):
 def uniform(experts: int, rows: int, columns: int) -> Tensor:
     """Draw matrices (experts, rows, columns) as `nn.Linear` does: uniform, within one over the root of its inputs."""
     return (torch.rand(experts, rows, columns) * 2 - 1) / math.sqrt(columns)
-
-
-def run_here(experts: Experts, tokens: Tensor, counts: Tensor) -> Tensor:
-    """Take tokens through experts that are all on this rank; `Experts.forward` says what is what."""
-    made: Tensor = experts(tokens, counts)
-    return made

@@ -112,16 +112,12 @@ def _saved(run: HollowRun, rank: int) -> tuple[bytes, tuple[tuple[str, bytes | i
         hollow, true = Path(folder) / "hollow.pt", Path(folder) / "true.pt"
         own.submit(_save, run, rank, hollow, true).result()
         with zipfile.ZipFile(hollow) as archive:
-            sizes = {_name(info): info.file_size for info in archive.infolist()}
+            sizes = {info.filename.removeprefix("hollow/"): info.file_size for info in archive.infolist()}
             pickled = archive.read("hollow/data.pkl")
         with zipfile.ZipFile(true) as archive:
-            contents = {_name(info): archive.read(info) for info in archive.infolist()}
+            contents = {info.filename.removeprefix("true/"): archive.read(info) for info in archive.infolist()}
     names = [name for name in sizes if name not in WRITTEN_BY_TORCH]
     return pickled, tuple((name, contents[name] or sizes[name]) for name in names)
-
-
-def _name(info: zipfile.ZipInfo) -> str:
-    return info.filename.partition("/")[2]
 
 
 def _save(run: HollowRun, rank: int, hollow: Path, true: Path) -> None:
@@ -152,9 +148,6 @@ def content(run: HollowRun, rank: int, mesh: DeviceMesh, shards: bool = True) ->
         "metadata": run.facts(),
     }
     return {"state": state}
-
-
-# -- hollow state -----------------------------------------------------------------------------------------------------
 
 
 DTYPE = torch.bfloat16
