@@ -213,9 +213,6 @@ def _check_range(place: ProcessInfo) -> None:
         raise UsageError(None, f"{source} is {rank}, but a world of {world_size} has ranks 0 to {world_size - 1}")
 
 
-# -- before torch is imported -----------------------------------------------------------------------------------------
-
-
 def calm_torch() -> None:
     """Prepare the environment of this process and its children before torch is imported: threads, C++ warnings."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")

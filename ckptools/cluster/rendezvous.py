@@ -36,10 +36,8 @@ _EXPLANATION = 15.0
 def meet_ranks(timeout: float, per_node: Sequence[int] = (), say: Say = say_nothing) -> Meeting:
     """Join the meeting of all ranks, at the address that torch will use too, which the environment has.
 
-    Args:
-        timeout: seconds.
-        per_node: how many ranks each node has, where that is known.
-        say: prints for whom this rank waits; used by one rank of several that share a terminal.
+    Ranks are called by their nodes where `per_node`, how many ranks each has, is known. One rank of several that share
+    a terminal says for whom it waits.
 
     Raises:
         RendezvousError: it cannot be reached, or this rank is there already.
@@ -86,18 +84,10 @@ class Meeting:
         at: str = "",
         say: Say = say_nothing,
     ) -> None:
-        """Come to a meeting.
+        """Come to a meeting of `count` members, who must come within `timeout` seconds.
 
-        Args:
-            store: keys of other meetings have other prefixes.
-            role: what a member is, `node` or `rank`.
-            number: None takes the next that is free.
-            count: how many are to come.
-            timeout: seconds in which they must.
-            hosts: this process hosts the store, and leaves last.
-            name: what a number is called, `rank 2 (node 1)`.
-            at: the address of the store, for messages.
-            say: prints for whom this member waits.
+        A member's `role` is `node` or `rank`; no `number` takes the next that is free. Keys of other meetings at the
+        store have other prefixes. A process that hosts the store, at an address that messages name, leaves last.
 
         Raises:
             RendezvousError: the number is taken already, or all are.

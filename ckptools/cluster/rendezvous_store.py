@@ -34,12 +34,7 @@ class MeetingPlace(NamedTuple):
 def open_store(address: str, port: int, hosts: bool | None, timeout: float, say: Say = say_nothing) -> MeetingPlace:
     """Host the store at an address, or reach it there.
 
-    Args:
-        address: of the host.
-        port: 0 takes a free one, where this process hosts it.
-        hosts: whether this process does; None: the first process at that address does.
-        timeout: seconds.
-        say: prints that no process hosts it yet.
+    Where this process hosts it, port 0 takes a free one. With `hosts` None the first process at that address does.
 
     Raises:
         RendezvousError: the port is taken by something else, or no host can be reached there in time.

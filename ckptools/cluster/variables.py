@@ -217,6 +217,6 @@ ALLOCATIONS = (
 )
 
 
-def restarts(variables: Variables = os.environ) -> int:
+def restarts() -> int:
     """The number of times that torch's elastic launcher, ours or an outer torchrun, has started all ranks again."""
-    return int(variables.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))

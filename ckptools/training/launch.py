@@ -160,9 +160,6 @@ def _check(options: CreateOptions, world_size: int, nproc: int) -> None:
         output.refuse_existing(options.out, options.force)
 
 
-# -- damage -----------------------------------------------------------------------------------------------------------
-
-
 def create_damaged(options: CreateOptions, verbose: bool) -> Created:
     """Train for real, save a checkpoint, and damage it as `options.damage` says.
 

@@ -36,9 +36,8 @@ class NodeJob:
         node: this one; its rank and its port are known by now.
         counts: ranks of each node, by node rank.
         hosts: this process hosts the store where the nodes meet.
-        partial: folder for files in the making, there already.
+        partial: folder for files in the making.
         run_id: the same on every node.
-        verbose: rank 0 writes a line per step to stdout.
     """
 
     options: CreateOptions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import time
@@ -14,7 +15,6 @@ from urllib.parse import urlsplit
 
 from ckptools.cluster.environment import DEFAULT_PORT, ProcessInfo
 from ckptools.errors import UsageError, WriteError
-from ckptools.training import options as choices
 from ckptools.training import output
 from ckptools.training.options import CreateOptions, LaunchOptions
 
@@ -29,13 +29,11 @@ class Node:
     """One node of a run.
 
     Attributes:
-        nnodes: how many there are.
-        node_rank: which it is; None: the nodes number themselves, by the order in which they come.
+        node_rank: None: the nodes number themselves, by the order in which they come.
         nproc: ranks that it starts.
         address: where the nodes meet, an address of node 0.
         port: the port there; 0 takes any free one, which only a lone node can do.
         rdzv_backend: torch's name of how the nodes get their ranks.
-        rdzv_id: name of the run.
     """
 
     nnodes: int
@@ -172,9 +170,6 @@ def idle_gpus(nproc: int, gpus: int) -> str | None:
     return f"{gpus} GPUs on this node, but {nproc} ranks: {gpus - nproc} of them stay idle; see --nproc-per-node"
 
 
-# -- shared folder ----------------------------------------------------------------------------------------------------
-
-
 # Seconds after which a network file system shows a new file to every node.
 _SEEN_WITHIN = 5.0
 
@@ -203,9 +198,6 @@ def shared_partial_folder(meeting: Meeting, out: Path, run_id: str) -> Iterator[
     yield partial
 
 
-# -- agreement --------------------------------------------------------------------------------------------------------
-
-
 # What may differ: a folder may be mounted elsewhere, and nodes have their own ranks and counts.
 _OWN = ("out", "launch")
 
@@ -216,7 +208,7 @@ def agree(meeting: Meeting, options: CreateOptions, nproc: int) -> tuple[int, ..
     Raises:
         UsageError: options differ, or make another world size than was asked for.
     """
-    mine = {"nproc": nproc, "options": _flat(json.loads(choices.to_json(options)))}
+    mine = {"nproc": nproc, "options": _flat(dataclasses.asdict(options))}
     said = [json.loads(text) for text in meeting.gather("options", json.dumps(mine))]
     for number, other in enumerate(said):
         _compare(said[0]["options"], other["options"], meeting.call(0), meeting.call(number))

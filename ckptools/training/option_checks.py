@@ -92,9 +92,6 @@ def _check_files(options: CreateOptions) -> None:
         file_names.check(options.files.name, options.layout, one_writer, run_name(options, 1))
 
 
-# -- strategies -------------------------------------------------------------------------------------------------------
-
-
 # The strategies that each choice is one of; a choice that is not here is checked with the world's size.
 CHOICES_OF: dict[str, tuple[str, ...]] = {
     "sharding": ("fsdp1",),
@@ -138,9 +135,6 @@ def _check_local(parallel: ParallelOptions) -> None:
             "--state-dict-type local does not go with --sharding hybrid: torch writes it for one group of all ranks; "
             "choose --state-dict-type sharded or full",
         )
-
-
-# -- files ------------------------------------------------------------------------------------------------------------
 
 
 # The layouts that an option goes with; the others do not have what it changes.
@@ -190,9 +184,6 @@ def check_torch(options: CreateOptions) -> None:
         raise UsageError(None, f"--save-distributed {later}; without it rank 0 writes")
 
 
-# -- launching --------------------------------------------------------------------------------------------------------
-
-
 def check_launch(launch: LaunchOptions) -> None:
     """Refuse unknown words and numbers out of range.
 
@@ -207,9 +198,6 @@ def check_launch(launch: LaunchOptions) -> None:
         raise UsageError(None, f"--master-port is {launch.master_port}, must be from 1 to 65535")
     if not launch.timeout > 0:
         raise UsageError(None, f"--timeout is {launch.timeout:g}, must be more than 0 seconds")
-
-
-# -- resuming ---------------------------------------------------------------------------------------------------------
 
 
 def _check_resuming(resuming: ResumeOptions, steps: int, world_size: int | None) -> None:

@@ -262,9 +262,6 @@ def run_name(options: CreateOptions, world_size: int) -> str:
     return options.files.run_name or f"{options.strategy}-{world_size}-ranks"
 
 
-# -- text -------------------------------------------------------------------------------------------------------------
-
-
 def to_json(options: CreateOptions) -> str:
     """Write the options down for another process."""
     return json.dumps(dataclasses.asdict(options) | {"out": str(options.out)})

@@ -190,10 +190,7 @@ def _turn(path: Path) -> tuple[bool, bool, Path]:
 def remove_older(out: Path, files: Iterable[Path], of_any_rank: str | None = None) -> None:
     """Remove what `--force` replaces under other names: ranks of a larger world, the full state of another run.
 
-    Args:
-        out: the folder.
-        files: the new checkpoint, complete.
-        of_any_rank: a regular expression for the files of other ranks, where the names are not those of the layout.
+    Where the names are not those of the layout, `of_any_rank` is a regular expression for the files of other ranks.
     """
     names = {path.relative_to(out).as_posix() for path in files}
     kinds = {_kind(name) for name in names} | {FULL_STATE, LOSSES}
@@ -220,9 +217,6 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-# -- losses -----------------------------------------------------------------------------------------------------------
 
 
 def write_losses(folder: Path, losses: list[float], steps: int) -> None:

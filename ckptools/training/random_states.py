@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -75,11 +76,7 @@ def first_of_shares(states: list[RandomState]) -> list[int]:
 def own(states: list[RandomState], share: int, shares: int, rank: int | None = None) -> RandomState | None:
     """Choose which of the saved states a rank goes on with: that of its share of the data; None for a new share.
 
-    Args:
-        states: of all ranks that saved.
-        share: of this rank.
-        shares: that there are now.
-        rank: of this one, where ranks of a share draw apart and as many saved: then its own, if shares are as before.
+    With `rank`, for ranks of a share that draw apart where as many saved: its own, if shares are as before.
     """
     first = first_of_shares(states)
     if rank is not None and len(first) == shares:
@@ -95,11 +92,12 @@ def fingerprint(state: RandomState) -> str:
 
 def restore(state: RandomState, device: torch.device) -> None:
     """Go on drawing where `capture` was; a generator that `state` does not have is left alone."""
-    if "python" in state:
-        random.setstate(state["python"])
-    if "numpy" in state:
-        np.random.set_state(state["numpy"])
-    if "torch" in state:
-        torch.set_rng_state(state["torch"])
+    put: dict[str, Callable[[Any], Any]] = {
+        "python": random.setstate,
+        "numpy": np.random.set_state,
+        "torch": torch.set_rng_state,
+    }
+    for kind in put.keys() & state.keys():
+        put[kind](state[kind])
     if "cuda" in state and device.type == "cuda":
         torch.cuda.set_rng_state(state["cuda"], device)

@@ -48,13 +48,7 @@ Box = tuple[torch.Size, torch.Size]
 
 @dataclass(frozen=True)
 class HollowItem:
-    """An item as it lies in a file.
-
-    Attributes:
-        head: bytes before its values, or all of it.
-        hole: bytes of the values.
-        tail: bytes behind them.
-    """
+    """An item as it lies in a file: what is before its values, or all of it, how many bytes they have, and the rest."""
 
     head: bytes
     hole: int = 0

@@ -137,9 +137,6 @@ def _sized(options: CreateOptions) -> CreateOptions:
     return dataclasses.replace(options, size=size)
 
 
-# -- hollow shapes ----------------------------------------------------------------------------------------------------
-
-
 VOCABULARY = 128_256
 """Tokens that Llama 3 knows."""
 
