@@ -35,7 +35,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from ckptools.training.simulated.hollow_rank_files import MOMENTS, HollowRun, empty
+from ckptools.model.regions import chunk
+from ckptools.training.simulated.hollow_rank_files import HollowRun, empty
 
 LOCAL_HEADER, NAME_LENGTH_AT = 30, 26
 """Bytes of a zip entry before its name, and where it says how long name and extra field are. Source: APPNOTE, 4.3.7."""
@@ -80,10 +81,7 @@ class HollowDcp:
 
     def __init__(self, run: HollowRun) -> None:
         self._run = run
-        moments = {
-            name: {"step": torch.tensor(0.0)} | {moment: empty(shape, "meta") for moment in MOMENTS}
-            for name, shape in run.shapes.items()
-        }
+        moments = run.moments(lambda shape: empty(shape, "meta"))
         model = {name: empty(shape, "meta") for name, shape in run.shapes.items()}
         optim = {"state": moments, "param_groups": run.param_groups()}
         self._flat, self._paths = flatten_state_dict({"model": model, "optim": optim, "step": 0, "run": run.facts()})
@@ -106,7 +104,7 @@ class HollowDcp:
             yield key, (torch.Size(), torch.Size()) if isinstance(self._flat[key], Tensor) else None, item
         for key, value in self._flat.items():
             if key not in self._alone:
-                first, rows = self._run.rows(tuple(value.shape), rank)
+                first, rows = chunk(value.shape[0], self._run.world_size, rank)
                 offsets, sizes = (first, *[0] * (value.ndim - 1)), (rows, *value.shape[1:])
                 yield key, (torch.Size(offsets), torch.Size(sizes)), _hollow_item(sizes)
 

@@ -14,7 +14,7 @@ they are zero.
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby, pairwise
@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
+from ckptools.model.regions import chunk
 from ckptools.training.options import CreateOptions, run_name
 from ckptools.training.simulated.world import fake_group
 
@@ -133,17 +134,13 @@ def content(run: HollowRun, rank: int, mesh: DeviceMesh, shards: bool = True) ->
     """The content of a rank's file, as Composer has it; without its shards these have no rows."""
 
     def cut(shape: tuple[int, ...]) -> DTensor:
-        local = empty((run.rows(shape, rank)[1] if shards else 0, *shape[1:]))
+        local = empty((chunk(shape[0], run.world_size, rank)[1] if shards else 0, *shape[1:]))
         stride = torch.empty(shape, device="meta").stride()
         return DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=torch.Size(shape), stride=stride)
 
-    moments = {
-        name: {"step": torch.tensor(0.0)} | {moment: cut(shape) for moment in MOMENTS}
-        for name, shape in run.shapes.items()
-    }
     state = {
         "model": {name: cut(shape) for name, shape in run.shapes.items()},
-        "optimizers": {"AdamW": {"state": moments, "param_groups": run.param_groups()}},
+        "optimizers": {"AdamW": {"state": run.moments(cut), "param_groups": run.param_groups()}},
         "timestamp": {"Timestamp": {"epoch": 0, "batch": 0}},
         "metadata": run.facts(),
     }
@@ -152,8 +149,6 @@ def content(run: HollowRun, rank: int, mesh: DeviceMesh, shards: bool = True) ->
 
 DTYPE = torch.bfloat16
 """The dtype of parameters and moments: AdamW gives moments the dtype of their parameter."""
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
 
 NOTE = "holes: written by ckptools create --hollow, no values"
 """The note that a hollow checkpoint has in it."""
@@ -167,18 +162,18 @@ class HollowRun:
     shapes: Shapes
     world_size: int
 
-    def rows(self, shape: tuple[int, ...], rank: int) -> tuple[int, int]:
-        """The first row of a rank's shard and how many it has, as `torch.chunk` cuts: all alike, the last ones less."""
-        each = -(-shape[0] // self.world_size)
-        first = min(rank * each, shape[0])
-        return first, min(each, shape[0] - first)
-
     def ranks_alike(self) -> list[range]:
         """Spans of ranks whose shards have the same shapes."""
         heights = {shape[0] for shape in self.shapes.values()}
-        alike = groupby(range(self.world_size), lambda rank: [self.rows((height,), rank)[1] for height in heights])
+        alike = groupby(range(self.world_size), lambda rank: [chunk(n, self.world_size, rank)[1] for n in heights])
         spans = [list(ranks) for _, ranks in alike]
         return [range(ranks[0], ranks[-1] + 1) for ranks in spans]
+
+    def moments(self, make: Callable[[tuple[int, ...]], Tensor]) -> dict[str, dict[str, Tensor]]:
+        """The state of AdamW before its first step, with moments made of their shapes."""
+        names = ("exp_avg", "exp_avg_sq")
+        known = self.shapes.items()
+        return {fqn: {"step": torch.tensor(0.0)} | {name: make(shape) for name in names} for fqn, shape in known}
 
     def param_groups(self) -> list[dict[str, Any]]:
         """The param groups of AdamW with torch's own defaults, the parameters by name."""
