@@ -6,6 +6,7 @@ import dataclasses
 import os
 import tempfile
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,15 +80,24 @@ def _start_ranks(options: CreateOptions, place: ProcessInfo, verbose: bool) -> C
         warning = nodes.idle_gpus(node.nproc, backends.this_machine().gpus)
         if warning and verbose:
             say_on_stderr(warning)
-        run_id = meeting.gather("run", uuid.uuid4().hex)[0]
-        with shared_partial_folder(meeting, options.out, run_id) as partial:
-            try:
-                created = launch(NodeJob(options, node, counts, at.hosted, partial, run_id, verbose))
-            except RuntimeError as error:
-                # Where those of another node failed first, it says why.
-                raise meeting.cause(error) from None
-            meeting.gather("done")
-            return created
+
+        def train(folder: Path, run_id: str) -> Created:
+            return launch(NodeJob(options, node, counts, at.hosted, folder, run_id, verbose))
+
+        return _done_together(meeting, options.out, train)
+
+
+def _done_together(meeting: Meeting, out: Path, train: Callable[[Path, str], Created]) -> Created:
+    """Train as all members of a meeting do, given the folder for files in the making and a name for the run."""
+    run_id = meeting.gather("run", uuid.uuid4().hex)[0]
+    with shared_partial_folder(meeting, out, run_id) as folder:
+        try:
+            created = train(folder, run_id)
+        except RuntimeError as error:
+            # Where another member failed first, it says why.
+            raise meeting.cause(error) from None
+        meeting.gather("done")
+        return created
 
 
 def lone_node(options: CreateOptions) -> Node | None:
@@ -110,27 +120,17 @@ def _be_a_rank(options: CreateOptions, place: ProcessInfo, verbose: bool) -> Cre
     say = say_on_stderr if verbose else say_nothing
     with meet_ranks(options.launch.timeout, place.counts, say=say) as meeting:
         try:
-            return _train_together(options, meeting, verbose)
+            agree(meeting, options, 1)
+            if meeting.number == 0:
+                _check(options, meeting.count, int(os.environ.get("LOCAL_WORLD_SIZE", meeting.count)))
+            from ckptools.training.rank import train_and_save
+
+            report = worker.say if verbose else say_nothing
+            return _done_together(meeting, options.out, lambda folder, _: train_and_save(options, folder, report))
         except CkptoolsError as error:
             if meeting.reported:
                 raise SystemExit(error.exit_code) from None
             raise
-
-
-def _train_together(options: CreateOptions, meeting: Meeting, verbose: bool) -> Created:
-    agree(meeting, options, 1)
-    if meeting.number == 0:
-        _check(options, meeting.count, int(os.environ.get("LOCAL_WORLD_SIZE", meeting.count)))
-    run_id = meeting.gather("run", uuid.uuid4().hex)[0]
-    from ckptools.training.rank import train_and_save
-
-    with shared_partial_folder(meeting, options.out, run_id) as partial:
-        try:
-            created = train_and_save(options, partial, worker.say if verbose else say_nothing)
-        except RuntimeError as error:
-            raise meeting.cause(error) from None
-        meeting.gather("done")
-        return created
 
 
 def _check_outer(options: CreateOptions, place: ProcessInfo) -> None:
