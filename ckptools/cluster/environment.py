@@ -95,7 +95,10 @@ def derive(variables: Variables, given: Mapping[str, Setting] | None = None) -> 
     if starter is not None and not starter.in_blocks(variables):
         place.counts = ()
     _complete_master(place, variables)
-    _check_range(place)
+    rank, world_size = place.number("RANK"), place.number("WORLD_SIZE")
+    if rank is not None and world_size is not None and rank >= world_size:
+        source = place.facts["RANK"].source
+        raise UsageError(None, f"{source} is {rank}, but a world of {world_size} has ranks 0 to {world_size - 1}")
     return place
 
 
@@ -204,13 +207,6 @@ def job_port(job: str, step: int = 0) -> int:
     """
     digits = "".join(filter(str.isdecimal, job.partition(".")[0]))
     return 15000 + (int(digits[-4:] or 0) + step) % 10000
-
-
-def _check_range(place: ProcessInfo) -> None:
-    rank, world_size = place.number("RANK"), place.number("WORLD_SIZE")
-    if rank is not None and world_size is not None and rank >= world_size:
-        source = place.facts["RANK"].source
-        raise UsageError(None, f"{source} is {rank}, but a world of {world_size} has ranks 0 to {world_size - 1}")
 
 
 def calm_torch() -> None:

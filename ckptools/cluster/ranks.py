@@ -61,7 +61,6 @@ class Ranks(Team):
         self._meeting, self._hosts, self._steps = meeting, hosts, 0
         meeting.call = self.name
         self._watch = Watch(meeting, silence)
-        self._silence = silence
         self._watch.start()
 
     def name(self, rank: int) -> str:
@@ -97,7 +96,7 @@ class Ranks(Team):
 
     def _cause(self, error: RuntimeError) -> CkptoolsError:
         """Why a connection was lost, as the watch finds it."""
-        deadline = time.monotonic() + self._silence + 5
+        deadline = time.monotonic() + self._watch.silence + 5
         while self._watch.failure is None and time.monotonic() < deadline:
             time.sleep(0.1)
         return self._watch.failure or RendezvousError(None, f"lost the other ranks: {first_line(error)}")
@@ -112,9 +111,12 @@ class Ranks(Team):
     def failed(self, error: BaseException) -> BaseException:
         """End by an error: report it, let the others clean up, and return the error that counts."""
         self._watch.stop()
-        cause = self._watch.failure if isinstance(error, KeyboardInterrupt) else error
+        cause = (self._watch.failure if isinstance(error, KeyboardInterrupt) else None) or error
+        reported = cause
+        if isinstance(cause, CkptoolsError) and cause is not self._watch.failure and not is_named(cause):
+            reported = named(cause, self.name(self.rank))
         try:
-            self._meeting.fail(self._with_name(cause or error))
+            self._meeting.fail(reported)
             self._meeting.add("cleaned", 1)
             if self.rank == 0:
                 self._meeting.add("spoken", 1)
@@ -122,12 +124,7 @@ class Ranks(Team):
         except (RuntimeError, CkptoolsError):
             # The store is gone, and most likely rank 0 with it.
             self.speaks = self.rank <= 1
-        return cause or error
-
-    def _with_name(self, error: BaseException) -> BaseException:
-        if not isinstance(error, CkptoolsError) or error is self._watch.failure or is_named(error):
-            return error
-        return named(error, self.name(self.rank))
+        return cause
 
     def _farewell(self) -> None:
         """Wait until all have cleaned up; where rank 0 is gone, the one that failed first speaks."""
@@ -244,7 +241,7 @@ class Watch(threading.Thread):
     def __init__(self, meeting: Meeting, silence: float) -> None:
         super().__init__(name="ckptools-watch", daemon=True)
         self.failure: CkptoolsError | None = None
-        self._meeting, self._silence = meeting, silence
+        self._meeting, self.silence = meeting, silence
         self._next = (meeting.number + 1) % meeting.count
         self._ended = threading.Event()
         self._beats, self._heard = 0, time.monotonic()
@@ -268,9 +265,9 @@ class Watch(threading.Thread):
             beats = meeting.add(f"beats/{self._next}", 0)
             if beats != self._beats:
                 self._beats, self._heard = beats, time.monotonic()
-            elif time.monotonic() > self._heard + self._silence:
+            elif time.monotonic() > self._heard + self.silence:
                 who = meeting.call(self._next)
-                text = f"{who} is gone: no sign of it for {self._silence:g} s; was it killed?"
+                text = f"{who} is gone: no sign of it for {self.silence:g} s; was it killed?"
                 meeting.report(RendezvousError(None, text))
             return meeting.failure()
         except RuntimeError:

@@ -152,7 +152,9 @@ class Meeting:
                 raise self._failure()
             wait = wait or Wait(self.timeout, self._say)
             if wait.is_over():
-                raise self.report(self._absence(missing))
+                who = ", ".join(map(self.call, missing))
+                text = f"{self._came(missing)}; {who} did not within {self.timeout:g} s"
+                raise self.report(RendezvousError(None, text))
             wait.pause(functools.partial(self._waited_for, missing))
 
     def _waited_for(self, missing: list[int]) -> str:
@@ -160,7 +162,10 @@ class Meeting:
         if self.role == "rank" and not set(missing).issuperset(range(self.number)):
             return ""
         who, at = few(list(map(self.call, missing))), f" at {self._at}" if self._at else ""
-        return f"{who}{at} ({self.count - len(missing)} of {self.count} {self.role}s came)"
+        return f"{who}{at} ({self._came(missing)})"
+
+    def _came(self, missing: list[int]) -> str:
+        return f"{self.count - len(missing)} of {self.count} {self.role}s came"
 
     def cause(self, error: Exception) -> Exception:
         """The error that another member reports within some seconds, else this one.
@@ -180,11 +185,6 @@ class Meeting:
             return self._store.check([key])
         except RuntimeError as error:
             raise RendezvousError(None, f"{self.call(0)} has left: its rendezvous no longer answers") from error
-
-    def _absence(self, missing: list[int]) -> RendezvousError:
-        who = ", ".join(map(self.call, missing))
-        came = f"{self.count - len(missing)} of {self.count} {self.role}s came"
-        return RendezvousError(None, f"{came}; {who} did not within {self.timeout:g} s")
 
     def report(self, error: CkptoolsError) -> CkptoolsError:
         """Report an error to all members; returns the one that another member reported first, if so."""

@@ -41,7 +41,11 @@ def open_store(address: str, port: int, hosts: bool | None, timeout: float, say:
     """
     if not hosts and not (hosts is None and _is_here(address)):
         _reach(address, port, timeout, say)
-        return MeetingPlace(_join(address, port, timeout), hosted=False)
+        try:
+            return MeetingPlace(_open(address, port, timeout, hosts=False), hosted=False)
+        except RuntimeError as error:
+            text = f"{address}:{port} answers, but not as torch's rendezvous does: something else has that port"
+            raise RendezvousError(None, text) from error
     try:
         store = _open(address, port, timeout, hosts=True, say=say)
     except RuntimeError as error:
@@ -120,11 +124,3 @@ def _reach(address: str, port: int, timeout: float, say: Say) -> None:
             text = f"{address}:{port} was not reachable within {timeout:g} s ({why}); is number 0 started there?"
             raise RendezvousError(None, text)
         wait.pause(lambda: _with_obstacle("number 0, which is not yet at", address, port))
-
-
-def _join(address: str, port: int, timeout: float) -> TCPStore:
-    try:
-        return _open(address, port, timeout, hosts=False)
-    except RuntimeError as error:
-        text = f"{address}:{port} answers, but not as torch's rendezvous does: something else has that port"
-        raise RendezvousError(None, text) from error

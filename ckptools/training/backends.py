@@ -10,7 +10,6 @@ twice ("Duplicate GPU detected").
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -68,12 +67,11 @@ class Chosen:
         return f"{self.gpus} GPU shared" if self.gpus == 1 and self.backend != "nccl" else "GPU by local rank"
 
 
-def this_machine(environment: Mapping[str, str] | None = None) -> Hardware:
+def this_machine() -> Hardware:
     """Ask torch, which this imports, what is here."""
     import torch
     import torch.distributed as dist
 
-    variables = os.environ if environment is None else environment
     return Hardware(
         torch_version=str(torch.__version__),
         gpus=torch.cuda.device_count() if torch.cuda.is_available() else 0,
@@ -81,7 +79,7 @@ def this_machine(environment: Mapping[str, str] | None = None) -> Hardware:
         gloo=dist.is_gloo_available(),
         nccl=dist.is_nccl_available(),
         mpi=dist.is_mpi_available(),
-        under_mpi=any(name in variables for starter in STARTERS if starter.mpi for name in starter.rank),
+        under_mpi=any(name in os.environ for starter in STARTERS if starter.mpi for name in starter.rank),
     )
 
 

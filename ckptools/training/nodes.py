@@ -211,7 +211,11 @@ def agree(meeting: Meeting, options: CreateOptions, nproc: int) -> tuple[int, ..
     mine = {"nproc": nproc, "options": _flat(dataclasses.asdict(options))}
     said = [json.loads(text) for text in meeting.gather("options", json.dumps(mine))]
     for number, other in enumerate(said):
-        _compare(said[0]["options"], other["options"], meeting.call(0), meeting.call(number))
+        for name, value in said[0]["options"].items():
+            found = other["options"].get(name)
+            if value != found:
+                flag, first, who = f"--{name.replace('_', '-')}", meeting.call(0), meeting.call(number)
+                raise UsageError(None, f"{flag} is {value} on {first}, but {found} on {who}; give all the same")
     counts = tuple(each["nproc"] for each in said)
     if options.world_size not in (None, sum(counts)):
         listed = " + ".join(map(str, counts)) + (f" = {sum(counts)}" if len(counts) > 1 else "")
@@ -226,11 +230,3 @@ def _flat(options: dict[str, Any]) -> dict[str, Any]:
         if name not in _OWN:
             flat.update(value if isinstance(value, dict) else {name: value})
     return flat
-
-
-def _compare(first: dict[str, Any], other: dict[str, Any], first_name: str, other_name: str) -> None:
-    for name, value in first.items():
-        if value != other.get(name):
-            flag = f"--{name.replace('_', '-')}"
-            text = f"{flag} is {value} on {first_name}, but {other.get(name)} on {other_name}; give all the same"
-            raise UsageError(None, text)

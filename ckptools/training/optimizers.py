@@ -59,7 +59,11 @@ class DecoupledAdamW(torch.optim.Optimizer):
         return loss
 
     def _update(self, param: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
-        state = self.state[param] or self._start(param)
+        state = self.state[param]
+        if not state:
+            state["step"] = torch.tensor(0.0)
+            state["exp_avg"] = torch.zeros_like(param)
+            state["exp_avg_sq"] = torch.zeros_like(param)
         beta1, beta2 = group["betas"]
         state["step"] += 1
         steps = state["step"].item()
@@ -68,13 +72,6 @@ class DecoupledAdamW(torch.optim.Optimizer):
         state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
         spread = state["exp_avg_sq"].sqrt() / math.sqrt(1 - beta2**steps) + group["eps"]
         param.addcdiv_(state["exp_avg"], spread, value=-group["lr"] / (1 - beta1**steps))
-
-    def _start(self, param: Tensor) -> dict[str, Tensor]:
-        state: dict[str, Tensor] = self.state[param]
-        state["step"] = torch.tensor(0.0)
-        state["exp_avg"] = torch.zeros_like(param)
-        state["exp_avg_sq"] = torch.zeros_like(param)
-        return state
 
 
 def decayed_names(model: nn.Module) -> frozenset[str]:

@@ -109,8 +109,15 @@ def _check_parallel(parallel: ParallelOptions, strategy: str) -> None:
     check_word("precision", parallel.precision, ("fp32", "bf16"))
     for flag, strategies in _misplaced(parallel, CHOICES_OF, strategy):
         raise UsageError(None, f"{flag} goes with --strategy {strategies}, not {strategy}")
-    if parallel.state_dict_type == "local":
-        _check_local(parallel)
+    # These torch refuses on some ranks only, while the others wait for them.
+    if parallel.state_dict_type == "local" and parallel.dtensor:
+        raise UsageError(None, "--state-dict-type local does not go with --dtensor: flat pieces are no DTensors")
+    if parallel.state_dict_type == "local" and parallel.sharding == "hybrid":
+        raise UsageError(
+            None,
+            "--state-dict-type local does not go with --sharding hybrid: torch writes it for one group of all ranks; "
+            "choose --state-dict-type sharded or full",
+        )
     if strategy == "fsdp1" and parallel.sharding != "hybrid" and parallel.replicas != ParallelOptions.replicas:
         raise UsageError(None, f"--replicas goes with --sharding hybrid, not {parallel.sharding}")
 
@@ -123,18 +130,6 @@ def _misplaced(
         value = getattr(options, name)
         if value != getattr(type(options), name) and chosen not in known:
             yield f"--{'no-' if value is False else ''}{name.replace('_', '-')}", ", ".join(known)
-
-
-def _check_local(parallel: ParallelOptions) -> None:
-    """Refuse what torch refuses on some ranks only, while the others wait for them."""
-    if parallel.dtensor:
-        raise UsageError(None, "--state-dict-type local does not go with --dtensor: flat pieces are no DTensors")
-    if parallel.sharding == "hybrid":
-        raise UsageError(
-            None,
-            "--state-dict-type local does not go with --sharding hybrid: torch writes it for one group of all ranks; "
-            "choose --state-dict-type sharded or full",
-        )
 
 
 # The layouts that an option goes with; the others do not have what it changes.

@@ -104,13 +104,10 @@ def refuse_existing(out: Path, force: bool) -> None:
         raise UsageError(out, "is a file; give a folder for the checkpoint")
     if force or not out.exists():
         return
-    found = sorted(path.relative_to(out).as_posix() for path in _files(out, DEPTH) if _is_checkpoint(path))
+    of_one = (path for path in _files(out, DEPTH) if path.suffix in CHECKPOINT_SUFFIXES or path.name == METADATA)
+    found = sorted(path.relative_to(out).as_posix() for path in of_one)
     if found:
         raise OutputExistsError(out, f"already holds a checkpoint ({found[0]}); give another folder or --force")
-
-
-def _is_checkpoint(path: Path) -> bool:
-    return path.suffix in CHECKPOINT_SUFFIXES or path.name == METADATA
 
 
 def _files(folder: Path, depth: int) -> Iterator[Path]:

@@ -79,7 +79,9 @@ def read(ck: api.Checkpoint, names: list[str], batch: int) -> SavedRun:
     optimizer_name, optimizer = next(iter(ck.optimizers.items()), ("", None))
     moments = _moments(optimizer, fqns) if optimizer else {}
     random = [state for tree in _by_rank(ck) if (state := random_states.find(_plain(tree)))]
-    step = _step(ck, moments)
+    # As the checkpoint says, else as the optimizer has counted.
+    counted = (int(_plain(state["step"])) for state in moments.values() if "step" in state)
+    step = max(counted, default=0) if ck.step.value is None else int(ck.step.value)
     return SavedRun(
         path=ck.path,
         folder=Path(os.path.commonpath([file.path.parent for file in ck.files])) if ck.files else ck.path,
@@ -117,13 +119,6 @@ def _moments(optimizer: Optimizer, fqns: Mapping[Any, str]) -> dict[str, dict[st
 def _param_groups(optimizer: Optimizer, fqns: Mapping[Any, str]) -> list[dict[str, Any]]:
     groups = ((_plain(dict(group)), group.names) for group in optimizer.param_groups)
     return [{**values, "params": [fqns.get(name, name) for name in names]} for values, names in groups]
-
-
-def _step(ck: api.Checkpoint, moments: Mapping[str, Mapping[str, Saved]]) -> int:
-    """Steps that were taken: as the checkpoint says, else as the optimizer has counted."""
-    if ck.step.value is not None:
-        return int(ck.step.value)
-    return max((int(_plain(state["step"])) for state in moments.values() if "step" in state), default=0)
 
 
 def _position(ck: api.Checkpoint, step: int, shares: int | None, batch: int) -> Position | None:

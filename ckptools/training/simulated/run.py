@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptools.cluster.environment import calm_torch
-from ckptools.cluster.waiting import Say, say_nothing
+from ckptools.cluster.waiting import say_nothing
 from ckptools.errors import UsageError, WriteError
 from ckptools.formats.shared.given import shapes_from_json
 from ckptools.text import first_line, plural
@@ -52,7 +52,15 @@ def create(options: CreateOptions, verbose: bool = False) -> Created:
         report(line)
     with output.open_partial_folder(options.out, uuid.uuid4().hex) as partial:
         try:
-            losses = _write(options, shapes, partial, report)
+            losses: list[float] = []
+            if shapes:
+                from ckptools.training.simulated import hollow_writing
+
+                hollow_writing.write_ranks(options, shapes, partial, report)
+            else:
+                from ckptools.training.simulated import world
+
+                losses = world.write_ranks(options, partial, report)
             files = output.finish(partial, options.out)
         except (OSError, RuntimeError, BrokenProcessPool) as error:
             # torch reports a full disk as a RuntimeError.
@@ -60,18 +68,6 @@ def create(options: CreateOptions, verbose: bool = False) -> Created:
         output.remove_older(options.out, files)
     nbytes = sum(path.stat().st_size for path in files)
     return Created(options.out, files, tuple(losses), options.world_size or 1, nbytes, rank=0)
-
-
-def _write(options: CreateOptions, shapes: Shapes, folder: Path, report: Say) -> list[float]:
-    """Write the files; returns the losses of the process that trained, if one did."""
-    if shapes:
-        from ckptools.training.simulated import hollow_writing
-
-        hollow_writing.write_ranks(options, shapes, folder, report)
-        return []
-    from ckptools.training.simulated.world import write_ranks
-
-    return write_ranks(options, folder, report)
 
 
 def _explanation(options: CreateOptions, shapes: Shapes) -> list[str]:
@@ -93,11 +89,7 @@ def _explanation(options: CreateOptions, shapes: Shapes) -> list[str]:
 
 
 def _check(options: CreateOptions) -> CreateOptions:
-    """Return the options with the world size in its place.
-
-    Raises:
-        UsageError: they do not fit together.
-    """
+    """Return the options with the world size in its place."""
     simulation, world_size = options.simulation, options.simulation.simulate_world or 0
     option_checks.check_least("simulate-world", world_size)
     option_checks.check_least("jobs", simulation.jobs)
