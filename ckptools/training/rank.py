@@ -16,7 +16,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from ckptools.cluster.environment import NEEDED, missing_variables
 from ckptools.cluster.variables import restarts
-from ckptools.cluster.waiting import say_nothing
+from ckptools.cluster.waiting import Say, say_nothing
 from ckptools.errors import UsageError, WriteError
 from ckptools.text import first_line
 from ckptools.training import file_names, layouts, output
@@ -24,7 +24,7 @@ from ckptools.training.backends import chosen_here
 from ckptools.training.options import CreateOptions
 from ckptools.training.output import Created
 from ckptools.training.resuming.resume import remember, resume, to_go_on_from
-from ckptools.training.run import Report, Run, of_any_rank, prepare, quiet, save_full_state, train
+from ckptools.training.run import Run, of_any_rank, prepare, quiet, save_full_state, train
 
 
 @contextmanager
@@ -72,7 +72,7 @@ def _join_at(backend: str, url: str, *numbers: int) -> None:
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
 
 
-def train_and_save(options: CreateOptions, partial: Path, report: Report) -> Created:
+def train_and_save(options: CreateOptions, partial: Path, report: Say) -> Created:
     """Train with the other ranks and save; every rank returns the same answer, but for `rank`.
 
     Rank 0's caller has made the folder `partial` for files in the making, and removes it. Rank 0 alone reports.
@@ -86,7 +86,7 @@ def train_and_save(options: CreateOptions, partial: Path, report: Report) -> Cre
         return _in_the_group(options, partial, report if dist.get_rank() == 0 else say_nothing)
 
 
-def _in_the_group(options: CreateOptions, partial: Path, say: Report) -> Created:
+def _in_the_group(options: CreateOptions, partial: Path, say: Say) -> Created:
     """Train and save, and let the model go while the group is there.
 
     The last to go would otherwise be DDP's reducer, which ends gloo's threads without letting go of Python's lock, for

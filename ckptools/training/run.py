@@ -31,6 +31,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.profiler import ProfilerActivity, profile
 
 from ckptools.cluster.variables import restarts
+from ckptools.cluster.waiting import Say
 from ckptools.training import backends, file_names, optimizers, random_states, strategies
 from ckptools.training.backends import Chosen
 from ckptools.training.data import Loader, Position, ShareSampler, batches, make_loader, with_noise
@@ -38,9 +39,6 @@ from ckptools.training.model import Transformer
 from ckptools.training.options import CreateOptions, run_name
 from ckptools.training.output import FULL_STATE
 from ckptools.training.strategies.strategy import Strategy
-
-Report = Callable[[str], None]
-"""Takes one line at a time; called on every rank alike."""
 
 
 @dataclass
@@ -92,8 +90,11 @@ class Run:
         return self.epoch * self.sampler.total_size + self.position.samples
 
 
-def train(run: Run, report: Report, save: Callable[[Run], None]) -> None:
-    """Train up to step `options.steps`; call `save`, a collective, at the end and as often as `options` says."""
+def train(run: Run, report: Say, save: Callable[[Run], None]) -> None:
+    """Train up to step `options.steps`; call `save`, a collective, at the end and as often as `options` says.
+
+    Every rank reports alike.
+    """
     options, begin = run.options, time.monotonic()
     every = max(1, options.steps // 10)
     for tokens, position in islice(batches(run.loader, run.position), options.steps - run.step):
@@ -111,7 +112,7 @@ def train(run: Run, report: Report, save: Callable[[Run], None]) -> None:
             save(run)
 
 
-def prepare(options: CreateOptions, report: Report) -> Run:
+def prepare(options: CreateOptions, report: Say) -> Run:
     """Build the model and spread it; the run is at its start."""
     torch.manual_seed(options.seed)
     hardware = backends.chosen_here(options.hardware)
@@ -119,9 +120,10 @@ def prepare(options: CreateOptions, report: Report) -> Run:
     # Made on the CPU, so that it begins with the same weights everywhere.
     model = Transformer(options.size).to(device)
     count = sum(param.numel() for param in model.parameters())
+    parameters = f"{count / 1e6:.1f} M" if count >= 1e6 else f"{count / 1e3:.0f} k"
     report(
         f"{dist.get_world_size()} processes, {hardware.backend}, {hardware.device_in_words}; "
-        f"{options.size.layers}-block transformer, {_millions(count)} parameters, "
+        f"{options.size.layers}-block transformer, {parameters} parameters, "
         f"{options.strategy}, {options.optimizer} + {options.scheduler}"
     )
     if hardware.remark:
@@ -148,7 +150,7 @@ def train_step(run: Run, tokens: Tensor) -> float:
     return _mean_over_ranks(loss)
 
 
-def _die_if_asked(run: Run, report: Report) -> None:
+def _die_if_asked(run: Run, report: Say) -> None:
     """End this rank as a machine that fails would, if it is the one; not again after a restart."""
     rank, step = run.options.resuming.killed or (0, 0)
     if run.step != step or restarts() > 0:
@@ -163,10 +165,6 @@ def _mean_over_ranks(value: Tensor) -> float:
     mean = value / dist.get_world_size()
     dist.all_reduce(mean)
     return mean.item()
-
-
-def _millions(count: int) -> str:
-    return f"{count / 1e6:.1f} M" if count >= 1e6 else f"{count / 1e3:.0f} k"
 
 
 @contextmanager
@@ -260,7 +258,7 @@ def save_full_state(run: Run, folder: Path) -> None:
 BACKENDS = ("gloo:", "nccl:", "mpi:")
 
 
-def _recorded(step: Callable[[], float], report: Callable[[str], None]) -> float:
+def _recorded(step: Callable[[], float], report: Say) -> float:
     """Take a step and report what each rank sent and received in it; a collective; returns what `step` does."""
     # Kineto announces itself on stderr otherwise.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")

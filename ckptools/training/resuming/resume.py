@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from ckptools import api
 from ckptools.cluster.variables import restarts
+from ckptools.cluster.waiting import Say
 from ckptools.errors import CkptoolsError, NotWholeError, ReadError, UsageError
 from ckptools.files.location import path_of
 from ckptools.formats.open import open_checkpoint
@@ -45,7 +46,7 @@ from ckptools.training.output import FULL_STATE, opened_by
 from ckptools.training.resuming import saved_run
 from ckptools.training.resuming.saved_run import SavedRun
 from ckptools.training.resuming.storage_reader import OpenedReader, fill, here, sent_by_rank_0
-from ckptools.training.run import Report, Run
+from ckptools.training.run import Run
 
 T = TypeVar("T")
 
@@ -56,7 +57,7 @@ SCHEDULERS = {"cosine": "T_max", "lambda": "lr_lambdas"}
 FETCH = {"each": here, "broadcast": sent_by_rank_0}
 
 
-def resume(run: Run, paths: list[Path], report: Report) -> None:
+def resume(run: Run, paths: list[Path], report: Say) -> None:
     """Bring a prepared run to where a saved one was, by the newest whole one of some checkpoints; a collective.
 
     Raises:
@@ -83,7 +84,7 @@ def _made_by_rank_0(make: Callable[[], T]) -> T:
     return cast("T", made[0])
 
 
-def _chosen(paths: list[Path], model: Transformer, report: Report) -> Path:
+def _chosen(paths: list[Path], model: Transformer, report: Say) -> Path:
     found = newest_whole(paths, report, model)
     if found is None:
         raise NotWholeError(paths[-1], "is not whole, and no other checkpoint is there to go on from")
@@ -224,7 +225,7 @@ def remember(partial: Path, files: tuple[Path, ...]) -> None:
         file.write(f"{opened_by(files)}\n")
 
 
-def newest_whole(paths: Iterable[Path], report: Report, model: nn.Module | None = None) -> Path | None:
+def newest_whole(paths: Iterable[Path], report: Say, model: nn.Module | None = None) -> Path | None:
     """The path that opens the newest whole one of several checkpoints; None where none is.
 
     Every byte is read and compared with its checksum: a run that goes on from damaged weights would not notice. Each

@@ -8,6 +8,7 @@ from functools import partial
 from math import prod
 from pathlib import Path
 
+from ckptools.cluster.waiting import Say
 from ckptools.dtypes import ITEMSIZE, SAFETENSORS
 from ckptools.training.layouts.huggingface import whole_files
 from ckptools.training.options import CreateOptions, run_name
@@ -21,7 +22,7 @@ AT_ONCE = 32
 Write = Callable[[list[int]], None]
 
 
-def write_ranks(options: CreateOptions, shapes: Shapes, folder: Path, report: Callable[[str], None]) -> None:
+def write_ranks(options: CreateOptions, shapes: Shapes, folder: Path, report: Say) -> None:
     """Write the files of the ranks that are asked for, or with huggingface those of the whole model."""
     run = HollowRun(options, shapes, options.world_size or 1)
     if options.layout == "huggingface":

@@ -29,14 +29,14 @@ from torch.distributed.fsdp._shard_utils import _create_chunk_sharded_tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from ckptools.cluster.waiting import say_nothing
+from ckptools.cluster.waiting import Say, say_nothing
 from ckptools.training import layouts, optimizers, random_states, strategies
 from ckptools.training.backends import Chosen
 from ckptools.training.layouts.rank_files import composer_state
 from ckptools.training.options import CreateOptions, from_json, to_json
 from ckptools.training.output import FULL_STATE
 from ckptools.training.random_states import RandomState
-from ckptools.training.run import Report, Run, full_state, place, prepare, quiet, train
+from ckptools.training.run import Run, full_state, place, prepare, quiet, train
 from ckptools.training.strategies.fsdp import FSDP1, FSDP2
 
 T = TypeVar("T")
@@ -67,7 +67,7 @@ class Trained:
         return module
 
 
-def train_alone(options: CreateOptions, report: Report) -> Trained:
+def train_alone(options: CreateOptions, report: Say) -> Trained:
     """Train in this process alone, which is a world of one."""
     torch.set_num_threads(1)
     alone = dataclasses.replace(options, strategy="ddp", world_size=1, layout="composer")
@@ -100,7 +100,7 @@ def _group(backend: str, store: HashStore | FakeStore, rank: int, world_size: in
         dist.destroy_process_group()
 
 
-def write_rank(trained: Trained, rank: int, folder: Path) -> None:
+def write_rank(trained: Trained, folder: Path, rank: int) -> None:
     """Be one rank of the simulated world, and write its files into a folder.
 
     In a thread of its own: what DTensor remembers of its meshes it remembers per thread, and without regard to the
@@ -164,28 +164,21 @@ def _like(param: nn.Parameter, value: Tensor) -> Tensor:
     return distribute_tensor(value, param.device_mesh, param.placements, src_data_rank=None)
 
 
-def write_ranks(options: CreateOptions, folder: Path, report: Report) -> list[float]:
+def write_ranks(options: CreateOptions, folder: Path, report: Say) -> list[float]:
     """Write the files of the ranks that are asked for; returns the losses of the process that trained."""
     trained = train_alone(options, report)
     if options.full:
         torch.save(trained.state, folder / FULL_STATE)
-    ranks = options.simulation.ranks_written
+    ranks, jobs = options.simulation.ranks_written, options.simulation.jobs
     every = max(1, -(-len(ranks) // 10))
-    for done, _ in enumerate(_written(trained, ranks, folder), 1):
+    if jobs == 1:
+        written: Iterator[None] = map(partial(write_rank, trained, folder), ranks)
+    else:
+        written = in_processes(jobs, _write_another, ranks, partial(_begin, to_json(options), folder))
+    for done, _ in enumerate(written, 1):
         if len(ranks) > 10 and (done % every == 0 or done == len(ranks)):
             report(f"{done} of {len(ranks)} ranks written")
     return trained.run.losses
-
-
-def _written(trained: Trained, ranks: Iterable[int], folder: Path) -> Iterator[None]:
-    """Write rank after rank, here or in other processes; yields after each."""
-    jobs = trained.options.simulation.jobs
-    if jobs == 1:
-        for rank in ranks:
-            write_rank(trained, rank, folder)
-            yield
-        return
-    yield from in_processes(jobs, _write_another, ranks, partial(_begin, to_json(trained.options), folder))
 
 
 def in_processes(
@@ -216,5 +209,4 @@ def _begin(text: str, folder: Path) -> None:
 
 
 def _write_another(rank: int) -> None:
-    trained, folder = _begun[0]
-    write_rank(trained, rank, folder)
+    write_rank(*_begun[0], rank)
