@@ -140,9 +140,10 @@ class _Files:
         for path, tensor in tensors_in(self.checkpoint.tree):
             for shard in tensor.found:
                 source = shard.source
+                if source is None or source.path != file or source.dtype not in dtypes:
+                    continue
                 # Its bytes lie in one piece, and there are some.
-                whole = source is not None and source.contiguous and prod(source.shape) > 0
-                if source is not None and source.path == file and source.dtype in dtypes and whole:
+                if source.contiguous and prod(source.shape) > 0:
                     found.append((fqn_of(path), shard))
         if not found:
             raise self.refusal(asked, f"no tensor lies in {file.name}")

@@ -10,7 +10,7 @@ import re
 import shutil
 import struct
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
@@ -87,7 +87,7 @@ class Target:
 
     files: tuple[Path, ...]
     others: tuple[Path, ...]
-    shards: tuple[tuple[str, Shard], ...] = field(repr=False)
+    shards: tuple[tuple[str, Shard], ...]
     chance: random.Random
 
 
