@@ -18,7 +18,7 @@ from functools import cache, cached_property
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,6 +45,7 @@ BLOCK = 4096
 """Bytes; a hole that is smaller is written, as file systems have none of that size."""
 
 Box = tuple[torch.Size, torch.Size]
+"""Offsets and sizes of a shard in its tensor."""
 
 
 @dataclass(frozen=True)
@@ -59,21 +60,6 @@ class HollowItem:
     def nbytes(self) -> int:
         """Bytes in the file."""
         return len(self.head) + self.hole + len(self.tail)
-
-
-class Placed(NamedTuple):
-    """An item of a rank.
-
-    Attributes:
-        key: flattened, as `.metadata` has it.
-        box: offsets and sizes of the shard in its tensor; None for an object.
-        offset: of the item in the rank's file.
-    """
-
-    key: str
-    box: Box | None
-    item: HollowItem
-    offset: int
 
 
 class HollowDcp:
@@ -92,14 +78,8 @@ class HollowDcp:
         alone = {key: v for key, v in self._flat.items() if not isinstance(v, Tensor) or not v.ndim}
         return {key: HollowItem(_archive(value)) for key, value in alone.items()}
 
-    def placed(self, rank: int) -> Iterator[Placed]:
-        """The items that a rank writes, in the order of its file."""
-        offset = 0
-        for key, box, item in self._written(rank):
-            yield Placed(key, box, item, offset)
-            offset += item.nbytes
-
     def _written(self, rank: int) -> Iterator[tuple[str, Box | None, HollowItem]]:
+        """The items that a rank writes, in the order of its file, with their keys as `.metadata` has them."""
         for key, item in islice(self._alone.items(), rank, None, self._run.world_size):
             yield key, (torch.Size(), torch.Size()) if isinstance(self._flat[key], Tensor) else None, item
         for key, value in self._flat.items():
@@ -118,13 +98,15 @@ class HollowDcp:
         }
         stored: dict[MetadataIndex, _StorageInfo] = {}
         for rank in range(self._run.world_size):
-            for placed in self.placed(rank):
-                index = MetadataIndex(placed.key)
-                if placed.box is not None:
-                    chunks = known[placed.key].chunks
-                    index = MetadataIndex(placed.key, placed.box[0], len(chunks))
-                    chunks.append(ChunkStorageMetadata(*placed.box))
-                stored[index] = _StorageInfo(_file_name(rank), placed.offset, placed.item.nbytes)
+            offset = 0
+            for key, box, item in self._written(rank):
+                index = MetadataIndex(key)
+                if box is not None:
+                    chunks = known[key].chunks
+                    index = MetadataIndex(key, box[0], len(chunks))
+                    chunks.append(ChunkStorageMetadata(*box))
+                stored[index] = _StorageInfo(_file_name(rank), offset, item.nbytes)
+                offset += item.nbytes
         metadata = Metadata(known, self._paths, stored, StorageMeta())
         if (version := getattr(filesystem, "CURRENT_DCP_VERSION", None)) is not None:
             metadata.version = version
@@ -137,11 +119,11 @@ class HollowDcp:
     def write_rank(self, rank: int, folder: Path) -> None:
         """Write the file of a rank."""
         with (folder / _file_name(rank)).open("wb") as file:
-            for placed in self.placed(rank):
-                file.write(placed.item.head)
-                if placed.item.hole:
-                    file.seek(placed.item.hole, os.SEEK_CUR)
-                    file.write(placed.item.tail)
+            for _, _, item in self._written(rank):
+                file.write(item.head)
+                if item.hole:
+                    file.seek(item.hole, os.SEEK_CUR)
+                    file.write(item.tail)
 
 
 def _file_name(rank: int) -> str:
