@@ -11,7 +11,7 @@ from ckptools.formats.registry import FORMATS, Format, formats_from_outside
 from ckptools.text import printable
 
 if TYPE_CHECKING:
-    from ckptools.consolidate.writers.layout import Writer
+    from ckptools.consolidate.writers import Writer
 
 
 def formats(json: AsJson = False) -> None:
