@@ -655,6 +655,14 @@ def test_the_file_names_of_core_0_2_are_known_too(tmp_path):
     assert ckptools.open(run / "iter_0000005" / "mp_rank_01" / "model_rng.pt").whole
 
 
+def test_a_bare_tensor_in_the_place_of_an_optimizers_state_is_shown(legacy):
+    for file in legacy.rglob("model_optim_rng.pt"):
+        torch.save(torch.ones(3), file.with_name("distrib_optim.pt"))
+    (optimizer,) = ckptools.open(legacy).optimizers.values()
+    found = {name: list(slots) for name, slots in optimizer.state.items() if "distrib_optim.pt" in name}
+    assert len(found) == 4 and all(slots == ["tensor"] for slots in found.values())
+
+
 @pytest.mark.parametrize("copies", [None, {}, [None, 3], [["no tensor"], []]], ids=repr)
 def test_master_copies_of_another_form_are_none(copies, tmp_path):
     folder = save(Run(half=True), tmp_path)

@@ -198,7 +198,8 @@ class Optimizers:
         """Put the flat buffers in place of the state, so that the optimizer does not look like one without a state."""
         state: dict[str, dict[str, Tensor]] = {}
         for file, content in self.flat.items():
-            for (*above, slot), tensor in tensors_in(content):
+            for path, tensor in tensors_in(content):
+                *above, slot = path or ("tensor",)  # a file may hold a tensor and nothing around it
                 name = f"{file}: {dotted_path(tuple(above))}" if above else file
                 state.setdefault(name, {})[str(slot)] = replace(tensor, kind="flat_pieces", note=FLAT)
         if isinstance(tree, Mapping) and isinstance(tree.get("optimizer"), Mapping):
