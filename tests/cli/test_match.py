@@ -178,6 +178,7 @@ def test_a_config_of_transformers_is_made_into_its_model(tmp_path):
     assert code == 1 and "31 rows short: padded vocabulary?" in out
 
 
+@pytest.mark.slow
 def test_the_program_around_us_can_still_reach_the_hub_afterwards():
     code = (
         "import ckptools, sys\n"

@@ -63,12 +63,14 @@ def attend(port: int, role: str, number: int, count: int, lines: list[str]) -> N
         meeting.gather("hello")
 
 
+@pytest.mark.slow
 def test_every_node_says_for_whom_it_waits(impatient: None) -> None:
     first, other = said_by("node", [0, 2], 4)
     for lines in (first, other):
         assert lines[-1].startswith("waiting for node 1, node 3 at head:7 (2 of 4 nodes came); gives up after 3 s, ")
 
 
+@pytest.mark.slow
 def test_of_ranks_which_share_a_terminal_the_first_speaks(impatient: None) -> None:
     first, other = said_by("rank", [1, 2], 3)
     assert first[-1].startswith("waiting for rank 0 at head:7 (2 of 3 ranks came)")
@@ -76,6 +78,7 @@ def test_of_ranks_which_share_a_terminal_the_first_speaks(impatient: None) -> No
     assert all("rank 1" in line for line in other)
 
 
+@pytest.mark.slow
 def test_who_comes_before_the_first_is_silent_once_that_is_there(impatient: None) -> None:
     said: list[list[str]] = [[], []]
     host = open_store("localhost", 0, True, 60.0).store
@@ -121,6 +124,7 @@ def reads(process: subprocess.Popen[str]) -> str:
     return process.stderr.readline()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(PATIENCE)
 @pytest.mark.parametrize("backend", ["static", pytest.param("c10d", marks=pytest.mark.slow)])
 def test_a_node_that_waits_for_another_says_so(backend: str, tmp_path: Path) -> None:

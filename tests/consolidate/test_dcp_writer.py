@@ -105,6 +105,7 @@ def test_three_ranks_load_every_value_bit_for_bit(fixture, loaded):
     assert len(truth) > 10
 
 
+@pytest.mark.slow
 def test_two_ranks_and_one_load_the_same(loaded):
     truth = truth_of(WHOLE[0])
     assert wrong(read(loaded / "two ranks.pt"), truth) == []

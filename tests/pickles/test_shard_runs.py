@@ -359,6 +359,7 @@ def test_a_big_world_reads_the_same_with_runs_and_without(fake_world):
     assert fast == slow
 
 
+@pytest.mark.slow
 def test_a_lone_file_of_a_big_world_is_opened_in_one_pass_and_says_what_it_is(fake_world):
     ckptools.open(fake_world)
     started = time.perf_counter()

@@ -25,11 +25,13 @@ def row(lines: list[str], operation: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_stages_of_a_pipeline_send_each_microbatch_on_and_its_gradient_back(pipeline: list[str]) -> None:
     # Four microbatches of two sequences of 31 tokens with 65 features.
     assert row(pipeline, "send") == row(pipeline, "recv") == ["4", str(4 * 2 * 31 * 65), "0, 1"]
 
 
+@pytest.mark.slow
 def test_only_the_last_step_is_recorded(pipeline: list[str]) -> None:
     assert [line.split()[:2] for line in pipeline if line.startswith(("step", "one"))] == [
         ["step", "1"],

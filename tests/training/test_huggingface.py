@@ -20,6 +20,8 @@ from ckptools.training.options import FileOptions
 from tests.demo import same
 from tests.training.rank_files import ckptools as run
 
+pytestmark = pytest.mark.slow
+
 FORMS = ("huggingface", "cut", "joined", "shards")
 
 
@@ -112,7 +114,6 @@ def test_options_that_a_layout_does_not_have_are_refused(layout: str, files: Fil
     assert says in str(refused.value)
 
 
-@pytest.mark.slow
 def test_another_form_takes_the_place_of_one_that_was_there(tmp_path: Path) -> None:
     asked = ("create", tmp_path / "run", "--world-size", 2, "--steps", 1, "--layout", "huggingface")
     first = run(*asked, "--save-distributed", "--max-shard-size", "200KB")

@@ -18,6 +18,8 @@ from tests import demo
 from tests.training.forked import create_forked
 from tests.training.rank_files import assert_same_moments, load_all
 
+pytestmark = pytest.mark.slow
+
 
 def stage_keys(created: Created) -> list[set[str]]:
     return [set(content["state"]["model"]) for content in load_all(created.out, "ep0-*.pt")]
@@ -92,7 +94,6 @@ def test_blocks_are_dealt_evenly(layers: int, stages: int, owned: list[list[int]
         assert [int(name) for name in model.blocks] == mine
 
 
-@pytest.mark.slow
 def test_in_a_dcp_every_parameter_has_its_hyperparameters(tmp_path: Path) -> None:
     create_forked(CreateOptions(tmp_path / "dcp", "pipeline", world_size=2, steps=1, layout="dcp"))
     entries = FileSystemReader(tmp_path / "dcp").read_metadata().state_dict_metadata

@@ -123,6 +123,7 @@ def test_a_broken_one_is_passed_over_and_said(damage: Callable[[Path], None], sa
     assert says in said
 
 
+@pytest.mark.slow
 def test_what_is_not_whole_is_not_gone_on_from(run: Path) -> None:
     for path in run.glob("*-rank1.pt"):
         path.unlink()
@@ -177,6 +178,7 @@ output.finish(*map(output.Path, sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["fsdp1", "verl", "dcp"])
 def test_a_set_that_was_moved_by_half_is_not_whole(layout: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     files = [path for path in request.getfixturevalue(layout).out.iterdir() if path.name != "full.pt"]

@@ -95,6 +95,7 @@ def groups(content: Any) -> Any:
     return optimizer["param_groups"]
 
 
+@pytest.mark.slow
 def test_fewer_than_all_ranks_are_not_whole(tmp_path: Path) -> None:
     out = tmp_path / "run"
     done = command("create", out, "--simulate-world", 256, "--ranks", "0,137", "--tiny", "--steps", 1)

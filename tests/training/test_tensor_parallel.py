@@ -15,6 +15,8 @@ from tests import demo
 from tests.training.rank_files import assert_same_moments, load, load_all, local_tensors
 from tests.training.rank_files import ckptools as command
 
+pytestmark = pytest.mark.slow
+
 
 def placements(created: Created, name: str) -> str:
     """How a tensor of the model lies on the ranks, as the file of rank 1 says."""
@@ -85,12 +87,10 @@ def test_parts_join_to_the_gathered_state(tp: Created, fsdp2_tp: Created, tmp_pa
     assert differing(fsdp2_tp, tmp_path / "fsdp2-tp.pt") == []
 
 
-@pytest.mark.slow
 def test_a_mesh_of_three_dimensions_joins_to_the_gathered_state(hsdp_tp: Created, tmp_path: Path) -> None:
     assert differing(hsdp_tp, tmp_path / "hsdp-tp.pt") == []
 
 
-@pytest.mark.slow
 def test_replicas_of_shards_hold_the_same_bits(hsdp_tp: Created) -> None:
     ranks = [dict(local_tensors(content["state"]["model"])) for content in load_all(hsdp_tp.out, "ep0-*.pt")]
     for one, other in zip(ranks[:4], ranks[4:], strict=True):

@@ -17,6 +17,8 @@ from ckptools.training.layouts.dcp import versioned
 from tests.demo import same, tensors
 from tests.training.test_matrix import nested
 
+pytestmark = pytest.mark.slow
+
 FIXTURES = Path(__file__).parent.parent.parent / "fixtures"
 DCP = ("dcp", "several", "async", "safetensors", "torchtitan", "async-titan", "olmo")
 

@@ -21,12 +21,13 @@ def two(port: int, first: tuple[object, ...], second: tuple[object, ...]) -> lis
     return [start(*first, *at), start(*second, *at)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "launcher", "counts"),
     [
         ("static", "elastic", "2,1"),
-        pytest.param("c10d", "elastic", "2,1", marks=pytest.mark.slow),
-        pytest.param("static", "spawn", "1,2", marks=pytest.mark.slow),
+        ("c10d", "elastic", "2,1"),
+        ("static", "spawn", "1,2"),
     ],
 )
 def test_unequal_nodes_write_what_one_node_writes(
