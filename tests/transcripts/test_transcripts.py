@@ -1,0 +1,147 @@
+"""Every command prints of each fixture, sound and damaged, what was last read and found right.
+
+`CKPTOOLS_REWRITE_TRANSCRIPTS=1 pytest tests/transcripts` writes them anew; then read the diff.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from ckptools.cli import app
+from tests.damage.damages import damages
+from tests.truth import ASKED, KINDS, LOCAL, OWN_BUFFERS, WHOLE, Known
+
+KEPT = Path(__file__).parent / "kept"
+SAVED = 1_700_000_000
+"""When all files of all fixtures were written, as far as the commands can see."""
+
+SOUND = """
+inspect PATH
+tree PATH
+show PATH KEY
+stats PATH
+verify PATH --deep --values
+doctor PATH
+consolidate PATH -o out.safetensors --dry-run WRITE
+consolidate PATH -o out.pt WRITE
+diff PATH out.pt --values
+match PATH --to out.pt
+ls .
+"""
+JSON = """
+inspect PATH --json --all-ranks
+show PATH KEY --json
+stats PATH --json
+verify PATH --deep --json
+doctor PATH --json
+diff PATH out.pt --json
+match PATH --to out.pt --json
+ls . --json
+"""
+"""Of one fixture for each way of storing a checkpoint."""
+
+DAMAGED = """
+inspect PATH --all-ranks
+verify PATH --deep --values
+verify PATH --json
+doctor PATH
+ls .
+consolidate PATH -o out.pt WRITE
+"""
+
+MASKS: tuple[tuple[str, Any], ...] = (
+    (r"\b\d+(\.\d+)? m?s\b", "TIME"),
+    (r"\b\d+(\.\d+)? [KMGT]?i?B/s\b", "SPEED"),
+    (r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\dZ?( \.\. [\d:]+)?", "DATE"),
+    (r'"(seconds|time)": [\d.e-]+', r'"\1": 0'),
+    # The last digits of a sum are those of one processor.
+    (r"-?\b\d+\.\d{5,}(e-?\d+)?\b", lambda number: f"{float(number[0]):.4g}"),
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A fixture, and the kind of damage that its largest file has suffered, if any."""
+
+    known: Known
+    damage: str = ""
+
+    def __str__(self) -> str:
+        opened = self.known.path.partition("/")[0]
+        part = f"-{opened}" if opened not in ("ckpt", "") and "." not in opened else ""
+        return f"{self.known.name}{part}" + (f"-{self.damage.replace(' ', '-')}" if self.damage else "")
+
+    def put(self, folder: Path) -> None:
+        """Make a folder with the files of the fixture, all written at one time."""
+        shutil.copytree(self.known.folder, folder, ignore=shutil.ignore_patterns("truth*", "HOW.md"))
+        if self.damage:
+            opened = folder / self.known.path
+            below = (opened if opened.is_dir() else opened.parent).rglob("*")
+            files = sorted((p for p in below if p.is_file() and p != opened), key=lambda p: (-p.stat().st_size, p))[:2]
+            damage = next(found for found in damages(folder, files) if found.kind == self.damage)
+            for path, data in damage.make().items():
+                path.unlink() if data is None else path.write_bytes(data)
+        for path in folder.rglob("*"):
+            os.utime(path, (SAVED, SAVED))
+
+    def commands(self) -> Iterator[tuple[str, list[str]]]:
+        """Yield each command as it is written down, and its words."""
+        asked = [(f"--{name}", getattr(self.known, name)) for name in ("shapes", "names") if getattr(self.known, name)]
+        lines = DAMAGED if self.damage else SOUND + JSON if self.known in KINDS else SOUND
+        for line in filter(None, lines.splitlines()):
+            more = [word for pair in asked for word in pair] if "PATH" in line else []
+            line = line.replace("WRITE", " ".join(self.known.write_options)).strip()
+            words = line.replace("PATH", self.known.path).split()
+            yield " ".join([*words, *more]), [self._key() if word == "KEY" else word for word in (*words, *more)]
+
+    def _key(self) -> str:
+        keys = [row.name for row in self.known.open().records().rows]
+        return keys[len(keys) // 2]
+
+
+def said(words: list[str]) -> str:
+    """What a command prints, stdout before stderr, and its exit code, without what differs from run to run."""
+    done = CliRunner().invoke(app, words)
+    text = f"{done.stdout}{done.stderr}" + (f"exit code {done.exit_code}\n" if done.exit_code else "")
+    for pattern, word in MASKS:
+        text = re.sub(pattern, word, text)
+    return text
+
+
+KINDS_OF_DAMAGE = ("deleted", "halved", "one byte short", "flipped", "swapped", "copied")
+CASES = [
+    *map(Case, (*WHOLE, *LOCAL, *OWN_BUFFERS, *ASKED)),
+    *(Case(known, KINDS_OF_DAMAGE[i % len(KINDS_OF_DAMAGE)]) for i, known in enumerate(WHOLE) if known.world_size > 1),
+]
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """File times are shown in the local zone, tables as wide as the terminal."""
+    monkeypatch.setenv("TZ", "UTC")
+    monkeypatch.setenv("COLUMNS", "100")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_command_prints_what_was_found_right(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case.put(tmp_path / "run")
+    monkeypatch.chdir(tmp_path / "run")
+    printed = "\n".join(f"$ ckptools {line}\n{said(words)}" for line, words in case.commands())
+    kept = KEPT / f"{case}.txt"
+    if os.environ.get("CKPTOOLS_REWRITE_TRANSCRIPTS"):
+        kept.write_text(printed, encoding="utf-8")
+    assert printed == kept.read_text(encoding="utf-8")
