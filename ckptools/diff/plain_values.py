@@ -162,6 +162,8 @@ def _by_parameter(left: Sequence[SideGroup], right: Sequence[SideGroup]) -> Iter
     mine = {name for group in left for name in group.params}
     for group in right:
         new = [name for name in group.params if name not in mine]
+        if len(new) == len(group.params):
+            yield from _groups_of_one([group], False)
         if new:
             yield _parameters_of_one(group, new, "only in B")
 

@@ -78,3 +78,19 @@ def test_a_value_that_one_side_has_is_shown_on_that_side(tmp_path, swapped):
     (row,) = [row for row in ckptools.diff(*paths[:: -1 if swapped else 1]).values if row.name == "extra.seen"]
     expected = ("only in B", None, "7") if swapped else ("only in A", "7", None)
     assert (row.verdict, row.value_a, row.value_b) == expected
+
+
+GROUPS = [{"lr": 0.1, "params": ["a"]}, {"lr": 0.2, "eps": 0.5, "params": ["b", "c"]}]
+
+
+@pytest.mark.parametrize(("sides", "word"), [(slice(None), "only in B"), (slice(None, None, -1), "only in A")])
+def test_a_param_group_of_one_side_is_listed_with_its_settings(tmp_path, sides, word):
+    state = {name: {"exp_avg": torch.ones(2)} for name in "abc"}
+    trees = [{"optimizer": {"state": state, "param_groups": groups}} for groups in (GROUPS[:1], GROUPS)]
+    paths = [saved(tmp_path / f"{n}.pt", tree) for n, tree in enumerate(trees)]
+    rows = [row for row in ckptools.diff(*paths[sides]).values if row.verdict != "same"]
+    assert {row.name.removeprefix("optimizer.param_groups."): row.verdict for row in rows} == dict.fromkeys(
+        ["1.lr", "1.eps", "1.params"], word
+    )
+    texts = [row.value_b if word == "only in B" else row.value_a for row in rows]
+    assert texts == ["0.2", "0.5", "2 parameters"]
