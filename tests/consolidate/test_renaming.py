@@ -302,3 +302,15 @@ def test_hostile_names_are_renamed_and_told_without_doing_anything(tmp_path):
 def _map(folder: Path, names: dict[str, str]) -> str:
     (folder / "map.json").write_text(json.dumps(names))
     return str(folder / "map.json")
+
+
+def test_a_flattened_optimizer_follows_the_names_of_the_model(tmp_path):
+    moments = {f"state.a.{name}.{slot}": torch.ones(2) for name in ("w", "b.c") for slot in ("exp_avg", "exp_avg_sq")}
+    groups = {f"param_groups.a.{name}.lr": rate for name, rate in (("w", 0.1), ("b.c", 0.2))}
+    tree = {"model": {"a.w": torch.zeros(2), "a.b.c": torch.ones(2)}, "optim": {**moments, **groups}}
+    torch.save(tree, tmp_path / "flat.pt")
+    ckptools.consolidate(tmp_path / "flat.pt", tmp_path / "new.pt", rename=["a.=z.y."])
+    found = torch.load(tmp_path / "new.pt")
+    assert list(found["model"]) == ["z.y.w", "z.y.b.c"]
+    assert list(found["optim"]) == [key.replace(".a.", ".z.y.") for key in tree["optim"]]
+    assert found["optim"]["param_groups.z.y.b.c.lr"] == 0.2

@@ -158,3 +158,22 @@ def test_memory_does_not_grow_with_the_tensor(tmp_path):
     before = peak()
     assert compared(a, b).measures.differing == 0
     assert peak() - before < 32 << 10
+
+
+def test_of_three_shards_the_ones_of_another_checksum_are_read(tmp_path):
+    for place in range(3):
+        other = ARRAY.copy()
+        other[16 * place + 3, 2] += 1
+        a, b = cut(tmp_path, "a", ARRAY, rows(48, 40, 3)), cut(tmp_path, f"b{place}", other, rows(48, 40, 3))
+        found = compared(a, b)
+        assert (found.measures.differing, found.measures.first) == (1, (16 * place + 3, 2))
+        assert (found.measures.compared, found.skipped, found.nbytes_skipped) == (640, 1280, 2 * 1280 * 4)
+        assert (found.nbytes, found.damaged, found.by_rank, found.problem) == (2 * 640 * 4, False, False, "")
+
+
+def test_every_region_is_skipped_where_all_checksums_agree(tmp_path):
+    a, b = (cut(tmp_path, name, ARRAY, rows(48, 40, 3)) for name in "ab")
+    found = compared(a, b)
+    assert (found.measures, found.skipped, found.nbytes) == (None, ARRAY.size, 0)
+    every = compared(a, b, every_byte=True)
+    assert (every.measures.compared, every.skipped, every.damaged) == (ARRAY.size, 0, False)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 import ckptools
-from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
+from ckptools.errors import ReadError
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, file_now
 from ckptools.model.checkpoint import Fact, ModuleOrder
 from ckptools.model.problems import Code, Problem
 
@@ -58,3 +61,13 @@ def test_the_worst_is_told_first_also_of_parts_that_were_found_apart():
         1,
         ("x",),
     )
+
+
+def test_a_file_that_is_gone_is_named_where_its_size_is_wanted(tmp_path):
+    path = tmp_path / "rank0.pt"
+    path.write_bytes(b"abc")
+    assert file_now(path, 3, "model", "cut")[:5] == (path, 3, "model", "cut", 3)
+    path.unlink()
+    with pytest.raises(ReadError) as error:
+        file_now(path, 3, "model", "bad")
+    assert (error.value.path, error.value.kind) == (path, "absent")

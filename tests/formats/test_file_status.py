@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
+import ckptools
 from ckptools.errors import ReadError
 from ckptools.files.remote.path import RemotePath
 from ckptools.files.remote.store import Place, Store
 from ckptools.files.storage import Status
 from ckptools.formats.shared.checkpoint_builder import Fault, looked_at
 from ckptools.model.problems import Code
+from tests.truth import FIXTURES
 
 PATH = Path("run/rank1.pt")
 
@@ -78,3 +80,17 @@ def test_what_is_known_to_be_wrong_of_a_file_in_a_store_is_said_however_many_the
     path, empty = RemotePath("s3://bucket/run/rank1.pt"), RemotePath("s3://bucket/run/empty.pt")
     assert looked_at(path, 1, "", {path: Fault("is cut short", "cut")}, files=1000).status == "cut"
     assert looked_at(empty, 1, "", {}, files=1000).status == "cut"
+
+
+@pytest.mark.parametrize("given", [["d/{0}", "d/{1}"], ["{d}/{0}", "{d}/{1}"], ["d/{0}", "{d}/{1}"]])
+def test_several_files_are_opened_as_the_folder_that_has_them_all(given, tmp_path, monkeypatch):
+    folder = tmp_path / "d"
+    folder.mkdir()
+    for rank in range(3):
+        (folder / f"rank{rank}.pt").write_bytes((FIXTURES / "torch2.4.1-fsdp2-w3" / f"rank{rank}.pt").read_bytes())
+    monkeypatch.chdir(tmp_path)
+    paths = [Path(text.format("rank0.pt", "rank2.pt", d=folder)) for text in given]
+    ck = ckptools.open(paths, all_ranks=True)
+    absolute = any(path.is_absolute() for path in paths)
+    assert ck.path == (folder if absolute else Path("d")) and ck.whole is False
+    assert sorted((f.rank, f.status) for f in ck.files) == [(0, "read"), (1, "missing"), (2, "read")]

@@ -278,3 +278,17 @@ def test_the_account_of_torch_2_0_is_understood():
 def test_an_account_of_torch_2_0_that_does_not_fit_is_refused(indices, offsets):
     with pytest.raises(ValueError):
         olmo_flat.read_model(before(indices, offsets), 0, all_ranks=True)
+
+
+def test_of_many_ranks_the_one_that_is_named_is_read_or_the_lowest(root, monkeypatch):
+    monkeypatch.setattr(limits, "MAX_RANKS", 0)
+    for path, rank in ((root, 0), (root / "optim" / "rank2.pt", 2), (root / "model" / "rank1.pt", 1)):
+        ck = ckptools.open(path)
+        assert [(f.rank, f.part) for f in ck.files if f.status == "read"] == [
+            (rank, p) for p in ("model", "optim", "train")
+        ]
+        assert not ck.all_ranks and len(ck.files) == 9
+    (root / "optim" / "rank2.pt").write_bytes(b"")
+    with pytest.raises(ReadError, match="is empty"):
+        ckptools.open(root / "model" / "rank2.pt")
+    assert ckptools.open(root).format == "olmo_local"

@@ -365,3 +365,15 @@ def test_a_range_of_other_bytes_than_the_shape_has_is_said_with_both_numbers(sna
     edit(snapshot, **{name.replace("/", "__"): {**entry, "byte_range": [first, last - 1]}})
     said = [p.message for p in ckptools.open(snapshot).problems]
     assert any(f"{last - first - 1} bytes for" in text and f"expected {last - first}" in text for text in said)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_metadata_larger_than_any_is_not_read(snapshot, monkeypatch, more):
+    nbytes = (snapshot / ".snapshot_metadata").stat().st_size
+    monkeypatch.setattr("ckptools.formats.torchsnapshot.manifest.MAX_METADATA", nbytes - more)
+    if not more:
+        assert ckptools.open(snapshot).whole
+        return
+    with pytest.raises(ReadError) as error:
+        ckptools.open(snapshot)
+    assert error.value.reason == f"has {nbytes} bytes; at most {nbytes - 1} are read"

@@ -12,9 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import ckptools
+from ckptools.keys.entries import Selection
 from ckptools.model.regions import Box, contiguous_strides
 from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.stats.figures import summed, tensor_stats
+from ckptools.stats.reading import elsewhere
 
 RNG = np.random.default_rng(0)
 
@@ -210,3 +213,13 @@ def test_a_histogram_of_equal_elements_is_one_bin(tmp_path, value):
 def test_a_histogram_of_equal_elements_leaves_out_what_is_no_number(tmp_path):
     values = torch.tensor([2.0, math.nan, 2.0, math.inf, -math.inf])
     assert sum(tensor_stats(stored(tmp_path / "t", values), histogram=True).histogram) == 2
+
+
+def test_where_the_model_has_no_such_tensor_the_sections_that_do_are_named(tmp_path):
+    tree = {"model": {"w": torch.ones(2)}, "extra": {"zeta": torch.ones(3), "n": 1}}
+    tree["optimizer"] = {"state": {"w": {"exp_avg": torch.ones(2), "zeta": torch.ones(2)}}, "param_groups": []}
+    torch.save(tree, tmp_path / "a.pt")
+    ck = ckptools.open(tmp_path / "a.pt")
+    assert elsewhere(ck, Selection(("*zeta",), (), "")) == "2 tensors elsewhere: --section other or optimizer"
+    assert elsewhere(ck, Selection(("*exp_avg",), (), "")) == "1 tensor elsewhere: --section optimizer"
+    assert elsewhere(ck, Selection(("*none",), (), "")) == elsewhere(ck, Selection(("extra.n",), (), "")) == ""

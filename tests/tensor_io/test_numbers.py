@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptools.tensor_io.numbers import RUN, halves, sum_of_squares
+from ckptools.tensor_io.numbers import RUN, digits, halves, sum_of_squares
 
 
 @given(st.integers(0, 3 * RUN + 1), st.integers(0, 2**32))
@@ -34,3 +34,22 @@ def test_small_float16_are_not_lost_where_the_processor_takes_small_float32_for_
     finally:
         torch.set_flush_denormal(False)
     assert found.tolist() == [2**-24, -3 * 2**-24]
+
+
+@pytest.mark.parametrize("top", [0x0000, 0x0001, 0x03FF, 0x0400, 0x7BFF, 0x7C00, 0x7C01, 0xFBFF, 0xFC00, 0x8000])
+def test_halves_are_numpys_up_to_the_largest_and_beyond(top):
+    raw = np.array([0x3C00, top, 0x8001], "<u2")
+    expected, found = raw.view("<f2").astype("<f4"), halves(raw.copy())
+    assert found.dtype == np.float32 and found.tobytes() == expected.tobytes()
+
+
+def test_an_element_is_written_with_the_digits_of_its_dtype():
+    for dtype, element, text in [
+        ("float16", np.float16(0.1), "0.1"),
+        ("float32", np.float32(0.1), "0.1"),
+        ("float64", np.float64(0.1), "0.1"),
+        ("int8", np.int8(-3), "-3"),
+        ("bool", np.bool_(True), "True"),
+        ("complex64", np.complex64(1 - 2j), "(1-2j)"),
+    ]:
+        assert digits(element.tobytes(), dtype) == text

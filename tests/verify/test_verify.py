@@ -445,3 +445,11 @@ def test_the_last_line_counts_what_failed_what_warns_and_what_is_ignored():
     expected = "1 check failed, 2 warnings, 1 problem ignored; 2.0 KiB read for checksums and values, 1.50 s"
     assert summary(found) == expected
     assert summary(replace(found, checks=Rows(), ignored=0)).startswith("no check failed; ")
+
+
+def test_progress_names_each_record_by_its_file_and_each_copy_by_its_tensor():
+    ck, named = ckptools.open(HSDP, all_ranks=True), set()
+    ckptools.verify(ck, deep=True, progress=lambda nbytes, name: named.add((name, nbytes > 0)))
+    files = {(path.name, True) for path in {f.path for f in ck.files}}
+    assert files <= named
+    assert {name for name, read in named if not read} - {name for name, _ in files} >= {"model.emb.weight"}
