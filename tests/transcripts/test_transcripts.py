@@ -1,6 +1,6 @@
 """Every command prints of each fixture, sound and damaged, what was last read and found right.
 
-`CKPTOOLS_REWRITE_TRANSCRIPTS=1 pytest tests/transcripts` writes them anew; then read the diff.
+`CKPTOOLS_REWRITE_GOLDEN=1 pytest tests/transcripts` writes them anew; then read the diff.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ckptools.cli import app
 from tests.damage.damages import damages
 from tests.truth import ASKED, KINDS, LOCAL, OWN_BUFFERS, WHOLE, Known
 
-KEPT = Path(__file__).parent / "kept"
+GOLDEN = Path(__file__).parent / "golden"
 SAVED = 1_700_000_000
 """When all files of all fixtures were written, as far as the commands can see."""
 
@@ -141,7 +141,7 @@ def test_every_command_prints_what_was_found_right(case: Case, tmp_path: Path, m
     case.put(tmp_path / "run")
     monkeypatch.chdir(tmp_path / "run")
     printed = "\n".join(f"$ ckptools {line}\n{said(words)}" for line, words in case.commands())
-    kept = KEPT / f"{case}.txt"
-    if os.environ.get("CKPTOOLS_REWRITE_TRANSCRIPTS"):
-        kept.write_text(printed, encoding="utf-8")
-    assert printed == kept.read_text(encoding="utf-8")
+    expected = GOLDEN / f"{case}.txt"
+    if os.environ.get("CKPTOOLS_REWRITE_GOLDEN"):
+        expected.write_text(printed, encoding="utf-8")
+    assert printed == expected.read_text(encoding="utf-8")
