@@ -145,9 +145,6 @@ def formats_from_outside() -> tuple[Format, ...]:
     """All loadable formats of installed packages, sorted by name."""
     # `python -m` puts the current folder on the path; packages beside a checkpoint are never trusted.
     folders = [folder for folder in sys.path if folder and Path(folder) != Path.cwd()]
-    # Its import takes a quarter of an inspect: skip it where no package needs it.
-    if not any(map(_names_group, folders)):
-        return ()
     from importlib.metadata import distributions
 
     points = {p.name: p for d in distributions(path=folders) for p in d.entry_points if p.group == GROUP}
@@ -170,11 +167,3 @@ def _load(point: EntryPoint) -> Format | None:
 def _warn(name: str, what: str, error: Exception) -> None:
     text = f"format {name} from another package: {what}: {type(error).__name__}: {error}; it is left out"
     warnings.warn(text, PluginWarning, stacklevel=3)
-
-
-def _names_group(folder: str) -> bool:
-    """Whether a package in a folder of Python's path may use the group."""
-    try:
-        return any(GROUP.encode() in file.read_bytes() for file in Path(folder).glob("*-info/entry_points.txt"))
-    except OSError:
-        return True
