@@ -188,9 +188,9 @@ def _only_one_in(path: Path, formats: Sequence[Format], options: Options) -> Che
     """Find the one checkpoint in a folder that is none itself, with a note of the links that may lead to others."""
     found, passed_over = None, ""
     if path.is_dir():
-        from ckptools.formats import folder_search
+        from ckptools.formats import only_checkpoint
 
-        found, passed_over = folder_search.find(path, formats, options.follow_symlinks)
+        found, passed_over = only_checkpoint.find(path, formats, options.follow_symlinks)
     if found is None:
         raise UnknownFormatError(path, _what_else(path, passed_over))
     return with_links(_detected(found, options), path, passed_over)
@@ -211,7 +211,7 @@ def _beside_others(checkpoint: Checkpoint, path: Path, options: Options, formats
 
     Weights alone give way to the one file beside them that holds an optimizer too: they may be an export of it.
     """
-    from ckptools.formats.folder_search import others_in
+    from ckptools.formats.only_checkpoint import others_in
 
     others, links = others_in(path, formats, checkpoint, options.follow_symlinks)
     training = None if sections_of_kind(checkpoint, "optimizer") else _training_file(path, others, options)

@@ -85,7 +85,8 @@ class Listing:
             if self.on_found is not None:
                 self.on_found(path)
 
-        search = RunSearch(self.folder, self._open, take, bool(self.how.get("follow_symlinks")))
+        follow = bool(self.how.get("follow_symlinks"))
+        search = RunSearch(self.folder, follow, opened=self._open, on_checkpoint=take)
         search.run()
         if not rows and not self.may_be_empty:
             raise UnknownFormatError(self.folder, _empty(search))
@@ -102,7 +103,7 @@ class Listing:
             newest_whole=next((row.path for row in proven if row.newest_whole), None),
             ordered_by=by,
             trackers=Rows(trackers),
-            left_over=Rows(left_over_row(search.name(path), path) for path in search.left_over),
+            left_over=Rows(left_over_row(search.name(path), path) for path in search.temporary),
             notes=(*search.notes, *([contradiction] if contradiction else [])),
             seconds=time.perf_counter() - started,
         )
@@ -141,7 +142,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _empty(search: RunSearch) -> str:
-    temporary = f"; {search.name(search.left_over[0])} is temporary" if search.left_over else ""
+    temporary = f"; {search.name(search.temporary[0])} is temporary" if search.temporary else ""
     tracker = f"; {search.name(search.trackers[0].path)} {search.trackers[0].why}" if search.trackers else ""
     return (
         f"no checkpoint that ckptools knows in this folder{temporary}{tracker}; `ckptools formats` lists what it reads"

@@ -1,38 +1,29 @@
-"""Search for the checkpoints in a folder: rank files by their names, folders that a format recognises, single files.
+"""Open every checkpoint in a folder: rank files by their names, folders that a format recognises, single files.
 
-The search also finds trackers that name a checkpoint, temporary files of interrupted writes, and links, which are other
-names of paths elsewhere. Nothing is skipped silently: notes list every skipped entry.
+Trackers that name a checkpoint are found too. Nothing is skipped silently: notes list every skipped entry.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from ckptools.dtypes import is_floating
 from ckptools.errors import CkptoolsError, ReadError, SeveralError, UnknownFormatError
 from ckptools.files.file_type import content_of, head_at
-from ckptools.files.location import common_folder, leads_out, real_path
-from ckptools.formats.folder_search import WEIGHTS_ELSEWHERE, is_named_so
-from ckptools.formats.rank_search.rank_names import RankName, is_temporary, parse
+from ckptools.files.location import common_folder
+from ckptools.formats.folder_search import FolderSearch, is_named_so
+from ckptools.formats.rank_search.rank_names import RankName, parse
 from ckptools.formats.registry import FORMATS, formats_from_outside, recognised
 from ckptools.formats.shared.companions import is_companion
 from ckptools.formats.shared.several import LINK, Tracker, trackers_in
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tree import tensors_in
 from ckptools.model.verdict import Verdict
-from ckptools.text import few, plural
 from ckptools.training_state.judgement import verdict_of
 from ckptools.training_state.steps import group_rates
-
-MAX_DEPTH = 4
-MAX_ENTRIES = 1 << 18
-"""At most this many entries of a folder are searched: 1,024 rank files of 256 checkpoints."""
-
-MAX_FOLDERS = 20_000
 
 Opener = Callable[[Path, Sequence[Path]], "Opened"]
 """Opens a path, given also the files of the same checkpoint as known from their names."""
@@ -58,23 +49,15 @@ class Opened(NamedTuple):
 
 
 @dataclass
-class RunSearch:
+class RunSearch(FolderSearch):
     """A search for the checkpoints of a run, which passes each on as soon as it is found and keeps none.
 
-    `opened` opens a path and `on_checkpoint` takes what it makes; `notes` list every entry that was skipped.
+    `opened` opens a path and `on_checkpoint` takes what it makes.
     """
 
-    root: Path
-    opened: Opener
-    on_checkpoint: OnCheckpoint
-    follow_symlinks: bool = False
+    opened: Opener = field(kw_only=True)
+    on_checkpoint: OnCheckpoint = field(kw_only=True)
     trackers: list[Tracker] = field(default_factory=list)
-    left_over: list[Path] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    _known: set[Path] = field(default_factory=set)
-    _folders: int = 0
-    _not_followed: list[str] = field(default_factory=list)
-    _entered: set[Path] = field(default_factory=set)
 
     def run(self) -> None:
         """Search the whole folder.
@@ -83,75 +66,34 @@ class RunSearch:
             ReadError: the folder itself cannot be listed.
         """
         try:
-            entries = self._entries(self.root)
+            self.enter(self.root)
         except OSError as error:
             raise ReadError(self.root, (error.strerror or "").lower(), "no access") from error
-        self._folder(self.root, entries, MAX_DEPTH)
-        if self._not_followed:
-            links, names = plural(len(self._not_followed), "link"), few(self._not_followed)
-            self.notes.append(f"{links} out of the folder, not followed (--follow-symlinks): {names}")
+        # Those that are called as trackers are have a row of their own.
+        links = [link for link in self.not_followed if not LINK.fullmatch(link.name)]
+        self.notes = self.skipped(links, "the folder")
 
-    def name(self, path: Path) -> str:
-        """The name of a path to append to the folder."""
-        return str(path.relative_to(self.root))
-
-    def _entries(self, folder: Path) -> list[Path]:
-        """The entries of a folder, without hidden and temporary ones and links that are not followed."""
-        listed = sorted(islice(folder.iterdir(), MAX_ENTRIES + 1))
-        if len(listed) > MAX_ENTRIES:
-            self.notes.append(
-                f"{self.name(folder)} holds more than {MAX_ENTRIES} entries; the others were not looked at"
-            )
-        temporary = {path for path in listed if is_temporary(path.name)}
-        self.left_over += sorted(temporary)
-        shown = (path for path in listed if not path.name.startswith(".") and path not in temporary)
-        return [path for path in shown if not path.is_symlink() or self._is_followed(path)]
-
-    def _is_followed(self, link: Path) -> bool:
-        """Whether to follow a link: only if its target is not in the folder anyway."""
-        if not leads_out(link, self.root):
-            return False
-        if not self.follow_symlinks and not LINK.fullmatch(link.name):
-            self._not_followed.append(self.name(link))
-        return self.follow_symlinks and link.exists()
-
-    def _folder(self, folder: Path, entries: Sequence[Path], depth: int) -> None:
-        """Search a folder: the folder itself, its files, its sub-folders."""
-        real = real_path(folder)
-        if real in self._entered:
-            return
-        self._entered.add(real)
+    def look_into(self, folder: Path, depth: int) -> None:
+        """Open the checkpoint that a folder is, those of its files, and those in its sub-folders."""
+        entries = self.entries(folder)
         trackers = trackers_in(folder)
         self.trackers += trackers
         itself = None if any(map(_names_another, trackers)) else self._recognised(folder)
-        if isinstance(
-            itself, UnknownFormatError
-        ):  # a recognised format that is refused: everything in it is part of it
+        if isinstance(itself, UnknownFormatError):  # a format that is refused: everything in it is part of it
             self._failed(folder, itself, [path for path in entries if path.is_file()])
             return
         if isinstance(itself, Opened) and not _in_one_below(folder, itself.facts):
             self._found(folder, itself)
-        files = [path for path in entries if path not in self._known and path.is_file()]
-        before = len(self._known)
+        files = [path for path in entries if path not in self.known and path.is_file()]
+        before = len(self.known)
         self._rank_files(files)
-        if isinstance(itself, CkptoolsError) and len(self._known) == before:
+        if isinstance(itself, CkptoolsError) and len(self.known) == before:
             self._failed(folder, itself, files)
         self._single_files(files)
-        self._sub_folders([path for path in entries if path not in self._known and path.is_dir()], depth - 1)
-        if isinstance(itself, Opened) and not self._known.issuperset(_here(itself.facts)):
+        if depth:
+            self.enter_each(entries, depth - 1)
+        if isinstance(itself, Opened) and not self.known.issuperset(_here(itself.facts)):
             self._found(folder, itself)
-
-    def _sub_folders(self, folders: Sequence[Path], depth: int) -> None:
-        for folder in folders if depth > 0 else ():
-            self._folders += 1
-            if self._folders > MAX_FOLDERS:
-                self.notes.append(f"only {MAX_FOLDERS} folders were looked into")
-                return
-            try:
-                self._folder(folder, self._entries(folder), depth)
-            except (OSError, ReadError) as error:
-                why = error.reason if isinstance(error, ReadError) else (error.strerror or "").lower()
-                self.notes.append(f"{self.name(folder)} was not looked into: {why}")
 
     def _recognised(self, folder: Path) -> Opened | CkptoolsError | None:
         """Open the checkpoint that a folder is or leads to, or return why it cannot be opened."""
@@ -186,7 +128,7 @@ class RunSearch:
 
     def _single_files(self, files: Iterable[Path]) -> None:
         for path in files:
-            if path not in self._known and not is_companion(path) and _may_be_one(path):
+            if path not in self.known and not is_companion(path) and _may_be_one(path):
                 self._single_file(path)
 
     def _single_file(self, path: Path) -> None:
@@ -206,11 +148,11 @@ class RunSearch:
             path = _file_instead_of_folder(opened.facts) or path
         mine = _here(opened.facts)
         above = {folder for file in mine for folder in file.parents if folder.is_relative_to(self.root)}
-        self._known |= {*files, *mine, *above} - {self.root}
+        self.known |= {*files, *mine, *above} - {self.root}
         self.on_checkpoint(path, opened, sorted(mine))
 
     def _failed(self, path: Path, error: CkptoolsError, files: Sequence[Path]) -> None:
-        self._known.update(files)
+        self.known.update(files)
         self.on_checkpoint(path, error, files)
 
 
@@ -241,7 +183,7 @@ def _file_instead_of_folder(checkpoint: Checkpoint) -> Path | None:
 
 
 def _may_be_one(path: Path) -> bool:
-    if is_named_so(path) or path.suffix in WEIGHTS_ELSEWHERE:
+    if is_named_so(path):
         return True
     try:
         return content_of(head_at(path)) in ("zip", "legacy")

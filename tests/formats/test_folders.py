@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import ckptools
 from ckptools.cli import app
 from ckptools.errors import OutputExistsError, ReadError, SeveralError, UnknownFormatError
+from ckptools.formats import folder_search
 from tests.truth import FIXTURES
 
 DCP = FIXTURES / "torch2.13.0-fsdp2-dcp-w3" / "ckpt"
@@ -110,6 +111,24 @@ def test_of_many_the_newest_are_named(tmp_path):
         one(tmp_path / f"step-{n}.pt")
     with pytest.raises(SeveralError, match=r"step-19\.pt, step-18\.pt, .* and 14 more$"):
         ckptools.open(tmp_path)
+
+
+def test_of_thousands_every_one_is_looked_at(tmp_path):
+    first = one(tmp_path / "step-0.pt")
+    for n in range(1, 3000):
+        os.link(first, tmp_path / f"step-{n}.pt")
+    with pytest.raises(SeveralError, match=r"step-2999\.pt, step-2998\.pt, .* and 2994 more$"):
+        ckptools.open(tmp_path)
+
+
+def test_folders_beyond_the_limit_are_said_to_be_skipped_by_both_searches(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder_search, "MAX_FOLDERS", 2)
+    one(tmp_path / "a" / "x.pt")
+    for name in "bc":
+        (tmp_path / name).mkdir()
+    (noted,) = ckptools.open(tmp_path).problems
+    assert noted.message.endswith(": only 2 folders were looked into")
+    assert ckptools.checkpoints_in(tmp_path).notes == ("only 2 folders were looked into",)
 
 
 def test_equal_times_name_no_newest(tmp_path):

@@ -339,6 +339,12 @@ def test_a_link_out_of_the_folder_is_followed_only_when_asked_to(folders, tmp_pa
     assert 6 in steps(ckptools.checkpoints_in(folders, follow_symlinks=True))
 
 
+def test_a_link_out_of_the_folder_to_what_no_checkpoint_is_called_is_not_noted(folders, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    (folders / "notes.txt").symlink_to(tmp_path / "notes.txt")
+    assert ckptools.checkpoints_in(folders).notes == ()
+
+
 def test_a_link_that_leads_in_a_circle_ends(folders):
     (folders / "step-6" / "again").symlink_to(folders)
     (folders / "round").symlink_to("round")
@@ -404,6 +410,12 @@ def test_single_files_are_a_checkpoint_each(tmp_path):
         ("epoch=0-step=5.ckpt", True),
         ("last.ckpt", True),
     ]
+
+
+def test_a_folder_of_a_checkpoint_is_found_as_deep_as_it_is_opened_by_the_folder_above_all(folders, tmp_path):
+    (tmp_path / "above" / "a" / "b" / "c").mkdir(parents=True)
+    (folders / "step-6").rename(tmp_path / "above" / "a" / "b" / "c" / "step-6")
+    assert steps(ckptools.checkpoints_in(tmp_path / "above")) == [ckptools.open(tmp_path / "above").step.value] == [6]
 
 
 def test_what_holds_no_weights_is_no_checkpoint(run):

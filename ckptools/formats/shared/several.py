@@ -34,8 +34,8 @@ from ckptools.model.values import describe_for_error
 from ckptools.text import few
 from ckptools.training_state.steps import step_in
 
-MAX_ENTRIES = 1000
-"""Most entries of a folder that are looked at."""
+MAX_ENTRIES = 1 << 18
+"""Most entries of a folder that are looked at: 1,024 rank files of 256 checkpoints."""
 
 
 def several(folder: Path, found: Sequence[Path], why: str = "") -> SeveralError:

@@ -265,7 +265,7 @@ def found_at(path: Path) -> list[Path]:
     def take(one: Path, _opened: Opened | CkptoolsError, _files: Sequence[Path]) -> None:
         found.extend([] if one.name == FULL_STATE else [one])
 
-    RunSearch(path, lambda one, _: Opened.of(open_checkpoint(one)), take, follow_symlinks=True).run()
+    RunSearch(path, True, opened=lambda one, _: Opened.of(open_checkpoint(one)), on_checkpoint=take).run()
     if not found:
         raise ReadError(path, "holds no checkpoint")
     return found
