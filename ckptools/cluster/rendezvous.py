@@ -143,13 +143,17 @@ class Meeting:
 
     def failure(self) -> CkptoolsError | None:
         """The error of the member that failed first; None while all is well."""
-        return self._failure() if self._has("failure") else None
+        if not self._has("failure"):
+            return None
+        kind, message, number = json.loads(self._store.get("failure"))
+        self.reported = number != self.number
+        return remade(kind, message) or RendezvousError(None, message)
 
     def _await(self, step: str, numbers: range | list[int]) -> None:
         wait: Wait | None = None
         while missing := [number for number in numbers if not self._has(f"{step}/{number}")]:
-            if self._has("failure"):
-                raise self._failure()
+            if failure := self.failure():
+                raise failure
             wait = wait or Wait(self.timeout, self._say)
             if wait.is_over():
                 who = ", ".join(map(self.call, missing))
@@ -175,8 +179,8 @@ class Meeting:
         deadline = time.monotonic() + _EXPLANATION
         with suppress(CkptoolsError):
             while self.count > 1 and time.monotonic() < deadline:
-                if self._has("failure"):
-                    return self._failure()
+                if failure := self.failure():
+                    return failure
                 time.sleep(PAUSE)
         return error
 
@@ -190,20 +194,14 @@ class Meeting:
         """Report an error to all members; returns the one that another member reported first, if so."""
         own = json.dumps([type(error).__name__, str(error), self.number])
         first = self._store.compare_set("failure", "", own).decode()
-        return error if first == own else self._failure()
-
-    def _failure(self) -> CkptoolsError:
-        kind, message, number = json.loads(self._store.get("failure"))
-        self.reported = number != self.number
-        return remade(kind, message) or RendezvousError(None, message)
+        return error if first == own else self.failure() or error
 
     def fail(self, error: BaseException) -> None:
         """Report an error of any kind, unless another member has reported one already."""
-        if isinstance(error, CkptoolsError):
-            self.report(error)
-        else:
+        if not isinstance(error, CkptoolsError):
             how = "was interrupted" if isinstance(error, KeyboardInterrupt) else f"failed: {first_line(error)}"
-            self.report(RendezvousError(None, f"{self.call(self.number)} {how}"))
+            error = RendezvousError(None, f"{self.call(self.number)} {how}")
+        self.report(error)
 
     def __enter__(self) -> Meeting:
         return self
