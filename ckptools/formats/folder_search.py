@@ -33,7 +33,7 @@ class FolderSearch:
     Attributes:
         root: where it begins.
         known: files and folders that are part of what was found already: they are ignored.
-        temporary: left-overs of interrupted writes: they are not looked into.
+        temporary: left-overs of interrupted writes, by their names.
         not_followed: links out of the folder that may lead to a checkpoint.
         notes: what else was skipped, a line each.
     """
@@ -77,14 +77,14 @@ class FolderSearch:
                 self.notes.append(f"{self.name(folder)} was not looked into: {why}")
 
     def entries(self, folder: Path) -> list[Path]:
-        """The entries of a folder, without known, hidden and temporary ones and links that are not followed."""
+        """The entries of a folder, without known and hidden ones and links that are not followed."""
         listed = sorted(islice(folder.iterdir(), MAX_ENTRIES + 1))
         if len(listed) > MAX_ENTRIES:
             name = self.name(folder)
             self.notes.append(f"{name} holds more than {MAX_ENTRIES} entries; the others were not looked at")
         new = [path for path in listed if path not in self.known]
         self.temporary += [path for path in new if is_temporary(path.name)]
-        shown = (path for path in new if not path.name.startswith(".") and not is_temporary(path.name))
+        shown = (path for path in new if not path.name.startswith("."))
         return [path for path in shown if not path.is_symlink() or self._is_followed(path)]
 
     def _is_followed(self, link: Path) -> bool:

@@ -20,6 +20,7 @@ from ckptools.files.file_type import COMPRESSIONS, content_of, head_at
 from ckptools.files.location import real_path
 from ckptools.files.opening import reading
 from ckptools.formats.folder_search import MAX_DEPTH, FolderSearch, is_named_so
+from ckptools.formats.rank_search.rank_names import is_temporary
 from ckptools.formats.rank_search.sibling_search import are_of_one
 from ckptools.formats.registry import Format, recognised
 from ckptools.formats.shared.companions import is_companion
@@ -148,7 +149,9 @@ def find(folder: Path, formats: Sequence[Format], follow_symlinks: bool = False)
     search = PathSearch(folder, follow_symlinks, formats=formats)
     tracker = tracker_in(folder, follow_symlinks)
     if tracker is None:
-        one = _one_of(folder, search.below().found or _unfinished(search))
+        found = search.below().found
+        finished = [path for path in found if not any(map(is_temporary, path.relative_to(folder).parts))]
+        one = _one_of(folder, finished or found)
         skipped = "; ".join(search.skipped(search.not_followed))
         _check_no_stray(folder, one, search)
         return one, skipped
@@ -159,13 +162,6 @@ def find(folder: Path, formats: Sequence[Format], follow_symlinks: bool = False)
         why = tracker.why or f"names {target}, which holds no checkpoint"
         raise ReadError(tracker.path, f"{why}; {here or 'and no other checkpoint is here'}")
     return _one_of(tracker.target, found), ""
-
-
-def _unfinished(search: PathSearch) -> list[Path]:
-    """What is found in left-overs of interrupted writes, where nothing else is."""
-    for path in list(search.temporary):
-        search.at(path)
-    return search.found
 
 
 def _check_no_stray(folder: Path, found: Path | None, search: PathSearch) -> None:
@@ -206,4 +202,4 @@ def others_in(
     """Checkpoints in and below a folder beside the opened one, and a note on what was skipped."""
     mine = {folder_or_file for file in opened.files for folder_or_file in (file.path, *file.path.parents)}
     search = PathSearch(folder, follow_symlinks, mine, formats=formats).below()
-    return _unfinished(search), "; ".join(search.skipped(search.not_followed))
+    return search.found, "; ".join(search.skipped(search.not_followed))

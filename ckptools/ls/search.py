@@ -15,7 +15,7 @@ from ckptools.errors import CkptoolsError, ReadError, SeveralError, UnknownForma
 from ckptools.files.file_type import content_of, head_at
 from ckptools.files.location import common_folder
 from ckptools.formats.folder_search import FolderSearch, is_named_so
-from ckptools.formats.rank_search.rank_names import RankName, parse
+from ckptools.formats.rank_search.rank_names import RankName, is_temporary, parse
 from ckptools.formats.registry import FORMATS, formats_from_outside, recognised
 from ckptools.formats.shared.companions import is_companion
 from ckptools.formats.shared.several import LINK, Tracker, trackers_in
@@ -75,7 +75,7 @@ class RunSearch(FolderSearch):
 
     def look_into(self, folder: Path, depth: int) -> None:
         """Open the checkpoint that a folder is, those of its files, and those in its sub-folders."""
-        entries = self.entries(folder)
+        entries = [path for path in self.entries(folder) if not is_temporary(path.name)]
         trackers = trackers_in(folder)
         self.trackers += trackers
         itself = None if any(map(_names_another, trackers)) else self._recognised(folder)
