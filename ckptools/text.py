@@ -18,7 +18,10 @@ MAX_KEY = 200
 """Characters of a key that an error shows."""
 
 MAX_COMPARED = 20_000
-"""Names that one that is not there is compared with."""
+"""At most this many names are searched for a "did you mean"."""
+
+MAX_BITS = 512
+"""A longer integer is described: printing one takes time quadratic in its length, and Python refuses it."""
 
 # -- names -------------------------------------------------------------------------------------------------------
 

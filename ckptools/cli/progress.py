@@ -9,7 +9,6 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from ckptools.cli.printing import Printing
-from ckptools.cluster.team import current
 from ckptools.text import clip_middle, duration, plural, printable, size
 
 if TYPE_CHECKING:
@@ -73,14 +72,17 @@ class ProgressLine(Line):
 
     def expect(self, total: int) -> None:
         """Set how many bytes there will be."""
-        self.total = total // current().world_size
+        from ckptools.cluster.team import current
+
+        self._ranks = current().world_size
+        self.total = total // self._ranks
 
     def __call__(self, nbytes: int, fqn: str) -> None:
         """Count `nbytes` of the tensor `fqn`."""
         with self._lock:
             self._done += nbytes
             if self.due():
-                who = f"  (rank 0 of {current().world_size})" if current().world_size > 1 else ""
+                who = f"  (rank 0 of {self._ranks})" if self._ranks > 1 else ""
                 self.print(self._share() + who, fqn)
 
     def _share(self) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from ckptools.contents.record import KeyRow, Keys, KeySection, Totals
 from ckptools.errors import CkptoolsError
 from ckptools.keys.entries import EVERYTHING, Entry, Selection, asks_for_private, entries_of, is_private
-from ckptools.keys.rank_leaves import LONG, MAX_BITS, fingerprint, is_plain, is_run, leaves_of
+from ckptools.keys.rank_leaves import LONG, fingerprint, is_plain, is_run, leaves_of
 from ckptools.keys.sharding import placement
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.records import Rows
@@ -30,7 +30,7 @@ from ckptools.model.values import (
     TorchName,
     scalar,
 )
-from ckptools.text import clip, plural, shape
+from ckptools.text import MAX_BITS, clip, plural, shape
 from ckptools.training_state.judgement import verdict_of
 from ckptools.training_state.sections import sections_of, sections_of_kind, storage_identity
 

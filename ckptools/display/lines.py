@@ -8,12 +8,11 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from ckptools.dtypes import short
-from ckptools.keys.rank_leaves import MAX_BITS, is_brief
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem, Severity
 from ckptools.model.tensor import Tensor
 from ckptools.model.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, TorchName, scalar
-from ckptools.text import and_others, clip, clip_middle, number, plural, printable, shape, size, spans
+from ckptools.text import MAX_BITS, and_others, clip, clip_middle, number, plural, printable, shape, size, spans
 from ckptools.training_state.judgement import perhaps_more, verdict_of
 from ckptools.training_state.sections import measure, sections_of
 
@@ -124,6 +123,8 @@ def described(value: Any) -> str | None:
 
 
 def _arguments(value: Opaque) -> str:
+    from ckptools.keys.rank_leaves import is_brief
+
     return f"({', '.join(value_text(a, 40) for a in value.args)})" if value.args and is_brief(value) else ""
 
 

@@ -18,7 +18,6 @@ from ckptools.formats.file_reader import FileReader
 from ckptools.formats.options import OnFile, Options, Reader, Weights, is_small
 from ckptools.formats.registry import FORMATS, RANK_FILES, Format, formats_from_outside, recognised
 from ckptools.formats.shared.provenance import with_provenance
-from ckptools.formats.shared.several import tracker_in, with_links, with_others
 from ckptools.formats.structure import with_structure_problems
 from ckptools.model.checkpoint import Checkpoint, GivenNames
 from ckptools.pickles.machine import gc_paused
@@ -177,6 +176,8 @@ def _detected(path: Path, options: Options) -> Checkpoint:
                 read = _read(format_, path, options)
                 return _beside_others(read, path, options, formats) if path.is_dir() else read
     except SeveralError:
+        from ckptools.formats.shared.several import tracker_in
+
         tracker = tracker_in(path, options.follow_symlinks)
         if tracker is None or tracker.target is None:
             raise
@@ -193,6 +194,8 @@ def _only_one_in(path: Path, formats: Sequence[Format], options: Options) -> Che
         found, passed_over = only_checkpoint.find(path, formats, options.follow_symlinks)
     if found is None:
         raise UnknownFormatError(path, _what_else(path, passed_over))
+    from ckptools.formats.shared.several import with_links
+
     return with_links(_detected(found, options), path, passed_over)
 
 
@@ -212,6 +215,7 @@ def _beside_others(checkpoint: Checkpoint, path: Path, options: Options, formats
     Weights alone give way to the one file beside them that holds an optimizer too: they may be an export of it.
     """
     from ckptools.formats.only_checkpoint import others_in
+    from ckptools.formats.shared.several import with_links, with_others
 
     others, links = others_in(path, formats, checkpoint, options.follow_symlinks)
     training = None if sections_of_kind(checkpoint, "optimizer") else _training_file(path, others, options)

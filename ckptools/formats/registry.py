@@ -28,11 +28,12 @@ class Format:
 
     The module has `NAME`, `READS`, `KNOWN_BY`, `detect` and `read` as they are described here. `suggested_by` is a
     pattern of names of files or folders that may be such a checkpoint. Files of a format that is `per_rank` are one
-    rank's torch.save files, which a caller may give one by one.
+    rank's torch.save files, which a caller may give one by one. A format `of_folders` is not asked about a file.
     """
 
-    def __init__(self, name: str, suggested_by: str, per_rank: bool = False) -> None:
-        self.NAME, self.suggested_by, self.per_rank = name, re.compile(suggested_by), per_rank
+    def __init__(self, name: str, suggested_by: str, per_rank: bool = False, of_folders: bool = False) -> None:
+        self.NAME, self.suggested_by = name, re.compile(suggested_by)
+        self.per_rank, self.of_folders = per_rank, of_folders
 
     def _module(self) -> Any:
         return import_module(f"ckptools.formats.{self.NAME}")
@@ -58,8 +59,9 @@ class Format:
 
 def recognised(path: Path, formats: Sequence[Format]) -> Format | None:
     """The first format that detects `path`; those that its names suggest are tried first."""
-    names = ["/".join(path.parts[-3:])]
-    names += [entry.name for entry in path.iterdir()] if path.is_dir() else []
+    names, is_folder = ["/".join(path.parts[-3:])], path.is_dir()
+    names += [entry.name for entry in path.iterdir()] if is_folder else []
+    formats = [f for f in formats if is_folder or not f.of_folders]
     suited = [f for f in formats if any(map(f.suggested_by.search, names))]
     others = [f for f in formats if f not in suited]
     return next((f for f in (*suited, *others) if f.detect(path)), None)
@@ -78,17 +80,17 @@ FORMATS: tuple[Format, ...] = (
         "nanotron",
         r"^checkpoint_metadata\.json$|(^|/)model_(weight|bias)[^/]*\.safetensors$|(^|/)(pp_block|optimizer|lr_scheduler|random)(/|$)",
     ),
-    Format("accelerate", r"^pytorch_model_"),
+    Format("accelerate", r"^pytorch_model_", of_folders=True),
     Format("nemo_automodel", r"(^|/)epoch_\d+_step_\d+(/|$)|^losses\.json$|_(global|dp)_rank_\d"),
     Format("torchsnapshot", r"^\.snapshot_metadata$|(^|/)(\d+|batched|sharded|replicated)/|(^|/)[^./]+/[^./]*$"),
     Format("torch_checkpointing", r"metadata\.pkl$|_\d+\.(pt|safetensors|json)$"),
-    Format("olmo_core", r"^model_and_optim$"),
-    Format("composer_folder", r"^(composer_metadata\.json|resumption\.pkl)$"),
+    Format("olmo_core", r"^model_and_optim$", of_folders=True),
+    Format("composer_folder", r"^(composer_metadata\.json|resumption\.pkl)$", of_folders=True),
     Format("dcp", r"\.metadata|\.distcp$|(ba|step|iter|iteration|checkpoint)[-_]?\d+$"),
     Format("dcp_safetensors", r"(^|/)shard-\d.*\.safetensors$"),
     Format("meta_llama", r"(^|/)consolidated\.\d+\.pth$"),
     Format("olmo_local", r"(^|/)(model|optim|train)(/|$)"),
-    Format("model_parts", r"rank|shard|part|mp|tp|pp|model_\d"),
+    Format("model_parts", r"rank|shard|part|mp|tp|pp|model_\d", of_folders=True),
     RANK_FILES,
     Format("hugging_face", r"\.safetensors|\.bin|^adapter|^diffusion|^trainer_state\.json$"),
     Format("torch_file", r"", per_rank=True),

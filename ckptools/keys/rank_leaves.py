@@ -11,6 +11,7 @@ from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Key, KeyPath, children_of, leaf_at
 from ckptools.model.values import Global, NumpyArray, Opaque, plain, scalar
+from ckptools.text import MAX_BITS
 from ckptools.training_state.sections import Section, is_gathered
 
 
@@ -84,9 +85,6 @@ LONG = 8
 
 MAX_BRIEF = 6
 """Plain arguments of a foreign object that is shown in one line."""
-
-MAX_BITS = 512
-"""A longer integer is described: printing one takes time quadratic in its length, and Python refuses it."""
 
 HOLDING = (dict, list, tuple, Opaque)
 """Types that may hold other values; everything else, which is most, is a leaf."""

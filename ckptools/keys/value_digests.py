@@ -16,13 +16,13 @@ from typing import Any
 
 from ckptools.errors import CkptoolsError, ReadError
 from ckptools.files.opening import OpenFiles
-from ckptools.keys.rank_leaves import LONG, MAX_BITS, is_brief, is_plain
+from ckptools.keys.rank_leaves import LONG, is_brief, is_plain
 from ckptools.model.cover import cover_problem
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.values import Global, Lost, NumpyArray, Opaque, scalar
 from ckptools.tensor_io.fetch_ahead import Part, parts_of_all
 from ckptools.tensor_io.stream import shard_bytes, tensor_bytes
-from ckptools.text import clip, plural, shape
+from ckptools.text import MAX_BITS, clip, plural, shape
 
 MAX_ITEMS = 4_000_000
 """Items of one value that are looked at; containers can be shared, so a small file may unfold to more."""

@@ -17,7 +17,6 @@ from ckptools.cluster.team import current
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
 from ckptools.files.opening import File
-from ckptools.files.remote.cached_file import LARGE, REQUEST, joined
 from ckptools.files.remote.path import RemotePath, stores_are_used
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import KeyPath
@@ -41,10 +40,16 @@ Part = tuple[Path, int, int]
 
 def _is_fetched(part: Part) -> bool:
     path, start, end = part
-    return isinstance(path, RemotePath) and 0 < end - start <= LARGE
+    if not isinstance(path, RemotePath):
+        return False
+    from ckptools.files.remote.cached_file import LARGE
+
+    return 0 < end - start <= LARGE
 
 
 def _fetch(request: Part) -> None:
+    from ckptools.files.remote.cached_file import REQUEST
+
     path, start, end = request
     with suppress(ReadError), File(path) as file:
         file.prefetch([(start, end)], REQUEST)
@@ -57,6 +62,8 @@ def count_requests(parts: Iterable[Part]) -> int:
 
 def _requests(parts: Iterable[Part]) -> list[Part]:
     """Join parts that lie close together into one request."""
+    from ckptools.files.remote.cached_file import REQUEST, joined
+
     found: dict[Path, list[tuple[int, int]]] = {}
     for path, start, end in parts:
         found.setdefault(path, []).append((start, end))

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from ckptools.errors import UsageError
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Shard, Tensor
-from ckptools.tensor_io.dcp_items import with_source
 
 
 class Slicing(NamedTuple):
@@ -104,7 +103,11 @@ def _part_of(shard: Shard, cut: Slicing) -> Shard | None:
     box = Box(tuple(first for first, _ in runs), tuple(size for _, size in runs))
     if not box.numel:
         return None
-    source = with_source(shard).source
+    if shard.item is not None and not shard.was_read:
+        from ckptools.tensor_io.dcp_items import with_source
+
+        shard = with_source(shard)
+    source = shard.source
     if source is None:
         return None
     inner = _places(box, cut, shard.box.offsets)

@@ -10,17 +10,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ckptools.files.opening import OpenFiles
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.regions import Box
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, children_of, leaf_at, nodes_in, tensors_in
-from ckptools.tensor_io.fetch_ahead import CopiesAhead
-from ckptools.tensor_io.replicas import Unequal, differing_boxes
 from ckptools.training_state.sections import Section, sections_of, tensors_of
 from ckptools.training_state.steps import COUNTERS
+
+if TYPE_CHECKING:
+    from ckptools.files.opening import OpenFiles
+    from ckptools.model.regions import Box
+    from ckptools.tensor_io.replicas import Unequal
 
 NOTHING = object()
 """Stands where a rank has nothing."""
@@ -33,6 +34,8 @@ class RankValues:
     """Values that the ranks of one checkpoint have for themselves; a list by rank has room for `count` of them."""
 
     def __init__(self, checkpoint: Checkpoint, files: OpenFiles) -> None:
+        from ckptools.tensor_io.fetch_ahead import CopiesAhead
+
         self._checkpoint, self._files = checkpoint, files
         self._shared = Shared(sections_of(checkpoint))
         ranks = [f.rank for f in checkpoint.files if f.rank is not None]
@@ -57,6 +60,8 @@ class RankValues:
 
     def expect(self, tensors: Iterable[tuple[KeyPath, Tensor]]) -> None:
         """Announce tensors whose copies will be compared, in this order; a store is asked for many at once."""
+        from ckptools.tensor_io.fetch_ahead import CopiesAhead
+
         self._ahead = CopiesAhead(tensors)
 
     def differing(self, tensor: Tensor, path: KeyPath) -> dict[Box, Unequal]:
@@ -65,6 +70,8 @@ class RankValues:
         Raises:
             ReadError: a file cannot be read.
         """
+        from ckptools.tensor_io.replicas import differing_boxes
+
         self._ahead.reach(path)
         return differing_boxes(tensor.found, self._files) if tensor.has_copies else {}
 

@@ -25,7 +25,6 @@ from typing import NamedTuple
 
 from ckptools.files.location import check_stays_inside, is_remote, real_path
 from ckptools.files.opening import reading
-from ckptools.formats.shared.several import several
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".lzma", ".zst", ".lz4", ".lzo")
 RANKED = re.compile(
@@ -149,6 +148,8 @@ def only_group(folder: Path) -> RankName | None:
         if not _is_other_name(name.path):
             groups.setdefault((name.group, name.world_size), name)
     if len(groups) > 1:
+        from ckptools.formats.shared.several import several
+
         raise several(folder, [name.path for name in groups.values()])
     return next(iter(groups.values()), None)
 

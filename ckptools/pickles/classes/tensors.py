@@ -17,7 +17,7 @@ from ckptools.dtypes import ITEMSIZE, QUANTIZED
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.model.values import Global, NumpyArray, Opaque, describe_for_error
-from ckptools.pickles.classes import sharded_tensor, tensor_classes
+from ckptools.pickles.classes import sharded_tensor
 from ckptools.pickles.classes.rebuild import call, dtype_of, rebuilds
 from ckptools.pickles.machine_state import MachineState
 from ckptools.pickles.objects import MAX_NDIM, Storage, attributes_in
@@ -170,7 +170,7 @@ def _rebuild_from_type(m: MachineState, args: Args) -> Any:
         return _opaque(cls, base, state)
     if base.kind == "meta":
         return base  # a shape without values, whatever its class would make of them
-    found = tensor_classes.of_class(cls.dotted, base.shape, base.dtype, {**_state(state), "data": base})
+    found = _of_class(cls, base.shape, base.dtype, {**_state(state), "data": base})
     return replace(found, requires_grad=base.requires_grad)
 
 
@@ -187,8 +187,14 @@ def _wrapper_subclass(m: MachineState, cls: Global, inner: Args, state: Any) -> 
 
         tensor = dtensor.describe(m, shape, dtype, state)
     else:
-        tensor = tensor_classes.of_class(cls.dotted, shape, dtype, _state(state))
+        tensor = _of_class(cls, shape, dtype, _state(state))
     return replace(tensor, requires_grad=requires_grad)
+
+
+def _of_class(cls: Global, shape: Ints, dtype: str, state: dict[str, Any]) -> Tensor:
+    from ckptools.pickles.classes.tensor_classes import of_class
+
+    return of_class(cls.dotted, shape, dtype, state)
 
 
 def _state(state: Any) -> dict[str, Any]:
