@@ -13,6 +13,7 @@ def option(
     hidden: bool = False,
     metavar: str | None = None,
     completed: Literal["", "keys", "sections"] = "",
+    typed: Any = None,
 ) -> Any:
     """Make a field that is an option of a command too.
 
@@ -23,6 +24,16 @@ def option(
         hidden: left out of `--help`.
         metavar: what stands for its value in `--help`; None for the name of its type.
         completed: what of the checkpoint on the command line a shell completes it by.
+        typed: its type on the command line, where Python takes more; None for that of the field.
     """
-    description = {"help": help, "flag": flag, "hidden": hidden, "metavar": metavar, "completed": completed}
-    return field(default=default, metadata=description)
+    return field(
+        default=default,
+        metadata={
+            "help": help,
+            "flag": flag,
+            "hidden": hidden,
+            "metavar": metavar,
+            "completed": completed,
+            "typed": typed,
+        },
+    )

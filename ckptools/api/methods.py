@@ -169,7 +169,7 @@ class ValueMethods:
         strip_prefix: str | None = None,
         rename: Sequence[str] = (),
         dtype: str | None = None,
-        max_shard_size: int | None = None,
+        max_shard_size: int | str | None = None,
         tied: str = "keep",
         keep_types: bool = False,
         force: bool = False,
@@ -199,7 +199,8 @@ class ValueMethods:
             rename: `OLD=NEW` for a tensor or module, `OLD.=NEW.` for the beginning of names; behind `map` and
                 `strip_prefix`, in this order. The state of an optimizer follows the names of the model.
             dtype: torch dtype for the floating-point tensors of the model, such as `bfloat16`.
-            max_shard_size: bytes of tensors per file of safetensors (which get a Hugging Face index) or of a DCP.
+            max_shard_size: bytes of tensors per file of safetensors (which get a Hugging Face index) or of a DCP, or a
+                text such as `5GB`.
             tied: for safetensors: `keep` writes a tied weight under each name, `drop` only under the first.
             keep_types: keep what plain `torch.load` does not make (timedeltas, numpy's values …) in a `.pt`, instead
                 of the nearest that it does.

@@ -93,7 +93,7 @@ def parameters(record: type) -> Iterator[inspect.Parameter]:
         if is_dataclass(hints[field.name]):
             yield from parameters(hints[field.name])
         elif "help" in field.metadata:
-            yield _parameter(field, hints[field.name])
+            yield _parameter(field, field.metadata["typed"] or hints[field.name])
 
 
 def _parameter(field: Field[Any], kind: Any) -> inspect.Parameter:

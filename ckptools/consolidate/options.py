@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ckptools.consolidate.writers.layout import WriteOptions
 from ckptools.dtypes import ITEMSIZE, SHORT, is_floating
 from ckptools.errors import UsageError
 from ckptools.model.values import describe_for_error
-from ckptools.tensor_io.threads import thread_count
-from ckptools.text import few
+from ckptools.option import option
+from ckptools.text import few, parse_bytes
+
+if TYPE_CHECKING:
+    from ckptools.consolidate.writers.layout import WriteOptions
 
 MAX_NAMED = 5
 """Names in a note."""
@@ -22,48 +24,82 @@ MAX_NAMED = 5
 class ConsolidateOptions:
     """Which parts of a checkpoint to write, how, and what to check before the output gets its name.
 
-    `ckptools.Checkpoint.consolidate` describes them. `jobs` is None for one thread per core, at most four.
+    Each is an option of the command and an argument of `ckptools.Checkpoint.consolidate`, under its name and default.
+    `jobs`, which comes with the options of opening there, is None for one thread per core, at most four.
     """
 
-    format: str | None = None
-    only: str | None = None
-    map: Mapping[str, str] | str | Path | None = None
-    strip_prefix: str | None = None
-    rename: Sequence[str] = ()
-    dtype: str | None = None
-    max_shard_size: int | None = None
-    tied: str = "keep"
-    keep_types: bool = False
-    force: bool = False
-    allow_missing: bool = False
-    fill: str | None = None
-    dequantize: bool = False
-    prefer_rank: int | None = None
-    check: bool = False
-    unchecked: bool = False
-    manifest: bool = False
-    provenance: bool = True
-    dry_run: bool = False
-    resume: bool = False
+    format: str | None = option(
+        None, "pt, safetensors or dcp, for a name without suffix (a file gets that suffix) or DIR/."
+    )
+    only: str | None = option(
+        None,
+        "model (the bare state dict), optimizer, or all (the same tree); or a glob of names of the model, such as"
+        " 'blocks.*'. safetensors: model; else: all.",
+    )
+    map: Mapping[str, str] | str | Path | None = option(
+        None, "A JSON of old name to new, such as match --write-map writes.", typed=Path | None
+    )
+    strip_prefix: str | None = option(None, "Take this beginning of names away, such as module.", metavar="PREFIX")
+    rename: Sequence[str] = option(
+        (),
+        "Rename a tensor, or a module with all below it; with a dot behind both, a beginning of names.",
+        metavar="OLD=NEW",
+        typed=list[str],
+    )
+    dtype: str | None = option(None, "dtype for the model's floating-point tensors, such as bf16; others keep theirs.")
+    max_shard_size: int | str | None = option(
+        None, "Tensors per file of safetensors (several get an index) or of a DCP, such as 5GB.", typed=str | None
+    )
+    tied: str = option("keep", "safetensors: keep writes a tied weight under each name, drop only under the first.")
+    keep_types: bool = option(False, "Keep timedeltas, numpy arrays and the like, which plain torch.load refuses.")
+    force: bool = option(False, "Overwrite an output that exists.")
+    allow_missing: bool = option(False, "Leave out and list what is not whole, instead of refusing.")
+    fill: str | None = option(None, "With --allow-missing: nan or zero in the place of holes, which are listed.")
+    check: bool = option(
+        False,
+        "Let torch or safetensors read the output back, and compare it with the shards, byte for byte; "
+        "with --dry-run: compare the source with its checksums.",
+    )
+    unchecked: bool = option(False, "Do not compare the source with the checksums that it states.")
+    manifest: bool = option(False, "Write sha256 of every tensor and file into OUT.manifest.json.")
+    provenance: bool = option(
+        True, "Let the output say which checkpoint it was made of, and what was filled in or left out."
+    )
+    dequantize: bool = option(
+        False, "Write the values of quantized tensors, as their class (torchao's) computes them; else they are refused."
+    )
+    prefer_rank: int | None = option(None, "Where ranks hold different copies of one tensor, take this rank's.")
+    dry_run: bool = option(False, "Check and plan; write nothing.")
+    resume: bool = option(False, "Cut short, keep what was written; take up what the same command has kept.")
     jobs: int | None = None
 
     @property
     def threads(self) -> int:
         """Number of threads that copy."""
+        from ckptools.tensor_io.threads import thread_count
+
         return thread_count(self.jobs, most=4)
 
 
 def write_options(options: ConsolidateOptions, streamed: bool) -> WriteOptions:
     """The options of the writer, with the dtype's full name in place of a short one, such as `bf16`."""
-    name, size = options.dtype, options.max_shard_size
+    from ckptools.consolidate.writers.layout import WriteOptions
+
+    name = options.dtype
     dtype = None if name is None else {short: long for long, short in SHORT.items()}.get(name, name)
     if dtype is not None and (dtype not in ITEMSIZE or not is_floating(dtype) or dtype.startswith("float4")):
         raise UsageError(None, f"--dtype {name}: choose a floating-point dtype, such as float32, bfloat16, float16")
-    if size is not None and (type(size) is not int or size < 0):
-        raise UsageError(None, f"--max-shard-size {size!r}: expected a number of bytes")
     if options.tied not in ("keep", "drop"):
         raise UsageError(None, f"--tied {options.tied}: choose keep or drop")
-    return WriteOptions(dtype, size, options.tied, options.keep_types, streamed)
+    return WriteOptions(dtype, _nbytes(options.max_shard_size), options.tied, options.keep_types, streamed)
+
+
+def _nbytes(given: int | str | None) -> int | None:
+    """The bytes of tensors per file, which may be given as a text such as `5GB`; None for no limit."""
+    size = parse_bytes(given) if isinstance(given, str) else given
+    if given is not None and (type(size) is not int or size < 0):
+        raise UsageError(None, f"--max-shard-size {given}: expected a size such as 5GB or 500MiB, or a number of bytes")
+    return size
 
 
 def hole_rule(options: ConsolidateOptions) -> str | None:

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from ckptools.cli import app
-from ckptools.cli.commands.consolidate import _bytes
 from ckptools.cli.progress import CountLine, ProgressLine
+from ckptools.consolidate.options import ConsolidateOptions, write_options
 from ckptools.errors import ReadError, UsageError
 from ckptools.pickles import reader
 from tests.truth import FIXTURES
@@ -88,13 +88,13 @@ def test_a_lone_shard_is_refused_with_the_ranks_that_are_missing(tmp_path):
     ("text", "nbytes"), [("5GB", 5 * 10**9), ("500MiB", 500 * 2**20), ("1.5k", 1500), ("42", 42), ("3 tb", 3 * 10**12)]
 )
 def test_sizes_are_read_as_people_write_them(text, nbytes):
-    assert _bytes(text) == nbytes
+    assert write_options(ConsolidateOptions(max_shard_size=text), False).max_shard_size == nbytes
 
 
 @pytest.mark.parametrize("text", ["", "five", "-1", "5XB", "0"])
 def test_a_size_that_is_none_is_a_usage_error(text):
     with pytest.raises(UsageError, match="5GB"):
-        _bytes(text)
+        write_options(ConsolidateOptions(max_shard_size=text), False)
 
 
 def test_a_terminal_s_line_is_gone_before_an_error_is_printed(capsys, monkeypatch):
