@@ -114,7 +114,12 @@ class Checkpoint(ValueMethods, checkpoint_data.Checkpoint):
 
     @in_python
     def records(
-        self, section: str = "", *, filter: Iterable[str] = (), exclude: Iterable[str] = (), private: bool = False
+        self,
+        section: str = "",
+        *,
+        filter: str | Iterable[str] = (),
+        exclude: str | Iterable[str] = (),
+        private: bool = False,
     ) -> Keys:
         """Every key with kind, shape, dtype, size and layout: what `ckptools tree` shows.
 
@@ -133,7 +138,7 @@ class Checkpoint(ValueMethods, checkpoint_data.Checkpoint):
         from ckptools.contents.tree import keys_of
         from ckptools.keys.entries import Selection
 
-        return keys_of(self, Selection(tuple(filter), tuple(exclude), section), private)
+        return keys_of(self, Selection.given(filter, exclude, section), private)
 
     @in_python
     def show(self, *keys: str, values: str | None = None, private: bool = False, all_ranks: bool = False) -> Shown:
@@ -189,7 +194,12 @@ class Checkpoint(ValueMethods, checkpoint_data.Checkpoint):
 
     @in_python
     def match(
-        self, to: Any, *, filter: Iterable[str] = (), exclude: Iterable[str] = (), section: str | None = None
+        self,
+        to: Any,
+        *,
+        filter: str | Iterable[str] = (),
+        exclude: str | Iterable[str] = (),
+        section: str | None = None,
     ) -> Match:
         """Compare its model's names and shapes with those that another model expects; no values are read.
 
@@ -208,7 +218,7 @@ class Checkpoint(ValueMethods, checkpoint_data.Checkpoint):
         from ckptools.keys.entries import Selection
         from ckptools.match.run import match
 
-        return match(self._with_all_ranks(), to, Selection(tuple(filter), tuple(exclude), section or ""))
+        return match(self._with_all_ranks(), to, Selection.given(filter, exclude, section))
 
     @property
     def plot(self) -> CheckpointPlots:

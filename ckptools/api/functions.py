@@ -65,8 +65,8 @@ def diff(
     rtol: float | None = None,
     atol: float | None = None,
     every_byte: bool = False,
-    filter: Iterable[str] = (),
-    exclude: Iterable[str] = (),
+    filter: str | Iterable[str] = (),
+    exclude: str | Iterable[str] = (),
     section: str = "",
     jobs: int | None = None,
     progress: Progress | None = None,
@@ -97,8 +97,7 @@ def diff(
     from ckptools.diff.compare import Wanted, compare
     from ckptools.keys.entries import Selection
 
-    selection = Selection(tuple(filter), tuple(exclude), section)
-    wanted = Wanted(values, rtol, atol, every_byte, selection, jobs)
+    wanted = Wanted(values, rtol, atol, every_byte, Selection.given(filter, exclude, section), jobs)
     return with_plots(compare(_side(a), _side(b), wanted, progress), Difference)
 
 

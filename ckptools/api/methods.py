@@ -13,7 +13,6 @@ from ckptools.tensor_io.threads import Progress
 
 if TYPE_CHECKING:
     from ckptools.consolidate.record import Consolidated
-    from ckptools.keys.entries import Selection
     from ckptools.stats.record import DeadRows, Moments, Statistics, Stats
 
 
@@ -51,11 +50,12 @@ class ValueMethods:
         Raises:
             UsageError: there is no such section.
         """
+        from ckptools.keys.entries import Selection
         from ckptools.stats.figures import statistics
         from ckptools.stats.reading import parts_of
 
         ck = self._with_all_ranks()
-        parts = parts_of(ck, _selection(filter, exclude, section), per_rank)
+        parts = parts_of(ck, Selection.given(filter, exclude, section), per_rank)
         return statistics(ck.path, parts, histogram, jobs, progress)
 
     @in_python
@@ -74,10 +74,11 @@ class ValueMethods:
         Raises:
             UsageError: no optimizer has such moments.
         """
+        from ckptools.keys.entries import Selection
         from ckptools.stats.moments import moments, pairs_of
 
         ck = self._with_all_ranks()
-        return moments(ck, pairs_of(ck, _selection(filter, exclude)), jobs, progress)
+        return moments(ck, pairs_of(ck, Selection.given(filter, exclude)), jobs, progress)
 
     @in_python
     def dead_rows(
@@ -96,10 +97,11 @@ class ValueMethods:
         Raises:
             UsageError: there is no such section.
         """
+        from ckptools.keys.entries import Selection
         from ckptools.stats.dead_rows import dead_rows, matrices
 
         ck = self._with_all_ranks()
-        return dead_rows(ck, matrices(ck, _selection(filter, exclude, section)), jobs, progress)
+        return dead_rows(ck, matrices(ck, Selection.given(filter, exclude, section)), jobs, progress)
 
     @in_python
     def report(
@@ -237,10 +239,3 @@ class ValueMethods:
         check_path(out)
         options = ConsolidateOptions(**{known.name: given[known.name] for known in fields(ConsolidateOptions)})
         return write(self._with_all_ranks(), out, options, progress)
-
-
-def _selection(filter: str | Iterable[str], exclude: str | Iterable[str], section: str | None = None) -> Selection:
-    from ckptools.keys.entries import Selection
-
-    include, without = ((globs,) if isinstance(globs, str) else tuple(globs) for globs in (filter, exclude))
-    return Selection(include, without, section or "")

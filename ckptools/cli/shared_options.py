@@ -122,7 +122,7 @@ class SelectionOptions:
         """The selection in the form that the rooms below take."""
         from ckptools.keys.entries import Selection
 
-        return Selection(tuple(self.filter or ()), tuple(self.exclude or ()), self.section or "")
+        return Selection.given(self.filter, self.exclude, self.section)
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,8 @@ def show(
     Raises:
         UsageError: a key does not exist, or `values` is no slice of its tensor.
     """
+    if values is not None and not isinstance(values, str):  # such as values=True, as `verify` takes it
+        raise UsageError(None, f"--values {values!r}: expected a slice such as '0:4,:8'")
     if with_all_ranks is not None and (all_ranks or _needs_all_ranks(ck, keys)):
         ck = with_all_ranks()
     chosen = _chosen(ck, keys)

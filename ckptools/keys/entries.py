@@ -153,6 +153,14 @@ class Selection:
     exclude: tuple[str, ...] = ()
     section: str = ""
 
+    @classmethod
+    def given(
+        cls, filter: str | Iterable[str] | None, exclude: str | Iterable[str] | None, section: str | None = None
+    ) -> Selection:
+        """The selection of globs as a user gives them: one, several, or none."""
+        include, without = ((globs,) if isinstance(globs, str) else tuple(globs or ()) for globs in (filter, exclude))
+        return cls(include, without, section or "")
+
     def of(self, ck: Checkpoint) -> list[Entry]:
         """The entries of a checkpoint that are wanted, in its order.
 

@@ -88,3 +88,16 @@ def test_an_empty_path_is_not_this_folder(command):
     result = CliRunner().invoke(app, [command, ""])
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == "error: the path is empty; this folder is .\n"
+
+
+def test_one_glob_is_as_good_as_a_list_of_one(file):
+    ck = ckptools.open(file)
+    assert [row.name for row in ck.records(filter="*").rows] == [row.name for row in ck.records(filter=["*"]).rows]
+    assert [row.name for row in ck.records(exclude="*").rows] == []
+    assert ck.match(ck, filter="*").loads
+    assert len(ckptools.diff(ck, ck, filter="*").tensors) == len(ckptools.diff(ck, ck).tensors) > 0
+
+
+def test_values_that_are_no_slice_are_one_clear_line(file):
+    with pytest.raises(UsageError, match=r"^values True: expected a slice such as '0:4,:8'$"):
+        ckptools.open(file).show("*", values=True)  # type: ignore[arg-type]
