@@ -14,7 +14,7 @@ from typing import Any
 from ckptools.consolidate.options import Renaming
 from ckptools.consolidate.writers.layout import OutputContents
 from ckptools.errors import RefusedError
-from ckptools.formats.shared.merge import empty_like
+from ckptools.formats.shared.merge import empty_like, with_value
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tree import KeyPath, leaf_at
 from ckptools.model.values import describe_for_error
@@ -119,7 +119,7 @@ def _with_new_keys(selection: OutputContents, new_key_of: Callable[[Section], Ne
     for section, at in selection.places:
         if (new_key := new_key_of(section)) is not None:
             new = _renamed_section(section, leaf_at(tree, at), new_key, selection.source.path)
-            tree = _with(tree, at, new)
+            tree = with_value(tree, at, new)
             moves.append((section, at, new_key))
             if section.kind == "model":  # at the root of a tree it has only some of its keys
                 mine = {new_key(key) for key in section.value}
@@ -159,7 +159,7 @@ def _renamed_section(section: Section, node: Any, new_key: NewKey, path: Path) -
     if is_flat_optimizer(section.value):
         return _with_keys(node, lambda key: _flat_key(key, new_key), path)
     groups = type(node["param_groups"])(_renamed_group(group, new_key) for group in node["param_groups"])
-    return _with(_with(node, ("state",), _with_keys(node["state"], new_key, path)), ("param_groups",), groups)
+    return with_value(with_value(node, ("state",), _with_keys(node["state"], new_key, path)), ("param_groups",), groups)
 
 
 def _flat_key(key: str, new_key: NewKey) -> str:
@@ -207,16 +207,3 @@ def _modules(old: str, new: str) -> Iterable[tuple[str, str]]:
     while old and new and old.rpartition(".")[2] == new.rpartition(".")[2]:
         old, new = old.rpartition(".")[0], new.rpartition(".")[0]
         yield old, new
-
-
-def _with(tree: Any, at: KeyPath, new: Any) -> Any:
-    """Copy a tree with a new node at a key path."""
-    if not at:
-        return new
-    first, *rest = at
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(_with(v, tuple(rest), new) if i == first else v for i, v in enumerate(tree))
-    made = empty_like(tree)
-    for key, value in tree.items():
-        made[key] = _with(value, tuple(rest), new) if key == first else value
-    return made

@@ -11,12 +11,11 @@ missing file takes parameters with it, sizes may differ, and a param group has t
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import replace
 from itertools import combinations
 from typing import Any, NamedTuple
 
-from ckptools.formats.shared.merge import Merge, Ranked, put
+from ckptools.formats.shared.merge import Merge, Ranked, put, with_value
 from ckptools.model.checkpoint import GivenNames, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
@@ -78,7 +77,7 @@ def named_by_own_models(
                 naming = _naming(value, [of[rank] for of in models if rank in of], given, rank)
                 assumed |= {naming.names[i] for i in naming.assumed}
                 renamed = _renamed(value, naming, rank, NOT_NAMED if models else NO_MODEL)
-                tree = _with(tree, path[len(root) :], renamed)
+                tree = with_value(tree, path[len(root) :], renamed)
             named.append((rank, tree))
         roots[root] = named
     return NamedRanks(roots, frozenset(assumed))
@@ -141,15 +140,6 @@ def _renamed(optimizer: Mapping[str, Any], naming: Naming, rank: int, why: str) 
 
 def _noted(entry: Mapping[str, Any], why: str) -> dict[str, Any]:
     return {k: replace(v, note=v.note or why) if isinstance(v, Tensor) else v for k, v in entry.items()}
-
-
-def _with(tree: Any, path: KeyPath, value: Any) -> Any:
-    """Copy a tree with another value at a key path."""
-    if not path:
-        return value
-    copied = copy(tree) if isinstance(tree, dict) else list(tree)
-    copied[path[0]] = _with(tree[path[0]], path[1:], value)
-    return copied if isinstance(tree, dict) else type(tree)(copied)
 
 
 def is_in_parts(merge: Merge, sections: Sequence[Section]) -> bool:

@@ -157,6 +157,19 @@ def put(tree: Any, path: KeyPath, value: Any) -> Any:
     return tree
 
 
+def with_value(tree: Any, path: KeyPath, value: Any) -> Any:
+    """Copy a tree with another value at a key path that it has; what does not lead there is shared."""
+    if not path:
+        return value
+    child = with_value(tree[path[0]], path[1:], value)
+    if isinstance(tree, (list, tuple)):
+        return type(tree)((*tree[: path[0]], child, *tree[path[0] + 1 :]))
+    made = empty_like(tree)
+    made.update(tree)
+    made[path[0]] = child
+    return made
+
+
 def _same_keys(ranked: Ranked) -> Ranked:
     """The same dicts with one object for each name that is a key, such as `torch.float32` in a scaler's state."""
     known: dict[str, Any] = {}
