@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.display.lines import value_text
-from ckptools.display.tables import Column
+from ckptools.display.tables import Column, tabulated
 from ckptools.errors import UsageError
 from ckptools.model.records import Rows, record_fields
 from ckptools.text import number, printable, shape, size
@@ -46,17 +46,11 @@ def rows_text(rows: Rows[Any], table_format: str) -> str:
 
 def table_text(columns: Sequence[Column], cells: Sequence[Sequence[str]], table_format: str) -> str:
     """Write the cells of a table in one of tabulate's formats; nothing where there are no columns."""
-    from tabulate import tabulate
-
     check_table_format(table_format)
     if not columns:
         return ""
-    titles = [column.title for column in columns]
     lines = [[_safe(text, table_format) for text in row] for row in cells]
-    how = {"tablefmt": table_format, "disable_numparse": True}
-    if table_format == "tsv":  # for programs: no padding
-        return str(tabulate(lines, titles, **how, stralign=None, numalign=None))
-    return str(tabulate(lines, titles, **how, colalign=["right" if c.right else "left" for c in columns]))
+    return tabulated(columns, lines, table_format, [column.title for column in columns])
 
 
 def _cell(name: str, value: Any, table_format: str) -> str:

@@ -1,8 +1,4 @@
-"""Tables of text for terminals and pipes, over strings that are escaped and cut here.
-
-The widths are known by then, so padding is all that is left. Importing tabulate for it would make every `inspect` at
-least 18 ms longer, more than Python itself takes to start.
-"""
+"""Tables of text for terminals and pipes: cells are escaped and fitted to the screen here, and tabulate writes them."""
 
 from __future__ import annotations
 
@@ -12,6 +8,7 @@ from typing import NamedTuple
 from ckptools.text import clip_middle, printable
 
 GAP = 2
+"""Blanks between the columns of tabulate's `plain` format."""
 NARROWEST = 10
 """A column is never made narrower than this; a screen that is narrower still wraps."""
 MOST_LINES = 12
@@ -62,7 +59,7 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], screen: Scre
     laid_out = list(zip(*by_column, strict=True))
     dashes = ["-" * width for width in widths]
     lines = [line for row in (laid_out[0], [[dash] for dash in dashes], *laid_out[1:]) for line in _lines_of(row)]
-    shown = [(" " * GAP).join(map(_padded, columns, line, widths)).rstrip() for line in lines]
+    shown = tabulated(columns, lines, "plain").split("\n")
     left = len(rows) - len(kept)
     return [*shown, f"{left} more; all of them when piped, as in | less"] if left else shown
 
@@ -110,8 +107,16 @@ def _lines_of(row: Sequence[Sequence[str]]) -> list[list[str]]:
     return [[cell[n] if n < len(cell) else "" for cell in row] for n in range(height)]
 
 
-def _padded(column: Column, text: str, width: int) -> str:
-    return text.rjust(width) if column.right else text.ljust(width)
+def tabulated(
+    columns: Sequence[Column], lines: Sequence[Sequence[str]], table_format: str, titles: Sequence[str] = ()
+) -> str:
+    """Write cells that are escaped and cut in one of tabulate's formats; a cell is never taken for a number."""
+    from tabulate import tabulate  # type: ignore[import-untyped]
+
+    how = {"tablefmt": table_format, "disable_numparse": True, "preserve_whitespace": True}
+    if table_format == "tsv":  # for programs: no padding
+        return str(tabulate(lines, titles, **how, stralign=None, numalign=None))
+    return str(tabulate(lines, titles, **how, colalign=["right" if c.right else "left" for c in columns]))
 
 
 def wrapped(first: str, text: str, screen: Screen) -> list[str]:
