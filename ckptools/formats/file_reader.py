@@ -9,10 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckptools.files.remote.path import RemotePath
 from ckptools.formats.options import OnFile, Reader
 from ckptools.model.provenance import Said
 from ckptools.pickles.archive import FetchAhead
-from ckptools.pickles.reader import Saved
+from ckptools.pickles.reader import AlikeFiles, Saved
 from ckptools.pickles.repeated import RepeatedRecords
 from ckptools.training_state import modules
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from ckptools.formats.reader_pool import ReaderProcesses
 
 MIN_FILES = 16
-"""From this many files on, reader processes are considered."""
+"""From this many files on, reader processes are considered, and files are compared with the first."""
 
 FILES_PER_PROCESS = 8
 
@@ -48,6 +49,7 @@ class FileReader:
         self._processes: ReaderProcesses | None = None
         self._files, self._seconds = 0, 0.0
         self._fetch = FetchAhead()
+        self._alike = AlikeFiles(None)
 
     def __call__(self, path: Path) -> Saved:
         """Read one file.
@@ -65,6 +67,8 @@ class FileReader:
 
     def ahead(self, paths: Sequence[Path]) -> None:
         """Announce that these files will be read, in this order."""
+        if self._read is modules.read_file and len(paths) >= MIN_FILES:
+            self._alike = AlikeFiles(next((path for path in paths if not isinstance(path, RemotePath)), None))
         if self._read is modules.read_file and len(paths) >= MIN_FILES and self._most_processes(len(paths)) > 1:
             self._ahead = dict.fromkeys(paths)
         elif self._read is modules.read_file:
@@ -73,8 +77,12 @@ class FileReader:
     def _read_here(self, path: Path) -> Saved:
         started = time.perf_counter()
         self._fetch.reach(path)
-        repeated = self._repeated if self._files else None  # the first is often the only one, and quicker without
-        saved = modules.read_file(path, repeated) if self._read is modules.read_file else self._read(path)
+        if self._read is not modules.read_file:
+            saved = self._read(path)
+        elif not self._files:
+            saved = modules.read_file(path)  # the first is often the only one, and quicker without
+        else:
+            saved = self._alike.read(path) or modules.read_file(path, self._repeated)
         self._seconds += time.perf_counter() - started
         self._files += 1
         return saved

@@ -18,7 +18,7 @@ from typing import Any
 
 from ckptools.files.remote.path import RemotePath, needs_query
 from ckptools.formats.reader_worker import GREETING, LENGTH, Receiver, read_exactly
-from ckptools.pickles.reader import Saved
+from ckptools.pickles.reader import AlikeFiles, Saved
 
 AHEAD = 3
 """Files that are requested from each process in advance; bounds the answers in memory."""
@@ -54,9 +54,12 @@ class ReaderProcesses:
         self._processes: list[_ReaderProcess] = []
         self._left = set(paths)
         same: dict[Any, Any] = {}
+        first = next((path for path in paths if not isinstance(path, RemotePath)), None)
+        alike = AlikeFiles(first)
         try:
             for _ in range(count):
-                self._processes.append(_ReaderProcess(same))
+                self._processes.append(_ReaderProcess(Receiver(same, alike)))
+                self._processes[-1].ask(first or "")
             far = any(isinstance(path, RemotePath) for path in paths)
             for process in self._processes * (AHEAD_IN_STORES if far else AHEAD):
                 self._ask(process)
@@ -90,8 +93,8 @@ class ReaderProcesses:
 class _ReaderProcess:
     """One reader process; after its first fault it answers nothing more."""
 
-    def __init__(self, same: dict[Any, Any]) -> None:
-        self._receiver = Receiver(same)
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver = receiver
         self._greeted = self._gone = False
         # A session of its own: an interrupt from the terminal is for the process that the user sees.
         self._process = subprocess.Popen(
@@ -103,7 +106,7 @@ class _ReaderProcess:
             pipesize=PIPE,
         )
 
-    def ask(self, path: Path) -> None:
+    def ask(self, path: Path | str) -> None:
         if self._gone:
             return
         name = os.fsencode(str(path))

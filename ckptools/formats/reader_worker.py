@@ -1,8 +1,10 @@
 """A reader process: its main function, and its answers, which can only contain ckptools' own records.
 
-The process reads paths from stdin, and answers each with the file's structure on stdout. A file may come from a
-stranger, so its answers are not trusted either: only names in `RECORDS` are accepted, each of them plain data, and
-nothing is looked up or imported.
+The process reads paths from stdin, and answers each with the file's structure on stdout. The first path is that of the
+file that others may be like; of those the answer is columns: where records lie, and their checksums.
+
+A file may come from a stranger, so its answers are not trusted either: only names in `RECORDS` are accepted, each of
+them plain data, and nothing is looked up or imported.
 
 Values that the files of all ranks share are sent once, and by number from then on: shard lists of all ranks
 (`model.tensor.ShardList`); random states, for a file may have all ranks': tuples of many ints, or many bytes, that
@@ -36,7 +38,8 @@ from ckptools.model.tensor import Coding, Encoded, Item, Shard, ShardList, Sourc
 from ckptools.pickles.archive import FetchAhead
 from ckptools.pickles.machine import gc_paused
 from ckptools.pickles.objects import Storage
-from ckptools.pickles.reader import Saved
+from ckptools.pickles.patterns import Alike, Own
+from ckptools.pickles.reader import AlikeFiles, Saved
 from ckptools.pickles.repeated import RepeatedRecords
 from ckptools.training_state import modules
 from ckptools.training_state.modules import ModuleState
@@ -58,13 +61,16 @@ def main() -> None:
     out.flush()
     paths: SimpleQueue[Path] = SimpleQueue()
     ahead = FetchAhead()
-    Thread(target=_listen, args=(sys.stdin.buffer, paths, ahead), daemon=True).start()
+    asked = sys.stdin.buffer
+    first = os.fsdecode(asked.read(*LENGTH.unpack(read_exactly(asked, LENGTH.size))))
+    alike = AlikeFiles(path_of(first) if first else None)
+    Thread(target=_listen, args=(asked, paths, ahead), daemon=True).start()
     sender, repeated = Sender(), RepeatedRecords()
     while True:
         with gc_paused():
             path = paths.get()
             ahead.reach(path)
-            out.write(_answer(path, sender, repeated))
+            out.write(_answer(path, sender, repeated, alike))
         out.flush()
 
 
@@ -77,11 +83,11 @@ def _listen(asked: IO[bytes], paths: SimpleQueue[Path], ahead: FetchAhead) -> No
     os._exit(0)  # from a thread there is no other way; nothing is open for writing, no temporary file was made
 
 
-def _answer(path: Path, sender: Sender, repeated: RepeatedRecords) -> bytes:
+def _answer(path: Path, sender: Sender, repeated: RepeatedRecords, alike: AlikeFiles) -> bytes:
     try:
         if content_of(head_at(path)) in COMPRESSIONS.values():
             return NO_ANSWER  # its tensors will lie in a temporary file, which must belong to who asks
-        saved = modules.read_file(path, repeated)
+        saved = alike.read(path) or modules.read_file(path, repeated)
     except (CkptoolsError, OSError, MemoryError, RecursionError):
         return NO_ANSWER
     data = sender.encode(saved)
@@ -114,11 +120,11 @@ MAX_SENT = 1 << 24
 OVERHEAD = 32
 """Cost of remembering one value, beside its length."""
 
-TUPLES = (Box, Coding, Encoded, Item, Said, Shard, Source, Saved)
+TUPLES = (Box, Coding, Encoded, Item, Own, Said, Shard, Source, Saved)
 """Records that are sent as a call with their fields, the fastest way."""
 
 RECORDS = (
-    *(Tensor, Box, Coding, Encoded, Item, Said, Shard, ShardList, Source, Saved, ModuleState, Storage),
+    *(Tensor, Box, Coding, Encoded, Item, Own, Said, Shard, ShardList, Source, Saved, ModuleState, Storage),
     *(values.Cycle, values.Device, values.Global, values.Lost, values.Opaque, values.Size, values.TorchName),
     *(values.NumpyArray, values.NumpyDtype, values.NumpyScalar),
     *(Counter, OrderedDict, defaultdict, date, datetime, timedelta, type(Path()), RemotePath),
@@ -147,7 +153,9 @@ class Sender:
         }
 
     def encode(self, saved: Saved) -> bytes:
-        """The structure of one file."""
+        """The structure of one file; of one that is like the first, what it has for itself."""
+        if isinstance(saved.content, Alike):
+            saved = saved._replace(tree=saved.content.own, names=())
         self._out.seek(0)
         self._out.truncate()
         self._pickler.clear_memo()
@@ -196,8 +204,8 @@ def _sent_once(value: tuple[Any, ...]) -> bool:
 class Receiver:
     """Decodes the answers of one process; large values equal to those that others have sent become one object."""
 
-    def __init__(self, same: dict[Any, Any]) -> None:
-        self._same = same
+    def __init__(self, same: dict[Any, Any], alike: AlikeFiles | None = None) -> None:
+        self._same, self._alike = same, alike or AlikeFiles(None)
         self._leaves: list[Any] = []
         self._lists: list[Any] = []
 
@@ -206,7 +214,7 @@ class Receiver:
         saved = _Unpickler(io.BytesIO(data), self._value).load()
         if not isinstance(saved, Saved):
             raise pickle.UnpicklingError("an answer that is no file's structure")
-        return saved
+        return self._alike.received(saved) if isinstance(saved.content, Own) else saved
 
     def _value(self, item: Any) -> Any:
         """The shared object for a value that was sent itself or by its number."""

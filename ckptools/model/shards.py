@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from math import prod
@@ -142,11 +142,13 @@ class HoldingFile:
         path: None for items that cannot be read: the file is missing, cut before them, or refused.
         rank: the rank that wrote it, if its name says so.
         zstd: whether the items were compressed.
+        has_items: whether each shard is an archive of its own there (DCP), and not a record of the file's archive.
     """
 
     path: Path | None
     rank: int | None
     zstd: bool = False
+    has_items: bool = True
 
 
 @dataclass(slots=True, eq=False)
@@ -169,7 +171,7 @@ class ItemShards(RowMethods[Shard], Sequence[Shard]):
     offsets: list[Ints] = field(default_factory=list)
     sizes: list[Ints] = field(default_factory=list)
     files: list[HoldingFile] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
+    starts: MutableSequence[int] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     layouts: list[ItemLayout | None] = field(default_factory=list)
     crcs: array[int] = field(default_factory=lambda: array("I"))
@@ -200,9 +202,9 @@ class ItemShards(RowMethods[Shard], Sequence[Shard]):
         return repr(tuple(self))
 
     def item(self, place: int) -> Item | None:
-        """The item of a shard; None where it cannot be read."""
+        """The item of a shard; None where it cannot be read, or is none."""
         file = self.files[place]
-        if file.path is None:
+        if file.path is None or not file.has_items:
             return None
         return Item(file.path, self.starts[place], self.lengths[place], self.dtype, self.sizes[place], file.zstd)
 
@@ -276,6 +278,37 @@ class ItemShards(RowMethods[Shard], Sequence[Shard]):
 
 
 Shards = tuple[Shard, ...] | ShardList | ItemShards
+
+
+Holding = dict[tuple[Path | None, int | None], HoldingFile]
+"""Files by path and rank."""
+
+
+def in_columns(shards: Sequence[Shard], dtype: str, files: Holding) -> ItemShards:
+    """Shards of rank files, by column.
+
+    Args:
+        shards: in the order that they have.
+        dtype: torch's name.
+        files: those of other tensors, to which these are added.
+    """
+    columns = ItemShards(dtype, layouts=[], crcs=array("I"))
+    known: dict[ItemLayout, ItemLayout] = {}
+    for i, shard in enumerate(shards):
+        source = shard.source
+        path = source.path if source is not None else None
+        key = path, shard.rank
+        columns.files.append(files.get(key) or files.setdefault(key, HoldingFile(path, shard.rank, has_items=False)))
+        columns.offsets.append(shard.box.offsets)
+        columns.sizes.append(shard.box.sizes)
+        layout = ItemLayout.of(source, source.record_span[0]) if source is not None else None
+        columns.layouts.append(known.setdefault(layout, layout) if layout is not None else None)
+        columns.starts.append(source.record_span[0] if source is not None else 0)
+        columns.lengths.append(0)
+        columns.crcs.append(source.crc if source is not None else 0)
+        if shard.item is not None or shard.encoded is not None or (source is not None and source.dtype != dtype):
+            columns.located[i] = shard
+    return columns
 
 
 def with_bytes(shards: Shards) -> tuple[Shard, ...]:

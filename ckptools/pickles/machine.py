@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import gc
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count, repeat
 from pathlib import Path
@@ -24,13 +24,19 @@ from ckptools.model.values import Cycle
 from ckptools.pickles import object_opcodes  # noqa: F401 - it registers opcodes
 from ckptools.pickles.classes import tensors  # noqa: F401 - it registers what tensors are rebuilt of
 from ckptools.pickles.machine_state import BLOCK, CutError, Locate, MachineState, PickleError, Reader, UnusualError
-from ckptools.pickles.opcodes import DISPATCH, Stop
+from ckptools.pickles.opcodes import DISPATCH, Handler, Stop
 from ckptools.pickles.repeated import RepeatedRecords
 from ckptools.pickles.shard_runs import RunReader
 
 
 class Machine(MachineState):
-    """Interprets one pickle."""
+    """Interprets one pickle.
+
+    Attributes:
+        dispatch: the handler of each opcode.
+    """
+
+    dispatch: Sequence[Handler] = DISPATCH
 
     def __init__(
         self,
@@ -60,7 +66,7 @@ class Machine(MachineState):
         return self._load(at)
 
     def _load(self, at: int) -> Any:
-        data, dispatch = self.data, DISPATCH
+        data, dispatch = self.data, self.dispatch
         try:
             for handled in count(BLOCK, BLOCK):
                 for _ in repeat(None, BLOCK):

@@ -16,6 +16,7 @@ from ckptools.pickles.objects import PlaceBatch, PlacementRecord, ShardRecord, S
 from ckptools.pickles.repeated import RepeatedRecords
 
 if TYPE_CHECKING:
+    from ckptools.model.tensor import Tensor
     from ckptools.pickles.classes.device_mesh import Claim, Mesh
 
 MAX_OPCODES = 50_000_000
@@ -245,6 +246,14 @@ class MachineState:
             found = self.globals[module, name] = Global(module, name)
             self.runs.meet(found)
         return found
+
+    def without_slots(self, value: Any) -> Any:
+        """The value with what belongs into its slots; only `slots` makes some."""
+        return value
+
+    def placed(self, tensor: Tensor, local: Tensor, mesh: Any, placements: tuple[Any, ...]) -> Tensor:
+        """The DTensor of a local tensor, as it goes into the tree."""
+        return tensor
 
     def persistent(self, pid: Any) -> Any:
         """Return the storage that a persistent id describes."""

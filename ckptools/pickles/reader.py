@@ -3,26 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckptools.errors import ReadError
+from ckptools.errors import CkptoolsError, ReadError
 from ckptools.files import zip_directory
 from ckptools.files.file_type import COMPRESSIONS, content_of, head_of
 from ckptools.files.opening import File, Window
 from ckptools.model.provenance import Said
+from ckptools.model.tree import TreeLimitError
 from ckptools.model.values import describe_for_error
 from ckptools.pickles.archive import read_archive
-from ckptools.pickles.classes.device_mesh import claims_of
+from ckptools.pickles.classes.device_mesh import Claim, claims_of, note_mesh
 from ckptools.pickles.machine import Machine
+from ckptools.pickles.machine_state import PickleError
+from ckptools.pickles.patterns import Alike, Pattern
 from ckptools.pickles.repeated import RepeatedRecords
 
 FORMS = {"zip": "", "legacy": "pickle stream of before torch 1.6"}
 """Names of contents for messages; other contents keep their own names."""
 
 
-class Saved(NamedTuple):
+class _SavedFields(NamedTuple):
+    path: Path
+    tree: Any
+    claims: frozenset[Claim]
+    names: tuple[str, ...]
+    nbytes: int
+    modified: float
+    bytes_read: int
+    form: str = ""
+    at_least: bool = False
+    modules: bool = False
+    provenance: Said | None = None
+
+
+class Saved(_SavedFields):
     """The content of one torch.save file.
 
     Attributes:
@@ -39,17 +56,18 @@ class Saved(NamedTuple):
         provenance: what it says of where it comes from, if `consolidate` wrote it.
     """
 
-    path: Path
-    tree: Any
-    claims: frozenset[tuple[int | None, int]]
-    names: tuple[str, ...]
-    nbytes: int
-    modified: float
-    bytes_read: int
-    form: str = ""
-    at_least: bool = False
-    modules: bool = False
-    provenance: Said | None = None
+    __slots__ = ()
+
+    @property
+    def content(self) -> Any:
+        """The tree, or what is known of a file that is like another, whose tree is made when it is asked for."""
+        return self[1]
+
+    @property
+    def tree(self) -> Any:
+        """Plain values, lazy tensors and opaque objects."""
+        content = self.content
+        return content.tree() if isinstance(content, Alike) else content
 
 
 def read(path: Path, repeated: RepeatedRecords | None = None) -> Saved:
@@ -72,9 +90,17 @@ def read(path: Path, repeated: RepeatedRecords | None = None) -> Saved:
         names = tuple(g.dotted for g in machine.globals.values())
         nread = min(opened.bytes_read, file.size) if opened is file else file.bytes_read + opened.bytes_read
         form = ", ".join(filter(None, map(FORMS.get, forms, forms)))
-        claims, at_least = claims_of(machine.claims, machine.meshes)
+        claims, at_least = claims_in(machine)
         size, modified, origin = file.size, file.modified, machine.provenance
         return Saved(path, tree, claims, names, size, modified, nread, form, at_least, machine.modules, origin)
+
+
+def claims_in(machine: Machine) -> tuple[frozenset[Claim], bool]:
+    """The claims of the pickle that a machine has read; see `claims_of`."""
+    claims, meshes = set(machine.claims), set(machine.meshes)
+    for _, mesh in machine.read_meshes.values():
+        note_mesh(mesh, claims, meshes)
+    return claims_of(claims, meshes)
 
 
 def probe(path: Path) -> None:
@@ -95,6 +121,63 @@ def probe(path: Path) -> None:
             members(file)
         elif content not in COMPRESSIONS.values():
             zip_directory.probe(file)
+
+
+# -- files of which most are like the first ---------------------------------------------------------------------------
+
+
+MAX_MISSES = 3
+"""Files that may be unlike the first, beyond as many as are like it, before no other is compared."""
+
+
+class AlikeFiles:
+    """Reads files that are like the first of their checkpoint.
+
+    Args:
+        first: the file that others are compared with; None to compare none.
+    """
+
+    def __init__(self, first: Path | None) -> None:
+        self._first = first
+        self._pattern: Pattern | None = None
+        self._misses = 0
+
+    def read(self, path: Path) -> Saved | None:
+        """Read a file as `read` does; None for one that is not like the first, or cannot be read."""
+        pattern = self.pattern()
+        found = pattern.read(path) if pattern is not None else None
+        if pattern is None or found is None:
+            self._count(missed=True)
+            return None
+        self._count(missed=False)
+        own, claims, at_least, size, modified, nread = found
+        return Saved(path, Alike(pattern, path, own), claims, pattern.names, size, modified, nread, "", at_least)
+
+    def _count(self, missed: bool) -> None:
+        self._misses += 1 if missed else -1
+        if self._misses >= MAX_MISSES:
+            self._first = self._pattern = None
+
+    def received(self, saved: Saved) -> Saved:
+        """The content of a file that another process has read, with `Own` in the place of its tree.
+
+        Raises:
+            ValueError: the other process cannot have found this.
+        """
+        pattern, own = self.pattern(), saved.content
+        if pattern is None or pattern.of(own) != (saved.claims, saved.at_least):
+            raise ValueError("a file that is not like the first")
+        if not len(own.starts) // 8 == len(own.crcs) // 4 == len(pattern.records):
+            raise ValueError("another number of records")
+        return saved._replace(tree=Alike(pattern, saved.path, own), names=pattern.names)
+
+    def pattern(self) -> Pattern | None:
+        """What files are compared with; None where the first cannot be."""
+        if self._pattern is None and self._first is not None:
+            with suppress(CkptoolsError, PickleError, TreeLimitError, ValueError, OSError, MemoryError, RecursionError):
+                self._pattern = Pattern(self._first)
+            self._first = None
+        return self._pattern
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import ckptools
 from ckptools.errors import ReadError
 from ckptools.files.opening import File
 from ckptools.files.zip_archive import Container
-from ckptools.model.tensor import ShardList, Tensor
+from ckptools.model.tensor import ItemShards, ShardList, Tensor
 from ckptools.model.tree import tensors_in
 from ckptools.model.values import Opaque
 from ckptools.pickles.archive import locator
@@ -42,7 +42,7 @@ def spelled(node, inside=frozenset()):
         return repr(node)
     if isinstance(node, dict):
         return str([(spelled(k, inside), spelled(v, inside)) for k, v in node.items()])
-    if isinstance(node, ShardList):
+    if isinstance(node, (ShardList, ItemShards)):
         node = tuple(node)
     if isinstance(node, (list, tuple)):
         return f"{type(node).__name__}{[spelled(v, inside) for v in node]}"

@@ -174,7 +174,7 @@ class _RankGroup:
         for name in self.group:
             if name.path in self.read.saved:
                 path = (name.part,) if name.part else ()
-                parts.setdefault(path, []).append((self.read.ranks[name.path], self.read.saved[name.path].tree))
+                parts.setdefault(path, []).append((self.read.ranks[name.path], self.read.saved[name.path].content))
         return {path: sorted(ranked, key=lambda i: i[0]) for path, ranked in parts.items()}
 
     def _files(self, world: int) -> Iterable[RankFile]:

@@ -20,6 +20,7 @@ from ckptools.model.checkpoint import GivenNames, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath
+from ckptools.pickles.patterns import Alike
 from ckptools.text import named_ranks
 from ckptools.training_state.optimizer_names import group_ids
 from ckptools.training_state.optimizers import name_with
@@ -62,16 +63,19 @@ def named_by_own_models(
     Raises:
         RefusedError: the names that were given do not fit a rank's model.
     """
-    models = [merge.values(s.path) for s in sections if s.kind == "model"]
-    numbered = [s.path for s in sections if s.kind == "optimizer" and _is_numbered(merge.values(s.path))]
-    optimizers = [path for path in numbered if in_parts or _number_their_own(merge.values(path), bool(models or given))]
+    of_model = [s.path for s in sections if s.kind == "model"]
+    numbered = [s.path for s in sections if s.kind == "optimizer" and _is_numbered(merge.of_groups(s.path))]
+    known = bool(of_model or given)
+    optimizers = [path for path in numbered if in_parts or _number_their_own(merge.values(path), known)]
     if not optimizers:
         return None
+    models = [merge.values(path) for path in of_model]
     roots, assumed = dict(merge.roots), set[str]()
     for path in optimizers:
         root = merge.root_of(path) or ()
         named: list[tuple[int, Any]] = []
-        for rank, tree in roots[root]:
+        for rank, content in roots[root]:
+            tree = content.tree() if isinstance(content, Alike) else content
             value = merge.values(path).get(rank)
             if value is not None:
                 naming = _naming(value, [of[rank] for of in models if rank in of], given, rank)

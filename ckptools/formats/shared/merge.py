@@ -9,17 +9,26 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckptools.model.problems import Code, Problem
 from ckptools.model.rank_vote import NAMES, Vote, difference, same_inside, same_value, vote
 from ckptools.model.regions import Box
+from ckptools.model.shards import Holding, ItemShards, Shards, in_columns
 from ckptools.model.tensor import Shard, Tensor, in_rank_order
 from ckptools.model.tree import KeyPath, fqn_of
 from ckptools.model.values import Absent, Opaque
+from ckptools.pickles.patterns import Alike
+
+if TYPE_CHECKING:
+    from ckptools.formats.shared.alike_ranks import Group
 
 Ranked = Sequence[tuple[int, Any]]
-"""The value that each rank has at one key path, in rank order."""
+"""The value that each rank has at one key path, in rank order; files that are alike may be merged as one."""
+
+
+MIN_COLUMNS = 16
+"""Shards of a tensor that are kept by column; fewer are an object each."""
 
 
 @dataclass
@@ -32,7 +41,7 @@ class Merge:
         differing: key paths of plain values that differ, with the ranks that have each value.
         partial: key paths that only some ranks have.
         unlike: key paths of foreign objects of one class that hold other values.
-        roots: the merged trees, by the key path where each was put.
+        roots: the trees that were merged, or the `Alike` that makes one, by the key path where each was put.
     """
 
     disagreeing: dict[KeyPath, Problem] = field(default_factory=dict)
@@ -41,6 +50,8 @@ class Merge:
     partial: list[KeyPath] = field(default_factory=list)
     unlike: list[KeyPath] = field(default_factory=list)
     roots: dict[KeyPath, Ranked] = field(default_factory=dict)
+    _groups: dict[KeyPath, dict[int, Group]] = field(default_factory=dict)
+    _files: Holding = field(default_factory=dict)
 
     @property
     def problems(self) -> list[Problem]:
@@ -50,11 +61,43 @@ class Merge:
     def trees(self, ranked: Ranked, path: KeyPath = ()) -> Any:
         """Merge the subtrees that the ranks have at `path`. Recursion is bounded by the reader's depth budget."""
         self.roots[path] = ranked
-        return self._merged(ranked, path)
+        if not any(isinstance(content, Alike) for _, content in ranked):
+            return self._merged(ranked, path)
+        from ckptools.formats.shared.alike_ranks import grouped
+
+        groups = grouped(ranked)
+        self._groups[path] = {group.members[0][0]: group for group in groups}
+        return self._merged([(group.members[0][0], group.tree) for group in groups], path)
 
     def root_of(self, path: KeyPath) -> KeyPath | None:
         """Return the key path of the merged tree that contains `path`, or None."""
         return max((root for root in self.roots if path[: len(root)] == root), key=len, default=None)
+
+    def of_groups(self, path: KeyPath) -> dict[int, Any]:
+        """The value at a key path of one of the ranks that have the same one; of each rank where they may differ."""
+        root = self.root_of(path) or ()
+        groups = self._groups.get(root, {}).values()
+        below = path[len(root) :]
+        if not groups or any(group.varies(below) for group in groups):
+            return self.values(path)
+        found = ((group.members[0][0], _at(group.tree, below)) for group in groups)
+        return {rank: value for rank, value in found if value is not _NOTHING}
+
+    def _every(self, ranked: Ranked, path: KeyPath) -> Ranked:
+        """The value of every rank, where some ranks were merged as one."""
+        root = self.root_of(path) or ()
+        groups, below = self._groups.get(root, {}), path[len(root) :]
+        if all(len(groups[rank].members) == 1 for rank, _ in ranked if rank in groups):
+            return ranked
+        every: list[tuple[int, Any]] = []
+        for first, value in ranked:
+            varies = groups[first].varies(below)
+            every += ((rank, _at(content, below) if varies else value) for rank, content in groups[first].members)
+        return sorted(every, key=lambda pair: pair[0])
+
+    def _varies(self, path: KeyPath) -> bool:
+        root = self.root_of(path) or ()
+        return any(group.varies(path[len(root) :]) for group in self._groups.get(root, {}).values())
 
     def values(self, path: KeyPath) -> dict[int, Any]:
         """Each rank's own value at a key path, without the ranks that have none."""
@@ -84,7 +127,8 @@ class Merge:
 
     def _dicts(self, ranked: Ranked, path: KeyPath) -> Any:
         first = ranked[0][1]
-        if len(ranked) == 1 and not any(isinstance(v, (dict, list, tuple, Tensor)) for v in first.values()):
+        flat = len(ranked) == 1 and not any(isinstance(v, (dict, list, tuple, Tensor)) for v in first.values())
+        if flat and not self._varies(path):
             return first
         if any(isinstance(k, NAMES) for _, v in ranked for k in v):
             ranked = _same_keys(ranked)
@@ -109,6 +153,7 @@ class Merge:
         return items if isinstance(first, list) else tuple(items)
 
     def _compare(self, ranked: Ranked, path: KeyPath) -> None:
+        ranked = self._every(ranked, path)
         found = vote(ranked, same_value)
         if not found.agree:
             self.differing[path] = found
@@ -118,15 +163,35 @@ class Merge:
     def _tensors(self, ranked: Ranked, path: KeyPath) -> Any:
         first = next(v for _, v in ranked if isinstance(v, Tensor))
         if any(difference(first, other) for _, other in ranked):
-            found = vote(ranked, lambda a, b: _either_way(a, b) is None)
+            found = vote(self._every(ranked, path), lambda a, b: _either_way(a, b) is None)
             self.disagreeing[path] = _disagreement(found, path)
             usual = found.majority[1] if found.majority else ()
             kept = [(r, v) for r, v in ranked if r in usual and isinstance(v, Tensor)]
-            return replace(kept[0][1], shards=_joined(kept)) if kept else first
+            return replace(kept[0][1], shards=self._joined(kept)) if kept else first
         if any(other.shape != first.shape for _, other in ranked):
             self.uneven.append(path)
         note = next((v.note for _, v in ranked if v.note), "")
-        return replace(first, shards=_joined(ranked), note=note)
+        return replace(first, shards=self._joined(ranked), note=note)
+
+    def _joined(self, ranked: Sequence[tuple[int, Tensor]]) -> Shards:
+        """All ranks' own shards, and listed shards that no file has, in rank order."""
+        shards = ranked[0][1].shards
+        if len(ranked) == 1 and isinstance(shards, ItemShards):
+            return shards
+        found: dict[Box, list[Shard]] = {}
+        for rank, tensor in ranked:
+            for shard in tensor.found:
+                own = (
+                    shard if shard.rank == rank or isinstance(tensor.shards, ItemShards) else shard._replace(rank=rank)
+                )
+                found.setdefault(shard.box, []).append(own)
+        listed = {s.box: s for s in shards if not s.was_read and 0 not in s.box.sizes}
+        for box in found:
+            listed.pop(box, None)
+        every = (*listed.values(), *(s for of_box in found.values() for s in of_box))
+        replicas = len(found) == 1 and not listed and not any(isinstance(t.shards, ItemShards) for _, t in ranked)
+        ordered = every if replicas else in_rank_order(every)  # replicas have the order of the ranks already
+        return in_columns(ordered, ranked[0][1].dtype, self._files) if len(ordered) >= MIN_COLUMNS else ordered
 
 
 _NOTHING = object()
@@ -135,6 +200,9 @@ ABSENT = Absent()
 
 
 def _at(tree: Any, path: KeyPath) -> Any:
+    if isinstance(tree, Alike):
+        node = _at(tree.pattern.tree, path)
+        return node if node is _NOTHING else tree.at(node)
     for key in path:
         if isinstance(tree, dict) and isinstance(key, NAMES):
             tree = next((v for k, v in tree.items() if repr(k) == repr(key)), _NOTHING)
@@ -213,21 +281,6 @@ def _either_way(a: Any, b: Any) -> tuple[str, str] | None:
         return difference(a, b)
     found = difference(b, a) if isinstance(b, Tensor) else None
     return (found[1], found[0]) if found else None
-
-
-def _joined(ranked: Sequence[tuple[int, Tensor]]) -> tuple[Shard, ...]:
-    """All ranks' own shards, and listed shards that no file has, in rank order."""
-    found: dict[Box, list[Shard]] = {}
-    for rank, tensor in ranked:
-        for shard in tensor.found:
-            own = shard if shard.rank == rank else shard._replace(rank=rank)
-            found.setdefault(shard.box, []).append(own)
-    listed = {s.box: s for s in ranked[0][1].shards if not s.was_read and 0 not in s.box.sizes}
-    for box in found:
-        listed.pop(box, None)
-    if len(found) == 1 and not listed:
-        return tuple(*found.values())  # replicas, which have the order of the ranks already
-    return in_rank_order((*listed.values(), *(s for shards in found.values() for s in shards)))
 
 
 def _plain(value: Any) -> bool:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from ckptools.model.regions import Box, Ints, Run, chunk_runs, grid_boxes, strided_chunk_runs
 from ckptools.model.tensor import Shard, ShardList, Shards, Tensor, in_rank_order
 from ckptools.model.values import Opaque, describe_for_error
-from ckptools.pickles.classes.device_mesh import MAX_MESH, Mesh, mesh_of, note_mesh
+from ckptools.pickles.classes.device_mesh import MAX_MESH, Mesh, mesh_of
 from ckptools.pickles.machine_state import MachineState
 from ckptools.pickles.objects import attributes
 
@@ -68,22 +68,26 @@ def describe(m: MachineState, shape: Ints, dtype: str, state: Any) -> Tensor:
     placements = tuple(_placement(p, len(shape)) for p in (listed if isinstance(listed, (list, tuple)) else ())[:99])
     if len(placements) != len(mesh.sizes):
         raise ValueError(f"a DTensor with {len(placements)} placements on a mesh of {len(mesh.sizes)} dimensions")
-    return _placed(m, shape, dtype, local, mesh, placements)
+    return m.placed(placed(m, shape, dtype, local, mesh, placements), local, spec["mesh"], placements)
 
 
 def _mesh(m: MachineState, value: Any) -> Mesh:
     """The mesh of a DTensor; thousands of them name one, which is read once, for it may have as many ranks."""
     if id(value) not in m.read_meshes:
-        mesh = mesh_of(value)
+        mesh = mesh_of(m.without_slots(value))
         m.spend(prod(mesh.sizes) // 4)
-        note_mesh(mesh, m.claims, m.meshes)
         m.read_meshes[id(value)] = value, mesh
     return m.read_meshes[id(value)][1]
 
 
-def _placed(
+def placed(
     m: MachineState, shape: Ints, dtype: str, local: Tensor, mesh: Mesh, placements: tuple[Placement, ...]
 ) -> Tensor:
+    """Describe a DTensor by its local tensor and its place in a mesh.
+
+    Raises:
+        ValueError: the local tensor does not fit its place.
+    """
     names = _names(placements)
     strange = [p.kind for p in placements if p.kind not in (*SHARDS, "Replicate")]
     if strange:
@@ -103,7 +107,7 @@ def _own_shards(shape: Ints, dtype: str, local: Tensor, mesh: Mesh, placements: 
     """The pieces of the local tensor; more than one when a strided shard scatters its rows."""
     if mesh.coordinate is None:
         return []
-    expected, pieces = _local_pieces(shape, mesh.sizes, mesh.coordinate, placements)
+    expected, pieces = local_pieces(shape, mesh.sizes, mesh.coordinate, placements)
     if local.dtype != dtype or (local.shape != expected and prod(local.shape) + prod(expected)):
         raise ValueError(f"a DTensor whose local tensor is {local.shape} {local.dtype}, expected {expected} {dtype}")
     if not prod(expected) or not local.shards:
@@ -117,10 +121,10 @@ def _names(placements: tuple[Placement, ...]) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=64)
-def _local_pieces(
+def local_pieces(
     shape: Ints, sizes: Ints, coordinate: Ints, placements: tuple[Placement, ...]
 ) -> tuple[Ints, list[tuple[Box, Box]]]:
-    """The local sizes of the rank at `coordinate`, and its pieces: their boxes in the tensor and in the local one.
+    """Return the local sizes of the rank at `coordinate`, and its pieces: boxes in the tensor and in the local one.
 
     Layers have the same shapes, so few are computed, and their boxes are shared.
     """

@@ -1,0 +1,190 @@
+"""The directories of archives that list the same records, read by columns: where payloads begin, and their CRC-32s.
+
+Rank files of one run have thousands of records of the same names and sizes. What is not as in the directory of the
+first is left to `zip_archive`, which says what is wrong with it, or that nothing is.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ckptools.files.file_type import head_of
+from ckptools.files.opening import File
+from ckptools.files.zip_archive import MAX_PICKLE, STRUCTURE, Container
+from ckptools.files.zip_directory import CENTRAL, DESCRIPTOR, ENCRYPTED, LOCAL, MAX_32, find_directory
+
+# Offsets of fields. Source: APPNOTE.TXT 4.3.12 (an entry of the directory) and 4.3.7 (a local header).
+CRC, PACKED, SIZE, NAME, HEADER = 16, 20, 24, 28, 42
+FLAGS, METHOD, LOCAL_CRC, LOCAL_SIZE, LOCAL_NAME, LOCAL_EXTRA = 6, 8, 14, 22, 26, 28
+VARIES = (*range(CRC, SIZE + 4), NAME, NAME + 1, *range(HEADER, HEADER + 4))
+"""Bytes of an entry that differ between files that are alike."""
+
+SIGNATURE = int.from_bytes(b"PK\3\4", "little")
+
+Ints = Any
+"""An array of integers, one for each record."""
+
+
+class Columns(NamedTuple):
+    """What an archive has where others of its kind differ.
+
+    Attributes:
+        pickle: the bytes of `data.pkl`.
+        starts: where the payload of each record begins that was asked for, in order.
+        crcs: their CRC-32s.
+        nbytes: size of the file.
+        modified: its time, seconds since 1970.
+        bytes_read: how much of it was read.
+    """
+
+    pickle: bytes
+    starts: Ints
+    crcs: Ints
+    nbytes: int
+    modified: float
+    bytes_read: int
+
+
+class Directory:
+    """The directory of an archive, with which those of others are compared.
+
+    Args:
+        archive: the archive, in a file on the local disk.
+        names: records whose payloads are asked for.
+    """
+
+    def __init__(self, archive: Container, names: Sequence[str]) -> None:
+        file = archive.file
+        start, size, _ = find_directory(file)
+        data = np.frombuffer(file.read(start, size), np.uint8)
+        self.offsets = _offsets(bytes(data))
+        self.root = _root_of(bytes(data))
+        heads, self.tails = self._split(data, self.offsets, len(self.root))
+        self.name_lengths = _numbers(heads, NAME, 2) - len(self.root)
+        self.last = len(data) - int(self.offsets[-1])
+        self.fixed = np.delete(heads[:, : CENTRAL.size], VARIES, axis=1)
+        fields = _fields(heads)
+        self.order = np.argsort(fields[:, 3], kind="stable")
+        self.place = np.argsort(self.order)
+        by_header = {int(header): i for i, header in enumerate(fields[:, 3])}
+        self.structure = [name for name in STRUCTURE if name in archive.records]
+        records = [archive.records[name] for name in (*self.structure, *names)]
+        self.asked = np.array([by_header[record.header] for record in records], np.int64)
+        self.names = [record.full_name[len(self.root) :] for record in records]
+        self.pickle = self.asked[0]
+        self.sizes = np.delete(fields[:, 2], self.pickle)
+
+    @staticmethod
+    def _split(data: Ints, offsets: Ints, root: int) -> tuple[Ints, Ints]:
+        """The fixed parts of entries, a row each; and what follows the root folder in all of them."""
+        front = np.arange(CENTRAL.size + root)
+        rows = data[offsets[:, None] + front]
+        left = np.ones(len(data), bool)
+        left[(offsets[:, None] + front).ravel()] = False
+        return rows, data[left]
+
+    def read(self, file: File) -> Columns | None:
+        """The columns of another archive; None where it differs in more, or anything in it is odd.
+
+        Raises:
+            ReadError: it is no archive.
+        """
+        head_of(file)
+        start, size, count = find_directory(file)
+        data = np.frombuffer(file.read(start, size), np.uint8)
+        root = _root_of(bytes(data))
+        shift = len(root) - len(self.root)
+        if (
+            count != len(self.offsets)
+            or size != int(self.offsets[-1]) + self.last + count * shift
+            or not _is_name(root)
+        ):
+            return None
+        rows, tails = self._split(data, self.offsets + shift * np.arange(count), len(root))
+        if not np.array_equal(np.delete(rows[:, : CENTRAL.size], VARIES, axis=1), self.fixed):
+            return None
+        same = np.array_equal(tails, self.tails) and (rows[:, CENTRAL.size :] == np.frombuffer(root, np.uint8)).all()
+        if not same or (_numbers(rows, NAME, 2) - len(root) != self.name_lengths).any():
+            return None
+        fields = _fields(rows)
+        _, packed, sizes, headers = fields.T
+        limits = np.append(headers[self.order][1:], start)[self.place]
+        odd = (fields[:, 1:] == MAX_32).any() or (sizes != packed).any() or headers[self.order[0]]
+        odd = odd or (headers + LOCAL.size + len(root) + self.name_lengths + sizes > limits).any()
+        if odd or not np.array_equal(np.delete(sizes, self.pickle), self.sizes):
+            return None
+        own, count = fields[self.asked], len(self.structure)
+        starts = self._payloads(file, root, own, limits[self.asked])
+        pickle = None if starts is None else self._pickle(file, starts[:count].tolist(), own[:count].tolist())
+        if starts is None or pickle is None:
+            return None
+        nbytes = min(file.bytes_read, file.size)
+        return Columns(pickle, starts[count:], own[count:, 0], file.size, file.modified, nbytes)
+
+    def _payloads(self, file: File, root: bytes, fields: Ints, limits: Ints) -> Ints | None:
+        """Where the payloads that are asked for begin, by local headers that say the same as the directory."""
+        crcs, _, sizes, headers = fields.T
+        fixed, names = LOCAL.size, [root + name for name in self.names]
+        lengths = np.array([fixed + len(name) for name in names], np.int64)
+        data = np.frombuffer(file.read_each(headers.tolist(), lengths.tolist()), np.uint8)
+        at = np.cumsum(lengths) - lengths
+        local = data[at[:, None] + np.arange(fixed)]
+        flags, size = _numbers(local, FLAGS, 2), _numbers(local, LOCAL_SIZE, 4)
+        odd = (_numbers(local, LOCAL_CRC, 4) != crcs) | ((size != sizes) & (size != MAX_32))
+        odd &= (flags & DESCRIPTOR) == 0
+        odd |= (flags & ENCRYPTED) != 0
+        odd |= (_numbers(local, 0, 4) != SIGNATURE) | (_numbers(local, METHOD, 2) != 0)
+        odd |= _numbers(local, LOCAL_NAME, 2) + fixed != lengths
+        starts = headers + lengths + _numbers(local, LOCAL_EXTRA, 2)
+        odd |= starts + sizes > limits
+        left = np.ones(len(data), bool)
+        left[(at[:, None] + np.arange(fixed)).ravel()] = False
+        return None if odd.any() or data[left].tobytes() != b"".join(names) else starts
+
+    def _pickle(self, file: File, starts: Sequence[int], fields: Sequence[Sequence[int]]) -> bytes | None:
+        """The pickle; None where it, or the byte order, is not as it should be."""
+        found = []
+        for start, (crc, _, size, _) in zip(starts, fields, strict=True):
+            data = file.read(start, size) if size <= MAX_PICKLE else b""
+            if len(data) < size or (crc and zlib.crc32(data) != crc):
+                return None
+            found.append(data)
+        return found[0] if found[1:] in ([], [b"little"]) else None
+
+
+def _offsets(data: bytes) -> Ints:
+    """Where the entries of a directory begin, which was read before."""
+    found, at = [], 0
+    while at < len(data):
+        found.append(at)
+        at += CENTRAL.size + sum(CENTRAL.unpack_from(data, at)[10:13])
+    return np.array(found, np.int64)
+
+
+def _root_of(data: bytes) -> bytes:
+    """The root folder in the first entry of a directory."""
+    name = CENTRAL.unpack_from(data)[10] if len(data) >= CENTRAL.size else 0
+    return data[CENTRAL.size :][:name].partition(b"/")[0]
+
+
+def _is_name(root: bytes) -> bool:
+    """Whether a root folder is none that is refused."""
+    try:
+        text = root.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return text not in ("", ".", "..") and "\0" not in text
+
+
+def _fields(rows: Ints) -> Ints:
+    """CRC-32, packed size, size and header offset of each entry."""
+    return np.stack([_numbers(rows, at, 4) for at in (CRC, PACKED, SIZE, HEADER)], 1)
+
+
+def _numbers(rows: Ints, at: int, width: int) -> Ints:
+    """The little-endian numbers of some bytes of each row."""
+    return sum(rows[:, at + i].astype(np.int64) << (8 * i) for i in range(width))

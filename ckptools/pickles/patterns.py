@@ -1,0 +1,394 @@
+"""Rank files that are alike: the first is interpreted, of others only what they have for themselves is kept.
+
+That is where their records lie, the CRC-32s of these, and the values in which their pickles differ. `slots` proves that
+these values do no more than stand in the tree, or say which rank of a mesh this is. Of a file that differs in more,
+and of one in which anything is odd, nothing is concluded: it is read opcode by opcode.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ckptools.errors import ReadError
+from ckptools.files.file_type import content_of, head_of
+from ckptools.files.opening import File
+from ckptools.files.zip_archive import Container
+from ckptools.model.provenance import FILE_NAME
+from ckptools.model.regions import Box, Ints
+from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.model.tree import KeyPath, TreeLimitError, check_tree_limits, of_kinds
+from ckptools.model.values import Opaque
+from ckptools.pickles.archive import check_byte_order, locator
+from ckptools.pickles.classes import dtensor
+from ckptools.pickles.classes.device_mesh import Claim, Mesh, claims_of, mesh_of, note_mesh
+from ckptools.pickles.machine import gc_paused
+from ckptools.pickles.machine_state import FREE_WORK, WORK_PER_BYTE, PickleError
+from ckptools.pickles.objects import Storage
+from ckptools.pickles.slots import Placing, Slot, SlotMachine, filled, slots_in
+from ckptools.pickles.spelling import Spelling, values_at
+
+MAX_INTERPRETED = 8
+"""Times that the pattern is interpreted, each with more slots: a value that happened to be the same before is one."""
+
+UNLIMITED = 1 << 62
+
+_CONTAINERS = (dict, list, tuple)
+
+
+class Own(NamedTuple):
+    """What a file has for itself, of those that are like another.
+
+    Attributes:
+        values: by number the values in which its pickle differs.
+        starts: byte offsets of its records, 8 bytes each, in the order of the pattern's.
+        crcs: their CRC-32s, 4 bytes each.
+    """
+
+    values: dict[int, Any]
+    starts: bytearray
+    crcs: bytearray
+
+
+class Alike:
+    """The content of a file that is like the first one: its tree is made when somebody looks at it.
+
+    Attributes:
+        pattern: what it is like.
+        path: the file.
+        values: in which it differs, and the pattern's for other slots.
+        starts: byte offsets of its records, in the order of the pattern's.
+        crcs: their CRC-32s.
+    """
+
+    __slots__ = ("crcs", "own", "path", "pattern", "starts")
+
+    def __init__(self, pattern: Pattern, path: Path, own: Own) -> None:
+        self.pattern, self.path, self.own = pattern, path, own
+        self.starts, self.crcs = array("Q", own.starts), array("I", own.crcs)
+
+    @property
+    def values(self) -> Mapping[int, Any]:
+        """What is in each slot."""
+        return {**self.pattern.machine.values, **self.own.values}
+
+    @property
+    def meshes(self) -> dict[int, Mesh]:
+        """Its meshes, by their keys in `Kind`."""
+        return self.pattern.meshes_of(self.values)
+
+    def tree(self) -> Any:
+        """Its tree, made anew."""
+        return self.at(self.pattern.tree)
+
+    def at(self, node: Any) -> Any:
+        """What it has where the pattern's tree has a node."""
+        values, meshes = self.values, self.meshes
+
+        def own(tensor: Tensor) -> Tensor:
+            return self.pattern.placed(tensor, self, meshes)
+
+        return remade(node, own, values)
+
+
+class Pattern:
+    """A rank file that was interpreted, with slots where others have other values.
+
+    Attributes:
+        path: the file.
+        records: names of the records that its tensors lie in.
+        machine: the machine that interpreted it last.
+        tree: its tree, with slots.
+        varying: key paths of slots, and those above them.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Read a rank file.
+
+        Raises:
+            ReadError: it cannot be read.
+            ValueError: it is none that others can be like.
+        """
+        self.path = path
+        self.interpreted = 0
+        self.refused: set[int] = set()
+        with File(path) as file:
+            if file.descriptor is None or content_of(head_of(file)) != "zip":
+                raise ValueError("no archive on the local disk")
+            archive = Container(file)
+            if FILE_NAME in archive.records:
+                raise ValueError("written by consolidate")
+            check_byte_order(archive)
+            self.spelling = Spelling(archive.read("data.pkl"))
+            self._locate, self.records = locator(archive), dict[str, int]()
+            self._located: dict[str, tuple[Path, int, str, int]] = {}
+            self._interpret(frozenset())
+            from ckptools.files.zip_columns import Directory
+
+            self.directory = Directory(archive, list(self.records))
+
+    def _locator(self, storage: Storage) -> tuple[Path, int, str, int]:
+        found = self._located.get(storage.key)
+        if found is None:
+            found = self._located[storage.key] = self._locate(storage)
+            self.records[found[2]] = len(self.records)
+        return found
+
+    def _interpret(self, numbers: frozenset[int]) -> None:
+        """Interpret the pickle with slots for these values.
+
+        Raises:
+            ValueError: they do more than stand in the tree, or no other file can be like this one.
+        """
+        with gc_paused():
+            machine = SlotMachine(self.spelling, numbers, self._locator)
+            tree = machine.load()
+        check_tree_limits(tree)
+        if machine.modules:
+            raise ValueError("whole modules")
+        _check_plain(tree)
+        spent = FREE_WORK + WORK_PER_BYTE * len(self.spelling.data) - machine.work
+        machine.work = UNLIMITED
+        self.machine, self.tree, self.spent, self.numbers = machine, tree, spent, numbers
+        self.varying = set(_varying(tree, ()))
+        self.meshes = {id(state): (state, mesh) for state, mesh in machine.read_meshes.values()}
+        self.visible = set(slots_in([tree, *(state for state, _ in machine.read_meshes.values())]))
+        self.kinds = {kind: None for _, tensor in _tensors(tree) if (kind := kind_of(tensor)) is not None}
+
+    def of(self, own: Own) -> tuple[frozenset[Claim], bool] | None:
+        """The claims of a file that has this for itself; None where more than its place in the mesh would differ.
+
+        The values that differ become slots, if they were none before.
+        """
+        new = own.values.keys() - self.numbers
+        if new & self.refused or (new and self.interpreted >= MAX_INTERPRETED):
+            return None
+        try:
+            if new:
+                self.interpreted += 1
+                self._interpret(self.numbers | new)
+        except (PickleError, TreeLimitError, ValueError):
+            self.refused |= new
+            return None
+        known = self.machine.values
+        if any(type(value) is not type(known[number]) for number, value in own.values.items()):
+            return None
+        return self._claims({**known, **own.values})
+
+    def _claims(self, values: Mapping[int, Any]) -> tuple[frozenset[Claim], bool] | None:
+        try:
+            meshes = self.meshes_of(values)
+            fits = all(self._fits(kind, meshes[kind.mesh]) for kind in self.kinds)
+        except ValueError:
+            return None
+        same = (a._replace(coordinate=None, rank=None) == b._replace(coordinate=None, rank=None) for a, b in (
+            (meshes[key], mesh) for key, (_, mesh) in self.meshes.items()
+        ))  # fmt: skip
+        if not fits or not all(same):
+            return None
+        claims, listed = set(self.machine.claims), set(self.machine.meshes)
+        for mesh in meshes.values():
+            note_mesh(mesh, claims, listed)
+        return claims_of(claims, listed)
+
+    def _fits(self, kind: Kind, mesh: Mesh) -> bool:
+        """Whether a local tensor has the sizes of its rank."""
+        if mesh.coordinate is None:
+            return True
+        expected, _ = dtensor.local_pieces(kind.shape, mesh.sizes, mesh.coordinate, kind.placements)
+        return kind.local == expected
+
+    def pieces(self, kind: Kind, tensor: Tensor, mesh: Mesh) -> Sequence[tuple[Box, Box]]:
+        """The places of a rank's pieces of a DTensor: in the tensor, and in the local one."""
+        if tensor.kind != "dtensor" or mesh.coordinate is None or not tensor.detail.local.shards:
+            return []
+        expected, found = dtensor.local_pieces(kind.shape, mesh.sizes, mesh.coordinate, kind.placements)
+        return found if prod(expected) else []
+
+    def meshes_of(self, values: Mapping[int, Any]) -> dict[int, Mesh]:
+        """The meshes of a file with these values.
+
+        Raises:
+            ValueError: a mesh contradicts itself.
+        """
+        return {key: mesh_of(filled(state, values)) for key, (state, _) in self.meshes.items()}
+
+    def placed(self, tensor: Tensor, alike: Alike, meshes: Mapping[int, Mesh]) -> Tensor:
+        """A tensor of the pattern as another file has it."""
+        if not isinstance(tensor.detail, Placing):
+            return replace(tensor, shards=tuple(self._moved(shard, alike) for shard in tensor.shards))
+        local, mesh, placements = tensor.detail
+        local = replace(local, shards=tuple(self._moved(shard, alike) for shard in local.shards))
+        made = dtensor.placed(self.machine, tensor.shape, tensor.dtype, local, meshes[id(mesh)], placements)
+        return replace(made, requires_grad=tensor.requires_grad, parameter=tensor.parameter)
+
+    def _moved(self, shard: Shard, alike: Alike) -> Shard:
+        source = shard.source
+        assert source is not None
+        at = self.records[source.record]
+        return shard._replace(source=moved(source, alike.path, alike.starts[at], alike.crcs[at]))
+
+    def read(self, path: Path) -> Read | None:
+        """What a file has for itself that is like this one; None where it is not, or where it cannot be read."""
+        try:
+            with File(path) as file:
+                if file.descriptor is None or content_of(head_of(file)) != "zip":
+                    return None
+                columns = self.directory.read(file)
+        except ReadError:
+            return None
+        found = self.spelling.differing(columns.pickle) if columns is not None else None
+        values = values_at(columns.pickle, dict(found)) if columns is not None and found is not None else None
+        if columns is None or values is None or self.spent > FREE_WORK + WORK_PER_BYTE * len(columns.pickle):
+            return None
+        starts, crcs = columns.starts.astype("<u8").tobytes(), columns.crcs.astype("<u4").tobytes()
+        own = Own(values, bytearray(starts), bytearray(crcs))
+        claims = self.of(own)
+        if claims is None:
+            return None
+        own = own._replace(values={number: value for number, value in values.items() if number in self.visible})
+        return Read(own, *claims, columns.nbytes, columns.modified, columns.bytes_read)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Dotted names of everything that its pickle mentions."""
+        return tuple(name.dotted for name in self.machine.globals.values())
+
+
+class Read(NamedTuple):
+    """A file that is like the pattern; as `reader.Saved` has it."""
+
+    own: Own
+    claims: frozenset[Claim]
+    at_least: bool
+    nbytes: int
+    modified: float
+    bytes_read: int
+
+
+class Kind(NamedTuple):
+    """Tensors that every rank cuts alike.
+
+    Attributes:
+        shape: of the tensor.
+        local: sizes of the local tensor.
+        mesh: key of the mesh.
+        placements: on it.
+    """
+
+    shape: Ints
+    local: Ints
+    mesh: int
+    placements: tuple[Any, ...]
+
+
+def kind_of(tensor: Tensor) -> Kind | None:
+    """How a DTensor is cut; None for others."""
+    if not isinstance(tensor.detail, Placing):
+        return None
+    local, mesh, placements = tensor.detail
+    return Kind(tensor.shape, local.shape, id(mesh), placements)
+
+
+def moved(source: Source, path: Path, start: int, crc: int) -> Source:
+    """The source of the same array in another file, where its record begins at another byte."""
+    at, nbytes = source.record_span
+    return source._replace(path=path, offset=source.offset - at + start, record_span=(start, nbytes), crc=crc)
+
+
+# -- trees with slots -------------------------------------------------------------------------------------------------
+
+
+def remade(node: Any, tensor: Callable[[Tensor], Tensor], values: Mapping[int, Any]) -> Any:
+    """A part of a pattern's tree with other tensors, and values in its slots; what has neither is the same object."""
+    return _remade(node, tensor, values, {})
+
+
+def _remade(node: Any, tensor: Callable[[Tensor], Tensor], values: Mapping[int, Any], done: dict[int, Any]) -> Any:
+    if isinstance(node, (Slot, Opaque)):
+        return filled(node, values)
+    if not isinstance(node, (Tensor, *_CONTAINERS)):
+        return node
+    if id(node) not in done:
+        done[id(node)] = tensor(node) if isinstance(node, Tensor) else _container(node, tensor, values, done)
+    return done[id(node)]
+
+
+def _container(node: Any, tensor: Callable[[Tensor], Tensor], values: Mapping[int, Any], done: dict[int, Any]) -> Any:
+    if isinstance(node, dict):
+        made = copy(node)
+        for key, child in node.items():
+            made[key] = _remade(child, tensor, values, done)
+        return made
+    if not of_kinds(node, (Slot, Tensor, Opaque, *_CONTAINERS)):
+        return node
+    children = [_remade(child, tensor, values, done) for child in node]
+    return children if isinstance(node, list) else tuple(children)
+
+
+def _tensors(tree: Any) -> Iterator[tuple[KeyPath, Tensor]]:
+    stack: list[tuple[KeyPath, Any]] = [((), tree)]
+    while stack:
+        path, node = stack.pop()
+        if isinstance(node, Tensor):
+            yield path, node
+        elif isinstance(node, _CONTAINERS):
+            entries = node.items() if isinstance(node, dict) else enumerate(node)
+            stack += [((*path, key), child) for key, child in entries if isinstance(child, (Tensor, *_CONTAINERS))]
+
+
+def _varying(node: Any, path: KeyPath) -> Sequence[KeyPath]:
+    """The key paths of slots, and of everything that holds one."""
+    if isinstance(node, Slot):
+        return [path]
+    if isinstance(node, Opaque):
+        return [path] if filled(node, _Nothing()) is not node else []
+    if not isinstance(node, _CONTAINERS):
+        return []
+    if not isinstance(node, dict) and not of_kinds(node, (Slot, Opaque, *_CONTAINERS)):
+        return []
+    entries = node.items() if isinstance(node, dict) else enumerate(node)
+    inside = [found for key, child in entries for found in _varying(child, (*path, key))]
+    return [*inside, path] if inside else []
+
+
+class _Nothing(dict[int, Any]):
+    def __missing__(self, number: int) -> Any:
+        return None
+
+
+def _check_plain(tree: Any) -> None:
+    """Refuse a tree in which something else than a tensor says where bytes lie.
+
+    Raises:
+        ValueError: it is one.
+    """
+    stack, seen = [(tree, False)], set[int]()
+    while stack:
+        node, inside = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, Storage) or (isinstance(node, Tensor) and (inside or not _is_plain(node))):
+            raise ValueError("a storage, or a tensor of several parts")
+        if isinstance(node, dict):
+            of = [*node.values(), getattr(node, "_metadata", None)]
+        else:
+            of = [*node.parts()] if isinstance(node, Opaque) else [*node] if isinstance(node, _SEVERAL) else []
+        within = inside or isinstance(node, Opaque)
+        stack += [(child, within) for child in of_kinds(of, (Opaque, Tensor, *_SEVERAL))]
+
+
+_SEVERAL = (*_CONTAINERS, set, frozenset)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    if isinstance(tensor.detail, Placing):
+        return tensor.kind in ("dtensor", "meta") and all(s.source is not None for s in tensor.detail.local.shards)
+    return tensor.detail is None and tensor.kind == "plain" and all(s.source is not None for s in tensor.shards)
