@@ -8,8 +8,7 @@ and of one in which anything is odd, nothing is concluded: it is read opcode by 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import prod
@@ -23,23 +22,21 @@ from ckptools.files.zip_archive import Container
 from ckptools.model.provenance import FILE_NAME
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Shard, Source, Tensor
-from ckptools.model.tree import KeyPath, TreeLimitError, check_tree_limits, of_kinds
-from ckptools.model.values import Opaque
+from ckptools.model.tree import TreeLimitError, check_tree_limits, tensors_in
 from ckptools.pickles.archive import check_byte_order, locator
 from ckptools.pickles.classes import dtensor
 from ckptools.pickles.classes.device_mesh import Claim, Mesh, claims_of, mesh_of, note_mesh
 from ckptools.pickles.machine import gc_paused
 from ckptools.pickles.machine_state import FREE_WORK, WORK_PER_BYTE, PickleError
 from ckptools.pickles.objects import Storage
-from ckptools.pickles.slots import Placing, Slot, SlotMachine, filled, slots_in
+from ckptools.pickles.slot_trees import check_plain, remade, varying_paths
+from ckptools.pickles.slots import Placing, SlotMachine, filled, slots_in
 from ckptools.pickles.spelling import Spelling, values_at
 
 MAX_INTERPRETED = 8
 """Times that the pattern is interpreted, each with more slots: a value that happened to be the same before is one."""
 
 UNLIMITED = 1 << 62
-
-_CONTAINERS = (dict, list, tuple)
 
 
 class Own(NamedTuple):
@@ -152,14 +149,14 @@ class Pattern:
         check_tree_limits(tree)
         if machine.modules:
             raise ValueError("whole modules")
-        _check_plain(tree)
+        check_plain(tree)
         spent = FREE_WORK + WORK_PER_BYTE * len(self.spelling.data) - machine.work
         machine.work = UNLIMITED
         self.machine, self.tree, self.spent, self.numbers = machine, tree, spent, numbers
-        self.varying = set(_varying(tree, ()))
+        self.varying = set(varying_paths(tree, ()))
         self.meshes = {id(state): (state, mesh) for state, mesh in machine.read_meshes.values()}
         self.visible = set(slots_in([tree, *(state for state, _ in machine.read_meshes.values())]))
-        self.kinds = {kind: None for _, tensor in _tensors(tree) if (kind := kind_of(tensor)) is not None}
+        self.kinds = {kind: None for _, tensor in tensors_in(tree) if (kind := kind_of(tensor)) is not None}
 
     def of(self, own: Own) -> tuple[frozenset[Claim], bool] | None:
         """The claims of a file that has this for itself; None where more than its place in the mesh would differ.
@@ -300,95 +297,3 @@ def moved(source: Source, path: Path, start: int, crc: int) -> Source:
     """The source of the same array in another file, where its record begins at another byte."""
     at, nbytes = source.record_span
     return source._replace(path=path, offset=source.offset - at + start, record_span=(start, nbytes), crc=crc)
-
-
-# -- trees with slots -------------------------------------------------------------------------------------------------
-
-
-def remade(node: Any, tensor: Callable[[Tensor], Tensor], values: Mapping[int, Any]) -> Any:
-    """A part of a pattern's tree with other tensors, and values in its slots; what has neither is the same object."""
-    return _remade(node, tensor, values, {})
-
-
-def _remade(node: Any, tensor: Callable[[Tensor], Tensor], values: Mapping[int, Any], done: dict[int, Any]) -> Any:
-    if isinstance(node, (Slot, Opaque)):
-        return filled(node, values)
-    if not isinstance(node, (Tensor, *_CONTAINERS)):
-        return node
-    if id(node) not in done:
-        done[id(node)] = tensor(node) if isinstance(node, Tensor) else _container(node, tensor, values, done)
-    return done[id(node)]
-
-
-def _container(node: Any, tensor: Callable[[Tensor], Tensor], values: Mapping[int, Any], done: dict[int, Any]) -> Any:
-    if isinstance(node, dict):
-        made = copy(node)
-        for key, child in node.items():
-            made[key] = _remade(child, tensor, values, done)
-        return made
-    if not of_kinds(node, (Slot, Tensor, Opaque, *_CONTAINERS)):
-        return node
-    children = [_remade(child, tensor, values, done) for child in node]
-    return children if isinstance(node, list) else tuple(children)
-
-
-def _tensors(tree: Any) -> Iterator[tuple[KeyPath, Tensor]]:
-    stack: list[tuple[KeyPath, Any]] = [((), tree)]
-    while stack:
-        path, node = stack.pop()
-        if isinstance(node, Tensor):
-            yield path, node
-        elif isinstance(node, _CONTAINERS):
-            entries = node.items() if isinstance(node, dict) else enumerate(node)
-            stack += [((*path, key), child) for key, child in entries if isinstance(child, (Tensor, *_CONTAINERS))]
-
-
-def _varying(node: Any, path: KeyPath) -> Sequence[KeyPath]:
-    """The key paths of slots, and of everything that holds one."""
-    if isinstance(node, Slot):
-        return [path]
-    if isinstance(node, Opaque):
-        return [path] if filled(node, _Nothing()) is not node else []
-    if not isinstance(node, _CONTAINERS):
-        return []
-    if not isinstance(node, dict) and not of_kinds(node, (Slot, Opaque, *_CONTAINERS)):
-        return []
-    entries = node.items() if isinstance(node, dict) else enumerate(node)
-    inside = [found for key, child in entries for found in _varying(child, (*path, key))]
-    return [*inside, path] if inside else []
-
-
-class _Nothing(dict[int, Any]):
-    def __missing__(self, number: int) -> Any:
-        return None
-
-
-def _check_plain(tree: Any) -> None:
-    """Refuse a tree in which something else than a tensor says where bytes lie.
-
-    Raises:
-        ValueError: it is one.
-    """
-    stack, seen = [(tree, False)], set[int]()
-    while stack:
-        node, inside = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if isinstance(node, Storage) or (isinstance(node, Tensor) and (inside or not _is_plain(node))):
-            raise ValueError("a storage, or a tensor of several parts")
-        if isinstance(node, dict):
-            of = [*node.values(), getattr(node, "_metadata", None)]
-        else:
-            of = [*node.parts()] if isinstance(node, Opaque) else [*node] if isinstance(node, _SEVERAL) else []
-        within = inside or isinstance(node, Opaque)
-        stack += [(child, within) for child in of_kinds(of, (Opaque, Tensor, *_SEVERAL))]
-
-
-_SEVERAL = (*_CONTAINERS, set, frozenset)
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    if isinstance(tensor.detail, Placing):
-        return tensor.kind in ("dtensor", "meta") and all(s.source is not None for s in tensor.detail.local.shards)
-    return tensor.detail is None and tensor.kind == "plain" and all(s.source is not None for s in tensor.shards)

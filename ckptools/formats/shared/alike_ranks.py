@@ -14,7 +14,8 @@ from ckptools.model.regions import Box
 from ckptools.model.shards import HoldingFile, ItemShards, Shard, Shards
 from ckptools.model.source import ItemLayout, Source
 from ckptools.model.tensor import Tensor
-from ckptools.pickles.patterns import Alike, Kind, Pattern, kind_of, remade
+from ckptools.pickles.patterns import Alike, Kind, Pattern, kind_of
+from ckptools.pickles.slot_trees import remade
 
 MIN_RANKS = 16
 """Fewer ranks are merged one by one, without numpy."""
@@ -79,7 +80,8 @@ class _Rows(NamedTuple):
         offsets: as in `ItemShards`.
         sizes: likewise.
         files: likewise.
-        locals: the place in the local tensor.
+        locals: the places in the local tensor that occur.
+        local_of: which of them each shard has; None for a shard that no file here holds.
         in_order: whether the members are all, each once and in order.
     """
 
@@ -88,6 +90,7 @@ class _Rows(NamedTuple):
     sizes: list[tuple[int, ...]]
     files: list[HoldingFile]
     locals: list[Box]
+    local_of: list[int | None]
     in_order: bool
 
 
@@ -161,7 +164,9 @@ class _Joining:
         members = [row.member for row in listed]
         files = [self._file(row) for row in listed]
         offsets, sizes = [row.box.offsets for row in listed], [row.box.sizes for row in listed]
-        return _Rows(members, offsets, sizes, files, [r.local for r in listed], members == [*range(len(self.ranked))])
+        places = {box: i for i, box in enumerate(dict.fromkeys(row.local for row in listed))}
+        local_of = [None if row.member is None else places[row.local] for row in listed]
+        return _Rows(members, offsets, sizes, files, [*places], local_of, members == [*range(len(self.ranked))])
 
     def _file(self, row: _Row) -> HoldingFile:
         if row.member is not None:
@@ -174,8 +179,8 @@ class _Joining:
         if not rows.in_order:
             starts = array("Q", [0 if i is None else starts[i] for i in rows.members])
             crcs = array("I", [0 if i is None else crcs[i] for i in rows.members])
-        layout_of = {local: ItemLayout.of(source.part(local), source.record_span[0]) for local in set(rows.locals)}
-        layouts = [None if i is None else layout_of[p] for i, p in zip(rows.members, rows.locals, strict=True)]
+        found: list[ItemLayout] = [ItemLayout.of(source.part(box), source.record_span[0]) for box in rows.locals]
+        layouts = [None if place is None else found[place] for place in rows.local_of]
         count = len(rows.members)
         return ItemShards(source.dtype, rows.offsets, rows.sizes, rows.files, starts, [0] * count, layouts, crcs)
 
