@@ -6,6 +6,8 @@ scale: worlds of 64, 256 and 1,024 ranks and a model of 70 B parameters, by file
 
 metadata: a DCP folder of a model of 70 B parameters on 128 ranks, beside torch's reader of its list.
 
+ranks: 64 rank files of 5,000 tensors beside torch.load(mmap=True); ranks-1024, by name only: 64, 256 and 1,024 of them.
+
 weights: 4 GB of real bytes on 32 ranks, consolidated beside `cp` and torch's own converter.
 
 big: against something run in the same minute; most of the time goes into making the inputs.
@@ -27,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckptools.tensor_io.threads import in_threads
-from tests.benchmarks import metadata, scale, stores, weights
+from tests.benchmarks import metadata, ranks, scale, stores, weights
 from tests.benchmarks.measure import run, table_as_measured, workplace
 
 CKPTOOLS = [sys.executable, "-m", "ckptools"]
@@ -46,13 +48,15 @@ def main() -> None:
     """Make the inputs, run every command once, print one table."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.load", description=__doc__)
     parser.add_argument("--keep", type=Path, help="folder for the inputs, kept for the next run")
-    parser.add_argument("sections", nargs="*", help=f"of {', '.join(SECTIONS)}; all of them where none is named")
+    every = {**SECTIONS, **BY_NAME}
+    usual = f"all but {', '.join(BY_NAME)} where none is named"
+    parser.add_argument("sections", nargs="*", help=f"of {', '.join(every)}; {usual}")
     options = parser.parse_args()
-    if unknown := set(options.sections) - SECTIONS.keys():
-        parser.error(f"no section {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
+    if unknown := set(options.sections) - every.keys():
+        parser.error(f"no section {', '.join(unknown)}; there are {', '.join(every)}")
     with workplace(options.keep) as work:
         for name in options.sections or SECTIONS:
-            print_section(name, SECTIONS[name], work)
+            print_section(name, every[name], work)
 
 
 def print_section(name: str, section: Section, work: Path) -> None:
@@ -190,9 +194,13 @@ SECTIONS = {
     "stores": Section(stores.make, stores.report, 2),
     "scale": Section(scale.make, scale.report, 2),
     "metadata": Section(metadata.make, metadata.report, 2),
+    "ranks": Section(ranks.maker(ranks.SMALL), ranks.reporter(ranks.SMALL), 3),
     "weights": Section(weights.make, weights.report, 8),
     "big": Section(make_inputs, against_others, 12),
 }
+
+BY_NAME = {"ranks-1024": Section(ranks.maker(ranks.LARGE), ranks.reporter(ranks.LARGE), 20)}
+"""Sections that are run only where they are named."""
 
 
 if __name__ == "__main__":

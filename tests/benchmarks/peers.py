@@ -47,6 +47,16 @@ def load(path: str) -> None:
         _load(str(file))
 
 
+def load_mapped(folder: str, count: str) -> None:
+    """Load the first files of a folder one after the other, their values mapped, and keep none."""
+    import torch
+    import torch.distributed.tensor
+
+    _gloo()
+    for file in sorted(Path(folder).iterdir())[: int(count)]:
+        torch.load(file, map_location="cpu", weights_only=False, mmap=True)
+
+
 def merge(folder: str, out: str) -> None:
     """The script that loads all ranks and joins their shards."""
     import torch
@@ -103,5 +113,13 @@ def crc(folder: str, threads: str = "") -> None:
 
 
 if __name__ == "__main__":
-    peers = {"look": look, "load": load, "merge": merge, "dcp": dcp, "metadata": metadata, "crc": crc}
+    peers = {
+        "look": look,
+        "load": load,
+        "load_mapped": load_mapped,
+        "merge": merge,
+        "dcp": dcp,
+        "metadata": metadata,
+        "crc": crc,
+    }
     peers[sys.argv[1]](*sys.argv[2:])
