@@ -35,10 +35,10 @@ from ckptools.model import values
 from ckptools.model.provenance import Said
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Coding, Encoded, Item, Shard, ShardList, Source, Tensor
+from ckptools.pickles.alike import Alike, Own
 from ckptools.pickles.archive import FetchAhead
 from ckptools.pickles.machine import gc_paused
 from ckptools.pickles.objects import Storage
-from ckptools.pickles.patterns import Alike, Own
 from ckptools.pickles.reader import AlikeFiles, Saved
 from ckptools.pickles.repeated import RepeatedRecords
 from ckptools.training_state import modules

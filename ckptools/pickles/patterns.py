@@ -7,7 +7,6 @@ and of one in which anything is odd, nothing is concluded: it is read opcode by 
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -23,13 +22,14 @@ from ckptools.model.provenance import FILE_NAME
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.model.tree import TreeLimitError, check_tree_limits, tensors_in
+from ckptools.pickles.alike import Alike, Own
 from ckptools.pickles.archive import check_byte_order, locator
 from ckptools.pickles.classes import dtensor
 from ckptools.pickles.classes.device_mesh import Claim, Mesh, claims_of, mesh_of, note_mesh
 from ckptools.pickles.machine import gc_paused
 from ckptools.pickles.machine_state import FREE_WORK, WORK_PER_BYTE, PickleError
 from ckptools.pickles.objects import Storage
-from ckptools.pickles.slot_trees import check_plain, remade, varying_paths
+from ckptools.pickles.slot_trees import check_plain, varying_paths
 from ckptools.pickles.slots import Placing, SlotMachine, filled, slots_in
 from ckptools.pickles.spelling import Spelling, values_at
 
@@ -37,61 +37,6 @@ MAX_INTERPRETED = 8
 """Times that the pattern is interpreted, each with more slots: a value that happened to be the same before is one."""
 
 UNLIMITED = 1 << 62
-
-
-class Own(NamedTuple):
-    """What a file has for itself, of those that are like another.
-
-    Attributes:
-        values: by number the values in which its pickle differs.
-        starts: byte offsets of its records, 8 bytes each, in the order of the pattern's.
-        crcs: their CRC-32s, 4 bytes each.
-    """
-
-    values: dict[int, Any]
-    starts: bytearray
-    crcs: bytearray
-
-
-class Alike:
-    """The content of a file that is like the first one: its tree is made when somebody looks at it.
-
-    Attributes:
-        pattern: what it is like.
-        path: the file.
-        values: in which it differs, and the pattern's for other slots.
-        starts: byte offsets of its records, in the order of the pattern's.
-        crcs: their CRC-32s.
-    """
-
-    __slots__ = ("crcs", "own", "path", "pattern", "starts")
-
-    def __init__(self, pattern: Pattern, path: Path, own: Own) -> None:
-        self.pattern, self.path, self.own = pattern, path, own
-        self.starts, self.crcs = array("Q", own.starts), array("I", own.crcs)
-
-    @property
-    def values(self) -> Mapping[int, Any]:
-        """What is in each slot."""
-        return {**self.pattern.machine.values, **self.own.values}
-
-    @property
-    def meshes(self) -> dict[int, Mesh]:
-        """Its meshes, by their keys in `Kind`."""
-        return self.pattern.meshes_of(self.values)
-
-    def tree(self) -> Any:
-        """Its tree, made anew."""
-        return self.at(self.pattern.tree)
-
-    def at(self, node: Any) -> Any:
-        """What it has where the pattern's tree has a node."""
-        values, meshes = self.values, self.meshes
-
-        def own(tensor: Tensor) -> Tensor:
-            return self.pattern.placed(tensor, self, meshes)
-
-        return remade(node, own, values)
 
 
 class Pattern:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptools.errors import CkptoolsError, ReadError
 from ckptools.files import zip_directory
@@ -14,12 +14,15 @@ from ckptools.files.opening import File, Window
 from ckptools.model.provenance import Said
 from ckptools.model.tree import TreeLimitError
 from ckptools.model.values import describe_for_error
+from ckptools.pickles.alike import Alike
 from ckptools.pickles.archive import read_archive
 from ckptools.pickles.classes.device_mesh import Claim, claims_of, note_mesh
 from ckptools.pickles.machine import Machine
 from ckptools.pickles.machine_state import PickleError
-from ckptools.pickles.patterns import Alike, Pattern
 from ckptools.pickles.repeated import RepeatedRecords
+
+if TYPE_CHECKING:
+    from ckptools.pickles.patterns import Pattern
 
 FORMS = {"zip": "", "legacy": "pickle stream of before torch 1.6"}
 """Names of contents for messages; other contents keep their own names."""
@@ -174,6 +177,8 @@ class AlikeFiles:
     def pattern(self) -> Pattern | None:
         """What files are compared with; None where the first cannot be."""
         if self._pattern is None and self._first is not None:
+            from ckptools.pickles.patterns import Pattern
+
             with suppress(CkptoolsError, PickleError, TreeLimitError, ValueError, OSError, MemoryError, RecursionError):
                 self._pattern = Pattern(self._first)
             self._first = None

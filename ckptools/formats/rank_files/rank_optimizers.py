@@ -20,7 +20,7 @@ from ckptools.model.checkpoint import GivenNames, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath
-from ckptools.pickles.patterns import Alike
+from ckptools.pickles.alike import Alike
 from ckptools.text import named_ranks
 from ckptools.training_state.optimizer_names import group_ids
 from ckptools.training_state.optimizers import name_with

@@ -14,7 +14,8 @@ from ckptools.model.regions import Box
 from ckptools.model.shards import HoldingFile, ItemShards, Shard, Shards
 from ckptools.model.source import ItemLayout, Source
 from ckptools.model.tensor import Tensor
-from ckptools.pickles.patterns import Alike, Kind, Pattern, kind_of
+from ckptools.pickles.alike import Alike
+from ckptools.pickles.patterns import Kind, Pattern, kind_of
 from ckptools.pickles.slot_trees import remade
 
 MIN_RANKS = 16

@@ -18,7 +18,7 @@ from ckptools.model.shards import Holding, ItemShards, Shards, in_columns
 from ckptools.model.tensor import Shard, Tensor, in_rank_order
 from ckptools.model.tree import KeyPath, fqn_of
 from ckptools.model.values import Absent, Opaque
-from ckptools.pickles.patterns import Alike
+from ckptools.pickles.alike import Alike
 
 if TYPE_CHECKING:
     from ckptools.formats.shared.alike_ranks import Group
