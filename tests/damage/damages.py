@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +14,7 @@ Change = dict[Path, bytes | None]
 """New content of files; None for those that go."""
 
 FLIPS = 2
-"""Bits that are flipped in each file, one at a time, at places that depend on its name alone."""
+"""Bits that are flipped in each kind of file, one at a time, at places that depend on names alone."""
 
 
 @dataclass(frozen=True)
@@ -36,24 +36,27 @@ class Damage:
 
 
 def damages(folder: Path, files: Sequence[Path]) -> Iterator[Damage]:
-    """All damages of a checkpoint that lies in `folder` and consists of `files`."""
-    for file in files:
-        yield from _of_file(folder, file)
-        if len(files) > 1:
-            yield Damage("another step", str(file.relative_to(folder)), lambda file=file: _changed(file))
-    for one, other in _pairs(files):
-        names = f"{one.relative_to(folder)} and {other.relative_to(folder)}"
-        yield Damage("swapped", names, lambda a=one, b=other: {a: b.read_bytes(), b: a.read_bytes()})
-        yield Damage("copied", names, lambda a=one, b=other: {b: a.read_bytes()})
-        yield Damage("copied", f"{names} back", lambda a=one, b=other: {a: b.read_bytes()})
+    """Every kind of damage once for each kind of file of a checkpoint that lies in `folder` and consists of `files`.
+
+    Files of one kind, whose names differ in numbers only, take turns: what one of them suffers the other need not.
+    """
+    for alike in _kinds(files):
+        for number, file in enumerate(alike):
+            yield from list(_of_file(folder, file, alone=len(files) == 1))[number :: len(alike)]
+        for one, other in pairwise(alike):
+            names = f"{one.relative_to(folder)} and {other.relative_to(folder)}"
+            yield Damage("swapped", names, lambda a=one, b=other: {a: b.read_bytes(), b: a.read_bytes()})
+            yield Damage("copied", names, lambda a=one, b=other: {b: a.read_bytes()})
 
 
-def _of_file(folder: Path, file: Path) -> Iterator[Damage]:
+def _of_file(folder: Path, file: Path, alone: bool) -> Iterator[Damage]:
     name = str(file.relative_to(folder))
     size = file.stat().st_size
     yield Damage("deleted", name, lambda: {file: None})
     yield Damage("halved", name, lambda: {file: file.read_bytes()[: size // 2]})
     yield Damage("one byte short", name, lambda: {file: file.read_bytes()[:-1]})
+    if not alone:
+        yield Damage("another step", name, lambda: _changed(file))
     places = random.Random(name)
     for at, bit in [(places.randrange(size), places.randrange(8)) for _ in range(FLIPS if size else 0)]:
         yield Damage("flipped", f"{name} byte {at} bit {bit}", lambda at=at, bit=bit: {file: _flip(file, at, bit)})
@@ -70,10 +73,9 @@ def _changed(file: Path) -> Change:
     return {file: data} if data is not None else {}
 
 
-def _pairs(files: Sequence[Path]) -> Iterator[tuple[Path, Path]]:
-    """Neighbours of one kind: names that differ in numbers only."""
+def _kinds(files: Sequence[Path]) -> Iterable[list[Path]]:
+    """Files by kind: those of one kind have names that differ in numbers only."""
     alike: dict[str, list[Path]] = {}
     for file in files:
         alike.setdefault("".join("#" if c.isdigit() else c for c in str(file)), []).append(file)
-    for group in alike.values():
-        yield from pairwise(group)
+    return alike.values()
