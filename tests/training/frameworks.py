@@ -1,13 +1,16 @@
-"""`torchrun -m tests.training.frameworks OUT STRATEGY [TYPE]`: one run, saved by ckptools and by frameworks themselves.
+"""`python -m tests.training.frameworks OUT RUN...`: runs that are saved by ckptools and by frameworks themselves.
 
-OUT gets `ours/` and `theirs/`, each with a folder for every layout. Accelerate and Fabric are given the objects of our
-run. Lightning's Trainer has a training loop of its own, which begins with the same seed. With a TYPE of FSDP1's state
-dict that is not sharded there is Accelerate alone.
+A RUN is STRATEGY or STRATEGY-TYPE. OUT gets a folder for each, with `ours/` and `theirs/`, each with a folder for every
+layout. Accelerate and Fabric are given the objects of our run. Lightning's Trainer has a training loop of its own,
+which begins with the same seed. With a type of FSDP1's state dict that is not sharded there is Accelerate alone.
+
+The ranks are forks of this process: to import the frameworks takes each of them longer than to train.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -27,6 +30,7 @@ from pytorch_lightning.strategies import FSDPStrategy as TrainersFSDP
 from pytorch_lightning.strategies import ModelParallelStrategy
 from torch import nn
 from torch.distributed.fsdp import FullOptimStateDictConfig, FullStateDictConfig
+from torch.multiprocessing.spawn import start_processes
 from torch.nn import functional
 
 from ckptools.training import layouts, optimizers, random_states, strategies
@@ -36,8 +40,10 @@ from ckptools.training.layouts.accelerate import progress
 from ckptools.training.model import Transformer
 from ckptools.training.options import CreateOptions, ParallelOptions
 from ckptools.training.run import Run, prepare, train
+from tests.training.started import free_port
 
 STEPS = 2
+WORLD_SIZE = 2
 
 
 class Progress:
@@ -177,8 +183,11 @@ def save_with_the_trainers_fsdp(options: CreateOptions, out: Path) -> None:
     strategy.save_checkpoint(checkpoint, out / f"epoch=0-step={STEPS}.ckpt")
 
 
-def main(out: Path, strategy: str, kind: str = "sharded") -> None:
-    """Be one rank."""
+def be_a_rank(rank: int, port: int, out: Path, strategy: str, kind: str = "sharded") -> None:
+    """Be one rank of one run."""
+    local = {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": WORLD_SIZE, "GROUP_RANK": 0}
+    where = {"RANK": rank, "WORLD_SIZE": WORLD_SIZE, "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in (where | local).items()})
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -203,4 +212,6 @@ def main(out: Path, strategy: str, kind: str = "sharded") -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:])
+    for name in sys.argv[2:]:
+        arguments = (free_port(), Path(sys.argv[1], name), *name.split("-"))
+        start_processes(be_a_rank, arguments, WORLD_SIZE, start_method="fork")
