@@ -78,7 +78,7 @@ def copied(request, tmp_path_factory):
     return Copy(path, content(path), consolidated)
 
 
-FLIPS = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+FLIPS = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @contextmanager
@@ -101,10 +101,9 @@ def test_verify_finds_it_or_nothing_has_changed(copied, data):
         assert found(copied.path) or content(copied.path) == copied.content
 
 
-@pytest.mark.parametrize("form", FORMS)
 @FLIPS
-@given(data=st.data())
-def test_consolidation_refuses_it_or_writes_the_same(copied, form, tmp_path_factory, data):
+@given(data=st.data(), form=st.sampled_from(list(FORMS)))
+def test_consolidation_refuses_it_or_writes_the_same(copied, tmp_path_factory, data, form):
     out = tmp_path_factory.getbasetemp() / f"again-{form}"
     with flipped(copied, data):
         try:
