@@ -45,19 +45,23 @@ def test_unequal_nodes_write_what_one_node_writes(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        (("--rdzv-backend", "static", "--node-rank", 0), ("--rdzv-backend", "static", "--node-rank", 1)),
-        (("--rdzv-backend", "c10d", "--rdzv-id", "a"), ("--rdzv-backend", "c10d", "--rdzv-id", "a")),
-    ],
-)
-def test_equal_nodes_make_one_world(first: tuple[object, ...], second: tuple[object, ...], tmp_path: Path) -> None:
-    port, out = free_port(), tmp_path / "run"
-    asked = (out, "--steps", 2, "--nnodes", 2, "--world-size", 2)
-    ended = finish(two(port, (*asked, *first), (*asked, *second)))
+def test_equal_nodes_that_number_themselves_make_one_world(tmp_path: Path) -> None:
+    asked = (
+        tmp_path / "run",
+        "--steps",
+        2,
+        "--nnodes",
+        2,
+        "--world-size",
+        2,
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-id",
+        "a",
+    )
+    ended = finish(two(free_port(), asked, asked))
     assert [code for code, _, _ in ended] == [0, 0], ended
-    assert [path.name for path in sorted(out.iterdir())] == ["ep0-ba2-rank0.pt", "ep0-ba2-rank1.pt"]
+    assert [path.name for path in sorted((tmp_path / "run").iterdir())] == ["ep0-ba2-rank0.pt", "ep0-ba2-rank1.pt"]
 
 
 def test_a_node_that_never_comes_is_named_and_nothing_is_left(tmp_path: Path) -> None:
