@@ -1,12 +1,16 @@
-"""Real runs, each made once for the whole session: starting ranks takes seconds."""
+"""Real runs, each made once for all processes that run tests: starting ranks takes seconds."""
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
@@ -14,7 +18,9 @@ from ckptools.training import Created, CreateOptions, ModelSize
 from tests.training.forked import create_forked, run_ranks
 from tests.training.matrix import train_and_save
 from tests.training.rank_files import ckptools
+from tests.training.started import PATIENCE
 
+Made = TypeVar("Made")
 NO_DROPOUT = ModelSize(dropout=0.0)
 FSDP1 = ("--strategy", "fsdp1", "--seed", "7", "--optimizer", "DecoupledAdamW", "--scheduler", "lambda")
 
@@ -30,89 +36,120 @@ class Command:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("runs")
+    """A folder of runs that all processes of this session share; xdist gives each a folder beside the others."""
+    own = tmp_path_factory.getbasetemp()
+    shared = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "runs"
+    shared.mkdir(exist_ok=True)
+    return shared
+
+
+def once(out: Path, make: Callable[[Path], Made]) -> Made:
+    """What `make(out)` answers in the process that comes first; others wait until it is done, and get the same."""
+    answer = out.with_name(f"{out.name}.pickle")
+    with out.with_name(f"{out.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not answer.exists():
+            answer.write_bytes(pickle.dumps(make(out)))
+        made: Made = pickle.loads(answer.read_bytes())
+        return made
+
+
+def trained(out: Path, strategy: str, **options: Any) -> Created:
+    return once(out, lambda out: create_forked(CreateOptions(out, strategy, **options)))
 
 
 @pytest.fixture(scope="session")
 def one_rank(folder: Path) -> Created:
     """What a single process learns: the measure for ranks that share all of their data."""
-    return create_forked(CreateOptions(folder / "one", "ddp", world_size=1, layout="dcp", full=True, size=NO_DROPOUT))
+    return trained(folder / "one", "ddp", world_size=1, layout="dcp", full=True, size=NO_DROPOUT)
 
 
 @pytest.fixture(scope="session")
 def tp(folder: Path) -> Created:
-    return create_forked(CreateOptions(folder / "tp", "tp", world_size=2, full=True, size=NO_DROPOUT))
+    return trained(folder / "tp", "tp", world_size=2, full=True, size=NO_DROPOUT)
 
 
 @pytest.fixture(scope="session")
 def pipeline(folder: Path) -> Created:
-    return create_forked(CreateOptions(folder / "pipeline", "pipeline", world_size=3, full=True, size=NO_DROPOUT))
+    return trained(folder / "pipeline", "pipeline", world_size=3, full=True, size=NO_DROPOUT)
 
 
 @pytest.fixture(scope="session")
 def moe(folder: Path) -> Created:
-    return create_forked(CreateOptions(folder / "moe", "moe", world_size=2, full=True))
+    return trained(folder / "moe", "moe", world_size=2, full=True)
 
 
 @pytest.fixture(scope="session")
 def fsdp2_tp(folder: Path) -> Created:
-    return create_forked(CreateOptions(folder / "fsdp2-tp", "fsdp2-tp", world_size=4, full=True))
+    return trained(folder / "fsdp2-tp", "fsdp2-tp", world_size=4, full=True)
 
 
 @pytest.fixture(scope="session")
 def hsdp_tp(folder: Path) -> Created:
-    return create_forked(CreateOptions(folder / "hsdp-tp", "hsdp-tp", world_size=8, steps=2, full=True))
+    return trained(folder / "hsdp-tp", "hsdp-tp", world_size=8, steps=2, full=True)
 
 
 @pytest.fixture(scope="session")
 def fsdp1(folder: Path) -> Command:
     """Three ranks of FSDP1, started by the command line."""
-    done = ckptools("create", folder / "fsdp1", "--world-size", 3, "--full", *FSDP1)
-    assert done.returncode == 0, done.stderr
-    return Command(folder / "fsdp1", done.stdout, done.stderr)
+
+    def make(out: Path) -> Command:
+        done = ckptools("create", out, "--world-size", 3, "--full", *FSDP1)
+        assert done.returncode == 0, done.stderr
+        return Command(out, done.stdout, done.stderr)
+
+    return once(folder / "fsdp1", make)
 
 
 @pytest.fixture(scope="session")
 def torchrun(folder: Path) -> Command:
     """The same run inside an outer torchrun."""
-    start = ("torch.distributed.run", "--standalone", "--nproc_per_node", "3", "-m", "ckptools")
-    command = [sys.executable, "-m", *start, "create", str(folder / "torchrun"), *FSDP1]
-    # torchrun leaves its log folder behind; here that is swept with the rest.
-    environment = os.environ | {"TMPDIR": str(folder)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
-    assert done.returncode == 0, done.stderr
-    return Command(folder / "torchrun", done.stdout, done.stderr)
+
+    def make(out: Path) -> Command:
+        start = ("torch.distributed.run", "--standalone", "--nproc_per_node", "3", "-m", "ckptools")
+        command = [sys.executable, "-m", *start, "create", str(out), *FSDP1]
+        # torchrun leaves its log folder behind; here that is swept with the rest.
+        environment = os.environ | {"TMPDIR": str(folder)}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=environment)
+        assert done.returncode == 0, done.stderr
+        return Command(out, done.stdout, done.stderr)
+
+    return once(folder / "torchrun", make)
 
 
 @pytest.fixture(scope="session")
 def fsdp2(folder: Path) -> Created:
-    return create_forked(CreateOptions(folder / "fsdp2", "fsdp2", world_size=2, full=True))
+    return trained(folder / "fsdp2", "fsdp2", world_size=2, full=True)
 
 
 @pytest.fixture(scope="session")
 def ddp(folder: Path) -> Created:
-    return create_forked(CreateOptions(folder / "ddp", "ddp", world_size=2, full=True))
+    return trained(folder / "ddp", "ddp", world_size=2, full=True)
 
 
 @pytest.fixture(scope="session")
 def snapshot(folder: Path) -> Created:
-    return create_forked(CreateOptions(folder / "snapshot", "ddp", world_size=2, steps=2, layout="snapshot"))
+    return trained(folder / "snapshot", "ddp", world_size=2, steps=2, layout="snapshot")
 
 
 @pytest.fixture(scope="session")
 def verl(folder: Path) -> Created:
-    return create_forked(CreateOptions(folder / "verl", "fsdp1", world_size=2, steps=2, layout="verl"))
+    return trained(folder / "verl", "fsdp1", world_size=2, steps=2, layout="verl")
 
 
 @pytest.fixture(scope="session")
 def dcp(folder: Path) -> Created:
-    return create_forked(CreateOptions(folder / "dcp", "fsdp2", world_size=2, steps=2, layout="dcp"))
+    return trained(folder / "dcp", "fsdp2", world_size=2, steps=2, layout="dcp")
 
 
 def train_once(out: Path, strategy: str, *layouts: str) -> Path:
     """Train with two ranks and save in several layouts; returns a folder with one for each, and `full.pt`."""
-    run_ranks(2, train_and_save, CreateOptions(out, strategy, steps=2), layouts)
-    return out
+
+    def make(out: Path) -> Path:
+        run_ranks(2, train_and_save, CreateOptions(out, strategy, steps=2), layouts)
+        return out
+
+    return once(out, make)
 
 
 @pytest.fixture(scope="session")
@@ -129,12 +166,12 @@ def trainers_fsdp2(folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def dcp_of_three(folder: Path) -> Created:
-    return create_forked(CreateOptions(folder / "dcp_of_three", "fsdp1", world_size=3, steps=2, layout="dcp"))
+    return trained(folder / "dcp_of_three", "fsdp1", world_size=3, steps=2, layout="dcp")
 
 
 @pytest.fixture(scope="session")
 def verl_of_three(folder: Path) -> Created:
-    return create_forked(CreateOptions(folder / "verl_of_three", "fsdp2", world_size=3, steps=2, layout="verl"))
+    return trained(folder / "verl_of_three", "fsdp2", world_size=3, steps=2, layout="verl")
 
 
 @pytest.fixture(scope="session")

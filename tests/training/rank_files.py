@@ -20,7 +20,8 @@ from torch.distributed.tensor import DTensor
 def ckptools(*arguments: object, **more: Any) -> subprocess.CompletedProcess[str]:
     """Run the command line in a process of its own."""
     command = [sys.executable, "-m", "ckptools", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, **more)
+    # On a machine that has much else to do, starting three ranks takes minutes.
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, **more)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Train, save in the middle, go on from there, compare.
 
-The folder gets one per layout, `full.pt` and `losses.csv` of the end, and `resumed.json`: what came of going on from
-each layout, in other strategies, and without one of the things that a checkpoint keeps.
+The folder gets one per layout, `full.pt` of when they were saved, and `resumed.json`: what came of going on from each
+layout, in other strategies, and without one of the things that a checkpoint keeps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ckptools.training import layouts, output, random_states
+from ckptools.training import layouts, random_states
 from ckptools.training.data import Position
 from ckptools.training.optimizers import make_scheduler
 from ckptools.training.options import CreateOptions, ModelSize, ParallelOptions, ResumeOptions
@@ -50,7 +50,9 @@ class What:
     """What to go on from, and how.
 
     Attributes:
-        layouts: those in which it is saved, and gone on from.
+        layouts: those in which it is saved.
+        resumed: those that another run begins with, which must be as it was when it was saved.
+        to_the_end: those of these from which it goes on, to the same end.
         others: strategies that the first layout is put into as well.
         elsewhere: folders of other runs of this kind, whose checkpoints in each layout are put into this one.
         broadcast: go on from the first layout with rank 0 reading for all.
@@ -58,6 +60,8 @@ class What:
     """
 
     layouts: Sequence[str]
+    resumed: Sequence[str] = ()
+    to_the_end: Sequence[str] = ()
     others: Sequence[str] = ()
     elsewhere: Sequence[str] = ()
     broadcast: bool = False
@@ -75,7 +79,8 @@ def go_on_from_each(options: CreateOptions, what: What) -> None:
     middle: list[dict[str, Any]] = []
     run = trained(prepare(asked, say_nothing), lambda run: save(run, out, what.layouts, middle))
     truth = state(run)
-    found = {name: went_on(asked, out / name, middle[0], truth) for name in what.layouts}
+    found = {name: put_into(asked, out / name, middle[0])[1] for name in what.resumed if name not in what.to_the_end}
+    found |= {name: went_on(asked, out / name, middle[0], truth) for name in what.to_the_end}
     if what.broadcast:
         resuming = dataclasses.replace(asked.resuming, load="broadcast")
         found["broadcast"] = went_on(dataclasses.replace(asked, resuming=resuming), out / first, middle[0], truth)
@@ -87,10 +92,8 @@ def go_on_from_each(options: CreateOptions, what: What) -> None:
         saved = torch.load(folder / MIDDLE, weights_only=False)
         for path in (path for path in folder.iterdir() if path.is_dir() and path.name != "huggingface"):
             found[str(path)] = put_into(asked, path, saved)[1]
-    save_full_state(run, out)
     if dist.get_rank() == 0:
         torch.save(middle[0], out / MIDDLE)
-        output.write_losses(out, run.losses, run.step)
         (out / "resumed.json").write_text(json.dumps(found))
     dist.barrier()
     # As every rank does: see `ckptools.training.rank`.
@@ -108,7 +111,7 @@ def trained(run: Run, save: Callable[[Run], None] = lambda run: None) -> Run:
 
 
 def save(run: Run, out: Path, names: Sequence[str], middle: list[dict[str, Any]]) -> None:
-    """Save in every layout and remember what there is, unless this is the end."""
+    """Save in every layout, and whole, and remember what there is, unless this is the end."""
     if run.step == run.options.steps:
         return
     for name in names:
@@ -116,6 +119,7 @@ def save(run: Run, out: Path, names: Sequence[str], middle: list[dict[str, Any]]
         asked, run.options = run.options, dataclasses.replace(run.options, layout=name)
         layouts.SAVE[name](run, out / name)
         run.options = asked
+    save_full_state(run, out)
     middle.append(state(run))
 
 
@@ -144,9 +148,25 @@ def put_into(asked: CreateOptions, folder: Path, middle: dict[str, Any]) -> tupl
     run = prepare(asked, say_nothing)
     resume(run, found_at(folder), said.append)
     own = random_states.capture(run.device)
-    put = {"said": said, "put otherwise": differing(state(run), middle)}
+    found = state(run)
     random_states.restore(own, run.device)
+    put = {
+        "said": said,
+        "put otherwise": differing(found, middle),
+        "random put": on_all_ranks(same_random(found, middle)),
+    }
     return run, put
+
+
+def same_random(found: dict[str, Any], truth: dict[str, Any]) -> bool:
+    return bool(found["random"] == truth["random"])
+
+
+def on_all_ranks(here: bool) -> bool:
+    """Whether something is so on every rank; a collective."""
+    everywhere: list[bool] = [False] * dist.get_world_size()
+    dist.all_gather_object(everywhere, here)
+    return all(everywhere)
 
 
 def went_on(
@@ -160,18 +180,16 @@ def went_on(
     run, put = put_into(asked, folder, middle)
     spoil(run)
     found = state(trained(run))
-    alike: list[bool] = [False] * dist.get_world_size()
-    dist.all_gather_object(alike, found["random"] == truth["random"])
     return {
         **put,
         "losses": found["losses"] == truth["losses"][-len(found["losses"]) :] and len(found["losses"]) == 3,
-        "random": all(alike),
+        "random": on_all_ranks(same_random(found, truth)),
         "differ": differing(found, truth),
     }
 
 
 def gone_on(out: Path, strategy: str, *layouts: str, world_size: int = 2, **more: Any) -> dict[str, Any]:
-    """Train six steps over the end of an epoch, and go on from the third in each layout.
+    """Train six steps over the end of an epoch, save the third in each layout, and go on from there.
 
     Args:
         out: a folder for all of it.
@@ -191,11 +209,17 @@ def gone_on(out: Path, strategy: str, *layouts: str, world_size: int = 2, **more
         parallel=ParallelOptions(**choices),
         resuming=ResumeOptions(save_every=3),
     )
-    run_ranks(world_size, go_on_from_each, options, What(layouts, **more))
+    what = What(layouts, **({"resumed": layouts, "to_the_end": layouts} | more))
+    run_ranks(world_size, go_on_from_each, options, what)
     found: dict[str, Any] = json.loads((out / "resumed.json").read_text())
     return found
 
 
+def put(found: dict[str, Any]) -> bool:
+    """Whether everything was put where it had been: all that a step depends on, random states too."""
+    return bool(found["random put"] and not found["put otherwise"])
+
+
 def equal(found: dict[str, Any]) -> bool:
-    """Whether everything was put where it had been, and all that followed was as in the run that was not stopped."""
-    return bool(found["losses"] and found["random"] and not found["put otherwise"] and not found["differ"])
+    """Whether that was so, and all that followed was as in the run that was not stopped."""
+    return put(found) and bool(found["losses"] and found["random"] and not found["differ"])

@@ -18,7 +18,7 @@ from tests.training.rank_files import load, local_tensors
 PATIENCE = 240
 
 # What launchers and schedulers set must come from the test alone.
-_FOREIGN = (
+FOREIGN = (
     "RANK",
     "WORLD_SIZE",
     "LOCAL_RANK",
@@ -61,7 +61,7 @@ def port_of(job: int) -> int:
 
 def start(*arguments: object, variables: Mapping[str, object] | None = None) -> subprocess.Popen[str]:
     """Start `ckptools create` with these arguments, and with these variables in its environment."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
     environment |= {name: str(value) for name, value in (variables or {}).items()}
     command = [sys.executable, "-m", "ckptools", "create", *map(str, arguments)]
     return subprocess.Popen(

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.multiprocessing.spawn import ProcessRaisedException
 
-from ckptools.training import CreateOptions
+from ckptools.errors import CkptoolsError
+from ckptools.training import CreateOptions, create
+from ckptools.training.options import LaunchOptions
 from tests.training.conftest import FSDP1, Command
 from tests.training.forked import create_forked, run_ranks
-from tests.training.started import PATIENCE, finish, free_job, free_port, port_of, same, start
+from tests.training.started import FOREIGN, PATIENCE, finish, free_job, free_port, port_of, same, start
 
 # Variables that each scheduler would set for three ranks on two nodes, as far as they differ by rank.
 LOCAL = (0, 1, 0)
@@ -51,22 +56,57 @@ def by_hand(rank: int, job: int, _: Path) -> dict[str, object]:
     return {"RANK": rank, "WORLD_SIZE": 3, "MASTER_ADDR": "localhost", "MASTER_PORT": port_of(job)}
 
 
-@pytest.mark.parametrize(
-    "scheduler",
-    [
-        slurm,
-        pytest.param(open_mpi, marks=pytest.mark.slow),
-        pytest.param(mpich, marks=pytest.mark.slow),
-        pytest.param(pbs, marks=pytest.mark.slow),
-    ],
-)
-def test_ranks_of_a_scheduler_write_what_the_elastic_launcher_writes(scheduler, fsdp1: Command, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def argument(rank: int, job: int, _: Path) -> dict[str, object]:
+    """The world size is an argument, and no variable."""
+    return {"RANK": rank, "MASTER_ADDR": "localhost", "MASTER_PORT": port_of(job)}
+
+
+ASKED: dict[str, Any] = {"seed": 7, "optimizer": "DecoupledAdamW", "scheduler": "lambda"}
+"""As `FSDP1` has it."""
+
+
+def test_ranks_of_a_scheduler_write_what_the_elastic_launcher_writes(fsdp1: Command, tmp_path: Path) -> None:
     job, out = free_job(), tmp_path / "run"
-    ended = finish([start(out, *FSDP1, variables=scheduler(rank, job, tmp_path)) for rank in range(3)])
+    ended = finish([start(out, *FSDP1, variables=slurm(rank, job, tmp_path)) for rank in range(3)])
     assert [code for code, _, _ in ended] == [0, 0, 0], ended
     assert [said.count("saved ") for _, said, _ in ended] == [1, 0, 0]
     assert [path.name for path in sorted(out.iterdir())] == [f"ep0-ba5-rank{rank}.pt" for rank in range(3)]
     assert same(out, fsdp1.out)
+
+
+Scheduler = Callable[[int, int, Path], dict[str, object]]
+
+
+def be_a_rank_of(scheduler: Scheduler, job: int, folder: Path, options: CreateOptions) -> None:
+    """Be a rank that a scheduler has started: its variables are all that this process has; leaves what it ends with."""
+    rank = int(os.environ["RANK"])
+    for name in [name for name in os.environ if name.startswith(FOREIGN)]:
+        del os.environ[name]
+    os.environ.update({name: str(value) for name, value in scheduler(rank, job, folder).items()})
+    code, said = 0, ""
+    try:
+        create(options)
+    except CkptoolsError as error:
+        code, said = error.exit_code, str(error)
+    except SystemExit as ended:
+        assert isinstance(ended.code, int)
+        code = ended.code
+    (folder / f"ended-{rank}.json").write_text(json.dumps([code, said]))
+
+
+def scheduled(scheduler: Scheduler, count: int, folder: Path, options: CreateOptions) -> list[tuple[int, str]]:
+    """The exit code of each rank and what it says, of ranks that tests fork."""
+    run_ranks(count, be_a_rank_of, scheduler, free_job(), folder, options)
+    return [tuple(json.loads((folder / f"ended-{rank}.json").read_text())) for rank in range(count)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheduler", [open_mpi, mpich, pbs, argument])
+def test_ranks_of_any_scheduler_write_the_same_bytes(scheduler: Scheduler, fsdp1: Command, tmp_path: Path) -> None:
+    asked = LaunchOptions(world_size_from="argument") if scheduler is argument else LaunchOptions()
+    options = CreateOptions(tmp_path / "run", "fsdp1", 3 if scheduler is argument else None, launch=asked, **ASKED)
+    assert scheduled(scheduler, 3, tmp_path, options) == [(0, "")] * 3
+    assert same(tmp_path / "run", fsdp1.out)
 
 
 @pytest.mark.slow
@@ -75,8 +115,7 @@ def test_under_torchrun_the_bytes_are_the_same(torchrun: Command, fsdp1: Command
 
 
 def test_ranks_that_tests_fork_write_the_same_bytes(fsdp1: Command, tmp_path: Path) -> None:
-    asked = {"seed": 7, "optimizer": "DecoupledAdamW", "scheduler": "lambda"}
-    create_forked(CreateOptions(tmp_path / "run", "fsdp1", 3, **asked))
+    create_forked(CreateOptions(tmp_path / "run", "fsdp1", 3, **ASKED))
     assert same(tmp_path / "run", fsdp1.out)
 
 
@@ -107,15 +146,6 @@ def test_torch_distributed_launch_passes_a_local_rank_and_gets_the_same_bytes(fs
     command = [sys.executable, "-m", *launch, "-m", "ckptools", "create", str(tmp_path / "run"), *FSDP1]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
-    assert same(tmp_path / "run", fsdp1.out)
-
-
-@pytest.mark.slow
-def test_a_world_size_that_is_an_argument_gives_the_same_bytes(fsdp1: Command, tmp_path: Path) -> None:
-    where = {"MASTER_ADDR": "localhost", "MASTER_PORT": free_port()}
-    arguments = (tmp_path / "run", "--world-size", 3, "--world-size-from", "argument", *FSDP1)
-    ended = finish([start(*arguments, variables=where | {"RANK": rank}) for rank in range(3)])
-    assert [code for code, _, _ in ended] == [0, 0, 0], ended
     assert same(tmp_path / "run", fsdp1.out)
 
 
@@ -155,21 +185,20 @@ def test_what_an_outer_launcher_has_decided_is_not_asked_for_again(
 
 @pytest.mark.slow
 def test_a_rank_that_never_comes_is_named_with_its_node(tmp_path: Path) -> None:
-    job = free_job()
-    arguments = (tmp_path / "run", "--timeout", 20)
-    ended = finish([start(*arguments, variables=slurm(rank, job, tmp_path)) for rank in (0, 1)])
-    assert [code for code, _, _ in ended] == [3, 3]
-    assert any("rank 2 (node 1) did not within 20 s" in said for _, _, said in ended)
+    options = CreateOptions(tmp_path / "run", launch=LaunchOptions(timeout=10))
+    ended = scheduled(slurm, 2, tmp_path, options)
+    assert [code for code, _ in ended] == [3, 3]
+    assert any("rank 2 (node 1) did not within 10 s" in said for _, said in ended)
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
 def test_a_mistake_is_said_by_one_rank_for_all(tmp_path: Path) -> None:
-    job = free_job()
-    (tmp_path / "ep0-ba5-rank0.pt").touch()
-    ended = finish([start(tmp_path, *FSDP1, variables=by_hand(rank, job, tmp_path)) for rank in range(3)])
-    assert [code for code, _, _ in ended] == [4, 4, 4]
-    assert "".join(said for _, _, said in ended).count("already holds a checkpoint") == 1
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "ep0-ba5-rank0.pt").touch()
+    ended = scheduled(by_hand, 3, tmp_path, CreateOptions(tmp_path / "run", **ASKED))
+    assert [code for code, _ in ended] == [4, 4, 4]
+    assert "".join(said for _, said in ended).count("already holds a checkpoint") == 1
 
 
 def test_a_rank_that_dies_while_it_writes_why_it_failed_leaves_no_part_of_it(tmp_path: Path) -> None:

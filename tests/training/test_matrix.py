@@ -1,8 +1,7 @@
-"""Every strategy in every layout: what ckptools consolidates is, bit for bit, what torch's collectives gathered."""
+"""Every strategy in every layout: consolidated bit for bit, called whole, and gone on from as if never stopped."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,59 +10,16 @@ import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import ckptools
-from ckptools.training.options import LAYOUTS, STRATEGIES, CreateOptions, ParallelOptions
+from ckptools.training.options import LAYOUTS, STRATEGIES
 from tests.demo import same, tensors
-from tests.training.forked import run_ranks
-from tests.training.matrix import train_and_save
-
-
-@dataclass(frozen=True)
-class Training:
-    """One run that is saved in several layouts.
-
-    Attributes:
-        strategy: a name of `STRATEGIES`.
-        layouts: those in which it is saved.
-        world_size: ranks.
-        parallel: choices of the strategy.
-    """
-
-    strategy: str
-    layouts: tuple[str, ...]
-    world_size: int = 3
-    parallel: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        return "-".join([self.strategy, *(f"{key}-{value}" for key, value in self.parallel.items())])
-
-
-def written_with(strategy: str, *without: str) -> tuple[str, ...]:
-    return tuple(name for name, strategies in LAYOUTS.items() if strategy in strategies and name not in without)
-
-
-TRAININGS = (
-    Training("ddp", written_with("ddp")),
-    Training("fsdp1", written_with("fsdp1", "verl")),
-    Training("fsdp1", ("verl", "composer", "dcp"), parallel={"dtensor": True}),
-    Training("fsdp1", written_with("fsdp1", "verl"), parallel={"use_orig_params": False}),
-    Training("fsdp1", ("verl",), parallel={"use_orig_params": False, "dtensor": True}),
-    Training("fsdp1", written_with("fsdp1", "verl"), 4, {"sharding": "hybrid"}),
-    Training("fsdp1", ("verl", "composer", "dcp"), 4, {"sharding": "hybrid", "dtensor": True}),
-    Training("fsdp1", ("composer", "accelerate"), parallel={"state_dict_type": "full"}),
-    Training("fsdp1", ("composer", "accelerate"), parallel={"state_dict_type": "local"}),
-    Training("fsdp2", written_with("fsdp2")),
-    Training("hsdp", written_with("hsdp"), 4),
-    Training("tp", written_with("tp"), 2),
-    Training("fsdp2-tp", written_with("fsdp2-tp"), 4),
-    Training("hsdp-tp", written_with("hsdp-tp"), 8),
-    Training("pipeline", written_with("pipeline")),
-    Training("moe", written_with("moe"), 2),
-)
-"""Every strategy with all its layouts, and the choices that change what is in a file."""
+from tests.training.resumed import equal, gone_on, put
+from tests.training.trainings import FLAT, LOCAL, TRAININGS, Training, to_the_end, written_with
 
 NO_OPTIMIZER = ("huggingface",)
 """Layouts that hold the model alone."""
+
+NO_RANDOM_STATES = ("torchtitan", "snapshot")
+"""Layouts after which the losses are others, though everything that they hold is put where it was."""
 
 PREFIXES = {"lightning": "model."}
 """What a layout has in front of the model's own names: the LightningModule's attribute."""
@@ -80,27 +36,64 @@ CASES = [
     for layout in training.layouts
 ]
 
+JOINABLE = [case for case in CASES if case.values[0].choices != LOCAL | FLAT]
+"""Not those of which `full.pt` has the shapes and not the order of the flattened parameters."""
+
+RESUMED = [
+    pytest.param(training, layout, id=f"{training.name}-{layout}")
+    for training in TRAININGS
+    if training.resumed
+    for layout in (*training.layouts, *(["broadcast"] if training.broadcast else []))
+]
+
+PUT = [
+    pytest.param(training, where, id=f"{training.name}-in-{where}")
+    for training in TRAININGS
+    for where in training.others
+]
+
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The folders of the trainings that were asked for so far."""
-    return {"": tmp_path_factory.mktemp("matrix")}
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("matrix")
 
 
-def trained(training: Training, runs: dict[str, Path]) -> Path:
-    """Train once for all layouts of a training; returns the folder that has a folder for each, and `full.pt`."""
+@pytest.fixture(scope="module")
+def runs() -> dict[str, dict[str, Any]]:
+    """What came of the trainings that were asked for so far, by name."""
+    return {}
+
+
+def gone_on_from(training: Training, runs: dict[str, dict[str, Any]], folder: Path) -> dict[str, Any]:
+    """Train once and go on from everything; what came of it, by layout, other strategy and folder."""
     if training.name not in runs:
-        out = runs[""] / training.name
-        options = CreateOptions(out, training.strategy, steps=2, parallel=ParallelOptions(**training.parallel))
-        run_ranks(training.world_size, train_and_save, options, training.layouts)
-        runs[training.name] = out
+        for other in (other for other in TRAININGS if other.name in training.elsewhere):
+            gone_on_from(other, runs, folder)
+        runs[training.name] = gone_on(
+            folder / training.name,
+            training.strategy,
+            *training.layouts,
+            world_size=training.world_size,
+            resumed=training.layouts if training.resumed else (),
+            to_the_end=to_the_end(training),
+            others=training.others,
+            elsewhere=[str(folder / name) for name in training.elsewhere],
+            broadcast=training.broadcast,
+            **training.choices,
+        )
     return runs[training.name]
+
+
+def saved(training: Training, runs: dict[str, dict[str, Any]], folder: Path) -> Path:
+    """The folder of a training, which has a folder for each layout, and `full.pt` of when they were saved."""
+    gone_on_from(training, runs, folder)
+    return folder / training.name
 
 
 def told(training: Training, layout: str, full: Path) -> dict[str, Path]:
     """What a user has to tell, since the files do not: names of an optimizer, shapes of flat parameters."""
     numbered = {"names": full} if (training.strategy, layout) in NUMBERED else {}
-    return numbered | ({"shapes": full} if training.parallel.get("state_dict_type") == "local" else {})
+    return numbered | ({"shapes": full} if training.choices.get("state_dict_type") == "local" else {})
 
 
 def consolidated(folder: Path, out: Path, only: str | None, **told: Path) -> dict[str, torch.Tensor]:
@@ -127,17 +120,24 @@ def truth(full: Path, only: str | None, prefix: str) -> dict[str, torch.Tensor]:
     return dict(tensors({part: {prefix + fqn: value for fqn, value in parts[part].items()} for part in parts}))
 
 
-def test_every_strategy_is_trained_in_every_layout_that_it_is_written_in() -> None:
-    trained = {(training.strategy, layout) for training in TRAININGS for layout in training.layouts}
-    assert trained == {(strategy, layout) for strategy in STRATEGIES for layout in written_with(strategy)}
+@pytest.mark.parametrize("trainings", [TRAININGS, [training for training in TRAININGS if training.resumed]])
+def test_every_strategy_is_saved_and_resumed_in_every_layout_that_it_is_written_in(
+    trainings: list[Training],
+) -> None:
+    tried = {(training.strategy, layout) for training in trainings for layout in training.layouts}
+    assert tried == {(strategy, layout) for strategy in STRATEGIES for layout in written_with(strategy)}
+
+
+def test_from_every_layout_a_run_goes_on_to_the_end() -> None:
+    assert {layout for training in TRAININGS for layout in to_the_end(training)} == set(LAYOUTS)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("training", "layout"), CASES)
+@pytest.mark.parametrize(("training", "layout"), JOINABLE)
 def test_what_is_consolidated_is_what_was_trained(
-    training: Training, layout: str, runs: dict[str, Path], tmp_path: Path
+    training: Training, layout: str, runs: dict[str, dict[str, Any]], folder: Path, tmp_path: Path
 ) -> None:
-    out = trained(training, runs)
+    out = saved(training, runs, folder)
     only = "model" if layout in NO_OPTIMIZER else None
     found = consolidated(out / layout, tmp_path, only, **told(training, layout, out / "full.pt"))
     expected = truth(out / "full.pt", only, PREFIXES.get(layout, ""))
@@ -149,7 +149,44 @@ def test_what_is_consolidated_is_what_was_trained(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("training", "layout"), CASES)
-def test_what_was_trained_is_called_whole(training: Training, layout: str, runs: dict[str, Path]) -> None:
-    out = trained(training, runs)
+def test_what_was_trained_is_called_whole(
+    training: Training, layout: str, runs: dict[str, dict[str, Any]], folder: Path
+) -> None:
+    out = saved(training, runs, folder)
     report = ckptools.open(out / layout, **told(training, layout, out / "full.pt")).verify(deep=True)
     assert [problem.code for problem in report.problems if problem.severity == "error"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("training", "layout"), RESUMED)
+def test_a_run_that_begins_with_it_is_bit_for_bit_the_one_that_was_not_stopped(
+    training: Training, layout: str, runs: dict[str, dict[str, Any]], folder: Path
+) -> None:
+    found = gone_on_from(training, runs, folder)[layout]
+    if layout in NO_OPTIMIZER:
+        assert [name for name in found["put otherwise"] if name.startswith("model / ")] == []
+        assert "not in this layout: optimizer, random states, position in the data; starts anew" in found["said"]
+    elif layout in NO_RANDOM_STATES:
+        assert found["put otherwise"] == (["at"] if layout == "snapshot" else [])
+        assert any("random states" in line for line in found["said"])
+    else:
+        assert equal(found) if layout in (*to_the_end(training), "broadcast") else put(found), found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("training", "where"), PUT)
+def test_another_strategy_has_the_same_tensors(
+    training: Training, where: str, runs: dict[str, dict[str, Any]], folder: Path
+) -> None:
+    found = gone_on_from(training, runs, folder)[where]
+    assert found["put otherwise"] == []
+
+
+@pytest.mark.slow
+def test_another_number_of_ranks_has_the_same_tensors(runs: dict[str, dict[str, Any]], folder: Path) -> None:
+    (pipeline,) = (training for training in TRAININGS if training.strategy == "pipeline")
+    found = gone_on_from(pipeline, runs, folder)
+    put = {path: one["put otherwise"] for path, one in found.items() if path.startswith(str(folder))}
+    assert len(put) == len(written_with("fsdp2-tp", "huggingface")) + len(written_with("ddp", "huggingface"))
+    # The place in the data is where all of the shares that there are now have seen equally much.
+    assert {path: names for path, names in put.items() if names and Path(path).name != "snapshot"} == {}
