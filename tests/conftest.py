@@ -31,18 +31,18 @@ SKIPS = {
 
 
 LONGEST_FIRST = (
-    "tests/test_training_guide.py",
-    "tests/training/test_resume_strategies.py",
-    "tests/test_documents.py",
-    "tests/test_tutorial.py",
     "tests/training/test_matrix.py",
+    "tests/damage/test_matrix.py",
+    "tests/test_training_guide.py",
+    "tests/test_documents.py",
+    "tests/hostile/test_corpus.py",
+    "tests/test_tutorial.py",
     "tests/training/test_restart.py",
     "tests/training/test_two_nodes.py",
     "tests/training/test_launchers.py",
     "tests/training/test_damage.py",
     "tests/training/test_frameworks.py",
     "tests/training/test_resume.py",
-    "tests/hostile/test_corpus.py",
     "tests/verify/test_flipped_bits.py",
 )
 """Files whose tests take longest: begun last, one would keep one process busy after the others have ended."""

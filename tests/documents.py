@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from ckptools.__main__ import main
+from tests.training.forked import run_ranks
 
 DOCS = Path(__file__).parent.parent / "docs"
 TRAINING = DOCS / "training.md"
@@ -81,6 +85,10 @@ def run(step: Step, folder: Path) -> str:
 _SHELL = re.compile(r"[|&;<>$`]|--resume")
 """What a command of a training has in it when it does more than to fill a folder of its own."""
 
+_FORKED = re.compile(r"ckptools create \S+ .*--world-size (\d+)")
+_LAUNCHED = re.compile(r"--max-restarts|--nnodes|--break .*(stale|mixed-run)")
+"""What a training has in it that only the launcher does: to start ranks again, or to train another run."""
+
 _RUNS: dict[str, tuple[Path, str]] = {}
 """By command: the folder that a training filled, and what it printed. Pages that begin with the same one share it."""
 
@@ -92,7 +100,7 @@ def _created(command: str, folder: Path) -> str:
         kept, printed = _RUNS[command]
         _copy(kept, folder / name)
         return printed
-    printed = _run(command, folder)
+    printed = _trained(command, folder)
     if (folder / name).is_dir() and command not in _RUNS:
         kept = Path(tempfile.mkdtemp(dir=folder.parent)) / name
         _copy(folder / name, kept)
@@ -100,18 +108,42 @@ def _created(command: str, folder: Path) -> str:
     return printed
 
 
+def _trained(command: str, folder: Path) -> str:
+    """What a training prints, by ranks that are forks where they can be: starting them takes longer than all else."""
+    asked = _FORKED.match(command)
+    if not asked or _LAUNCHED.search(command):
+        return _run(command, folder)
+    file = Path(tempfile.mkdtemp(dir=folder.parent)) / "printed"
+    run_ranks(int(asked[1]), _be_a_rank, command, folder, file)
+    return file.read_text()
+
+
+def _be_a_rank(command: str, folder: Path, printed: Path) -> None:
+    """Be one rank of a command, as inside of torchrun, where rank 0 speaks for all."""
+    os.chdir(folder)
+    os.environ |= _environment(folder)
+    with printed.open("a") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    sys.argv = shlex.split(command)
+    main()
+
+
 def _copy(folder: Path, to: Path) -> None:
     """Copy a folder with all its times, and with the holes in its files: some of them are larger than the disk."""
     subprocess.run(["cp", "-a", "--sparse=auto", folder, to], check=True)
 
 
-def _run(command: str, folder: Path) -> str:
+def _environment(folder: Path) -> dict[str, str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = os.environ | {"PATH": path, "COLUMNS": "120", "TMPDIR": str(folder)}
+    return {"PATH": path, "COLUMNS": "120", "TMPDIR": str(folder)}
+
+
+def _run(command: str, folder: Path) -> str:
     done = subprocess.run(
         ["bash", "-c", command],
         cwd=folder,
-        env=environment,
+        env=os.environ | _environment(folder),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
