@@ -78,12 +78,13 @@ def printed_otherwise(guide: Path, folder: Path) -> list[str]:
 def run(step: Step, folder: Path) -> str:
     """Run a command as a reader would, and return all that a terminal would show."""
     if step.command.startswith("ckptools create ") and not _SHELL.search(step.command):
-        return _created(step.command, folder)
+        make = _trained if "--resume" in step.command else _created
+        return make(step.command, folder)
     return _run(step.command, folder)
 
 
-_SHELL = re.compile(r"[|&;<>$`]|--resume")
-"""What a command of a training has in it when it does more than to fill a folder of its own."""
+_SHELL = re.compile(r"[|&;<>$`]")
+"""What a command of a training has in it when it does more than to train."""
 
 _FORKED = re.compile(r"ckptools create \S+ .*--world-size (\d+)")
 _LAUNCHED = re.compile(r"--max-restarts|--nnodes|--break .*(stale|mixed-run)")
