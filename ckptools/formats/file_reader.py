@@ -9,11 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckptools.files.remote.path import RemotePath
 from ckptools.formats.options import OnFile, Reader
 from ckptools.model.provenance import Said
 from ckptools.pickles.archive import FetchAhead
-from ckptools.pickles.reader import AlikeFiles, Saved
+from ckptools.pickles.reader import AlikeFiles, Saved, first_of_many
 from ckptools.pickles.repeated import RepeatedRecords
 from ckptools.training_state import modules
 
@@ -68,7 +67,7 @@ class FileReader:
     def ahead(self, paths: Sequence[Path]) -> None:
         """Announce that these files will be read, in this order."""
         if self._read is modules.read_file and len(paths) >= MIN_FILES:
-            self._alike = AlikeFiles(next((path for path in paths if not isinstance(path, RemotePath)), None))
+            self._alike = AlikeFiles(first_of_many(paths))
         if self._read is modules.read_file and len(paths) >= MIN_FILES and self._most_processes(len(paths)) > 1:
             self._ahead = dict.fromkeys(paths)
         elif self._read is modules.read_file:

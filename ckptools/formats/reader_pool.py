@@ -18,7 +18,7 @@ from typing import Any
 
 from ckptools.files.remote.path import RemotePath, needs_query
 from ckptools.formats.reader_worker import GREETING, LENGTH, Receiver, read_exactly
-from ckptools.pickles.reader import AlikeFiles, Saved
+from ckptools.pickles.reader import AlikeFiles, Saved, first_of_many
 
 AHEAD = 3
 """Files that are requested from each process in advance; bounds the answers in memory."""
@@ -54,7 +54,7 @@ class ReaderProcesses:
         self._processes: list[_ReaderProcess] = []
         self._left = set(paths)
         same: dict[Any, Any] = {}
-        first = next((path for path in paths if not isinstance(path, RemotePath)), None)
+        first = first_of_many(paths)
         alike = AlikeFiles(first)
         try:
             for _ in range(count):

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from ckptools.model.tensor import Tensor
     from ckptools.pickles.classes.device_mesh import Mesh
-    from ckptools.pickles.patterns import Pattern
 
 
 class Own(NamedTuple):
@@ -31,7 +30,7 @@ class Alike:
     """The content of a file that is like the first one: its tree is made when somebody looks at it.
 
     Attributes:
-        pattern: what it is like.
+        pattern: the `patterns.Pattern` that it is like.
         path: the file.
         values: in which it differs, and the pattern's for other slots.
         starts: byte offsets of its records, in the order of the pattern's.
@@ -40,7 +39,7 @@ class Alike:
 
     __slots__ = ("crcs", "own", "path", "pattern", "starts")
 
-    def __init__(self, pattern: Pattern, path: Path, own: Own) -> None:
+    def __init__(self, pattern: Any, path: Path, own: Own) -> None:
         self.pattern, self.path, self.own = pattern, path, own
         self.starts, self.crcs = array("Q", own.starts), array("I", own.crcs)
 
@@ -52,7 +51,8 @@ class Alike:
     @property
     def meshes(self) -> dict[int, Mesh]:
         """Its meshes, by their keys in `Kind`."""
-        return self.pattern.meshes_of(self.values)
+        meshes: dict[int, Mesh] = self.pattern.meshes_of(self.values)
+        return meshes
 
     def tree(self) -> Any:
         """Its tree, made anew."""
@@ -65,6 +65,7 @@ class Alike:
         values, meshes = self.values, self.meshes
 
         def own(tensor: Tensor) -> Tensor:
-            return self.pattern.placed(tensor, self, meshes)
+            placed: Tensor = self.pattern.placed(tensor, self, meshes)
+            return placed
 
         return remade(node, own, values)

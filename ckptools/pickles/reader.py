@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,6 +13,7 @@ from ckptools.errors import CkptoolsError, ReadError
 from ckptools.files import zip_directory
 from ckptools.files.file_type import COMPRESSIONS, content_of, head_of
 from ckptools.files.opening import File, Window
+from ckptools.files.remote.path import RemotePath
 from ckptools.model.provenance import Said
 from ckptools.model.tree import TreeLimitError
 from ckptools.model.values import describe_for_error
@@ -131,6 +134,17 @@ def probe(path: Path) -> None:
 
 MAX_MISSES = 3
 """Files that may be unlike the first, beyond as many as are like it, before no other is compared."""
+
+
+MIN_ALIKE = 8
+"""Files whose names differ in numbers alone, from which on they are compared."""
+
+
+def first_of_many(paths: Sequence[Path]) -> Path | None:
+    """The first local file that others can be like, by their names; None where these are few."""
+    local = {path: re.sub(r"\d+", "#", str(path)) for path in paths if not isinstance(path, RemotePath)}
+    counted = Counter(local.values())
+    return next((path for path, name in local.items() if counted[name] >= MIN_ALIKE), None)
 
 
 class AlikeFiles:

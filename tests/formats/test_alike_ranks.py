@@ -100,6 +100,15 @@ def test_a_checkpoint_is_the_same_compared_and_opcode_by_opcode(world, jobs):
         assert found == told(world)
 
 
+def test_two_files_of_one_rank_are_found_as_opcode_by_opcode(world, tmp_path):
+    folder = copied(world, tmp_path)
+    rank_file(folder, 1).unlink()
+    rank_file(folder, 1).symlink_to(rank_file(world, 0))
+    found = told(folder)
+    with one_by_one():
+        assert found == told(folder)
+
+
 @pytest.mark.parametrize("first", [0, 7])
 def test_every_file_is_like_any_other(world, first):
     alike = AlikeFiles(rank_file(world, first))

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ckptools.formats.folder_search import FolderSearch
+from ckptools.formats import folder_search, only_checkpoint
+from ckptools.formats.only_checkpoint import PathSearch
 from ckptools.formats.registry import FORMATS
 
 
@@ -31,29 +32,31 @@ def folder(tmp_path: Path) -> Path:
         (0, ["a0.pt", "a1.pt", "a2.pt", "a3.pt", "c.pt"]),
     ],
 )
-def test_beyond_so_many_files_the_name_decides(folder, files, found):
-    search = FolderSearch(FORMATS, folder, files=files)
-    assert [path.name for path in search.below(folder)] == found
-    assert search.files == files - 6
+def test_beyond_so_many_files_the_name_decides(folder, files, found, monkeypatch):
+    monkeypatch.setattr(only_checkpoint, "MAX_READ", files)
+    search = PathSearch(folder, formats=FORMATS).below()
+    assert [path.name for path in search.found] == found
 
 
-@pytest.mark.parametrize(("folders", "found"), [(0, []), (1, ["top.pt"]), (2, ["top.pt", "x/in.pt"]), (3, None)])
-def test_beyond_so_many_folders_none_is_entered(tmp_path, folders, found):
+@pytest.mark.parametrize(("folders", "found"), [(0, ["top.pt"]), (1, ["top.pt", "x/in.pt"]), (2, None)])
+def test_beyond_so_many_folders_none_is_entered(tmp_path, folders, found, monkeypatch):
+    monkeypatch.setattr(folder_search, "MAX_FOLDERS", folders)
     every = ["top.pt", "x/in.pt", "y/in.pt"]
     for name in every:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         torch.save({"w": torch.ones(1)}, tmp_path / name)
-    search = FolderSearch((), tmp_path, folders=folders)
-    names = [path.relative_to(tmp_path).as_posix() for path in search.below(tmp_path)]
+    search = PathSearch(tmp_path).below()
+    names = [path.relative_to(tmp_path).as_posix() for path in search.found]
     assert names == (every if found is None else found)
 
 
 @pytest.mark.parametrize(("depth", "found", "deeper"), [(1, 1, ["x"]), (2, 2, ["x/y"]), (3, 3, [])])
-def test_folders_that_lie_too_deep_are_kept_for_a_note(tmp_path, depth, found, deeper):
+def test_folders_that_lie_too_deep_are_kept_for_a_note(tmp_path, depth, found, deeper, monkeypatch):
+    monkeypatch.setattr(only_checkpoint, "MAX_DEPTH", depth)
     (tmp_path / "x" / "y").mkdir(parents=True)
     for name in ("a.pt", "x/a.pt", "x/y/a.pt"):
         torch.save({"w": torch.ones(1)}, tmp_path / name)
-    search = FolderSearch((), tmp_path)
-    assert len(search.below(tmp_path, depth)) == found
+    search = PathSearch(tmp_path).below()
+    assert len(search.found) == found
     assert [path.relative_to(tmp_path).as_posix() for path in search.deeper] == deeper
     assert [path.parent for path in search.weights_deeper()] == [tmp_path / name for name in deeper]

@@ -61,6 +61,8 @@ class Merge:
     def trees(self, ranked: Ranked, path: KeyPath = ()) -> Any:
         """Merge the subtrees that the ranks have at `path`. Recursion is bounded by the reader's depth budget."""
         self.roots[path] = ranked
+        if len({rank for rank, _ in ranked}) < len(ranked):  # no rank stands for its group
+            ranked = [(rank, content.tree() if isinstance(content, Alike) else content) for rank, content in ranked]
         if not any(isinstance(content, Alike) for _, content in ranked):
             return self._merged(ranked, path)
         from ckptools.formats.shared.alike_ranks import grouped
