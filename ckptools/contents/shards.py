@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ckptools.contents.record import PartRow, ShardRow
 from ckptools.dtypes import ITEMSIZE, short
-from ckptools.errors import ReadError
+from ckptools.errors import ReadError, original_of
 from ckptools.keys.sharding import placement
 from ckptools.model.cover import Cover, TangledLayoutError, cover
 from ckptools.model.regions import Box, Ints
@@ -47,7 +47,9 @@ def stated_row(shard: Shard, dtype: str = "") -> ShardRow:
         return ShardRow(shard.rank, *shard.box, "missing", "", "", None, nbytes, "", "no file here holds it")
     crc, record = (_crc(source), source.record) if source else ("", "")
     stored_as = shard.encoded.name if shard.encoded is not None else ""
-    row = ShardRow(shard.rank, *shard.box, "here", str(file.path), record, file.offset, nbytes, crc, "")
+    original = original_of(file.path)
+    offset = file.offset if original is file.path else None  # what is unpacked of an item has no place in its file
+    row = ShardRow(shard.rank, *shard.box, "here", str(original), record, offset, nbytes, crc, "")
     return row._replace(stored_as=stored_as, parts=parts)
 
 

@@ -158,7 +158,8 @@ def shard_cells(shard: ShardRow, absent: str = "") -> list[str]:
     file = Path(shard.file).name if shard.file else absent or shard.status.upper()
     if shard.status != "here":
         return [rank, region, file, shard.note if shard.file else "-", "-", nbytes, "-"]
-    return [rank, region, file, shard.record or "-", str(shard.offset), nbytes, shard.crc or "-"]
+    offset = "-" if shard.offset is None else str(shard.offset)
+    return [rank, region, file, shard.record or "-", offset, nbytes, shard.crc or "-"]
 
 
 def part_cells(shard: ShardRow) -> Iterator[list[str]]:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any
 
-from ckptools.errors import CkptoolsError
+from ckptools.errors import CkptoolsError, original_of
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tensor import Encoded, Shard, Source, Tensor
 from ckptools.model.tree import KeyPath, fqn_of, walk
@@ -104,7 +104,7 @@ def _shard(shard: Shard) -> str:
 
 
 def _source(source: Source) -> tuple[Any, ...]:
-    return (source.path.name, *source[1:])
+    return (original_of(source.path).name, *source[1:])
 
 
 def _encoded(encoded: Encoded | None) -> Any:
