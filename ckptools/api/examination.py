@@ -13,6 +13,7 @@ from typing import Any
 
 from ckptools.api.checkpoint import Checkpoint
 from ckptools.api.opening import checkpoints_in, open
+from ckptools.display.lines import cause_words
 from ckptools.display.next_command import command_arguments, next_command, quoted
 from ckptools.doctor.record import FACTS, IN_STEP, LOADS, NEWEST, WHOLE, Diagnosis, Finding
 from ckptools.errors import CkptoolsError, ReadError, SeveralError
@@ -20,6 +21,7 @@ from ckptools.files.location import check_path, location, path_of, real_path
 from ckptools.formats.rank_search.rank_names import parse
 from ckptools.ls import listing
 from ckptools.ls.record import RunFolder
+from ckptools.model.causes import causes_of, consequences_of
 from ckptools.model.problems import Code, Problem
 from ckptools.model.records import Rows
 from ckptools.model.verdict import Verdict
@@ -222,12 +224,10 @@ def _whole(verified: Verification, checkpoint: Checkpoint) -> Finding:
 
 
 def _named(problems: Sequence[Problem]) -> str:
-    """The first problems in full; several of one kind are one."""
-    first: dict[Code, list[Problem]] = {}
-    for problem in problems:
-        first.setdefault(problem.kind, []).append(problem)
-    lines = [f"{same[0]}{and_others(len(same) - 1)}" for same in first.values()]
-    return "; ".join(lines[:MOST]) + and_others(len(lines) - MOST)
+    """The causes behind problems, then what follows from lost files."""
+    lines = [f"{cause.code} {cause_words(cause)}" for cause in causes_of(problems)]
+    following = [one.text for one in consequences_of(problems)]
+    return "; ".join([*lines[:MOST], *following]) + and_others(len(lines) - MOST)
 
 
 def _facts(checkpoint: Checkpoint, verified: Verification) -> Finding:

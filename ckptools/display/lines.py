@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
+from ckptools.display.tables import PIPE, Screen, wrapped
 from ckptools.dtypes import short
+from ckptools.model.causes import Cause, Consequence, where_of
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import Code, Problem, Severity
+from ckptools.model.problems import Problem
+from ckptools.model.records import grouped
 from ckptools.model.tensor import Tensor
 from ckptools.model.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, TorchName, scalar
-from ckptools.text import MAX_BITS, and_others, clip, clip_middle, number, plural, printable, shape, size, spans
+from ckptools.text import MAX_BITS, clip, clip_middle, number, plural, printable, shape, size
 from ckptools.training_state.judgement import perhaps_more, verdict_of
 from ckptools.training_state.sections import measure, sections_of
 
@@ -48,58 +50,34 @@ def ranks_line(ck: Checkpoint) -> str:
     return f"{here} of {world} ranks"
 
 
-class Folded(NamedTuple):
-    """One line about one or more problems of one code and severity.
-
-    `where` has their ranks or tensors, such as `ranks 1..255`, and is empty when they are about the whole; `message` is
-    the first one's, with how many there are.
-    """
-
-    code: str
-    severity: Severity
-    where: str
-    message: str
+WAYS_OUT = "         "
+"""What stands before the way out of a cause and its consequences, below their code."""
 
 
-def fold(problems: Iterable[Problem]) -> list[Folded]:
-    """Problems in the order of their first appearance; those that differ in numbers and names alone become one."""
-    return [_folded(group) for group in _grouped(problems, _alike)]
+def cause_lines(
+    causes: Sequence[Cause], consequences: Iterable[Consequence] = (), screen: Screen = PIPE, most: int | None = None
+) -> list[str]:
+    """Each cause with its way out below it, then what follows from lost files; at most so many causes."""
+    shown, following = causes[:most], list(consequences)
+    last = max((n for n, cause in enumerate(shown) if following and cause.code in following[0].causes), default=-1)
+    lines: list[str] = []
+    for n, cause in enumerate(shown):
+        lines += wrapped(f"  {cause.code}  ", cause_words(cause), screen)
+        lines += wrapped(WAYS_OUT, cause.remedy, screen) if cause.remedy else []
+        lines += wrapped(f"{WAYS_OUT}-> ", ", ".join(one.text for one in following), screen) if n == last else []
+    left = len(causes) - len(shown)
+    return [*lines, *([f"  {plural(left, 'more cause')}; all of them when piped, as in | less"] if left else [])]
 
 
-def _grouped(problems: Iterable[Problem], key: Callable[[Problem], str]) -> list[list[Problem]]:
-    groups: dict[tuple[str, str, str], list[Problem]] = {}
-    for problem in problems:
-        groups.setdefault((problem.code, problem.severity, key(problem)), []).append(problem)
-    return list(groups.values())
-
-
-def _alike(problem: Problem) -> str:
-    """The key that alike problems share: everything for those about no rank and no tensor, else all but the numbers."""
-    about = problem.rank is not None or problem.tensor is not None
-    return re.sub(r"\d+", "#", problem.message) if about else problem.message
-
-
-def _folded(group: Sequence[Problem]) -> Folded:
-    first = group[0]
-    more = and_others(len(group) - 1) if len({p.message for p in group}) > 1 else ""
-    return Folded(first.code, first.severity, _where(group), clip_middle(printable(first.message), MAX_LINE) + more)
-
-
-def _where(group: Sequence[Problem]) -> str:
-    ranks = {p.rank for p in group if p.rank is not None}
-    tensors = list(dict.fromkeys(p.tensor for p in group if p.tensor is not None))
-    words = [f"rank{'s' if len(ranks) > 1 else ''} {spans(ranks)}"] if ranks else []
-    if tensors:
-        kind = "other value" if group[0].kind in (Code.VALUE_LOST, Code.MIXED_SAVES, Code.LEFT_OUT) else "other tensor"
-        more = f" and {plural(len(tensors) - 1, kind)}" if len(tensors) > 1 else ""
-        words.append(clip_middle(printable(tensors[0]), 60) + more)
-    return ", ".join(words)
+def cause_words(cause: Cause) -> str:
+    """What is wrong and where, in a line: `ranks 1..63: no file __R_0.distcp`."""
+    return ": ".join(filter(None, (cause.where, cause.what)))
 
 
 def error_lines(problems: Iterable[Problem]) -> list[str]:
     """A line for each problem; those that say the same word for word, of several tensors or ranks, share one."""
-    groups = _grouped(problems, lambda problem: problem.message)
-    return [str(g[0]) if len(g) == 1 else "  ".join([g[0].code, _where(g), g[0].message]) for g in groups]
+    groups = grouped(problems, lambda problem: (problem.code, problem.severity, problem.message)).values()
+    return [str(g[0]) if len(g) == 1 else "  ".join([g[0].code, where_of(g), g[0].message]) for g in groups]
 
 
 def described(value: Any) -> str | None:

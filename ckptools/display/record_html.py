@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from ckptools.display.lines import fold, key_name, value_text
+from ckptools.display.lines import key_name, value_text
 from ckptools.display.page import MAX_LINE, MAX_ROWS, MAX_TEXT, Page
 from ckptools.display.row_table import cell_text, columns_of, fields_of
 from ckptools.display.tables import Column
 from ckptools.dtypes import short
+from ckptools.model.causes import causes_of, consequences_of
 from ckptools.model.checkpoint import RankFile
 from ckptools.model.problems import Problem
 from ckptools.model.records import Rows, record_fields
@@ -20,7 +21,9 @@ from ckptools.model.values import Opaque
 from ckptools.text import count, moment, plural, shape, size
 from ckptools.training_state.sections import Section, measure
 
-PROBLEM_COLUMNS = (Column("code"), Column("severity", verdict=True), Column("where"), Column("what"))
+PROBLEM_COLUMNS = (
+    Column("code"), Column("severity", verdict=True), Column("where"), Column("what"), Column("what to do")
+)  # fmt: skip
 FIELD_COLUMNS = (Column("field"), Column("value"))
 VALUE_COLUMNS = (Column("key", name=True), Column("value"), Column("dtype"), Column("size", right=True))
 
@@ -40,7 +43,7 @@ def rows_html(rows: Sequence[Any]) -> str:
     if rows:
         row_table(page, "", rows, opened=True)
     else:
-        page.line("no rows")
+        page.line("none")
     return page.html()
 
 
@@ -61,10 +64,13 @@ def row_table(page: Page, title: str, rows: Sequence[Any], opened: bool = False)
 
 
 def problem_table(page: Page, problems: Sequence[Problem], opened: bool = True) -> None:
-    """A row for each problem; the same problem of many ranks or tensors is one. Nothing where there are none."""
-    rows = [(f.code, f.severity, f.where, f.message) for f in fold(problems)]
+    """A row for each cause behind problems, then what follows from lost files. Nothing where there are none."""
+    causes, following = causes_of(problems, ("error", "warning", "note")), consequences_of(problems)
+    rows = [(c.code, str(c.severity), c.where, c.what, c.remedy) for c in causes]
+    rows += [(c.code, "", f"follows from {', '.join(c.causes)}", c.text, "") for c in following]
     if rows:
-        page.table(plural(len(rows), "problem"), PROBLEM_COLUMNS, rows, opened=opened)
+        title = ", ".join([plural(len(causes), "problem"), *(one.text for one in following)])
+        page.table(title, PROBLEM_COLUMNS, rows, opened=opened)
 
 
 def record_html(record: Any) -> str:

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from ckptools.display.lines import fold, key_name, value_text
+from ckptools.display.lines import cause_lines, key_name, value_text
 from ckptools.display.tables import PIPE, Column, Screen, table, wrapped
 from ckptools.dtypes import short
 from ckptools.inspect.record import Report, SectionRow
 from ckptools.inspect.section_summary import GroupRow, OptimizerRow, SchedulerRow
 from ckptools.keys.sharding import ShardingRow
+from ckptools.model.causes import causes_of, consequences_of
+from ckptools.model.problems import Severity
 from ckptools.text import count, duration, few, period, plural, printable, size
 from ckptools.training_state.sections import is_private_name
 from ckptools.training_state.steps import RANKS_DIFFER
 
 MAX_PROBLEMS = 20
-"""At most this many lines about problems on a terminal."""
+"""At most this many causes on a terminal."""
 
 SHOWN_FIRST = ("lr", "betas", "momentum", "weight_decay", "eps")
 TITLES = {"weight_decay": "wd"}
@@ -51,16 +53,11 @@ def headline(report: Report, screen: Screen = PIPE) -> list[str]:
     return [f"{first}{behind}".rstrip(), *wrapped("  ", rest, screen)]
 
 
-def problem_lines(report: Report, severities: Sequence[str], screen: Screen) -> list[str]:
-    """A line for each problem of given severities; problems with the same text share one."""
-    folded = fold(p for p in report.problems if p.severity in severities)
-    kept = folded if screen.rows is None else folded[:MAX_PROBLEMS]
-    width = max((len(f.where) for f in kept), default=0)
-    lines: list[str] = []
-    for f in kept:
-        where = f"{f.where.ljust(min(width, 24))}  " if width else ""
-        lines += wrapped(f"  {f.code}  {where}", f.message, screen)
-    return lines + ([f"  {len(folded) - len(kept)} more when piped"] if len(folded) > len(kept) else [])
+def problem_lines(report: Report, severities: Sequence[Severity], screen: Screen) -> list[str]:
+    """The causes behind problems of given severities, and what follows from lost files."""
+    following = consequences_of(report.problems) if "error" in severities else ()
+    most = None if screen.rows is None else MAX_PROBLEMS
+    return cause_lines(causes_of(report.problems, severities), following, screen, most)
 
 
 def facts(report: Report) -> Iterator[tuple[str, str, str]]:
@@ -68,7 +65,8 @@ def facts(report: Report) -> Iterator[tuple[str, str, str]]:
     step, world = report.checkpoint.step, report.world_size
     disagree = "" if step.agree or RANKS_DIFFER in step.sources else "; the name says another one"
     yield "step", _known(step.value, "not found"), ", ".join(step.sources) + disagree
-    yield "world size", "not recorded" if world.value is None else world.words, ", ".join(world.sources)
+    if world.value is not None or len(report.checkpoint.files) > 1:
+        yield "world size", "not recorded" if world.value is None else world.words, ", ".join(world.sources)
     for n, layout in enumerate(report.layout):
         yield "" if n else "layout", *layout_words(layout, report)
     expected = report.bytes_expected

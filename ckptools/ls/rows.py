@@ -15,9 +15,10 @@ from ckptools.errors import CkptoolsError
 from ckptools.files.location import path_of
 from ckptools.ls.record import CheckpointRow, LeftOverRow, LookedInto, seconds_of
 from ckptools.ls.search import Opened
+from ckptools.model.causes import causes_of, without_consequences
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Problem
-from ckptools.model.verdict import Verdict, causes_of, without_consequences
+from ckptools.model.verdict import Verdict
 from ckptools.text import and_others, moment_utc
 from ckptools.training_state.sections import sections_of_kind
 from ckptools.training_state.steps import step_in

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckptools.dtypes import ITEMSIZE
+from ckptools.model.causes import causes_of, consequences_of
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import cover_problem
 from ckptools.model.problems import Code, Problem
@@ -18,7 +19,7 @@ from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import KeyPath, fqn_of, tensors_in
 from ckptools.model.values import Lost
-from ckptools.model.verdict import Depth, Verdict, causes_of
+from ckptools.model.verdict import Depth, Verdict
 from ckptools.text import few, named_ranks, plural
 from ckptools.training_state.optimizers import Optimizer, optimizers_of
 from ckptools.training_state.rank_values import Shared, is_own
@@ -50,7 +51,8 @@ def _judged(ck: Checkpoint, problems: Sequence[Problem], depth: Depth) -> Verdic
         blocked = any(stands_in_the_way(ck, p) for p in wrong)
         recoverable = None if whole is None else whole or not (blocked or _has_gaps(ck))
     lost = lost_with_files(ck, wrong) if whole is False and recoverable else ()
-    return Verdict(whole, recoverable, joinable, depth, _extent(ck, more), causes_of(problems), lost)
+    causes, following = causes_of(problems), consequences_of(problems)
+    return Verdict(whole, recoverable, joinable, depth, _extent(ck, more), causes, lost, following)
 
 
 def _has_gaps(ck: Checkpoint) -> bool:

@@ -19,7 +19,7 @@ from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.tensor_io.stream import MANIFEST_SCHEMA, file_digest, tensor_digest
-from ckptools.text import plural, size
+from ckptools.text import duration, plural, size
 from ckptools.training_state.sections import sections_of_kind
 from ckptools.verify.record import Check, judged, skipped
 
@@ -60,7 +60,8 @@ def one_save(ck: Checkpoint) -> Check:
         text = f"files were written {apart / 3600:.1f} hours apart; they may be of two saves, or copied one by one"
         problems.append(Problem(Code.MIXED_SAVES, text, severity="warning"))
     span = f"{size(sizes[0])} to {size(sizes[-1])}" if len(sizes) > 1 else size(sizes[0]) if sizes else "no size"
-    return judged("one save", problems, f"{plural(len(here), 'file')} of {span}, written within {apart:.0f} s")
+    within = f", written within {duration(apart)}" if apart >= 1 else ""
+    return judged("one save", problems, f"{plural(len(here), 'file')} of {span}{within}")
 
 
 def _left_over(ck: Checkpoint) -> Iterator[Problem]:

@@ -1,13 +1,16 @@
-"""The record of `verify` as text, as JSON and as HTML: its verdict, and a row for each check and kind of problem."""
+"""The record of `verify` as text, as JSON and as HTML: its verdict, the causes behind it, and a row for each check."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING
 
-from ckptools.display.lines import fold
+from ckptools.display.lines import cause_lines
 from ckptools.display.record_json import to_json
-from ckptools.display.tables import PIPE, Column, Screen, table
+from ckptools.display.tables import PIPE, Column, Screen, table, wrapped
+from ckptools.model.causes import causes_of, consequences_of, plural_of, without_consequences
+from ckptools.model.problems import Problem
 from ckptools.model.records import to_dict
 from ckptools.text import plural, size
 from ckptools.verify.record import Check, Verification
@@ -19,19 +22,26 @@ COLUMNS = (Column("check"), Column("result", verdict=True), Column("detail"))
 
 
 def verification_text(found: Verification, screen: Screen = PIPE) -> str:
-    """Render a table with a row for each check and each kind of problem, and the verdict below it."""
-    rows = [row for check in found.checks for row in check_rows(check)]
-    return "\n".join([*table(COLUMNS, rows, Screen(screen.width, None)), found.verdict.headline, summary(found)])
+    """Render the verdict, the causes behind the problems, a row for each check, and the cost."""
+    causes = cause_lines(causes_of(found.problems), consequences_of(found.problems), screen, screen.rows)
+    checks = table(COLUMNS, check_rows(found.checks), Screen(screen.width, None))
+    return "\n".join([*wrapped("", found.verdict.headline, screen), *causes, "", *checks, summary(found)])
 
 
-def check_rows(check: Check) -> Iterator[tuple[str, str, str]]:
-    """The detail of a check without problems, else its problems."""
-    folded = fold(check.problems)
-    if not folded:
-        yield check.name, check.result, check.detail
-    for n, problem in enumerate(folded):
-        words = (problem.code, problem.where, problem.message)
-        yield check.name if n == 0 else "", check.result if n == 0 else "", "  ".join(w for w in words if w)
+def check_rows(checks: Sequence[Check]) -> list[tuple[str, str, str]]:
+    """Each check with the causes that it found in a few words, or else how much was checked."""
+    problems = [problem for check in checks for problem in check.problems]
+    causes = set(without_consequences(problems))
+    return [(check.name, check.result, _found_by(check, causes) or check.detail) for check in checks]
+
+
+def _found_by(check: Check, causes: Set[Problem]) -> str:
+    """The causes that a check found, then what it found that follows from others'."""
+    own = causes_of((p for p in check.problems if p in causes), ("error", "warning", "note"))
+    following = Counter(p.kind for p in dict.fromkeys(check.problems) if p not in causes)
+    words = [f"{cause.code} {cause.text}" for cause in own]
+    words += [f"{kind.code} {plural_of(count, kind)}, as files are lost" for kind, count in following.items()]
+    return "; ".join(words)
 
 
 def summary(found: Verification) -> str:
@@ -41,7 +51,8 @@ def summary(found: Verification) -> str:
     parts = [f"{plural(failed, 'check')} failed" if failed else "no check failed"]
     parts += [plural(warned, "warning")] if warned else []
     parts += [f"{plural(found.ignored, 'problem')} ignored"] if found.ignored else []
-    return f"{', '.join(parts)}; {size(found.bytes_read)} read for checksums and values, {found.seconds:.2f} s"
+    read = f"{size(found.bytes_read)} read" if found.bytes_read else "nothing read"
+    return f"{', '.join(parts)}; {read} for checksums and values, {found.seconds:.2f} s"
 
 
 def verification_json(found: Verification) -> str:
@@ -64,17 +75,19 @@ def verification_json(found: Verification) -> str:
 
 
 def verification_html(found: Verification) -> str:
-    """Render the verdict, and a row for each check and each kind of problem."""
-    from ckptools.display.page import DICTS, Page
+    """Render the verdict, the causes behind the problems, and a row for each check."""
+    from ckptools.display.page import DICTS, MARKS, Page
+    from ckptools.display.record_html import problem_table
 
     page = Page(DICTS)
     page.line(str(found.path))
-    page.line(summary(found), "good" if found.ok else "bad")
+    page.line(found.verdict.headline, MARKS[found.verdict.level])
+    problem_table(page, found.problems)
     check_table(page, "", found.checks, opened=True)
+    page.line(summary(found), "dim")
     return page.html()
 
 
 def check_table(page: Page, title: str, checks: Sequence[Check], opened: bool) -> None:
-    """Add a table with a row for each check and each kind of problem."""
-    cells = [row for check in checks for row in check_rows(check)]
-    page.table(title or plural(len(checks), "check"), COLUMNS, cells, opened=opened)
+    """Add a table with a row for each check."""
+    page.table(title or plural(len(checks), "check"), COLUMNS, check_rows(checks), opened=opened)

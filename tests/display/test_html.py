@@ -129,7 +129,7 @@ def test_a_tensor_is_shown_by_its_values_or_else_by_its_shards(values):
 
 def test_no_problems_are_no_table():
     reader = Reader(rows_html(Rows()))
-    assert (reader.text[-1], "table" in reader.tags) == ("no rows", False)
+    assert (reader.text[-1], "table" in reader.tags) == ("none", False)
 
 
 def test_nothing_is_opened_to_show_it():

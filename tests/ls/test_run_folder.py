@@ -18,8 +18,9 @@ from ckptools.errors import ReadError, UnknownFormatError, UsageError
 from ckptools.ls.record import CheckpointRow, RunFolder
 from ckptools.ls.rows import NO_MODEL, judged
 from ckptools.ls.text import run_folder_text
+from ckptools.model.causes import causes_of
 from ckptools.model.problems import Code, Problem
-from ckptools.model.verdict import Verdict, causes_of
+from ckptools.model.verdict import Verdict
 from ckptools.training import CreateOptions, ModelSize
 from ckptools.training.options import ResumeOptions
 from tests.display.made import HOSTILE

@@ -1,0 +1,87 @@
+"""Problems are grouped by what is behind them: each cause once, with the way out, and what follows from it apart."""
+
+from __future__ import annotations
+
+import pytest
+
+from ckptools.model.causes import REMEDIES, causes_of, consequences_of
+from ckptools.model.problems import Code, Problem
+from tests.display.made import missing
+
+
+def gaps(*ranks: int | None) -> list[Problem]:
+    return [Problem(Code.TENSOR_GAP, f"gap [{n}:9]", rank, f"w{n}") for n, rank in enumerate(ranks)]
+
+
+def said(*problems: Problem) -> list[tuple[str, str]]:
+    return [(cause.where, cause.what) for cause in causes_of(problems)]
+
+
+def test_63_missing_ranks_are_one_cause_with_the_rank_as_a_letter():
+    lost = [
+        Problem(Code.FILE_MISSING, f"no file __{n}_0.distcp, which holds w{n}.step and {n} more", n)
+        for n in range(1, 64)
+    ]
+    assert said(*lost) == [("ranks 1..63", "no file __R_0.distcp")]
+    assert causes_of(lost)[0].remedy.startswith("put the files of ranks 1..63 beside the others;")
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (["ep0-ba1-rank0.pt", "ep0-ba1-rank1.pt", "ep0-ba1-rank12.pt"], "ep0-ba1-rankR.pt"),
+        (["mp_rank_00.pt", "mp_rank_01.pt", "mp_rank_12.pt"], "mp_rank_R.pt"),
+        (["a0.pt", "b1.pt", "c12.pt"], "a0.pt (and 2 more)"),
+        (["r0-0.pt", "r1-1.pt", "r12-12.pt"], "r0-0.pt (and 2 more)"),
+    ],
+)
+def test_a_letter_stands_for_the_rank_only_where_that_gives_every_name(names, shown):
+    lost = [Problem(Code.FILE_MISSING, name, rank) for name, rank in zip(names, (0, 1, 12), strict=True)]
+    assert said(*lost) == [("ranks 0, 1, 12", shown)]
+
+
+def test_one_missing_rank_keeps_its_words():
+    assert said(*missing(201)) == [("rank 201", "no file ep0-ba12000-rank201.pt")]
+
+
+def test_gaps_where_a_file_is_lost_are_counted_as_its_consequence_and_no_cause():
+    cut = Problem(Code.FILE_CUT, "cut", 2)
+    (following,) = consequences_of([*gaps(2, 3, None), cut, *missing(3)])
+    assert [cause.code for cause in causes_of([*gaps(2, 3, None), cut, *missing(3)])] == ["CK002", "CK001"]
+    assert (following.code, following.causes, following.text) == ("CK101", ("CK002", "CK001"), "3 tensors have gaps")
+    assert following.first == "CK101  rank 2  w0  gap [0:9]"
+
+
+def test_gaps_of_another_rank_follow_from_nothing():
+    found = [*gaps(2), *missing(3)]
+    assert (consequences_of(found), [cause.code for cause in causes_of(found)]) == ((), ["CK001", "CK101"])
+
+
+def test_problems_of_one_code_with_other_words_are_causes_of_their_own():
+    twice, none = (Problem(Code.PARAM_GROUPS, text, None, "w") for text in ("is in two param groups", "is in none"))
+    assert [what for _, what in said(twice, none)] == ["is in two param groups", "is in none"]
+
+
+def test_numbers_positions_and_checksums_make_no_other_cause():
+    differ = [
+        Problem(Code.COPIES_DIFFER, f"[{n}:9, 0:{n}]: copies differ (rank 1: 2d0{n}384e)", 1, f"w{n}", ranks=(1,))
+        for n in range(40)
+    ]
+    assert [where for where, _ in said(*differ)] == ["rank 1, w0 and 39 other tensors"]
+    assert causes_of(differ)[0].remedy.startswith("copy the file of rank 1 again from where it was saved")
+
+
+def test_two_swapped_files_are_one_suspicion():
+    named = [Problem(Code.NAME_CONTRADICTS, f"rank{a}.pt holds rank {b}", a) for a, b in ((1, 2), (2, 1))]
+    assert said(*named)[0][1].endswith("the two files seem to have changed places")
+    assert said(named[0], Problem(Code.NAME_CONTRADICTS, "rank2.pt holds rank 3", 2))[0][1].endswith("(and 1 more)")
+
+
+def test_every_error_and_warning_ends_in_what_to_do():
+    assert {kind for kind in Code if kind.severity != "note"} == set(REMEDIES)
+    assert not any("{files}" in causes_of([Problem(kind, "x", 1)])[0].remedy for kind in REMEDIES)
+
+
+def test_a_forged_message_stays_on_its_line():
+    forged = Problem(Code.STRAY_FILE, "x\nwhole: all is well", 1, "w\x1b[2J")
+    assert said(forged) == [("rank 1, w\\x1b[2J", "x\\nwhole: all is well")]
