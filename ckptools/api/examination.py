@@ -13,40 +13,37 @@ from typing import Any
 
 from ckptools.api.checkpoint import Checkpoint
 from ckptools.api.opening import checkpoints_in, open
-from ckptools.display.lines import cause_words
 from ckptools.display.next_command import command_arguments, next_command, quoted
-from ckptools.doctor.record import FACTS, IN_STEP, LOADS, NEWEST, WHOLE, Diagnosis, Finding
+from ckptools.doctor.answers import facts_finding, in_step_finding, values_finding, whole_finding
+from ckptools.doctor.record import LOADS, NEWEST, WHOLE, Diagnosis, Finding
 from ckptools.errors import CkptoolsError, ReadError, SeveralError
 from ckptools.files.location import check_path, location, path_of, real_path
 from ckptools.formats.rank_search.rank_names import parse
 from ckptools.ls import listing
 from ckptools.ls.record import RunFolder
-from ckptools.model.causes import causes_of, consequences_of
-from ckptools.model.problems import Code, Problem
 from ckptools.model.records import Rows
 from ckptools.model.verdict import Verdict
-from ckptools.text import and_others, few, plural, size
-from ckptools.training_state.steps import contradiction, step_in
-from ckptools.verify.record import Check, Verification
-from ckptools.verify.training_checks import LOST
+from ckptools.text import few, plural, size
+from ckptools.training_state.steps import step_in
+from ckptools.verify.record import Verification
 
 MOST = 3
-"""Problems that an answer names, and commands that are proposed."""
-
-COMPARING = ("step counters", "lr: scheduler = groups")
-IN_STEP_CHECKS = ("optimizer covers params", *COMPARING)
-CONTRADICTIONS = (Code.NAME_CONTRADICTS, Code.MIXED_SAVES, Code.METADATA_CONTRADICTS, Code.WORLD_SIZES_DISAGREE)
+"""Names in an answer, and commands that are proposed."""
 
 
 def doctor(
-    path: str | Path | Sequence[str | Path], to: Any = None, on_found: Callable[[Path], None] | None = None, **how: Any
+    path: str | Path | Sequence[str | Path],
+    to: Any = None,
+    on_found: Callable[[Path], None] | None = None,
+    deep: bool = False,
+    **how: Any,
 ) -> Diagnosis:
     """Answer the first questions about a checkpoint, a run or a file that cannot be opened; see `ckptools.doctor`."""
     started = time.perf_counter()
     if not isinstance(path, Iterable):
         check_path(path)
     paths = [path] if isinstance(path, (str, Path)) else list(path)
-    made = _Examination([location(one) for one in paths], to, how, on_found)
+    made = _Examination([location(one) for one in paths], to, how, on_found, deep)
     findings = list(made.findings())
     return Diagnosis(
         path=made.path,
@@ -67,6 +64,7 @@ class _Examination:
     to: Any
     how: Mapping[str, Any]
     on_found: Callable[[Path], None] | None
+    deep: bool
     commands: list[str] = field(default_factory=list)
     checkpoint: Checkpoint | None = None
     error: CkptoolsError | None = None
@@ -86,13 +84,17 @@ class _Examination:
         if self.checkpoint is None:
             yield from self._of_unreadable()
             return
-        verified = self.checkpoint.verify(jobs=self.how.get("jobs"))
+        verified = self.checkpoint.verify(deep=self.deep, values=self.deep, jobs=self.how.get("jobs"))
         self.verdict = verified.verdict
-        whole = _whole(verified, self.checkpoint)
-        newest, facts, in_step = self._newest(bool(whole.ok)), _facts(self.checkpoint, verified), _in_step(verified)
+        whole = whole_finding(verified, self.checkpoint)
+        newest, facts, in_step = (
+            self._newest(bool(whole.ok)),
+            facts_finding(self.checkpoint, verified),
+            in_step_finding(verified),
+        )
         loads = self._loads(self.checkpoint)
         self._propose(whole, verified)
-        yield from (whole, newest, facts, loads, in_step)
+        yield from (whole, *([values_finding(verified)] if self.deep else []), newest, facts, loads, in_step)
 
     def _open(self) -> None:
         """Open it; of a folder of several the newest whole one."""
@@ -191,7 +193,7 @@ class _Examination:
             self.commands.append(f"ckptools ls {quoted([str(self.run.path)])}")
         if not verified.ok:
             self.commands.insert(0, f"ckptools verify {named}")
-        else:
+        elif not self.deep:
             self.commands.insert(0, f"ckptools verify {named} --deep --values")
         following = next_command(self.checkpoint)
         if following is not None and following.name == "consolidate":
@@ -210,47 +212,6 @@ class _Examination:
             yield Finding(NEWEST, bool(newest), newest or "none", found)
         if newest:
             self.commands.insert(0, f"ckptools inspect {quoted([newest])}")
-
-
-def _whole(verified: Verification, checkpoint: Checkpoint) -> Finding:
-    errors = [problem for problem in verified.problems if problem.severity == "error"]
-    if errors or not verified.verdict.whole or not verified.verdict.joinable:
-        whole = None if verified.verdict.whole is None and not errors else False
-        unjoined = [p for p in verified.problems if p.kind is Code.TENSOR_NOT_JOINED]
-        return Finding(WHOLE, whole, verified.verdict.headline, _named(errors or unjoined))
-    files = next(check.detail for check in verified.checks if check.name == "files")
-    evidence = f"{checkpoint.path}: {files}; every rank read, no checksums (--deep)"
-    return Finding(WHOLE, True, verified.verdict.headline, evidence)
-
-
-def _named(problems: Sequence[Problem]) -> str:
-    """The causes behind problems, then what follows from lost files."""
-    lines = [f"{cause.code} {cause_words(cause)}" for cause in causes_of(problems)]
-    following = [one.text for one in consequences_of(problems)]
-    return "; ".join([*lines[:MOST], *following]) + and_others(len(lines) - MOST)
-
-
-def _facts(checkpoint: Checkpoint, verified: Verification) -> Finding:
-    step, world = checkpoint.step, checkpoint.world_size
-    found = [problem for problem in verified.problems if problem.kind in CONTRADICTIONS]
-    facts = [f"step {step.value}: {', '.join(step.sources)}"] if step.value is not None else ["no file states a step"]
-    facts += [f"world size {world.words}: {', '.join(world.sources)}"] if world.value is not None else []
-    if found or not step.agree or not world.agree:
-        wrong = [] if step.agree else [contradiction(step)]
-        return Finding(FACTS, False, "no", "; ".join([*wrong, *([_named(found)] if found else [])]) or "; ".join(facts))
-    return Finding(FACTS, True if step.value is not None else None, "yes", "; ".join(facts))
-
-
-def _in_step(verified: Verification) -> Finding:
-    checks = [check for check in verified.checks if check.name in IN_STEP_CHECKS]
-    found = [problem for check in checks if check.result in ("FAIL", "warn") for problem in check.problems]
-    wrong = [problem for problem in found if problem.kind is not Code.OPTIMIZER_STATE_UNNAMED]
-    if found:
-        return Finding(IN_STEP, False if wrong else None, "no" if wrong else "not known", _named(wrong or found))
-    done: list[Check] = [check for check in checks if check.result == "ok" and check.name in COMPARING]
-    if not done or any(check.detail.startswith(LOST) for check in checks):
-        return Finding(IN_STEP, None, "not known", "; ".join(f"{check.name}: {check.detail}" for check in checks))
-    return Finding(IN_STEP, True, "yes", "; ".join(f"{check.name}: {check.detail}" for check in done))
 
 
 def _what_is(path: Path) -> tuple[str, str]:

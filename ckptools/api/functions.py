@@ -114,6 +114,7 @@ def doctor(
     path: str | Path | Sequence[str | Path],
     to: Any = None,
     *,
+    deep: bool = False,
     only_this_file: bool = False,
     follow_symlinks: bool = False,
     jobs: int | None = None,
@@ -128,7 +129,7 @@ def doctor(
     It asks `verify`, `checkpoints_in` and, with `to`, `match`. What cannot be opened has an answer too.
 
     The arguments are those of `open`; of a folder of several the newest whole one is looked at. `to` is what it should
-    load into, as `Checkpoint.match` takes it; None leaves that out.
+    load into, as `Checkpoint.match` takes it; None leaves that out. `deep` reads every byte, for checksums and values.
 
     Raises:
         UsageError: options that do not fit together.

@@ -10,14 +10,15 @@ from ckptools.model.records import Rows, displayed
 from ckptools.model.verdict import Verdict
 from ckptools.text import clip_middle, few
 
-WHOLE, NEWEST, FACTS, LOADS, IN_STEP = (
+WHOLE, VALUES, NEWEST, FACTS, LOADS, IN_STEP = (
     "whole?",
+    "bytes and values right?",
     "newest whole here?",
     "do step, name and world size agree?",
     "does it load?",
     "optimizer and scheduler in step?",
 )
-"""The questions, in their order."""
+"""The questions, in their order; the second is asked where every byte is read."""
 
 
 @displayed

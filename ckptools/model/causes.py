@@ -66,6 +66,8 @@ REMEDIES = {
     Code.TENSOR_NOT_JOINED: "give what the message names; --allow-missing leaves such tensors out",
     Code.MODEL_PART_MISSING: "put the missing part beside it",
     Code.NOT_FINITE: EARLIER,
+    Code.ZEROS: EARLIER,
+    Code.VALUES_ODD: "compare with an earlier checkpoint: ckptools diff --values",
     Code.NO_OPTIMIZER_STATE: "freeze it when you resume, or expect its moments to begin at zero",
     Code.STEPS_DISAGREE: "compare with an earlier checkpoint: ckptools diff",
     Code.LEARNING_RATES_DISAGREE: "set the learning rate by hand when you resume",

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from math import inf, ldexp, sqrt
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from ckptools.model.tensor import Tensor
 from ckptools.stats.passes import Values, numbers, over
 from ckptools.stats.reading import MeasuredPart, ReadableSources, of_rank, readable
 from ckptools.stats.record import BINS, Statistics, Stats, with_totals
+from ckptools.stats.suspects import suspects
 from ckptools.tensor_io.elements import BAND, Piece, buffer
 from ckptools.tensor_io.numbers import sum_of_squares
 from ckptools.tensor_io.threads import Progress
@@ -32,7 +34,7 @@ def tensor_stats(tensor: Tensor, name: str = "", histogram: bool = False, rank: 
     """Compute the figures of one tensor, or of one rank's part of it; a histogram reads it twice."""
     whole = MeasuredPart(name, "", tensor)
     part = whole if rank is None else of_rank(whole, rank, tensor.on_rank(rank))
-    return statistics(Path(), [part], histogram, 1).rows[0]
+    return statistics(Path(), [part], histogram, 1, look=False).rows[0]
 
 
 def statistics(
@@ -41,10 +43,12 @@ def statistics(
     histogram: bool,
     jobs: int | None = None,
     progress: Progress | None = None,
+    look: bool = True,
 ) -> Statistics[Stats]:
     """Compute the figures of tensors or parts of them, tied ones once; each row says what cannot be read.
 
-    A histogram reads them twice. `progress` is called with bytes read and the tensor they are of.
+    A histogram reads them twice, and `look` reads what stands out again, to say where. `progress` is called with bytes
+    read and the tensor they are of.
     """
     started = time.perf_counter()
     readables = [readable(part) for part in parts]
@@ -62,7 +66,8 @@ def statistics(
     floats = [s for s, a in zip(sums, arrays, strict=True) if a and is_floating(a[0].dtype)]
     l2 = (reduce(merged, floats, NOTHING).l2 or 0.0) if whole else None
     elements, nonfinite = sum(row.elements for row in rows), sum(row.nonfinite for row in rows)
-    return with_totals(path, "values", rows, started, sum(one.nbytes for one in found), elements, nonfinite, l2)
+    odd = suspects(parts, rows) if look else ()
+    return with_totals(path, "values", rows, started, sum(one.nbytes for one in found), elements, nonfinite, l2, odd)
 
 
 def _row(part: MeasuredPart, one: ReadableSources, sums: Sums, counts: tuple[int, ...] | None, problem: str) -> Stats:
@@ -86,6 +91,7 @@ def _row(part: MeasuredPart, one: ReadableSources, sums: Sums, counts: tuple[int
         sums.inf,
         counts,
         problem or one.problem,
+        sums.denormal,
     )
 
 
@@ -123,6 +129,7 @@ class Sums:
         mean: their mean, times two to the power of -`scale`.
         m2: sum of their squared deviations from the mean, times two to the power of -2 * `scale`.
         low: the smallest; None if there is none.
+        denormal: those of float32 and float64 that are smaller than any normal number, and not zero.
     """
 
     count: int = 0
@@ -134,6 +141,7 @@ class Sums:
     zeros: int = 0
     nan: int = 0
     inf: int = 0
+    denormal: int = 0
 
     @property
     def elements(self) -> int:
@@ -164,7 +172,7 @@ class Sums:
         """Scale the sums as if each element occurred `times` times."""
         if times == 1:
             return self
-        counts = {name: getattr(self, name) * times for name in ("count", "zeros", "nan", "inf", "m2")}
+        counts = {name: getattr(self, name) * times for name in ("count", "zeros", "nan", "inf", "denormal", "m2")}
         return replace(self, **counts)
 
     def _unscaled(self, value: float) -> float:
@@ -195,6 +203,7 @@ def merged(a: Sums, b: Sums) -> Sums:
         a.zeros + b.zeros,
         a.nan + b.nan,
         a.inf + b.inf,
+        a.denormal + b.denormal,
     )
 
 
@@ -219,11 +228,23 @@ def _sums_of(values: Values) -> Sums:
         if not len(values):
             return Sums(nan=nan, inf=infinite)
         low, high = values.min(), values.max()
-    zeros = 0
-    if low <= 0 <= high:
-        zeros = int(np.count_nonzero(np.equal(values, 0, out=buffer("flags", len(values), "?"))))
+    zeros, denormal = _smallest(values, low, high)
     mean, m2, scale = _deviations(values, float(low), float(high))
-    return Sums(len(values), mean, m2, scale, low.item(), high.item(), zeros, nan, infinite)
+    return Sums(len(values), mean, m2, scale, low.item(), high.item(), zeros, nan, infinite, denormal)
+
+
+def _smallest(values: Values, low: Any, high: Any) -> tuple[int, int]:
+    """Count zeros, and floats that are smaller than any normal number of their dtype."""
+    flags = buffer("flags", len(values), "?")
+    if values.dtype.kind != "f":
+        return int(np.count_nonzero(np.equal(values, 0, out=flags))) if low <= 0 <= high else 0, 0
+    normal = np.finfo(values.dtype).tiny
+    if low >= normal or high <= -normal:
+        return 0, 0
+    np.less(np.abs(values, out=buffer("sizes", len(values), values.dtype.str[1:])), normal, out=flags)
+    small = int(np.count_nonzero(flags))
+    zeros = int(np.count_nonzero(np.equal(values, 0, out=flags))) if small else 0
+    return zeros, small - zeros
 
 
 def _deviations(values: Values, low: float, high: float) -> tuple[float, float, int]:

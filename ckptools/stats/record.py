@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
+from ckptools.model.problems import Severity
 from ckptools.model.records import MAX_LINE, Rows, as_html, displayed, to_dict
 from ckptools.model.regions import Ints
 from ckptools.text import clip, clip_middle, count, plural
@@ -15,6 +16,8 @@ from ckptools.text import clip, clip_middle, count, plural
 Row = TypeVar("Row")
 
 Kind = Literal["values", "moments", "dead rows"]
+
+Oddity = Literal["not finite", "all zero", "zeros", "dead rows", "denormal", "out of line", "copy"]
 
 BINS = 32
 """Number of bins of a histogram, equally wide from the smallest element to the largest."""
@@ -35,6 +38,7 @@ class Stats:
         zeros: number of zeros, of either sign.
         histogram: number of finite elements in each of `BINS` bins; None if not requested.
         problem: why figures are missing or incomplete; empty if they are not.
+        denormal: number of elements of float32, bfloat16 or float64 below the smallest normal number, zeros apart.
     """
 
     name: str
@@ -55,6 +59,7 @@ class Stats:
     inf: int = 0
     histogram: tuple[int, ...] | None = None
     problem: str = ""
+    denormal: int = 0
 
     @property
     def nonfinite(self) -> int:
@@ -136,6 +141,27 @@ class DeadRows:
 
 @displayed
 @dataclass(frozen=True)
+class Suspect:
+    """A tensor that is worth a look.
+
+    Attributes:
+        rank: the rank whose part it is; None for the whole tensor.
+        severity: an error is not finite, or zero where it should not be.
+        words: what stands out, in a line: `1 NaN, first at [12, 4031]`.
+    """
+
+    name: str
+    rank: int | None
+    what: Oddity
+    severity: Severity
+    words: str
+
+    def _summary(self) -> str:
+        return f"{self.name}: {self.words}"
+
+
+@displayed
+@dataclass(frozen=True)
 class Statistics(Generic[Row]):
     """The result of `stats`: a row for each tensor, and totals.
 
@@ -144,6 +170,7 @@ class Statistics(Generic[Row]):
         l2: root of the sum of squares of all finite elements of floating-point tensors, tied ones counted once; None if
             not all could be read, for figures by rank, and for other kinds of rows.
         incomplete: number of rows with a problem, whose figures are missing or incomplete.
+        suspects: of values, what is worth a look, the worst first.
     """
 
     path: Path
@@ -156,6 +183,12 @@ class Statistics(Generic[Row]):
     bytes_read: int
     seconds: float
     rows: Rows[Row]
+    suspects: Rows[Suspect] = field(default_factory=Rows)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong: all is finite, and nothing is zero that should not be."""
+        return not self.nonfinite and not any(one.severity == "error" for one in self.suspects)
 
     def _summary(self) -> str:
         odd = f", {self.nonfinite} NOT FINITE" if self.nonfinite else ""
@@ -177,7 +210,9 @@ def with_totals(
     elements: int,
     nonfinite: int = 0,
     l2: float | None = None,
+    suspects: Sequence[Suspect] = (),
 ) -> Statistics[Any]:
     """The record of some rows that were begun at a time of `perf_counter`."""
     wrong, seconds = sum(bool(row.problem) for row in rows), time.perf_counter() - started
-    return Statistics(path, of, len(rows), elements, l2, nonfinite, wrong, nbytes, seconds, Rows(rows))
+    found = Statistics(path, of, len(rows), elements, l2, nonfinite, wrong, nbytes, seconds, Rows(rows))
+    return replace(found, suspects=Rows(suspects))

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptools.display.tables import GAP, PIPE, Column, Screen, table, wrapped
 from ckptools.dtypes import short
-from ckptools.stats.record import DeadRows, Statistics, Stats
-from ckptools.text import count, encodable, first_few, plural, printable, shape
+from ckptools.model.records import grouped
+from ckptools.stats.record import DeadRows, Statistics, Stats, Suspect
+from ckptools.text import clip_middle, count, encodable, first_few, plural, printable, shape
 
 if TYPE_CHECKING:
     from ckptools.display.page import Page
@@ -18,6 +19,12 @@ NAME_ROOM = 30
 
 MAX_PROBLEMS = 5
 """At most this many rows with problems on a screen."""
+
+MAX_SUSPECTS = 20
+"""At most this many lines of what is worth a look on a screen."""
+
+MANY = 4
+"""So many suspects with the same words share a line."""
 
 BLOCKS, PLAIN = " ▁▂▃▄▅▆▇█", " .:-=+*#@"
 """Characters for a bin of a histogram, from empty to the fullest: Unicode and ASCII."""
@@ -37,8 +44,31 @@ def statistics_text(found: Statistics[Any], screen: Screen = PIPE, ascii: bool =
     fields, shown = fields_and_rows(found, ascii)
     left = found.tensors - len(rows)
     more = [f"{left} more (--limit 0 shows all)"] if left else []
-    lines = [*_table(fields, shown, screen), *_problems(rows, screen), "", *more, *summary(found)]
+    first = suspect_lines(found.suspects, screen)
+    lines = [*first, "", *_table(fields, shown, screen), *_problems(rows, screen), "", *more, *summary(found)]
     return "\n".join(lines).lstrip("\n")
+
+
+def suspect_lines(suspects: Sequence[Suspect], screen: Screen = PIPE) -> list[str]:
+    """What is worth a look, by name; several with the same words share a line."""
+    rows = suspect_cells(suspects)
+    shown = rows if screen.rows is None else rows[:MAX_SUSPECTS]
+    widest = max((len(name) for name, _ in shown), default=0)
+    room = min(widest, max(NAME_ROOM, (screen.width or widest + 100) // 2))
+    lines = [line for name, words in shown for line in wrapped(f"  {clip_middle(name, room):{room}}  ", words, screen)]
+    left = len(rows) - len(shown)
+    more = [f"  {left} more; all of them when piped, as in | less"] if left else []
+    return ["worth a look", *lines, *more] if rows else []
+
+
+def suspect_cells(suspects: Sequence[Suspect]) -> list[tuple[str, str]]:
+    """The name and the words of each; many with the same words are one."""
+    made = []
+    for same in grouped(suspects, lambda one: (one.what, one.severity, one.words)).values():
+        alone = same if len(same) < MANY else same[:1]
+        more = f" and {plural(len(same) - 1, 'other')}" if len(same) >= MANY else ""
+        made += [(printable(whose(one)) + more, one.words) for one in alone]
+    return made
 
 
 def fields_and_rows(found: Statistics[Any], ascii: bool = False) -> tuple[tuple[Field, ...], Sequence[Any]]:
@@ -119,8 +149,10 @@ def _dead_summary(found: Statistics[Any]) -> list[str]:
 
 
 def _odd(found: Statistics[Any]) -> list[str]:
-    """Numbers of elements that are not finite, and of rows with incomplete figures."""
-    finite = [f"{found.nonfinite} not finite" if found.nonfinite else "all finite"] if found.tensors else []
+    """Numbers of elements that are not finite, and of rows with incomplete figures; of what that was looked for."""
+    sections = list(dict.fromkeys(getattr(row, "section", "") or getattr(row, "optimizer", "") for row in found.rows))
+    of = f"{printable(sections[0])}: " if len(sections) == 1 and sections[0] else ""
+    finite = [f"{of}{f'{found.nonfinite} not finite' if found.nonfinite else 'all finite'}"] if found.tensors else []
     return [*finite, *([f"{found.incomplete} not read in full"] if found.incomplete else [])]
 
 
@@ -214,6 +246,12 @@ def statistics_html(found: Statistics[Any]) -> str:
     return page.html()
 
 
+def suspect_table(page: Page, suspects: Sequence[Suspect], title: str = "worth a look") -> None:
+    """Add what is worth a look, by name."""
+    rows = [(name, words) for name, words in suspect_cells(suspects)]
+    page.table(title, (Column("tensor", name=True), Column("what")), rows, opened=True)
+
+
 def statistics_table(page: Page, found: Statistics[Any], title: str = "") -> None:
     """Add a row for each tensor, the tensors not read in full, and a line of totals."""
     from ckptools.display.page import MAX_ROWS
@@ -221,6 +259,8 @@ def statistics_table(page: Page, found: Statistics[Any], title: str = "") -> Non
     fields, rows = fields_and_rows(found)
     cells = [[field.cell(row) for field in fields] for row in rows[:MAX_ROWS]]
     page.table(title or plural(len(rows), "row"), [field.column for field in fields], cells, len(rows), opened=True)
+    if found.suspects:
+        suspect_table(page, found.suspects)
     for row in [row for row in found.rows if row.problem][:MAX_PROBLEMS]:
         page.line(f"{whose(row)}: {row.problem}", "bad")
     for line in summary(found):

@@ -14,6 +14,7 @@ from ckptools.files.location import location
 from ckptools.files.opening import OpenFiles
 from ckptools.formats.open import with_all_ranks
 from ckptools.formats.shared.checkpoint_builder import KINDS
+from ckptools.keys.entries import EVERYTHING
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.model.records import Rows
@@ -147,6 +148,10 @@ def _pickles(ck: Checkpoint) -> Check:
     return judged("names in pickles", problems, f"{plural(len(ck.names), 'name')}; nothing was run")
 
 
+IN_LINE = "values in line"
+"""The check of values that are finite, and may be odd all the same."""
+
+
 class _ByteChecks:
     """The checks that read bytes, in threads; `damaged` are records that do not match their stated checksum."""
 
@@ -175,7 +180,25 @@ class _ByteChecks:
         self.damaged = {one.record for one, finding in zip(found, findings, strict=True) if finding.checksum}
         findings = stored_bytes.with_replicas(ck, found, stored_bytes.with_padding(ck, findings), self.damaged)
         unread = found_files.damaged_archives(ck, self.files) if deep else []
-        return [_checksums(found, findings, deep, unread), _finite(findings, values)]
+        return [_checksums(found, findings, deep, unread), _finite(findings, values), self.in_line(ck, values)]
+
+    def in_line(self, ck: Checkpoint, values: bool) -> Check:
+        """Look for what stands out of the model's values, other than what is not finite."""
+        if not values:
+            return skipped(IN_LINE, "not asked for; --values looks for zeros, denormals and values out of line")
+        from ckptools.stats.figures import statistics
+        from ckptools.stats.reading import parts_of
+
+        found = statistics(ck.path, parts_of(ck, EVERYTHING), False, self.jobs)
+        if not found.tensors:
+            return skipped(IN_LINE, "no tensors")
+        self.nbytes += found.bytes_read
+        odd = [one for one in found.suspects if one.what != "not finite"]
+        kinds = {"all zero": Code.ZEROS, "zeros": Code.ZEROS}
+        problems = [
+            Problem(kinds.get(one.what, Code.VALUES_ODD), one.words, one.rank, one.name, one.severity) for one in odd
+        ]
+        return judged(IN_LINE, problems, f"{plural(found.tensors, 'tensor')} of the model")
 
     def copies(self, ck: Checkpoint) -> Check:
         """Compare replicas byte for byte, and plain values that should be equal."""

@@ -15,10 +15,9 @@ import torch.distributed.checkpoint as dcp
 from typer.testing import CliRunner
 
 import ckptools
-from ckptools.api.examination import FACTS, IN_STEP, LOADS, NEWEST, WHOLE
 from ckptools.cli import app
 from ckptools.display.tables import Screen
-from ckptools.doctor.record import Diagnosis, Finding
+from ckptools.doctor.record import FACTS, IN_STEP, LOADS, NEWEST, WHOLE, Diagnosis, Finding
 from ckptools.doctor.text import diagnosis_text
 from ckptools.model.records import Rows
 from tests.display.made import HOSTILE
@@ -298,3 +297,18 @@ def test_links_are_followed_in_the_whole_run_where_that_is_asked_for(tmp_path):
     found = ckptools.doctor(tmp_path / "run" / "step-3", follow_symlinks=True)
     (row,) = [row for row in found.rows if row.question == "newest whole here?"]
     assert "2 checkpoints in" in row.evidence
+
+
+def test_what_is_worth_a_look_is_named_where_every_byte_is_read(tmp_path):
+    torch.manual_seed(0)
+    layers = {f"layers.{n}.up.weight": torch.randn(32, 32) for n in range(8)}
+    layers["layers.3.up.weight"].zero_()
+    torch.save({"model": layers}, tmp_path / "model.pt")
+    shallow, deep = (ckptools.doctor(tmp_path / "model.pt", deep=deep) for deep in (False, True))
+    assert (shallow.ok, deep.ok, "bytes and values right?" in [row.question for row in shallow.rows]) == (
+        True,
+        False,
+        False,
+    )
+    asked = next(row for row in deep.rows if row.question == "bytes and values right?")
+    assert asked.ok is False and "layers.3.up.weight: all zero, unlike 7 other layers" in asked.evidence

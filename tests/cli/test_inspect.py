@@ -172,7 +172,7 @@ def test_little_of_a_large_file_is_read(tmp_path):
 def test_a_missing_rank_is_named_first(tmp_path):
     code, out, _ = run(composer_copy(tmp_path, 0, 1, 2))
     assert code == 1
-    assert out.splitlines()[2:4] == ["NOT WHOLE: rank 3 missing", "  CK001  rank 3  no file ep0-ba5-rank3.pt"]
+    assert out.splitlines()[2:4] == ["NOT WHOLE: rank 3 missing", "  CK001  rank 3: no file ep0-ba5-rank3.pt"]
 
 
 def test_a_cut_rank_is_named_first(tmp_path):
@@ -181,7 +181,7 @@ def test_a_cut_rank_is_named_first(tmp_path):
     cut.write_bytes(cut.read_bytes()[:20_000])
     code, out, _ = run(path)
     assert code == 1
-    assert "NOT WHOLE: rank 2 cut short or damaged\n  CK002  rank 2  ep0-ba5-rank2.pt is cut short: 20000 bytes" in out
+    assert "NOT WHOLE: rank 2 cut short or damaged\n  CK002  rank 2: ep0-ba5-rank2.pt is cut short: 20000 bytes" in out
 
 
 def test_one_rank_alone_is_not_whole_and_is_shown(tmp_path):

@@ -38,22 +38,24 @@ def odd(tmp_path):
     return tmp_path / "m.pt"
 
 
-def test_nan_is_counted_said_and_no_failure(odd):
+def test_nan_is_named_first_and_counted_and_makes_the_exit_code_1(odd):
     code, out, err = run(odd)
-    lines = out.splitlines()
-    assert code == 0 and lines[0].split() == [
+    first, lines = out.splitlines()[:3], out.splitlines()[3:]
+    assert first == ["worth a look", "  a.w  1 NaN, 2 infinite, first at [0, 1]", ""]
+    assert code == 1 and lines[0].split() == [
         "name", "dtype", "shape", "rms", "l2", "min", "max", "mean", "std", "zeros", "non-finite",
     ]  # fmt: skip
     assert lines[2].split()[:1] == ["a.w"] and lines[2].endswith("1 NaN, 2 Inf")
     assert lines[3].split() == ["b", "fp32", "[9]", "0.5", "1.5", "0.5", "0.5", "0.5", "0", "0", "0"]
-    assert lines[-1] == "3 tensors, 22 elements, l2 16.92, 3 not finite"
+    assert lines[-1] == "3 tensors, 22 elements, l2 16.92, model: 3 not finite"
     assert "92 B of values read in" in err and "checksums not compared" in err
 
 
 def test_json_has_no_nan_and_every_figure(odd):
     code, out, _ = run(odd, "--json")
     answer = json.loads(out, parse_constant=pytest.fail)
-    assert code == 0 and answer["schema"] == "ckptools/stats/1" and answer["nonfinite"] == 3
+    assert code == 1 and answer["schema"] == "ckptools/stats/1" and answer["nonfinite"] == 3
+    assert [(one["name"], one["what"]) for one in answer["suspects"]] == [("a.w", "not finite")]
     first = answer["rows"][0]
     assert [first[name] for name in ("name", "nan", "inf", "zeros")] == ["a.w", 1, 2, 1]
     torch.save({"w": torch.full((3,), math.nan)}, odd)
@@ -171,7 +173,7 @@ def test_histograms_are_drawn_with_what_a_stream_can_write(odd):
     assert histogram((0, 1, 800, 400)) == " ▁█▄" and histogram((0, 1, 800, 400), ascii=True) == " .@="
     assert drawable("utf-8") and not drawable("ascii") and not drawable(None) and not drawable("latin-1")
     out = run(odd, "--hist")[1]
-    assert "█" in out and out.splitlines()[0].split() == ["name", "min", "histogram", "max", "non-finite"]
+    assert "█" in out and out.splitlines()[3].split() == ["name", "min", "histogram", "max", "non-finite"]
 
 
 def test_figures_are_short_and_shares_do_not_hide_a_single_element():
@@ -192,7 +194,10 @@ def test_odd_rows_of_every_kind_are_drawn(tmp_path):
     assert out.splitlines()[-1] == "1 matrix, 1 with dead rows"
     code, out, _ = run(tmp_path / "m.pt", "--moments")
     assert (
-        code == 0 and "lr*update/weight" in out and "with bias correction" in out and "1 parameter, all finite" in out
+        code == 0
+        and "lr*update/weight" in out
+        and "with bias correction" in out
+        and "1 parameter, optimizer: all finite" in out
     )
 
 

@@ -88,7 +88,7 @@ def test_they_are_consolidated_as_their_own_names_are(tmp_path, names):
 def test_a_rank_that_is_not_named_is_missing(tmp_path, names):
     found = copies(tmp_path, *names)
     done = CliRunner().invoke(app, ["inspect", str(found[0]), str(found[2])])
-    assert done.exit_code == 1 and "CK001  rank 1  none of the named files is of this rank" in done.stdout
+    assert done.exit_code == 1 and "CK001  rank 1: none of the named files is of this rank" in done.stdout
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify"])

@@ -44,8 +44,8 @@ def stats(
     Of the model, unless --section names another part. Values are streamed from the shards, each region once, and
     summed in float64; NaN and infinities are counted, and left out of all other figures.
 
-    Exit code: 0 answered (also where NaN was found), 1 some tensor could not be read in full, 2 usage (also a section
-    or a filter that nothing fits), 3 nothing could be read.
+    Exit code: 0 answered, 1 something is not finite, or zero where it should not be, or could not be read in full, 2
+    usage (also a section or a filter that nothing fits), 3 nothing could be read.
     """
     from ckptools.stats.reading import elsewhere
 
@@ -67,7 +67,7 @@ def stats(
         remark(f"why not all of it: ckptools verify {' '.join(paths)}")
     if not found.tensors:
         remark("; ".join(filter(None, ("no tensor of it is here", others))))
-    if found.incomplete:
+    if found.incomplete or not found.ok:
         raise SystemExit(1)
 
 

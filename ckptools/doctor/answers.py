@@ -1,0 +1,81 @@
+"""The answers of `doctor` that follow from `verify`: whole? bytes and values right? do the facts agree? in step?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ckptools.display.lines import cause_words
+from ckptools.doctor.record import FACTS, IN_STEP, VALUES, WHOLE, Finding
+from ckptools.model.causes import causes_of, consequences_of
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.problems import Code, Problem
+from ckptools.text import and_others
+from ckptools.training_state.steps import contradiction
+from ckptools.verify.record import Check, Verification
+from ckptools.verify.run import IN_LINE
+from ckptools.verify.training_checks import LOST
+
+MOST = 3
+"""Causes that an answer names."""
+
+COMPARING = ("step counters", "lr: scheduler = groups")
+VALUE_CHECKS = ("checksums (CRC-32)", "finite values", IN_LINE)
+IN_STEP_CHECKS = ("optimizer covers params", *COMPARING)
+CONTRADICTIONS = (Code.NAME_CONTRADICTS, Code.MIXED_SAVES, Code.METADATA_CONTRADICTS, Code.WORLD_SIZES_DISAGREE)
+
+
+def whole_finding(verified: Verification, checkpoint: Checkpoint) -> Finding:
+    """Whether all is here, and the causes where it is not."""
+    errors = [problem for problem in verified.problems if problem.severity == "error"]
+    if errors or not verified.verdict.whole or not verified.verdict.joinable:
+        whole = None if verified.verdict.whole is None and not errors else False
+        unjoined = [p for p in verified.problems if p.kind is Code.TENSOR_NOT_JOINED]
+        return Finding(WHOLE, whole, verified.verdict.headline, _named(errors or unjoined))
+    files = next(check.detail for check in verified.checks if check.name == "files")
+    depth = "every byte read" if verified.verdict.depth == "bytes" else "every rank read, no checksums (--deep)"
+    evidence = f"{checkpoint.path}: {files}; {depth}"
+    return Finding(WHOLE, True, verified.verdict.headline, evidence)
+
+
+def values_finding(verified: Verification) -> Finding:
+    """What is wrong with bytes and values, or worth a look, by name."""
+    checks = [check for check in verified.checks if check.name in VALUE_CHECKS]
+    found = [problem for check in checks for problem in check.problems]
+    if found:
+        wrong = any(problem.severity == "error" for problem in found)
+        return Finding(VALUES, False if wrong else None, "no" if wrong else "worth a look", _named(found))
+    looked = [check for check in checks if check.result == "ok"]
+    answer = (True, "yes") if looked else (None, "not known")
+    return Finding(VALUES, *answer, "; ".join(f"{check.name}: {check.detail}" for check in looked or checks))
+
+
+def _named(problems: Sequence[Problem]) -> str:
+    """The causes behind problems, then what follows from lost files."""
+    lines = [f"{cause.code} {cause_words(cause)}" for cause in causes_of(problems)]
+    following = [one.text for one in consequences_of(problems)]
+    return "; ".join([*lines[:MOST], *following]) + and_others(len(lines) - MOST)
+
+
+def facts_finding(checkpoint: Checkpoint, verified: Verification) -> Finding:
+    """Whether step, name and world size agree."""
+    step, world = checkpoint.step, checkpoint.world_size
+    found = [problem for problem in verified.problems if problem.kind in CONTRADICTIONS]
+    facts = [f"step {step.value}: {', '.join(step.sources)}"] if step.value is not None else ["no file states a step"]
+    facts += [f"world size {world.words}: {', '.join(world.sources)}"] if world.value is not None else []
+    if found or not step.agree or not world.agree:
+        wrong = [] if step.agree else [contradiction(step)]
+        return Finding(FACTS, False, "no", "; ".join([*wrong, *([_named(found)] if found else [])]) or "; ".join(facts))
+    return Finding(FACTS, True if step.value is not None else None, "yes", "; ".join(facts))
+
+
+def in_step_finding(verified: Verification) -> Finding:
+    """Whether optimizer, scheduler and training count the same steps and learning rates."""
+    checks = [check for check in verified.checks if check.name in IN_STEP_CHECKS]
+    found = [problem for check in checks if check.result in ("FAIL", "warn") for problem in check.problems]
+    wrong = [problem for problem in found if problem.kind is not Code.OPTIMIZER_STATE_UNNAMED]
+    if found:
+        return Finding(IN_STEP, False if wrong else None, "no" if wrong else "not known", _named(wrong or found))
+    done: list[Check] = [check for check in checks if check.result == "ok" and check.name in COMPARING]
+    if not done or any(check.detail.startswith(LOST) for check in checks):
+        return Finding(IN_STEP, None, "not known", "; ".join(f"{check.name}: {check.detail}" for check in checks))
+    return Finding(IN_STEP, True, "yes", "; ".join(f"{check.name}: {check.detail}" for check in done))

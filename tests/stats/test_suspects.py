@@ -1,0 +1,157 @@
+"""What is worth a look is found by name, and stands in the first lines: cases that users of other tools reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import ckptools
+from ckptools.stats.record import Suspect
+from ckptools.stats.text import statistics_text
+
+LAYERS = 32
+ROLES = {"attn.o_proj.weight": (48, 48), "mlp.up_proj.weight": (64, 48), "mlp.down_proj.weight": (48, 64)}
+
+Model = dict[str, torch.Tensor]
+
+
+def healthy() -> Model:
+    torch.manual_seed(0)
+    made = {f"layers.{n}.{role}": torch.randn(*shape) * 0.02 for n in range(LAYERS) for role, shape in ROLES.items()}
+    norms = {f"layers.{n}.norm.{kind}": torch.ones(48) for n in range(LAYERS) for kind in ("weight",)}
+    biases = {f"layers.{n}.norm.bias": torch.zeros(48) for n in range(LAYERS)}
+    return {
+        "embed.weight": torch.randn(512, 48) * 0.02,
+        **made,
+        **norms,
+        **biases,
+        "output.weight": torch.randn(512, 48),
+    }
+
+
+def stats_of(folder: Path, model: Model) -> ckptools.Statistics:
+    torch.save({"model": model}, folder / "model.pt")
+    return ckptools.open(folder / "model.pt").stats()
+
+
+def found(folder: Path, model: Model) -> list[tuple[str, str, str, str]]:
+    return [(one.name, one.what, one.severity, one.words) for one in stats_of(folder, model).suspects]
+
+
+def one_nan(model: Model) -> str:
+    model["layers.17.mlp.down_proj.weight"][12, 31] = float("nan")
+    return "layers.17.mlp.down_proj.weight"
+
+
+def one_zeroed(model: Model) -> str:
+    model["layers.24.mlp.up_proj.weight"].zero_()
+    return "layers.24.mlp.up_proj.weight"
+
+
+def forty_fold(model: Model) -> str:
+    model["layers.30.attn.o_proj.weight"].mul_(40)
+    return "layers.30.attn.o_proj.weight"
+
+
+def denormals(model: Model) -> str:
+    """NVIDIA/Megatron-LM#1570."""
+    model["output.weight"][100:].mul_(1e-39)
+    return "output.weight"
+
+
+def eighteen_bad_values(model: Model) -> str:
+    """facebookresearch/metaseq#122: a few values of one shard."""
+    model["layers.9.mlp.down_proj.weight"].view(-1)[1000:1018] = 6e4
+    return "layers.9.mlp.down_proj.weight"
+
+
+def all_written_as_zeros(model: Model) -> str:
+    """deepspeedai/DeepSpeed#6791: a conversion that wrote zeros."""
+    for tensor in model.values():
+        tensor.zero_()
+    return "embed.weight"
+
+
+def a_tail_of_zeros(model: Model) -> str:
+    """A shard whose last 60 KB are zeros."""
+    model["embed.weight"].view(-1)[-15_370:] = 0
+    return "embed.weight"
+
+
+CASES: list[Callable[[Model], str]] = [
+    one_nan, one_zeroed, forty_fold, denormals, eighteen_bad_values, all_written_as_zeros, a_tail_of_zeros,
+]  # fmt: skip
+WRONG = (one_nan, one_zeroed, all_written_as_zeros, a_tail_of_zeros)
+
+
+@pytest.mark.parametrize("harm", CASES, ids=lambda harm: harm.__name__)
+def test_a_public_case_is_found_by_name_in_the_first_five_lines(tmp_path, harm):
+    model = healthy()
+    name = harm(model)
+    stats = stats_of(tmp_path, model)
+    assert any(name in line for line in statistics_text(stats).splitlines()[:5])
+    assert stats.ok == (harm not in WRONG)
+
+
+def test_nothing_of_a_healthy_model_is_worth_a_look(tmp_path):
+    assert found(tmp_path, healthy()) == []
+
+
+def test_three_harms_in_one_file_are_three_lines_and_the_worst_come_first(tmp_path):
+    model = healthy()
+    names = [harm(model) for harm in (forty_fold, one_zeroed, one_nan)]
+    assert found(tmp_path, model) == [
+        (names[2], "not finite", "error", "1 NaN, first at [12, 31]"),
+        (names[1], "all zero", "error", "all zero, unlike 31 other layers"),
+        (names[0], "out of line", "warning", found(tmp_path, model)[2][3]),
+    ]
+    assert "40 x its role in other layers" in found(tmp_path, model)[2][3]
+
+
+def test_a_run_of_zeros_says_how_long_it_is_and_where(tmp_path):
+    model = healthy()
+    a_tail_of_zeros(model)
+    model["layers.3.mlp.up_proj.weight"].view(-1)[500:1500] = 0
+    assert [words for *_, words in found(tmp_path, model)] == [
+        "the last 15,370 of 24,576 elements are zero",
+        "from 500 on 1,000 of 3,072 elements are zero",
+    ]
+
+
+def test_rows_of_zeros_are_dead_rows_and_no_error(tmp_path):
+    model = healthy()
+    model["embed.weight"][500:] = 0
+    ((name, what, severity, words),) = found(tmp_path, model)
+    assert (name, what, severity) == ("embed.weight", "dead rows", "warning")
+    assert words.startswith("12 rows of 512 all zero: 500, 501")
+
+
+def test_scattered_zeros_of_a_pruned_matrix_are_no_block(tmp_path):
+    model = healthy()
+    model["embed.weight"][torch.rand(512, 48) < 0.7] = 0
+    assert found(tmp_path, model) == []
+
+
+def test_a_layer_that_is_another_bit_for_bit_is_a_copy_and_a_tied_or_constant_one_is_none(tmp_path):
+    model = healthy()
+    model["layers.5.mlp.up_proj.weight"] = model["layers.4.mlp.up_proj.weight"].clone()
+    model["layers.8.mlp.up_proj.weight"] = model["layers.7.mlp.up_proj.weight"]
+    ((name, what, severity, words),) = found(tmp_path, model)
+    assert (name, what, severity) == ("layers.5.mlp.up_proj.weight", "copy", "warning")
+    assert words == "the same values as layers.4.mlp.up_proj.weight, bit for bit"
+
+
+def test_half_precision_has_small_numbers_of_its_own_that_are_no_denormals(tmp_path):
+    half = {name: tensor.half() for name, tensor in healthy().items()}
+    assert [one for one in found(tmp_path, half) if one[1] == "denormal"] == []
+
+
+def test_a_tensor_of_many_shards_is_looked_into_shard_by_shard(tmp_path):
+    for rank in range(2):
+        torch.save({"model": {"w": torch.full((4,), float("nan"))}, "rank": rank}, tmp_path / f"rank{rank}.pt")
+    stats = ckptools.open(tmp_path / "rank0.pt", only_this_file=True).stats()
+    assert [one.words for one in stats.suspects] == ["4 NaN, first at [0] (rank 0)"]
+    assert isinstance(stats.suspects[0], Suspect) and stats.to_dicts()[0]["denormal"] == 0
