@@ -3,16 +3,11 @@
 There is no script, because notebooks strip those of files that they do not trust. Every text is made printable and
 then escaped here, also our own. Colours are those of JupyterLab where it has some, else of the reader's light or dark
 scheme, and never the only sign: the words stay, and mean the same.
-
-A document stands alone: one file without network or script, which a program can read again. All of it is ASCII, other
-characters as references, so that no server, mail or editor can take it for another encoding. The answers that it shows
-lie in it as JSON, in elements that no browser runs, and a policy in its head forbids all that could run or load, should
-a name from a file ever get through.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
@@ -43,54 +38,26 @@ STYLE = """
 .ckpt{--ckpt-bad:#ff8a80;--ckpt-warn:#ffcc66;--ckpt-good:#81c995;--ckpt-dim:#a8adb3;--ckpt-rule:#70757a}}
 .ckpt{font-family:var(--jp-code-font-family,ui-monospace,monospace);font-size:12px;line-height:1.45;max-width:100%}
 .ckpt .wide{overflow-x:auto;max-width:100%}
-.ckpt table{border-collapse:collapse;margin:2px 0 8px 16px;table-layout:auto;width:auto;border:0;font-size:inherit}
-.ckpt th,.ckpt td{text-align:left;vertical-align:top;padding:1px 14px 1px 0;white-space:pre;border:0;
-max-width:none;font-variant-numeric:tabular-nums}
-.ckpt th{border-bottom:1px solid var(--jp-border-color1,var(--ckpt-rule));font-weight:normal;
+.ckpt.ckpt.ckpt table{border-collapse:collapse;margin:2px 0 8px 16px;table-layout:auto;width:auto;border:0;
+font-size:inherit}
+.ckpt.ckpt.ckpt th,.ckpt.ckpt.ckpt td{text-align:left;vertical-align:top;padding:1px 14px 1px 0;white-space:pre;
+border:0;max-width:none;font-variant-numeric:tabular-nums}
+.ckpt.ckpt.ckpt tr{background:none}
+.ckpt.ckpt.ckpt th{border-bottom:1px solid var(--jp-border-color1,var(--ckpt-rule));font-weight:normal;
 color:var(--jp-content-font-color2,var(--ckpt-dim))}
-.ckpt .n{text-align:right}
-.ckpt .w{white-space:pre-wrap;overflow-wrap:anywhere;min-width:28ch}
+.ckpt.ckpt.ckpt .n{text-align:right}
+.ckpt.ckpt.ckpt .w{white-space:pre-wrap;overflow-wrap:anywhere;min-width:28ch}
 .ckpt .line,.ckpt summary{white-space:pre-wrap;overflow-wrap:anywhere}
 .ckpt summary{cursor:pointer}
-.ckpt pre{margin:2px 0 8px 16px;padding:0;background:none;color:inherit;font:inherit;overflow-x:auto}
-.ckpt .bad{color:var(--jp-error-color1,var(--ckpt-bad));font-weight:bold}
-.ckpt .warn{color:var(--jp-warn-color0,var(--ckpt-warn))}
-.ckpt .good{color:var(--jp-success-color0,var(--ckpt-good))}
+.ckpt.ckpt.ckpt pre{margin:2px 0 8px 16px;padding:0;background:none;color:inherit;font:inherit;overflow-x:auto}
+.ckpt.ckpt.ckpt .bad{color:var(--jp-error-color1,var(--ckpt-bad));font-weight:bold}
+.ckpt.ckpt.ckpt .warn{color:var(--jp-warn-color0,var(--ckpt-warn))}
+.ckpt.ckpt.ckpt .good{color:var(--jp-success-color0,var(--ckpt-good))}
 .ckpt .dim{color:var(--jp-content-font-color2,var(--ckpt-dim))}
 </style>
 """.replace("\n", "")
-
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-"""The policy that lets the document use its own style and nothing else."""
-
-
-DOCUMENT_STYLE = """
-:root{color-scheme:light dark}
-body{margin:24px auto;padding:0 20px;max-width:1100px;font-family:system-ui,sans-serif;font-size:14px;line-height:1.5}
-h1{font-size:20px;margin:0 0 2px;overflow-wrap:anywhere}
-body .ckpt{font-size:13px}
-body .ckpt h2,body .ckpt>details>summary{font:600 15px/1.5 system-ui,sans-serif;margin:18px 0 4px}
-body .ckpt .ckpt-picture{margin:0 0 18px}
-body .ckpt>.dim:last-child{margin-top:24px}
-body .ckpt .verdict{font-family:system-ui,sans-serif;font-size:17px;margin:10px 0 4px;overflow-wrap:anywhere}
-body .ckpt svg{max-width:100%;height:auto}
-@media print{
-@page{margin:12mm}
-body{margin:0;padding:0;max-width:none;font-size:9pt}
-body .ckpt{font-size:7pt}
-body .ckpt h2,body .ckpt summary{break-after:avoid}
-body .ckpt tr,body .ckpt svg{break-inside:avoid}
-body .ckpt .wide,body .ckpt pre{overflow:visible}
-body .ckpt table{margin-left:0}
-body .ckpt td,body .ckpt th{padding-right:7px}
-body .ckpt .w{min-width:12ch}
-body .ckpt pre{white-space:pre-wrap;margin-left:0}
-details::details-content{content-visibility:visible;block-size:auto}
-}
-"""
-"""How the document looks. The style of its tables stands behind this, and gives way to `body .ckpt`; on paper folds are
-open, and what is wide goes on in the next line."""
-
+"""The style of every output. A class stands three times where the rules of JupyterLab for every table would outrank
+one (`:not(.jp-RenderedMarkdown).jp-RenderedHTMLCommon td`)."""
 
 WORDS = {
     "bad": ("FAIL", "BAD", "error", "NOT WHOLE", "NONE", "MISSING", "missing", "cut", "bad", "unreadable", "no: ",
@@ -120,16 +87,18 @@ NOTEBOOK = Limits()
 class Page:
     """The HTML of one output, which grows until its rows or bytes run out.
 
-    `rest` says how to see the rows that were left out, by the title of the table that lost some first.
+    `rest` says how to see the rows that were left out of a table, by its title. In a document (`headed`) titles are
+    headings, which `headings` lists by their id, and cells name their column, for narrow screens.
     """
 
-    def __init__(self, rest: Callable[[str], str] | str, limits: Limits = NOTEBOOK) -> None:
+    def __init__(self, rest: Callable[[str], str] | str, limits: Limits = NOTEBOOK, headed: bool = False) -> None:
         self.blocks = [STYLE]
         self.left_out = 0
+        self.headings: dict[str, str] = {}
+        self._headed = headed
         self._rest = rest
         self._rows = limits.rows
         self._nbytes = limits.nbytes - len(STYLE)
-        self._cut = ""
 
     def line(self, text: str, mark: str = "") -> None:
         """One line of text; `mark` is `bad`, `warn`, `good` or `dim`."""
@@ -153,8 +122,18 @@ class Page:
         """A picture that folds; its words where it is too large for what is left of the page."""
         fits = len(picture.svg.encode()) < self._nbytes // 2
         drawn = picture.svg if fits else f"<pre>{'<br>'.join(map(safe, picture.text.splitlines()))}</pre>"
-        opening = f"<details{' open' if opened else ''}><summary>{safe(picture.title)}</summary>"
-        self.drawing(f"{opening}{drawn}</details>")
+        self.drawing(f"{self._fold(picture.title, opened)}{drawn}</details>")
+
+    def heading(self, title: str) -> str:
+        """The heading of a part of a document, with an id; the title alone in a notebook."""
+        if not self._headed:
+            return safe(title)
+        name = f"part-{len(self.headings) + 1}"
+        self.headings[name] = title
+        return f'<h2 id="{name}">{safe(title)}</h2>'
+
+    def _fold(self, title: str, opened: bool) -> str:
+        return f"<details{' open' if opened else ''}><summary>{self.heading(title)}</summary>"
 
     def table(
         self,
@@ -163,34 +142,41 @@ class Page:
         rows: Sequence[Sequence[str]],
         total: int | None = None,
         opened: bool = False,
+        rest: str = "",
     ) -> None:
         """A table that folds, names left and numbers right; the title stands on the fold.
 
-        `total` is the number of its rows, where `rows` are only the first of them.
+        `total` is the number of its rows, where `rows` are only the first of them. A line below it counts those that
+        were left out, and says how to see them: `rest`, or what the page has for it.
         """
-        head = "".join(f"<th{_classes(column, '')}>{safe(column.title)}</th>" for column in columns)
         kept = list(self._that_fit(columns, rows))
         lost = (len(rows) if total is None else total) - len(kept)
-        self._cut = self._cut or (title if lost else "")
         self.left_out += lost
-        body = f'<div class="wide"><table><tr>{head}</tr>{"".join(kept)}</table></div>' if kept else ""
-        self.drawing(f"<details{' open' if opened else ''}><summary>{safe(title)}</summary>{body}</details>", len(body))
+        body = _table(columns, kept) if kept else ""
+        if lost:
+            rest = rest or (self._rest if isinstance(self._rest, str) else self._rest(title))
+            left = f"{plural(lost, 'row')} left out; all of them: {rest}"
+            body += f'<div class="line dim">{safe(left)}</div>'
+        self.drawing(f"{self._fold(title, opened)}{body}</details>", sum(len(row.encode()) for row in kept))
 
     def html(self) -> str:
-        """The finished HTML, with a line about rows that were left out."""
-        if self.left_out:
-            rest = self._rest if isinstance(self._rest, str) else self._rest(self._cut)
-            self.line(f"{plural(self.left_out, 'row')} left out; all of them: {rest}", "dim")
+        """The finished HTML."""
         return f'<div class="ckpt">{"".join(self.blocks)}</div>'
 
     def _that_fit(self, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Iterator[str]:
         for row in rows:
-            html = f"<tr>{''.join(map(_cell, columns, row))}</tr>"
+            cells = (_cell(column, text, self._headed) for column, text in zip(columns, row, strict=True))
+            html = f"<tr>{''.join(cells)}</tr>"
             if self._rows < 1 or self._nbytes < len(html.encode()):
                 return
             self._rows -= 1
             self._nbytes -= len(html.encode())
             yield html
+
+
+def _table(columns: Sequence[Column], rows: Iterable[str]) -> str:
+    head = "".join(f'<th scope="col"{_classes(column, "")}>{safe(column.title)}</th>' for column in columns)
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
 
 
 def safe(text: str, width: int = MAX_TEXT) -> str:
@@ -210,36 +196,18 @@ def _begins(text: str, word: str) -> bool:
     return text == word or text.startswith((f"{word}:", f"{word};", word if word.endswith((" ", ":")) else f"{word}: "))
 
 
-def _cell(column: Column, text: str) -> str:
+def _cell(column: Column, text: str, titled: bool) -> str:
     shown = clip_middle(printable(text), MAX_NAME) if column.name else text
-    return f"<td{_classes(column, text)}>{safe(shown)}</td>"
+    title = f' data-t="{safe(column.title)}"' if titled and column.title else ""
+    return f"<td{_classes(column, text, titled)}{title}>{safe(shown)}</td>"
 
 
-def _classes(column: Column, text: str) -> str:
+def _classes(column: Column, text: str, titled: bool = False) -> str:
     """The class of a cell; only in a column of verdicts does a word say whether all is well."""
     wide = "w" if len(text) > SHORT and not column.right else ""
-    found = ["n" if column.right else wide, mark_of(text) if column.verdict else ""]
+    found = [
+        "n" if column.right else wide,
+        mark_of(text) if column.verdict else "",
+        "k" if titled and column.name else "",
+    ]
     return f' class="{" ".join(filter(None, found))}"' if any(found) else ""
-
-
-def document(title: str, head: str, page: str, answers: Mapping[str, str]) -> str:
-    """A whole document: its title and heading as text, what it shows as HTML.
-
-    `answers` has JSON objects by the name of the command that prints them; each is in an element of that id.
-    """
-    data = "".join(
-        f'<script type="application/json" id="{name}">\n{_quoted(json)}\n</script>\n' for name, json in answers.items()
-    )
-    html = (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
-        '<meta name="viewport" content="width=device-width">\n'
-        f"<title>{safe(title, 200)}</title>\n<style>{DOCUMENT_STYLE}</style>\n</head>\n<body>\n"
-        f"<h1>{safe(head)}</h1>\n{page}\n{data}</body>\n</html>\n"
-    )
-    return html.encode("ascii", "xmlcharrefreplace").decode("ascii")
-
-
-def _quoted(json: str) -> str:
-    """JSON that ends no element and opens no comment: `<` is in none but its strings, which may have it escaped."""
-    return json.replace("<", "\\u003c")

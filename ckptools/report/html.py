@@ -6,7 +6,9 @@ It has no text of its own: the functions for the terminal make each line and cel
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,10 +18,10 @@ from ckptools.consolidate import output_place
 from ckptools.contents.picture import tensor_layout
 from ckptools.contents.text import TreeForm, tree_text
 from ckptools.contents.tree import keys_of
+from ckptools.display.document import document
 from ckptools.display.drawing import Picture
 from ckptools.display.next_command import after_verify
-from ckptools.display.page import MARKS, Limits, Page, document, safe
-from ckptools.display.record_html import problem_table
+from ckptools.display.page import Limits, Page, safe
 from ckptools.display.record_json import answer_json
 from ckptools.doctor.record import Diagnosis
 from ckptools.doctor.text import diagnosis_html
@@ -34,20 +36,22 @@ from ckptools.keys.entries import EVERYTHING, Entry, Selection, entries_of
 from ckptools.keys.sharding import placement
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Problem, worst_first
+from ckptools.model.records import Rows
 from ckptools.model.tensor import Tensor
 from ckptools.plots.heat_map import heat_map, rms_cells
+from ckptools.report import first_screen
 from ckptools.stats.figures import statistics
 from ckptools.stats.picture import norm_histogram
 from ckptools.stats.reading import parts_of
 from ckptools.stats.record import Statistics, Stats
-from ckptools.stats.text import statistics_table
+from ckptools.stats.text import statistics_table, suspect_table
 from ckptools.text import few, moment_utc, plural
 from ckptools.training_state.sections import sections_of_kind
 from ckptools.verify import text as verification
 from ckptools.verify.record import Check, Verification
 from ckptools.verify.run import verify
 
-LIMITS = Limits(rows=1000, nbytes=250_000)
+LIMITS = Limits(rows=1000, nbytes=400_000)
 """Limit of the page without its pictures; the JSON in it is never cut."""
 
 MAX_TREE = 200
@@ -110,30 +114,42 @@ def findings(checkpoint: Checkpoint, *, deep: bool = False, values: bool = False
 
 def report_page(found: PageContents) -> str:
     """Render the report on a checkpoint as one document that includes the JSON of `inspect` and `verify`."""
-    report = found.report
-    page = Page(f"ckptools inspect {report.arguments or 'FILES'}", LIMITS)
-    page.line(report.saved_as)
-    _verdict(page, found)
-    problem_table(page, list(all_problems(found)))
-    checks = [_check_cells(check) for check in found.verification.checks]
-    page.table(plural(len(checks), "check"), verification.COLUMNS, checks, opened=True)
+    report, problems = found.report, list(all_problems(found))
+    page = Page(f"ckptools inspect {report.arguments or 'FILES'}", LIMITS, headed=True)
+    _first_screen(page, found, problems)
+    contents = len(page.blocks)
+    if found.statistics is not None and found.statistics.suspects:
+        suspect_table(page, found.statistics.suspects)
+    _drawn(page, found)
+    _checks(page, found)
     page.table("what it is", FACT_COLUMNS, list(facts(report)), opened=True)
     page.table("sections", SECTION_COLUMNS, section_cells(report.sections), opened=True)
     _training(page, report)
     _keys(page, found.checkpoint)
     if found.statistics is not None:
-        statistics_table(page, found.statistics, f"values of {plural(found.statistics.tensors, 'tensor')}")
-    _drawn(page, found)
-    page.line(f"ckptools {__version__}, {moment_utc(found.made)}", "dim")
+        title = f"values of {plural(found.statistics.tensors, 'tensor')}"
+        every = f"ckptools stats {report.arguments or 'FILES'} --limit 0"
+        statistics_table(page, replace(found.statistics, suspects=Rows()), title, every)
+    for note in first_screen.notes_of(problems):
+        page.line(note, "dim")
+    first_screen.code_list(page, problems)
+    page.line(f"{verification.summary(found.verification)}; ckptools {__version__}, {moment_utc(found.made)}", "dim")
+    page.blocks.insert(contents, _contents(page))
     answers = {"inspect": report_json(report), "verify": verification.verification_json(found.verification)}
-    title = f"{report.name}: {verdict_lines(found)[0]}"
-    return document(title, f"{report.name} in {report.folder}", page.html(), answers)
+    headline = f"{report.name}: {verdict_lines(found)[0]}"
+    return document(headline, report.name, page.html(), answers, f"in {report.folder} · {report.saved_as}")
+
+
+def _contents(page: Page) -> str:
+    """A line of links to the headings of the page."""
+    links = "".join(f'<a href="#{name}">{safe(title)}</a>' for name, title in page.headings.items())
+    return f"<nav>{links}</nav>"
 
 
 def unreadable_page(found: Diagnosis, why: str, made: float) -> str:
     """Render the report on a path that cannot be opened: the error in one line, and the diagnosis of `doctor`."""
     page = Page("")
-    page.drawing(f'<p class="verdict bad">cannot be opened: {safe(why)}</p>')
+    page.drawing(f'<div class="band is-bad"><b class="bad">cannot be opened: {safe(why)}</b></div>')
     page.line(f"ckptools {__version__}, {moment_utc(made)}; what doctor says of it:", "dim")
     answers = {"doctor": answer_json("doctor", found)}
     return document(f"cannot be opened: {found.path}", str(found.path), page.html() + diagnosis_html(found), answers)
@@ -144,21 +160,35 @@ def verdict_lines(found: PageContents) -> list[str]:
     return [found.verification.verdict.headline, verification.summary(found.verification)]
 
 
-def _verdict(page: Page, found: PageContents) -> None:
-    report, verified, (headline, checks) = found.report, found.verification, verdict_lines(found)
-    page.drawing(f'<p class="verdict {MARKS[verified.verdict.level]}">{safe(headline)}</p>')
-    page.verdict(checks)
+def _first_screen(page: Page, found: PageContents, problems: Sequence[Problem]) -> None:
+    report, verified = found.report, found.verification
     skipped = [check.name for check in verified.checks if check.result == "skip"]
-    if skipped:
-        page.line(f"not looked at: {', '.join(skipped)}", "dim")
+    below = [counted_checks(verified.checks), *([f"not looked at: {', '.join(skipped)}"] if skipped else [])]
     commands = after_verify(report.arguments, report.next, verified.ok, found.deep and found.values)
-    if commands:
-        page.line("next:")
-        page.lines(commands)
+    first_screen.verdict_band(page, verified.verdict, below, commands)
+    first_screen.fact_tiles(page, report)
+    page.drawing('<div class="two">')
+    first_screen.cause_list(page, problems)
+    if len(found.checkpoint.files) > 1:
+        first_screen.ranks_picture(page, rank_map(found.checkpoint, verified.problems))
+    page.drawing("</div>")
 
 
-def _heading(page: Page, text: str) -> None:
-    page.drawing(f"<h2>{safe(text)}</h2>")
+def counted_checks(checks: Sequence[Check]) -> str:
+    """How many checks came to what: `2 failed, 8 ok, 2 skipped`."""
+    words = {"FAIL": "failed", "warn": "with a warning", "ok": "ok", "skip": "skipped"}
+    counts = Counter(check.result for check in checks)
+    return "checks: " + ", ".join(f"{counts[result]} {word}" for result, word in words.items() if counts[result])
+
+
+def _checks(page: Page, found: PageContents) -> None:
+    """The checks that found something, then the others, folded."""
+    rows = dict(zip(found.verification.checks, verification.check_rows(found.verification.checks), strict=True))
+    for wrong in (True, False):
+        own = {check: cells for check, cells in rows.items() if (check.result in ("FAIL", "warn")) is wrong}
+        if own:
+            title = counted_checks(list(own)) if wrong else counted_checks(list(own)).removeprefix("checks: ")
+            page.table(title, verification.COLUMNS, list(own.values()), opened=wrong)
 
 
 def all_problems(found: PageContents) -> Iterator[Problem]:
@@ -169,12 +199,6 @@ def all_problems(found: PageContents) -> Iterator[Problem]:
     for problem in found.report.problems:
         if problem not in known and (problem.severity == "note" or problem.code not in codes):
             yield problem
-
-
-def _check_cells(check: Check) -> tuple[str, str, str]:
-    """The detail of a check without problems, else the codes of its problems, which have a table of their own."""
-    codes = dict.fromkeys(problem.code for problem in check.problems)
-    return check.name, check.result, check.detail if check.result in ("ok", "skip") else ", ".join(codes)
 
 
 def _training(page: Page, report: Report) -> None:
@@ -192,23 +216,21 @@ def _training(page: Page, report: Report) -> None:
 def _keys(page: Page, checkpoint: Checkpoint) -> None:
     if not sections_of_kind(checkpoint, "model"):
         return
-    _heading(page, "the model's keys")
+    title = page.heading("the model's keys")
+    page.drawing(f"<section>{title}</section>")
     page.lines(tree_text(keys_of(checkpoint, Selection(section="model")), TreeForm(limit=MAX_TREE)).splitlines())
 
 
 def _drawn(page: Page, found: PageContents) -> None:
     pictures = list(pictures_of(found))
     if pictures:
-        _heading(page, "pictures")
-    for picture in pictures:
-        page.drawing(picture._repr_html_())
+        drawn = "".join(picture._repr_html_() for picture in pictures)
+        page.drawing(f'<section>{page.heading("pictures")}<div class="two">{drawn}</div></section>')
 
 
 def pictures_of(found: PageContents) -> Iterator[Picture]:
-    """Draw the ranks if there are several, the bytes, the figures, and the largest tensor of each kind of sharding."""
+    """Draw the bytes, the figures, and the largest tensor of each kind of sharding."""
     checkpoint, figures = found.checkpoint, found.statistics
-    if len(checkpoint.files) > 1:
-        yield rank_map(checkpoint, found.verification.problems)
     if any(section.size.tensors for section in found.report.sections):
         yield bytes_by_section(checkpoint)
     if figures is not None and (cells := rms_cells(figures)):

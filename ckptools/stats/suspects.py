@@ -95,12 +95,13 @@ def _of_values(part: MeasuredPart, row: Stats, files: OpenFiles | None) -> Itera
 def _all_zero(row: Stats, roles: Roles, nothing_else: bool) -> Iterator[Suspect]:
     """A tensor of zeros: an error where the same role in most other layers is not, or no matrix has anything else."""
     layer, role = layer_and_role(row.name)
+    zero = "all zero" if row.elements == row.numel else "what is here of it is zero"
     others = [other for other in roles.get((role, row.rank), ()) if other.name != row.name] if layer else []
     differ = [other for other in others if other.rms]
     if len(differ) > 1 and 2 * len(differ) > len(others):
-        yield _suspect(row, "all zero", f"all zero, unlike {plural(len(differ), 'other layer')}", "error")
+        yield _suspect(row, "all zero", f"{zero}, unlike {plural(len(differ), 'other layer')}", "error")
     elif len(row.shape) > 1:
-        words = "all zero, like every matrix here" if nothing_else else "all zero"
+        words = f"{zero}, like every matrix here" if nothing_else else zero
         yield _suspect(row, "all zero", words, "error" if nothing_else else "warning")
 
 

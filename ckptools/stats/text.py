@@ -252,15 +252,16 @@ def suspect_table(page: Page, suspects: Sequence[Suspect], title: str = "worth a
     page.table(title, (Column("tensor", name=True), Column("what")), rows, opened=True)
 
 
-def statistics_table(page: Page, found: Statistics[Any], title: str = "") -> None:
+def statistics_table(page: Page, found: Statistics[Any], title: str = "", rest: str = "") -> None:
     """Add a row for each tensor, the tensors not read in full, and a line of totals."""
     from ckptools.display.page import MAX_ROWS
 
     fields, rows = fields_and_rows(found)
     cells = [[field.cell(row) for field in fields] for row in rows[:MAX_ROWS]]
-    page.table(title or plural(len(rows), "row"), [field.column for field in fields], cells, len(rows), opened=True)
     if found.suspects:
         suspect_table(page, found.suspects)
+    columns = [field.column for field in fields]
+    page.table(title or plural(len(rows), "row"), columns, cells, len(rows), opened=True, rest=rest)
     for row in [row for row in found.rows if row.problem][:MAX_PROBLEMS]:
         page.line(f"{whose(row)}: {row.problem}", "bad")
     for line in summary(found):

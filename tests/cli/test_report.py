@@ -60,7 +60,7 @@ def test_of_what_cannot_be_opened_the_page_says_so_and_what_doctor_says(tmp_path
     assert (code, stdout) == (3, "") and stderr.startswith(f"error: {tmp_path / 'model.pt'}: ")
     assert stderr.endswith(f"; {tmp_path / 'page.html'} says so\n") and stderr.count("\n") == 1
     assert problems("doctor", answers["doctor"]) == [] and answers["doctor"]["readable"] is False
-    assert '<p class="verdict bad">cannot be opened: ' in (tmp_path / "page.html").read_text()
+    assert '<b class="bad">cannot be opened: ' in (tmp_path / "page.html").read_text()
 
 
 def test_of_what_is_not_there_nothing_is_written(tmp_path):
