@@ -62,7 +62,7 @@ class CheckpointPlots:
 
     def bytes(self) -> Picture:
         """The bytes of each section by dtype, as those of the global tensors."""
-        from ckptools.inspect.picture import bytes_by_section
+        from ckptools.inspect.byte_bars import bytes_by_section
 
         return bytes_by_section(self._read if self._data.in_parts else self._data)
 
@@ -70,6 +70,7 @@ class CheckpointPlots:
         self,
         figure: Figure = "rms",
         *,
+        absolute: bool = False,
         filter: str | Iterable[str] = (),
         exclude: str | Iterable[str] = (),
         jobs: int | None = None,
@@ -78,8 +79,8 @@ class CheckpointPlots:
         """A figure of every tensor as a colour, layers across and what they do in their layer down. Reads the values.
 
         `figure` is `rms` of the weights; `update`, how far Adam's next step moves each parameter, without lr; or
-        `ratio`, that step beside the parameter: lr * update / weight. The other arguments are those of
-        `Checkpoint.stats`.
+        `ratio`, that step beside the parameter: lr * update / weight. Colours are relative to the median of each row,
+        or with `absolute` those of the figure itself. The other arguments are those of `Checkpoint.stats`.
 
         Raises:
             UsageError: there is no such figure, or no optimizer has such moments.
@@ -93,7 +94,7 @@ class CheckpointPlots:
             cells = rms_cells(self._checkpoint.stats(**asked))
         else:
             cells = moment_cells(self._checkpoint.moments(**asked), figure)
-        return heat_map(f"{FIGURES[figure]} of {self._data.name}", cells)
+        return heat_map(f"{FIGURES[figure]} of {self._data.name}", cells, absolute)
 
     def histogram(self, key: str) -> Picture:
         """Draw how the values of a tensor are spread between the smallest and the largest. Reads them twice.
@@ -116,17 +117,17 @@ class CheckpointPlots:
         jobs: int | None = None,
         progress: Progress | None = None,
     ) -> Picture:
-        """Count the tensors with an l2 norm between each power of two and the next. Reads the values.
+        """Draw the largest and the smallest l2 norms of tensors, by name. Reads the values.
 
         The arguments are those of `Checkpoint.stats`.
 
         Raises:
             UsageError: there is no such section.
         """
-        from ckptools.stats.picture import norm_histogram
+        from ckptools.stats.picture import norm_bars
 
         found = self._checkpoint.stats(filter=filter, exclude=exclude, section=section, jobs=jobs, progress=progress)
-        return norm_histogram(f"l2 norms of tensors of {self._data.name}", found)
+        return norm_bars(f"l2 norms of tensors of {self._data.name}", found)
 
     @property
     def _read(self) -> checkpoint_data.Checkpoint:
@@ -169,7 +170,7 @@ class DifferencePlots:
         if not found.values_compared:
             raise UsageError(None, "values were not compared, so no change is known: diff(a, b, values=True)")
         names = (clip_middle(side.name, 60) for side in (found.a, found.b))
-        return heat_map(f"change of weights from {' to '.join(names)}", change_cells(found))
+        return heat_map(f"change of weights from {' to '.join(names)}", change_cells(found), absolute=True)
 
     def __repr__(self) -> str:
         return "<plots: heat()>"

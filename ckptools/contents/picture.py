@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ckptools.contents.record import ShardRow
-from ckptools.contents.shards import DrawnShard, TensorLayout, layout_of, layout_words
+from ckptools.contents.shards import DrawnPiece, DrawnShard, TensorLayout, layout_of, layout_words
 from ckptools.display.drawing import (  # fmt: skip
     CHARACTER,
     WIDTH,
@@ -26,13 +26,17 @@ from ckptools.display.drawing import (  # fmt: skip
 )
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Tensor
-from ckptools.text import plural
+from ckptools.text import named_ranks, plural
 
 ACROSS = 32
 """Pieces of a strip before it goes on in another line."""
 
 MAX_RECTS = 4096
 """At most this many rectangles in a picture; copies, then pieces, beyond it are only counted."""
+
+RUNS_FROM = 128
+"""From so many pieces on, a strip shows runs of ranks that are here or not; a grid has labels at the start of its rows
+and on what is not here."""
 
 MAX_COPIES = 8
 MAX_HOLES = 64
@@ -85,7 +89,8 @@ def box_rects(box: Box, shape: Ints, cut: Ints, each: int) -> Iterator[Rect]:
 class _Panel(NamedTuple):
     """The strip or grid of one copy of a tensor, with the place of each region.
 
-    A tensor sharded in many dimensions is `flat`: a row of all its elements, in which pieces follow in their order.
+    From many pieces of one dimension on, `runs` of them are drawn. A tensor sharded in many dimensions is `flat`: a
+    row of all its elements, in which pieces follow in their order.
     """
 
     shape: Ints
@@ -94,6 +99,7 @@ class _Panel(NamedTuple):
     places: dict[Box, Box]
     holes: tuple[Box, ...]
     flat: bool
+    runs: bool = False
 
     @property
     def lines(self) -> int:
@@ -116,8 +122,10 @@ def _panel(layout: TensorLayout) -> _Panel:
     if len(cut) > 2:
         return _flat_panel(layout, gaps)
     shape = layout.tensor.shape
+    runs = len(cut) == 1 and len(layout.pieces) >= RUNS_FROM and not (layout.cover and layout.cover.overlaps)
     each = _line_length(shape[cut[0]], [p.box.sizes[cut[0]] for p in layout.pieces]) if len(cut) == 1 else 1
-    return _Panel(shape, cut, each, {p.box: p.box for p in layout.pieces}, gaps, False)
+    each = shape[cut[0]] if runs else each
+    return _Panel(shape, cut, each, {p.box: p.box for p in layout.pieces}, gaps, False, runs)
 
 
 def _line_length(whole: int, lengths: Sequence[int]) -> int:
@@ -191,24 +199,55 @@ def _panel_parts(layout: TensorLayout, panel: _Panel, copy: int, top: float) -> 
     for gap in panel.holes if copy == 0 else ():
         for at in panel.rects(gap, top):
             yield hatched(at.inset(1), f"{'a hole' if panel.flat else gap}: in no file that was read")
+    if panel.runs:
+        yield from _run_parts(layout, panel, copy, top)
+        return
     tones = ("sky", "light") if layout.in_fragments else ("sky", "sky")
     for piece in layout.pieces[:MAX_RECTS]:
         if copy < len(piece.copies):
             shard = piece.copies[copy]
-            yield from _shard_parts(shard, tones[(shard.rank or 0) % 2], panel.rects(panel.places[piece.box], top))
+            first = not piece.box.offsets[panel.cut[-1]] if panel.cut else True
+            named = len(layout.pieces) < RUNS_FROM or first or not shard.here
+            places = panel.rects(panel.places[piece.box], top)
+            yield from _shard_parts(shard, tones[(shard.rank or 0) % 2], places, named)
     for a, b in layout.cover.overlaps if layout.cover and not copy and not panel.flat else ():
         both = a.intersect(b)
         for at in panel.rects(both, top) if both else ():
             yield rect(at, "bad", f"{both}: {a} and {b} overlap") + mark(at, "X")
 
 
-def _shard_parts(shard: DrawnShard, tone: str, places: Iterable[Rect]) -> Iterator[str]:
+def _run_parts(layout: TensorLayout, panel: _Panel, copy: int, top: float) -> Iterator[str]:
+    """Draw pieces of one dimension that follow each other, and are here or not, as one."""
+    runs: list[list[DrawnPiece]] = []
+    dim = panel.cut[0]
+    for piece in (piece for piece in layout.pieces if copy < len(piece.copies)):
+        before = runs[-1][-1] if runs else None
+        alike = before is not None and before.copies[copy].here == piece.copies[copy].here
+        if before is None or not alike or before.box.offsets[dim] + before.box.sizes[dim] != piece.box.offsets[dim]:
+            runs.append([])
+        runs[-1].append(piece)
+    for run in runs:
+        first, last = run[0].box, run[-1].box
+        end = last.offsets[dim] + last.sizes[dim]
+        ranks = [p.copies[copy].rank for p in run if p.copies[copy].rank is not None]
+        whose = named_ranks({rank for rank in ranks if rank is not None}) if ranks else "ranks unknown"
+        here = run[0].copies[copy].here
+        hover = f"{whose}: {plural(len(run), 'piece')}, {first.offsets[dim]} to {end} of dim {dim}"
+        sizes = (*first.sizes[:dim], end - first.offsets[dim], *first.sizes[dim + 1 :])
+        for place in panel.rects(Box(first.offsets, sizes), top):
+            at = place.inset(1)
+            yield rect(at, "sky", hover) if here else hatched(at, f"{hover}, in no file that was read")
+            yield mark(at, whose if here else f"{whose} missing", "on" if here else "ink halo")
+
+
+def _shard_parts(shard: DrawnShard, tone: str, places: Iterable[Rect], named: bool) -> Iterator[str]:
     whose = "rank unknown" if shard.rank is None else f"rank {shard.rank}"
     hover = f"{whose}: {shard.box}" + ("" if shard.here else f", {shard.note}")
     for place in places:
         at = place.inset(1)
         yield rect(at, tone, hover) if shard.here else hatched(at, hover)
-        yield mark(at, "?" if shard.rank is None else str(shard.rank), "on" if shard.here else "ink halo")
+        if named:
+            yield mark(at, "?" if shard.rank is None else str(shard.rank), "on" if shard.here else "ink halo")
 
 
 def _keys(layout: TensorLayout, panel: _Panel) -> Iterator[Key]:

@@ -63,7 +63,12 @@ class Picture:
         tail = f", {size(len(self.svg.encode()))} of SVG>"
         return f"<Picture: {clip(printable(self.title), MAX_LINE - len(tail) - len('<Picture: '))}{tail}"
 
-    def _repr_html_(self) -> str:
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """The picture and its words, for a notebook: code hosts strip drawings from HTML, and show a picture."""
+        return {"image/svg+xml": self.svg, "text/plain": self.text}
+
+    def html(self) -> str:
+        """The picture with its words folded below it, for a page."""
         words = f"<details><summary>in words</summary><pre>{escaped(self.text)}</pre></details>"
         return f'<div class="ckpt-picture" style="font:12px/1.45 ui-monospace,monospace">{self.svg}{words}</div>'
 
@@ -97,6 +102,9 @@ FILLS = {
 VIRIDIS = ("#440154", "#482878", "#3e4989", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725")
 """Ten steps of matplotlib's viridis (CC0), whose brightness rises evenly, so that it prints in grey."""
 
+DIVERGING = ("#08519c", "#3182bd", "#6baed6", "#bdd7e7", "#f2f2f2", "#fdd0a2", "#fd8d3c", "#d94801", "#7f2704")
+"""Nine steps from blue by grey to brown, distinct with every kind of colour blindness."""
+
 _THEMED = (
     ("paper", "fill", "#ffffff", "#15181d"),
     ("ink", "fill", "#1f2328", "#dfe3e8"),
@@ -104,6 +112,7 @@ _THEMED = (
     ("pale", "fill", "#e7ebf0", "#2e353d"),
     ("edge", "stroke", "#59636e", "#9aa4af"),
     ("grid", "stroke", "#c4ccd4", "#4a535e"),
+    ("rim", "stroke", "#8a939c", "#7b8590"),
     ("halo", "stroke", "#ffffff", "#15181d"),
 )
 """Classes whose colour follows the reader's theme: name, property, colour in light, colour in dark."""
@@ -153,8 +162,8 @@ def rect(at: Rect, kind: str, hover: str = "") -> str:
 
 
 def colored(at: Rect, fill: str, hover: str = "") -> str:
-    """A rectangle of a colour of a ramp."""
-    return rect(at, "cell", hover).replace('class="cell"', f'fill="{fill}"', 1)
+    """A rectangle of a colour of a ramp, with an outline that stands out on light and dark."""
+    return rect(at, "rim", hover).replace('class="rim"', f'fill="{fill}" class="rim"', 1)
 
 
 def label(x: float, y: float, text: str, kind: str = "ink", anchor: str = "start") -> str:

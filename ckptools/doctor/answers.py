@@ -45,8 +45,8 @@ def values_finding(verified: Verification) -> Finding:
         wrong = any(problem.severity == "error" for problem in found)
         return Finding(VALUES, False if wrong else None, "no" if wrong else "worth a look", _named(found))
     looked = [check for check in checks if check.result == "ok"]
-    answer = (True, "yes") if looked else (None, "not known")
-    return Finding(VALUES, *answer, "; ".join(f"{check.name}: {check.detail}" for check in looked or checks))
+    evidence = "; ".join(f"{check.name}: {check.detail}" for check in looked or checks)
+    return Finding(VALUES, True if looked else None, "yes" if looked else "not known", evidence)
 
 
 def _named(problems: Sequence[Problem]) -> str:

@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from math import prod
 from typing import Literal, NamedTuple
 
 from ckptools.display.drawing import (
     CHARACTER,
-    FILLS,
-    WIDTH,
     Key,
     Picture,
     Rect,
     label,
     legend,
     letter_of,
-    mark,
     marks,
     name_text,
     rect,
     svg,
 )
-from ckptools.dtypes import short
 from ckptools.model.checkpoint import Checkpoint, RankFile
 from ckptools.model.problems import Code, Problem
+from ckptools.model.regions import Ints
+from ckptools.model.tree import tensors_in
 from ckptools.text import few, plural, size, spans
-from ckptools.training_state.sections import measure, sections_of
 
 ACROSS = 32
-"""Cells of a row."""
+"""Cells of a row, at most."""
+
+NODE = 8
+"""Ranks of a group where no mesh says more: most nodes have as many."""
 
 MAX_CELLS = 4096
 """At most this many cells are drawn; the text and the counts cover all."""
@@ -132,8 +134,9 @@ def rank_map(ck: Checkpoint, problems: Iterable[Problem] | None = None) -> Pictu
     cells = rank_cells(ck, problems if problems is None else known)
     ranks = sum(cell.rank is not None for cell in cells)
     title = f"{plural(ranks, 'rank') if ranks else plural(len(cells), 'file')} of {name_text(ck.name)}"
-    text = "\n".join([title, *_words(cells, known, ranks)])
-    drawn, height = _drawn(cells)
+    how = grouping(ck, ranks)
+    text = "\n".join([title, *([how.words] if how.words else []), *_words(cells, known, ranks)])
+    drawn, height = _drawn(cells, how)
     return Picture(title, svg(title, text, drawn, height), text)
 
 
@@ -153,24 +156,84 @@ def _words(cells: Sequence[RankCell], problems: Iterable[Problem], count: int) -
 
 
 ROW_LABEL = 36.0
-CELL = Rect(0, 0, 20, 20)
+CELL = Rect(0, 0, 19, 20)
+GROUP, BLOCK = 5.0, 8.0
+"""Gaps between groups of cells in a row, and between blocks of rows."""
 
 
-def places(count: int) -> list[Rect]:
-    """The places of `count` cells: `ACROSS` in a row, side by side without gaps."""
-    return [CELL._replace(x=ROW_LABEL + n % ACROSS * CELL.width, y=n // ACROSS * CELL.height) for n in range(count)]
+class Grouping(NamedTuple):
+    """How cells are arranged.
+
+    Attributes:
+        across: cells of a row.
+        group: cells between two gaps of a row.
+        block: cells between two gaps of rows.
+        words: what the groups stand for; "" where nothing says so.
+    """
+
+    across: int
+    group: int
+    block: int
+    words: str = ""
 
 
-def _drawn(cells: Sequence[RankCell]) -> tuple[list[str], float]:
+def grouping(ck: Checkpoint, ranks: int) -> Grouping:
+    """Arrange ranks as the device mesh of their tensors does, if one states it, else in groups of eight."""
+    mesh = _mesh(ck, ranks)
+    if mesh is None:
+        return Grouping(ACROSS, NODE, ACROSS * ranks + 1)
+    sizes, names = mesh
+    group = sizes[-1] if sizes[-1] <= ACROSS else ACROSS
+    middle = prod(sizes[1:]) if len(sizes) > 2 else group
+    fitting = [n * group for n in range(1, ACROSS // group + 1) if middle % (n * group) == 0]
+    across = max(fitting, default=group)
+    block = prod(sizes[1:]) if len(sizes) > 2 else across * ranks + 1
+    axes = " x ".join(f"{name} {size}" for name, size in zip(names, sizes, strict=True))
+    return Grouping(across, group, block, f"mesh {axes}")
+
+
+def _mesh(ck: Checkpoint, ranks: int) -> tuple[Ints, list[str]] | None:
+    """The sizes of the mesh that most tensors state for all ranks, and names that their placements give its axes."""
+    known = [t for _, t in tensors_in(ck.tree) if t.mesh and t.placements and len(t.mesh) > 1 and prod(t.mesh) == ranks]
+    if not known:
+        return None
+    sizes = Counter(t.mesh for t in known).most_common(1)[0][0]
+    placed = [t.placements for t in known if t.mesh == sizes and t.placements and len(t.placements) == len(sizes or ())]
+    return (sizes, [_axis_name({p[n] for p in placed}) for n in range(len(sizes))]) if sizes and placed else None
+
+
+def _axis_name(placements: set[str]) -> str:
+    """`replicate` where no tensor is sharded, `shard` where all are in dimension 0, else `tp`."""
+    sharded = {placement for placement in placements if "Shard" in placement}
+    if not sharded:
+        return "replicate"
+    return "shard" if all("(0" in placement or "dim=0" in placement for placement in sharded) else "tp"
+
+
+def places(count: int, how: Grouping) -> list[Rect]:
+    """The places of `count` cells: `across` in a row, with gaps between groups and blocks."""
+    found = []
+    for n in range(count):
+        row, column = divmod(n, how.across)
+        x = ROW_LABEL + column * CELL.width + column // how.group * GROUP
+        found.append(CELL._replace(x=x, y=row * CELL.height + n // how.block * BLOCK))
+    return found
+
+
+def _drawn(cells: Sequence[RankCell], how: Grouping) -> tuple[list[str], float]:
     ranked = [cell for cell in cells if cell.rank is not None][:MAX_CELLS]
     others = [cell for cell in cells if cell.rank is None][: MAX_CELLS - len(ranked)]
     parts, y = [], 0.0
+    if how.words:
+        parts.append(label(0, y + 11, how.words, "faint"))
+        y += 20
     for block, name in ((ranked, ""), (others, "files of no rank")):
         if block and name:
             parts.append(label(0, y + 14, name, "faint"))
             y += 22
-        parts += _block(block, y)
-        y += -(-len(block) // ACROSS) * CELL.height + (10 if block else 0)
+        at = places(len(block), how)
+        parts += _block(block, at, y, how.across)
+        y += at[-1].y + CELL.height + 10 if block else 0
     left = len(cells) - len(ranked) - len(others)
     if left:
         parts.append(label(0, y + 11, f"{left} more are not drawn; the text lists all", "ink"))
@@ -180,11 +243,11 @@ def _drawn(cells: Sequence[RankCell]) -> tuple[list[str], float]:
     return [*parts, keys], bottom
 
 
-def _block(cells: Sequence[RankCell], top: float) -> Iterator[str]:
+def _block(cells: Sequence[RankCell], where: Sequence[Rect], top: float, across: int) -> Iterator[str]:
     """The rows of some cells; the letters of a row are one element, for thousands would double the size."""
-    placed = [(cell, at._replace(y=at.y + top).inset(2)) for cell, at in zip(cells, places(len(cells)), strict=True)]
-    for start in range(0, len(placed), ACROSS):
-        row = placed[start : start + ACROSS]
+    placed = [(cell, at._replace(y=at.y + top).inset(2)) for cell, at in zip(cells, where, strict=True)]
+    for start in range(0, len(placed), across):
+        row = placed[start : start + across]
         (first, at), shown = row[0], [(at, STATES[cell.state]) for cell, at in row]
         text = "" if first.rank is None else str(first.rank)
         if len(text) * CHARACTER < ROW_LABEL:
@@ -192,85 +255,3 @@ def _block(cells: Sequence[RankCell], top: float) -> Iterator[str]:
         yield from (rect(at, STATES[cell.state].kind, cell.words) for cell, at in row)
         for kind in ("on", "ink"):
             yield marks(((at, key.letter) for at, key in shown if letter_of(key) == kind), kind)
-
-
-# -- bytes by section ---------------------------------------------------------------------------------------------
-
-MAX_BARS = 40
-"""At most this many sections, the largest, have a bar."""
-
-_KINDS = tuple(kind for kind in FILLS if kind != "light")
-
-BAR = 22.0
-NAMES, SIZES = 180.0, 80.0
-"""Room for the names of sections, and for their sizes."""
-
-
-class ByteBar(NamedTuple):
-    """The bytes of one section by dtype, the most first."""
-
-    section: str
-    dtypes: tuple[tuple[str, int], ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all dtypes together."""
-        return sum(nbytes for _, nbytes in self.dtypes)
-
-
-def byte_bars(ck: Checkpoint) -> tuple[ByteBar, ...]:
-    """The bytes of tensors by section, the largest first; a tied weight counts once."""
-    made = []
-    for section in sections_of(ck):
-        parts = sorted(measure(section.value).bytes_of.items(), key=lambda item: (-item[1], item[0]))
-        made.append(ByteBar(section.name, tuple((dtype, nbytes) for dtype, nbytes in parts if nbytes)))
-    return tuple(sorted((bar for bar in made if bar.nbytes), key=lambda bar: -bar.nbytes))
-
-
-def bytes_by_section(ck: Checkpoint) -> Picture:
-    """Draw the bytes of the global tensors of each section by dtype."""
-    bars = byte_bars(ck)
-    title = f"bytes of {name_text(ck.name)} by section and dtype"
-    lines = [f"{title}: {size(sum(bar.nbytes for bar in bars))} in {plural(len(bars), 'section')} with tensors"]
-    lines += [f"{name_text(bar.section)}: {_dtype_sizes(bar)}" for bar in bars]
-    text = "\n".join(lines)
-    drawn, height = _bars_drawn(bars)
-    return Picture(title, svg(title, text, drawn, height), text)
-
-
-def _dtype_sizes(bar: ByteBar) -> str:
-    parts = ", ".join(f"{short(dtype)} {size(nbytes)}" for dtype, nbytes in bar.dtypes)
-    return f"{size(bar.nbytes)} ({parts})" if len(bar.dtypes) > 1 else parts
-
-
-def _bars_drawn(bars: Sequence[ByteBar]) -> tuple[list[str], float]:
-    dtypes = list(dict.fromkeys(dtype for bar in bars for dtype, _ in bar.dtypes))
-    kinds = {dtype: _KINDS[n % len(_KINDS)] for n, dtype in enumerate(dtypes)}
-    most = max((bar.nbytes for bar in bars), default=1)
-    parts = [part for n, bar in enumerate(bars[:MAX_BARS]) for part in _bar(bar, n * BAR, most, kinds)]
-    y = BAR * min(len(bars), MAX_BARS)
-    if len(bars) > MAX_BARS:
-        parts.append(label(0, y + 13, f"{len(bars) - MAX_BARS} smaller ones are not drawn", "ink"))
-        y += 20
-    keys, bottom = legend([Key(kinds[dtype], "", short(dtype)) for dtype in dtypes], y + 8)
-    return [*parts, keys], bottom
-
-
-def part_widths(bar: ByteBar, most: int) -> Iterator[tuple[float, float]]:
-    """Start and width of each part of a bar; the largest section fills the width."""
-    room, before = WIDTH - NAMES - SIZES, 0
-    for _, nbytes in bar.dtypes:
-        yield NAMES + before / most * room, nbytes / most * room
-        before += nbytes
-
-
-def _bar(bar: ByteBar, y: float, most: int, kinds: dict[str, str]) -> Iterator[str]:
-    yield label(NAMES - 8, y + 14, name_text(bar.section, int(NAMES / 7)), "ink", "end")
-    end = NAMES
-    for (dtype, nbytes), (x, width) in zip(bar.dtypes, part_widths(bar, most), strict=True):
-        at = Rect(x, y + 2, width, BAR - 4).inset(0.5)
-        yield rect(at, kinds[dtype], f"{name_text(bar.section)}: {short(dtype)} {size(nbytes)}") + mark(
-            at, short(dtype)
-        )
-        end = x + width
-    yield label(end + 6, y + 14, size(bar.nbytes), "faint")

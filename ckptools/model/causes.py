@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ckptools.model.problems import Code, Problem, Severity
@@ -122,9 +122,7 @@ class Consequence(NamedTuple):
     first: str
 
 
-def causes_of(
-    problems: Iterable[Problem], severities: Collection[Severity] = ("error", "warning")
-) -> tuple[Cause, ...]:
+def causes_of(problems: Iterable[Problem], severities: Sequence[Severity] = ("error", "warning")) -> tuple[Cause, ...]:
     """The causes behind problems; consequences of lost files are left out.
 
     Errors come first; within a severity, problems with files come first, then they go by code.

@@ -10,12 +10,12 @@ from typing import Any, Literal, NamedTuple
 from ckptools.diff.record import Difference
 from ckptools.display.drawing import (
     CHARACTER,
-    VIRIDIS,
     WIDTH,
     Key,
     Picture,
     Rect,
     colored,
+    hatched,
     label,
     legend,
     mark,
@@ -25,8 +25,9 @@ from ckptools.display.drawing import (
 )  # fmt: skip
 from ckptools.dtypes import is_floating
 from ckptools.keys.folding import layer_and_role
+from ckptools.plots.scales import RowScale, Scale, drawable, figure_text
 from ckptools.stats.record import Moments, Statistics, Stats
-from ckptools.text import clip_middle, number, plural
+from ckptools.text import clip_middle, plural
 
 ACROSS = 48
 """At most this many layers side by side; more follow below."""
@@ -76,7 +77,7 @@ def rms_cells(found: Statistics[Stats]) -> list[HeatCell]:
 
 
 def _rms_cell(row: Stats) -> HeatCell:
-    parts = [f"rms {_figure(row.rms)}"]
+    parts = [f"rms {figure_text(row.rms)}"]
     parts += [f"{row.nan} NaN, {row.inf} infinite of {row.elements}"] if row.nonfinite else []
     parts += [f"only {row.elements} of {row.numel} elements read"] if row.elements != row.numel else []
     unknown = row.rms is None or row.elements != row.numel
@@ -91,7 +92,7 @@ def moment_cells(found: Statistics[Moments], field: Literal["update", "ratio"]) 
 
 
 def _moment_cell(row: Moments, value: float | None, words: str) -> HeatCell:
-    parts = [f"{words} {_figure(value)}"]
+    parts = [f"{words} {figure_text(value)}"]
     parts += [f"{row.nonfinite} elements not finite"] if row.nonfinite else []
     parts += [f"{row.negative} negative second moments"] if row.negative else []
     unknown = value is None or row.problem or row.elements != row.numel
@@ -114,12 +115,8 @@ def _change_cell(row: Any) -> HeatCell:
     letter: Letter = letters.get(row.verdict, "" if value is not None else "?")
     if value is not None and not math.isfinite(value):
         letter = "N"
-    words = f"change {_figure(value)}" if value is not None else row.verdict
+    words = f"change {figure_text(value)}" if value is not None else row.verdict
     return HeatCell(row.name, value, letter, f"{words}; {row.detail}" if row.detail else words)
-
-
-def _figure(value: float | None) -> str:
-    return "not known" if value is None else number(float(f"{value:.4g}"))
 
 
 # -- cells to a grid ---------------------------------------------------------------------------------------------
@@ -155,42 +152,26 @@ def heat_grid(cells: Iterable[HeatCell]) -> HeatGrid:
 # -- drawn -------------------------------------------------------------------------------------------------------
 
 
-class Scale(NamedTuple):
-    """The colour scale of positive finite figures, logarithmic, from dark to bright."""
+def heat_map(title: str, cells: Sequence[HeatCell], absolute: bool = False) -> Picture:
+    """Draw a figure of every tensor: layers across, roles down. The title names the figure and its subject.
 
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, cells: Iterable[HeatCell]) -> Scale | None:
-        """The scale of some cells; None if none has a positive finite figure."""
-        values = [c.value for c in cells if c.value is not None and c.value > 0 and math.isfinite(c.value)]
-        return cls(min(values), max(values)) if values else None
-
-    def color(self, value: float) -> str:
-        """The colour of a figure: one of viridis's ten steps."""
-        whole = math.log(self.high) - math.log(self.low)
-        if not whole:
-            return VIRIDIS[len(VIRIDIS) // 2]
-        part = (math.log(value) - math.log(self.low)) / whole
-        return VIRIDIS[min(int(part * len(VIRIDIS)), len(VIRIDIS) - 1)]
-
-
-def heat_map(title: str, cells: Sequence[HeatCell]) -> Picture:
-    """Draw a figure of every tensor: layers across, roles down. The title names the figure and its subject."""
+    Colours are relative to the median of each row, which shows what is out of line; or those of the figure itself.
+    """
     title = name_text(title)
-    grid, scale = heat_grid(cells), Scale.of(cells)
+    grid = heat_grid(cells)
+    figures = [(role, cell.value) for (role, _), cell in grid.cells.items()]
+    scale = Scale.of(value for _, value in figures) if absolute else RowScale.of(figures)
     text = "\n".join([title, *_words(cells, grid, scale)])
     drawn, height = _drawn(grid, scale)
     return Picture(title, svg(title, text, drawn, height), text)
 
 
-def _words(cells: Sequence[HeatCell], grid: HeatGrid, scale: Scale | None) -> Iterator[str]:
+def _words(cells: Sequence[HeatCell], grid: HeatGrid, scale: Scale | RowScale | None) -> Iterator[str]:
     layers = [layer for layer in grid.layers if layer is not None]
     yield f"{plural(len(cells), 'tensor')}, {plural(len(layers), 'layer')}, {plural(len(grid.roles), 'role')}"
     known = sorted((c for c in cells if c.value is not None and math.isfinite(c.value)), key=lambda c: c.value or 0.0)
     if scale is not None:
-        yield f"colours from {_figure(scale.low)} to {_figure(scale.high)}, logarithmic"
+        yield scale.words
         yield "smallest: " + "; ".join(_named(cell) for cell in known[:3])
         yield "largest: " + "; ".join(_named(cell) for cell in reversed(known[-3:]))
     for letter, means in MEANS.items():
@@ -205,7 +186,7 @@ def _named(cell: HeatCell) -> str:
     return f"{name_text(cell.name, 80)} {cell.words}"
 
 
-def _drawn(grid: HeatGrid, scale: Scale | None) -> tuple[list[str], float]:
+def _drawn(grid: HeatGrid, scale: Scale | RowScale | None) -> tuple[list[str], float]:
     """The parts of the drawing, in blocks of at most `ACROSS` layers, and their height."""
     roles = grid.roles[:MAX_ROLES]
     blocks = [grid.layers[n : n + ACROSS] for n in range(0, len(grid.layers), ACROSS)]
@@ -222,12 +203,20 @@ def _drawn(grid: HeatGrid, scale: Scale | None) -> tuple[list[str], float]:
         y += 20
     made, y = _ramp(scale, y + 4)
     letters = {cell.letter for cell in grid.cells.values() if cell.letter}
-    keys, bottom = legend([Key("pale", letter, means) for letter, means in MEANS.items() if letter in letters], y)
+    in_part = any(cell.letter == "?" and cell.value is not None for cell in grid.cells.values())
+    listed = [_key(letter, means, in_part) for letter, means in MEANS.items() if letter in letters]
+    keys, bottom = legend(listed, y)
     return [*parts, made, keys], bottom
 
 
+def _key(letter: Letter, means: str, in_part: bool) -> Key:
+    """The entry of a letter; cells that were read in part are hatched in its place."""
+    partial = letter == "?" and in_part
+    return Key("hatched", "", "not read in full") if partial else Key("pale rim", letter, means)
+
+
 def _block(
-    grid: HeatGrid, roles: Sequence[str], layers: Sequence[str | None], top: float, scale: Scale | None
+    grid: HeatGrid, roles: Sequence[str], layers: Sequence[str | None], top: float, scale: Scale | RowScale | None
 ) -> Iterator[str]:
     width = min(CELL, (WIDTH - NAMES) / min(ACROSS, len(grid.layers)))
     yield from _ticks(grid.layers, layers, width, top + 11)
@@ -240,7 +229,7 @@ def _block(
         for n, layer in enumerate(layers):
             cell = grid.cells.get((role, layer))
             if cell is not None:
-                yield from _cell(cell, Rect(NAMES + n * width, y, width, CELL).inset(1), scale)
+                yield from _cell(cell, role, Rect(NAMES + n * width, y, width, CELL).inset(1), scale)
 
 
 def _ticks(every_layer: Sequence[str | None], layers: Sequence[str | None], width: float, y: float) -> Iterator[str]:
@@ -261,19 +250,21 @@ def common_beginning(names: Sequence[str]) -> str:
     return "".join(f"{word}." for word in alike) if len(names) > 1 else ""
 
 
-def _cell(cell: HeatCell, at: Rect, scale: Scale | None) -> Iterator[str]:
+def _cell(cell: HeatCell, role: str, at: Rect, scale: Scale | RowScale | None) -> Iterator[str]:
     value, hover = cell.value, f"{name_text(cell.name)}: {cell.words}"
-    if scale is None or value is None or not math.isfinite(value) or value <= 0 or cell.letter:
-        yield rect(at, "pale edge" if cell.letter == "N" else "pale", hover) + mark(at, cell.letter, "ink")
+    if cell.letter == "?" and value is not None:  # read in part
+        yield hatched(at, hover)
+    elif scale is None or value is None or not drawable(value) or cell.letter:
+        yield rect(at, "pale edge" if cell.letter == "N" else "pale rim", hover) + mark(at, cell.letter, "ink")
     else:
-        yield colored(at, scale.color(value), hover)
+        yield colored(at, scale.color(value, role), hover)
 
 
-def _ramp(scale: Scale | None, y: float) -> tuple[str, float]:
+def _ramp(scale: Scale | RowScale | None, y: float) -> tuple[str, float]:
     if scale is None:
         return "", y
-    low, high = _figure(scale.low), _figure(scale.high)
-    x = len(low) * CHARACTER + 6
-    cells = [colored(Rect(x + 18 * n, y, 18, 12), color) for n, color in enumerate(VIRIDIS)]
-    ends = label(0, y + 10, low) + label(x + 18 * len(VIRIDIS) + 6, y + 10, high)
+    before, colors, behind = scale.ramp
+    x = len(before) * CHARACTER + 6
+    cells = [colored(Rect(x + 18 * n, y, 18, 12), color) for n, color in enumerate(colors)]
+    ends = label(0, y + 10, before) + label(x + 18 * len(colors) + 6, y + 10, behind)
     return "".join(cells) + ends, y + 24

@@ -102,7 +102,7 @@ def _following(problems: Sequence[Problem], following: Sequence[Consequence]) ->
 
 def ranks_picture(page: Page, picture: Picture) -> None:
     """Add the map of the ranks."""
-    page.drawing(f"<section>{page.heading('ranks')}{picture._repr_html_()}</section>")
+    page.drawing(f"<section>{page.heading('ranks')}{picture.html()}</section>")
 
 
 def code_list(page: Page, problems: Iterable[Problem]) -> None:

@@ -27,9 +27,10 @@ from ckptools.doctor.record import Diagnosis
 from ckptools.doctor.text import diagnosis_html
 from ckptools.errors import UsageError
 from ckptools.files.partial_files import check_place_of_file, write_text
+from ckptools.inspect.byte_bars import bytes_by_section
 from ckptools.inspect.html import FACT_COLUMNS, group_table
 from ckptools.inspect.json import report_json
-from ckptools.inspect.picture import bytes_by_section, rank_map
+from ckptools.inspect.picture import rank_map
 from ckptools.inspect.record import Report, inspect_report
 from ckptools.inspect.text import SECTION_COLUMNS, facts, scheduler_words, section_cells
 from ckptools.keys.entries import EVERYTHING, Entry, Selection, entries_of
@@ -41,14 +42,14 @@ from ckptools.model.tensor import Tensor
 from ckptools.plots.heat_map import heat_map, rms_cells
 from ckptools.report import first_screen
 from ckptools.stats.figures import statistics
-from ckptools.stats.picture import norm_histogram
+from ckptools.stats.picture import norm_bars
 from ckptools.stats.reading import parts_of
 from ckptools.stats.record import Statistics, Stats
 from ckptools.stats.text import statistics_table, suspect_table
 from ckptools.text import few, moment_utc, plural
 from ckptools.training_state.sections import sections_of_kind
 from ckptools.verify import text as verification
-from ckptools.verify.record import Check, Verification
+from ckptools.verify.record import Check, Result, Verification
 from ckptools.verify.run import verify
 
 LIMITS = Limits(rows=1000, nbytes=400_000)
@@ -176,7 +177,7 @@ def _first_screen(page: Page, found: PageContents, problems: Sequence[Problem]) 
 
 def counted_checks(checks: Sequence[Check]) -> str:
     """How many checks came to what: `2 failed, 8 ok, 2 skipped`."""
-    words = {"FAIL": "failed", "warn": "with a warning", "ok": "ok", "skip": "skipped"}
+    words: dict[Result, str] = {"FAIL": "failed", "warn": "with a warning", "ok": "ok", "skip": "skipped"}
     counts = Counter(check.result for check in checks)
     return "checks: " + ", ".join(f"{counts[result]} {word}" for result, word in words.items() if counts[result])
 
@@ -224,7 +225,7 @@ def _keys(page: Page, checkpoint: Checkpoint) -> None:
 def _drawn(page: Page, found: PageContents) -> None:
     pictures = list(pictures_of(found))
     if pictures:
-        drawn = "".join(picture._repr_html_() for picture in pictures)
+        drawn = "".join(picture.html() for picture in pictures)
         page.drawing(f'<section>{page.heading("pictures")}<div class="two">{drawn}</div></section>')
 
 
@@ -235,7 +236,7 @@ def pictures_of(found: PageContents) -> Iterator[Picture]:
         yield bytes_by_section(checkpoint)
     if figures is not None and (cells := rms_cells(figures)):
         yield heat_map(f"rms of weights of {checkpoint.name}", cells)
-        yield norm_histogram(f"l2 norms of tensors of {checkpoint.name}", figures)
+        yield norm_bars(f"l2 norms of tensors of {checkpoint.name}", figures)
     for entry in islice(_largest(checkpoint), MAX_LAYOUTS):
         yield tensor_layout(entry.value, entry.name)
 

@@ -1,19 +1,27 @@
-"""Histograms: the values of one tensor, and the norms of all of them."""
+"""Pictures of figures: the values of one tensor as a histogram, and the largest and smallest norms by name."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ckptools.display.drawing import WIDTH, Picture, Rect, label, line, name_text, rect, svg
+from ckptools.display.drawing import CHARACTER, WIDTH, Picture, Rect, label, line, name_text, rect, svg
 from ckptools.dtypes import is_floating
 from ckptools.stats.record import Statistics, Stats
-from ckptools.text import count, number, plural
+from ckptools.text import clip_middle, count, number, plural
 
 HIGH = 150.0
-MAX_BINS = 160
+LEFT = 52.0
+"""Room for the counts on the left of a histogram."""
+
+MOST_TICKS = 8
+ENDS = 10
+"""So many of the largest norms are drawn, and so many of the smallest."""
+
+BAR = 18.0
+NAMES = 330.0
+"""Room for the names of tensors."""
 
 
 class Bin(NamedTuple):
@@ -36,79 +44,163 @@ def value_bins(found: Stats) -> tuple[Bin, ...]:
 
 
 def value_histogram(found: Stats) -> Picture:
-    """Draw the distribution of a tensor's values between its extremes, from figures with a histogram."""
+    """Draw the distribution of a tensor's values, counts on a logarithmic scale; a constant is a sentence."""
     bins = value_bins(found)
     title = f"values of {name_text(found.name) or 'a tensor'}"
     odd = f"{found.nan} NaN and {found.inf} infinite left out" if found.nonfinite else "all finite"
     facts = [f"{count(found.elements)} of {count(found.numel)} elements read, {odd}"]
-    if bins:
-        facts.append(f"from {number(bins[0].low)} to {number(bins[-1].high)}, {found.zeros} zero")
     facts += [found.problem] if found.problem else []
-    return _picture(title, facts, bins, "elements")
+    if not bins or found.min == found.max:
+        facts.append(f"every value is {_short(float(found.min or 0))}" if bins else "nothing to draw")
+        return _sentences(title, facts)
+    facts.append(f"from {number(bins[0].low)} to {number(bins[-1].high)}, {found.zeros} zero; counts are logarithmic")
+    text = "\n".join([title, *facts, *(f"{_range(one)}: {one.members}" for one in bins if one.members)])
+    parts = [label(0, 12 + 16 * n, name_text(fact, 100), "faint") for n, fact in enumerate(facts)]
+    top = 16.0 * len(facts) + 20
+    parts += [*_counts(bins, top), *_values(found, bins, top)]
+    for one, at in zip(bins, bar_rects(bins, top), strict=True):
+        if one.members:
+            bar = at.inset(0.5)._replace(height=at.height)
+            parts.append(rect(bar, "sky", f"{_range(one)}: {one.members} elements"))
+    parts.append(line([(LEFT, top + HIGH), (WIDTH, top + HIGH)], "edge"))
+    return Picture(title, svg(title, text, [*parts, *_deviations(found, bins, top)], top + HIGH + 34), text)
 
 
-def norm_bins(found: Statistics[Stats]) -> tuple[Bin, ...]:
-    """Count the floating-point tensors with an l2 norm in each power of two, including empty bins between others."""
-    norms = [row.l2 for row in _floating(found) if row.l2 and math.isfinite(row.l2)]
-    powers = Counter(math.frexp(norm)[1] - 1 for norm in norms)
-    if not powers:
-        return ()
-    return tuple(
-        Bin(math.ldexp(1.0, p), 2 * math.ldexp(1.0, p), powers[p]) for p in range(min(powers), max(powers) + 1)
-    )
-
-
-def _floating(found: Statistics[Stats]) -> list[Stats]:
-    """The tensors with a meaningful norm, without counters and masks."""
-    return [row for row in found.rows if is_floating(row.dtype)]
-
-
-def norm_histogram(title: str, found: Statistics[Stats]) -> Picture:
-    """Draw the number of tensors with an l2 norm between each power of two and the next."""
-    bins, rows = norm_bins(found), _floating(found)
-    zero = sum(row.l2 == 0 for row in rows)
-    counted = sum(one.members for one in bins)
-    facts = [f"{plural(counted, 'tensor')} with an l2 norm; a bar for each power of two"]
-    partly = sum(row.l2 is not None and row.elements < row.numel for row in rows)
-    others = (
-        (zero, "all zero"),
-        (len(rows) - counted - zero, "without a finite norm"),
-        (sum(bool(row.nonfinite) for row in rows), "with NaN or infinities, which are left out of their norms"),
-        (partly, "read in part, whose norm is of that part"),
-        (len(found.rows) - len(rows), "of integers or flags left out"),
-    )
-    facts += [f"{plural(n, 'tensor')} {what}" for n, what in others if n]
-    return _picture(name_text(title), facts, bins, "tensors")
+def _sentences(title: str, facts: Sequence[str]) -> Picture:
+    parts = [label(0, 12 + 16 * n, name_text(fact, 100), "ink") for n, fact in enumerate(facts)]
+    text = "\n".join([title, *facts])
+    return Picture(title, svg(title, text, parts, 16.0 * len(facts) + 8), text)
 
 
 def bar_rects(bins: Sequence[Bin], top: float = 0.0) -> Iterator[Rect]:
-    """The places of the bars: side by side, height relative to the fullest bin, and never invisible."""
-    most = max((one.members for one in bins), default=0)
-    width = WIDTH / max(1, len(bins))
+    """The places of the bars: side by side, height by the logarithm of the count, and never invisible."""
+    most = math.log1p(max((one.members for one in bins), default=0))
+    width = (WIDTH - LEFT) / max(1, len(bins))
     for n, one in enumerate(bins):
-        height = max(one.members / most * HIGH, 1.0) if one.members else 0.0
-        yield Rect(n * width, top + HIGH - height, width, height)
+        height = max(math.log1p(one.members) / most * HIGH, 1.0) if one.members else 0.0
+        yield Rect(LEFT + n * width, top + HIGH - height, width, height)
 
 
-def _picture(title: str, facts: Sequence[str], bins: Sequence[Bin], what: str) -> Picture:
-    left_out = len(bins) - MAX_BINS
-    bins = bins[-MAX_BINS:]
-    facts = [*facts, *([f"{plural(left_out, 'lower bin')} not drawn"] if left_out > 0 else [])]
-    counts = [f"{_range(one)}: {one.members}" for one in bins if one.members]
-    text = "\n".join([title, *facts, *counts])
-    parts = [label(0, 12 + 16 * n, name_text(fact, 100), "faint") for n, fact in enumerate(facts)]
-    y = 16.0 * len(facts) + 20
-    if not bins:
-        parts.append(label(0, y, "nothing to draw", "ink"))
-        return Picture(title, svg(title, text, parts, y + 10), text)
+def round_ticks(low: float, high: float, most: int = MOST_TICKS) -> list[float]:
+    """Round numbers between two limits: multiples of 1, 2 or 5 times a power of ten, so that 0 is one of them."""
+    span = high / most - low / most
+    if not max(1e-290, 1e-9 * abs(low), 1e-9 * abs(high)) < span < math.inf:
+        return []
+    power = 10.0 ** math.floor(math.log10(span))
+    step = next(power * n for n in (1, 2, 5, 10) if power * n >= span)
+    first, last = math.ceil(low / step), math.floor(high / step)
+    return [float(f"{n * step:.12g}") for n in range(first, last + 1)]
+
+
+def _x(value: float, bins: Sequence[Bin]) -> float:
+    low, high = bins[0].low, bins[-1].high
+    return LEFT + (value / 2 - low / 2) / (high / 2 - low / 2) * (WIDTH - LEFT)
+
+
+def _counts(bins: Sequence[Bin], top: float) -> Iterator[str]:
+    """Grid lines and labels for counts of 1, 10, 100 and so on."""
     most = max(one.members for one in bins)
-    parts.append(label(0, y - 6, f"highest bar: {most} {what}", "faint"))
-    for one, at in zip(bins, bar_rects(bins, y), strict=True):
-        if one.members:
-            parts.append(rect(at.inset(0.5)._replace(height=at.height), "sky", f"{_range(one)}: {one.members} {what}"))
-    parts.append(line([(0, y + HIGH), (WIDTH, y + HIGH)], "edge"))
-    parts += _axis(bins, y + HIGH + 14)
-    return Picture(title, svg(title, text, parts, y + HIGH + 20), text)
+    powers = [10**n for n in range(len(str(most))) if 10**n <= most]
+    apart = -(-len(powers) // 6)
+    for power in powers[::apart]:
+        y = top + HIGH - math.log1p(power) / math.log1p(most) * HIGH
+        yield line([(LEFT, y), (WIDTH, y)], "grid") + label(LEFT - 6, y + 4, count(power), "faint", "end")
+
+
+def _values(found: Stats, bins: Sequence[Bin], top: float) -> Iterator[str]:
+    """Grid lines and labels for round values; those that would touch the one before have no label."""
+    free = 0.0
+    for tick in round_ticks(bins[0].low, bins[-1].high):
+        x, text = _x(tick, bins), _short(tick)
+        yield line([(x, top), (x, top + HIGH)], "grid")
+        half = len(text) * CHARACTER / 2
+        if x - half >= free and x + half <= WIDTH + 10:
+            yield label(x, top + HIGH + 14, text, "faint", "middle")
+            free = x + half + 8
+
+
+def _deviations(found: Stats, bins: Sequence[Bin], top: float) -> Iterator[str]:
+    """The mean and three standard deviations on both sides of it, where they lie within the values."""
+    if not found.std or found.mean is None:
+        return
+    for times, name in ((-3, "-3\u03c3"), (0, "mean"), (3, "+3\u03c3")):
+        value = found.mean + times * found.std
+        if bins[0].low <= value <= bins[-1].high:
+            x = _x(value, bins)
+            yield line([(x, top - 4), (x, top + HIGH)], "edge dash") + label(x, top + HIGH + 28, name, "ink", "middle")
+
+
+# -- norms --------------------------------------------------------------------------------------------------------
+
+
+def norm_rows(found: Statistics[Stats]) -> tuple[list[Stats], list[Stats]]:
+    """The tensors with the largest norms, and those with the smallest that are not among these."""
+    known = [row for row in found.rows if is_floating(row.dtype) and row.l2 and math.isfinite(row.l2)]
+    ordered = sorted(known, key=lambda row: -(row.l2 or 0))
+    return ordered[:ENDS], ordered[max(ENDS, len(ordered) - ENDS) :]
+
+
+def norm_bars(title: str, found: Statistics[Stats]) -> Picture:
+    """Draw the ten largest and the ten smallest l2 norms of tensors, by name, on a logarithmic scale."""
+    largest, smallest = norm_rows(found)
+    facts = list(_norm_facts(found, len(largest) + len(smallest)))
+    title = name_text(title)
+    if not largest:
+        return _sentences(title, [*facts, "nothing to draw"])
+    shown = [*largest, *smallest]
+    lines = [f"{name_text(row.name)}: {_short(row.l2 or 0)}" for row in shown]
+    text = "\n".join([title, *facts, "largest:", *lines[: len(largest)], *(["smallest:"] if smallest else []),
+                      *lines[len(largest) :]])  # fmt: skip
+    parts = [label(0, 12 + 16 * n, name_text(fact, 100), "faint") for n, fact in enumerate(facts)]
+    y = 16.0 * len(facts) + 8
+    low = math.floor(math.log10(min(row.l2 or 1 for row in shown)) - 0.05)
+    high = max(math.ceil(math.log10(max(row.l2 or 1 for row in shown))), low + 1)
+    for n, row in enumerate(shown):
+        y += 10 if n == len(largest) else 0
+        parts += _norm_bar(row, y, low, high)
+        y += BAR
+    return Picture(title, svg(title, text, [*parts, *_decades(low, high, y)], y + 22), text)
+
+
+def _norm_facts(found: Statistics[Stats], drawn: int) -> Iterator[str]:
+    rows = [row for row in found.rows if is_floating(row.dtype)]
+    normed = [row for row in rows if row.l2 and math.isfinite(row.l2)]
+    zero = sum(row.l2 == 0 for row in rows)
+    left = f", of which the {drawn} at both ends are drawn" if drawn < len(normed) else ""
+    yield f"{plural(len(normed), 'tensor')} with an l2 norm{left}"
+    others = (
+        (zero, "all zero"),
+        (len(rows) - len(normed) - zero, "without a finite norm"),
+        (sum(bool(row.nonfinite) for row in rows), "with NaN or infinities, which are left out of their norms"),
+        (
+            sum(row.l2 is not None and row.elements < row.numel for row in rows),
+            "read in part, whose norm is of that part",
+        ),
+        (len(found.rows) - len(rows), "of integers or flags left out"),
+    )
+    yield from (f"{plural(n, 'tensor')} {what}" for n, what in others if n)
+
+
+def _norm_x(power: float, low: int, high: int) -> float:
+    return NAMES + (power - low) / (high - low) * (WIDTH - NAMES - 70)
+
+
+def _norm_bar(row: Stats, y: float, low: int, high: int) -> Iterator[str]:
+    norm = row.l2 or 1.0
+    end = _norm_x(math.log10(norm), low, high)
+    name = clip_middle(name_text(row.name), int((NAMES - 8) / CHARACTER))
+    part = "; read in part" if row.elements < row.numel else ""
+    yield label(NAMES - 8, y + 13, name, "ink", "end")
+    yield rect(Rect(NAMES, y + 2, end - NAMES, BAR - 4), "sky", f"{name_text(row.name)}: l2 {_short(norm)}{part}")
+    yield label(end + 6, y + 13, _short(norm), "faint")
+
+
+def _decades(low: int, high: int, y: float) -> Iterator[str]:
+    """Labels for powers of ten below the bars."""
+    apart = -(-(high - low) // 5)
+    for power in range(low, high + 1, apart):
+        x = _norm_x(power, low, high)
+        yield line([(x, y + 2), (x, y + 6)], "edge") + label(x, y + 18, _short(10.0**power), "faint", "middle")
 
 
 def _range(one: Bin) -> str:
@@ -117,13 +209,3 @@ def _range(one: Bin) -> str:
 
 def _short(value: float) -> str:
     return number(float(f"{value:.4g}"))
-
-
-def _axis(bins: Sequence[Bin], y: float) -> Iterator[str]:
-    """Labels for the start of the first bar, the end of the last, and some between."""
-    steps = max(1, len(bins) // 5)
-    width = WIDTH / len(bins)
-    for n in range(0, len(bins), steps):
-        if n * width < WIDTH - 150 or n == 0:
-            yield label(n * width, y, _short(bins[n].low), "faint", "start" if n == 0 else "middle")
-    yield label(WIDTH, y, _short(bins[-1].high), "faint", "end")

@@ -9,14 +9,15 @@ import pytest
 
 from ckptools.contents.picture import tensor_layout
 from ckptools.display.drawing import Picture
-from ckptools.inspect.picture import bytes_by_section, rank_map
+from ckptools.inspect.byte_bars import bytes_by_section
+from ckptools.inspect.picture import rank_map
 from ckptools.ls.picture import run_steps
 from ckptools.model.problems import Code, Problem
 from ckptools.model.records import Rows
 from ckptools.model.regions import Box, chunk
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.plots.heat_map import HeatCell, heat_map
-from ckptools.stats.picture import norm_histogram, value_histogram
+from ckptools.stats.picture import norm_bars, value_histogram
 from ckptools.stats.record import Statistics, Stats
 from tests.display.made import checkpoint, composer_tree, files, plain, source
 from tests.display.pictures.test_run_steps import saved
@@ -59,15 +60,15 @@ def heat() -> Picture:
 
 
 def values() -> Picture:
-    return value_histogram(
-        Stats("w", "model", None, "float32", (4, 5), 20, 20, 1.5, 6.7, -2.0, 3.0, nan=1, inf=2, histogram=(1, 0, 4, 12))
-    )
+    counts = (1, 0, 4, 12)
+    more = {"nan": 1, "inf": 2, "histogram": counts, "mean": 1.0, "std": 0.6}
+    return value_histogram(Stats("w", "model", None, "float32", (4, 5), 20, 20, 1.5, 6.7, -2.0, 3.0, **more))
 
 
 def norms() -> Picture:
     rows = [Stats(f"w{n}", "model", None, "float32", (2,), 2, 2, l2=l2) for n, l2 in enumerate((0.1, 3, 3.5, 70, 0.0))]
     rows += [Stats("i", "model", None, "int64", (2,), 2, 2, l2=5.0), Stats("n", "model", None, "float32", (2,), 2, 1)]
-    return norm_histogram("norms", Statistics(Path("a.pt"), "values", 7, 0, None, 0, 0, 0, 0.0, Rows(rows)))
+    return norm_bars("norms", Statistics(Path("a.pt"), "values", 7, 0, None, 0, 0, 0, 0.0, Rows(rows)))
 
 
 def sections() -> Picture:

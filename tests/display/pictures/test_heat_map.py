@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckptools
-from ckptools.display.drawing import VIRIDIS
+from ckptools.display.drawing import DIVERGING, VIRIDIS
 from ckptools.errors import UsageError
-from ckptools.plots.heat_map import HeatCell, Scale, common_beginning, heat_grid, heat_map
+from ckptools.plots.heat_map import HeatCell, common_beginning, heat_grid, heat_map
+from ckptools.plots.scales import RowScale, Scale
 from tests.display.made import HOSTILE
 from tests.display.pictures.svg import hovers, parsed, shown
 from tests.truth import FIXTURES
@@ -44,6 +45,30 @@ def test_a_larger_figure_is_never_darker(low, factor, part):
     assert order == sorted(order)
 
 
+@given(st.lists(st.floats(1e-200, 1e200), min_size=1, max_size=9))
+def test_the_median_of_a_row_is_grey_and_forty_times_it_is_the_last_colour(values):
+    scale = RowScale.of(("w", value) for value in values)
+    middle = scale.medians["w"]
+    colors = [scale.color(middle * factor, "w") for factor in (1 / 40, 0.5, 1, 2, 40)]
+    assert colors == [DIVERGING[n] for n in (0, 3, 4, 5, 8)]
+
+
+def test_each_row_has_its_own_median_and_every_cell_an_outline():
+    found = cells(*((f"h.{n}.{role}", size * (40 if n == 3 else 1), "") for n in range(6) for role, size in SIZES))
+    picture = heat_map("rms", found)
+    counts = [picture.svg.count(DIVERGING[n]) for n in (4, 8)]
+    assert counts == [10 + 1, 2 + 1]  # one of each is in the ramp
+    assert picture.svg.count('class="rim"') == 12 + len(DIVERGING) and "median of the row" in picture.text
+
+
+SIZES = (("a", 1e-3), ("b", 1e3))
+
+
+def test_what_was_read_in_part_is_hatched():
+    picture = heat_map("rms", cells(("h.0.w", 0.5, "?"), ("h.1.w", 0.5, "")))
+    assert "not read in full" in shown(picture) and 'class="grid" pointer-events="none"' in picture.svg
+
+
 def test_layers_stand_in_the_order_of_their_numbers():
     grid = heat_grid(cells(*((f"h.{n}.w", 1.0, "") for n in (10, 9, 2)), ("head", 1.0, "")))
     assert grid.layers == (None, "2", "9", "10") and grid.roles == ("h.*.w", "head")
@@ -56,7 +81,7 @@ def test_what_all_names_begin_with_stands_once():
 
 def test_letters_and_words_tell_what_is_no_number():
     found = cells(("h.0.w", 0.5, ""), ("h.1.w", 0.25, "N"), ("h.2.w", 0.0, "0"), ("h.3.w", None, "?"))
-    picture = heat_map("rms", found)
+    picture = heat_map("rms", found, absolute=True)
     assert "colours from 0.25 to 0.5" in picture.text and "smallest: h.2.w rms 0.0; h.1.w" in picture.text
     assert "N NaN or infinities in it: 1 tensor: h.1.w rms 0.25" in picture.text
     assert {"N", "0", "?"} <= set(shown(picture).split("\n")) and len(hovers(picture)) == 4
@@ -66,7 +91,7 @@ def test_many_layers_go_on_below_and_what_is_not_drawn_is_counted():
     found = cells(*((f"h.{n}.{role}", 1.0 + n, "") for n in range(400) for role in "abcdefghijkl"))
     picture = heat_map("rms", found)
     assert len(hovers(picture)) == 3 * 48 * 12 and f"{4800 - 3 * 48 * 12} tensors not drawn" in shown(picture)
-    assert len(picture.svg) < 200_000 and "4800 tensors, 400 layers, 12 roles" in picture.text
+    assert len(picture.svg) < 220_000 and "4800 tensors, 400 layers, 12 roles" in picture.text
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -59,7 +59,7 @@ def test_the_html_of_a_picture_closes_what_it_opens_and_runs_nothing():
         def handle_endtag(self, tag):
             assert self.open.pop() == tag
 
-    page = Tags(rank_map(hostile())._repr_html_())
+    page = Tags(rank_map(hostile()).html())
     assert page.open == [] and not page.met & {"script", "img", "a", "foreignobject", "onload", "onclick"}
     assert {"svg", "details", "pre"} <= page.met
 
@@ -85,7 +85,7 @@ def test_hostile_names_are_text_to_a_browser_too(tmp_path):
     name = "<script>document.title='run'</script>\"><img src=x onerror=\"document.title='run'\">]]><b>"
     made = [rank_map(checkpoint({}, name=name)), tensor_layout(plain(2, 3), name)]
     page = tmp_path / "page.html"
-    page.write_text("<title>still</title>" + "".join(picture._repr_html_() for picture in made))
+    page.write_text("<title>still</title>" + "".join(picture.html() for picture in made))
     alone = made[1].save(tmp_path / "alone.svg")
     for seen in (elements_of(page), elements_of(alone)):
         assert not re.search(r"<(script|img|b)[ >]", seen) and "<title>run" not in seen and "&lt;script&gt;" in seen

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import re
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import ckptools
-from ckptools.inspect.picture import ACROSS, CELL, places, rank_cells, rank_map
+from ckptools.display.drawing import WIDTH
+from ckptools.inspect.picture import CELL, Grouping, grouping, places, rank_cells, rank_map
+from ckptools.model.checkpoint import Fact
 from ckptools.model.problems import Code, Problem
-from tests.display.made import alone, broken_run7, run7, snapshot, unread_run7
+from ckptools.model.regions import Box
+from tests.display.made import alone, broken_run7, checkpoint, dtensor, files, run7, snapshot, unread_run7
 from tests.display.pictures.svg import hovers, shown
 
 
@@ -18,12 +25,47 @@ def states(ck, problems=None):
     return {cell.rank: cell.state for cell in rank_cells(ck, problems)}
 
 
-@given(st.integers(0, 300))
-def test_cells_lie_side_by_side_and_none_over_another(count):
-    found = places(count)
-    assert len({(at.x, at.y) for at in found}) == count
-    assert all(at.width == CELL.width and at.x % CELL.width == places(1)[0].x % CELL.width for at in found)
-    assert max((at.y for at in found), default=0) == CELL.height * (max(count - 1, 0) // ACROSS)
+@given(st.integers(0, 300), st.sampled_from([Grouping(32, 8, 1 << 30), Grouping(24, 8, 96), Grouping(5, 5, 10)]))
+def test_cells_lie_beside_each_other_and_none_over_another(count, how):
+    found = places(count, how)
+    assert all(b.x >= a.x + a.width or b.y >= a.y + a.height for a, b in itertools.pairwise(found))
+    assert max((at.x + at.width for at in found), default=0) <= WIDTH
+    assert max((at.y for at in found), default=0) >= CELL.height * (max(count - 1, 0) // how.across)
+
+
+def meshed(mesh, *placements):
+    """A checkpoint whose tensors state a mesh, each with its placements."""
+    ranks = math.prod(mesh)
+    boxes = [Box((0, 0), (64, 64))] * ranks
+    tensors = {f"w{n}": dtensor((64, 64), placed, mesh, boxes) for n, placed in enumerate(placements)}
+    return checkpoint({"model": tensors}, files=files(ranks, read=True), world_size=Fact(ranks, ("layout",)))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "placements", "words", "across", "group"),
+    [
+        ((8, 16, 8), ("Replicate()", "Shard(dim=0)", "Shard(dim=1)"), "mesh replicate 8 x shard 16 x tp 8", 32, 8),
+        ((2, 4), ("Shard(dim=0)", "Shard(dim=1)"), "mesh shard 2 x tp 4", 4, 4),
+        ((3, 64), ("Replicate()", "Shard(0)"), "mesh replicate 3 x shard 64", 32, 32),
+        ((2, 50), ("Replicate()", "Shard(0)"), "mesh replicate 2 x shard 50", 32, 32),
+    ],
+)
+def test_ranks_are_arranged_as_their_mesh_is(mesh, placements, words, across, group):
+    found = grouping(meshed(mesh, placements), math.prod(mesh))
+    assert (found.words, found.across, found.group) == (words, across, group)
+    assert len(mesh) == 2 or found.block == mesh[1] * mesh[2]
+
+
+def test_without_a_mesh_ranks_stand_in_groups_of_eight_and_no_axis_is_named():
+    assert grouping(run7(), 256)._replace(block=0) == Grouping(32, 8, 0, "")
+
+
+def test_1024_ranks_of_a_mesh_have_a_label_for_each_row_and_none_touches_another():
+    picture = rank_map(meshed((8, 16, 8), ("Replicate()", "Shard(dim=0)", "Shard(dim=1)")))
+    labels = re.findall(r'<text x="([\d.]+)" y="([\d.]+)" class="faint" text-anchor="end">(\d+)<', picture.svg)
+    assert [int(rank) for *_, rank in labels] == list(range(0, 1024, 32))
+    heights = [float(y) for _, y, _ in labels]
+    assert min(b - a for a, b in itertools.pairwise(heights)) >= 12 and "mesh replicate 8" in shown(picture)
 
 
 def test_ranks_that_are_missing_or_cut_are_marked():
