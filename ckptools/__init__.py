@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 import ckptools.consolidate
 import ckptools.diff
 import ckptools.doctor
+import ckptools.match
 import ckptools.report
+import ckptools.stats
 import ckptools.verify
 from ckptools._version import __version__ as __version__
 
@@ -35,13 +37,15 @@ if TYPE_CHECKING:
         diff,
         doctor,
         load_shard,
+        match,
         offline,
         open,
         report,
+        stats,
         verify,
     )
 else:
-    del ckptools, consolidate, diff, doctor, report, verify
+    del ckptools, consolidate, diff, doctor, match, report, stats, verify
 
 __all__ = [
     "Checkpoint",
@@ -55,9 +59,11 @@ __all__ = [
     "diff",
     "doctor",
     "load_shard",
+    "match",
     "offline",
     "open",
     "report",
+    "stats",
     "verify",
 ]
 

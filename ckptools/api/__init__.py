@@ -12,7 +12,9 @@ from ckptools.api.checkpoint import Checkpoint as Checkpoint
 from ckptools.api.functions import consolidate as consolidate
 from ckptools.api.functions import diff as diff
 from ckptools.api.functions import doctor as doctor
+from ckptools.api.functions import match as match
 from ckptools.api.functions import report as report
+from ckptools.api.functions import stats as stats
 from ckptools.api.functions import verify as verify
 from ckptools.api.opening import checkpoints_in as checkpoints_in
 from ckptools.api.opening import open as open

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptools.api.methods import ValueMethods
 from ckptools.api.python_words import in_python
-from ckptools.api.state_dict import RandomStates, StateDict
+from ckptools.api.state_dict import RandomStates, RawTree, StateDict
 from ckptools.model import checkpoint as checkpoint_data
 from ckptools.model.checkpoint import RankFile
 from ckptools.model.problems import Problem
@@ -53,7 +53,7 @@ class Checkpoint(ValueMethods, checkpoint_data.Checkpoint):
     @property
     def raw(self) -> Any:
         """The tree as the file has it: nested dicts, lists and tuples with plain values and lazy tensors."""
-        return self.tree
+        return RawTree(self.tree) if isinstance(self.tree, dict) else self.tree
 
     @property
     def verdict(self) -> Verdict:

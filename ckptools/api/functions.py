@@ -54,6 +54,8 @@ def _of_path(method: Callable[Concatenate[Checkpoint, P], R_co]) -> _OfPath[P, R
 verify = _of_path(Checkpoint.verify)
 report = _of_path(Checkpoint.report)
 consolidate = _of_path(Checkpoint.consolidate)
+stats = _of_path(Checkpoint.stats)
+match = _of_path(Checkpoint.match)
 
 
 @in_python

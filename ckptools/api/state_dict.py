@@ -66,6 +66,13 @@ class StateDict(Mapping[str, Any]):
         return {str(key): to_plain(value) for key, value in self.items()}
 
 
+class RawTree(dict[Any, Any]):
+    """The tree of a file, which a notebook shows as folds."""
+
+    def _repr_html_(self) -> str | None:
+        return as_html(self)
+
+
 @displayed
 @dataclass(frozen=True, repr=False)
 class RandomState:

@@ -118,18 +118,17 @@ FORMS[StreamRow] = Form(
 def tensor_html(tensor: Tensor) -> str:
     """Render a tensor with a picture of its layout and a row for each shard.
 
-    If only some ranks' files were read, a strip shows the rank of each part: a picture would show holes, although the
-    bytes may be in the files that were not read.
+    If only some ranks' files were read, a part is a hole only if its file is known to be missing or unreadable: the
+    bytes of others may be in the files that were not read.
     """
     page = Page("to_dicts() of .shards")
     page.line(repr(tensor))
     if tensor.note:
         page.line(tensor.note, "bad")
     page.line(placement(tensor))
-    if tensor.unread and not all(shard.is_here for shard in tensor.shards):
-        page.lines(shard_map(tensor.shape, _stated_rows(tensor)))
-    elif tensor.shards:
-        page.picture(tensor_layout(tensor))
+    if tensor.shards:
+        unread = tensor.unread and not all(shard.is_here for shard in tensor.shards)
+        page.picture(tensor_layout(tensor, rows=_stated_rows(tensor) if unread else None))
     _remarks(page, tensor)
     shard_table(page, tensor.shards, tensor)
     return page.html()

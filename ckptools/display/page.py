@@ -8,6 +8,7 @@ scheme, and never the only sign: the words stay, and mean the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from html import escape
 from typing import NamedTuple
 
@@ -49,6 +50,7 @@ color:var(--jp-content-font-color2,var(--ckpt-dim))}
 .ckpt.ckpt.ckpt .w{white-space:pre-wrap;overflow-wrap:anywhere;min-width:28ch}
 .ckpt .line,.ckpt summary{white-space:pre-wrap;overflow-wrap:anywhere}
 .ckpt summary{cursor:pointer}
+.ckpt details details{margin-left:16px}
 .ckpt.ckpt.ckpt pre{margin:2px 0 8px 16px;padding:0;background:none;color:inherit;font:inherit;overflow-x:auto}
 .ckpt.ckpt.ckpt .bad{color:var(--jp-error-color1,var(--ckpt-bad));font-weight:bold}
 .ckpt.ckpt.ckpt .warn{color:var(--jp-warn-color0,var(--ckpt-warn))}
@@ -134,6 +136,17 @@ class Page:
 
     def _fold(self, title: str, opened: bool) -> str:
         return f"<details{' open' if opened else ''}><summary>{self.heading(title)}</summary>"
+
+    @contextmanager
+    def folded(self, title: str, opened: bool = False) -> Iterator[bool]:
+        """A fold around what is added meanwhile, which counts as a row; False where there is no room for it."""
+        room = self._rows > 0
+        if room:
+            self._rows -= 1
+            self.drawing(self._fold(title, opened))
+        yield room
+        if room:
+            self.drawing("</details>")
 
     def table(
         self,

@@ -132,8 +132,44 @@ TABLES: dict[type | None, Callable[[Page, str, Sequence[Any], bool], None]] = {
 def values_html(values: Mapping[Any, Any]) -> str:
     """A mapping of a checkpoint's tree: a row for each key, with its value, dtype and size."""
     page = Page("dict(...) of this")
-    value_table(page, plural(len(values), "key"), values)
+    value_tree(page, plural(len(values), "key"), values, opened=True)
     return page.html()
+
+
+BRANCHES: dict[type, Callable[[Any], Mapping[Any, Any]]] = {}
+"""How values of a class that is no mapping are unfolded."""
+
+DEPTH = 6
+"""Folds within each other, at most."""
+
+
+def value_tree(page: Page, title: str, values: Mapping[Any, Any], opened: bool = False, depth: int = DEPTH) -> None:
+    """A fold for each mapping in a mapping, and a table of its other values."""
+    branches = {key: found for key, value in values.items() if (found := _branch(value)) is not None} if depth else {}
+    if not branches:
+        value_table(page, title, values, opened)
+        return
+    with page.folded(title, opened) as room:
+        others = {key: value for key, value in values.items() if key not in branches}
+        if room and others:
+            value_table(page, plural(len(others), "value"), others, opened=True)
+        for key, found in islice(branches.items(), MAX_ROWS if room else 0):
+            value_tree(page, f"{key_name(key)}: {plural(len(found), 'key')}", found, depth=depth - 1)
+        if room and len(branches) > MAX_ROWS:
+            page.line(f"{len(branches) - MAX_ROWS} more are not shown", "dim")
+
+
+def _branch(value: Any) -> Mapping[Any, Any] | None:
+    """What a value unfolds to: a mapping with more than a few plain values, or a list of mappings."""
+    made = next((unfold(value) for cls, unfold in BRANCHES.items() if isinstance(value, cls)), value)
+    if isinstance(made, (list, tuple)) and made and all(isinstance(item, Mapping) for item in islice(made, MAX_ROWS)):
+        return dict(enumerate(made))
+    deep = isinstance(made, Mapping) and any(isinstance(item, (Mapping, Tensor)) for item in made.values())
+    return made if isinstance(made, Mapping) and (deep or len(made) > FEW) else None
+
+
+FEW = 3
+"""A mapping of so many plain values stays in one line."""
 
 
 def section_html(section: Section) -> str:

@@ -145,7 +145,9 @@ class Tensor:
 
     def _summary(self) -> str:
         known = f"{short(self.dtype)} {shape(self.shape)}, {size(self.nbytes)}, {plural(len(self.shards), 'shard')}"
-        return f"{known}, {'CANNOT BE LOADED' if self.note else 'not loaded'}"
+        gone = 0 if self.unread or all_here(self.shards) else len(self.shards) - len(self.found)
+        missing = f", {gone} NOT HERE" if gone and self.kind != "meta" else ""
+        return f"{known}{missing}, {'CANNOT BE LOADED' if self.note else 'not loaded'}"
 
 
 class Rounded(NamedTuple):

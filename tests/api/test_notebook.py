@@ -169,7 +169,7 @@ def test_of_one_rank_the_files_of_others_that_are_known_to_be_lost_are_not_calle
     assert {"MISSING: no file of rank 1 is here", "CUT: a file ends too early, that of rank 2"} <= set(shown)
     assert "rank 3: not read yet; the place of each shard is taken from other files" in shown
     assert [text for text in shown if text in ("MISSING", "CUT", "not read yet")] == ["MISSING", "CUT", "not read yet"]
-    assert "dim 0  [000000000.........222222222333333]" in shown
+    assert "not here: 1 piece of rank 1" in "".join(shown) or "ranks 1" in "".join(shown)
 
 
 def test_where_a_rank_has_two_files_only_the_one_that_is_lost_is_called_so(large_world, tmp_path):
@@ -197,3 +197,27 @@ def test_a_line_of_what_all_param_groups_share_is_there_only_where_they_share_so
         pages.append(optimizer_html(made.optimizers["optimizer"]))
     assert ["all groups" in page for page in pages] == [False, True]
     assert "all groups: amsgrad False" in pages[1]
+
+
+def test_a_mapping_of_mappings_is_folds_within_each_other_and_a_table_where_there_are_no_more(ck):
+    for held in (ck.raw, ck.optimizers):
+        page = Reader(held._repr_html_())
+        assert page.tags.count("details") > 3 and page.open == [] and page.tags.count("table") > 1
+    assert "param_groups: 1 key" in "".join(Reader(ck.optimizers._repr_html_()).text)
+    assert ck.raw == ck.tree and isinstance(ck.raw, dict)
+
+
+def test_a_picture_is_kept_as_a_picture_and_its_words(ck):
+    made = ck.plot.ranks()._repr_mimebundle_()
+    assert set(made) == {"image/svg+xml", "text/plain"} and made["image/svg+xml"].startswith("<svg ")
+    assert made["text/plain"] == ck.plot.ranks().text and not hasattr(ck.plot.ranks(), "_repr_html_")
+
+
+def test_a_tensor_whose_shards_are_not_all_here_says_so_in_its_line(ck):
+    assert "2 NOT HERE" in repr(broken().model["blocks.0.ln.weight"])
+    assert "NOT HERE" not in repr(ck.model["model.emb.weight"])
+
+
+def test_functions_of_a_path_stand_beside_open():
+    assert ckptools.stats(FILE).tensors == ckptools.open(FILE).stats().tensors > 0
+    assert ckptools.match(FILE, FILE).loads

@@ -88,3 +88,42 @@ def test_no_name_runs_or_becomes_an_element(tmp_path):
     found = looked_at("".join(thing._repr_html_() for thing in things), tmp_path)
     assert (found["title"], found["handlers"], found["beyond"]) == ("page", 0, 0)
     assert set(found["names"]) <= MADE and found["wide"] <= found["page"]
+
+
+TEMPLATES = {
+    "lab": (
+        "jp-RenderedHTMLCommon jp-RenderedHTML jp-OutputArea-output",
+        """:not(.jp-RenderedMarkdown).jp-RenderedHTMLCommon td, :not(.jp-RenderedMarkdown).jp-RenderedHTMLCommon th,
+        .jp-RenderedHTMLCommon td, .jp-RenderedHTMLCommon th, .jp-RenderedHTMLCommon tr
+        {text-align: right; vertical-align: middle; padding: 0.5em; max-width: 100px; white-space: normal}""",
+    ),
+    "classic": (
+        "output_subarea rendered_html output_html",
+        """.rendered_html tr, .rendered_html th, .rendered_html td
+        {text-align: right; vertical-align: middle; padding: 0.5em; max-width: none; white-space: normal}""",
+    ),
+}
+"""Classes around an output, and what JupyterLab's and the classic notebook's style, which templates of nbconvert bring
+along, say of every table (@jupyterlab/rendermime/style/base.css; notebook/static/notebook/less/renderedhtml.less)."""
+
+ALIGNED = """<script>
+const cells = [...document.querySelectorAll('.ckpt td, .ckpt th')];
+const of = rows => [...new Set(rows.map(cell => getComputedStyle(cell).textAlign))];
+const found = {texts: of(cells.filter(c => !c.matches('.n'))), numbers: of(cells.filter(c => c.matches('.n')))};
+document.body.setAttribute('data-found', JSON.stringify(found));
+</script></body>"""
+
+
+@needs_browser
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("behind", [False, True], ids=["the style first", "the style last"])
+def test_text_is_aligned_left_and_numbers_right_whatever_a_notebook_says_of_tables(tmp_path, template, behind):
+    classes, rules = TEMPLATES[template]
+    html = broken_run7()._repr_html_() + ckptools.open(FILE)._repr_html_()
+    output = f'<div class="{classes}">{html}</div>'
+    parts = [f"<style>{rules}</style>", output][:: -1 if behind else 1]
+    page = tmp_path / "page.html"
+    page.write_text(f"<!doctype html><meta charset=utf-8><body>{''.join(parts)}{ALIGNED}", errors="replace")
+    told = re.search(r'data-found="([^"]*)"', elements_of(page))
+    assert told is not None
+    assert json.loads(unescape(told[1])) == {"texts": ["left"], "numbers": ["right"]}
