@@ -32,7 +32,7 @@ body .ckpt section,body .ckpt>details{margin-top:18px}
 body .ckpt.ckpt.ckpt td{white-space:pre-wrap}
 body .ckpt.ckpt.ckpt .n,body .ckpt.ckpt.ckpt .k{font:12.5px/1.6 ui-monospace,monospace}
 body .ckpt.ckpt.ckpt .n{white-space:pre}
-body .ckpt pre,body .ckpt code{font:12.5px/1.5 ui-monospace,monospace}
+body .ckpt.ckpt.ckpt pre,body .ckpt code{font:12.5px/1.5 ui-monospace,monospace}
 body .ckpt .band{border-left:6px solid var(--ckpt-rule);border-radius:6px;padding:12px 18px;margin:12px 0;
 background:var(--card)}
 body .ckpt .band b{display:block;font-size:18px}
@@ -58,6 +58,7 @@ body .ckpt.ckpt.ckpt table,body .ckpt.ckpt.ckpt tbody,body .ckpt.ckpt.ckpt tr,bo
 margin-left:0;width:auto;min-width:0;text-align:left;white-space:pre-wrap}
 body .ckpt.ckpt.ckpt thead{position:absolute;clip-path:inset(50%);height:1px;width:1px;overflow:hidden}
 body .ckpt.ckpt.ckpt tbody tr{border:1px solid var(--line);border-radius:6px;padding:6px 10px;margin:6px 0}
+body .ckpt.ckpt.ckpt .n{text-align:left;white-space:normal}
 body .ckpt.ckpt.ckpt td:empty{display:none}
 body .ckpt.ckpt.ckpt td[data-t]::before{content:attr(data-t) " ";color:var(--ckpt-dim);font:12px system-ui,sans-serif}
 }
