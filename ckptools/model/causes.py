@@ -219,7 +219,7 @@ def _what(group: Sequence[Problem]) -> str:
     shared = said[0] if len(said) == 1 else _template([(rank, text) for rank, text in facts if rank is not None])
     if shared is not None and (len(said) == 1 or all(rank is not None for rank, _ in facts)):
         return clip_middle(printable(shared), MAX_WHAT)
-    more = f"; {SWAPPED}" if group[0].kind in NAMED_OTHERWISE and _swapped(said) else and_others(len(said) - 1)
+    more = f"; {SWAPPED}" if group[0].kind in NAMED_OTHERWISE and _swapped(said) else and_others(len(group) - 1)
     return clip_middle(printable(said[0]), MAX_WHAT) + more
 
 

@@ -192,7 +192,6 @@ class _ByteChecks:
         found = statistics(ck.path, parts_of(ck, EVERYTHING), False, self.jobs)
         if not found.tensors:
             return skipped(IN_LINE, "no tensors")
-        self.nbytes += found.bytes_read
         odd = [one for one in found.suspects if one.what != "not finite"]
         kinds = {"all zero": Code.ZEROS, "zeros": Code.ZEROS}
         problems = [

@@ -16,6 +16,7 @@ import ckptools
 from ckptools.keys.entries import Selection
 from ckptools.model.regions import Box, contiguous_strides
 from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.stats import passes
 from ckptools.stats.figures import summed, tensor_stats
 from ckptools.stats.reading import elsewhere
 
@@ -149,7 +150,7 @@ def test_sums_do_not_depend_on_where_bands_begin(data):
 
 @pytest.mark.parametrize("size", [1, 31, 32, 33, 40_000, 1_100_000])
 def test_every_element_is_counted_once_whatever_the_size(tmp_path, monkeypatch, size):
-    monkeypatch.setattr("ckptools.stats.passes.PIECE", 1 << 18)
+    monkeypatch.setattr(passes, "PIECE", 1 << 18)
     values = torch.arange(1, size + 1, dtype=torch.int64)
     found = tensor_stats(stored(tmp_path / "t", values), histogram=True)
     assert (found.elements, found.min, found.max, found.mean) == (size, 1, size, pytest.approx((size + 1) / 2))
