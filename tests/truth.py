@@ -109,6 +109,8 @@ WHOLE = (
     Known("deepspeed-z1-fp32", "universal", "", 4, 5, DEEPSPEED),
     Known("deepspeed-z3-bf16", "ckpt/global_step5", "", 4, 5, DEEPSPEED),
     Known("deepspeed-pipe-fp32", "ckpt", "", 4, 3, ("lowp/",)),
+    Known("deepspeed-moe-ep2-z1-fp32", "ckpt", "", 4, 5, ("lowp/",)),
+    Known("deepspeed-autotp-tp2dp2-z1-fp32", "ckpt", "", 4, 5, ("lowp/",)),
     # `stored/` are the names of the other form, which stacks the layers.
     Known("megatron-tp2pp2-fp32", "legacy", "", 4, 5, ("stored/",)),
     Known("megatron-tp2pp2-fp32", "ckpt", "", 4, 5, MEGATRON_DIST),

@@ -1,4 +1,4 @@
-"""DeepSpeed beside data parallelism: pipelines, tensor parallelism, experts; and universal checkpoints."""
+"""DeepSpeed beside data parallelism: pipelines, tensor parallelism; and universal checkpoints."""
 
 from __future__ import annotations
 
@@ -160,41 +160,6 @@ def test_layers_of_several_tensor_parallel_ranks_are_not_joined_either(tmp_path)
         layer.rename(tag / layer.name.replace("-", "-model_00-", 1))
     with pytest.raises(NotWholeError, match="along which dimension"):
         ckptools.consolidate(tmp_path, tmp_path / "out.pt", only="model")
-
-
-def experts(folder: Path) -> Path:
-    """A model with an expert group that is cut over one rank, and two experts in files of their own."""
-    run = Run(values({"dense": (6, 5), "moe.experts.0.w": (4, 3)}), [["dense"], ["moe.experts.0.w"]], 2, 1)
-    tag = run.save(folder)
-    edited(tag / "mp_rank_00_model_states.pt", lambda t: t["module"].pop("moe.experts.0.w"))
-    for rank in range(2):
-        edited(tag / run.optim_name(rank), lambda t: t["optimizer_state_dict"].update(partition_count=[2, 1]))
-    for expert in range(2):
-        name = f"layer_0_expert_{expert}_mp_rank_00_model_states.pt"
-        torch.save({f"moe.experts.{expert}.w": torch.full((4, 3), float(expert))}, tag / name)
-    return tag
-
-
-def test_experts_are_named_and_refused_in_fp32(tmp_path):
-    ck = ckptools.open(experts(tmp_path))
-    assert set(ck.model) == {"dense", "moe.experts.0.w", "moe.experts.1.w"}
-    with pytest.raises(NotWholeError, match="expert parameters are cut over fewer ranks") as error:
-        ckptools.consolidate(tmp_path, tmp_path / "out.pt", only="model")
-    assert {p.tensor for p in error.value.problems} == {"model.moe.experts.0.w", "model.moe.experts.1.w"}
-
-
-def test_experts_that_are_not_joined_are_no_damage(tmp_path):
-    ck = ckptools.open(experts(tmp_path))
-    found = [(p.code, p.severity) for p in ck.problems if "expert parameters" in p.message]
-    assert (ck.whole, found) == (True, [("CK106", "warning")])
-
-
-def test_experts_come_from_their_own_files_with_the_modules_weights(tmp_path):
-    experts(tmp_path)
-    ck = ckptools.open(tmp_path, weights="module", all_ranks=True)
-    ckptools.consolidate(ck, tmp_path / "out.pt", only="model")
-    saved = torch.load(tmp_path / "out.pt", weights_only=True)
-    assert saved["moe.experts.1.w"].tolist() == [[1.0] * 3] * 4 and saved["dense"].shape == (6, 5)
 
 
 @pytest.fixture

@@ -10,12 +10,13 @@ all of them are read: their pickles are small.
 The tree has `model`, `optimizer` (state and param groups by name), everything else that the model states hold under
 its own name, and `zero_optimizer` for what ZeRO keeps beside the state (loss scaler, overflow, clip_grad).
 
-Tensor-parallel weights are not joined: nothing in the files says along which dimension each was cut. Expert
-parameters that have their own ranks are taken from the experts' files with `--weights module`, and refused otherwise.
+Tensor-parallel weights are joined where the model states say how each was cut (`slices`). Expert
+parameters have the model's numbers: `experts` has how they are spread.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -23,8 +24,9 @@ from typing import Any
 
 from ckptools.errors import ReadError
 from ckptools.formats import torch_file
-from ckptools.formats.deepspeed import universal, weights
+from ckptools.formats.deepspeed import experts, slices, universal, weights
 from ckptools.formats.deepspeed.assembler import ZeroAssembler, frozen_parameters
+from ckptools.formats.deepspeed.experts import Experts
 from ckptools.formats.deepspeed.files import (
     GROUPED,
     Files,
@@ -37,18 +39,18 @@ from ckptools.formats.deepspeed.files import (
 )
 from ckptools.formats.deepspeed.names import find_tag, is_deepspeed, names_in
 from ckptools.formats.deepspeed.partition_layout import (
-    EXPERTS,
     MAX_WORLD,
     PartitionLayout,
     element_counts,
     plan_partitions,
 )
-from ckptools.formats.deepspeed.states import LAYOUT
+from ckptools.formats.deepspeed.slices import CutRules
+from ckptools.formats.deepspeed.states import LAYOUT, ModelStates, in_order_of_first
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search import rank_checks
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault
 from ckptools.formats.shared.merge import Merge
-from ckptools.model.checkpoint import Checkpoint, Fact
+from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.copied_files import check_copies
@@ -56,12 +58,12 @@ from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
 
 NAME = "deepspeed"
-READS = "DeepSpeed checkpoints: ZeRO 0 to 3, pipelines, universal"
+READS = "DeepSpeed checkpoints: ZeRO 0 to 3, pipelines, experts, AutoTP, universal"
 KNOWN_BY = "latest and global_stepN/, *_model_states.pt, *_optim_states.pt, layer_*-model_states.pt, zero/*/fp32.pt"
 
 TENSOR_PARALLEL = (
-    "tensor-parallel over {} ranks, and nothing in the files says along which dimension it was cut; convert it with "
-    "DeepSpeed's ds_to_universal.py and open that"
+    "tensor-parallel over {} ranks, and nothing in the files says along which dimension it was cut (no "
+    "universal_checkpoint_info, or a pipeline too); convert it with DeepSpeed's ds_to_universal.py and open that"
 )
 
 NO_MODEL = "holds no model states (*_model_states.pt), and only they have the names and shapes of the parameters"
@@ -99,7 +101,7 @@ class _TagFolder:
         self.all_ranks = files.options.all_ranks
         self.merge = Merge()
         self._read()
-        self.models, self.optims = files.models(), files.optims()
+        self.models, self.optims = files.models(), in_order_of_first(files.optims())
         if not self.models:
             first = next((n.path for n in files.of("model")), files.folder)
             fault = files.faults.get(first, Fault(NO_MODEL, "damaged"))
@@ -107,9 +109,15 @@ class _TagFolder:
         self.base = self.models[min(self.models)]
         self.sharded = any(o.sharded for o in self.optims.values()) or any(n.dp is not None for n in files.of("model"))
         mps, tp = model_parallel(files, self.models)
+        trees = ((name, files.tree(name)) for name in files.of("expert"))
+        self.expert_trees = [(name, tree) for name, tree in trees if tree is not None]
+        self.experts = Experts.of(self.base, self.expert_trees) if mps == 1 else None
         self.layouts = {mp: self._layout(mp) for mp in range(mps)}
         dp = max([self.base.number("dp_world_size") or 1, *(p.world for p in self.layouts.values())])
         self.ranks = RankLayout(min(dp, MAX_WORLD), mps, tp)
+        # How tensor-parallel ranks cut the parameters, where that is stated and there is no pipeline.
+        info = self.base.tree.get("universal_checkpoint_info")
+        self.cut = CutRules(info) if isinstance(info, dict) and 1 < self.ranks.tp == mps else None
         # How many ranks each model-parallel rank's parameters are cut over; a missing one's are like the others'.
         usual = next((p.world for p in self.layouts.values() if p.world), self.ranks.dp)
         self.worlds = {mp: layout.world or usual for mp, layout in self.layouts.items()}
@@ -118,7 +126,7 @@ class _TagFolder:
         """Read one file of each kind and model-parallel rank, or all of them; and every layer."""
         files = self.files
         files.read(n for n in files.names if n.path == files.must)
-        files.read([*files.of("layer"), *files.of("expert")])
+        files.read([*files.of("layer"), *files.of("expert"), *files.of("expert optim")])
         if self.all_ranks:
             files.read(files.names)
         files.read_one_of_each("model")
@@ -133,16 +141,20 @@ class _TagFolder:
         here = {n.dp or 0 for n in self.files.of("optim") if n.mp == mp}
         counts = next(iter(optims.values())).counts if optims else [1]
         absent = [dp for dp in range(min(max(counts), MAX_WORLD)) if dp not in here][:MAX_ABSENT]
-        return plan_partitions(mp, model, optims, sorted({d for d in here if d < max(counts)} | set(absent)))
+        return plan_partitions(
+            mp, model, optims, sorted({d for d in here if d < max(counts)} | set(absent)), self.experts
+        )
 
     def checkpoint(self) -> Checkpoint:
         assembler = ZeroAssembler(self.layouts, self.optims, self.ranks.of, self.ranks.world)
-        if self.ranks.tp > 1:
+        if self.cut is not None:
+            assembler.join_slices(self.cut, self.ranks.tp)
+        elif self.ranks.tp > 1:
             assembler.refused = dict.fromkeys(assembler.shapes, TENSOR_PARALLEL.format(self.ranks.tp))
         else:
             assembler.check_shapes()
         tree = self._tree(assembler)
-        files = tuple(list_files(self.files, self.ranks, self.worlds, self.sharded, self._prefix()))
+        files = (*list_files(self.files, self.ranks, self.worlds, self.sharded, self._prefix()), *self._lost_experts())
         found = rank_checks.compare_ranks(self.merge, tree, assembler.differing)
         self.builder.unequal |= assembler.unequal
         tree = found.tree
@@ -155,6 +167,7 @@ class _TagFolder:
         self.problems += assembler.problems
         self.builder.add_rank_values(found)
         self.problems += leftover_files(self.files, self.ranks, self.worlds)
+        self.problems += experts.check_files(self.expert_trees)
         self.problems += check_copied_ranks(self.optims, element_counts(self.layouts.values()), self.ranks)
         self.problems += check_copies((("model", fqn), t) for fqn, t in self.frozen.items())
         self.builder.add_saved(self.files.saved.values())
@@ -169,6 +182,16 @@ class _TagFolder:
             all_ranks=self.all_ranks,
             bytes_expected=expected_bytes(files),
         )
+
+    def _lost_experts(self) -> Iterator[RankFile]:
+        """Files of experts that are not here; ZeRO-3 writes none, and of several stages no file says who has which."""
+        if self.experts is None or self.sharded:
+            return
+        lost = [*experts.missing_files(self.files.of("expert"), self.experts)]
+        if not self.optims:
+            lost += experts.missing_optimizers(self.files.of("expert optim"), self.base.tree.get("optimizer"))
+        for name in lost:
+            yield RankFile(self.files.folder / name, None, name.removesuffix(".pt"), "missing", 0, None)
 
     def _tree(self, assembler: ZeroAssembler) -> dict[Any, Any]:
         rest = self._rest()
@@ -197,6 +220,10 @@ class _TagFolder:
         if optimizers:
             by_stage = {f"mp_rank_{mp:02d}": optimizer for mp, optimizer in sorted(optimizers.items())}
             rest["optimizer"] = optimizers[0] if list(optimizers) == [0] else by_stage
+        of_experts = ((name.expert, self.files.tree(name)) for name in self.files.of("expert optim"))
+        own = {f"expp_rank_{e}": tree.get("optimizer") for e, tree in of_experts if tree is not None}
+        # Without ZeRO every expert-parallel rank saves its optimizer; the model states have the first one's once more.
+        rest |= {"optimizer": own} if own and not self.optims else {}
         return dict(rest)
 
     def _model(self, assembler: ZeroAssembler) -> dict[str, Any]:
@@ -211,21 +238,32 @@ class _TagFolder:
         else:
             modules = [(self.ranks.of(p), m.module or {}) for p, m in sorted(self.models.items()) if p[0] == 0]
             self.problems += weights.differing_buffers(modules)
-            self.problems += weights.mismatched_shapes(self.base, assembler.shapes, self.sharded)
-            shapes = {**assembler.shapes, **self.base.frozen}
+            base = self._joined_module() if self.cut is not None else self.base
+            self.problems += weights.mismatched_shapes(base, assembler.shapes, self.sharded)
+            shapes = {**assembler.shapes, **base.frozen}
             masters = assembler.masters_by_name() if not low else {}
             if low:
-                model = weights.module_model(self.base, shapes, self.sharded)
+                model = weights.module_model(base, shapes, self.sharded)
             else:
-                model = weights.fp32_model(self.base, masters, self.frozen, self.sharded)
-        trees = (self.files.tree(name) or {} for name in self.files.of("expert"))
-        experts = {k: t for tree in trees for k, t in tree.items() if isinstance(k, str) and isinstance(t, Tensor)}
-        absent = ((fqn, t) for fqn, t in experts.items() if fqn not in model)
-        model |= {fqn: t if low else replace(t, shards=(), note=EXPERTS) for fqn, t in absent}
-        if self.ranks.tp > 1:
+                model = weights.fp32_model(base, masters, self.frozen, self.sharded)
+        own = experts.own_weights(self.expert_trees)
+        model |= {fqn: t for fqn, t in own.items() if fqn not in model}
+        if self.ranks.tp > 1 and self.cut is None:
             why = TENSOR_PARALLEL.format(self.ranks.tp)
             return {k: replace(v, shards=(), note=why) if isinstance(v, Tensor) else v for k, v in model.items()}
         return model
+
+    def _joined_module(self) -> ModelStates:
+        """The model states with the weights of all tensor-parallel ranks joined; buffers are those of the first."""
+        assert self.cut is not None
+        first = {mp: model for (mp, _), model in sorted(self.models.items(), reverse=True)}
+        ranked = [(self.ranks.of((mp, 0)), first[mp].module or {}) for mp in sorted(first)]
+        buffers = self.base.buffers
+        self.problems += weights.differing_buffers([(r, {f: m[f] for f in buffers if f in m}) for r, m in ranked])
+        whole = {
+            f: t if f in buffers else slices.joined(f, ranked, self.cut, self.ranks.tp) for f, t in ranked[0][1].items()
+        }
+        return replace(self.base, tree={**self.base.tree, "module": whole})
 
     def _pipeline(self, assembler: ZeroAssembler, low: bool) -> dict[str, Any]:
         layers: dict[int, dict[str, Any]] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from operator import eq
@@ -10,14 +10,15 @@ from typing import Any
 
 from ckptools.formats.deepspeed.names import Place
 from ckptools.formats.deepspeed.partition_layout import PartitionLayout
+from ckptools.formats.deepspeed.slices import CutRules, Piece, SliceError, Slices
 from ckptools.formats.deepspeed.states import ModelStates, OptimStates, group_of_ids
 from ckptools.formats.deepspeed.zero_stages import PartitionRun, PlacedBox, RankOf, Where, places, shards_at
-from ckptools.formats.flat_parameters.flat_runs import flat_source
+from ckptools.formats.flat_parameters.flat_runs import RunBox, flat_source
 from ckptools.formats.shared.merge import Merge
 from ckptools.model.problems import Code, Problem
 from ckptools.model.rank_vote import Vote, same_value, vote
-from ckptools.model.regions import Ints, chunk
-from ckptools.model.tensor import Source, Tensor
+from ckptools.model.regions import Box, Ints, chunk
+from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.model.tree import KeyPath
 from ckptools.tensor_io.copied_files import stated_checksum
 
@@ -70,6 +71,7 @@ class ZeroAssembler:
         self.shapes: dict[str, Ints] = {}
         self.refused: dict[str, str] = {}
         self._known: dict[str, list[PlacedBox]] = {}
+        self.slices: dict[str, Slices] = {}
         for one in layouts.values():
             for fqn, shape in one.shapes.items():
                 self.shapes.setdefault(fqn, shape)
@@ -85,6 +87,23 @@ class ZeroAssembler:
             stored = self.masters[mp, dp, k].shape[0] if (mp, dp, k) in self.masters else length
             for name, value in entry.items():
                 _sort(self.slots.setdefault(str(name), Slot()), str(name), (mp, dp, k), value, {length, stored})
+
+    def join_slices(self, rules: CutRules, ranks: int) -> None:
+        """Find how tensor-parallel ranks cut each parameter, from what the model states say; refuse the others.
+
+        The layouts are those of one pipeline stage.
+        """
+        for fqn in self.shapes:
+            shapes = [one.shapes.get(fqn) for one in self.layouts.values()]
+            try:
+                if len(shapes) != ranks or None in shapes:
+                    raise SliceError(
+                        f"the model states of {ranks} tensor-parallel ranks are needed, and not all have it"
+                    )
+                self.slices[fqn] = rules.slices(fqn, [shape for shape in shapes if shape is not None])
+                self.shapes[fqn] = self.slices[fqn].shape
+            except SliceError as error:
+                self.refused.setdefault(fqn, f"tensor-parallel over {ranks} ranks: {error}")
 
     def check_shapes(self) -> None:
         """Refuse parameters on whose shape pipeline stages disagree; tensor-parallel ranks need not agree."""
@@ -109,8 +128,17 @@ class ZeroAssembler:
     def _places(self, fqn: str) -> list[PlacedBox]:
         """The boxes of a parameter; the same for its fp32 copy and every slot of its state."""
         if fqn not in self._known:
-            runs = [run for one in self.layouts.values() for run in one.runs.get(fqn, ())]
-            self._known[fqn] = places(self.shapes[fqn], runs, self.rank_of)
+            # Ranks with the same pieces of it are cut at the same places, so that they are replicas.
+            alike: dict[tuple[Ints, tuple[Piece, ...]], list[PartitionRun]] = {}
+            for tp, one in enumerate(self.layouts.values()):
+                pieces = self.slices[fqn].by_rank[tp] if fqn in self.slices else ()
+                local = one.shapes[fqn] if pieces else self.shapes[fqn]
+                if fqn in one.runs:
+                    alike.setdefault((local, pieces), []).extend(one.runs[fqn])
+            alike = alike or {(self.shapes[fqn], ()): []}
+            placed = ((pieces, places(shape, runs, self.rank_of)) for (shape, pieces), runs in alike.items())
+            boxes = [box for pieces, boxes in placed for box in (_moved(boxes, pieces) if pieces else boxes)]
+            self._known[fqn] = sorted(boxes, key=lambda placed: placed.box.unread.rank or 0) if self.slices else boxes
         return self._known[fqn]
 
     def _dtype(self, fqn: str, listed: Sequence[PlacedBox], flats: Mapping[Where, Source]) -> str:
@@ -179,6 +207,18 @@ class ZeroAssembler:
             for i, settings in enumerate(groups or [{} for _ in one.groups]):
                 _join_group(joined_groups, i, settings, names[i] if i < len(names) else [])
         return joined_groups
+
+
+def _moved(placed: Iterable[PlacedBox], pieces: Sequence[Piece]) -> Iterator[PlacedBox]:
+    """Boxes of one rank's tensor, as boxes of the whole parameter that the tensor has these pieces of."""
+    for where, (unread, at, strides) in placed:
+        for local, whole in pieces:
+            common = unread.box.intersect(local)
+            if common is not None:
+                inner = common.seen_from(unread.box).offsets
+                offsets = tuple(w + o for w, o in zip(whole.offsets, common.seen_from(local).offsets, strict=True))
+                first = at + sum(o * step for o, step in zip(inner, strides, strict=True))
+                yield PlacedBox(where, RunBox(Shard(Box(offsets, common.sizes), unread.rank, None), first, strides))
 
 
 def _sort(slot: Slot, name: str, where: Where, value: Any, lengths: set[int]) -> None:

@@ -7,10 +7,12 @@ parameters are refused, with the rank, the group and the numbers.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from ckptools.formats.deepspeed import zero_stages
+from ckptools.formats.deepspeed.experts import ExpertError, Experts, global_shapes, globally, local_counts
 from ckptools.formats.deepspeed.states import ModelStates, OptimStates, Shapes, joined_groups
 from ckptools.formats.deepspeed.zero_stages import Group, PartitionRun, Refusal
 from ckptools.formats.flat_parameters.flat_runs import flat_source
@@ -21,9 +23,10 @@ MAX_WORLD = 1 << 16
 """Most ranks that a group may be cut over; no cluster has more."""
 
 NO_OPTIMIZER = "its fp32 copy is in optimizer states files that are not here; --weights module takes the module's copy"
-EXPERTS = (
-    "expert parameters are cut over fewer ranks than the others, and their optimizer states are not joined; "
-    "--weights module --only model takes the experts' own files"
+EXPERTS = "expert parameters of ZeRO-3 are cut over fewer ranks than the others, and are not joined"
+BESIDE = (
+    "expert parameters beside pipeline stages or tensor-parallel ranks, and nothing in the files says which ranks "
+    "share an expert"
 )
 SHUFFLED = Problem(
     Code.LAYOUT_DISAGREES,
@@ -66,11 +69,12 @@ class PartitionLayout:
 
 
 def plan_partitions(
-    mp: int, model: ModelStates | None, optims: Mapping[int, OptimStates], ranks: Iterable[int]
+    mp: int, model: ModelStates | None, optims: Mapping[int, OptimStates], ranks: Iterable[int], experts: Experts | None
 ) -> PartitionLayout:
     """Compute where every trainable parameter of a model-parallel rank lies.
 
     Its optimizer states are by rank in the ZeRO group. Only the runs of `ranks` are listed; ZeRO-3 may have very many.
+    Without `experts` those that are spread over ranks are refused.
     """
     layout = PartitionLayout(mp)
     groups = _groups(model, optims)
@@ -78,12 +82,12 @@ def plan_partitions(
     layout.shapes = {fqn: shape for shapes in groups for fqn, shape in shapes.items()}
     if not optims:
         layout.refused = dict.fromkeys(layout.shapes, NO_OPTIMIZER)
-    elif not _worlds(layout, optims):
+    elif not _worlds(layout, model, optims):
         layout.refused = dict.fromkeys(layout.shapes, "the files disagree on the number of ranks")
     elif next(iter(optims.values())).sharded:
         _plan_stage3(layout, groups, optims, ranks)
     else:
-        _plan_groups(layout, groups, model, optims)
+        _plan_groups(layout, groups, model, optims, experts)
     return layout
 
 
@@ -107,11 +111,13 @@ def _groups(model: ModelStates | None, optims: Mapping[int, OptimStates]) -> lis
     return joined_groups([{f: shapes[f] for f in group or () if f in shapes} for group in one] for one in mappings)
 
 
-def _worlds(layout: PartitionLayout, optims: Mapping[int, OptimStates]) -> bool:
+def _worlds(layout: PartitionLayout, model: ModelStates | None, optims: Mapping[int, OptimStates]) -> bool:
     """Whether all files state the same number of ranks."""
     first = min(optims)
     counts = optims[first].counts
-    layout.world = max(counts)
+    # A model whose trainable parameters all are experts' has no group that is cut over all ranks.
+    spread = model is not None and model.tree.get("num_experts") is not None
+    layout.world = max(*counts, model.number("dp_world_size") or 0) if model is not None and spread else max(counts)
     odd = tuple(dp for dp, optim in sorted(optims.items()) if optim.counts != counts)
     if odd:
         text = f"partition_count {optims[odd[0]].counts}, rank {first} has {counts}; the files are not of one run"
@@ -178,7 +184,11 @@ def _refuse_other_partitions(layout: PartitionLayout, optim: OptimStates) -> Non
 
 
 def _plan_groups(
-    layout: PartitionLayout, groups: list[Shapes], model: ModelStates | None, optims: Mapping[int, OptimStates]
+    layout: PartitionLayout,
+    groups: list[Shapes],
+    model: ModelStates | None,
+    optims: Mapping[int, OptimStates],
+    experts: Experts | None,
 ) -> None:
     """ZeRO-1 and 2: one partition per rank and group."""
     first = optims[min(optims)]
@@ -190,34 +200,86 @@ def _plan_groups(
     if _other_state(layout, optims, len(groups)):
         return
     counts = first.counts * (len(groups) if len(first.counts) == 1 else 1)
+    local = local_counts(fqn for shapes in groups for fqn in shapes)
     for k, shapes in enumerate(groups):
         world = counts[k] if k < len(counts) else layout.world
         layout.lengths.append(0)
-        if world != layout.world:
-            layout.refused |= dict.fromkeys(shapes, EXPERTS)
-            continue
-        _plan_group(layout, Group(layout.mp, k, shapes, first.paddings(k, len(shapes)), world), model, optims)
+        group = Group(layout.mp, k, shapes, first.paddings(k, len(shapes)), world)
+        if world == layout.world:
+            _plan_group(layout, _Holders(group, range(world)), model, optims)
+        else:
+            _plan_experts(layout, group, model, optims, (experts, local))
+
+
+@dataclass(frozen=True)
+class _Holders:
+    """A param group's flat buffer and the data-parallel ranks that hold it, in the order of its partitions.
+
+    `runs_of` turns a run of the rank's parameters into runs of those of the whole model.
+    """
+
+    group: Group
+    ranks: Sequence[int]
+    runs_of: Callable[[PartitionRun], Iterable[PartitionRun]] = lambda run: [run]
+
+
+def _plan_experts(
+    layout: PartitionLayout,
+    group: Group,
+    model: ModelStates | None,
+    optims: Mapping[int, OptimStates],
+    known: tuple[Experts | None, Mapping[str, int]],
+) -> None:
+    """Parameters of experts: each expert-parallel rank has its own, cut over the ranks that share them.
+
+    Known are the experts, and how many each layer's rank has at least.
+    """
+    experts, local = known
+    try:
+        if experts is None:
+            raise ExpertError(BESIDE)
+        ranks = experts.ranks(layout.world, group.world)
+        placed = {f: experts.placed(f, shape, len(ranks), local) for f, shape in group.shapes.items()}
+    except ExpertError as error:
+        layout.refused |= dict.fromkeys(group.shapes, str(error))
+        return
+    shapes = global_shapes(dict(group.shapes), placed)
+    layout.shapes = {f: shape for f, shape in layout.shapes.items() if f not in group.shapes} | shapes
+    layout.groups[group.index] = list(shapes)
+    for e, own in enumerate(ranks):
+        numbers = {fqn: of_ranks[e] for fqn, of_ranks in placed.items()}
+        holders = _Holders(group, own, partial(_spread, numbers, group.shapes))
+        _plan_group(layout, holders, model, {dp: optims[dp] for dp in own if dp in optims})
+
+
+def _spread(numbers: Mapping[str, Sequence[int]], shapes: Shapes, run: PartitionRun) -> Iterable[PartitionRun]:
+    return globally(run, numbers[run.fqn], shapes[run.fqn])
 
 
 def _plan_group(
-    layout: PartitionLayout, group: Group, model: ModelStates | None, optims: Mapping[int, OptimStates]
+    layout: PartitionLayout, holders: _Holders, model: ModelStates | None, optims: Mapping[int, OptimStates]
 ) -> None:
+    group, ranks = holders.group, holders.ranks
+    names = layout.groups[group.index]
     lengths: dict[int, int] = {}
-    for dp, optim in sorted(optims.items()):
-        row = flat_source(optim.masters[group.index])
-        if row is None:
-            text = f"group {group.index}, rank {dp}: no flat fp32 tensor in {optim.path.name}"
-            layout.refuse(group.shapes, text, dp)
+    for place, dp in enumerate(ranks):
+        row = flat_source(optims[dp].masters[group.index]) if dp in optims else None
+        if row is not None:
+            lengths[place] = row.shape[0]
+        elif dp in optims:
+            text = f"group {group.index}, rank {dp}: no flat fp32 tensor in {optims[dp].path.name}"
+            layout.refuse(names, text, dp)
             return
-        lengths[dp] = row.shape[0]
-    state = {dp: _state_lengths(optim, group.index) for dp, optim in optims.items()}
+    state = {place: _state_lengths(optims[ranks[place]], group.index) for place in lengths}
     partition = zero_stages.partition_length(group, lengths, state)
-    odd = partition if isinstance(partition, Refusal) else _unlike_mappings(layout, group, partition, model, optims)
+    odd = partition if isinstance(partition, Refusal) else _unlike_mappings(layout, holders, partition, model, optims)
     if odd is not None:
-        layout.refuse(group.shapes, odd.why, odd.rank)
+        layout.refuse(names, odd.why, ranks[odd.rank])
     elif isinstance(partition, int):
         layout.lengths[group.index] = partition
-        layout.add(group.runs(partition))
+        for run in group.runs(partition):
+            here = run._replace(where=(layout.mp, ranks[run.where[1]], group.index))
+            layout.add(holders.runs_of(here))
 
 
 def _state_lengths(optim: OptimStates, group: int) -> set[int]:
@@ -226,15 +288,20 @@ def _state_lengths(optim: OptimStates, group: int) -> set[int]:
 
 
 def _unlike_mappings(
-    layout: PartitionLayout, group: Group, partition: int, model: ModelStates | None, optims: Mapping[int, OptimStates]
+    layout: PartitionLayout,
+    holders: _Holders,
+    partition: int,
+    model: ModelStates | None,
+    optims: Mapping[int, OptimStates],
 ) -> Refusal | None:
     """Compare the layout with `param_slice_mappings`, where there are any; return how they disagree."""
-    found = {dp: optim.mappings() for dp, optim in optims.items()}
+    group = holders.group
+    found = {place: optims[dp].mappings() for place, dp in enumerate(holders.ranks) if dp in optims}
     mappings = {dp: m for dp, maps in found.items() if group.index < len(maps) and (m := maps[group.index]) is not None}
     odd = zero_stages.contradiction(group, partition, mappings)
     if odd is None:
         confirmed = mappings or not any(group.paddings)
-        return None if confirmed else Refusal(min(optims), "padding between parameters, and nothing that confirms it")
+        return None if confirmed else Refusal(min(found), "padding between parameters, and nothing that confirms it")
     if model is not None and model.config("zero_optimization", "round_robin_gradients") is True:
         if len(mappings) < group.world:
             # Only all mappings together show the order before the shuffle; until then nothing is wrong.

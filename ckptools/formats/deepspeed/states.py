@@ -93,6 +93,12 @@ class ModelStates:
         texts = (pair for pair in pairs if isinstance(pair, (list, tuple)) and len(pair) == 2)
         return {a: b for a, b in texts if isinstance(a, str) and isinstance(b, str)}
 
+    @property
+    def buffers(self) -> set[str]:
+        """Names of the model's buffers."""
+        found = self.tree.get("buffer_names")
+        return {f for f in found if isinstance(f, str)} if isinstance(found, (list, tuple, set, frozenset)) else set()
+
     def number(self, key: str) -> int | None:
         """A count that the file states, or None."""
         value = self.tree.get(key)
@@ -160,6 +166,24 @@ class OptimStates:
         """The param groups; empty in an elastic checkpoint, which has none."""
         return [g for g in _listed(leaf_at(self.base, ("param_groups",))) if isinstance(g, dict)]
 
+    def group_names(self) -> list[tuple[Any, int]]:
+        """The name of every param group, with how many before it have the same."""
+        names = [group.get("name") if isinstance(group.get("name"), str) else None for group in self.param_groups]
+        return [(name, names[:k].count(name)) for k, name in enumerate(names)]
+
+    def with_groups(self, order: list[int]) -> OptimStates:
+        """The same states with the param groups in another order, renumbered in the optimizer's state too."""
+        lists = {key: found for key in BY_GROUP if len(found := _listed(self.tree.get(key))) == len(order)}
+        slots, groups = self.slots, self.param_groups
+        if self.sharded or len(slots) != len(order) or any(len(_ids(group)) != 1 for group in groups):
+            return self
+        base = {
+            "state": {k: slots[old] for k, old in enumerate(order)},
+            "param_groups": [{**groups[old], "params": [k]} for k, old in enumerate(order)],
+        }
+        moved = {key: [found[old] for old in order] for key, found in lists.items()}
+        return OptimStates(self.path, {**self.tree, **moved, "base_optimizer_state": {**self.base, **base}})
+
     @property
     def slots(self) -> list[dict[str, Any]]:
         """The slots of the optimizer state, of each flat tensor."""
@@ -188,6 +212,32 @@ class OptimStates:
         """Values beside partitions and state: loss scaler, overflow, `clip_grad`."""
         kept = {k: v for k, v in self.tree.items() if k not in FLAT}
         return kept if self.stage is None else {**kept, "zero_stage": self.stage}
+
+
+BY_GROUP = (
+    "single_partition_of_fp32_groups",
+    "group_paddings",
+    "param_alignment_paddings",
+    "param_slice_mappings",
+    "partition_count",
+)
+"""Lists in the optimizer states of ZeRO-1 and 2 with an entry of every param group."""
+
+
+def in_order_of_first(optims: Mapping[tuple[int, int], OptimStates]) -> dict[tuple[int, int], OptimStates]:
+    """Optimizer states with their param groups in the order of the first rank of each model-parallel rank.
+
+    Groups of experts are made from a set of their names, whose order differs from process to process. Source:
+    moe/utils.py (`split_params_into_different_moe_groups_for_optimizer`); seen in files of 0.19.8.
+    """
+    first: dict[int, list[tuple[Any, int]]] = {}
+    found = {}
+    for (mp, dp), optim in sorted(optims.items()):
+        names = optim.group_names()
+        wanted = first.setdefault(mp, names)
+        other = names != wanted and sorted(names, key=repr) == sorted(wanted, key=repr)
+        found[mp, dp] = optim.with_groups([names.index(name) for name in wanted]) if other else optim
+    return found
 
 
 def stage_of(state: Mapping[Any, Any]) -> int | None:

@@ -113,9 +113,7 @@ def mismatched_shapes(model: ModelStates, shapes: Mapping[str, Ints], sharded: b
 
 
 def _is_placeholder(fqn: str, value: Any, model: ModelStates) -> bool:
-    buffers = model.tree.get("buffer_names")
-    named = isinstance(buffers, (list, tuple, set, frozenset)) and fqn in buffers
-    return isinstance(value, Tensor) and not named and value.shape in ((0,), (1,))
+    return isinstance(value, Tensor) and fqn not in model.buffers and value.shape in ((0,), (1,))
 
 
 def layer_names(layers: Layers, shapes: Mapping[str, Ints]) -> dict[tuple[int, str], str]:
