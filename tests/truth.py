@@ -113,6 +113,7 @@ WHOLE = (
     Known("deepspeed-autotp-tp2dp2-z1-fp32", "ckpt", "", 4, 5, ("lowp/",)),
     # `stored/` are the names of the other form, which stacks the layers.
     Known("megatron-tp2pp2-fp32", "legacy", "", 4, 5, ("stored/",)),
+    Known("megatron-ep2dp2-bf16-legacy", "ckpt", "", 4, 5, ("stored/",), weights="module"),
     Known("megatron-tp2pp2-fp32", "ckpt", "", 4, 5, MEGATRON_DIST),
     Known("megatron-tp2dp2-distopt", "ckpt", "", 4, 5, MEGATRON_DIST, weights="module"),
     Known("hf-llama-safetensors-bf16", "ckpt", "", 1, None),

@@ -221,9 +221,9 @@ class _TagFolder:
             by_stage = {f"mp_rank_{mp:02d}": optimizer for mp, optimizer in sorted(optimizers.items())}
             rest["optimizer"] = optimizers[0] if list(optimizers) == [0] else by_stage
         of_experts = ((name.expert, self.files.tree(name)) for name in self.files.of("expert optim"))
-        own = {f"expp_rank_{e}": tree.get("optimizer") for e, tree in of_experts if tree is not None}
+        saved = {f"expp_rank_{e}": tree.get("optimizer") for e, tree in of_experts if tree is not None}
         # Without ZeRO every expert-parallel rank saves its optimizer; the model states have the first one's once more.
-        rest |= {"optimizer": own} if own and not self.optims else {}
+        rest |= {"optimizer": saved} if saved and not self.optims else {}
         return dict(rest)
 
     def _model(self, assembler: ZeroAssembler) -> dict[str, Any]:

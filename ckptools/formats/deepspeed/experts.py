@@ -202,7 +202,7 @@ def _stacked(experts: Mapping[int, Tensor]) -> Tensor:
         source = tensor.shards[0].source if tensor is not None and len(tensor.shards) == 1 else None
         row = source and source.reshaped(box.sizes) if source is not None and source.contiguous else None
         shards.append(Shard(box, None, row))
-    return Tensor(shape, first.dtype, tuple(shards), "replicas")
+    return Tensor(shape, first.dtype, tuple(shards), "chunks")
 
 
 def check_files(files: Iterable[tuple[StateName, Mapping[Any, Any]]]) -> Iterator[Problem]:
@@ -210,9 +210,11 @@ def check_files(files: Iterable[tuple[StateName, Mapping[Any, Any]]]) -> Iterato
     layers: dict[str, int] = {}
     for name, tree in files:
         keys = ((key, NATIVE.fullmatch(key) or FUSED.fullmatch(key)) for key in tree if isinstance(key, str))
-        for key, named in keys if name.layer is not None else ():
-            prefix = named and (named.groupdict().get("prefix") or named["name"].rpartition(".")[0])
-            if named and (int(named["number"]) != name.expert or layers.setdefault(prefix, name.layer) != name.layer):
+        for key, named in keys:
+            if named is None or name.layer is None:
+                continue
+            prefix = named.groupdict().get("prefix") or named["name"].rpartition(".")[0]
+            if int(named["number"]) != name.expert or layers.setdefault(prefix, name.layer) != name.layer:
                 yield Problem(Code.STRAY_FILE, f"{name.path.name} holds {key}, another expert's; one is a copy")
                 break
 

@@ -17,6 +17,7 @@ from ckptools.formats.deepspeed.states import ModelStates, OptimStates, Shapes, 
 from ckptools.formats.deepspeed.zero_stages import Group, PartitionRun, Refusal
 from ckptools.formats.flat_parameters.flat_runs import flat_source
 from ckptools.model.problems import Code, Problem
+from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
 
 MAX_WORLD = 1 << 16
@@ -252,7 +253,9 @@ def _plan_experts(
         _plan_group(layout, holders, model, {dp: optims[dp] for dp in own if dp in optims})
 
 
-def _spread(numbers: Mapping[str, Sequence[int]], shapes: Shapes, run: PartitionRun) -> Iterable[PartitionRun]:
+def _spread(
+    numbers: Mapping[str, Sequence[int]], shapes: Mapping[str, Ints], run: PartitionRun
+) -> Iterable[PartitionRun]:
     return globally(run, numbers[run.fqn], shapes[run.fqn])
 
 

@@ -64,6 +64,7 @@ class Grid(NamedTuple):
         world: ranks of the run, and what says so.
         stage: difference in global rank between two stages.
         pipelined: whether a second number in a folder's name is a stage.
+        etp: ranks over which each expert is cut; everything else is over `tp`.
     """
 
     tp: int
@@ -73,11 +74,12 @@ class Grid(NamedTuple):
     cp: int
     stage: int
     pipelined: bool
+    etp: int
 
     @property
     def size(self) -> int:
         """Number of model-parallel ranks."""
-        return self.tp * self.pp * self.ep
+        return max(self.tp, self.etp) * self.pp * self.ep
 
     def place(self, member: RankFolder) -> Coordinates:
         """The coordinates in the name of a rank's folder."""
@@ -89,7 +91,15 @@ class Grid(NamedTuple):
 
     def rank(self, at: Coordinates) -> int:
         """The lowest global rank at some coordinates; it wrote the file."""
+        if self.etp != self.tp:
+            starts = ((k * self.ep + at.ep) * self.etp for k in range(self.tp))
+            here = (start + (at.tp - start) % self.tp for start in starts if (at.tp - start) % self.tp < self.etp)
+            return next(here, at.tp) + self.stage * at.pp
         return at.tp + self.tp * self.cp * at.ep + self.stage * at.pp
+
+    def _place_of(self, rank: int, stage: int) -> Coordinates:
+        """The coordinates of a rank in its stage, where experts are cut over other ranks than everything else."""
+        return Coordinates(stage, rank // self.etp % self.ep, rank % self.tp)
 
     def folder(self, at: Coordinates) -> str:
         """The name of a rank's folder."""
@@ -102,7 +112,14 @@ class Grid(NamedTuple):
         return f"tensor parallel {self.tp} x pipeline {self.pp}" + (f" x expert {self.ep}" if self.ep > 1 else "")
 
     def every(self) -> list[Coordinates]:
-        """The coordinates of every model-parallel rank."""
+        """The coordinates of every model-parallel rank that writes a file.
+
+        Where experts are cut over other ranks, not every pair of tensor- and expert-parallel rank is one: those write
+        that are first in their expert-data-parallel group. A slice of other weights that none of them has is lost.
+        """
+        if self.etp != self.tp:
+            ranks = range(max(self.etp * self.ep, self.tp))
+            return list(dict.fromkeys(self._place_of(r, p) for p in range(self.pp) for r in ranks))
         return [Coordinates(p, e, t) for p in range(self.pp) for e in range(self.ep) for t in range(self.tp)]
 
 
@@ -158,7 +175,8 @@ def grid_of(args: Mapping[str, Any], found: Sequence[RankFolder]) -> Grid:
     cp = setting(args, "context_parallel_size") or 1
     world = _world(args, tp * pp, ep, cp)
     apart = world.value // pp if world.value and not args.get("use_tp_pp_dp_mapping") else 0
-    return Grid(tp, pp, ep, world, cp, max(apart, tp * cp * ep), pipelined)
+    etp = setting(args, "expert_tensor_parallel_size")
+    return Grid(tp, pp, ep, world, cp, max(apart, tp * cp * ep), pipelined, min(etp or tp, MAX_RANKS))
 
 
 def _world(args: Mapping[str, Any], model_parallel: int, experts: int, contexts: int) -> Fact:

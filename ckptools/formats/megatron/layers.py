@@ -15,6 +15,12 @@ pipelines, `pipeline_model_parallel_layout`, embedding and loss counted as layer
 of a stage's first layer is the number of layers before it, which the files themselves show. Source:
 megatron/core/transformer/transformer_layer.py (`get_transformer_layer_offset`); arguments.py for older versions.
 
+Experts are numbered from 0 on each expert-parallel rank too, as many on each: local expert i of rank e is expert
+e x (experts on a rank) + i. Routers, shared experts and everything else are the same on every expert-parallel rank.
+With Transformer Engine all of a rank's are in one module, as `linear_fc1.weight0`, `weight1` and so on. The experts'
+own tensor-parallel size may be another one (`expert_tensor_parallel_size`); with 1 each is whole in its file. Source:
+megatron/core/transformer/moe/{moe_layer,experts,router,shared_experts}.py.
+
 Old versions (`megatron/model`, up to v3.0 and core 0.5) nest the model's state dict (`language_model`, `encoder`);
 its keys are joined with dots here.
 """
@@ -22,7 +28,7 @@ its keys are joined with dots here.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from typing import Any
 
@@ -44,6 +50,7 @@ _MODEL = r"(?:language_model\.)?"
 _LAYER = _MODEL + r"(?:encoder|decoder|transformer)\.layers\.\d+\."
 _ATTENTION = r"(?:self_attention|attention|cross_attention|inter_attention)\."
 _WB = r"(?:weight|bias)"
+_EXPERT = r"mlp\.(?:shared_experts|experts(?:\.local_experts\.\d+)?)\."
 
 BUILT_IN: tuple[tuple[str, JoinRule], ...] = (
     (_MODEL + r"embedding\.word_embeddings\.weight|word_embeddings_for_head\.weight", ROWS),
@@ -53,6 +60,10 @@ BUILT_IN: tuple[tuple[str, JoinRule], ...] = (
     (_LAYER + r"inter_attention\.(?:query|key_value)\." + _WB, ROWS),
     (_LAYER + _ATTENTION + r"(?:linear_proj|dense)\.weight", COLUMNS),
     (_LAYER + r"mlp\.(?:linear_fc2|dense_4h_to_h)\.weight", COLUMNS),
+    (_LAYER + _EXPERT + r"linear_fc2\.weight\d*", COLUMNS),
+    (_LAYER + _EXPERT + r"linear_fc2\.bias\d*", REPLICATED),
+    (_LAYER + r"mlp\.router\.(?:weight|bias|expert_bias|local_tokens_per_expert)", REPLICATED),
+    (_LAYER + r"mlp\.shared_experts\.gate_weight", REPLICATED),
     (_LAYER + _ATTENTION + r"(?:linear_proj|dense)\.bias", REPLICATED),
     (_LAYER + r"mlp\.(?:linear_fc2|dense_4h_to_h)\.bias", REPLICATED),
     (_LAYER + r"(?:input|post_attention|post_inter_attention)_(?:layer)?norm\." + _WB, REPLICATED),
@@ -65,7 +76,7 @@ BUILT_IN: tuple[tuple[str, JoinRule], ...] = (
     (_MODEL + r"pooler\.dense\." + _WB + r"|binary_head\." + _WB, REPLICATED),
     (r"lm_head\.(?:dense|layernorm|layer_norm)\." + _WB + r"|rotary_pos_emb\.inv_freq", REPLICATED),
 )
-FC1 = re.compile(rf"(?P<mlp>{_LAYER}mlp\.)(?P<name>linear_fc1|dense_h_to_4h)\.{_WB}")
+FC1 = re.compile(rf"(?P<mlp>{_LAYER}(?:mlp\.|{_EXPERT}))(?P<name>linear_fc1|dense_h_to_4h)\.{_WB}(?P<number>\d*)")
 FC2 = {"linear_fc1": "linear_fc2", "dense_h_to_4h": "dense_4h_to_h"}
 QKV = re.compile(r".*\.(?:linear_qkv|query_key_value|linear_kv|key_value)\.(?:weight|bias)")
 
@@ -80,7 +91,7 @@ def rule_of(fqn: str, pieces: Mapping[str, Any], given: GivenRules) -> JoinRule 
         return rule
     found = FC1.fullmatch(fqn)
     if found:
-        return _first_layer(fqn, found["mlp"] + FC2[found["name"]] + ".weight", pieces)
+        return _first_layer(fqn, f"{found['mlp']}{FC2[found['name']]}.weight{found['number']}", pieces)
     return next((rule for pattern, rule in BUILT_IN if re.fullmatch(pattern, fqn)), NO_RULE)
 
 
@@ -128,6 +139,22 @@ def _flat(node: Any, prefix: str) -> Iterator[tuple[str, Any]]:
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+EXPERT = re.compile(
+    r"(?P<prefix>(?:.*\.)?(?:local_experts\.|experts\.linear_fc[12]\.(?:weight|bias)))(?P<number>\d{1,6})(?P<rest>|\..+)",
+    re.DOTALL,
+)
+EXPERTS = re.compile(r"(?:.*\.)?(?:local_)?experts\..*", re.DOTALL)
+"""Weights of routed experts; those of `EXPERT` are of one, with its number on its rank."""
+
+
+def expert_counts(names: Iterable[str]) -> dict[str, int]:
+    """How many experts of each layer a rank has, by the layer's prefix; none where their numbers have holes."""
+    found: dict[str, set[int]] = {}
+    for expert in filter(None, map(EXPERT.fullmatch, names)):
+        found.setdefault(expert["prefix"], set()).add(int(expert["number"]))
+    return {prefix: len(numbers) for prefix, numbers in found.items() if numbers == set(range(len(numbers)))}
 
 
 def module_order_in(tree: Mapping[Any, Any]) -> ModuleOrder:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ckptools.formats.megatron.folders import Coordinates, Grid, setting
-from ckptools.formats.megatron.layers import LAYER, QKV, Layers, chunks_of, module_order_in, rule_of
+from ckptools.formats.megatron.layers import (
+    EXPERT,
+    EXPERTS,
+    LAYER,
+    QKV,
+    Layers,
+    chunks_of,
+    expert_counts,
+    module_order_in,
+    rule_of,
+)
 from ckptools.formats.options import Weights
 from ckptools.formats.shared.tensor_parallel import (
     REPLICATED,
@@ -24,8 +33,8 @@ from ckptools.model.rank_vote import same_value, vote
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
 
-EXPERT = re.compile(r"(?:.*\.)?(?:local_)?experts\..*", re.DOTALL)
-EXPERTS = "weights of experts that are spread over expert-parallel ranks are not joined"
+GROUPED = "weights of experts in one tensor of each rank (grouped GEMM) that are spread over ranks are not joined"
+SPREAD = "experts are tensor-parallel over {} ranks and everything else over {}; not joined"
 EXTRA_STATE = "_extra_state"
 INPUT = ("embedding.word_embeddings.weight", "language_model.embedding.word_embeddings.weight")
 HEADS = ("output_layer.weight", "word_embeddings_for_head.weight")
@@ -70,7 +79,12 @@ class Model:
 
     def _named(self, at: Coordinates, chunks: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
         for number, chunk in enumerate(chunks):
+            counts = expert_counts(chunk) if self.grid.ep > 1 else {}
             for name, value in chunk.items():
+                expert = EXPERT.fullmatch(name) if counts else None
+                if expert and expert["prefix"] in counts:
+                    first = at.ep * counts[expert["prefix"]]
+                    name = f"{expert['prefix']}{first + int(expert['number'])}{expert['rest']}"
                 fqn, why = self.layers.name(name, (number, at.pp))
                 if why:
                     self.odd_layers[fqn] = why
@@ -122,10 +136,13 @@ class Model:
         """The rule for a weight, or why there is none."""
         if fqn in self.odd_layers:
             return self.odd_layers[fqn]
-        experts_differ = setting(self.args, "expert_tensor_parallel_size") not in (None, self.grid.tp)
-        if EXPERT.fullmatch(fqn) and (self.grid.ep > 1 or experts_differ):
-            return EXPERTS
-        return REPLICATED if self.grid.tp == 1 else rule_of(fqn, self.pieces[at], self.given)
+        own = self.grid.etp
+        if EXPERTS.fullmatch(fqn) and own not in (1, self.grid.tp):
+            return SPREAD.format(own, self.grid.tp)
+        if EXPERTS.fullmatch(fqn) and self.grid.ep > 1 and not EXPERT.fullmatch(fqn):
+            return GROUPED
+        whole = self.grid.tp == 1 or (own == 1 and EXPERTS.fullmatch(fqn))
+        return REPLICATED if whole else rule_of(fqn, self.pieces[at], self.given)
 
     def _pieces(self, tensors: Sequence[tuple[Coordinates, Tensor]], rule: JoinRule) -> Iterator[RankPiece]:
         """The pieces that were read, and for a cut weight those of other ranks."""
@@ -174,9 +191,6 @@ def check_values(args: Mapping[str, Any], tree: Mapping[Any, Any], grid: Grid) -
         text = f"embedding and output layer keep the padded vocabulary of {rows} rows (args.padded_vocab_size)"
         yield Problem(Code.KEPT_AS_SAVED, text)
     yield from notes_on_model(args, model, tree.get("checkpoint_version", 0))
-    if grid.ep > 1:
-        text = f"expert parallel {grid.ep}: the experts' weights are shown and not joined, everything else is"
-        yield Problem(Code.KEPT_AS_SAVED, text)
 
 
 def notes_on_model(args: Mapping[str, Any], model: Mapping[str, Any], version: Any) -> Iterator[Problem]:
