@@ -129,6 +129,7 @@ WHOLE = (
     Known("torch-checkpointing-pt-fsdp2", "ckpt", "", 4, 5, ("rank",)),
     # The layout of what the ranks have in safetensors is in metadata.pkl alone.
     Known("torch-checkpointing-st-fsdp2", "ckpt", "", 4, 5, ("rank",)),
+    Known("nanotron-tp2pp2", "ckpt", "", 4, 5),
     # safetensors shards for the model, a DCP for the optimizer.
     Known("nemo-automodel-fsdp2", "ckpt/epoch_0_step_5", "", 4, 5),
 )

@@ -41,6 +41,7 @@ SAFETENSORS = "safetensors have no checksums"
 SNAPSHOT = "torchsnapshot keeps no checksums"
 NO_STEP = "the file holds what has one dtype and shape in every step; a count in it that others contradict is warned of"
 NO_RANK = "nothing in the files says whose they are, and they fit each rank"
+NO_NAME = "only the file's name says which parameter it is of, and it fits each of that shape"
 RNG = f"{NO_RANK}; verify warns of two equal RNG states where others have their own, and cannot know whose it was"
 OPTIONAL = "nothing names the file: a run without a scheduler leaves the same folder"
 UNIT_ORDER = (
@@ -72,6 +73,9 @@ EXCEPTIONS: tuple[Unknowable, ...] = (
     Unknowable("nemo-automodel-fsdp2", r"another step .*(\.distcp|_rank_\d\.pt|step_scheduler\.pt)", NO_STEP),
     Unknowable("nemo-automodel-fsdp2", r"(swapped|copied) .*/(rng|dataloader)_\w+_rank", RNG),
     Unknowable("verl-", "(swapped|copied) .*/extra_state", RNG),
+    Unknowable("nanotron-", r"deleted .*/lr_scheduler\.pt", OPTIONAL),
+    Unknowable("nanotron-", r"flipped .*\.safetensors ", SAFETENSORS),
+    Unknowable("nanotron-", r"(swapped|copied) .*norm.*/model_(weight|bias)", NO_NAME),
     Unknowable("verl-fsdp1/", "swapped .*/optim_world_size", NO_RANK),
     Unknowable("deepspeed-z3-bf16", "swapped .*_optim_states", NO_RANK),
     Unknowable("verl-fsdp1-orig", "swapped .*/optim_world_size", UNIT_ORDER),
