@@ -101,7 +101,52 @@ def test_every_file_that_is_missing_is_named(tmp_path, spread):
         assert any((tmp_path / "iter_0000003").glob("*/*.pt")), "the last one"
         ck = ckptools.open(tmp_path, all_ranks=True)
         assert not ck.whole and any(f"no file {file.parent.name}/" in str(p) for p in ck.problems)
+        with pytest.raises(NotWholeError):
+            ckptools.consolidate(tmp_path, tmp_path / "out.pt", only="model")
         away.rename(file)
+
+
+@pytest.mark.parametrize("lost", [0, 1, 3])
+def test_experts_that_only_the_router_knows_of_are_missed_without_arguments(tmp_path, lost):
+    spread = Spread(ep=4)
+    spread.save(tmp_path)
+    for rank, file in enumerate(sorted((tmp_path / "iter_0000003").glob("*/*.pt"))):
+        tree = torch.load(file, weights_only=False)
+        tree["args"] = Namespace(tensor_model_parallel_size=1, pipeline_model_parallel_size=1)
+        torch.save(tree, file)
+        if rank >= 4 - lost:
+            file.unlink()
+    ck = ckptools.open(tmp_path, all_ranks=True)
+    assert ck.whole is (lost == 0)
+    assert {p.code for p in ck.problems if p.severity == "error"} <= {"CK001", "CK107"}
+
+
+def test_files_of_two_expert_ranks_that_were_swapped_are_noticed_by_their_arguments(tmp_path):
+    Spread().save(tmp_path)
+    one, other = sorted((tmp_path / "iter_0000003").glob("*/*.pt"))
+    kept = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(kept)
+    problems = ckptools.open(tmp_path, all_ranks=True).problems
+    assert sum("another expert-parallel rank" in p.message for p in problems) == 2
+
+
+def test_a_file_copied_over_another_expert_ranks_is_noticed_by_its_checksums(tmp_path):
+    Spread().save(tmp_path)
+    one, other = sorted((tmp_path / "iter_0000003").glob("*/*.pt"))
+    other.write_bytes(one.read_bytes())
+    problems = ckptools.open(tmp_path, all_ranks=True).problems
+    assert "CK009" in {p.code for p in problems if "one is a copy" in p.message}
+
+
+def test_experts_that_are_all_made_of_one_layer_are_no_copies(tmp_path):
+    Spread().save(tmp_path)
+    for file in (tmp_path / "iter_0000003").glob("*/*.pt"):
+        tree = torch.load(file, weights_only=False)
+        for name in (n for n in tree["model"] if "experts" in n):
+            tree["model"][name] = torch.arange(float(tree["model"][name].numel())).view_as(tree["model"][name])
+        torch.save(tree, file)
+    assert ckptools.open(tmp_path, all_ranks=True).whole
 
 
 def test_experts_cut_over_other_ranks_are_refused_by_name(tmp_path):

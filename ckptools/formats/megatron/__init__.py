@@ -219,7 +219,7 @@ class _MegatronFolder:
                 yield Problem(Code.STRAY_FILE, text, grid.rank(at))
 
     def _check_stages(self, files: Sequence[RankFile]) -> Iterator[Problem]:
-        """A stage without a readable file leaves no gap in any tensor: whole layers are absent."""
+        """A stage, or its experts, without a readable file leave no gap in any tensor: whole weights are absent."""
         here = {file.rank for file in files if file.is_here and not file.part}
         alone = " with --only-this-file" if self.options.only_this_file else ""
         for stage in range(self.grid.pp):
@@ -229,3 +229,10 @@ class _MegatronFolder:
                 which = f"pipeline stage {stage} of {self.grid.pp}"
                 text = f"{which}: none of its files is read{alone}, so its layers are missing"
                 yield Problem(Code.MODEL_PART_MISSING, text, min(ranks))
+                continue
+            for expert in range(self.grid.ep):
+                own = {self.grid.rank(at) for at in self.grid.every() if (at.pp, at.ep) == (stage, expert)}
+                if own and not own & here:
+                    which = f"expert-parallel rank {expert} of {self.grid.ep} in pipeline stage {stage}"
+                    text = f"{which}: none of its files is read{alone}, so its experts are missing"
+                    yield Problem(Code.MODEL_PART_MISSING, text, min(own))

@@ -171,7 +171,8 @@ def grid_of(args: Mapping[str, Any], found: Sequence[RankFolder]) -> Grid:
     tp = setting(args, "tensor_model_parallel_size", "model_parallel_size") or 1 + max(m.numbers[0] for m in found)
     pp = pipeline or (1 + max(m.numbers[1] if len(m.numbers) > 1 else 0 for m in found) if pipelined else 1)
     experts = [m.numbers[-1] for m in found if len(m.numbers) > 1 + pipelined]
-    ep = (setting(args, "expert_model_parallel_size") or 1 + max(experts)) if experts else 1
+    # Only with several expert-parallel ranks has a name their number.
+    ep = (setting(args, "expert_model_parallel_size") or max(2, 1 + max(experts))) if experts else 1
     cp = setting(args, "context_parallel_size") or 1
     world = _world(args, tp * pp, ep, cp)
     apart = world.value // pp if world.value and not args.get("use_tp_pp_dp_mapping") else 0
@@ -211,6 +212,9 @@ def check_arguments(grid: Grid, trees: Mapping[Coordinates, Any]) -> Iterator[Pr
     for at, rank in ranks.items():
         if rank % grid.tp != at.tp:
             text = f"{grid.folder(at)} was written by rank {rank} (args.rank), another tensor-parallel rank"
+            yield Problem(Code.STRAY_FILE, f"{text} than its name says", grid.rank(at))
+        elif grid.cp == 1 and rank // grid.etp % grid.ep != at.ep:
+            text = f"{grid.folder(at)} was written by rank {rank} (args.rank), another expert-parallel rank"
             yield Problem(Code.STRAY_FILE, f"{text} than its name says", grid.rank(at))
 
 

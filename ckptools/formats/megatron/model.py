@@ -32,6 +32,7 @@ from ckptools.model.problems import Code, Problem
 from ckptools.model.rank_vote import same_value, vote
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
+from ckptools.tensor_io.copied_files import proves_a_copy, stated_checksum
 
 GROUPED = "weights of experts in one tensor of each rank (grouped GEMM) that are spread over ranks are not joined"
 SPREAD = "experts are tensor-parallel over {} ranks and everything else over {}; not joined"
@@ -65,6 +66,40 @@ class Model:
         self.orders = {at: module_order_in(tree) for at, tree in trees.items()}
         self.names = self._names()
         self._check_number()
+        self.problems += [*self._check_experts(chunks), *self._check_copies(chunks)]
+
+    def _check_copies(self, chunks: Mapping[Coordinates, Sequence[Mapping[str, Any]]]) -> Iterator[Problem]:
+        """Two expert-parallel ranks whose experts have the same bytes, by their checksums: one file is a copy.
+
+        Experts that were all made of one dense layer are the same on a rank too, and prove nothing.
+        """
+        seen: dict[Any, Coordinates] = {}
+        for at, parts in chunks.items() if self.grid.ep > 1 else ():
+            own = [(n, stated_checksum(v)) for part in parts for n, v in part.items() if EXPERTS.fullmatch(n)]
+            sums = tuple((name, stated) for name, stated in own if stated is not None)
+            alike = len({stated for _, stated in sums}) < len(sums)
+            if alike or not proves_a_copy(stated for _, stated in sums):
+                continue
+            twin = seen.setdefault((at.pp, at.tp, sums), at)
+            if twin.ep != at.ep:
+                text = f"{self.grid.folder(at)} holds the experts of {self.grid.folder(twin)}; one is a copy"
+                yield Problem(Code.STRAY_FILE, text, self.grid.rank(at))
+
+    def _check_experts(self, chunks: Mapping[Coordinates, Sequence[Mapping[str, Any]]]) -> Iterator[Problem]:
+        """Compare each rank's experts with the rows of their layer's router, which counts those of all ranks."""
+        parts = (
+            (at, chunk, prefix, n)
+            for at, c in chunks.items()
+            for chunk in c
+            for prefix, n in expert_counts(chunk).items()
+        )
+        for at, chunk, prefix, count in parts:
+            mlp = prefix.partition("experts.")[0].removesuffix("local_")
+            router = chunk.get(f"{mlp}router.weight")
+            if isinstance(router, Tensor) and router.shape[:1] not in ((), (count * self.grid.ep,)):
+                has = f"{self.grid.folder(at)} has {count} experts and {self.grid.ep} ranks share them"
+                text = f"{has}, the router has {router.shape[0]}; experts are missing, or the files are not of one run"
+                yield Problem(Code.MODEL_PART_MISSING, text, self.grid.rank(at), f"model.{mlp}router.weight")
 
     def _check_number(self) -> None:
         """Compare the counted layers with the saved arguments, where there is one kind of layers."""
