@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import zlib
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 import ckptools
 from ckptools.cli import app
 from ckptools.errors import NotWholeError
+from ckptools.formats.shared import hollow
 from ckptools.formats.shared.hollow import Holes, crc_of_zeros
 from tests.sparse_files import sparse
 
@@ -151,5 +153,8 @@ def test_the_bytes_of_any_extents_in_any_spans_are_counted(gaps, extents):
         spans.append((at + gap, at + gap + length))
         at += gap + length
     inside = {at for first, last in spans for at in range(first, last)}
-    for start, length in extents:
-        assert Holes(spans).overlap(start, start + length) == len(inside & {*range(start, start + length)})
+    counts = [len(inside & {*range(start, start + length)}) for start, length in extents]
+    columns = [start for start, _ in extents], [start + length for start, length in extents]
+    assert [Holes(spans).overlap(start, end) for start, end in zip(*columns, strict=True)] == counts
+    with mock.patch.object(hollow, "MANY", 0):
+        assert Holes(spans).overlaps(*columns) == counts

@@ -14,19 +14,17 @@ One loss can be undone safely: an optimizer that numbers its parameters has the 
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ckptools.files.compressed import has_zstd, is_zstd
+from ckptools.model.columns import by_value
 from ckptools.model.regions import Ints
 from ckptools.model.tree import KeyPath
 from ckptools.model.values import describe_for_error
 from ckptools.training_state.sections import is_optimizer
-
-K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +107,6 @@ class StoredItems:
         if not self._of_file:
             self._of_file = by_value(self.files)
         return self._of_file
-
-
-def by_value(column: Iterable[K]) -> dict[K, list[int]]:
-    """The places of each value of a column."""
-    found: dict[K, list[int]] = defaultdict(list)
-    for place, value in enumerate(column):
-        found[value].append(place)
-    return dict(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,9 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, chain, repeat
 from math import prod
+from operator import add, sub
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ from ckptools.files.location import is_remote
 from ckptools.files.opening import File
 from ckptools.files.storage import SLACK, takes_less
 from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.columns import by_value, take
 from ckptools.model.problems import Code, Problem, Severity, worst_first
 from ckptools.model.provenance import Filled
 from ckptools.model.regions import is_contiguous
@@ -34,6 +36,9 @@ from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.tensor_io.checksums import combine, crc32
 from ckptools.text import and_others, few, size
 
+MANY = 1000
+"""Above this many extents of a file numpy compares them with its holes."""
+
 MAX_READ = 1 << 20
 """Most bytes outside of holes that are read to check one record's checksum."""
 
@@ -42,23 +47,40 @@ MAYBE = "holes, which read as zeros: written as zeros, or never written"
 
 
 class Holes:
-    """The holes of a file, each from its first byte to one past its last, in order and apart."""
+    """The holes of a file, in order and apart.
+
+    Args:
+        spans: of each its first byte, and one past its last.
+    """
 
     def __init__(self, spans: Sequence[tuple[int, int]]) -> None:
-        self.spans = spans
-        self._before = [0, *accumulate(last - first for first, last in spans)]
+        self.starts, self.ends = [first for first, _ in spans], [last for _, last in spans]
+        self.before: list[int] = [0, *accumulate(map(sub, self.ends, self.starts))]
 
     def overlap(self, start: int, end: int) -> int:
         """How many bytes from `start` to before `end` lie in them."""
         return self._bytes_before(end) - self._bytes_before(start)
 
+    def overlaps(self, starts: Sequence[int], ends: Sequence[int]) -> Sequence[int]:
+        """The same for many extents, by column; offsets are below 2^63."""
+        if len(starts) < MANY:
+            return list(map(self.overlap, starts, ends))
+        import numpy as np
+
+        before, first, last = (np.array(column) for column in (self.before, self.starts, [0, *self.ends]))
+        columns = [np.array(column) for column in (starts, ends)]
+        begun = [np.searchsorted(first, at) for at in columns]
+        counts = [before[i] - np.maximum(last[i] - at, 0) for i, at in zip(begun, columns, strict=True)]
+        return (counts[1] - counts[0]).tolist()  # type: ignore[no-any-return]
+
     def _bytes_before(self, at: int) -> int:
-        begun = bisect_left(self.spans, (at, 0))
-        return self._before[begun] - (max(self.spans[begun - 1][1] - at, 0) if begun else 0)
+        begun = bisect_left(self.starts, at)
+        return self.before[begun] - (max(self.ends[begun - 1] - at, 0) if begun else 0)
 
     def from_first_at(self, start: int) -> Sequence[tuple[int, int]]:
         """The holes from the last one that begins before `start`."""
-        return self.spans[max(bisect_left(self.spans, (start, 0)) - 1, 0) :]
+        first = max(bisect_left(self.starts, start) - 1, 0)
+        return list(zip(self.starts[first:], self.ends[first:], strict=True))
 
 
 @dataclass
@@ -68,8 +90,8 @@ class _Hollow:
     Attributes:
         nbytes_seen: bytes of tensors that were looked at.
         unproven: bytes of these in holes without a checksum.
-        tensors: bytes in holes by tensor name, without those that were written as zeros.
-        never: tensors whose checksum says that they were never written.
+        tensors: bytes in holes by the number of the tensor, without those that were written as zeros.
+        never: whether the checksum of one says that it was never written.
     """
 
     path: Path
@@ -77,8 +99,8 @@ class _Hollow:
     nbytes: int
     nbytes_seen: int = 0
     unproven: int = 0
-    tensors: dict[str, int] = field(default_factory=dict)
-    never: set[str] = field(default_factory=set)
+    tensors: dict[int, int] = field(default_factory=dict)
+    never: bool = False
 
     @property
     def empty(self) -> int:
@@ -90,31 +112,79 @@ class _Hollow:
         mostly = self.unproven > 0 and 2 * self.unproven >= self.nbytes_seen
         return "error" if self.never or mostly else "warning"
 
-    def look_at(self, extents: Sequence[_Extent]) -> None:
-        self.nbytes_seen += sum(extent.end - extent.start for extent in extents)
-        for extent in extents:
-            inside = self.holes.overlap(extent.start, extent.end)
-            right = _is_right(self.path, extent, self.holes) if inside else True
-            if not right:
-                self.tensors[extent.fqn] = self.tensors.get(extent.fqn, 0) + inside
-                self.unproven += inside
-            if right is False:
-                self.never.add(extent.fqn)
+    def look_at(self, extents: _Extents) -> None:
+        self.nbytes_seen += sum(extents.ends) - sum(extents.starts)
+        found = extents.inside(self.holes)
+        if extents.stated:
+            right = {number: _is_right(self.path, extents.stated.get(number), self.holes) for number in found}
+            self.never = False in right.values()
+            found = {number: inside for number, inside in found.items() if not right[number]}
+        self.unproven = sum(found.values())
+        for tensor, inside in zip(take(extents.tensors, [*found]), found.values(), strict=True):
+            self.tensors[tensor] = self.tensors.get(tensor, 0) + inside
 
 
-class _Extent(NamedTuple):
-    """Where a tensor lies in a file, from its first byte to one past its last.
+class _Record(NamedTuple):
+    """A record with a checksum.
 
     Attributes:
-        record_span: `(offset, length)` of the record with these bytes.
-        crc: CRC-32 of that record; 0 where none is stated or the values were not located.
+        span: its offset in the file, and its length.
+        crc: its CRC-32, never 0.
     """
 
-    fqn: str
-    start: int
-    end: int
-    record_span: tuple[int, int] = (0, 0)
-    crc: int = 0
+    span: tuple[int, int]
+    crc: int
+
+
+@dataclass
+class _Extents:
+    """Where tensors lie in files, by column.
+
+    Attributes:
+        files: the number of the file of each; -1 for one without holes.
+        tensors: their numbers.
+        starts: first byte of each.
+        ends: one past its last.
+        stated: the records that they lie in, by the number of the extent, of those that have a checksum.
+    """
+
+    files: list[int] = field(default_factory=list)
+    tensors: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    stated: dict[int, _Record] = field(default_factory=dict)
+
+    def add(self, file: int, tensor: int, start: int, end: int, record: _Record | None = None) -> None:
+        """Add one extent."""
+        if record is not None:
+            self.stated[len(self.files)] = record
+        self.files.append(file)
+        self.tensors.append(tensor)
+        self.starts.append(start)
+        self.ends.append(end)
+
+    def by_file(self) -> Iterator[tuple[int, _Extents]]:
+        """Those of each file with holes, equal ones once: ranks that share a file may list what lies in it again."""
+        columns = self.files, self.tensors, self.starts, self.ends
+        for file, rows in by_value(self.files).items():
+            if file < 0:
+                continue
+            files, tensors, starts, ends = ([*take(column, rows)] for column in columns)
+            stated = {i: self.stated[row] for i, row in enumerate(rows) if row in self.stated} if self.stated else {}
+            found = _Extents(files, tensors, starts, ends, stated)
+            yield file, found if len({*starts}) == len(starts) else found.once()
+
+    def once(self) -> _Extents:
+        """The same without repetitions."""
+        found, listed = _Extents(), zip(self.files, self.tensors, self.starts, self.ends, strict=True)
+        for extent in dict.fromkeys((*extent, self.stated.get(i)) for i, extent in enumerate(listed)):
+            found.add(*extent)
+        return found
+
+    def inside(self, holes: Holes) -> dict[int, int]:
+        """How many bytes of each extent lie in holes, by its number; without those of which none do."""
+        overlaps = holes.overlaps(self.starts, self.ends)
+        return {number: nbytes for number, nbytes in enumerate(overlaps) if nbytes}
 
 
 def with_hollow(checkpoint: Checkpoint) -> Checkpoint:
@@ -127,46 +197,52 @@ def with_hollow(checkpoint: Checkpoint) -> Checkpoint:
     if not found:
         return checkpoint
     tensors = {fqn_of(path): tensor for path, tensor in tensors_in(checkpoint.tree)}
-    extents: dict[Path, dict[_Extent, None]] = {path: {} for path in found}
-    for fqn, tensor in tensors.items():
-        _add_extents(extents, fqn, tensor.shards)
-    for path, of_file in extents.items():
-        found[path].look_at([*of_file])
-    hollow = [one for one in found.values() if one.tensors or not one.nbytes_seen]
-    problems = [problem for severity in ("error", "warning") for problem in _problems(hollow, severity)]
+    extents, numbers = _Extents(), {path: number for number, path in enumerate(found)}
+    for number, tensor in enumerate(tensors.values()):
+        _add_extents(extents, numbers, number, tensor.shards)
+    hollow = [*found.values()]
+    for number, of_file in extents.by_file():
+        hollow[number].look_at(of_file)
+    hollow = [one for one in hollow if one.tensors or not one.nbytes_seen]
+    problems = [problem for severity in ("error", "warning") for problem in _problems([*tensors], hollow, severity)]
     empty = tuple(_filled(tensors, [one for one in hollow if one.severity == "error"]))
     return replace(checkpoint, hollow=empty, problems=worst_first([*checkpoint.problems, *problems]))
 
 
-def _add_extents(extents: Mapping[Path, dict[_Extent, None]], fqn: str, shards: Shards) -> None:
-    """Add where shards lie to the extents of their files, equal ones once."""
+def _add_extents(extents: _Extents, files: Mapping[Path, int], tensor: int, shards: Shards) -> None:
+    """Add where shards lie in some files."""
     if isinstance(shards, ItemShards):
-        _add_items(extents, fqn, shards)
+        _add_items(extents, files, tensor, shards)
         shards = tuple(shards.located.values())
     for shard in shards:
         for source in shard.sources:
-            if source.path in extents:
+            if source.path in files:
                 start, nbytes = _values_span(source)
-                extents[source.path][_Extent(fqn, start, start + nbytes, source.record_span, source.crc)] = None
+                record = _Record(source.record_span, source.crc) if source.crc else None
+                extents.add(files[source.path], tensor, start, start + nbytes, record)
         item = shard.item
-        if not shard.sources and item is not None and item.path in extents:
-            extents[item.path][_Extent(fqn, item.offset, item.offset + item.length)] = None
+        if not shard.sources and item is not None and item.path in files:
+            extents.add(files[item.path], tensor, item.offset, item.offset + item.length)
 
 
-def _add_items(extents: Mapping[Path, dict[_Extent, None]], fqn: str, shards: ItemShards) -> None:
+def _add_items(extents: _Extents, files: Mapping[Path, int], tensor: int, shards: ItemShards) -> None:
     """Add where items lie: their values where they were read and are like others, else all of them."""
-    of_file = {file: extents.get(file.path) for file in set(shards.files) if file.path is not None}
-    spans = {layout: _values_span(layout) for layout in set(shards.layouts) if layout is not None}
-    for i, (file, start, length) in enumerate(zip(shards.files, shards.starts, shards.lengths, strict=True)):
-        known, layout = of_file.get(file), shards.layouts[i] if shards.layouts else None
-        if known is None or i in shards.located:
-            continue
-        if layout is None:
-            known[_Extent(fqn, start, start + length)] = None
-            continue
-        at, nbytes = spans[layout]
-        record = start + layout.record_span[0], layout.record_span[1]
-        known[_Extent(fqn, start + at, start + at + nbytes, record, shards.crcs[i])] = None
+    numbers = {file: -1 if file.path is None else files.get(file.path, -1) for file in set(shards.files)}
+    first, starts, lengths = len(extents.files), shards.starts, shards.lengths
+    if layouts := shards.layouts:
+        spans = {layout: _values_span(layout) for layout in set(layouts) if layout is not None}
+        lengths = [n if of is None else spans[of][1] for of, n in zip(layouts, lengths, strict=True)]
+        starts = [at if of is None else at + spans[of][0] for of, at in zip(layouts, starts, strict=True)]
+    extents.files += map(numbers.__getitem__, shards.files)
+    extents.tensors += repeat(tensor, len(shards))
+    extents.starts += starts
+    extents.ends += map(add, starts, lengths)
+    for i in shards.located:
+        extents.files[first + i] = -1
+    for i, crc in enumerate(shards.crcs if any(shards.crcs) else ()):
+        if crc and (of := layouts[i]) is not None:
+            at, nbytes = of.record_span
+            extents.stated[first + i] = _Record((shards.starts[i] + at, nbytes), crc)
 
 
 def _values_span(of: Source | ItemLayout) -> tuple[int, int]:
@@ -176,16 +252,16 @@ def _values_span(of: Source | ItemLayout) -> tuple[int, int]:
     return of.offset, prod(of.shape) * ITEMSIZE[of.dtype]
 
 
-def _is_right(path: Path, extent: _Extent, holes: Holes) -> bool | None:
+def _is_right(path: Path, record: _Record | None, holes: Holes) -> bool | None:
     """Whether a record with holes has its stated CRC-32; None without one, or where too much would be read."""
-    if not extent.crc:
+    if record is None:
         return None
-    start, nbytes = extent.record_span
+    start, nbytes = record.span
     if nbytes - holes.overlap(start, start + nbytes) > MAX_READ:
         return None
     try:
         with File(path) as file:
-            return _crc_of(file, start, start + nbytes, holes) == extent.crc
+            return _crc_of(file, start, start + nbytes, holes) == record.crc
     except ReadError:  # gone by now; whoever reads it next says so
         return None
 
@@ -214,10 +290,10 @@ def crc_of_zeros(nbytes: int) -> int:
     return crc
 
 
-def _problems(hollow: Iterable[_Hollow], severity: Severity) -> Iterator[Problem]:
+def _problems(fqns: Sequence[str], hollow: Iterable[_Hollow], severity: Severity) -> Iterator[Problem]:
     of_it = [one for one in hollow if one.severity == severity]
     if of_it:
-        first, names = of_it[0], list(dict.fromkeys(fqn for one in of_it for fqn in one.tensors))
+        first, names = of_it[0], [fqns[i] for i in dict.fromkeys(chain.from_iterable(one.tensors for one in of_it))]
         text = (
             f"{first.path.name}{and_others(len(of_it) - 1)}: {size(first.empty)} of {size(first.nbytes)} take no space"
         )
@@ -227,13 +303,14 @@ def _problems(hollow: Iterable[_Hollow], severity: Severity) -> Iterator[Problem
         yield Problem(Code.NEVER_WRITTEN, f"{text} on the disk ({why}){content}", None, None, severity, files)
 
 
-def _filled(tensors: dict[str, Tensor], hollow: Iterable[_Hollow]) -> Iterator[Filled]:
-    nbytes: dict[str, int] = {}
+def _filled(tensors: Mapping[str, Tensor], hollow: Iterable[_Hollow]) -> Iterator[Filled]:
+    nbytes: dict[int, int] = {}
     for one in hollow:
-        for fqn, inside in one.tensors.items():
-            nbytes[fqn] = nbytes.get(fqn, 0) + inside
-    for fqn, inside in nbytes.items():
-        tensor = tensors[fqn]
+        for number, inside in one.tensors.items():
+            nbytes[number] = nbytes.get(number, 0) + inside
+    listed = [*tensors.items()]
+    for number, inside in nbytes.items():
+        fqn, tensor = listed[number]
         yield Filled(fqn, "zero", min(tensor.numel, int(-(-inside // ITEMSIZE[tensor.dtype]))), tensor.numel)
 
 
@@ -258,22 +335,18 @@ def holes(path: Path) -> list[tuple[int, int]]:
 def _asked_for(path: Path, size: int) -> list[tuple[int, int]]:
     """List the holes that the file system knows; the one behind the end of every file does not count."""
     found: list[tuple[int, int]] = []
+    at, seek, hole, data = size, os.lseek, os.SEEK_HOLE, os.SEEK_DATA
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        at = os.lseek(descriptor, 0, os.SEEK_HOLE)
+        at = seek(descriptor, 0, hole)
         while at < size and len(found) < MAX_HOLES:
-            end = _data_behind(descriptor, at, size)
+            end = seek(descriptor, at, data)
             found.append((at, end))
-            at = os.lseek(descriptor, end, os.SEEK_HOLE) if end < size else size
-    finally:
-        os.close(descriptor)
-    return found
-
-
-def _data_behind(descriptor: int, at: int, size: int) -> int:
-    try:
-        return min(os.lseek(descriptor, at, os.SEEK_DATA), size)
+            at = seek(descriptor, end, hole)
     except OSError as error:
         if error.errno != errno.ENXIO:
             raise
-        return size  # nothing but the hole
+        found += [(at, size)] if at < size else []  # nothing but the hole
+    finally:
+        os.close(descriptor)
+    return found
