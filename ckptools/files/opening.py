@@ -66,8 +66,11 @@ class File:
     def read(self, offset: int, length: int) -> bytes:
         """Read exactly `length` bytes at `offset`."""
         _check_range(self, offset, length)
-        pieces, done = [], 0
         try:
+            data = self._ranges.read(offset, length)
+            if len(data) == length:
+                return data
+            pieces, done = [data], self._checked(len(data), offset)
             while done < length:
                 pieces.append(self._ranges.read(offset + done, length - done))
                 done += self._checked(len(pieces[-1]), offset + done)

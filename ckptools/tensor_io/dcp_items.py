@@ -10,7 +10,7 @@ Source: torch/distributed/checkpoint/filesystem.py (`_write_item` calls torch.sa
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import prod
@@ -34,6 +34,9 @@ MAX_HEAD = 64 << 10
 
 ENDS = 2 << 10
 """Bytes in front of a tensor's values, and behind them, that are fetched of an item in a store."""
+
+AHEAD = 1 << 10
+"""Bytes behind an item that are read with its end from a disk, which costs less than a second request."""
 
 CRC_AT = 16
 """Offset of the checksum in an entry of a zip directory."""
@@ -159,41 +162,45 @@ class ItemLocator:
     def __init__(self) -> None:
         self._met: dict[ItemKind, tuple[int, int]] = {}
         self._templates: dict[ItemKind, ItemTemplate] = {}
-        self._ahead: tuple[File | None, int, bytes] = None, 0, b""
+        self._file: File | None = None
+        self._at, self._data = 0, b""
+        """The bytes that were read last of that file: the next item begins in them."""
 
-    def alike(self, file: File, start: int, kind: ItemKind) -> tuple[ItemLayout, int] | None:
-        """Find the values of an item that differs from others of its kind in its values only; None for another.
+    def alike(
+        self, file: File, starts: Iterable[int], kinds: Iterable[ItemKind | None]
+    ) -> list[tuple[ItemLayout, int]]:
+        """Find the values of items, up to the first that differs from others of its kind in more than its values.
 
         Args:
-            file: the item's file, open.
-            start: byte offset of the item.
-            kind: what it must hold.
+            file: their file, open.
+            starts: byte offsets of the items, ascending.
+            kinds: what each must hold; None for one that is to be looked at closely.
 
         Returns:
-            the place of its values, and the CRC-32 of their record.
+            of each the place of its values, and the CRC-32 of their record.
 
         Raises:
             ReadError: the file cannot be read.
         """
-        template = self._templates.get(kind)
-        if template is None or self._read(file, start, len(template.head), 0) != template.head:
-            return None
-        at, end = start + template.directory_at, start + kind[0]
-        directory = self._read(file, at, end - at, len(template.head))
-        if template.directory.fullmatch(directory) is None:
-            return None
-        return template.layout, int.from_bytes(directory[template.crc_at : template.crc_at + 4], "little")
-
-    def _read(self, file: File, offset: int, length: int, more: int) -> bytes:
-        """Read bytes of a file; with those behind them, where the next item begins, in one request to a disk."""
-        of, at, data = self._ahead
-        if of is file and at <= offset and offset + length <= at + len(data):
-            return data[offset - at : offset - at + length]
-        if file.descriptor is None or offset + length + more > file.size:
-            more = 0
-        data = file.read(offset, length + more)
-        self._ahead = file, offset, data
-        return data[:length]
+        found: list[tuple[ItemLayout, int]] = []
+        at, data = (self._at, self._data) if self._file is file else (0, b"")
+        for start, kind in zip(starts, kinds, strict=True):
+            template = self._templates.get(kind) if kind is not None else None
+            if template is None or kind is None:
+                break
+            if start < at or not data.startswith(template.head, start - at):
+                at, data = start, file.read(start, len(template.head))
+                if data != template.head:
+                    break
+            first, end = start + template.directory_at, start + kind[0]
+            if end > at + len(data):
+                at, data = first, file.read(first, end - first + _more(file, end))
+            if template.directory.fullmatch(data, first - at, end - at) is None:
+                break
+            crc = first - at + template.crc_at
+            found.append((template.layout, int.from_bytes(data[crc : crc + 4], "little")))
+        self._file, self._at, self._data = file, at, data
+        return found
 
     def locate(self, file: File, item: Item) -> Stored:
         """Find the values of an item's tensor, or what it stores instead.
@@ -204,8 +211,8 @@ class ItemLocator:
         if item.zstd:
             return locate(file, item)
         kind = item.length, item.dtype, item.shape
-        if (found := self.alike(file, item.offset, kind)) is not None:
-            return found[0].source(file.path, item.offset, found[1])
+        for layout, crc in self.alike(file, [item.offset], [kind]):
+            return layout.source(file.path, item.offset, crc)
         if kind in self._templates:
             return locate(file, item)
         values = self._met.get(kind)
@@ -225,6 +232,11 @@ class ItemLocator:
         if template is not None:
             self._templates[kind] = template
         return source
+
+
+def _more(file: File, end: int) -> int:
+    """How many bytes behind an item are read with its end from a disk: the beginning of the next, or small ones."""
+    return min(AHEAD, file.size - end) if file.descriptor is not None and end <= file.size else 0
 
 
 class CachedWindow(Window):

@@ -77,13 +77,15 @@ class ItemReader:
         found = self._locator.locate(file, shard.item)
         return shard._replace(encoded=found) if isinstance(found, Encoded) else shard._replace(source=found)
 
-    def alike(self, path: Path, start: int, kind: ItemKind) -> tuple[ItemLayout, int] | None:
-        """Find the values of an item that differs from others of its kind in its values only, as `ItemLocator` does.
+    def alike(
+        self, path: Path, starts: Iterable[int], kinds: Iterable[ItemKind | None]
+    ) -> list[tuple[ItemLayout, int]]:
+        """Find the values of items in a file up to the first that is not like others, as `ItemLocator.alike` does.
 
         Raises:
             ReadError: the file cannot be read.
         """
-        return self._locator.alike(self.open(path), start, kind)
+        return self._locator.alike(self.open(path), starts, kinds)
 
     def unpack(self, path: Path, parts: Iterable[CompressedItem], most: int) -> None:
         """Unpack compressed items of a file together, up to `most` bytes, for later use.

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby, islice, repeat
 from math import prod
-from operator import lt
+from operator import eq, itemgetter, lt
 from pathlib import Path
 from typing import Literal
 
@@ -21,12 +23,14 @@ from ckptools.files.compressed import CompressedItem
 from ckptools.formats.dcp.items import ItemReader, in_safetensors
 from ckptools.formats.dcp.metadata import TensorMetadata
 from ckptools.formats.dcp.other_files import Suspect, end_of, is_in_place
+from ckptools.model.columns import take
 from ckptools.model.regions import Ints
 from ckptools.model.shards import HoldingFile, ItemShards
+from ckptools.model.source import ItemLayout
 from ckptools.model.tensor import Item, Shard
 from ckptools.pickles.classes.tensor_classes import note_on
-from ckptools.tensor_io.dcp_items import compressed_item, ends_of
-from ckptools.tensor_io.fetch_ahead import Part, count_requests, fetched, fetched_runs
+from ckptools.tensor_io.dcp_items import ItemKind, compressed_item, ends_of
+from ckptools.tensor_io.fetch_ahead import Part, count_requests, fetched_runs
 
 MAX_LOCATED = 10_000
 """Up to this many items are all located, even if not all ranks were asked for."""
@@ -41,8 +45,8 @@ Kind = Literal["packed", "archive", "safetensors"]
 Kinds = Mapping[str, Sequence[Kind | None]]
 """How the shards of each tensor are stored: in a compressed archive, in an archive, in a blob of safetensors."""
 
-Located = tuple[Path, int, str, int]
-"""A file, the byte offset of an item in it, and the fqn and number of the shard that it holds."""
+Located = tuple[HoldingFile, int, str, int, ItemKind | None]
+"""An item: a file that is here, a byte offset, fqn and number of its shard; None if it is to be looked at closely."""
 
 
 @dataclass
@@ -82,12 +86,13 @@ class Locator:
         """Locate every tensor, or all in plain archives if they are few, and sample the ends of the others."""
         kinds = {fqn: _kinds(shards) for fqn, shards in self._shards.items()}
         listed = _in_order(self._listed(kinds, "packed", "archive", "safetensors") if everything else self._some(kinds))
-        packed_in: dict[Path, list[CompressedItem]] = {}
-        for one in listed:
-            if self._shards[one[2]].files[one[3]].zstd:
-                packed_in.setdefault(one[0], []).append(compressed_item(self._item(one)))
-        for one in fetched(listed, self._ends_of):
-            self._locate(one, packed_in.pop(one[0], ()))
+        packed_in: dict[HoldingFile, list[CompressedItem]] = {}
+        for one in [one for one in listed if one[0].zstd]:
+            packed_in.setdefault(one[0], []).append(compressed_item(self._item(one)))
+        for run in fetched_runs(listed, self._ends_of):
+            for of_file in map(list, _grouped(run)):
+                for one in self._other_than_alike(of_file):
+                    self._locate(one, packed_in.pop(one[0], ()))
 
     def _some(self, kinds: Kinds) -> set[Located]:
         """The items to locate where not all are asked for."""
@@ -102,7 +107,15 @@ class Locator:
 
     def _listed(self, kinds: Kinds, *which: Kind) -> list[Located]:
         """The items of some kinds."""
-        return [self._located(fqn, i) for fqn, of in kinds.items() for i, kind in enumerate(of) if kind in which]
+        found: list[Located] = []
+        for fqn, of in kinds.items():
+            shards = self._shards[fqn]
+            places: Sequence[int] = range(len(of))
+            if not {*of} <= {*which}:
+                places = [i for i, kind in enumerate(of) if kind in which]
+            files, starts = take(shards.files, places), take(shards.starts, places)
+            found += zip(files, starts, repeat(fqn), places, self._item_kinds(shards, places))
+        return found
 
     def _short(self, kinds: Kinds) -> Iterator[Located]:
         """The items in archives that have fewer bytes than their chunks."""
@@ -128,9 +141,16 @@ class Locator:
         return count_requests(part for one in listed for part in reads(one))
 
     def _located(self, fqn: str, i: int) -> Located:
-        path = self._shards[fqn].files[i].path
-        assert path is not None
-        return path, self._shards[fqn].starts[i], fqn, i
+        shards = self._shards[fqn]
+        return shards.files[i], shards.starts[i], fqn, i, self._item_kinds(shards, [i])[0]
+
+    @staticmethod
+    def _item_kinds(shards: ItemShards, places: Sequence[int]) -> Sequence[ItemKind | None]:
+        kinds = zip(take(shards.lengths, places), repeat(shards.dtype), take(shards.sizes, places))
+        if not shards.located and not any(file.zstd for file in set(shards.files)):
+            return list(kinds)
+        closely = [i in shards.located or shards.files[i].zstd for i in places]
+        return [None if look else kind for look, kind in zip(closely, kinds, strict=False)]
 
     def _shard(self, one: Located) -> Shard:
         return self.found[one[2]].shards[one[3]]
@@ -156,7 +176,7 @@ class Locator:
         """Those of some items that do not lie where the metadata says."""
         for one in next(fetched_runs(some, self._end_of)):
             try:
-                in_place = is_in_place(self.items.open(one[0]), self._item(one))
+                in_place = is_in_place(self.items.open(_path(one[0])), self._item(one))
             except ReadError:
                 in_place = False
             if not in_place:
@@ -165,21 +185,22 @@ class Locator:
     def _end_of(self, one: Located) -> list[Part]:
         return [end_of(self._item(one))]
 
-    def _is_alike(self, path: Path, start: int, shards: ItemShards, i: int) -> bool:
-        """Locate a shard whose item differs from another one's in its values only."""
-        if shards.files[i].zstd or i in shards.located:
-            return False
-        found = self.items.alike(path, start, (shards.lengths[i], shards.dtype, shards.sizes[i]))
-        if found is not None:
-            shards.locate(i, *found)
-        return found is not None
+    def _other_than_alike(self, listed: Sequence[Located]) -> Iterator[Located]:
+        """Locate the items of a file that differ from others in their values only; return the others one by one."""
+        starts, kinds, done = [one[1] for one in listed], [one[4] for one in listed], 0
+        while done < len(listed):
+            found: Sequence[tuple[ItemLayout, int]] = ()
+            with suppress(ReadError):  # `_locate` meets it again
+                found = self.items.alike(_path(listed[done][0]), islice(starts, done, None), islice(kinds, done, None))
+            for (_, _, fqn, i, _), known in zip(islice(listed, done, None), found, strict=False):
+                self._shards[fqn].locate(i, *known)
+            done += len(found) + 1
+            yield from listed[done - 1 : done]
 
     def _locate(self, one: Located, packed: Sequence[CompressedItem]) -> None:
-        path, start, fqn, i = one
-        tensor = self.found[fqn]
+        file, _, fqn, i, _ = one
+        tensor, path = self.found[fqn], _path(file)
         try:
-            if self._is_alike(path, start, tensor.shards, i):
-                return
             if packed:
                 self.items.unpack(path, packed, sum(part.limit for part in packed))
             shard = tensor.shards.located[i] = self.items.locate(fqn, self._shard(one))
@@ -193,9 +214,21 @@ class Locator:
 
 def _in_order(found: Iterable[Located]) -> list[Located]:
     """Items by file and offset; a path is compared with the others once, and not with every item."""
-    listed = [*found]
-    numbers = {path: number for number, path in enumerate(sorted({one[0] for one in listed}))}
-    return sorted(listed, key=lambda one: (numbers[one[0]], *one[1:]))
+    listed = sorted(found, key=itemgetter(1))
+    files = {one[0]: _path(one[0]) for one in listed}
+    numbers = {path: number for number, path in enumerate(sorted({*files.values()}))}
+    of_file = {file: numbers[path] for file, path in files.items()}
+    return sorted(listed, key=lambda one: of_file[one[0]])
+
+
+def _grouped(listed: Iterable[Located]) -> Iterator[Iterable[Located]]:
+    """The items of each file."""
+    return (of_file for _, of_file in groupby(listed, key=itemgetter(0)))
+
+
+def _path(file: HoldingFile) -> Path:
+    assert file.path is not None
+    return file.path
 
 
 def _nbytes(shards: ItemShards) -> dict[Ints, int]:
@@ -205,11 +238,14 @@ def _nbytes(shards: ItemShards) -> dict[Ints, int]:
 
 def _kinds(shards: ItemShards) -> list[Kind | None]:
     """How each shard of a tensor is stored; None for what cannot be read. An archive is longer than its values."""
-    nbytes = _nbytes(shards)
+    nbytes, files = _nbytes(shards), set(shards.files)
+    like_values = list(map(eq, shards.lengths, map(nbytes.__getitem__, shards.sizes)))
+    if not any(like_values) and not any(file.path is None or file.zstd for file in files):
+        return ["archive"] * len(shards)
     return [
         None if file.path is None
         else "packed" if file.zstd
-        else "safetensors" if length == nbytes[sizes]
+        else "safetensors" if alike
         else "archive"
-        for file, sizes, length in zip(shards.files, shards.sizes, shards.lengths, strict=True)
+        for file, alike in zip(shards.files, like_values, strict=True)
     ]  # fmt: skip
