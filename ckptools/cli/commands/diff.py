@@ -70,7 +70,8 @@ def _compared(
     from ckptools.diff.compare import Wanted, compare
 
     wanted = Wanted(how.values, how.rtol, how.atol, how.every_byte, selection.selection, opening.jobs)
-    sides = _side(a, opening), _side(b, opening)
+    left = _side(a, opening)
+    sides = left, left if a == b else _side(b, opening)
     total = sum(f.nbytes for side in sides if not isinstance(side, Path) for f in side.files)
     with ProgressLine(total) as line:
         return compare(*sides, wanted, line)
