@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckptools.dtypes import ITEMSIZE
 from ckptools.files.opening import OpenFiles
+from ckptools.model.columns import by_value, take
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints, is_contiguous
 from ckptools.model.tensor import ItemShards, Shard, Shards, Source, Tensor, with_bytes
@@ -111,21 +114,49 @@ MIN_VARIED = 16
 """Elements, in tensors whose elements are not all alike, below which equal files may be chance."""
 
 
-class _Held(NamedTuple):
-    """A shard in a file: its region, the shards of its tensor, and its number among them."""
+@dataclass
+class _Held:
+    """The shards in some files, by column.
 
-    offsets: Ints
-    sizes: Ints
-    shards: Sequence[Shard]
-    number: int
+    Attributes:
+        files: the numbers of their files.
+        names: of their tensors.
+        offsets: of the shards.
+        sizes: of the shards.
+        shards: those of the tensor.
+        numbers: of the shards among these.
+    """
 
-    @property
-    def shard(self) -> Shard:
-        return self.shards[self.number]
+    files: list[int] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    offsets: list[Ints] = field(default_factory=list)
+    sizes: list[Ints] = field(default_factory=list)
+    shards: list[Sequence[Shard]] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
 
+    def add(self, name: str, files: Iterable[int], shards: Sequence[Shard], numbers: Sequence[int]) -> None:
+        """Add shards of a tensor, by their numbers in its list, and the number of each one's file."""
+        self.files += files
+        self.names += repeat(name, len(numbers))
+        if isinstance(shards, ItemShards):
+            self.offsets += take(shards.offsets, numbers)
+            self.sizes += take(shards.sizes, numbers)
+        else:
+            self.offsets += [shards[i].box.offsets for i in numbers]
+            self.sizes += [shards[i].box.sizes for i in numbers]
+        self.shards += repeat(shards, len(numbers))
+        self.numbers += numbers
 
-ShardsOfFile = dict[str, _Held]
-"""The shards in a file by the names of their tensors."""
+    def by_file(self) -> Iterator[tuple[int, _Held]]:
+        """Those of each file."""
+        columns: list[list[Any]] = [self.files, self.names, self.offsets, self.sizes, self.shards, self.numbers]
+        for file, rows in by_value(self.files).items():
+            yield file, _Held(*([*take(column, rows)] for column in columns))
+
+    def shard(self, name: str) -> Shard:
+        """The last shard of a tensor."""
+        row = len(self.names) - 1 - self.names[::-1].index(name)
+        return self.shards[row][self.numbers[row]]
 
 
 def copied_files(tensors: Iterable[tuple[str, Tensor]], files: OpenFiles) -> list[Problem]:
@@ -134,49 +165,54 @@ def copied_files(tensors: Iterable[tuple[str, Tensor]], files: OpenFiles) -> lis
     Raises:
         ReadError: a file cannot be read.
     """
-    by_file: dict[Path, ShardsOfFile] = {}
+    every, numbers = _Held(), dict[Path, int]()
     for name, tensor in tensors:
-        for path, held in _without_checksum(tensor.shards) if tensor.sharded else ():
-            by_file.setdefault(path, {})[name] = held
+        if tensor.sharded:
+            _add_without_checksum(every, numbers, name, tensor.shards)
+    paths = [*numbers]
+    by_file = {paths[file]: held for file, held in every.by_file()}
     alike: dict[frozenset[tuple[str, Ints]], list[Path]] = {}
-    for path, shards in by_file.items():
-        alike.setdefault(frozenset((name, held.sizes) for name, held in shards.items()), []).append(path)
+    for path, held in by_file.items():
+        alike.setdefault(frozenset(zip(held.names, held.sizes, strict=True)), []).append(path)
     return [problem for paths in alike.values() for problem in _copies_among(paths, by_file, files)]
 
 
-def _without_checksum(shards: Shards) -> Iterator[tuple[Path, _Held]]:
-    """The shards with values that follow each other and of which no CRC-32 is stated, each with its file."""
+def _add_without_checksum(held: _Held, numbers: dict[Path, int], name: str, shards: Shards) -> None:
+    """Add the shards with values that follow each other and of which no CRC-32 is stated."""
     if isinstance(shards, ItemShards):
-        yield from _items_without_checksum(shards)
+        places = _items_without_checksum(shards)
+        number = {file: numbers.setdefault(file.path, len(numbers)) for file in set(shards.files) if file.path}
+        held.add(name, map(number.__getitem__, take(shards.files, places)), shards, places)
         shards = tuple(shards.located.values())
     found = with_bytes(shards)
-    for i, shard in enumerate(found):
-        if shard.source is not None and not shard.source.crc and shard.source.contiguous and shard.box.numel:
-            yield shard.source.path, _Held(*shard.box, found, i)
+    sources = {i: shard.source for i, shard in enumerate(found) if shard.source is not None and shard.box.numel}
+    plain = {i: source.path for i, source in sources.items() if not source.crc and source.contiguous}
+    held.add(name, [numbers.setdefault(path, len(numbers)) for path in plain.values()], found, [*plain])
 
 
-def _items_without_checksum(shards: ItemShards) -> Iterator[tuple[Path, _Held]]:
-    """The same of items that are like others."""
+def _items_without_checksum(shards: ItemShards) -> list[int]:
+    """The numbers of such shards among items that are like others."""
     if 0 not in shards.crcs:
-        return
-    layouts = {layout for layout in shards.layouts if layout is not None}
-    packed = {layout for layout in layouts if prod(layout.shape) and is_contiguous(layout.shape, layout.strides)}
-    for i, (layout, crc, file) in enumerate(zip(shards.layouts, shards.crcs, shards.files, strict=False)):
-        if not crc and layout in packed and file.path is not None and i not in shards.located:
-            yield file.path, _Held(shards.offsets[i], shards.sizes[i], shards, i)
+        return []
+    layouts = {id(layout): layout for layout in shards.layouts if layout is not None}
+    packed = {number for number, of in layouts.items() if prod(of.shape) and is_contiguous(of.shape, of.strides)}
+    found = [i for i, number in enumerate(map(id, shards.layouts)) if number in packed and not shards.crcs[i]]
+    return [i for i in found if i not in shards.located and shards.files[i].path is not None]
 
 
-def _copies_among(paths: Sequence[Path], by_file: dict[Path, ShardsOfFile], files: OpenFiles) -> list[Problem]:
+def _copies_among(paths: Sequence[Path], by_file: Mapping[Path, _Held], files: OpenFiles) -> list[Problem]:
     """Find copies among files whose shards have the same names and sizes."""
     places: dict[frozenset[tuple[str, Ints, Ints]], Path] = {}
     for path in paths:  # one of each set of replicas
-        places.setdefault(frozenset((name, *held[:2]) for name, held in by_file[path].items()), path)
+        held = by_file[path]
+        places.setdefault(frozenset(zip(held.names, held.offsets, held.sizes, strict=True)), path)
     groups, varied = [list(places.values())], dict.fromkeys(paths, 0)
     first = by_file[paths[0]]
-    for name in sorted(first, key=lambda n: -prod(first[n].sizes))[:MAX_COMPARED]:
+    sizes = dict(zip(first.names, first.sizes, strict=True))
+    for name in sorted(sizes, key=lambda n: -prod(sizes[n]))[:MAX_COMPARED]:
         groups = [part for group in groups if len(group) > 1 for part in _split(group, name, by_file, files, varied)]
     return [
-        Problem(Code.STRAY_FILE, _text(copy, group[0]), by_file[copy][next(iter(by_file[copy]))].shard.rank)
+        Problem(Code.STRAY_FILE, _text(copy, group[0]), by_file[copy].shard(by_file[copy].names[0]).rank)
         for group in groups
         for copy in group[1:]
         if varied[copy] >= MIN_VARIED
@@ -184,12 +220,12 @@ def _copies_among(paths: Sequence[Path], by_file: dict[Path, ShardsOfFile], file
 
 
 def _split(
-    group: Sequence[Path], name: str, by_file: dict[Path, ShardsOfFile], files: OpenFiles, varied: dict[Path, int]
+    group: Sequence[Path], name: str, by_file: Mapping[Path, _Held], files: OpenFiles, varied: dict[Path, int]
 ) -> list[list[Path]]:
     """Split a group of files by the first bytes of one tensor; count elements where they are not all alike."""
     found: dict[bytes, list[Path]] = {}
     for path in group:
-        source = by_file[path][name].shard.source
+        source = by_file[path].shard(name).source
         assert source is not None
         data = _beginning(source, files)
         width = ITEMSIZE[source.dtype]
