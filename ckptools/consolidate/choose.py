@@ -161,9 +161,11 @@ def _replicas_note(checkpoint: Checkpoint, parts: Iterable[Section]) -> list[str
         return []
     errors = [p for p in checkpoint.problems if p.severity == "error" and p.all_ranks]
     lost = [p for p in errors if p.kind.lacks == "file" or p.replicated]
+    if not lost:
+        return []
     ranks = {rank for p in lost for rank in p.all_ranks}
     others = {s.rank for _, t in tensors_of(parts) for s in t.found if s.rank is not None} - ranks
-    if not lost or not others:
+    if not others:
         return []
     more = and_others(len(lost) - 1)
     return [f"{named_ranks(others)} also have what {named_ranks(ranks)} had: {printable(str(lost[0]))}{more}"]

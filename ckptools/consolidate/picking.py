@@ -18,6 +18,7 @@ from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import cover, cover_problem
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
+from ckptools.model.shards import ItemShards, Shards, lie_in_a_row
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import KeyPath, fqn_of, walk
 from ckptools.model.values import Global, Lost, NumpyArray, Opaque, describe_for_error
@@ -148,11 +149,11 @@ class Picking:
         if problem is not None and not self._may_fill(tensor, problem, at):
             return LEFT_OUT
         chosen = self._replicas(tensor, source)
-        self.problems += self._in_cut_files(chosen, fqn) if self.holes is None else []
+        self.problems += self._in_cut_files(chosen, fqn) if self.holes is None and self.cut else []
         if any(s.holds(source) for s in self.models):
             self.contents.model_paths.add(at)
         fill = self.holes or "" if problem is not None else ""
-        return replace(tensor, shards=tuple(chosen), fill=fill)
+        return replace(tensor, shards=chosen, fill=fill)
 
     def _decoded(self, tensor: Tensor, fqn: str) -> Tensor:
         """Dequantize a quantized tensor, if that is wanted."""
@@ -180,8 +181,10 @@ class Picking:
         self.lose({at: problem.message})
         return False
 
-    def _replicas(self, tensor: Tensor, source: KeyPath) -> list[Shard]:
-        """Choose one shard per region, whose copies should be equal."""
+    def _replicas(self, tensor: Tensor, source: KeyPath) -> Shards:
+        """Choose one shard per region, whose copies should be equal; in the order of their offsets."""
+        if isinstance(tensor.shards, ItemShards) and lie_in_a_row(tensor.shards, tensor.shape):
+            return tensor.shards.in_order_of(tensor.shards.offsets)
         differing = self.ranks.differing(tensor, source)
         if differing and self.checks and self.prefer_rank is None:
             tensor = self._right_copies(tensor, fqn_of(source), differing)
@@ -191,11 +194,11 @@ class Picking:
             text = f"{copies.text(self.files)}; {IN_PARTS if self.in_parts else COPIES}"
             self.problems.append(Problem(Code.COPIES_DIFFER, text, copies.rank, fqn_of(source), ranks=copies.odd))
         if not tensor.has_copies:
-            return sorted(tensor.found, key=lambda s: s.box.offsets)
+            return tuple(sorted(tensor.found, key=lambda s: s.box.offsets))
         by_box: dict[Box, Shard] = {}
         for shard in sorted(tensor.found, key=self._preference):
             by_box.setdefault(shard.box, shard)
-        return sorted(by_box.values(), key=lambda s: s.box.offsets)
+        return tuple(sorted(by_box.values(), key=lambda s: s.box.offsets))
 
     def _right_copies(self, tensor: Tensor, fqn: str, differing: Collection[Box]) -> Tensor:
         """Remove copies whose checksums do not match if other copies are right."""
@@ -213,7 +216,7 @@ class Picking:
     def _is_cut(self, shard: Shard) -> bool:
         return bool(self.cut) and shard.source is not None and shard.source.path in self.cut
 
-    def _in_cut_files(self, chosen: Sequence[Shard], fqn: str) -> Iterator[Problem]:
+    def _in_cut_files(self, chosen: Shards, fqn: str) -> Iterator[Problem]:
         """Report a whole tensor with bytes in a cut file: the file may differ from the one that was saved."""
         for shard in filter(self._is_cut, chosen):
             assert shard.source is not None

@@ -11,6 +11,7 @@ from ckptools.consolidate.writers.layout import Job, OutputLayout
 from ckptools.errors import NoSpaceError
 from ckptools.model.records import Rows, displayed, to_dict
 from ckptools.model.regions import Box, Ints
+from ckptools.model.shards import read_files
 from ckptools.model.verdict import Verdict
 from ckptools.tensor_io.stream import Copy, count_parts
 from ckptools.text import clip_middle, plural, size
@@ -180,7 +181,7 @@ class Consolidated:
 
 def planned_reading(jobs: Sequence[Job], targets: Sequence[Path]) -> PlannedReading:
     """The bytes to read to write some tensors into some files."""
-    sources = {source.path for job in jobs for shard in job.tensor.shards for source in shard.sources}
+    sources = {path for job in jobs for path in read_files(job.tensor.shards)}
     return PlannedReading(sum(job.tensor.nbytes for job in jobs), len(sources), PlannedCopies(jobs, targets))
 
 

@@ -6,7 +6,8 @@ from math import prod
 from typing import NamedTuple
 
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.tensor import Tensor, shard_boxes, shard_ranks
+from ckptools.model.shards import ItemShards, shard_boxes, shard_ranks, shard_sizes
+from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
 from ckptools.text import clip, plural, printable
 from ckptools.training_state.sections import sections_of_kind
@@ -109,7 +110,10 @@ def _layout(how: str, tensors: list[Tensor], group: int | None) -> ShardingRow:
 
 def _pieces(tensor: Tensor) -> list[tuple[int, ...]]:
     """Sizes of the distinct pieces: a replica on another rank is the same piece, an empty one is none."""
-    return [box.sizes for box in shard_boxes(tensor.shards) if box.numel]
+    shards = tensor.shards
+    if isinstance(shards, ItemShards) and shards.lie_in_a_row(tensor.shape):
+        return shards.sizes
+    return [box.sizes for box in shard_boxes(shards) if box.numel]
 
 
 def _expected(tensor: Tensor, group: int | None) -> int:
@@ -154,6 +158,6 @@ def _encoded(tensor: Tensor) -> str:
 
 def _cut(tensor: Tensor) -> str:
     """Which dimensions are cut; of a tensor of one piece only its emptier ranks show it."""
-    sizes = {box.sizes for box in shard_boxes(tensor.shards)}  # few of them differ
+    sizes = shard_sizes(tensor.shards)
     dims = {d for own in sizes for d, (part, whole) in enumerate(zip(own, tensor.shape, strict=False)) if part != whole}
     return "dim " + " and ".join(map(str, sorted(dims) or [0]))

@@ -238,6 +238,11 @@ class ItemShards(RowMethods[Shard], Sequence[Shard]):
             return sorted(self.located)
         return [i for i, layout in enumerate(self.layouts) if layout is not None or i in self.located]
 
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """The places of their items, equal for shards that are the same; of those that are all in columns."""
+        return tuple(self.files), tuple(self.starts)
+
     def lie_in_a_row(self, shape: Ints) -> bool:
         """Whether they follow each other through a tensor of `shape`; asked several times and worked out once."""
         if self._in_a_row is None or self._in_a_row[:2] != (len(self), shape):
@@ -260,7 +265,10 @@ class ItemShards(RowMethods[Shard], Sequence[Shard]):
     def in_rank_order(self) -> ItemShards:
         """The same shards by rank, those of one rank by offsets; shards without a rank come first."""
         ranks = {file: -1 if file.rank is None else file.rank for file in set(self.files)}
-        keys = list(zip(map(ranks.__getitem__, self.files), self.offsets, strict=True))
+        return self.in_order_of(list(zip(map(ranks.__getitem__, self.files), self.offsets, strict=True)))
+
+    def in_order_of(self, keys: Sequence[Any]) -> ItemShards:
+        """The same shards, sorted by a key for each of them."""
         order = sorted(range(len(keys)), key=keys.__getitem__)
         if order == list(range(len(order))):
             return self
@@ -347,9 +355,21 @@ def shard_boxes(shards: Shards) -> set[Box]:
     return shards.boxes() if isinstance(shards, ItemShards) else {s.box for s in shards}
 
 
+def shard_sizes(shards: Shards) -> set[Ints]:
+    """The sizes of shards, equal ones once."""
+    return set(shards.sizes) if isinstance(shards, ItemShards) else {s.box.sizes for s in shards}
+
+
 def shard_ranks(shards: Shards) -> set[int | None]:
     """The ranks that hold shards; None among them for those of no rank."""
     return shards.ranks() if isinstance(shards, ItemShards) else {s.rank for s in shards}
+
+
+def read_files(shards: Shards) -> set[Path]:
+    """The files that hold bytes of shards and were read."""
+    if isinstance(shards, ItemShards) and not shards.located and shards.all_read:
+        return {file.path for file in set(shards.files) if file.path is not None}
+    return {source.path for shard in shards for source in shard.sources}
 
 
 def all_here(shards: Shards) -> bool:

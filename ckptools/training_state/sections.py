@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.records import Rows, displayed, to_dict
+from ckptools.model.shards import ItemShards
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, children_of, fqn_of, nodes_in, tensors_in
 from ckptools.model.values import Lost, NumpyArray, Opaque
@@ -323,7 +324,9 @@ def measure(value: Any) -> SectionSize:
 
 def storage_identity(tensor: Tensor) -> Any:
     """An identity that two tied tensors share: the same bytes seen in the same way; None when there are none."""
-    first = next((source for s in tensor.found for source in s.sources), None)
+    every_item = isinstance(tensor.shards, ItemShards) and tensor.shards.all_read
+    found = tensor.shards[:1] if every_item else tensor.found
+    first = next((source for s in found for source in s.sources), None)
     if first is None or not tensor.numel:
         return None
     return (first.path, first.record, first.offset, first.strides, tensor.shape, tensor.dtype)

@@ -18,6 +18,7 @@ from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Problem
 from ckptools.model.provenance import Filled
 from ckptools.model.regions import Box
+from ckptools.model.shards import ItemShards
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import KeyPath, fqn_of
 from ckptools.tensor_io.stream import Band, Copy, parts_of
@@ -197,6 +198,8 @@ def identity(tensor: Tensor) -> Any:
     """Identity of a tensor's bytes, equal for tied tensors; None for a tensor without bytes."""
     if not tensor.numel:
         return None
+    if isinstance(tensor.shards, ItemShards) and not tensor.shards.located:
+        return (tensor.shape, tensor.dtype, *tensor.shards.identity)
     return (tensor.shape, tensor.dtype, tuple(map(_place, tensor.shards)))
 
 

@@ -92,11 +92,15 @@ class StoredItems:
     def __getitem__(self, item: int) -> StoredItem:
         return StoredItem(self.files[item], self.starts[item], self.lengths[item], self.transforms.get(item, ()))
 
-    def of(self, fqn: str) -> tuple[dict[Ints | None, int], set[Ints | None]]:
-        """The items of a tensor or object by the offsets of their chunks, and the offsets with two places."""
+    def items_of(self, fqn: str) -> Sequence[int]:
+        """The items of a tensor or object."""
         if not self._of_fqn:
             self._of_fqn = by_value(self.fqns)
-        items = self._of_fqn.get(fqn, ())
+        return self._of_fqn.get(fqn, ())
+
+    def of(self, fqn: str) -> tuple[dict[Ints | None, int], set[Ints | None]]:
+        """The items of a tensor or object by the offsets of their chunks, and the offsets with two places."""
+        items = self.items_of(fqn)
         found = {self.offsets[item]: item for item in items}
         if len(found) == len(items):
             return found, set()

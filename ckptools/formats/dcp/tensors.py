@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import add, attrgetter, le
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from ckptools.formats.dcp.items import ItemReader, in_safetensors
 from ckptools.formats.dcp.locate import FoundTensor, Locator
 from ckptools.formats.dcp.metadata import DcpMetadata, StoredItems, TensorMetadata
 from ckptools.formats.dcp.other_files import Suspect
+from ckptools.model.columns import take
 from ckptools.model.cover import TangledLayoutError, cover
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
@@ -106,6 +108,8 @@ def _place(
     """Add the chunks that one metadata describes."""
     tensor.why_not = tensor.why_not or _why_not(described)
     stored, shards = metadata.stored, tensor.shards
+    if _place_all(shards, fqn, described, stored, files):
+        return
     found, twice = stored.of(fqn)
     for offsets, sizes in zip(described.offsets, described.sizes, strict=True):
         item = found.get(offsets)
@@ -129,6 +133,27 @@ def _place(
             shard = shards[-1]
             assert shard.item is not None and described.dtype is not None
             shards.located[len(shards) - 1] = shard._replace(item=shard.item._replace(dtype=described.dtype))
+
+
+def _place_all(
+    shards: ItemShards, fqn: str, described: TensorMetadata, stored: StoredItems, files: Mapping[str, _HoldingFiles]
+) -> bool:
+    """Add chunks by column, where each has one plain item, in the same order, that can be read; return whether so."""
+    items = stored.items_of(fqn)
+    offsets = take(stored.offsets, items)
+    ordered = tuple(offsets) == described.offsets and len({*offsets}) == len(offsets)
+    if not ordered or stored.transforms or described.dtype is None or described.dtype != shards.dtype:
+        return False
+    starts, lengths = take(stored.starts, items), take(stored.lengths, items)
+    of_item = list(map(files.__getitem__, take(stored.files, items)))
+    if not all(map(le, map(add, starts, lengths), map(attrgetter("end"), of_item))):
+        return False
+    shards.offsets += described.offsets
+    shards.sizes += described.sizes
+    shards.files += map(attrgetter("plain"), of_item)
+    shards.starts += starts
+    shards.lengths += lengths
+    return True
 
 
 def _why_not(described: TensorMetadata) -> str:

@@ -1,0 +1,84 @@
+"""What a DCP folder's shards are by column is what they are one by one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckptools.consolidate.options import ConsolidateOptions
+from ckptools.consolidate.run import consolidate
+from ckptools.formats.dcp import tensors
+from ckptools.formats.dcp.files import DataFile
+from ckptools.formats.dcp.locate import FoundTensor
+from ckptools.formats.dcp.metadata import DcpMetadata, StoredItems, TensorMetadata
+from ckptools.formats.open import open_checkpoint
+from ckptools.model.shards import ItemShards
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import tensors_in
+from tests.truth import FIXTURES
+
+ROWS = 4
+ITEM = st.tuples(st.integers(0, 3), st.sampled_from(["w", "v"]), st.integers(0, 1), st.integers(0, 90))
+
+
+def placed(described: TensorMetadata, stored: StoredItems, size: int) -> tuple[list[object], str]:
+    """The shards of `w`, and its fault."""
+    metadata = DcpMetadata(Path("x"), None, {"w": described}, (), ("w",), stored, None, {}, (), "", 0, 0.0)
+    files = {f"f{n}": DataFile(Path(f"f{n}"), n, size, 0.0, 100) for n in range(2)}
+    found = FoundTensor(described, ItemShards("float32"))
+    tensors._place(found, "w", described, metadata, {name: tensors._holding_files(f) for name, f in files.items()})
+    columns = found.shards
+    return list(zip(columns.offsets, columns.sizes, columns.starts, columns.lengths, map(str, columns), strict=True)), (
+        found.bad
+    )
+
+
+@given(st.lists(st.integers(0, 3), unique=True), st.lists(ITEM), st.booleans(), st.sampled_from([60, 100]))
+def test_chunks_are_placed_by_column_as_one_by_one(rows, items, in_order, size):
+    offsets = tuple((row,) for row in rows)
+    described = TensorMetadata("float32", "", "strided", (ROWS,), offsets, ((1,),) * len(rows), False)
+    stored = StoredItems()
+    for row, fqn, file, start in [*((row, "w", 0, 10 * row) for row in rows if in_order), *items]:
+        stored.offsets.append((row,))
+        stored.fqns.append(fqn)
+        stored.files.append(f"f{file}")
+        stored.starts.append(start)
+        stored.lengths.append(10)
+    by_column = placed(described, stored, size)
+    with mock.patch.object(tensors, "_place_all", return_value=False):
+        assert placed(described, stored, size) == by_column
+
+
+def saved(folder: Path) -> Path:
+    """A DCP of one process, with many tensors of few sizes."""
+    state = {f"w{n}": torch.full((64, 4), float(n)) for n in range(8)}
+    dcp.save({"model": state, "half": torch.arange(8.0)}, checkpoint_id=folder, no_dist=True)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["", "torch2.13.0-fsdp2-dcp-w3", "dcp-multifile"])
+def test_a_plan_by_column_is_the_plan_shard_by_shard(tmp_path: Path, name: str) -> None:
+    folder = FIXTURES / name / "ckpt" if name else saved(tmp_path / "d")
+    opened = open_checkpoint(folder, all_ranks=True)
+    columns = [tensor for _, tensor in tensors_in(opened.tree)]
+    assert any(isinstance(tensor.shards, ItemShards) for tensor in columns)
+    listed = replace(opened, tree=_listed(opened.tree))
+    options = ConsolidateOptions(only="all", dry_run=True)
+    plans = [consolidate(ck, tmp_path / "out.pt", options).planned for ck in (opened, listed)]
+    assert plans[0].files == plans[1].files and list(plans[0].copies) == list(plans[1].copies)
+
+
+def _listed(node: object) -> object:
+    """The tree with shards one by one."""
+    if isinstance(node, Tensor):
+        return replace(node, shards=tuple(node.shards))
+    if isinstance(node, list):
+        return [*map(_listed, node)]
+    return {key: _listed(value) for key, value in node.items()} if isinstance(node, dict) else node
