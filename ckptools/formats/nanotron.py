@@ -90,7 +90,7 @@ def _root(path: Path) -> Path | None:
     return next((f for f in folders if (f / METADATA).is_file() and (f / "model").is_dir()), None)
 
 
-class Piece(NamedTuple):
+class SlicePair(NamedTuple):
     """A box of a slice, and the box of the whole parameter that it is."""
 
     local: Box
@@ -104,7 +104,7 @@ class Slice:
     place: tuple[int, int] | None
     source: Source
     shape: Ints
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SlicePair, ...]
 
     def shards(self, source: Source, rank: int | None) -> Iterator[Shard]:
         """The shards of a tensor that is cut as this one is."""
@@ -112,7 +112,7 @@ class Slice:
             yield Shard(whole, rank, source.part(local))
 
 
-def pieces_of(text: str, local: Ints, whole: Ints) -> tuple[Piece, ...]:
+def pieces_of(text: str, local: Ints, whole: Ints) -> tuple[SlicePair, ...]:
     """The pieces in `local_global_slices_pairs`.
 
     Raises:
@@ -121,7 +121,9 @@ def pieces_of(text: str, local: Ints, whole: Ints) -> tuple[Piece, ...]:
     pairs = text.split(";")
     if len(pairs) > MAX_PIECES:
         raise ValueError("too many pieces")
-    found = tuple(Piece(*(_box(p, s) for p, s in zip(pair.split("#"), (local, whole), strict=True))) for pair in pairs)
+    found = tuple(
+        SlicePair(*(_box(p, s) for p, s in zip(pair.split("#"), (local, whole), strict=True))) for pair in pairs
+    )
     if any(a.sizes != b.sizes for a, b in found) or sum(p.local.numel for p in found) != prod(local):
         raise ValueError("pieces that do not fill the slice")
     return found
@@ -224,7 +226,7 @@ class _NanotronFolder:
             if place is not None or "unsharded_shape" in stated:
                 raise ReadError(path, "has a name of a slice and no unsharded_shape, or the other way round")
             whole = Box.whole(source.shape)
-            self.slices.setdefault(fqn, []).append(Slice(None, source, source.shape, (Piece(whole, whole),)))
+            self.slices.setdefault(fqn, []).append(Slice(None, source, source.shape, (SlicePair(whole, whole),)))
             return
         if tps != self.tp:
             raise ReadError(path, f"is of {tps} tensor-parallel ranks by its name, {METADATA} states {self.tp}")

@@ -50,7 +50,7 @@ class Alike:
 
     @property
     def meshes(self) -> dict[int, Mesh]:
-        """Its meshes, by their keys in `Kind`."""
+        """Its meshes, by their keys in `CutKind`."""
         meshes: dict[int, Mesh] = self.pattern.meshes_of(self.values)
         return meshes
 

@@ -139,14 +139,14 @@ class Pattern:
             note_mesh(mesh, claims, listed)
         return claims_of(claims, listed)
 
-    def _fits(self, kind: Kind, mesh: Mesh) -> bool:
+    def _fits(self, kind: CutKind, mesh: Mesh) -> bool:
         """Whether a local tensor has the sizes of its rank."""
         if mesh.coordinate is None:
             return True
         expected, _ = dtensor.local_pieces(kind.shape, mesh.sizes, mesh.coordinate, kind.placements)
         return kind.local == expected
 
-    def pieces(self, kind: Kind, tensor: Tensor, mesh: Mesh) -> Sequence[tuple[Box, Box]]:
+    def pieces(self, kind: CutKind, tensor: Tensor, mesh: Mesh) -> Sequence[tuple[Box, Box]]:
         """The places of a rank's pieces of a DTensor: in the tensor, and in the local one."""
         if tensor.kind != "dtensor" or mesh.coordinate is None or not tensor.detail.local.shards:
             return []
@@ -214,7 +214,7 @@ class Read(NamedTuple):
     bytes_read: int
 
 
-class Kind(NamedTuple):
+class CutKind(NamedTuple):
     """Tensors that every rank cuts alike.
 
     Attributes:
@@ -230,12 +230,12 @@ class Kind(NamedTuple):
     placements: tuple[Any, ...]
 
 
-def kind_of(tensor: Tensor) -> Kind | None:
+def kind_of(tensor: Tensor) -> CutKind | None:
     """How a DTensor is cut; None for others."""
     if not isinstance(tensor.detail, Placing):
         return None
     local, mesh, placements = tensor.detail
-    return Kind(tensor.shape, local.shape, id(mesh), placements)
+    return CutKind(tensor.shape, local.shape, id(mesh), placements)
 
 
 def moved(source: Source, path: Path, start: int, crc: int) -> Source:

@@ -10,7 +10,7 @@ from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, of_kinds
 from ckptools.model.values import Opaque
 from ckptools.pickles.objects import Storage
-from ckptools.pickles.slots import Placing, Slot, filled
+from ckptools.pickles.slots import Placing, ValueSlot, filled
 
 _CONTAINERS = (dict, list, tuple)
 
@@ -21,7 +21,7 @@ def remade(node: Any, tensor: Callable[[Tensor], Tensor], values: Mapping[int, A
 
 
 def _remade(node: Any, tensor: Callable[[Tensor], Tensor], values: Mapping[int, Any], done: dict[int, Any]) -> Any:
-    if isinstance(node, (Slot, Opaque)):
+    if isinstance(node, (ValueSlot, Opaque)):
         return filled(node, values)
     if not isinstance(node, (Tensor, *_CONTAINERS)):
         return node
@@ -36,7 +36,7 @@ def _container(node: Any, tensor: Callable[[Tensor], Tensor], values: Mapping[in
         for key, child in node.items():
             made[key] = _remade(child, tensor, values, done)
         return made
-    if not of_kinds(node, (Slot, Tensor, Opaque, *_CONTAINERS)):
+    if not of_kinds(node, (ValueSlot, Tensor, Opaque, *_CONTAINERS)):
         return node
     children = [_remade(child, tensor, values, done) for child in node]
     return children if isinstance(node, list) else tuple(children)
@@ -44,13 +44,13 @@ def _container(node: Any, tensor: Callable[[Tensor], Tensor], values: Mapping[in
 
 def varying_paths(node: Any, path: KeyPath) -> Sequence[KeyPath]:
     """The key paths of slots, and of everything that holds one."""
-    if isinstance(node, Slot):
+    if isinstance(node, ValueSlot):
         return [path]
     if isinstance(node, Opaque):
         return [path] if filled(node, _Nothing()) is not node else []
     if not isinstance(node, _CONTAINERS):
         return []
-    if not isinstance(node, dict) and not of_kinds(node, (Slot, Opaque, *_CONTAINERS)):
+    if not isinstance(node, dict) and not of_kinds(node, (ValueSlot, Opaque, *_CONTAINERS)):
         return []
     entries = node.items() if isinstance(node, dict) else enumerate(node)
     inside = [found for key, child in entries for found in varying_paths(child, (*path, key))]

@@ -36,7 +36,7 @@ DEVICE = 3
 """Index of the device in a persistent id of a storage: `('storage', class, key, device, numel)`."""
 
 
-class Slot:
+class ValueSlot:
     """Stands for a value; `number` counts the values of the pickle."""
 
     __slots__ = ("number",)
@@ -72,7 +72,7 @@ class SlotMachine(Machine):
         if values is None:
             raise PickleError("malformed values")
         self.values: Mapping[int, Any] = values
-        self.slots = {place: Slot(number) for number, place in places.items()}
+        self.slots = {place: ValueSlot(number) for number, place in places.items()}
         self.left = MAX_LOOKED_AT
         super().__init__(spelling.data, locate, fast=False)
         self.dispatch = _DISPATCH
@@ -84,7 +84,7 @@ class SlotMachine(Machine):
 
     def persistent(self, pid: Any) -> Any:
         """Return the storage that a persistent id describes, whose device may be a slot."""
-        if isinstance(pid, tuple) and len(pid) > DEVICE and isinstance(pid[DEVICE], Slot):
+        if isinstance(pid, tuple) and len(pid) > DEVICE and isinstance(pid[DEVICE], ValueSlot):
             pid = (*pid[:DEVICE], self.values[pid[DEVICE].number], *pid[DEVICE + 1 :])
         self.refuse(pid)
         return super().persistent(pid)
@@ -104,7 +104,7 @@ class SlotMachine(Machine):
         stack, seen = [value], {id(but)}
         while stack:
             node = stack.pop()
-            if isinstance(node, Slot) or (
+            if isinstance(node, ValueSlot) or (
                 isinstance(node, Tensor) and id(node) not in seen and node.detail is not None
             ):
                 raise PickleError("a value that differs is looked at")
@@ -112,7 +112,7 @@ class SlotMachine(Machine):
                 continue
             seen.add(id(node))
             inside = node.parts() if isinstance(node, Opaque) else node.values() if isinstance(node, dict) else node
-            found = of_kinds([*inside], (*_ENTERED, Slot, Tensor))
+            found = of_kinds([*inside], (*_ENTERED, ValueSlot, Tensor))
             self.left -= 1 + len(found)
             if self.left < 0:
                 raise PickleError("too much to look at")
@@ -182,12 +182,12 @@ def slots_in(values: Iterable[Any]) -> Iterator[int]:
     stack, seen = [*values], set[int]()
     while stack:
         node = stack.pop()
-        if isinstance(node, Slot):
+        if isinstance(node, ValueSlot):
             yield node.number
         elif id(node) not in seen and isinstance(node, _ENTERED):
             seen.add(id(node))
             inside = node.parts() if isinstance(node, Opaque) else node.values() if isinstance(node, dict) else node
-            stack += of_kinds([*inside], (*_ENTERED, Slot))
+            stack += of_kinds([*inside], (*_ENTERED, ValueSlot))
 
 
 def filled(node: Any, values: Mapping[int, Any]) -> Any:
@@ -196,7 +196,7 @@ def filled(node: Any, values: Mapping[int, Any]) -> Any:
 
 
 def _filled(node: Any, values: Mapping[int, Any], done: dict[int, Any]) -> Any:
-    if isinstance(node, Slot):
+    if isinstance(node, ValueSlot):
         return values[node.number]
     if not isinstance(node, _ENTERED):
         return node
@@ -216,7 +216,7 @@ def _remade(node: Any, values: Mapping[int, Any], done: dict[int, Any]) -> Any:
         return made
     if isinstance(node, dict):
         return _with_children(node, {key: _filled(child, values, done) for key, child in node.items()})
-    if not of_kinds(node, (*_ENTERED, Slot)):
+    if not of_kinds(node, (*_ENTERED, ValueSlot)):
         return node
     children = [_filled(child, values, done) for child in node]
     if all(a is b for a, b in zip(children, node, strict=True)):

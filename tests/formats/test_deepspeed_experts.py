@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import ckptools
 from ckptools.errors import NotWholeError
-from ckptools.formats.deepspeed.experts import Experts, globally
+from ckptools.formats.deepspeed.experts import ExpertLayout, globally
 from ckptools.formats.deepspeed.zero_stages import PartitionRun
 from tests.formats.deepspeed_writer import SLOTS, Run, deepspeed_classes, values
 from tests.formats.test_deepspeed import of_torch, raw
@@ -259,7 +259,7 @@ def test_runs_of_fused_experts_keep_every_element(local, each, data):
 
 @pytest.mark.parametrize(("first", "expected"), [(False, [[0, 2], [1, 3]]), (True, [[0, 1], [2, 3]])])
 def test_ranks_that_share_experts(first, expected):
-    assert Experts(data_first=first).ranks(4, 2) == expected
+    assert ExpertLayout(data_first=first).ranks(4, 2) == expected
 
 
 def test_the_real_experts_can_be_opened_by_one_of_their_files():

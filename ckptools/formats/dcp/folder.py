@@ -29,7 +29,7 @@ from ckptools.formats.dcp.items import ItemReader
 from ckptools.formats.dcp.metadata import ContradictionError, DcpMetadata, StoredItem, nest
 from ckptools.formats.dcp.metadata_reader import read_metadata
 from ckptools.formats.dcp.objects import read_objects
-from ckptools.formats.dcp.other_files import Suspect, check_sizes, other_files
+from ckptools.formats.dcp.other_files import SuspectFile, check_sizes, other_files
 from ckptools.formats.dcp.tensors import TensorsRead, read_tensors
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search.rank_checks import compare_ranks
@@ -152,7 +152,7 @@ class _Content:
     tensors: TensorsRead
     objects: Mapping[str, Any]
     lost: Sequence[Problem]
-    suspects: Sequence[Suspect]
+    suspects: Sequence[SuspectFile]
     merge: Merge
 
 

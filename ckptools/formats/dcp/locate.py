@@ -22,7 +22,7 @@ from ckptools.errors import ReadError
 from ckptools.files.compressed import CompressedItem
 from ckptools.formats.dcp.items import ItemReader, in_safetensors
 from ckptools.formats.dcp.metadata import TensorMetadata
-from ckptools.formats.dcp.other_files import Suspect, end_of, is_in_place
+from ckptools.formats.dcp.other_files import SuspectFile, end_of, is_in_place
 from ckptools.model.columns import take
 from ckptools.model.regions import Ints
 from ckptools.model.shards import HoldingFile, ItemShards
@@ -78,7 +78,7 @@ class Locator:
 
     def __init__(self, found: Mapping[str, FoundTensor], items: ItemReader) -> None:
         self.found, self.items = found, items
-        self.suspects: list[Suspect] = []
+        self.suspects: list[SuspectFile] = []
         self.all_seen = True
         self._shards = {fqn: tensor.shards for fqn, tensor in found.items() if not tensor.why_not}
 
@@ -208,7 +208,7 @@ class Locator:
         except ReadError as error:
             tensor.bad = tensor.bad or self._shortfall(one)
             if not tensor.bad and not in_safetensors(self._shard(one)):
-                self.suspects.append(Suspect(fqn, path, self._item(one), error))
+                self.suspects.append(SuspectFile(fqn, path, self._item(one), error))
             tensor.bad = tensor.bad or self.items.why(error)
 
 

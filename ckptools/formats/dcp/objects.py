@@ -14,7 +14,7 @@ from ckptools.files.compressed import CompressedItem
 from ckptools.formats.dcp.files import DataFile
 from ckptools.formats.dcp.items import ItemReader
 from ckptools.formats.dcp.metadata import DcpMetadata, StoredItem
-from ckptools.formats.dcp.other_files import Suspect
+from ckptools.formats.dcp.other_files import SuspectFile
 from ckptools.formats.shared.merge import Merge
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tree import KeyPath
@@ -38,7 +38,7 @@ def read_objects(
     everything: bool,
     merge: Merge,
     paths: Mapping[str, KeyPath],
-) -> tuple[dict[str, Any], list[Problem], list[Suspect]]:
+) -> tuple[dict[str, Any], list[Problem], list[SuspectFile]]:
     """Read the pickled objects of a DCP folder by fqn, with the problems of lost ones, and suspect items.
 
     Args:
@@ -86,7 +86,7 @@ class _Objects:
         self.here, self.items, self.budget = here, items, budget
         self.lost: list[Problem] = []
         self.unread = 0
-        self.suspects: list[Suspect] = []
+        self.suspects: list[SuspectFile] = []
 
     def unpack(self, wanted: Iterable[StoredItem]) -> None:
         """Unpack the compressed objects of each file together."""
@@ -123,7 +123,7 @@ class _Objects:
                 return self.items.unpacked_value(file.path, _packed(stored))
             return self.items.value(file.path, stored.offset, stored.length)
         except ReadError as error:
-            self.suspects.append(Suspect(fqn, file.path, stored, error))
+            self.suspects.append(SuspectFile(fqn, file.path, stored, error))
             return self._lost(fqn, self.items.why(error), file.rank)
 
     def _lost(self, fqn: str, why: str, rank: int | None) -> Lost:

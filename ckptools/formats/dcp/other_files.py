@@ -40,7 +40,7 @@ MAX_SEARCHED = 4 << 30
 """Most bytes that are searched."""
 
 
-class Suspect(NamedTuple):
+class SuspectFile(NamedTuple):
     """An item that could not be read, or does not lie where the metadata says.
 
     Attributes:
@@ -102,7 +102,7 @@ def _has_safetensors(file: File, size: int, last: StoredItem) -> bool:
 
 
 def other_files(
-    suspects: Sequence[Suspect], metadata: Sequence[DcpMetadata], items: ItemReader
+    suspects: Sequence[SuspectFile], metadata: Sequence[DcpMetadata], items: ItemReader
 ) -> dict[Path, FileFault]:
     """Faults of files to refuse, by the first unreadable item of each."""
     faults: dict[Path, FileFault] = {}
@@ -118,7 +118,7 @@ def other_files(
     return faults
 
 
-def _another_archive(suspect: Suspect, metadata: Sequence[DcpMetadata], items: ItemReader) -> str:
+def _another_archive(suspect: SuspectFile, metadata: Sequence[DcpMetadata], items: ItemReader) -> str:
     """Describe an archive at or behind an item's place that the metadata does not list; empty for none."""
     name = suspect.path.relative_to(items.folder).as_posix()
     columns = [zip(one.stored.files, one.stored.starts, one.stored.lengths, strict=True) for one in metadata]

@@ -18,7 +18,7 @@ from ckptools.formats.dcp.files import DataFile
 from ckptools.formats.dcp.items import ItemReader, in_safetensors
 from ckptools.formats.dcp.locate import FoundTensor, Locator
 from ckptools.formats.dcp.metadata import DcpMetadata, StoredItems, TensorMetadata
-from ckptools.formats.dcp.other_files import Suspect
+from ckptools.formats.dcp.other_files import SuspectFile
 from ckptools.model.columns import take
 from ckptools.model.cover import TangledLayoutError, cover
 from ckptools.model.problems import Code, Problem
@@ -46,7 +46,7 @@ class TensorsRead:
 
     by_fqn: Mapping[str, Any]
     problems: Sequence[Problem]
-    suspects: Sequence[Suspect]
+    suspects: Sequence[SuspectFile]
     all_seen: bool
 
 

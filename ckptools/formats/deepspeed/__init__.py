@@ -26,7 +26,7 @@ from ckptools.errors import ReadError
 from ckptools.formats import torch_file
 from ckptools.formats.deepspeed import experts, slices, universal, weights
 from ckptools.formats.deepspeed.assembler import ZeroAssembler, frozen_parameters
-from ckptools.formats.deepspeed.experts import Experts
+from ckptools.formats.deepspeed.experts import ExpertLayout
 from ckptools.formats.deepspeed.files import (
     GROUPED,
     Files,
@@ -111,7 +111,7 @@ class _TagFolder:
         mps, tp = model_parallel(files, self.models)
         trees = ((name, files.tree(name)) for name in files.of("expert"))
         self.expert_trees = [(name, tree) for name, tree in trees if tree is not None]
-        self.experts = Experts.of(self.base, self.expert_trees) if mps == 1 else None
+        self.experts = ExpertLayout.of(self.base, self.expert_trees) if mps == 1 else None
         self.layouts = {mp: self._layout(mp) for mp in range(mps)}
         dp = max([self.base.number("dp_world_size") or 1, *(p.world for p in self.layouts.values())])
         self.ranks = RankLayout(min(dp, MAX_WORLD), mps, tp)

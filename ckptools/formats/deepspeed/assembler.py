@@ -10,7 +10,7 @@ from typing import Any
 
 from ckptools.formats.deepspeed.names import Place
 from ckptools.formats.deepspeed.partition_layout import PartitionLayout
-from ckptools.formats.deepspeed.slices import CutRules, Piece, SliceError, Slices
+from ckptools.formats.deepspeed.slices import CutRules, ParameterSlice, SliceError, Slices
 from ckptools.formats.deepspeed.states import ModelStates, OptimStates, group_of_ids
 from ckptools.formats.deepspeed.zero_stages import PartitionRun, PlacedBox, RankOf, Where, places, shards_at
 from ckptools.formats.flat_parameters.flat_runs import RunBox, flat_source
@@ -129,7 +129,7 @@ class ZeroAssembler:
         """The boxes of a parameter; the same for its fp32 copy and every slot of its state."""
         if fqn not in self._known:
             # Ranks with the same pieces of it are cut at the same places, so that they are replicas.
-            alike: dict[tuple[Ints, tuple[Piece, ...]], list[PartitionRun]] = {}
+            alike: dict[tuple[Ints, tuple[ParameterSlice, ...]], list[PartitionRun]] = {}
             for tp, one in enumerate(self.layouts.values()):
                 pieces = self.slices[fqn].by_rank[tp] if fqn in self.slices else ()
                 local = one.shapes[fqn] if pieces else self.shapes[fqn]
@@ -209,7 +209,7 @@ class ZeroAssembler:
         return joined_groups
 
 
-def _moved(placed: Iterable[PlacedBox], pieces: Sequence[Piece]) -> Iterator[PlacedBox]:
+def _moved(placed: Iterable[PlacedBox], pieces: Sequence[ParameterSlice]) -> Iterator[PlacedBox]:
     """Boxes of one rank's tensor, as boxes of the whole parameter that the tensor has these pieces of."""
     for where, (unread, at, strides) in placed:
         for local, whole in pieces:

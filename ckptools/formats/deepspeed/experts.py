@@ -50,7 +50,7 @@ class ExpertError(Exception):
 
 
 @dataclass
-class Experts:
+class ExpertLayout:
     """The experts of a checkpoint, from its model states and the experts' own files.
 
     Attributes:
@@ -66,7 +66,7 @@ class Experts:
     data_first: bool = False
 
     @classmethod
-    def of(cls, model: ModelStates, files: Iterable[tuple[StateName, Mapping[Any, Any]]]) -> Experts:
+    def of(cls, model: ModelStates, files: Iterable[tuple[StateName, Mapping[Any, Any]]]) -> ExpertLayout:
         """Gather what model states and the experts' files say."""
         found = model.tree.get("num_experts")
         listed = found if isinstance(found, (list, tuple)) else [found]
@@ -219,7 +219,7 @@ def check_files(files: Iterable[tuple[StateName, Mapping[Any, Any]]]) -> Iterato
                 break
 
 
-def missing_files(names: Iterable[StateName], experts: Experts) -> Iterator[str]:
+def missing_files(names: Iterable[StateName], experts: ExpertLayout) -> Iterator[str]:
     """Names of experts' files that are not here."""
     here = {(name.layer, name.expert) for name in names}
     for layer, count in enumerate(experts.stated):

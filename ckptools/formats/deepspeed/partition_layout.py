@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ckptools.formats.deepspeed import zero_stages
-from ckptools.formats.deepspeed.experts import ExpertError, Experts, global_shapes, globally, local_counts
+from ckptools.formats.deepspeed.experts import ExpertError, ExpertLayout, global_shapes, globally, local_counts
 from ckptools.formats.deepspeed.states import ModelStates, OptimStates, Shapes, joined_groups
 from ckptools.formats.deepspeed.zero_stages import Group, PartitionRun, Refusal
 from ckptools.formats.flat_parameters.flat_runs import flat_source
@@ -70,7 +70,11 @@ class PartitionLayout:
 
 
 def plan_partitions(
-    mp: int, model: ModelStates | None, optims: Mapping[int, OptimStates], ranks: Iterable[int], experts: Experts | None
+    mp: int,
+    model: ModelStates | None,
+    optims: Mapping[int, OptimStates],
+    ranks: Iterable[int],
+    experts: ExpertLayout | None,
 ) -> PartitionLayout:
     """Compute where every trainable parameter of a model-parallel rank lies.
 
@@ -189,7 +193,7 @@ def _plan_groups(
     groups: list[Shapes],
     model: ModelStates | None,
     optims: Mapping[int, OptimStates],
-    experts: Experts | None,
+    experts: ExpertLayout | None,
 ) -> None:
     """ZeRO-1 and 2: one partition per rank and group."""
     first = optims[min(optims)]
@@ -229,7 +233,7 @@ def _plan_experts(
     group: Group,
     model: ModelStates | None,
     optims: Mapping[int, OptimStates],
-    known: tuple[Experts | None, Mapping[str, int]],
+    known: tuple[ExpertLayout | None, Mapping[str, int]],
 ) -> None:
     """Parameters of experts: each expert-parallel rank has its own, cut over the ranks that share them.
 

@@ -42,7 +42,7 @@ class SliceError(Exception):
     """Why the slices of a parameter cannot be joined."""
 
 
-class Piece(NamedTuple):
+class ParameterSlice(NamedTuple):
     """A box of one rank's tensor, and the box of the whole parameter that it is."""
 
     local: Box
@@ -53,7 +53,7 @@ class Slices(NamedTuple):
     """A parameter's shape, and the pieces of it that each tensor-parallel rank holds."""
 
     shape: Ints
-    by_rank: tuple[tuple[Piece, ...], ...]
+    by_rank: tuple[tuple[ParameterSlice, ...], ...]
 
 
 class CutRules:
@@ -87,7 +87,7 @@ class CutRules:
                 raise SliceError(f"affine_map of version {self.affine.get('version')!r}, known is {AFFINE_VERSION}")
             found = _from_affine_map(entry, shapes)
         elif self.replicated.of(fqn) is not None:
-            found = Slices(shapes[0], tuple((Piece(Box.whole(s), Box.whole(s)),) for s in shapes))
+            found = Slices(shapes[0], tuple((ParameterSlice(Box.whole(s), Box.whole(s)),) for s in shapes))
         else:
             found = _along(shapes, *self._widths(fqn, shapes))
         _check(found, shapes)
@@ -139,13 +139,13 @@ def _equal(total: int, parts: Any) -> list[int]:
 def _along(shapes: Sequence[Ints], dim: int, widths: Sequence[Sequence[int]]) -> Slices:
     """Parts behind each other along `dim`, each in pieces of so many elements by rank."""
     shape = tuple(sum(map(sum, widths)) if d == dim else n for d, n in enumerate(shapes[0]))
-    pieces: list[list[Piece]] = [[] for _ in shapes]
+    pieces: list[list[ParameterSlice]] = [[] for _ in shapes]
     at, here = 0, [0] * len(shapes)
     for part in widths:
         for rank, width in enumerate(part):
             sizes = tuple(width if d == dim else n for d, n in enumerate(shape))
             local, whole = (tuple(o if d == dim else 0 for d in range(len(shape))) for o in (here[rank], at))
-            pieces[rank].append(Piece(Box(local, sizes), Box(whole, sizes)))
+            pieces[rank].append(ParameterSlice(Box(local, sizes), Box(whole, sizes)))
             at, here[rank] = at + width, here[rank] + width
     return Slices(shape, tuple(map(tuple, pieces)))
 
@@ -163,11 +163,11 @@ def _from_affine_map(entry: Any, shapes: Sequence[Ints]) -> Slices:
     return Slices(shape, pieces)
 
 
-def _piece(entry: Mapping[Any, Any], shape: Ints, shard: Ints) -> Piece:
+def _piece(entry: Mapping[Any, Any], shape: Ints, shard: Ints) -> ParameterSlice:
     if entry.get("scale", 1.0) != 1.0:
         raise SliceError(f"the ranks hold it scaled by {entry['scale']!r}, which is not undone")
     sizes, (at, steps), (whole_at, whole_steps) = tuple(entry["shape"]), entry["dest"], entry["source"]
-    return Piece(_box(sizes, at, steps, shard), _box(sizes, whole_at, whole_steps, shape))
+    return ParameterSlice(_box(sizes, at, steps, shard), _box(sizes, whole_at, whole_steps, shape))
 
 
 def _box(sizes: Ints, offset: int, strides: Sequence[int], shape: Ints) -> Box:

@@ -15,7 +15,7 @@ from ckptools.model.shards import HoldingFile, ItemShards, Shard, Shards
 from ckptools.model.source import ItemLayout, Source
 from ckptools.model.tensor import Tensor
 from ckptools.pickles.alike import Alike
-from ckptools.pickles.patterns import Kind, Pattern, kind_of
+from ckptools.pickles.patterns import CutKind, Pattern, kind_of
 from ckptools.pickles.slot_trees import remade
 
 MIN_RANKS = 16
@@ -25,7 +25,7 @@ Ranked = Sequence[tuple[int, Any]]
 """What each rank has, in rank order: a tree, or the `Alike` that makes one."""
 
 
-class Group(NamedTuple):
+class AlikeGroup(NamedTuple):
     """Ranks that are merged as one.
 
     Attributes:
@@ -41,19 +41,19 @@ class Group(NamedTuple):
         return len(self.members) > 1 and path in self.members[0][1].pattern.varying
 
 
-def grouped(ranked: Ranked) -> list[Group]:
+def grouped(ranked: Ranked) -> list[AlikeGroup]:
     """The groups of ranks that are merged as one, in the order of their first ranks."""
     of_pattern: dict[Pattern, list[tuple[int, Alike]]] = {}
     for rank, content in ranked:
         if isinstance(content, Alike):
             of_pattern.setdefault(content.pattern, []).append((rank, content))
     several = {pattern: group for pattern, group in of_pattern.items() if len(group) >= MIN_RANKS}
-    groups = [Group(group, _joined(pattern, group)) for pattern, group in several.items()]
+    groups = [AlikeGroup(group, _joined(pattern, group)) for pattern, group in several.items()]
     for rank, content in ranked:
         if not isinstance(content, Alike):
-            groups.append(Group([(rank, content)], content))
+            groups.append(AlikeGroup([(rank, content)], content))
         elif content.pattern not in several:
-            groups.append(Group([(rank, content)], content.tree()))
+            groups.append(AlikeGroup([(rank, content)], content.tree()))
     return sorted(groups, key=lambda group: group.members[0][0])
 
 
@@ -113,7 +113,7 @@ class _Joining:
         self.elsewhere: dict[int | None, HoldingFile] = {}
         self.starts = np.array([alike.starts for _, alike in ranked], np.uint64).T.copy()
         self.crcs = np.array([alike.crcs for _, alike in ranked], np.uint32).T.copy()
-        self.of_kind: dict[Kind, _Rows] = {}
+        self.of_kind: dict[CutKind, _Rows] = {}
         self.whole: dict[tuple[int, ...], _Rows] = {}
 
     def tensor(self, tensor: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ class _Joining:
         self.whole[shape] = found = self._columns(rows)
         return found
 
-    def _cut(self, kind: Kind, tensor: Tensor) -> _Rows:
+    def _cut(self, kind: CutKind, tensor: Tensor) -> _Rows:
         """Where the ranks' pieces of such a tensor lie, and listed ones that no file here has."""
         rows = list(self._own(kind, tensor))
         found = {row.box for row in rows}
@@ -155,7 +155,7 @@ class _Joining:
         self.of_kind[kind] = made = self._columns(rows)
         return made
 
-    def _own(self, kind: Kind, tensor: Tensor) -> Iterator[_Row]:
+    def _own(self, kind: CutKind, tensor: Tensor) -> Iterator[_Row]:
         for i, ((rank, _), meshes) in enumerate(zip(self.ranked, self.meshes, strict=True)):
             for place, local in self.pattern.pieces(kind, tensor, meshes[kind.mesh]):
                 yield _Row(i, rank, place, local)

@@ -21,7 +21,7 @@ from ckptools.model.values import Absent, Opaque
 from ckptools.pickles.alike import Alike
 
 if TYPE_CHECKING:
-    from ckptools.formats.shared.alike_ranks import Group
+    from ckptools.formats.shared.alike_ranks import AlikeGroup
 
 Ranked = Sequence[tuple[int, Any]]
 """The value that each rank has at one key path, in rank order; files that are alike may be merged as one."""
@@ -50,7 +50,7 @@ class Merge:
     partial: list[KeyPath] = field(default_factory=list)
     unlike: list[KeyPath] = field(default_factory=list)
     roots: dict[KeyPath, Ranked] = field(default_factory=dict)
-    _groups: dict[KeyPath, dict[int, Group]] = field(default_factory=dict)
+    _groups: dict[KeyPath, dict[int, AlikeGroup]] = field(default_factory=dict)
     _files: Holding = field(default_factory=dict)
 
     @property
