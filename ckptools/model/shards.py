@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -230,6 +231,14 @@ class ItemShards(RowMethods[Shard], Sequence[Shard]):
         """Whether the items of all of them were read."""
         others = sum(shard.was_read for shard in self.located.values())
         return len(self) == others + (len(self.layouts) - self.layouts.count(None))
+
+    def kinds(self) -> dict[tuple[Ints, ItemLayout], int] | None:
+        """How many shards have which sizes and layout; None where those of one cannot be found in columns."""
+        if self.located or not self.all_read:
+            return None
+        layouts = {id(layout): layout for layout in self.layouts if layout is not None}
+        counts = Counter(zip(self.sizes, map(id, self.layouts), strict=False))
+        return {(sizes, layouts[number]): count for (sizes, number), count in counts.items()}
 
     @property
     def read_places(self) -> Sequence[int]:

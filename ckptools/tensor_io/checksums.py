@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ckptools.files.opening import File, OpenFiles
+from ckptools.model.shards import ItemShards, Shards
 from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.tensor_io.fetch_ahead import Part, in_ranks
 from ckptools.tensor_io.threads import Progress
@@ -163,9 +164,27 @@ def stored_records(tensors: Iterable[tuple[str, Tensor]]) -> list[Stored]:
 
 
 def records_of(tensors: Iterable[Tensor]) -> set[Record]:
-    """The records that the shards of some tensors lie in."""
-    found = (tensor.found for tensor in tensors if tensor.kind != "meta")
-    return {Record.of(source) for shards in found for shard in shards for source in shard.sources}
+    """The records with a CRC-32 that the shards of some tensors lie in."""
+    found = (tensor.found for tensor in tensors if tensor.kind != "meta" and not _states_none(tensor.shards))
+    return {Record.of(source) for shards in found for shard in shards for source in shard.sources if source.crc}
+
+
+def count_without(tensors: Iterable[Tensor]) -> int:
+    """The number of records with bytes, but without a CRC-32, that the shards of some tensors lie in."""
+    found: set[object] = set()
+    for tensor in tensors:
+        if isinstance(tensor.shards, ItemShards) and _states_none(tensor.shards):
+            found.update(zip(tensor.shards.files, tensor.shards.starts, strict=True))
+        else:
+            sources = (source for shard in tensor.found for source in shard.sources if not source.crc)
+            found.update(record for record in map(Record.of, sources) if record.nbytes)
+    return len(found)
+
+
+def _states_none(shards: Shards) -> bool:
+    """Whether shards lie by column in records with bytes, each of its own, and none of these has a CRC-32."""
+    kinds = shards.kinds() if isinstance(shards, ItemShards) and not any(shards.crcs) else None
+    return bool(kinds) and all(layout.record_span[1] for _, layout in kinds or ())
 
 
 def damaged_records(records: Iterable[Record], files: OpenFiles, threads: int, progress: Progress) -> dict[Record, int]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import repeat
 from math import prod
 from operator import mul
 from pathlib import Path
@@ -18,6 +19,7 @@ from ckptools.dtypes import ITEMSIZE, NAN_BITS
 from ckptools.errors import ReadError
 from ckptools.files.opening import File, OpenFiles
 from ckptools.model.regions import Box, contiguous_strides
+from ckptools.model.shards import ItemShards
 from ckptools.model.tensor import Seen, Shard, Tensor
 from ckptools.tensor_io.checksums import Record, read_pieces
 from ckptools.tensor_io.slicing import bands_of
@@ -80,10 +82,17 @@ def count_parts(tensor: Tensor, dtype: str) -> int:
     """The number of parts that `parts_of` plans, without planning them."""
     if not tensor.numel:
         return 0
-    runs = _runs(tensor, dtype)
+    shards = tensor.shards
+    kinds = shards.kinds() if isinstance(shards, ItemShards) else None
+    if kinds is not None and dtype == tensor.dtype and not tensor.fill:
+        one_each = tuple([Shard(Box(sizes, sizes), None, layout.source(Path(), 0, 0)) for sizes, layout in kinds])
+        runs = _runs(replace(tensor, shards=one_each), dtype)
+        counts: Iterable[int] = [kinds[kind] for kind in kinds if prod(kind[0])]
+    else:
+        runs, counts = _runs(tensor, dtype), repeat(1)
     if runs is None:
         return sum(1 for _ in _bands(Box.whole(tensor.shape), tensor, ITEMSIZE[dtype]))
-    return sum(count for _, _, count in runs)
+    return sum(count * times for (_, _, count), times in zip(runs, counts, strict=False))
 
 
 def _runs(tensor: Tensor, dtype: str) -> list[tuple[Shard, int, int]] | None:

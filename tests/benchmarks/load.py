@@ -4,7 +4,7 @@ stores: rank files in a bucket of a local S3 server, by requests and bytes, with
 
 scale: worlds of 64, 256 and 1,024 ranks and a model of 70 B parameters, by files whose values are holes.
 
-metadata: a DCP folder of a model of 70 B parameters on 128 ranks, beside torch's reader of its list.
+metadata: DCP folders of a model of 70 B parameters on 64 and 256 ranks, beside torch's reader of their lists.
 
 ranks: 64 rank files of 5,000 tensors beside torch.load(mmap=True); ranks-1024, by name only: 64, 256 and 1,024 of them.
 
@@ -193,7 +193,7 @@ class Section:
 SECTIONS = {
     "stores": Section(stores.make, stores.report, 2),
     "scale": Section(scale.make, scale.report, 2),
-    "metadata": Section(metadata.make, metadata.report, 2),
+    "metadata": Section(metadata.make, metadata.report, 5),
     "ranks": Section(ranks.maker(ranks.SMALL), ranks.reporter(ranks.SMALL), 3),
     "weights": Section(weights.make, weights.report, 8),
     "big": Section(make_inputs, against_others, 12),

@@ -10,7 +10,7 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,8 +90,8 @@ def _worlds(work: Path) -> Iterator[list[str]]:
     for world in WORLDS:
         found.append(_stages(work / f"world-{world}"))
         yield _row(f"{world} ranks", found[-1])
-    slopes = [_slope([one.seconds[i] for one in found]) for i in range(3)]
-    copies, memory = (_slope([getattr(one, name) for one in found]) for name in ("copies", "memory"))
+    slopes = [slope_of([one.seconds[i] for one in found], WORLDS) for i in range(3)]
+    copies, memory = (slope_of([getattr(one, name) for one in found], WORLDS) for name in ("copies", "memory"))
     yield ["slope, first to last", *(f"{slope:.2f}" for slope in (*slopes, copies, memory))]
 
 
@@ -104,9 +104,9 @@ def _row(what: str, one: Stages) -> list[str]:
     return [what, *(f"{seconds:.2f} s" for seconds in one.seconds), f"{one.copies:,}", f"{one.memory >> 20} MiB"]
 
 
-def _slope(figures: list[float]) -> float:
+def slope_of(figures: Sequence[float], worlds: Sequence[int]) -> float:
     """Of the line through the figures of the first and the last world, both axes logarithmic."""
-    return math.log(figures[-1] / figures[0]) / math.log(WORLDS[-1] / WORLDS[0])
+    return math.log(figures[-1] / figures[0]) / math.log(worlds[-1] / worlds[0])
 
 
 def _llama(work: Path) -> Iterator[list[str]]:

@@ -64,15 +64,18 @@ def saved(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["", "torch2.13.0-fsdp2-dcp-w3", "dcp-multifile"])
-def test_a_plan_by_column_is_the_plan_shard_by_shard(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("check", [False, True])
+def test_a_plan_by_column_is_the_plan_shard_by_shard(tmp_path: Path, name: str, check: bool) -> None:
     folder = FIXTURES / name / "ckpt" if name else saved(tmp_path / "d")
     opened = open_checkpoint(folder, all_ranks=True)
     columns = [tensor for _, tensor in tensors_in(opened.tree)]
     assert any(isinstance(tensor.shards, ItemShards) for tensor in columns)
     listed = replace(opened, tree=_listed(opened.tree))
-    options = ConsolidateOptions(only="all", dry_run=True)
-    plans = [consolidate(ck, tmp_path / "out.pt", options).planned for ck in (opened, listed)]
+    options = ConsolidateOptions(only="all", dry_run=True, check=check)
+    both = [consolidate(ck, tmp_path / "out.pt", options) for ck in (opened, listed)]
+    plans, checksums = [one.planned for one in both], [one.checksums for one in both]
     assert plans[0].files == plans[1].files and list(plans[0].copies) == list(plans[1].copies)
+    assert len(plans[0].copies) == len(plans[1].copies) == len([*plans[1].copies]) and checksums[0] == checksums[1]
 
 
 def _listed(node: object) -> object:

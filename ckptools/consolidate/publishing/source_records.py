@@ -23,6 +23,7 @@ from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.checksums import (
     Record,
     combine,
+    count_without,
     crc32,
     damaged_records,
     read_pieces,
@@ -53,8 +54,7 @@ def compare(
     Raises:
         ReadError: a file cannot be read.
     """
-    found = records_of(tensor for _, tensor in tensors)
-    records = sorted((record for record in found if record.crc), key=lambda r: (str(r.path), r.offset))
+    records = sorted(records_of(tensor for _, tensor in tensors), key=lambda r: (str(r.path), r.offset))
     planned(sum(record.nbytes for record in records))
     wrong = damaged_records(records, files, threads, progress)
     return Compared(frozenset(records) - wrong.keys(), wrong)
@@ -62,8 +62,8 @@ def compare(
 
 def count(jobs: Iterable[Job], right: frozenset[Record]) -> SourceChecksums:
     """Count the records of some jobs that are right, and those without a checksum."""
-    records = {record for record in records_of(job.tensor for job in jobs) if record.nbytes}
-    return SourceChecksums(len(records & right), sum(not record.crc for record in records))
+    tensors = [job.tensor for job in jobs if job.tensor.kind != "meta"]
+    return SourceChecksums(len(records_of(tensors) & right), count_without(tensors))
 
 
 def without_damaged(tensor: Tensor, fqn: str, damage: Mapping[Record, int]) -> tuple[Tensor, Problem | None]:
