@@ -23,6 +23,7 @@ from ckptools.ls import listing
 from ckptools.ls.record import RunFolder
 from ckptools.model.records import Rows
 from ckptools.model.verdict import Verdict
+from ckptools.tensor_io.threads import Progress
 from ckptools.text import few, plural, size
 from ckptools.training_state.steps import step_in
 from ckptools.verify.record import Verification
@@ -36,6 +37,7 @@ def doctor(
     to: Any = None,
     on_found: Callable[[Path], None] | None = None,
     deep: bool = False,
+    progress: Progress | None = None,
     **how: Any,
 ) -> Diagnosis:
     """Answer the first questions about a checkpoint, a run or a file that cannot be opened; see `ckptools.doctor`."""
@@ -43,7 +45,7 @@ def doctor(
     if not isinstance(path, Iterable):
         check_path(path)
     paths = [path] if isinstance(path, (str, Path)) else list(path)
-    made = _Examination([location(one) for one in paths], to, how, on_found, deep)
+    made = _Examination([location(one) for one in paths], to, how, on_found, deep, progress)
     findings = list(made.findings())
     return Diagnosis(
         path=made.path,
@@ -65,6 +67,7 @@ class _Examination:
     how: Mapping[str, Any]
     on_found: Callable[[Path], None] | None
     deep: bool
+    progress: Progress | None
     commands: list[str] = field(default_factory=list)
     checkpoint: Checkpoint | None = None
     error: CkptoolsError | None = None
@@ -84,7 +87,8 @@ class _Examination:
         if self.checkpoint is None:
             yield from self._of_unreadable()
             return
-        verified = self.checkpoint.verify(deep=self.deep, values=self.deep, jobs=self.how.get("jobs"))
+        jobs = self.how.get("jobs")
+        verified = self.checkpoint.verify(deep=self.deep, values=self.deep, jobs=jobs, progress=self.progress)
         self.verdict = verified.verdict
         whole = whole_finding(verified, self.checkpoint)
         newest, facts, in_step = (

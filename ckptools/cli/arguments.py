@@ -159,6 +159,9 @@ Trust = Annotated[
     bool, typer.Option("--trust", help="With --engine torch: let the file name any class. Runs its code.")
 ]
 Deep = Annotated[bool, typer.Option("--deep", help="Read every tensor; compare the CRC-32 that files carry.")]
+DeepAnswers = Annotated[
+    bool, typer.Option("--deep", help="Read every byte: compare checksums, and name values that are worth a look.")
+]
 Private = Annotated[bool, typer.Option("--private", help="Show also values whose names begin with '_'.")]
 Values = Annotated[bool, typer.Option("--values", help="Read every tensor; look for NaN and infinities.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite an output that exists.")]

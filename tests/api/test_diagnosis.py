@@ -15,11 +15,13 @@ import torch.distributed.checkpoint as dcp
 from typer.testing import CliRunner
 
 import ckptools
+from ckptools.api.examination import doctor as examine
 from ckptools.cli import app
 from ckptools.display.tables import Screen
 from ckptools.doctor.record import FACTS, IN_STEP, LOADS, NEWEST, WHOLE, Diagnosis, Finding
 from ckptools.doctor.text import diagnosis_text
 from ckptools.model.records import Rows
+from ckptools.model.tree import tensors_in
 from tests.display.made import HOSTILE
 from tests.truth import FIXTURES
 
@@ -312,3 +314,22 @@ def test_what_is_worth_a_look_is_named_where_every_byte_is_read(tmp_path):
     )
     asked = next(row for row in deep.rows if row.question == "bytes and values right?")
     assert asked.ok is False and "layers.3.up.weight: all zero, unlike 7 other layers" in asked.evidence
+
+
+def test_the_command_begins_with_what_is_worth_a_look_where_every_byte_is_read(tmp_path):
+    layers = {f"layers.{n}.up.weight": torch.arange(1.0, 65.0).reshape(8, 8) + n for n in range(8)}
+    layers["layers.5.up.weight"][2, 3] = torch.nan
+    torch.save({"model": layers}, tmp_path / "model.pt")
+    command = ["doctor", str(tmp_path / "model.pt")]
+    shallow, deep = (CliRunner().invoke(app, [*command, *more]) for more in ([], ["--deep"]))
+    assert (shallow.exit_code, deep.exit_code) == (0, 1) and "layers.5.up.weight" not in shallow.stdout
+    assert "verify" in shallow.stdout and "--deep --values" in shallow.stdout
+    lines = deep.stdout.splitlines()
+    assert lines[2].endswith("whole, but 1 error: NaN or infinity: model.layers.5.up.weight")
+    assert lines[4].startswith("BAD  bytes and values right?") and "layers.5.up.weight" in lines[5]
+
+
+def test_deep_answers_count_the_bytes_that_they_read(tmp_path):
+    read: list[int] = []
+    examine(DCP, deep=True, progress=lambda nbytes, name: read.append(nbytes))
+    assert sum(read) >= sum(tensor.nbytes for _, tensor in tensors_in(ckptools.open(DCP).tree)) > 0

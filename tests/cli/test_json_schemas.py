@@ -22,7 +22,7 @@ COMPOSER = FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4"
 
 CALLS: dict[str, list[list[str]]] = {
     "inspect": [[], ["--section", "model"], ["--section", "optimizer"], ["--section", "rng"], ["--all-ranks"]],
-    "doctor": [[], ["--to", "{path}"]],
+    "doctor": [[], ["--to", "{path}"], ["--deep"]],
     "ls": [[], ["--deep"], ["--sort", "bytes", "--limit", "1"]],
     "verify": [[], ["--deep", "--values"]],
     "show": [["*"], ["model", "--values", "0:2"], ["rng"], ["optimizer.param_groups"]],

@@ -9,23 +9,27 @@ from ckptools.cli.printing import say
 from ckptools.cli.shared_options import AnswerOptions, OpeningOptions
 
 if TYPE_CHECKING:
-    from ckptools.cli.arguments import AnyPaths, LoadsInto
+    from ckptools.cli.arguments import AnyPaths, DeepAnswers, LoadsInto
 
 
-def doctor(paths: AnyPaths, to: LoadsInto = None, *, form: AnswerOptions, opening: OpeningOptions) -> None:
+def doctor(
+    paths: AnyPaths, to: LoadsInto = None, deep: DeepAnswers = False, *, form: AnswerOptions, opening: OpeningOptions
+) -> None:
     """Answer the first questions about a checkpoint in one go.
 
-    Whole? Which is the newest whole one of its run? Do step, name and world size agree? Does it load (--to)? Are
-    optimizer and scheduler in step? Then at most three commands to type next. It only calls the others.
+    Whole? Are bytes and values right (--deep)? Which is the newest whole one of its run? Do step, name and world size
+    agree? Does it load (--to)? Are optimizer and scheduler in step? Then at most three commands to type next. It only
+    calls the others.
 
     Exit code: 0 nothing is wrong, 1 something is, 2 usage, 3 it cannot be opened.
     """
     from ckptools.api.examination import doctor as examine
-    from ckptools.cli.progress import CountLine
+    from ckptools.cli.progress import CountLine, ProgressLine
     from ckptools.doctor.text import diagnosis_text
 
-    with answered_in_json(form.json, "ckptools/doctor/1", "ok", paths), CountLine("looked into", "checkpoint") as line:
-        found = examine(paths, to=to, on_found=line, **vars(opening))
+    counted, read = CountLine("looked into", "checkpoint"), ProgressLine()
+    with answered_in_json(form.json, "ckptools/doctor/1", "ok", paths), counted, read:
+        found = examine(paths, to=to, on_found=counted, deep=deep, progress=read, **vars(opening))
     show_answer(form, "doctor", found, found.rows, diagnosis_text)
     if not found.readable:
         say(f"error: {found.rows[0].evidence}")
