@@ -562,6 +562,15 @@ def test_the_note_on_half_weights_names_the_option_for_the_other_copy(weights, o
     assert note.startswith("16 half-precision weights") and other in note and f"--weights {weights}" not in note
 
 
+def test_the_note_on_half_weights_of_an_interleaved_pipeline_is_given_once_and_counts_all_chunks(tmp_path):
+    run = Run(layers=[[1, 2], [2, 1]], half=True)
+    save(run, tmp_path)
+    ck = ckptools.open(tmp_path, all_ranks=True)
+    (note,) = [p.message for p in ck.problems if "half-precision" in p.message]
+    assert note.startswith(f"{len(full_model(run))} half-precision weights")
+    assert set(ck.model) == set(full_model(run))
+
+
 def test_a_grid_that_the_arguments_do_not_state_is_that_of_the_folders(tmp_path):
     sizes = dict.fromkeys(("tensor_model_parallel_size", "pipeline_model_parallel_size", "world_size"))
     run = Run(tp=2, layers=[[1, 1, 1]], args=sizes)

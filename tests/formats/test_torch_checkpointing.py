@@ -214,6 +214,14 @@ def test_a_file_that_is_cut_is_listed_as_cut_and_the_others_are_not(folder, name
     assert lost == [(file, int(name[-1]), "cut")]
 
 
+@pytest.mark.parametrize("content", [b"[{", b""])
+def test_a_damaged_json_is_listed_once_and_as_damaged(content, st):
+    (st / "param_groups_1.json").write_bytes(content)
+    files = ckptools.open(st).files
+    assert [file.status for file in files if file.path.name == "param_groups_1.json"] == ["bad"]
+    assert [file.status for file in files if file.path.name == "param_groups_2.json"] == ["read"]
+
+
 def test_two_swapped_files_are_told_or_put_right(folder, tmp_path):
     one, other = next(folder.glob("model_0.*")), next(folder.glob("model_3.*"))
     first, second = one.read_bytes(), other.read_bytes()

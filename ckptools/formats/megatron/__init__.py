@@ -176,11 +176,11 @@ class _MegatronFolder:
         weights, extra = model.tree()
         optimizer = optimizers.tree()
         tree: dict[Any, Any] = {}
-        for key in dict.fromkeys(k for t in trees.values() for k in t):
-            if is_chunk(key):
+        for key in dict.fromkeys("model" if is_chunk(k) else k for t in trees.values() for k in t):
+            if key == "model":
                 chosen = choose_weights(weights, masters_of(optimizer), self.options.weights)
                 self.problems += chosen.problems
-                tree["model"] = model.with_tied_head(chosen.weights) if chosen.masters_taken else chosen.weights
+                tree[key] = model.with_tied_head(chosen.weights) if chosen.masters_taken else chosen.weights
             elif key == "optimizer":
                 tree[key] = optimizer
             elif key != "args":

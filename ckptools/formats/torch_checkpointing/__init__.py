@@ -212,8 +212,9 @@ class _ItemsFolder:
             lacking = items.check_against(tree, item, file.rank) if item else []
             return file.rank, tree, [*wrong, *lacking]
         if file.kind == "json":
+            content = read_json(file.path)
             self._add(file, file.path.stat().st_size)
-            return file.rank, read_json(file.path), []
+            return file.rank, content, []
         if file.kind != "pt":
             text = f"{file.path.name} holds bytes of which nothing is known"
             self.problems.append(Problem(Code.NOT_READ, text, file.rank, files=(file.path.name,)))
