@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ckptools.api.methods import ValueMethods
 from ckptools.api.python_words import in_python
 from ckptools.api.state_dict import RandomStates, RawTree, StateDict
+from ckptools.files.location import check_path, path_of
 from ckptools.model import checkpoint as checkpoint_data
 from ckptools.model.checkpoint import RankFile
 from ckptools.model.problems import Problem
@@ -20,7 +21,7 @@ from ckptools.tensor_io.threads import Progress
 from ckptools.training_state.sections import section_name
 
 if TYPE_CHECKING:
-    from ckptools.api.plots import CheckpointPlots
+    from ckptools.api.plots import CheckpointPlots, Difference
     from ckptools.contents.record import Keys, Shown
     from ckptools.formats.resolver import Resolver
     from ckptools.match.record import Match
@@ -220,6 +221,29 @@ class Checkpoint(ValueMethods, checkpoint_data.Checkpoint):
 
         return match(self._with_all_ranks(), to, Selection.given(filter, exclude, section))
 
+    @in_python
+    def diff(
+        self,
+        other: Checkpoint | str | Path,
+        *,
+        values: bool = False,
+        rtol: float | None = None,
+        atol: float | None = None,
+        every_byte: bool = False,
+        filter: str | Iterable[str] = (),
+        exclude: str | Iterable[str] = (),
+        section: str = "",
+        jobs: int | None = None,
+        progress: Progress | None = None,
+    ) -> Difference:
+        """Compare it with another, as `ckptools.diff(self, other)`, which says what the arguments are."""
+        from ckptools.api.plots import Difference, with_plots
+        from ckptools.diff.compare import Wanted, compare
+        from ckptools.keys.entries import Selection
+
+        wanted = Wanted(values, rtol, atol, every_byte, Selection.given(filter, exclude, section), jobs)
+        return with_plots(compare(self._with_all_ranks(), side_of(other), wanted, progress), Difference)
+
     @property
     def plot(self) -> CheckpointPlots:
         """Its pictures, such as `ck.plot.ranks()`, `ck.plot.layout(key)` and `ck.plot.heat("rms")`."""
@@ -248,6 +272,20 @@ class Checkpoint(ValueMethods, checkpoint_data.Checkpoint):
 
     def _repr_html_(self) -> str | None:
         return as_html(self)
+
+
+def side_of(side: Checkpoint | str | Path) -> checkpoint_data.Checkpoint | Path:
+    """A side of a comparison: a checkpoint with every rank's structure read, or the path of a file of digests."""
+    from ckptools.diff.digest_file import is_digest_file
+    from ckptools.formats.open import open_checkpoint
+    from ckptools.training_state import modules
+
+    if isinstance(side, Checkpoint):
+        return side._with_all_ranks()
+    check_path(side)
+    if side != "" and is_digest_file(path_of(side)):
+        return path_of(side)
+    return open_checkpoint(side, all_ranks=True, read_file=modules.read_file)
 
 
 def _with_states(optimizer: Optimizer) -> Optimizer:

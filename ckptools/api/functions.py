@@ -8,18 +8,17 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from ckptools.api.checkpoint import Checkpoint
+from ckptools.api.checkpoint import Checkpoint, side_of
 from ckptools.api.opening import open
 from ckptools.api.plots import Difference, with_plots
 from ckptools.api.python_words import in_python
-from ckptools.files.location import check_path, path_of
+from ckptools.files.location import check_path
 from ckptools.tensor_io.threads import Progress
 
 if TYPE_CHECKING:
     from ckptools.doctor.record import Diagnosis
     from ckptools.formats.options import Weights
     from ckptools.formats.shared.given import NamesFrom
-    from ckptools.model.checkpoint import Checkpoint as CheckpointData
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -100,15 +99,7 @@ def diff(
     from ckptools.keys.entries import Selection
 
     wanted = Wanted(values, rtol, atol, every_byte, Selection.given(filter, exclude, section), jobs)
-    return with_plots(compare(_side(a), _side(b), wanted, progress), Difference)
-
-
-def _side(side: Checkpoint | str | Path) -> CheckpointData | Path:
-    from ckptools.diff.digest_file import is_digest_file
-
-    if isinstance(side, (str, Path)) and side != "" and is_digest_file(path_of(side)):
-        return path_of(side)
-    return _opened(side)._with_all_ranks()
+    return with_plots(compare(side_of(a), side_of(b), wanted, progress), Difference)
 
 
 @in_python

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptools.api.array_methods import ArrayMethods, Transposed
-from ckptools.errors import NotWholeError
+from ckptools.errors import NotWholeError, UsageError
 from ckptools.model import tensor as tensor_data
 from ckptools.model.checkpoint import RankFile
 from ckptools.model.records import Rows, displayed
@@ -16,7 +16,7 @@ from ckptools.model.regions import Box
 from ckptools.model.tensor import UNLISTED, ItemShards, Shard, all_here
 from ckptools.model.tree import KeyPath, fqn_of
 from ckptools.model.values import Opaque
-from ckptools.text import clip_middle, few
+from ckptools.text import clip_middle, few, shape
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -93,6 +93,19 @@ class Tensor(ArrayMethods, tensor_data.Tensor):
 
         with self._naming_files():
             return read.to_numpy(self._with_box(Box.whole(self.shape)))
+
+    def item(self) -> bool | int | float | complex:
+        """Read the value of a tensor of one element, whatever its dimensions, as Python's number.
+
+        Raises:
+            NotWholeError, ReadError: as `load`.
+            UsageError: it has several elements, or none.
+        """
+        if self.numel != 1:
+            reason = f"item() is for a tensor of one element, and this one is {shape(self.shape)}; use .load()"
+            raise UsageError(self._called() or "tensor", reason)
+        value: bool | int | float | complex = self.load().item()
+        return value
 
     def dequantize(self) -> torch.Tensor:
         """Read the values of a quantized tensor as its class computes them; of any other, what `load` reads.

@@ -67,6 +67,17 @@ def test_a_checkpoint_that_is_not_whole_is_shown_and_that_is_said(tmp_path):
     assert done.stdout.splitlines()[1:] == run(FSDP / "rank0.pt").stdout.splitlines()[1:]
 
 
+def test_a_key_that_only_another_rank_has_is_found_where_all_ranks_are_asked_for(large_world, tmp_path):
+    for rank in range(3):
+        own = {"seen": 7} | ({"late": 1} if rank == 2 else {})
+        torch.save({"model": {"w": torch.ones(3)}, "sampler": own}, tmp_path / f"ckpt_rank{rank}.pt")
+    names = {}
+    for words in ((), ("--all-ranks",)):
+        lines = run(tmp_path / "ckpt_rank0.pt", "--jsonl", *words).stdout.splitlines()
+        names[words] = [json.loads(line)["name"] for line in lines]
+    assert names == {(): ["w", "sampler.seen"], ("--all-ranks",): ["w", "sampler.seen", "sampler.late"]}
+
+
 def test_a_stream_without_box_characters_gets_ascii():
     environment = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"}
     done = subprocess.run([*STARTED, "tree", str(FSDP)], capture_output=True, env=environment, check=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import shutil
 from collections import OrderedDict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,18 @@ def test_shards_of_four_ranks_are_the_same_as_what_was_consolidated_of_them(path
     found = ckptools.diff(ck, tmp_path / f"out.{suffix}", every_byte=True)
     assert (found.same, different(found)) == (True, set())
     assert found.a.layout != found.b.layout
+
+
+def test_a_checkpoint_compares_itself_as_the_function_compares_it(tmp_path):
+    a, b = (ckptools.open(saved(tmp_path / name, state(note=name))) for name in ("a.pt", "b.pt"))
+    expected = replace(ckptools.diff(a, b, values=True), seconds=0)
+    assert expected.same is False and replace(a.diff(b, values=True), seconds=0) == expected
+    assert replace(a.diff(b.path, values=True), seconds=0) == expected
+    b.write_digests(tmp_path / "b.json")
+    assert a.diff(tmp_path / "b.json").same is False and a.diff(a, every_byte=True).same is True
+    assert inspect.signature(ckptools.diff).parameters.keys() - {"a", "b"} == (
+        inspect.signature(ckptools.Checkpoint.diff).parameters.keys() - {"self", "other"}
+    )
 
 
 def test_the_universal_form_of_a_deepspeed_checkpoint_is_the_same_state():

@@ -78,6 +78,22 @@ def test_numpy_asked_for_a_scalar_gets_one(numbers):
     assert np.asarray(whole(numbers, (), (), 7)).item() == 7.0
 
 
+@pytest.mark.parametrize("value", [True, 7, 0.5, 1 + 2j], ids=str)
+@pytest.mark.parametrize("dims", [0, 1, 2])
+def test_the_only_element_of_a_tensor_is_pythons_number(tmp_path, value, dims):
+    torch.save({"w": torch.tensor(value).reshape((1,) * dims)}, tmp_path / "m.pt")
+    item = ckptools.open(tmp_path / "m.pt").model["w"].item()
+    assert item == value and type(item) is type(value)
+
+
+@pytest.mark.parametrize("sizes", [(2,), (1, 3), (0,)])
+def test_a_tensor_of_several_elements_or_none_is_no_number(tmp_path, sizes):
+    torch.save({"w": torch.ones(sizes), "v": torch.ones(1)}, tmp_path / "m.pt")
+    with pytest.raises(UsageError, match=r"^w: item\(\) is for a tensor of one element") as error:
+        ckptools.open(tmp_path / "m.pt").model["w"].item()
+    assert "\n" not in str(error.value) and str(list(sizes)) in str(error.value)
+
+
 def test_an_index_beyond_the_end_raises_so_that_a_loop_over_rows_ends(numbers):
     tensor = whole(numbers, (3, 2), (2, 1))
     for index in (3, -4, (0, 2), (2, -3)):

@@ -13,7 +13,7 @@ from ckptools.errors import UsageError
 from ckptools.option import option
 
 if TYPE_CHECKING:
-    from ckptools.cli.arguments import CheckpointPaths, Private
+    from ckptools.cli.arguments import AllRanks, CheckpointPaths, Private
     from ckptools.contents.record import Keys
     from ckptools.display.tables import Screen
 
@@ -29,6 +29,7 @@ class TreeOptions:
 def tree(
     paths: CheckpointPaths,
     drawing: TreeOptions,
+    all_ranks: AllRanks = False,
     private: Private = False,
     *,
     selection: SelectionOptions,
@@ -39,7 +40,7 @@ def tree(
     """Show every key: shape, dtype, size and layout, or its value.
 
     Layers are folded into one line (blocks.{0..23}) where they have the same keys of the same shape, dtype and layout.
-    Reads the structure of one rank, and of the others only if that is not enough; no tensor values.
+    Reads the structure of one rank, and of the others only if that is not enough or with --all-ranks; no tensor values.
 
     Exit code: 0 shown, 2 usage (also a section that is not there), 3 unreadable.
     """
@@ -48,7 +49,7 @@ def tree(
     if drawing.depth is not None and drawing.depth < 1:
         raise UsageError(None, f"--depth {drawing.depth}: the sections are level 1, so that 1 is the least")
     with answered_in_json(form.json, "ckptools/tree/1", "whole", paths):
-        checkpoint = opened(paths, opening, all_ranks=False)
+        checkpoint = opened(paths, opening, all_ranks)
         keys = keys_of(checkpoint, selection.selection, private)
     limited = replace(rows, limit=None) if form.is_text else rows
     keys = replace(keys, rows=arranged(keys.rows, limited))
