@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ckptools.cli.printing import Ending
-from ckptools.cli.start import COMMANDS, HELP, function_of, start
+from ckptools.cli.start import COMMANDS, GROUPS, HELP, function_of, start
 
 if TYPE_CHECKING:
     import typer
@@ -40,4 +40,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'ckptools.cli' has no attribute {name!r}")
     from ckptools.cli.program import program
 
-    return globals().setdefault("app", program(HELP, map(function_of, COMMANDS)))
+    return globals().setdefault("app", program(HELP, map(function_of, COMMANDS), GROUPS))

@@ -5,23 +5,42 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import Field, fields, is_dataclass
 from typing import Annotated, Any, get_type_hints
 
 import typer
+import typer.core
 
 from ckptools._version import __version__
 from ckptools.cli import arguments
 from ckptools.cli.printing import show
 from ckptools.cli.running import one_line_errors
 from ckptools.cli.shared_options import OutputOptions, records_of, spellings
+from ckptools.model.records import grouped
+
+MAX_HELP = 200
+"""Characters of the summary of a command; its first line is shorter."""
 
 
-def program(help: str, functions: Iterable[Callable[..., None]]) -> typer.Typer:
-    """Return the command line with these commands, each called as its function."""
+class GroupedCommands(typer.core.TyperGroup):
+    """Lists commands by their `rich_help_panel`, each under its heading, which typer does with rich alone."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the groups in the order of their first commands, with all summaries below each other."""
+        width = max(map(len, self.commands))
+        listed: Iterable[tuple[str, Any]] = self.commands.items()
+        for title, commands in grouped(listed, lambda item: item[1].rich_help_panel).items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), made.get_short_help_str(MAX_HELP)) for name, made in commands])
+
+
+def program(help: str, functions: Iterable[Callable[..., None]], groups: Mapping[str, Iterable[str]]) -> typer.Typer:
+    """Return the command line with these commands, each called as its function; `groups` has the names in each."""
+    panels = {name: title for title, names in groups.items() for name in names}
     made = typer.Typer(
         name="ckptools",
+        cls=GroupedCommands,
         help=help,
         no_args_is_help=True,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -30,7 +49,8 @@ def program(help: str, functions: Iterable[Callable[..., None]]) -> typer.Typer:
     )
     made.callback()(_before_any)  # without it, a single command would not be called by its name
     for function in functions:
-        made.command(no_args_is_help=function.__name__ != "formats")(_flattened(function))
+        name = function.__name__
+        made.command(no_args_is_help=name != "formats", rich_help_panel=panels[name])(_flattened(function))
     return made
 
 

@@ -14,24 +14,36 @@ from typing import Any
 
 from ckptools.cli.printing import remark, show
 
-COMMANDS: dict[str, tuple[str, str]] = {
-    "inspect": ("Show what a checkpoint is, and whether it is whole.", "paths*"),
-    "doctor": ("Answer the first questions about a checkpoint in one go.", "paths*"),
-    "ls": ("List a run's checkpoints, and the newest that is whole.", "folder"),
-    "tree": ("Show every key: shape, dtype, size and layout, or its value.", "paths*"),
-    "show": ("Show a value in full, or a tensor with its shards.", "path keys*"),
-    "verify": ("Check that a checkpoint is whole, unharmed and coherent.", "paths*"),
-    "match": ("Say why a checkpoint does not load into a model.", ""),
-    "stats": ("Show what the values are like: rms, norm, extremes, NaN.", "paths*"),
-    "diff": ("Show what differs between two checkpoints.", "a b"),
-    "report": ("Write a page of HTML about a checkpoint, to mail or keep.", ""),
-    "consolidate": ("Write full tensors into a .pt, .safetensors or DCP.", ""),
-    "create": ("Train a small transformer and save a real checkpoint.", ""),
-    "shell": ("Open a Python prompt with a checkpoint opened.", ""),
-    "formats": ("List the formats that are read and written.", ""),
+GROUPS: dict[str, dict[str, tuple[str, str]]] = {
+    "Look": {
+        "inspect": ("Show what a checkpoint is, and whether it is whole.", "paths*"),
+        "doctor": ("Answer the first questions about a checkpoint in one go.", "paths*"),
+        "ls": ("List a run's checkpoints, and the newest that is whole.", "folder"),
+        "tree": ("Show every key: shape, dtype, size and layout, or its value.", "paths*"),
+        "show": ("Show a value in full, or a tensor with its shards.", "path keys*"),
+    },
+    "Check": {
+        "verify": ("Check that a checkpoint is whole, unharmed and coherent.", "paths*"),
+        "stats": ("Show what the values are like: rms, norm, extremes, NaN.", "paths*"),
+    },
+    "Compare": {
+        "diff": ("Show what differs between two checkpoints.", "a b"),
+        "match": ("Say why a checkpoint does not load into a model.", ""),
+    },
+    "Write": {
+        "consolidate": ("Write full tensors into a .pt, .safetensors or DCP.", ""),
+        "report": ("Write a page of HTML about a checkpoint, to mail or keep.", ""),
+    },
+    "Learn": {
+        "create": ("Train a small transformer and save a real checkpoint.", ""),
+        "shell": ("Open a Python prompt with a checkpoint opened.", ""),
+        "formats": ("List the formats that are read and written.", ""),
+    },
 }
-"""Every command, in the order in which `--help` has them: the first line of its docstring, and the parameters that it
-takes by position, `*` behind one that repeats, or "" to leave them to typer."""
+"""Every command by what it is for, in the order in which `--help` has them: the first line of its docstring, and the
+parameters that it takes by position, `*` behind one that repeats, or "" to leave them to typer."""
+
+COMMANDS = {name: known for group in GROUPS.values() for name, known in group.items()}
 
 USAGE_EXIT = 2
 HELP = "Open, check and consolidate distributed PyTorch checkpoints offline."
@@ -48,7 +60,6 @@ Options:
                         customize the installation.
   -h, --help            Show this message and exit.
 
-Commands:
 {}"""
 
 
@@ -65,7 +76,7 @@ def start(words: Sequence[str]) -> None:
     if given is None:
         from ckptools.cli.program import program
 
-        program(HELP, map(function_of, [name] if name in COMMANDS else COMMANDS))()
+        program(HELP, map(function_of, [name] if name in COMMANDS else COMMANDS), GROUPS)()
     else:
         from ckptools.cli.running import one_line_errors
 
@@ -110,5 +121,8 @@ def _overview() -> str:
     main = sys.modules["__main__"]
     program = f"python -m {main.__package__}" if main.__package__ else os.path.basename(sys.argv[0])  # noqa: PTH119
     width = max(map(len, COMMANDS))
-    listed = "\n".join(f"  {name:{width}}  {summary}" for name, (summary, _) in COMMANDS.items())
-    return OVERVIEW.format(program, HELP, listed)
+    groups = [
+        "\n".join([f"{title}:", *(f"  {name:{width}}  {summary}" for name, (summary, _) in commands.items())])
+        for title, commands in GROUPS.items()
+    ]
+    return OVERVIEW.format(program, HELP, "\n\n".join(groups))

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from ckptools._version import __version__
 from ckptools.cli import app
 from ckptools.cli.program import program
-from ckptools.cli.start import COMMANDS, HELP, function_of, plain_arguments
+from ckptools.cli.start import COMMANDS, GROUPS, HELP, function_of, plain_arguments
 from ckptools.model.problems import Code
 from tests.truth import FIXTURES
 
@@ -172,6 +172,14 @@ def test_the_list_of_commands_is_what_typer_prints(arguments, columns):
     assert (ours.returncode, ours.stdout, ours.stderr) == (typers.exit_code, typers.stdout, typers.stderr)
 
 
+@pytest.mark.parametrize("columns", ["50", "80"])
+def test_commands_are_listed_by_what_they_are_for_on_any_terminal(columns):
+    blocks = process("--help", COLUMNS=columns).stdout.split("\n\n")[-len(GROUPS) :]
+    assert [block.splitlines()[0] for block in blocks] == ["Look:", "Check:", "Compare:", "Write:", "Learn:"]
+    listed = [re.findall(r"^  ([a-z]+)  ", block, re.MULTILINE) for block in blocks]
+    assert listed == [list(commands) for commands in GROUPS.values()]
+
+
 def test_the_list_of_commands_fits_a_narrow_terminal():
     assert max(map(len, process("--help", COLUMNS="50").stdout.splitlines())) <= 50
 
@@ -195,7 +203,7 @@ def test_paths_and_flags_mean_what_typer_takes_them_for(name, arguments, monkeyp
     taken: list[dict[str, object]] = []
     noting = lambda function: functools.wraps(function)(lambda **given: taken.append(given))  # noqa: E731
     monkeypatch.setattr("ckptools.cli.program.one_line_errors", noting)
-    program(HELP, [function_of(name)])([name, *arguments], standalone_mode=False)
+    program(HELP, [function_of(name)], GROUPS)([name, *arguments], standalone_mode=False)
     plain = plain_arguments(name, arguments)
     defaults = {name: value for name, value in taken[0].items() if name not in (plain or {})}
     assert plain is not None and {**defaults, **plain} == taken[0]
