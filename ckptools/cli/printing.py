@@ -121,9 +121,9 @@ ROWS = 40
 """Rows of a table on a terminal."""
 
 
-def screen() -> Screen:
-    """Cut to the terminal, and not at all in a pipe."""
-    if not sys.stdout.isatty():
+def screen(stream: TextIO | None = None) -> Screen:
+    """Cut to the terminal that a stream leads to, stdout where none is given, and not at all in a pipe."""
+    if not (stream or sys.stdout).isatty():
         return PIPE
     import shutil
 

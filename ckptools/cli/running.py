@@ -13,16 +13,13 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from ckptools.cli.printing import Ending, Printing, discard_stdout, remark, say
+from ckptools.cli.printing import Ending, Printing, discard_stdout, remark, say, screen
 from ckptools.cli.shared_options import OutputOptions, call, fill
 from ckptools.errors import CkptoolsError
 from ckptools.text import clip_middle, duration, size
 
 BUG_EXIT = 70
 INTERRUPTED_EXIT = 130
-
-MAX_PROBLEMS = 20
-"""Lines of an error that has many reasons."""
 
 MAX_LINE = 1000
 """Characters of a line of an error; names from files have any number."""
@@ -62,17 +59,18 @@ def one_line_errors(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _say_error(error: CkptoolsError) -> None:
-    """Print an error, whose own line has its first problem, and lines about the others.
+    """Print an error in a line, and below it the causes behind its problems.
 
     The middle goes of what is too long: a line begins with the file and ends with what to do.
     """
-    say(f"error: {clip_middle(str(error), MAX_LINE)}")
-    problems = getattr(error, "problems", ())[1:]
+    said = clip_middle(str(error), MAX_LINE)
+    say(f"error: {said}")
+    problems = getattr(error, "problems", ())
     if problems:
         from ckptools.display.lines import error_lines
 
-        for line in error_lines(problems)[: MAX_PROBLEMS - 1]:
-            say(f"       {clip_middle(line, MAX_LINE)}")
+        for line in error_lines(problems, said, screen(sys.stderr)):
+            say(line)
 
 
 def _say_bug(error: Exception) -> None:

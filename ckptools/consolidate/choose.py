@@ -10,9 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ckptools.consolidate.picking import FILLS, LEFT_OUT, Picking
 from ckptools.consolidate.provenance import NOT_SAVED
 from ckptools.consolidate.writers.layout import OutputContents
+from ckptools.display.lines import cause_words
 from ckptools.errors import NotWholeError, RefusedError, UsageError
 from ckptools.files.opening import OpenFiles
 from ckptools.formats.shared.merge import empty_like
+from ckptools.model.causes import FATES, Cause, causes_of, consequences_of
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
@@ -63,8 +65,9 @@ def select(
     picking.ranks.expect(tensors_of(sections.values()))
     trees = {name: picking.copy(s.value, s.path, (name,) if name else ()) for name, s in sections.items()}
     if picking.problems:
-        unreadable = [p for p in errors if p.kind is Code.FILE_UNREADABLE]  # they cause gaps but are not damaged
-        problems = list(dict.fromkeys([*unreadable, *picking.problems]))
+        gaps = any(p.kind.lacks == "elements" for p in picking.problems)
+        lost = [p for p in errors if p.kind is Code.FILE_UNREADABLE or (gaps and p.kind.lacks == "file")]
+        problems = list(dict.fromkeys([*lost, *picking.problems]))
         raise NotWholeError(checkpoint.path, _summary(checkpoint, problems), problems)
     contents, parts = picking.contents, list(sections.values())
     if any(t is LEFT_OUT for t in trees.values()):
@@ -182,10 +185,18 @@ def check_files(checkpoint: Checkpoint, part: str, files: OpenFiles) -> None:
 
 
 def _summary(checkpoint: Checkpoint, problems: Sequence[Problem]) -> str:
-    """Summarize in one line: the verdict, the first problem, the number of others, and what to do."""
+    """Summarize in one line: the verdict, the first cause but lost ranks that it names, what follows, what to do."""
     verdict = verdict_of(checkpoint)
-    cause = f"{verdict.headline}; " if verdict.level == "bad" or verdict.joinable is False else "not whole: "
-    more = and_others(len(problems) - 1)
+    named = verdict.headline if verdict.level == "bad" or verdict.joinable is False else ""
+    others = [cause for cause in causes_of(problems) if not _names_lost_ranks(named, cause)]
+    first = f"{others[0].code}  {cause_words(others[0])}{and_others(len(others) - 1)}" if others else ""
+    following = ", ".join(one.text for one in consequences_of(problems))
     gaps_only = all(p.kind.lacks != "nothing" for p in problems)
-    way = "; --allow-missing writes what is whole" if gaps_only else ""
-    return f"{cause}{printable(str(problems[0]))}{more}{way}"
+    way = "--allow-missing writes what is whole" if gaps_only else ""
+    return "; ".join(filter(None, (named, first if named else f"not whole: {first}", following, way)))
+
+
+def _names_lost_ranks(headline: str, cause: Cause) -> bool:
+    """Whether a headline says all there is to a cause: `ranks 1, 3 missing`; the name of a file of no rank is more."""
+    lost = {kind.code for kind in FATES}
+    return cause.code in lost and cause.text.startswith("rank") and cause.text in headline

@@ -8,10 +8,9 @@ from typing import Any
 
 from ckptools.display.tables import PIPE, Screen, wrapped
 from ckptools.dtypes import short
-from ckptools.model.causes import Cause, Consequence, where_of
+from ckptools.model.causes import Cause, Consequence, causes_of, consequences_of
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Problem
-from ckptools.model.records import grouped
 from ckptools.model.tensor import Tensor
 from ckptools.model.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, TorchName, scalar
 from ckptools.text import MAX_BITS, clip, clip_middle, number, plural, printable, shape, size
@@ -74,10 +73,12 @@ def cause_words(cause: Cause) -> str:
     return ": ".join(filter(None, (cause.where, cause.what)))
 
 
-def error_lines(problems: Iterable[Problem]) -> list[str]:
-    """A line for each problem; those that say the same word for word, of several tensors or ranks, share one."""
-    groups = grouped(problems, lambda problem: (problem.code, problem.severity, problem.message)).values()
-    return [str(g[0]) if len(g) == 1 else "  ".join([g[0].code, where_of(g), g[0].message]) for g in groups]
+def error_lines(problems: Sequence[Problem], said: str, screen: Screen = PIPE) -> list[str]:
+    """The causes behind the problems of an error; of one that its own line has `said`, the way out alone."""
+    causes = causes_of(problems, ("error", "warning", "note"))
+    lines = cause_lines(causes, consequences_of(problems), screen, screen.rows)
+    alone = len(causes) == 1 and printable(cause_words(causes[0])) in printable(said)
+    return wrapped(WAYS_OUT, causes[0].remedy, screen) if alone and causes[0].remedy else [] if alone else lines
 
 
 def described(value: Any) -> str | None:

@@ -28,7 +28,8 @@ class CheckpointRow:
         ranks: ranks whose files are here and not cut.
         whole: None if no problem was seen but not every file was read.
         verdict: the headline of `inspect`, or of `verify` if it was verified.
-        why: the first problems with their codes, and the number of others; "" if there are none.
+        why: the first causes with their codes, and the number of others; "" if there are none.
+        remedy: the way out of the first cause; "" where there is none or none is known.
         codes: codes of all errors and warnings.
         looked_into: how far it was read.
         saved: time of its last file, in UTC: `2026-11-20T01:42:07Z`; None without files.
@@ -59,6 +60,7 @@ class CheckpointRow:
     recoverable: bool | None = None
     joinable: bool | None = None
     depth: Depth = "nothing"
+    remedy: str = ""
 
     def _summary(self) -> str:
         step = "" if self.step is None else f"step {self.step}, "

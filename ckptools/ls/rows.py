@@ -11,11 +11,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal
 
+from ckptools.display.lines import cause_words
 from ckptools.errors import CkptoolsError
 from ckptools.files.location import path_of
 from ckptools.ls.record import CheckpointRow, LeftOverRow, LookedInto, seconds_of
 from ckptools.ls.search import Opened
-from ckptools.model.causes import causes_of, without_consequences
+from ckptools.model.causes import causes_of
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Problem
 from ckptools.model.verdict import Verdict
@@ -25,7 +26,7 @@ from ckptools.training_state.steps import step_in
 from ckptools.verify.run import unreadable, verify
 
 MOST = 3
-"""At most this many problems of a checkpoint are written out in its row."""
+"""At most this many causes of a checkpoint are written out in its row."""
 
 JUST_NOW = 120.0
 """A checkpoint that is not whole may still be written if its last write was less than this many seconds ago."""
@@ -65,7 +66,7 @@ def _opened(name: str, path: Path, found: Opened) -> CheckpointRow:
 def judged(row: CheckpointRow, verdict: Verdict, problems: Iterable[Problem], looked_into: LookedInto) -> CheckpointRow:
     """Add the verdict on its checkpoint to a row; `looked_into` is the command that finds the same."""
     doubtful = [problem for problem in problems if problem.severity != "note"]
-    errors = [problem for problem in without_consequences(doubtful) if problem.severity == "error"]
+    causes = causes_of(doubtful, ("error",))
     return replace(
         row,
         whole=verdict.whole,
@@ -73,7 +74,8 @@ def judged(row: CheckpointRow, verdict: Verdict, problems: Iterable[Problem], lo
         joinable=verdict.joinable,
         depth=verdict.depth,
         verdict=verdict.headline,
-        why="; ".join(map(str, errors[:MOST])) + and_others(len(errors) - MOST),
+        why="; ".join(f"{cause.code} {cause_words(cause)}" for cause in causes[:MOST]) + and_others(len(causes) - MOST),
+        remedy=causes[0].remedy if causes else "",
         codes=tuple(dict.fromkeys(problem.code for problem in doubtful)),
         looked_into=looked_into,
     )

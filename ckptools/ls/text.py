@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ckptools.display.lines import MAX_LINE
+from ckptools.display.lines import MAX_LINE, WAYS_OUT
 from ckptools.display.tables import PIPE, Column, Screen, table, wrapped
 from ckptools.ls.record import CheckpointRow, LeftOverRow, RunFolder, seconds_of
 from ckptools.model.records import Rows
@@ -106,13 +106,19 @@ def _shown(text: str) -> str:
 
 
 def _details(rows: Rows[CheckpointRow], screen: Screen) -> list[str]:
-    """The problems of each checkpoint that is not whole."""
+    """The causes of each checkpoint that is not whole, with the way out of the first."""
     wrong = [row for row in rows if row.why or row.notes]
     kept = wrong if screen.rows is None else wrong[:MAX_DETAILS]
-    texts = [(f"  {clip_middle(called(row), 60)}: ", text) for row in kept for text in (row.why, *row.notes) if text]
-    lines = [line for first, text in texts for line in wrapped(first, _shown(text), screen)]
+    lines = [line for row in kept for line in _wrong_lines(row, screen)]
     left = len(wrong) - len(kept)
     return [*lines, f"  of {left} more when piped"] if left else lines
+
+
+def _wrong_lines(row: CheckpointRow, screen: Screen) -> Iterator[str]:
+    first = f"  {clip_middle(called(row), 60)}: "
+    for start, text in ((first, row.why), (WAYS_OUT, row.remedy), *((first, note) for note in row.notes)):
+        if text:
+            yield from wrapped(start, _shown(text), screen)
 
 
 def _trackers(run: RunFolder, screen: Screen) -> Iterator[str]:
@@ -156,7 +162,7 @@ def run_folder_html(run: RunFolder) -> str:
     page = Page(DICTS)
     page.line(headline(run), "bad" if run.newest_whole is None and run.checkpoints else "")
     page.table(plural(len(run.rows), "checkpoint"), COLUMNS, all_cells(run), opened=True)
-    wrong = [(row.name, text) for row in run.rows for text in (row.why, *row.notes) if text]
+    wrong = [(row.name, text) for row in run.rows for text in (row.why, row.remedy, *row.notes) if text]
     if wrong:
         page.table("what is wrong with them", WRONG_COLUMNS, wrong, opened=True)
     for tracker in run.trackers:

@@ -161,7 +161,7 @@ def test_another_copy_of_the_model_that_differs_between_ranks_is_refused_and_fai
     usual, odd = COPIES[kind]
     run(None, name, usual)
     folder = run(2, name, odd)
-    with pytest.raises(NotWholeError, match=f"CK105  rank 2  {name}.*prefer_rank"):
+    with pytest.raises(NotWholeError, match=f"CK105  rank 2, {name}.*prefer_rank"):
         ckptools.consolidate(folder, tmp_path / "all.pt")
     found = ckptools.verify(folder)
     assert not found.ok and {(p.code, p.rank) for p in found.problems} == {("CK105", 2)}

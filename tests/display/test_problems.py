@@ -11,10 +11,25 @@ def lines(*problems, screen=None, most=None):
     return cause_lines(causes_of(problems), consequences_of(problems), screen or Screen(), most)
 
 
-def test_a_problem_alone_is_told_as_it_is_and_the_same_of_several_ranks_once():
-    cut = Problem(Code.FILE_CUT, "cut", 7, "model.w", "error")
-    equal = [Problem(Code.FILE_MISSING, "not here", rank) for rank in (1, 2, 3)]
-    assert error_lines([cut, *equal]) == [str(cut), "CK001  ranks 1..3  not here"]
+def test_an_error_over_63_missing_ranks_is_one_line_with_its_way_out():
+    gaps = [Problem(Code.TENSOR_GAP, f"gap [{n}:9]", n, f"w{n}") for n in range(1, 64)]
+    assert error_lines([*missing(*range(1, 64)), *gaps], "NOT WHOLE: ranks 1..63 missing") == [
+        "  CK001  ranks 1..63: no file ep0-ba12000-rankR.pt",
+        "         put the files of ranks 1..63 beside the others; --allow-missing writes what is here",
+        "         -> 63 tensors have gaps",
+    ]
+
+
+def test_an_error_whose_line_says_the_only_cause_goes_on_with_the_way_out_alone():
+    nan = Problem(Code.NOT_FINITE, "1 NaN", None, "w")
+    assert error_lines([nan], "m.pt: CK201  w: 1 NaN") == ["         go back to an earlier checkpoint"]
+    assert error_lines([nan], "m.pt: not whole") == ["  CK201  w: 1 NaN", "         go back to an earlier checkpoint"]
+    assert error_lines([nan, *missing(1)], "m.pt: CK201  w: 1 NaN")[0].startswith("  CK001  rank 1: ")
+
+
+def test_an_error_on_a_terminal_counts_the_causes_that_it_does_not_show():
+    found = [Problem(Code.NOT_FINITE, "1 NaN", None, "w"), Problem(Code.PARAM_GROUPS, "x", None, "w")]
+    assert error_lines(found, "", Screen(80, 1))[-1] == "  1 more cause; all of them when piped, as in | less"
 
 
 def test_a_cause_comes_with_the_way_out_and_what_follows_stands_once_below_the_last_lost_file():

@@ -170,7 +170,7 @@ def test_a_missing_data_file_is_a_gap(sample, tmp_path):
     (sample / "iter_0000005" / "__2_0.distcp").unlink()
     ck = ckptools.open(sample)
     assert ck.problems[0].code == "CK001" and {p.rank for p in ck.problems if p.severity == "error"} == {2}
-    with pytest.raises(NotWholeError, match="NOT WHOLE: rank 2 missing; CK101  rank 2  "):
+    with pytest.raises(NotWholeError, match=r"NOT WHOLE: rank 2 missing; \d+ tensors have gaps; "):
         ck.consolidate(tmp_path / "m.safetensors")
 
 

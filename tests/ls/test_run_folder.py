@@ -177,11 +177,20 @@ def test_the_step_of_what_cannot_be_opened_is_that_of_its_folder(tmp_path):
 
 def test_of_many_problems_the_first_are_written_out_and_the_others_are_counted(run):
     row = ckptools.checkpoints_in(run).rows[0]
-    problems = [Problem(Code.FILE_MISSING, f"no file rank{n}.pt", n) for n in range(5)]
+    kinds = (Code.FILE_MISSING, Code.FILE_CUT, Code.MIXED_SAVES, Code.TENSOR_OVERLAP, Code.LAYOUT_DISAGREES)
+    problems = [Problem(kind, f"odd {kind.code}", n, severity="error") for n, kind in enumerate(kinds)]
     verdict = Verdict(False, None, None, "nothing", "", causes_of(problems))
     made = judged(row, verdict, [*problems, Problem(Code.UNSAFE_NAME, "names eval", severity="note")], "verify")
-    assert "no file rank2.pt" in made.why and made.why.endswith("(and 2 more)") and "rank3" not in made.why
-    assert made.codes == ("CK001",) and made.looked_into == "verify"
+    assert "CK001 rank 0: odd CK001" in made.why and made.why.endswith("(and 2 more)") and made.why.count("odd") == 3
+    assert set(made.codes) == {kind.code for kind in kinds} and made.looked_into == "verify"
+
+
+def test_many_missing_ranks_are_one_cause_of_a_row_with_its_way_out(run):
+    problems = [Problem(Code.FILE_MISSING, f"no file rank{n}.pt", n) for n in range(1, 64)]
+    verdict = Verdict(False, None, None, "nothing", "", causes_of(problems))
+    made = judged(ckptools.checkpoints_in(run).rows[0], verdict, problems, "verify")
+    assert made.why == "CK001 ranks 1..63: no file rankR.pt"
+    assert made.remedy.startswith("put the files of ranks 1..63 beside the others")
 
 
 def test_the_step_is_what_the_files_say_and_a_name_that_tells_another_is_told(run):

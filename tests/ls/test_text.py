@@ -12,8 +12,8 @@ from ckptools.model.records import Rows
 SAVED = "2025-11-20T01:42:07Z"
 ROWS = (
     CheckpointRow("s4", "run/s4", "dcp", 4, ranks=3, world_size=4, files=4, bytes=2048, whole=False,
-                  verdict="NOT WHOLE: rank 3 missing", why="CK001 rank 3", codes=("CK001",), looked_into="verify",
-                  saved=SAVED, being_written=True, notes=("odd",)),
+                  verdict="NOT WHOLE: rank 3 missing", why="CK001 rank 3", remedy="put it back", codes=("CK001",),
+                  looked_into="verify", saved=SAVED, being_written=True, notes=("odd",)),
     CheckpointRow("s3", "run/s3", "dcp", 3, False, 4, 4, 4, 4096, True, "whole", looked_into="verify --deep",
                   newest_whole=True),
     CheckpointRow("s2.pt", "run/s2.pt", "torch_file", 2, files=1, bytes=10, whole=True, verdict="whole",
@@ -58,10 +58,11 @@ def test_below_the_table_are_problems_trackers_and_what_is_left_over():
     found = run_folder_text(run(trackers=Rows(TRACKERS), left_over=Rows(LEFT), notes=("one", "two")))
     text = re.sub(r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d", "TIME", found)
     assert text.splitlines()[0] == "7 checkpoints in run; newest whole: step 3, s3"
-    assert text.splitlines()[-11:] == [
+    assert text.splitlines()[-12:] == [
         "2 more (--limit 0: all of them)",
         "",
         "  step 4, s4: CK001 rank 3",
+        "         put it back",
         "  step 4, s4: odd",
         "  bad: is cut short",
         "  tracker latest: names step 4; the newest whole one is step 3",
