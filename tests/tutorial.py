@@ -24,10 +24,11 @@ MASKS = (
     (r"\b[0-9a-f]{8}\b", "CHECKSUM"),
     (r"(?<= )\d{4,6}(?= CHECKSUM)", "OFFSET"),
     (r"\b\d{6} bytes", "SIZE"),
+    (r"\b0:00:\d\d\.\d+", "DURATION"),
     (r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) \.\. (\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d", r"\1"),
 )
-"""Beside those of documents: checksums of trained weights, where a record lies, sizes that times make longer,
-and whether files were written within a second."""
+"""Beside those of documents: checksums of trained weights, where a record lies, sizes that times make longer, how long
+steps took, and whether files were written within a second."""
 
 
 def executed(folder: Path) -> nbformat.NotebookNode:
