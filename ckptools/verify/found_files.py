@@ -53,15 +53,15 @@ def one_save(ck: Checkpoint) -> Check:
     """Whether sizes, times and steps of the files are consistent with one save."""
     here = [f for f in ck.files if f.is_here]
     sizes = sorted({f.nbytes for f in here})
+    ends = dict.fromkeys(map(size, (*sizes[:1], *sizes[-1:])))
     times = [f.modified for f in ck.files if f.modified]
     apart = max(times) - min(times) if times else 0.0
     problems = [p for p in ck.problems if p.kind in ONE_SAVE]
     if apart > FAR_APART:
         text = f"files were written {apart / 3600:.1f} hours apart; they may be of two saves, or copied one by one"
         problems.append(Problem(Code.MIXED_SAVES, text, severity="warning"))
-    span = f"{size(sizes[0])} to {size(sizes[-1])}" if len(sizes) > 1 else size(sizes[0]) if sizes else "no size"
     within = f", written within {duration(apart)}" if apart >= 1 else ""
-    return judged("one save", problems, f"{plural(len(here), 'file')} of {span}{within}")
+    return judged("one save", problems, f"{plural(len(here), 'file')} of {' to '.join(ends) or 'no size'}{within}")
 
 
 def _left_over(ck: Checkpoint) -> Iterator[Problem]:

@@ -21,6 +21,7 @@ from ckptools.display.tables import Screen
 from ckptools.errors import UsageError
 from ckptools.keys import random_states
 from ckptools.model.records import Rows
+from ckptools.verify.found_files import one_save
 from ckptools.verify.record import Check, Verification
 from ckptools.verify.stored_bytes import bytes_to_read
 from ckptools.verify.text import summary, verification_text
@@ -388,6 +389,12 @@ def test_files_written_hours_apart_are_warned_of(tmp_path):
         os.utime(folder / f"rank{rank}.pt", (now - ago, now - ago))
     (problem,) = check(ckptools.verify(folder), "one save").problems
     assert (problem.code, problem.severity) == ("CK006", "warning") and "3.0 hours apart" in problem.message
+
+
+def test_sizes_of_files_that_are_the_same_in_words_are_written_once():
+    ck = ckptools.open(FIXTURES / "torch2.4.1-fsdp2-w3", all_ranks=True)
+    same = replace(ck, files=tuple(f._replace(nbytes=1 << 20 | n, modified=0.0) for n, f in enumerate(ck.files)))
+    assert one_save(same).detail == "3 files of 1.0 MiB"
 
 
 def test_a_name_and_a_content_of_other_steps_are_warned_of(tmp_path):
