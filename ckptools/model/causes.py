@@ -194,9 +194,10 @@ def _fact(problem: Problem) -> str:
 
 def _cause(kind: Code, severity: Severity, group: Sequence[Problem]) -> Cause:
     ranks = {rank for p in group for rank in p.all_ranks}
-    files = f"the file{'s' if len(ranks) > 1 else ''} of {named_ranks(ranks)}" if ranks else "the file"
+    several = len(ranks or {name for p in group for name in p.files}) > 1
+    files = f"the file{'s' if several else ''}" + (f" of {named_ranks(ranks)}" if ranks else "")
     remedy = REMEDIES.get(kind, "").replace("{files}", files)
-    remedy = remedy.replace("where it was saved", "where they were saved") if len(ranks) > 1 else remedy
+    remedy = remedy.replace("where it was saved", "where they were saved") if several else remedy
     return Cause(kind.code, severity, _words(kind, group), len(group), remedy, where_of(group), _what(group))
 
 

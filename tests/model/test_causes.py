@@ -40,6 +40,18 @@ def test_a_letter_stands_for_the_rank_only_where_that_gives_every_name(names, sh
     assert said(*lost) == [("ranks 0, 1, 12", shown)]
 
 
+@pytest.mark.parametrize(
+    ("names", "copied"),
+    [
+        (("a.pt",), "the file again from where it was saved"),
+        (("a.pt", "b.pt"), "the files again from where they were saved"),
+    ],
+)
+def test_the_way_out_counts_files_of_no_rank(names, copied):
+    (cause,) = causes_of([Problem(Code.NEVER_WRITTEN, "take no space on the disk", files=names)])
+    assert cause.remedy.startswith(f"copy {copied};")
+
+
 def test_one_missing_rank_keeps_its_words():
     assert said(*missing(201)) == [("rank 201", "no file ep0-ba12000-rank201.pt")]
 
