@@ -64,6 +64,8 @@ OPTIMIZER = re.compile(
 )
 MAX_RANKS = 1 << 12
 MAX_PIECES = 1 << 12
+MAX_DEPTH = 32
+"""Folders of the names of modules, one in the other."""
 ZERO_1 = "ZeRO-1 of Nanotron cuts flattened moments once more, and they are not joined; --only model writes the model"
 EXPERTS = "experts that are spread over ranks are not joined"
 
@@ -129,6 +131,15 @@ def pieces_of(text: str, local: Ints, whole: Ints) -> tuple[SlicePair, ...]:
     return found
 
 
+def _files_in(folder: Path, suffix: str, depth: int) -> Iterator[Path]:
+    """The files with a suffix in and below a folder; none where it does not exist."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.is_file() and path.name.endswith(suffix):
+            yield path
+        elif depth and not path.is_symlink():
+            yield from _files_in(path, suffix, depth - 1)
+
+
 def _box(text: str, shape: Ints) -> Box:
     """The box that `start,stop,step|…` says of a tensor."""
     offsets, sizes = [], []
@@ -178,7 +189,7 @@ class _NanotronFolder:
     def _below(self, part: str, suffix: str) -> list[Path]:
         """The files of a part, in the order of their names."""
         with reading(self.folder):
-            found = sorted(p for p in (self.folder / part).rglob(f"*{suffix}") if p.is_file())
+            found = sorted(_files_in(self.folder / part, suffix, MAX_DEPTH))
         for path in () if self.options.follow_symlinks else found:
             check_stays_inside(path, self.folder)
         return found

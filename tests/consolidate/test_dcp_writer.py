@@ -65,8 +65,11 @@ def truth_of(fixture: Known) -> dict[str, tuple[str, bytes, tuple[int, ...]]]:
     key = numbers_of(fixture)
     of_optimizer = {k: k.split("/")[1:] for k in kept if k.startswith("optim/")}
     # Without param groups it is no optimizer's state, and keeps its name.
-    at = "optimizer.state" if fixture.open(all_ranks=True).optimizers else "optim.state"
-    names |= {k: ".".join([at, key.get(name, name), *slot]) for k, (name, *slot) in of_optimizer.items()}
+    optimizers = fixture.open(all_ranks=True).optimizers.values()
+    at = dict.fromkeys((name for name, *_ in of_optimizer.values()), "optimizer" if optimizers else "optim")
+    if len(optimizers) > 1:
+        at |= {name: ".".join(map(str, o.path)) for o in optimizers for name in o.state}
+    names |= {k: ".".join([at[name], "state", key.get(name, name), *slot]) for k, (name, *slot) in of_optimizer.items()}
     if fixture.name == "megatron-tp2dp2-distopt":  # Megatron's optimizers call the master copy by another name
         names = {k: name.replace(".fp32_param", ".param") for k, name in names.items()}
     return {name: kept[k] for k, name in names.items()}

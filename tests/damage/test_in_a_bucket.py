@@ -62,7 +62,7 @@ def answers(case: Sound, path: str, root: str, place: Path) -> dict[str, Any]:
 
 def _free(answer: Any) -> Any:
     if isinstance(answer, str):
-        return re.sub("written within .* s$", "", answer)
+        return re.sub(", written within .* s$", "", answer)
     if isinstance(answer, dict):
         return {key: _free(value) for key, value in answer.items() if key not in NOT_COMPARED}
     return [_free(value) for value in answer] if isinstance(answer, list) else answer
