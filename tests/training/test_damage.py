@@ -150,7 +150,7 @@ def test_a_real_older_step_and_a_real_other_run_are_shown_with_their_ranks(tmp_p
     assert all({"CK006", "CK006,"} & set(row) for row in rows)
     told = ckptools("verify", out / "ep0-ba2-rank0.pt", "--deep").stdout
     assert "(rank 1: 1, others: 2); they are not of one step" in told
-    assert "rank_zero_seed  differs between ranks (rank 2: 1, others: 0); they are not of one run" in told
+    assert "rank_zero_seed: differs between ranks (rank 2: 1, others: 0); they are not of one run" in told
 
 
 @pytest.mark.slow
