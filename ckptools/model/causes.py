@@ -49,7 +49,7 @@ REMEDIES = {
     Code.LEFT_OVER: "delete it, once no process writes there",
     Code.STRAY_FILE: "move the file that does not belong here out of the folder",
     Code.NAME_CONTRADICTS: "rename what has the wrong name, if you trust the content",
-    Code.ONE_OF_SEVERAL: "put the other files beside it",
+    Code.ONE_OF_SEVERAL: "open its files together, by their folder; `ckptools formats` lists what is joined",
     Code.MANIFEST_DIFFERS: f"{AGAIN}, or write the manifest anew",
     Code.FILE_UNREADABLE: "make {files} readable",
     Code.TRACKER_ASTRAY: "let the tracker name the newest whole checkpoint: ckptools ls",
