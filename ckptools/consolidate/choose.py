@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ckptools.consolidate.picking import FILLS, LEFT_OUT, Picking
 from ckptools.consolidate.provenance import NOT_SAVED
-from ckptools.consolidate.writers.layout import OutputContents
+from ckptools.consolidate.writers.layout import FromReplicas, OutputContents
 from ckptools.display.lines import cause_words
 from ckptools.errors import NotWholeError, RefusedError, UsageError
 from ckptools.files.opening import OpenFiles
@@ -74,7 +74,8 @@ def select(
         why = next(iter(contents.left_out.values()))
         raise RefusedError(checkpoint.path, f"is nothing that can be written, but {why}")
     picking.lose(_own_values_lost(checkpoint, parts))
-    contents.notes += [*picking.notes_for(checkpoint, parts), *_replicas_note(checkpoint, parts)]
+    contents.from_replicas, notes = _from_replicas(checkpoint, parts)
+    contents.notes += [*picking.notes_for(checkpoint, parts), *notes]
     contents.notes += [] if only in ONLY else [_note_on_glob(checkpoint, parts, only)]
     contents.tree = trees[""] if list(trees) == [""] else trees
     contents.part = only
@@ -157,21 +158,22 @@ def _own_values_lost(checkpoint: Checkpoint, parts: Sequence[Section]) -> dict[K
     return {(*path, p.rank): f"what rank {p.rank} had for itself: {printable(p.message)}" for p in lost for path in own}
 
 
-def _replicas_note(checkpoint: Checkpoint, parts: Iterable[Section]) -> list[str]:
-    """Note that replicas have the contents of lost or damaged files."""
+def _from_replicas(checkpoint: Checkpoint, parts: Iterable[Section]) -> tuple[FromReplicas | None, list[str]]:
+    """The ranks whose lost or damaged files replicas make up for, and the note that says so."""
     verdict = verdict_of(checkpoint)
     if verdict.whole is not False or not verdict.recoverable:
-        return []
+        return None, []
     errors = [p for p in checkpoint.problems if p.severity == "error" and p.all_ranks]
     lost = [p for p in errors if p.kind.lacks == "file" or p.replicated]
     if not lost:
-        return []
+        return None, []
     ranks = {rank for p in lost for rank in p.all_ranks}
     others = {s.rank for _, t in tensors_of(parts) for s in t.found if s.rank is not None} - ranks
     if not others:
-        return []
+        return None, []
     more = and_others(len(lost) - 1)
-    return [f"{named_ranks(others)} also have what {named_ranks(ranks)} had: {printable(str(lost[0]))}{more}"]
+    note = f"{named_ranks(others)} also have what {named_ranks(ranks)} had: {printable(str(lost[0]))}{more}"
+    return FromReplicas(tuple(sorted(ranks)), tuple(sorted(others))), [note]
 
 
 def check_files(checkpoint: Checkpoint, part: str, files: OpenFiles) -> None:

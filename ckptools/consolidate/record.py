@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckptools.consolidate.writers.layout import Job, OutputLayout
+from ckptools.consolidate.writers.layout import FromReplicas, Job, OutputLayout
 from ckptools.errors import NoSpaceError
 from ckptools.model.records import Rows, displayed, to_dict
 from ckptools.model.regions import Box, Ints
@@ -68,6 +68,10 @@ class PlannedReading:
     copies: PlannedCopies = field(repr=False)
     no_room: NoSpaceError | None = None
 
+    def _record(self) -> dict[str, Any]:
+        no_room = None if self.no_room is None else str(self.no_room)
+        return {"nbytes": self.nbytes, "files": self.files, "copies": len(self.copies), "no_room": no_room}
+
 
 @displayed
 class OutputRow(NamedTuple):
@@ -117,6 +121,8 @@ class Consolidated:
         layout: the plan: every tensor with its place, and every copy.
         checksums: how the source's checksums were compared; None if they were not.
         verdict: on the source.
+        filled: `nan` or `zero` where holes are filled with it, `""` where tensors with holes are left out.
+        from_replicas: ranks whose files are lost, and those that together hold the same; None where none are.
         odd: names of tensors in which NaN or infinity was seen.
         read_back: how the output was read back and compared; empty if it was not.
     """
@@ -140,6 +146,8 @@ class Consolidated:
     odd: tuple[str, ...] = ()
     read_back: str = ""
     not_asked: dict[str, int] = field(default_factory=dict)
+    filled: str = ""
+    from_replicas: FromReplicas | None = None
 
     @property
     def dry_run(self) -> bool:
@@ -166,10 +174,11 @@ class Consolidated:
         return to_dict(self)
 
     def _record(self) -> dict[str, Any]:
-        names = ("files", "data_files", "nbytes", "tensors", "seconds", "dry_run", "left_out", "missing", "tied", "odd",
-                 "notes", "checksums", "read_back", "not_asked", "needs", "load", "verdict")  # fmt: skip
+        names = ("files", "data_files", "nbytes", "tensors", "seconds", "dry_run", "left_out", "missing", "filled",
+                 "from_replicas", "tied", "odd", "notes", "checksums", "read_back", "not_asked", "needs", "load",
+                 "verdict")  # fmt: skip
         converted = [{"from": old, "to": new, "tensors": n} for (old, new), n in self.converted.items()]
-        return {**{name: getattr(self, name) for name in names}, "converted": converted}
+        return {**{name: getattr(self, name) for name in names}, "converted": converted, "planned": self.planned}
 
     def _summary(self) -> str:
         verb = "would write" if self.dry_run else "wrote"

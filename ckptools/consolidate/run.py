@@ -199,4 +199,6 @@ def _result(
         checksums=None if seen.right is None else count(layout.jobs, seen.right),
         odd=seen.odd,
         read_back=seen.read_back,
+        filled=selection.filled,
+        from_replicas=selection.from_replicas,
     )

@@ -1,4 +1,4 @@
-"""The record of `consolidate` as text and as HTML: the files, and what was left out."""
+"""The record of `consolidate` as text, JSON and HTML: the files, and what was left out."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ckptools.consolidate.record import Consolidated, PlannedCopy, PlannedReading, SourceChecksums
+from ckptools.display.record_json import to_json
 from ckptools.display.tables import Column, table
 from ckptools.dtypes import short
-from ckptools.model.records import Rows
+from ckptools.model.records import Rows, to_dict
 from ckptools.model.regions import Box
 from ckptools.text import and_more, clip, duration, few, first_few, plural, printable, size
 
@@ -102,6 +103,12 @@ def _not_asked(done: Consolidated) -> Iterator[str]:
     parts = [f"{plural(sum(done.not_asked.values()), 'tensor')} ({few(tensors, MAX_NAMED)})"] if tensors else []
     parts += [f"what is no tensor ({few(plain, MAX_NAMED)})"] if plain else []
     yield f"note: the model alone is written, without {' and '.join(parts)}; --only all writes everything"
+
+
+def consolidation_json(source: Path, done: Consolidated) -> str:
+    """Render the record as one JSON object, with a row for each key that is written or left out."""
+    facts = {"schema": "ckptools/consolidate/1", "path": str(source), **to_dict(done)}
+    return to_json({**facts, "rows": done.rows.to_dicts()}, indent=1)
 
 
 def consolidation_html(done: Consolidated) -> str:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
+import ckptools
 from ckptools.cli import app
 from ckptools.cli.progress import CountLine, ProgressLine
 from ckptools.consolidate.options import ConsolidateOptions, write_options
 from ckptools.errors import ReadError, UsageError
 from ckptools.pickles import reader
+from tests.cli.test_json_schemas import problems
 from tests.truth import FIXTURES
 
 COMPOSER = str(FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4")
+HSDP = FIXTURES / "torch2.6.0-fsdp1-hsdp2x2-w4"
 DDP = str(FIXTURES / "torch2.13.0-ddp-w4" / "snapshot.pt")
 
 
@@ -69,8 +76,6 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(tmp_path):
 
 
 def test_the_cause_is_below_the_first_line_with_its_way_out_and_what_follows(tmp_path):
-    import shutil
-
     shutil.copytree(COMPOSER, tmp_path / "run")
     (tmp_path / "run" / "ep0-ba5-rank1.pt").unlink()
     code, stdout, stderr = run(tmp_path / "run", "-o", tmp_path / "m.pt")
@@ -140,3 +145,64 @@ def test_progress_says_how_long_the_rest_takes_once_there_is_a_rate(capsys, monk
         line(nbytes, "w")
     lefts = [re.search(r"  (\S+ \S+) left", shown) for shown in capsys.readouterr().err.splitlines()]
     assert [left and left[1] for left in lefts] == [None, "30.0 s", None]
+
+
+# -- JSON -----------------------------------------------------------------------------------------------------------
+
+
+def answer(*words: object) -> dict[str, Any]:
+    code, stdout, _ = run(*words, "--json")
+    found: dict[str, Any] = json.loads(stdout)
+    assert problems("consolidate", found) == [] and found.get("exit_code", 0) == code
+    return found
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]], ids=["written", "planned"])
+def test_json_has_each_key_with_its_place_as_the_record_has_it(dry, tmp_path):
+    out = tmp_path / "m.safetensors"
+    found = answer(COMPOSER, "-o", out, *dry)
+    assert (found["files"], found["dry_run"], out.exists()) == ([str(out)], bool(dry), not dry)
+    expected = ckptools.consolidate(COMPOSER, tmp_path / "other.safetensors", dry_run=True)
+    for row, key in zip(found["rows"], expected.rows, strict=True):
+        assert (row["name"], row["shape"], row["offset"], row["bytes"]) == (key[0], list(key[2]), key[4], key[5])
+    assert sum(row["bytes"] for row in found["rows"]) == expected.planned.nbytes and found["nbytes"] == expected.nbytes
+    planned = {"nbytes": expected.planned.nbytes, "files": 4, "copies": len(expected.planned.copies), "no_room": None}
+    assert found["planned"] == (planned if dry else None)
+
+
+def test_json_names_the_ranks_that_replicas_make_up_for(tmp_path):
+    shutil.copytree(HSDP, tmp_path / "run")
+    (tmp_path / "run" / "rank3.pt").unlink()
+    found = answer(tmp_path / "run", "-o", tmp_path / "m.pt")
+    assert found["from_replicas"] == {"lost": [3], "by": [0, 1, 2]} and list(found["left_out"]) == ["rng.3"]
+    assert [row["name"] for row in found["rows"] if row["left_out"]] == ["rng.3"]
+    assert answer(HSDP, "-o", tmp_path / "whole.pt")["from_replicas"] is None
+
+
+@pytest.mark.parametrize(("fill", "filled"), [([], ""), (["--fill", "nan"], "nan")], ids=["left out", "filled"])
+def test_json_has_the_holes_of_what_is_left_out_or_filled(fill, filled, tmp_path):
+    shutil.copytree(COMPOSER, tmp_path / "run")
+    (tmp_path / "run" / "ep0-ba5-rank1.pt").unlink()
+    found = answer(tmp_path / "run", "-o", tmp_path / "m.safetensors", "--allow-missing", *fill)
+    assert found["filled"] == filled and found["missing"] and bool(found["left_out"]) is not bool(filled)
+    holes = {row["name"]: row["missing"] for row in found["rows"] if row["missing"]}
+    assert holes == (found["missing"] if filled else {})
+    assert {row["name"] for row in found["rows"] if row["left_out"]} == set(found["left_out"])
+
+
+def test_json_of_a_plan_that_does_not_fit_on_the_disk_says_so_and_is_the_only_object(tmp_path):
+    # One stored element that stands for 2**50: 4 PiB when written out.
+    torch.save({"w": torch.zeros(1).expand(2**50)}, tmp_path / "run")
+    code, stdout, stderr = run(tmp_path / "run", "-o", tmp_path / "m.safetensors", "--dry-run", "--json")
+    assert problems("consolidate", json.loads(stdout)) == [] and code == 4
+    assert "needs 45035996273" in json.loads(stdout)["planned"]["no_room"] and "needs 45035996273" in stderr
+
+
+def test_what_is_refused_is_json_too_and_leaves_nothing(tmp_path):
+    (tmp_path / "run").mkdir()
+    shutil.copy(f"{COMPOSER}/ep0-ba5-rank0.pt", tmp_path / "run")
+    found = answer(tmp_path / "run" / "ep0-ba5-rank0.pt", "-o", tmp_path / "m.pt")
+    assert found["exit_code"] == 4 and "NOT WHOLE: ranks 1..3 missing" in found["error"]
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    code, stdout, stderr = run(COMPOSER, "-o", tmp_path / "m.pt", "--dry-run", "--copies", "--json")
+    assert (code, stdout) == (2, "") and "--copies prints a table" in stderr

@@ -27,6 +27,7 @@ CALLS: dict[str, list[list[str]]] = {
     "verify": [[], ["--deep", "--values"]],
     "show": [["*"], ["model", "--values", "0:2"], ["rng"], ["optimizer.param_groups"]],
     "tree": [[], ["--section", "rng"], ["--sort", "bytes", "--limit", "3"]],
+    "consolidate": [["-o", "{path}.out.pt", "--dry-run"], ["-o", "{path}.out.safetensors", "--dry-run", "--check"]],
     "diff": [["{path}"], ["{path}", "--values"], ["{path}", "--every-byte", "--section", "optimizer"]],
     "match": [["--to", "{path}"], ["--to", str(FIXTURES / "torch2.13.0-ddp-w4" / "snapshot.pt")]],
     "stats": [["--hist"], [], ["--per-rank"], ["--moments"], ["--dead-rows"]],

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckptools.cli.answers import opened
-from ckptools.cli.arguments import CheckpointPaths
+from ckptools.cli.answers import answered_in_json, opened
+from ckptools.cli.arguments import AsJson, CheckpointPaths
 from ckptools.cli.printing import say, show
 from ckptools.cli.shared_options import OpeningOptions
 from ckptools.consolidate.options import ConsolidateOptions
+from ckptools.errors import UsageError
 
 if TYPE_CHECKING:
     from ckptools.consolidate.record import Consolidated
@@ -31,19 +32,32 @@ Copies = Annotated[bool, typer.Option("--copies", help="With --dry-run: print ev
 
 
 def consolidate(
-    paths: CheckpointPaths, out: Out, how: ConsolidateOptions, copies: Copies = False, *, opening: OpeningOptions
+    paths: CheckpointPaths,
+    out: Out,
+    how: ConsolidateOptions,
+    copies: Copies = False,
+    json: AsJson = False,
+    *,
+    opening: OpeningOptions,
 ) -> None:
     """Write full tensors into a .pt, .safetensors or DCP.
 
     A DCP folder is one to resume from, at any world size.
     """
     from ckptools.cli.progress import ProgressLine
+    from ckptools.consolidate import text as consolidate_text
     from ckptools.consolidate.run import consolidate as run
 
-    checkpoint = opened(paths, opening)
-    with ProgressLine() as line:
-        done = run(checkpoint, out, how, line, line.expect)
-    _tell(done, copies)
+    if copies and json:
+        raise UsageError(None, "--copies prints a table, and --json has the place of each key: give one of them")
+    with answered_in_json(json, "ckptools/consolidate/1", "", paths):
+        checkpoint = opened(paths, opening)
+        with ProgressLine() as line:
+            done = run(checkpoint, out, how, line, line.expect)
+    if json:
+        show(consolidate_text.consolidation_json(checkpoint.path, done))
+    else:
+        _tell(done, copies)
     if done.planned and done.planned.no_room:
         raise done.planned.no_room
 

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptools.dtypes import ITEMSIZE, is_floating
 from ckptools.files.partial_files import write_at
@@ -29,6 +29,13 @@ LEFT_OUT = "left-out."
 
 CrcOf = Callable[[int], int]
 """The CRC-32 of a job, by its number."""
+
+
+class FromReplicas(NamedTuple):
+    """Ranks whose files are lost or damaged, and the ranks whose files together hold all that those had."""
+
+    lost: tuple[int, ...]
+    by: tuple[int, ...]
 
 
 @dataclass
@@ -50,6 +57,7 @@ class OutputContents:
         carried: tensors with values that were filled in when the source was written, by key path.
         passed_over: errors of the source about parts to write that leave neither a gap nor a name.
         with_record: whether the output gets a record of its source.
+        from_replicas: the ranks with lost files that replicas make up for; None without such.
     """
 
     tree: Any
@@ -66,6 +74,7 @@ class OutputContents:
     carried: dict[KeyPath, Filled] = field(default_factory=dict)
     passed_over: tuple[Problem, ...] = ()
     with_record: bool = True
+    from_replicas: FromReplicas | None = None
 
 
 @dataclass(frozen=True)
