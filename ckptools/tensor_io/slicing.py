@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import prod
 from operator import index
 from typing import Any, NamedTuple
 
@@ -148,3 +149,14 @@ def bands_of(box: Box, most: int) -> Iterator[Box]:
         offsets = tuple(o + low if d == dim else o for d, o in enumerate(box.offsets))
         sizes = tuple(n if d == dim else s for d, s in enumerate(box.sizes))
         yield from bands_of(Box(offsets, sizes), most)
+
+
+def count_bands(sizes: Ints, most: int) -> int:
+    """The number of pieces that `bands_of` cuts a region of these sizes into: a small file may state any shape."""
+    dim = next((d for d, n in enumerate(sizes) if n > 1), None)
+    if prod(sizes) <= most or dim is None:
+        return 1
+    rows = max(1, most // (prod(sizes) // sizes[dim]))
+    times, rest = divmod(sizes[dim], rows)
+    counts = [count_bands((*sizes[:dim], n, *sizes[dim + 1 :]), most) if n else 0 for n in (rows, rest)]
+    return times * counts[0] + counts[1]

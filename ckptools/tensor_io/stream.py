@@ -22,7 +22,7 @@ from ckptools.model.regions import Box, contiguous_strides
 from ckptools.model.shards import ItemShards
 from ckptools.model.tensor import Seen, Shard, Tensor
 from ckptools.tensor_io.checksums import Record, read_pieces
-from ckptools.tensor_io.slicing import bands_of
+from ckptools.tensor_io.slicing import bands_of, count_bands
 
 MIN_RUN = 64 << 10
 """Bytes: shorter runs cost more as system calls than as copies in memory."""
@@ -91,7 +91,7 @@ def count_parts(tensor: Tensor, dtype: str) -> int:
     else:
         runs, counts = _runs(tensor, dtype), repeat(1)
     if runs is None:
-        return sum(1 for _ in _bands(Box.whole(tensor.shape), tensor, ITEMSIZE[dtype]))
+        return count_bands(tensor.shape, BAND // ITEMSIZE[dtype])
     return sum(count * times for (_, _, count), times in zip(runs, counts, strict=False))
 
 

@@ -16,6 +16,7 @@ from ckptools import Tensor
 from ckptools.errors import NotWholeError, UsageError
 from ckptools.model.regions import Box, contiguous_strides
 from ckptools.model.tensor import Shard, Source
+from ckptools.tensor_io.slicing import bands_of, count_bands
 from tests.truth import FIXTURES
 
 COMMON = settings(deadline=None, max_examples=60)
@@ -214,3 +215,13 @@ def test_items_of_a_dcp_are_sliced_too():
     with ckptools.open(FIXTURES / "torch2.13.0-fsdp2-dcp-w3") as ck:
         tensor = next(t for t in ck.model.values() if t.sharded and len(t.shape) == 2 and len(t.shards) > 1)
         assert torch.equal(tensor[::-2, 1::2], tensor.load().flip(0)[::2, 1::2])
+
+
+@given(st.lists(st.integers(0, 7), max_size=4), st.integers(1, 40))
+def test_bands_are_counted_without_making_them(sizes, most):
+    shape = tuple(sizes)
+    assert count_bands(shape, most) == len(list(bands_of(Box.whole(shape), most)))
+
+
+def test_bands_of_a_tensor_that_no_disk_holds_are_counted_at_once():
+    assert count_bands((3, 1 << 50), 1 << 20) == 3 << 30
