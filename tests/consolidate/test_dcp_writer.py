@@ -115,6 +115,7 @@ def test_two_ranks_and_one_load_the_same(loaded):
     assert wrong(dcp_resume.load_sharded(loaded / "0.dcp", None), truth) == []
 
 
+@pytest.mark.slow
 def test_tensors_cut_into_many_items_in_several_files_are_joined_by_every_rank(loaded):
     assert wrong(read(loaded / "cut.pt"), truth_of(COMPOSER)) == []
     described = FileSystemReader(loaded / "cut.dcp").read_metadata().state_dict_metadata
@@ -123,6 +124,7 @@ def test_tensors_cut_into_many_items_in_several_files_are_joined_by_every_rank(l
     assert len(files) > 3 and all(f.stat().st_size <= 40_000 for f in files)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_as_if_nothing_had_happened(loaded):
     if not dcp_resume.CAN_TRAIN:
         pytest.skip(f"{TORCH} has no record_event")
@@ -132,6 +134,7 @@ def test_a_run_goes_on_as_if_nothing_had_happened(loaded):
     assert resumed["lrs"][0] == resumed["lrs"][1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["composer-0.13", "lightning-trainer", "verl-fsdp1", "torch2.13.0-ddp"])
 def test_everything_else_is_flattened_as_torch_flattens_it(name, loaded, tmp_path):
     ck = ckptools.open(known(name).file, all_ranks=True)
@@ -145,6 +148,7 @@ def test_everything_else_is_flattened_as_torch_flattens_it(name, loaded, tmp_pat
     assert [k for k, v in expected.items() if not equal(v, others[k])] == []
 
 
+@pytest.mark.slow
 def test_torchs_own_converter_gives_the_tree_of_the_state_dict_api(loaded, tmp_path):
     dcp_to_torch_save(loaded / f"{number(DDP)}.dcp", tmp_path / "all.pt")
     tree = torch.load(tmp_path / "all.pt", weights_only=False)

@@ -65,6 +65,7 @@ ASKED: dict[str, Any] = {"seed": 7, "optimizer": "DecoupledAdamW", "scheduler": 
 """As `FSDP1` has it."""
 
 
+@pytest.mark.slow
 def test_ranks_of_a_scheduler_write_what_the_elastic_launcher_writes(fsdp1: Command, tmp_path: Path) -> None:
     job, out = free_job(), tmp_path / "run"
     ended = finish([start(out, *FSDP1, variables=slurm(rank, job, tmp_path)) for rank in range(3)])

@@ -47,6 +47,7 @@ def undisturbed(folder: Path) -> Path:
     return folder / "undisturbed"
 
 
+@pytest.mark.slow
 def test_the_end_is_the_same_as_without_the_death_of_a_rank(undisturbed: Path, tmp_path: Path) -> None:
     done = create(tmp_path / "run", "--strategy", "fsdp2", "--kill", "1:5", "--max-restarts", 1)
     assert done.returncode == 0, done.stderr
