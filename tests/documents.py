@@ -3,6 +3,9 @@
 A block that starts with three backticks and `console` has lines `$ command`, each followed by what it prints, stdout
 and stderr as a terminal shows them. Blocks are run in order in one folder. What differs from run to run (times, dates,
 process numbers) is masked on both sides; a line `…` stands for any lines.
+
+`CKPTOOLS_REWRITE_GOLDEN=1 pytest tests/test_documents.py -k diff` writes what the commands of `docs/diff.md` print now
+below those that disagree; then read the diff.
 """
 
 from __future__ import annotations
@@ -13,8 +16,9 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from pathlib import Path
 
 from ckptools.__main__ import main
@@ -47,11 +51,12 @@ MASKS: tuple[Mask, ...] = (
 
 @dataclass(frozen=True)
 class Step:
-    """A command of a document, and what the document says that it prints."""
+    """A command of a document, and what the document says that it prints, which begins at the character `at`."""
 
     line: int
     command: str
     shown: str
+    at: int = 0
 
 
 def steps(text: str) -> Iterator[Step]:
@@ -59,7 +64,8 @@ def steps(text: str) -> Iterator[Step]:
     for block in re.finditer(r"^```console\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         before = text.count("\n", 0, block.start(1)) + 1
         for command in re.finditer(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", block[1], re.MULTILINE):
-            yield Step(before + block[1].count("\n", 0, command.start()), command[1], command[2])
+            line = before + block[1].count("\n", 0, command.start())
+            yield Step(line, command[1], command[2], block.start(1) + command.start(2))
 
 
 def printed_otherwise(guide: Path, folder: Path) -> list[str]:
@@ -68,11 +74,40 @@ def printed_otherwise(guide: Path, folder: Path) -> list[str]:
     Raises:
         ValueError: the guide has no commands.
     """
-    found = list(steps(guide.read_text()))
+    text = guide.read_text()
+    found = list(steps(text))
     if not found:
         raise ValueError(f"{guide.name} has no commands")
     printed = [(step, run(step, folder)) for step in found]
-    return [f"{guide.name}:{s.line}: $ {s.command}\n{out}" for s, out in printed if not agrees(s.shown, out)]
+    wrong = [(step, out) for step, out in printed if not agrees(step.shown, out)]
+    if os.environ.get("CKPTOOLS_REWRITE_GOLDEN"):
+        guide.write_text(rewritten(text, wrong))
+        return []
+    return [f"{guide.name}:{step.line}: $ {step.command}\n{out}" for step, out in wrong]
+
+
+def rewritten(text: str, printed: Sequence[tuple[Step, str]]) -> str:
+    """A guide with what some of its commands print now; a line `…` goes on standing for lines between its neighbours.
+
+    Empty lines at the end of an output are left out.
+    """
+    for step, out in sorted(printed, key=lambda pair: -pair[0].at):
+        lines = _abridged(step.shown.splitlines(), [line.rstrip() for line in out.rstrip().splitlines()])
+        text = text[: step.at] + "".join(f"{line}\n" for line in lines) + text[step.at + len(step.shown) :]
+    return text
+
+
+def _abridged(shown: Sequence[str], printed: Sequence[str]) -> Iterator[str]:
+    """The lines printed, with `…` in place of those for which it stands among the lines shown."""
+    alike = [[" ".join(masked(line)) for line in lines] for lines in (shown, printed)]
+    for _, start, end, first, last in SequenceMatcher(None, *alike, autojunk=False).get_opcodes():
+        old, new = list(shown[start:end]), printed[first:last]
+        if "…" not in old:
+            yield from new
+            continue
+        before, after = old.index("…"), old[::-1].index("…")
+        kept = min(before, len(new))
+        yield from (*new[:kept], "…", *(new[max(len(new) - after, kept) :] if after else ()))
 
 
 def run(step: Step, folder: Path) -> str:

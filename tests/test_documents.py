@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ckptools.cli.start import COMMANDS
-from tests.documents import DOCS, TRAINING, Step, agrees, printed_otherwise, run, steps
+from tests.documents import DOCS, TRAINING, Step, agrees, printed_otherwise, rewritten, run, steps
 from tests.object_store import Bucketful, s3_server, settings
 from tests.truth import FIXTURES
 
@@ -95,6 +95,15 @@ def test_a_command_may_go_over_several_lines(tmp_path: Path) -> None:
     assert (second.line, second.shown, os.path.realpath(run(second, tmp_path).strip())) == (
         5, "x\n", os.path.realpath(tmp_path),
     )  # fmt: skip
+
+
+def test_a_guide_that_is_rewritten_keeps_what_it_leaves_out() -> None:
+    text = "# A\n```console\n$ one\na 1 s\n…\nx  2\nend\n$ two\nb\n```\nafter\n"
+    (one, two), out = steps(text), "a 3 s\nb\nc\nx  3\nend\n\n"
+    assert rewritten(text, [(two, "c\nd\n"), (one, out)]) == (
+        "# A\n```console\n$ one\na 3 s\n…\nx  3\nend\n$ two\nc\nd\n```\nafter\n"
+    )
+    assert agrees(next(steps(rewritten(text, [(one, out)]))).shown, out)
 
 
 @pytest.mark.slow
