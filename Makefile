@@ -8,11 +8,16 @@ unexport PYTHONDONTWRITEBYTECODE
 # A process per core; the tests of a file stay together, because they share real runs, in the order of tests/conftest.py.
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-slow test-all check repeat bench load fuzz mutants test-oldest test-newest clean
+.PHONY: demo test test-slow test-all check docs changelog repeat bench load fuzz mutants test-oldest test-newest test-nightly clean
+
+# What a developer needs is in groups of pyproject.toml; the first pip that knows these is 25.1.
+NEW_PIP := -m pip install --quiet --upgrade 'pip>=25.1'
+DEVELOPED := --group dev --editable '.[compressed,remote]'
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	$(BIN)/python $(NEW_PIP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(DEVELOPED)
 	@touch $@
 
 demo: .venv/.installed
@@ -34,6 +39,20 @@ check: .venv/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/check-jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema -q --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
+	$(BIN)/check-jsonschema -q --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(BIN)/check-jsonschema -q --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(BIN)/zizmor --offline --quiet .github
+	$(BIN)/towncrier build --draft --version next >/dev/null
+
+# The site, in build/site: opened from there, without a server, it is searched too.
+docs: .venv/.installed
+	$(BIN)/python -m mkdocs build --strict --quiet
+
+# What the next release changes.
+changelog: .venv/.installed
+	$(BIN)/towncrier build --draft --version next
 
 # Runs on two nodes, by spawn, resumed, killed: so many times, each with the bits of the undisturbed run; an hour for ten.
 TIMES ?= 10
@@ -49,7 +68,7 @@ load: .venv/.installed
 # Seconds for all targets together; what it finds is kept in .fuzz, so that the next run goes on from there.
 SECONDS ?= 600
 fuzz: .venv/.installed
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[fuzz]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group fuzz --editable .
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 
 # The oldest versions that pyproject.toml allows, and the newest that there are, each in an environment of its own.
@@ -58,13 +77,24 @@ OLDEST ?= python3.10
 NEWEST ?= $(PYTHON)
 test-oldest:
 	$(OLDEST) -m venv .venv-oldest
-	.venv-oldest/bin/python -m pip install --quiet --constraint constraints-oldest.txt --editable '.[test]'
+	.venv-oldest/bin/python $(NEW_PIP)
+	.venv-oldest/bin/python -m pip install --quiet --constraint constraints-oldest.txt $(DEVELOPED)
 	.venv-oldest/bin/python -m pytest $(PARALLEL)
 
 test-newest:
 	$(NEWEST) -m venv .venv-newest
-	.venv-newest/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager --editable '.[test]'
+	.venv-newest/bin/python $(NEW_PIP)
+	.venv-newest/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager $(DEVELOPED)
 	.venv-newest/bin/python -m pytest $(PARALLEL)
+
+# The torch of tonight, to know of a change before it is released.
+NIGHTLY ?= https://download.pytorch.org/whl/nightly/cpu
+test-nightly:
+	$(NEWEST) -m venv .venv-nightly
+	.venv-nightly/bin/python $(NEW_PIP)
+	.venv-nightly/bin/python -m pip install --quiet $(DEVELOPED)
+	.venv-nightly/bin/python -m pip install --quiet --upgrade --pre torch --index-url $(NIGHTLY)
+	.venv-nightly/bin/python -m pytest $(PARALLEL)
 
 # Faults at random in a copy of the package: do the tests that run the line notice? 200 take an hour of two processes; before
 # the first, which tests run which line is recorded in .mutants, for an hour more. The exit code is 0 from 85% on.
@@ -75,4 +105,4 @@ mutants: .venv/.installed
 	$(BIN)/python -m tests.mutants --sample $(SAMPLE) --seed $(SEED) $(MODULES)
 
 clean:
-	rm -rf .venv .venv-oldest .venv-newest demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest .venv-newest .venv-nightly demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
