@@ -50,7 +50,7 @@ _MODEL = r"(?:language_model\.)?"
 _LAYER = _MODEL + r"(?:encoder|decoder|transformer)\.layers\.\d+\."
 _ATTENTION = r"(?:self_attention|attention|cross_attention|inter_attention)\."
 _WB = r"(?:weight|bias)"
-_EXPERT = r"mlp\.(?:shared_experts|experts(?:\.local_experts\.\d+)?)\."
+_EXPERT = r"mlp\.(?:shared_experts|experts(?:\.(?:local_experts|experts)\.\d+)?)\."
 
 BUILT_IN: tuple[tuple[str, JoinRule], ...] = (
     (_MODEL + r"embedding\.word_embeddings\.weight|word_embeddings_for_head\.weight", ROWS),

@@ -1,10 +1,8 @@
-"""Flat state of Megatron's distributed optimizer, as boxes of the weights: runs of pieces, and buckets.
+"""Buckets of Megatron's distributed optimizer (`dp_reshardable`), taken apart into boxes of the weights.
 
-Runs (`fully_sharded_model_space`) are described in `megatron_dist`. Buckets (`dp_reshardable`) are taken apart:
+    [chained_1.]optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32).bucket_idx_0.param
 
-    optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32).bucket_idx_0.exp_avg
-
-Each tensor-parallel rank is a group of its own (`dp_group_idx`), which holds its piece of every weight of one dtype,
+Each model-parallel rank is a group of its own (`dp_group_idx`), which holds its piece of every weight of one dtype,
 one behind the other, in flat buckets:
 
 - The parameters of the model in reverse order, each beginning at a multiple of 64 elements. A bucket ends with its last
@@ -13,10 +11,14 @@ one behind the other, in flat buckets:
   each gap between two, as a chunk of its own, so the edges of chunks are the edges of parameters, or of parts.
 
 So lengths and edges show the order of the parameters, except for neighbours of one size. That order is Megatron's own
-(ORDERS), as its modules create their parameters. Names that are not in it are refused, and everything else that does
-not leave exactly one layout. The writer of a piece of a weight is its rank. Source: megatron/core/distributed/
-param_and_grad_buffer.py, optimizer/distrib_optimizer.py (`sharded_param_state_dp_reshardable`), models/gpt/
-gpt_model.py, transformer/{transformer_layer,attention,mlp}.py (core 0.16.1; rules since 0.9).
+(`bucket_order`). Names that are not in it are refused, and everything else that does not leave exactly one layout.
+The writer of a piece of a weight is its rank.
+
+With expert parallelism there are two optimizers, `chained_0` and `chained_1`; the param groups say which trains the
+experts (`is_expert_parallel`). Its groups are over the expert-data-parallel ranks: each has the experts of which its
+ranks wrote a piece. Source: megatron/core/distributed/param_and_grad_buffer.py, optimizer/distrib_optimizer.py
+(`sharded_param_state_dp_reshardable`), optimizer/optimizer.py (`ChainedOptimizer.sharded_state_dict`), optimizer/
+__init__.py (core 0.16.1 and 0.20; rules since 0.9).
 """
 
 from __future__ import annotations
@@ -25,61 +27,43 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
-from math import prod
-from operator import mul
 from typing import Any, NamedTuple
 
 from ckptools.formats.flat_parameters.flat_runs import FlatRun, shards_in
 from ckptools.formats.megatron.layers import FC1
-from ckptools.model.regions import Box, Ints
+from ckptools.formats.megatron_dist.bucket_order import EXPERT, NO_PARAMETER, UnjoinedError, orders
+from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Tensor, in_rank_order
 from ckptools.model.tree import tensors_in
 from ckptools.model.values import describe_for_error
 
 KEY = re.compile(
-    r"(?:chained_0\.)?optimizer\.distributed\.dp_group_idx_(?P<group>\d{1,6})\.gbuf_idx_(?P<buffer>\d{1,4})\."
+    r"(?P<chain>(?:chained_\d{1,2}\.)?)optimizer\.distributed\."
+    r"dp_group_idx_(?P<group>\d{1,6})\.gbuf_idx_(?P<buffer>\d{1,4})\."
     r"dtype_\(torch\.(?P<dtype>\w+), torch\.\w+\)\.bucket_idx_(?P<bucket>\d{1,6})\.(?P<slot>\w+)"
 )
+GROUPS = re.compile(r"(?P<chain>(?:chained_\d{1,2}\.)?)optimizer\.distributed\.dp_group_idx_\d{1,6}\.optimizer(?:/.+)?")
+"""Key of a group's param groups."""
+
 ALIGNMENT = 64
 """Parameters begin at multiples of this many elements (`_pad_start_of_param_if_needed`)."""
 
-UNPLACED = "flat runs whose pieces do not follow from the metadata; --only model writes the model"
-
-_LAYER = re.compile(r"decoder\.layers\.(?P<layer>\d{1,6})\.(?P<rest>.+)", re.DOTALL)
-_BEFORE = tuple(f"embedding.{what}_embeddings.weight" for what in ("word", "position", "tokentype"))
-_AFTER = ("decoder.final_layernorm.weight", "decoder.final_layernorm.bias", "output_layer.weight", "output_layer.bias")
-
-
-def _both(*modules: str) -> tuple[str, ...]:
-    return tuple(f"{module}{last}" for module in modules for last in ("weight", "bias"))
-
-
-_INPUT, _PROJ = _both("input_layernorm."), _both("self_attention.linear_proj.")
-_QKV_NORM, _QKV = _both("self_attention.linear_qkv.layer_norm_"), _both("self_attention.linear_qkv.")
-_QK_NORMS, _PRE_MLP = _both("self_attention.q_layernorm.", "self_attention.k_layernorm."), _both("pre_mlp_layernorm.")
-_FC1_NORM, _FC1, _FC2 = _both("mlp.linear_fc1.layer_norm_"), _both("mlp.linear_fc1."), _both("mlp.linear_fc2.")
-
-ORDERS = (
-    # Norms as modules of their own, which are stored under the names of fused ones.
-    (*_INPUT, *_QKV_NORM, *_PROJ, *_QKV, *_QK_NORMS, *_PRE_MLP, *_FC1_NORM, *_FC1, *_FC2),
-    # Transformer Engine's fused layers, which make the norm's parameters first; and the other way round.
-    (*_INPUT, *_PROJ, *_QKV_NORM, *_QKV, *_QK_NORMS, *_PRE_MLP, *_FC1_NORM, *_FC1, *_FC2),
-    (*_INPUT, *_PROJ, *_QKV, *_QKV_NORM, *_QK_NORMS, *_PRE_MLP, *_FC1, *_FC1_NORM, *_FC2),
-)
-"""Parameters of a layer in the order in which its modules create them."""
-
-
 Bucket = Mapping[str, Tensor]
 """A bucket's slots, `param` and the moments, which have one layout."""
+
+Group = tuple[int, str]
+"""Number of a group, and the dtype of the weights that its buckets are for."""
 
 Pieces = Mapping[str, tuple[Box, ...]]
 """One tensor-parallel rank's boxes of each weight; two boxes, one behind the other, for a gated layer."""
 
 
-class UnjoinedError(ValueError):
-    """Buckets cannot be taken apart; the message says why."""
+class Chain(NamedTuple):
+    """The buckets of one of the chained optimizers, and whether its weights are experts spread over groups."""
+
+    buckets: Mapping[Group, list[Bucket]]
+    of_experts: bool
 
 
 class BucketRange(NamedTuple):
@@ -97,33 +81,62 @@ def join_buckets(buffers: Mapping[str, Any], weights: Mapping[str, Tensor]) -> d
     Raises:
         UnjoinedError: there is not exactly one way, or a part is missing.
     """
-    found = _by_group(buffers)
-    ranks = {group: _writers(buckets) for group, buckets in found.items()}
+    trained = {name: t for name, t in weights.items() if not NO_PARAMETER.fullmatch(name)}
     state: dict[str, dict[str, list[Tensor]]] = {}
+    for chain, own in _of_chains(buffers, trained):
+        for name, slot, tensor in _of_chain(chain, own):
+            state.setdefault(name, {}).setdefault(slot, []).append(tensor)
+    absent = next((name for name in trained if name not in state), None)
+    if absent is not None:
+        dtype = describe_for_error(trained[absent].dtype)
+        raise UnjoinedError(f"no bucket is for {dtype}, which {describe_for_error(absent)} has")
+    return {name: {slot: _whole(trained[name], parts) for slot, parts in state[name].items()} for name in trained}
+
+
+def _of_chains(buffers: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Iterator[tuple[Chain, dict[str, Tensor]]]:
+    """Each chained optimizer with the weights that it trains; a single one has all."""
+    chains: dict[str, dict[str, Tensor]] = {}
+    experts: dict[str, set[Any]] = {}
+    for name, value in buffers.items():
+        groups = GROUPS.fullmatch(name)
+        key = KEY.fullmatch(name)
+        if key is not None and isinstance(value, Tensor):
+            chains.setdefault(key["chain"], {})[name] = value
+        elif any(tensors_in(value)):
+            raise UnjoinedError(f"{describe_for_error(name)} is no bucket of dp_reshardable")
+        elif groups and isinstance(value, Mapping) and isinstance(value.get("param_groups"), list):
+            marks = {g.get("is_expert_parallel") for g in value["param_groups"] if isinstance(g, Mapping)}
+            experts.setdefault(groups["chain"], set()).update(mark for mark in marks if isinstance(mark, bool))
+    of_experts = {chain: experts.get(chain) == {True} for chain in chains}
+    if len(chains) == 1 and not {"", "chained_0."}.issuperset(chains):
+        raise UnjoinedError(f"only {next(iter(chains)).removesuffix('.')} of its chained optimizers is there")
+    if len(chains) > 1 and (sorted(of_experts.values()) != [False, True] or {False} not in experts.values()):
+        raise UnjoinedError(f"nothing says which weights each of its {len(chains)} chained optimizers trains")
+    for chain, its in chains.items():
+        expert = of_experts[chain]
+        mine = {n: t for n, t in weights.items() if len(chains) == 1 or bool(EXPERT.fullmatch(n)) is expert}
+        yield Chain(_by_group(its), expert), mine
+
+
+def _of_chain(chain: Chain, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, str, Tensor]]:
+    """Every group's part of each weight's slots."""
+    found = chain.buckets
+    ranks = {group: _writers(buckets) for group, buckets in found.items()}
     for dtype in dict.fromkeys(dtype for _, dtype in found):
         own = {name: t for name, t in weights.items() if t.dtype == dtype}
-        groups = [(buckets, _pieces(own, ranks, at)) for at, buckets in found.items() if at[1] == dtype]
+        groups = [(b, _pieces(own, ranks, at, chain.of_experts)) for at, b in found.items() if at[1] == dtype]
         order = _order(groups, own)
         for buckets, pieces in groups:
-            for name, slot, tensor in _taken(buckets, pieces, _laid(order, pieces, buckets)):
-                state.setdefault(name, {}).setdefault(slot, []).append(tensor)
-    absent = next((name for name in weights if name not in state), None)
-    if absent is not None:
-        dtype = describe_for_error(weights[absent].dtype)
-        raise UnjoinedError(f"no bucket is for {dtype}, which {describe_for_error(absent)} has")
-    return {name: {slot: _whole(weights[name], parts) for slot, parts in state[name].items()} for name in weights}
+            yield from _taken(buckets, pieces, _laid(order, pieces, buckets))
 
 
-def _by_group(buffers: Mapping[str, Any]) -> dict[tuple[int, str], list[Bucket]]:
+def _by_group(buffers: Mapping[str, Tensor]) -> dict[Group, list[Bucket]]:
     """The buckets of each group and dtype, in order."""
-    found: dict[tuple[int, str], dict[int, dict[str, Tensor]]] = {}
-    places: dict[tuple[int, str], str] = {}
+    found: dict[Group, dict[int, dict[str, Tensor]]] = {}
+    places: dict[Group, str] = {}
     for name, value in buffers.items():
-        if not any(tensors_in(value)):
-            continue
         key = KEY.fullmatch(name)
-        if key is None or not isinstance(value, Tensor):
-            raise UnjoinedError(f"{describe_for_error(name)} is no bucket of dp_reshardable")
+        assert key is not None
         at = int(key["group"]), key["dtype"]
         if places.setdefault(at, key["buffer"]) != key["buffer"]:
             several = f"group {at[0]} has several buffers of {describe_for_error(at[1])}"
@@ -153,13 +166,22 @@ def _writers(buckets: Sequence[Bucket]) -> set[int]:
 
 
 def _pieces(
-    weights: Mapping[str, Tensor], ranks: Mapping[tuple[int, str], set[int]], at: tuple[int, str]
+    weights: Mapping[str, Tensor], ranks: Mapping[Group, set[int]], at: Group, of_experts: bool
 ) -> dict[str, tuple[Box, ...]]:
     """The boxes of a group's ranks for each weight: those that they wrote, or all of an uncut one."""
     others = set().union(*(found for (group, _), found in ranks.items() if group != at[0]))
     if ranks[at] & others:
         raise UnjoinedError(f"rank {min(ranks[at] & others)} wrote buckets of several groups")
-    return {name: _piece(name, tensor, ranks[at], ranks[at] | others) for name, tensor in weights.items()}
+    mine = weights
+    if of_experts:
+        written = {_expert(name) for name, t in weights.items() if ranks[at].intersection(s.rank for s in t.shards)}
+        mine = {name: t for name, t in weights.items() if _expert(name) in written}
+    return {name: _piece(name, tensor, ranks[at], ranks[at] | others) for name, tensor in mine.items()}
+
+
+def _expert(name: str) -> tuple[str, str]:
+    found = EXPERT.fullmatch(name)
+    return (found["layer"], found["expert"]) if found else (name, "")
 
 
 def _piece(name: str, tensor: Tensor, mine: set[int], everyone: set[int]) -> tuple[Box, ...]:
@@ -180,8 +202,7 @@ def _order(groups: Sequence[tuple[list[Bucket], Pieces]], weights: Mapping[str, 
     """The order of the weights, by module, that fits every group's buckets; it must be the only one."""
     fitting: dict[tuple[BucketRange, ...], list[str]] = {}
     why = ""
-    for of_layer in ORDERS:
-        order = sorted(weights, key=partial(_rank_of, of_layer))
+    for order in orders(weights):
         try:
             laid = tuple(place for buckets, pieces in groups for place in _laid(order, pieces, buckets))
         except UnjoinedError as error:
@@ -193,24 +214,12 @@ def _order(groups: Sequence[tuple[list[Bucket], Pieces]], weights: Mapping[str, 
     return next(iter(fitting.values()))
 
 
-def _rank_of(of_layer: Sequence[str], name: str) -> tuple[int, int, int]:
-    """Sort key of a weight in a GPT model."""
-    layer = _LAYER.fullmatch(name)
-    if name in _BEFORE:
-        return 0, 0, _BEFORE.index(name)
-    if layer and layer["rest"] in of_layer:
-        return 1, int(layer["layer"]), of_layer.index(layer["rest"])
-    if name in _AFTER:
-        return 2, 0, _AFTER.index(name)
-    raise UnjoinedError(f"nothing says where {describe_for_error(name)} comes in the order of parameters")
-
-
 def _laid(order: Sequence[str], pieces: Pieces, buckets: Sequence[Bucket]) -> list[BucketRange]:
     """Lay out the pieces of one group, the last weight first."""
     lengths = [next(iter(bucket.values())).numel for bucket in buckets]
     places: list[BucketRange] = []
     bucket = at = 0
-    for name in reversed(order):
+    for name in (name for name in reversed(order) if name in pieces):
         start = -(-at // ALIGNMENT) * ALIGNMENT
         at = start + sum(box.numel for box in pieces[name])
         if bucket == len(lengths) or at > lengths[bucket]:
@@ -270,30 +279,3 @@ def _boxes(piece: Sequence[Box], start: int, chunk: Shard) -> Iterator[Shard]:
 def _whole(weight: Tensor, parts: Sequence[Tensor]) -> Tensor:
     shards = in_rank_order(s for part in parts for s in part.shards)
     return replace(parts[0], shape=weight.shape, shards=shards, kind="chunks")
-
-
-def in_true_shape(tensor: Tensor, shape: Any) -> Tensor:
-    """A tensor that is stored as flat runs, in its stated shape; with a note where they do not fit."""
-    whole = tuple(shape) if isinstance(shape, (list, tuple)) else ()
-    local = _local_shape(whole, tensor.shape)
-    if local is None or not all(n == 1 for s in tensor.shards for n in s.box.sizes[:-1]):
-        return replace(tensor, note=UNPLACED)
-    shards = tuple(piece for s in tensor.shards for piece in _run_boxes(s, local))
-    return replace(tensor, shape=whole, shards=shards, kind="chunks")
-
-
-def _local_shape(whole: Ints, stored: Ints) -> Ints | None:
-    """Shape of the pieces that flat runs are cut from; None where the stored shape is not theirs."""
-    cuts = stored[:-1]
-    if len(cuts) != len(whole) or not all(type(n) is int and n >= 0 for n in whole) or 0 in cuts:
-        return None
-    local = tuple(n // cut for n, cut in zip(whole, cuts, strict=True))
-    return local if tuple(map(mul, local, cuts)) == whole and prod(local) == stored[-1] else None
-
-
-def _run_boxes(shard: Shard, local: Ints) -> list[Shard]:
-    """The boxes of a run of one piece, in the whole tensor."""
-    at = tuple(i * n for i, n in zip(shard.box.offsets[:-1], local, strict=True))
-    start, length = shard.box.offsets[-1], shard.box.sizes[-1]
-    flat = shard.source.reshaped((length,)) if shard.source is not None and shard.source.contiguous else None
-    return shards_in(Box(at, local), FlatRun(start, length, flat, shard.rank))

@@ -11,14 +11,23 @@ from typing import Any
 from ckptools.formats.megatron.folders import arguments, setting
 from ckptools.formats.megatron.model import HALF, MASTER, choose_weights, notes_on_model
 from ckptools.formats.megatron.optimizer import dotted_path
-from ckptools.formats.megatron_dist.buckets import UnjoinedError, in_true_shape, join_buckets
+from ckptools.formats.megatron_dist.bucket_order import UnjoinedError
+from ckptools.formats.megatron_dist.buckets import join_buckets
+from ckptools.formats.megatron_dist.runs import in_true_shape
+from ckptools.formats.megatron_dist.stacked import (
+    EXPERTS,
+    LAYERS,
+    count_stacks,
+    join_parts,
+    missing_parts,
+    notes_on_stacks,
+    split_stacks,
+)
 from ckptools.formats.options import Weights
 from ckptools.model.problems import Code, Problem
-from ckptools.model.regions import Box
-from ckptools.model.tensor import Rounded, Shard, Source, Tensor
+from ckptools.model.tensor import Rounded, Tensor
 from ckptools.model.tree import tensors_in
 
-STACKED = re.compile(r"(?P<block>(?:.*?\.)?layers)\.(?P<rest>(?!\d+\.).+)", re.DOTALL)
 OBJECT = re.compile(
     r"(?P<key>[^/]+)/shard_(?P<offset>\d{1,9}(?:\.\d{1,9})*)_(?P<shape>\d{1,9}(?:\.\d{1,9})*)", re.DOTALL
 )
@@ -26,6 +35,7 @@ OPTIMIZER = re.compile(r"(?:chained_\d+\.)?optimizer\.(?P<rest>.+)", re.DOTALL)
 SIZES = re.compile(r".*\.per_bucket_numel(?:_unpadded)?(?:/shard_0_1)?", re.DOTALL)
 """Key with the length of each bucket; irrelevant without buckets."""
 
+ROUTER = ".router.weight"
 COMMON_KEY = "common_state/shard_0_1"
 MASTERS = (MASTER, "param")
 """Slots of the master copy: of Float16Optimizer and older distributed optimizers, of `fully_reshardable`."""
@@ -37,9 +47,6 @@ JOINED = (
     "lengths and the edges of the ranks' pieces fit (assumed: parameters of one size stand in that order); the "
     "sizes of buckets (per_bucket_numel) are left out with them"
 )
-MAX_LAYERS = 1 << 16
-MAX_MADE = 1_000_000
-"""Most tensors that stacked ones are split into; a forged first dimension asks for more."""
 
 
 class StoredState:
@@ -64,7 +71,8 @@ class StoredState:
         self.objects: dict[str, Any] = {}
         for name, value in flat.items():
             self._sort(name, value)
-        self.layers = self._layers()
+        self.layers = self._number_of_layers()
+        self.experts = self._number_of_experts()
 
     def _sort(self, name: str, value: Any) -> None:
         of_optimizer = OPTIMIZER.fullmatch(name)
@@ -79,26 +87,27 @@ class StoredState:
         elif name != COMMON_KEY:
             self.objects[name] = _only_item(value)
 
-    def _layers(self) -> dict[str, int]:
+    def _number_of_layers(self) -> dict[str, int]:
         """Number of layers of each block whose layers are stored as one tensor, where all agree on it."""
-        found: dict[str, set[int]] = {}
-        for name, tensor in self.weights.items():
-            stacked = STACKED.fullmatch(name)
-            if stacked:
-                found.setdefault(stacked["block"], set()).add(tensor.shape[0] if tensor.shape else 0)
+        layers, odd = count_stacks(LAYERS, self.weights, {})
         stated = setting(arguments(self.common), "num_layers")
-        layers = {block: n for block, (n, *more) in found.items() if not more and 0 < n < MAX_LAYERS}
-        too_many = sum(layers.values()) * len(self.weights) > MAX_MADE
-        if too_many or (len(found) == 1 and stated is not None and stated not in layers.values()):
-            layers = {}
-        for block in (block for block in found if block not in layers):
-            text = f"{block}: their first dimension does not show the number of layers; names are as stored"
-            self.problems.append(Problem(Code.KEPT_AS_SAVED, text))
+        if len(layers) == 1 and not odd and stated is not None and stated not in layers.values():
+            layers, odd = {}, list(layers)
+        self.problems += notes_on_stacks(odd, "layers")
         return layers
+
+    def _number_of_experts(self) -> dict[str, int]:
+        """Number of experts of each layer whose experts are stored as one tensor; its router has a row for each."""
+        weights = split_stacks(LAYERS, self.weights, self.layers)
+        routers = {n.removesuffix(ROUTER): t.shape[0] for n, t in weights.items() if n.endswith(ROUTER) and t.shape}
+        experts, odd = count_stacks(EXPERTS, weights, {f"{mlp}.experts.experts": n for mlp, n in routers.items()})
+        self.problems += notes_on_stacks(odd, "experts")
+        return experts
 
     def tree(self, weights: Weights) -> dict[Any, Any]:
         """The nested state: `model`, `optimizer`, and the common values."""
-        model = self._unstacked(self.weights)
+        model, lacking = self._unstacked(self.weights)
+        self.problems += missing_parts(lacking)
         state = self._optimizer_state(model)
         state |= self._joined(model) if self.buffers and not state else {}
         extra = dict(self._extra_states(model))
@@ -114,39 +123,29 @@ class StoredState:
         self.problems += notes_on_model(arguments(self.common), model, version=2)
         return tree
 
-    def _unstacked(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Split stacked tensors by layer, with names layer by layer from where a block begins."""
-        whole: dict[str, Tensor] = {}
-        done: set[str] = set()
-        for name, tensor in tensors.items():
-            stacked = STACKED.fullmatch(name)
-            if not stacked or stacked["block"] not in self.layers:
-                whole[name] = tensor
-            elif stacked["block"] not in done:
-                done.add(stacked["block"])
-                whole |= dict(self._block(stacked["block"], tensors))
-        return whole
-
-    def _block(self, block: str, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        named = {m["rest"]: t for n, t in tensors.items() if (m := STACKED.fullmatch(n)) and m["block"] == block}
-        number = self.layers[block]
-        # State that does not count the same layers stays as stored.
-        layers = {rest: _layers_of(t) for rest, t in named.items() if t.shape[:1] == (number,)}
-        yield from ((f"{block}.{rest}", t) for rest, t in named.items() if rest not in layers)
-        for n in range(number):
-            yield from ((f"{block}.{n}.{rest}", every[n]) for rest, every in layers.items())
+    def _unstacked(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, list[str]]]:
+        """Each layer's and each expert's tensors, and fused weights joined; and the absent parts of these."""
+        by_layer = split_stacks(LAYERS, tensors, self.layers)
+        return join_parts(split_stacks(EXPERTS, by_layer, self.experts))
 
     def _extra_states(self, model: Mapping[str, Tensor]) -> Iterator[tuple[str, Any]]:
-        """Extra states of single layers, taken out of the objects."""
+        """Extra states of single layers and experts, taken out of the objects."""
         for name in list(self.objects):
             found = OBJECT.fullmatch(name)
-            if not found or not found["key"].endswith("_extra_state"):
-                continue
-            stacked = STACKED.fullmatch(found["key"])
-            if stacked and "." not in found["offset"] and int(found["shape"]) == self.layers.get(stacked["block"]):
-                yield f"{stacked['block']}.{found['offset']}.{stacked['rest']}", self.objects.pop(name)
-            elif not stacked and (found["offset"], found["shape"]) == ("0", "1") and found["key"] not in model:
-                yield found["key"], self.objects.pop(name)
+            if found and found["key"].endswith("_extra_state"):
+                own = self._own_name(found["key"], found["offset"].split("."), found["shape"].split("."))
+                if own is not None and own not in model:
+                    yield own, self.objects.pop(name)
+
+    def _own_name(self, key: str, offset: list[str], shape: list[str]) -> str | None:
+        """The name of one layer's or expert's object in a stack; None where the stack is not of the same number."""
+        for pattern, counts in ((LAYERS, self.layers), (EXPERTS, self.experts)):
+            stacked = pattern.fullmatch(key)
+            if stacked and stacked["block"] in counts:
+                if not offset or int(shape.pop(0)) != counts[stacked["block"]]:
+                    return None
+                key = f"{stacked['block']}.{offset.pop(0)}.{stacked['rest']}"
+        return key if (offset, shape) in (([], []), (["0"], ["1"])) else None
 
     def _other_objects(self) -> dict[str, Any]:
         """Objects of single ranks, those of one name together."""
@@ -169,7 +168,7 @@ class StoredState:
     def _optimizer_state(self, model: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
         """The state of each weight, in the model's order; marked where it has neither its shape nor one element."""
         slots = dict.fromkeys(slot for entry in self.state.values() for slot in entry)
-        by_slot = {slot: self._unstacked({n: e[slot] for n, e in self.state.items() if slot in e}) for slot in slots}
+        by_slot = {slot: self._unstacked({n: e[slot] for n, e in self.state.items() if slot in e})[0] for slot in slots}
         names = dict.fromkeys([*model, *(n for tensors in by_slot.values() for n in tensors)])
         found: dict[str, dict[str, Any]] = {}
         for name, (slot, tensors) in product(names, by_slot.items()):
@@ -244,23 +243,3 @@ def _inner(saved: Any) -> Iterator[Mapping[str, Any]]:
         for key, one in saved.items():
             if type(key) is int:
                 yield from _inner(one)
-
-
-def _layers_of(tensor: Tensor) -> list[Tensor]:
-    """The layers of a tensor whose first dimension counts them."""
-    shards: list[list[Shard]] = [[] for _ in range(tensor.shape[0])]
-    for shard in tensor.shards:
-        first, box = shard.box.offsets[0], Box(shard.box.offsets[1:], shard.box.sizes[1:])
-        for n in range(first, min(first + shard.box.sizes[0], len(shards))):
-            shards[n].append(Shard(box, shard.rank, _row(shard.source, n - first) if shard.source else None))
-    layers, whole = [], Box.whole(tensor.shape[1:])
-    for mine in shards:
-        plain = tensor.kind == "chunks" and all(s.box == whole for s in mine)
-        kind = "plain" if plain else tensor.kind
-        layers.append(replace(tensor, shape=whole.sizes, shards=tuple(mine), kind=kind))
-    return layers
-
-
-def _row(source: Source, at: int) -> Source:
-    first = source.part(Box((at, *(0,) * (len(source.shape) - 1)), (1, *source.shape[1:])))
-    return first._replace(shape=source.shape[1:], strides=source.strides[1:])
