@@ -130,6 +130,9 @@ WHOLE = (
     # The layout of what the ranks have in safetensors is in metadata.pkl alone.
     Known("torch-checkpointing-st-fsdp2", "ckpt", "", 4, 5, ("rank",)),
     Known("nanotron-tp2pp2", "ckpt", "", 4, 5),
+    # Flattened parameters, placed by the metadata beside them; the mask is not persistent.
+    Known("fairscale-fsdp-nested", "ckpt", "", 4, 5, ("buffer/stats.mask",)),
+    Known("fairscale-fsdp-tied-w3", "ckpt/checkpoint_3-shard1.pt", "", 3, 3),
     # safetensors shards for the model, a DCP for the optimizer.
     Known("nemo-automodel-fsdp2", "ckpt/epoch_0_step_5", "", 4, 5),
 )

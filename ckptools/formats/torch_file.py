@@ -54,7 +54,7 @@ def read(path: Path, options: Options) -> Checkpoint:
     if sharded and options.looks_around:
         group = siblings_by_content(path, saved, options.follow_symlinks)
         if group:
-            return rank_files.read_group(path, group, options)
+            return rank_files.read_group(path, path, group, options)
     builder.add_saved([saved])
     builder.problems += _part_of_more(path) or _shards_of_one(saved, sharded)
     if not (sharded or builder.problems):

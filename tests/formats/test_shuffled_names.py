@@ -223,7 +223,10 @@ BY_NUMBER = (
 
 
 # There the reader put names in the place of numbers.
-NAMED_WHEN_READ = ("megatron-tp2pp2-fp32", "megatron-tp2dp2-distopt", "megatron-ep2dp2-bf16-legacy", "verl-fsdp1")
+NAMED_WHEN_READ = (
+    "megatron-tp2pp2-fp32", "megatron-tp2dp2-distopt", "megatron-ep2dp2-bf16-legacy", "verl-fsdp1",
+    "fairscale-fsdp-tied-w3",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("known", [k for k in WHOLE if k.name in BY_NUMBER], ids=lambda k: k.name)

@@ -179,7 +179,7 @@ def _run_of(moment: Tensor, member: Member, unit: Unit) -> Tensor | None:
 
 def _resolve_units(optimizer: MutableMapping[str, Any], units: Sequence[Unit], modules: Any) -> None:
     by_key = {u.key: u for u in units}
-    flat = {u.key: _as_moment(u) for u in units}
+    flat = {u.key: as_moment(u) for u in units}
     names = name_parameters(optimizer, flat, order_of(flat, modules)).names
     name_units(optimizer, {number: by_key[key] for number, key in names.items() if key in by_key})
 
@@ -202,7 +202,7 @@ def name_units(optimizer: MutableMapping[str, Any], units: Mapping[Any, Unit]) -
             group["params"] = [fqn for i in ids for fqn in names.get(i, [i])]
 
 
-def _as_moment(unit: Unit) -> Tensor:
+def as_moment(unit: Unit) -> Tensor:
     """A flat parameter as its moments are: every rank whose file was read has a chunk of the same length."""
     size = _chunk_size(unit)
     shards = tuple(s._replace(box=Box((0,), (size,))) for s in unit.flat.found)

@@ -25,6 +25,7 @@ from ckptools.formats.rank_search.rank_groups import GroupRead, group_in, rank_g
 from ckptools.formats.rank_search.rank_names import RankName, columns, parse, siblings
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, in_form, looked_at, was_read
 from ckptools.formats.shared.merge import Merge, Ranked
+from ckptools.formats.wrapped_shards import wrapped_ranks
 from ckptools.model.checkpoint import Checkpoint, Fact, GivenNames, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
@@ -80,13 +81,13 @@ def read(path: Path, options: Options, by_name: Shapes | None = None) -> Checkpo
     return _opening(builder, name, group, options).checkpoint(by_name)
 
 
-def read_group(path: Path, group: Sequence[RankName], options: Options) -> Checkpoint:
-    """Open the checkpoint of a file and others, which were found by their contents.
+def read_group(path: Path, first: Path, group: Sequence[RankName], options: Options) -> Checkpoint:
+    """Open the checkpoint of a path: of its `first` file, and the others in its group, which a format has found.
 
     Raises:
-        ReadError: the file itself cannot be read.
+        ReadError: the file itself, or of a folder every one, cannot be read.
     """
-    name = next(n for n in group if n.path == path)
+    name = next(n for n in group if n.path == first)
     return _opening(CheckpointBuilder(NAME, path), name, group, options).checkpoint(None)
 
 
@@ -109,6 +110,7 @@ class _RankGroup:
     def __init__(self, builder: CheckpointBuilder, read: GroupRead) -> None:
         self.builder, self.problems, self.read = builder, builder.problems, read
         self.options, self.name, self.group = read.options, read.name, read.group
+        self.wrapped = wrapped_ranks(read.saved, read.ranks, read.name.path)
 
     def checkpoint(self, by_name: Shapes | None) -> Checkpoint:
         world = self._world_size()
@@ -126,6 +128,7 @@ class _RankGroup:
         found = rank_checks.compare_ranks(merge, tree)
         tree = found.tree
         files = tuple(self._files(world.value))
+        self.problems += self.wrapped.problems if self.wrapped else ()
         tensors = list(tensors_in(tree))
         sharded = [t for _, t in tensors if t.sharded]
         sections = find_sections(tree)
@@ -140,7 +143,8 @@ class _RankGroup:
         self.problems += check_copies(tensors)
         self.problems += (Problem(Code.LAYOUT_INFERRED, note, None, fqn_of(path)) for path, note in notes.items())
         self.builder.add_saved(self.read.saved.values())
-        saved_as = LOCAL if local else _saved_as(sharded, len(self.group), in_parts)
+        plainly = LOCAL if local else _saved_as(sharded, len(self.group), in_parts)
+        saved_as = self.wrapped.saved_as if self.wrapped else plainly
         # The number in the path that is the rank counts no steps.
         without_rank = Path(self.name.spelled) if "{rank}" in self.name.spelled else self.name.path
         return self.builder.checkpoint(
@@ -162,6 +166,8 @@ class _RankGroup:
         self, tree: Any, by_name: Shapes | None, given: GivenNames | None
     ) -> tuple[bool, dict[KeyPath, str], set[str]]:
         """See `resolve_flat_shards`, whose module most rank files do not need."""
+        if self.wrapped:
+            return self.wrapped.take_apart(tree)
         if given is None and not any(map(_may_be_flat, find_sections(tree))):
             return False, {}, set()
         from ckptools.formats.flat_parameters.shards import resolve_flat_shards
@@ -173,8 +179,10 @@ class _RankGroup:
         parts: dict[KeyPath, list[tuple[int, Any]]] = {}
         for name in self.group:
             if name.path in self.read.saved:
-                path = (name.part,) if name.part else ()
-                parts.setdefault(path, []).append((self.read.ranks[name.path], self.read.saved[name.path].content))
+                path, rank = (name.part,) if name.part else (), self.read.ranks[name.path]
+                saved = self.read.saved[name.path]
+                content = self.wrapped.placed(rank, saved.tree) if self.wrapped else saved.content
+                parts.setdefault(path, []).append((rank, content))
         return {path: sorted(ranked, key=lambda i: i[0]) for path, ranked in parts.items()}
 
     def _files(self, world: int) -> Iterable[RankFile]:
@@ -220,6 +228,8 @@ class _RankGroup:
 
     def _world_size(self) -> Fact:
         """The number of ranks that saved the checkpoint, from the best source."""
+        if self.wrapped:
+            return self.wrapped.world
         at_least = {w for s in self.read.saved.values() if s.at_least for _, w in s.claims}
         claimed = sorted({w for s in self.read.saved.values() if not s.at_least for _, w in s.claims})
         named = self.name.world_size

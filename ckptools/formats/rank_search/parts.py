@@ -5,7 +5,6 @@ Names that say so:
     model-rank-0-part-0.safetensors     vLLM, SGLang (sharded_state)
     model0-mp4.safetensors              DeepSeek's own inference code
     rank0.safetensors                   TensorRT-LLM, with `mapping` in config.json
-    checkpoint_5-shard0.pt              fairseq under FSDP
     model_0.safetensors                 torch's own examples, and others
     tp_00_00.pt, mp_rank_00/model_weights.ckpt, dp_rank_00_tp_rank_01_pp_rank_00.pt    NeMo and its like
 
@@ -73,7 +72,7 @@ MAX_BYTES = 1 << 16
 
 FLAT = re.compile(r"_?flat_param(_\d+)?")
 SHARDED = "shard_metadata"
-"""Key that fairseq writes beside the shards of FSDP. Source: fairseq/checkpoint_utils.py."""
+"""Key that fairscale's users write beside the shards of FSDP; files with a rank in their names are joined by it."""
 
 CONFIG = "config.json"
 BESIDE = ("metadata.pkl", "metadata.yaml", CONFIG)
@@ -248,7 +247,7 @@ def _has_words_of_parts(path: Path) -> bool:
 def _by_content(tree: Any) -> str:
     """Why a file is one rank's by its own content; "" where that says nothing."""
     if isinstance(tree, Mapping) and SHARDED in tree:
-        return f"holds one rank's shards by its {SHARDED}; the others' files are needed, and how they join is not known"
+        return f"holds one rank's shards by its {SHARDED}; open the files of all ranks (--ranks 'NAME-{{rank}}.pt')"
     for key, _ in tensors_in(tree):
         last = str(key[-1]).rpartition(".")[2] if key else ""
         if FLAT.fullmatch(last):

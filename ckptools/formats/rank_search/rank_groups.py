@@ -20,6 +20,7 @@ from ckptools.formats.options import Options, is_small
 from ckptools.formats.rank_search.rank_checks import UNNAMED
 from ckptools.formats.rank_search.rank_names import RankName, check_links, names_in, only_group, parse, siblings
 from ckptools.formats.shared.checkpoint_builder import Fault
+from ckptools.formats.wrapped_shards.layout import stated_claim
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tree import leaf_at
 from ckptools.model.values import describe_for_error
@@ -132,6 +133,13 @@ def files_matching(folder: Path, pattern: str, follow_symlinks: bool) -> list[Ra
     return _from_zero([_fitted(folder, pattern, p, m) for p, m in found])
 
 
+def file_matching(path: Path, pattern: str) -> RankName:
+    """One file whose name matches a pattern, for which its folder is not listed."""
+    found = re.fullmatch(_expression(pattern), path.name)
+    assert found is not None, f"{path.name} is no {pattern}"
+    return _fitted(path.parent, pattern, path, found)
+
+
 def _check_pattern(folder: Path, pattern: str) -> None:
     if not folder.is_dir():
         raise UsageError(folder, "--ranks goes with a folder, in which it says what the rank files are called")
@@ -146,7 +154,7 @@ def _expression(pattern: str) -> str:
     expression = re.escape(pattern)
     for name in ("rank", "world"):
         holder = re.escape(f"{{{name}}}")
-        expression = expression.replace(holder, rf"(?P<{name}>\d{{1,7}})", 1).replace(holder, f"(?P={name})")
+        expression = expression.replace(holder, rf"(?P<{name}>\d{{1,9}})", 1).replace(holder, f"(?P={name})")
     return expression
 
 
@@ -194,6 +202,7 @@ class GroupRead:
         self.problems, self.name, self.group, self.options = problems, name, group, options
         self.saved: dict[Path, Saved] = {}
         self.faults: dict[Path, Fault] = {}
+        self._states_rank = False
         every = options.all_ranks or not name.rank_in_name
         wanted = group if every else [n for n in group if n.rank == name.rank]
         self.all_ranks = every or len(wanted) == len(group)
@@ -214,7 +223,10 @@ class GroupRead:
 
     def _read(self, member: RankName, must: bool) -> None:
         try:
-            self.saved[member.path] = self.options.read_file(member.path)
+            saved = self.options.read_file(member.path)
+            stated = stated_claim(saved.tree) if isinstance(saved.content, dict) or self._states_rank else None
+            self._states_rank = stated is not None
+            self.saved[member.path] = saved._replace(claims=frozenset([stated])) if stated else saved
         except ReadError as error:
             if must:
                 raise

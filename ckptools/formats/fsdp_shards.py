@@ -1,0 +1,121 @@
+"""FSDP of fairscale and torch_xla under their own names: one torch.save file per rank, with `shard_metadata`.
+
+    checkpoint_5-shard0.pt                         metaseq, fairseq
+    checkpoint_5-model_part-0-shard0.pt            the same under model parallelism: each part by itself
+    final_ckpt_rank-00000000-of-00000004.pth       torch_xla's examples
+
+Under other names with a rank, such as `model-rank0.pt`, they are found likewise; what the caller names as rank files
+(`--ranks`) needs no such name. `wrapped_shards` has the layout. Parts of a model-parallel run
+are slices that nothing in the files joins; each is opened as a part. Source: metaseq/checkpoint_utils.py and
+trainer.py (`checkpoint_suffix`), torch_xla's test/test_train_mp_mnist_fsdp_with_ckpt.py.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+from ckptools.errors import ReadError
+from ckptools.files.file_type import content_of, head_of
+from ckptools.files.location import check_stays_inside, tells_others
+from ckptools.files.opening import File, reading
+from ckptools.files.zip_archive import Container
+from ckptools.formats import rank_files
+from ckptools.formats.options import Options
+from ckptools.formats.rank_search.rank_groups import file_matching, files_matching
+from ckptools.formats.rank_search.rank_names import RankName, is_temporary
+from ckptools.formats.shared.several import several
+from ckptools.formats.wrapped_shards.layout import SHARD_METADATA
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.problems import Code, Problem, worst_first
+
+NAME = "fsdp_shards"
+READS = "FSDP of fairscale (metaseq, fairseq, VISSL) and torch_xla: a file per rank with shard_metadata"
+KNOWN_BY = "checkpoint_5-shard0.pt or x_rank-00000000-of-00000004.pth with shard_metadata in it, or a folder of such"
+
+NAMED = re.compile(
+    r"(?P<head>.*?(?<![A-Za-z])(?:shard|rank)[-_]?)(?P<rank>\d{1,9})(?:-of-(?P<world>\d{1,9}))?(?P<tail>\.(?:pt|pth|bin|ckpt))",
+    re.DOTALL,
+)
+MODEL_PART = re.compile(r"model_part-\d+")
+WORDS = (b"param_metadata", b"shard_info")
+MAX_ENTRIES = 1 << 16
+
+
+def detect(path: Path) -> bool:
+    """A file of one rank, or a folder with such files; their pickles are searched for the words of the metadata."""
+    return bool(_families(path)) if path.is_dir() else _is_shard(path)
+
+
+def _is_shard(path: Path) -> bool:
+    if not NAMED.fullmatch(path.name) or not path.is_file():
+        return False
+    try:
+        with File(path) as file:
+            if content_of(head_of(file)) != "zip":
+                return False
+            pickle = Container(file).read("data.pkl")
+    except ReadError:
+        return False
+    return SHARD_METADATA.encode() in pickle and any(word in pickle for word in WORDS)
+
+
+def _families(folder: Path) -> dict[str, Path]:
+    """One readable file of each checkpoint in a folder, by the pattern of its names."""
+    with reading(folder):
+        entries = sorted(islice(folder.iterdir(), MAX_ENTRIES))
+    families: dict[str, Path] = {}
+    for path in entries:
+        pattern = _pattern(path)
+        if (
+            pattern
+            and pattern not in families
+            and not is_temporary(path.name)
+            and not path.is_symlink()
+            and _is_shard(path)
+        ):
+            families[pattern] = path
+    return families
+
+
+def _pattern(path: Path) -> str:
+    """A name with `{rank}` for the rank, and `{world}` for the world size; "" for any other name."""
+    found = NAMED.fullmatch(path.name)
+    if not found or "{" in path.name:
+        return ""
+    return f"{found['head']}{{rank}}{'-of-{world}' if found['world'] else ''}{found['tail']}"
+
+
+def read(path: Path, options: Options) -> Checkpoint:
+    """Open the checkpoint that a rank's file, or a folder of them, belongs to.
+
+    Raises:
+        ReadError: the file that was named, or of a folder every one, cannot be read.
+        SeveralError: the folder holds several checkpoints.
+        UnsafePathError: a file is a link out of the folder.
+    """
+    families = _families(path) if path.is_dir() else {}
+    if len(families) > 1:
+        raise several(path, list(families.values()))
+    first = next(iter(families.values()), path)
+    made = rank_files.read_group(path, first, _group(path, first, options), options)
+    part = MODEL_PART.search(first.name)
+    problems = made.problems
+    if part:
+        text = f"{part[0]} of a model-parallel run by its name; nothing in the files says how the parts join"
+        problems = worst_first([Problem(Code.ONE_OF_SEVERAL, text), *problems])
+    return replace(made, format=NAME, problems=problems)
+
+
+def _group(path: Path, first: Path, options: Options) -> list[RankName]:
+    """The files of all ranks, in their order."""
+    alone = options.only_this_file and not path.is_dir()
+    if alone or not tells_others(first):
+        return [file_matching(first, _pattern(first))]
+    group = files_matching(first.parent, _pattern(first), follow_symlinks=True)
+    for name in group if not options.follow_symlinks else ():
+        if name.path != path:
+            check_stays_inside(name.path, name.path.parent)
+    return group
