@@ -60,23 +60,22 @@ def stated_checksum(value: Any, whole: bool = False) -> Checksum | None:
 def check_copies(tensors: Iterable[tuple[KeyPath, Tensor]]) -> Iterator[Problem]:
     """Problems of files with the same bytes for different places of tensors: one was copied over the other.
 
-    Replicas have the same places and are no copies.
+    Replicas have the same places and prove nothing.
     """
-    places: dict[Path, set[tuple[KeyPath, Box]]] = {}
-    records: dict[Path, set[tuple[str, str, int, int]]] = {}
+    places: dict[Path, dict[tuple[KeyPath, Box, str], tuple[str, str, int, int]]] = {}
     ranks: dict[Path, int] = {}
     for path, tensor in tensors:
         for shard in tensor.found if tensor.sharded else ():
             for source in shard.sources if shard.box.numel else ():
                 if source.crc and shard.rank is not None:
                     ranks[source.path] = shard.rank
-                    places.setdefault(source.path, set()).add((path, shard.box))
                     record = source.record, source.dtype, source.crc, source.record_span[1]
-                    records.setdefault(source.path, set()).add(record)
+                    places.setdefault(source.path, {})[path, shard.box, source.record] = record
     first: dict[frozenset[tuple[str, str, int, int]], Path] = {}
-    for file, stated in records.items():
-        other = first.setdefault(frozenset(stated), file)
-        if other != file and places[file].isdisjoint(places[other]) and proves_a_copy(r[1:] for r in stated):
+    for file, stated in places.items():
+        other = first.setdefault(frozenset(stated.values()), file)
+        elsewhere = (record[1:] for place, record in stated.items() if place not in places[other])
+        if other != file and proves_a_copy(elsewhere):
             yield Problem(Code.STRAY_FILE, _text(file, other), ranks[file])
 
 
