@@ -21,6 +21,8 @@ def by_value(column: Iterable[K]) -> dict[K, list[int]]:
 
 def take(column: Sequence[V], places: Sequence[int]) -> Sequence[V]:
     """The elements of a column at some places, in their order."""
+    if places == range(len(column)):
+        return column
     if len(places) < 2:
         return [column[place] for place in places]
     found: tuple[V, ...] = itemgetter(*places)(column)

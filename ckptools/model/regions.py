@@ -83,18 +83,21 @@ def in_a_row(shape: Sequence[int], offsets: Sequence[Ints], sizes: Sequence[Ints
 
     Then they cover a tensor of `shape`, each element once.
     """
-    whole = tuple(shape)
-    if not offsets or {*map(len, offsets), *map(len, sizes)} != {len(whole)}:
+    whole, kinds = tuple(shape), {*sizes}
+    if not offsets or {*map(len, offsets), *map(len, kinds)} != {len(whole)}:
         return False
     dim = next((d for d, n in enumerate(whole) if sizes[0][d] != n), None)
     if dim is None:
         return len(offsets) == 1 and not any(offsets[0])
     for d, n in enumerate(whole):
-        if d != dim and (any(map(itemgetter(d), offsets)) or {*map(itemgetter(d), sizes)} != {n}):
+        if d != dim and ({size[d] for size in kinds} != {n} or any(map(itemgetter(d), offsets))):
             return False
-    runs = sorted(zip(map(itemgetter(dim), offsets), map(itemgetter(dim), sizes), strict=True))
-    starts, lengths = [start for start, _ in runs], [length for _, length in runs]
-    return min(lengths) > 0 and [*starts, whole[dim]] == [0, *map(add, starts, lengths)]
+    if min(size[dim] for size in kinds) <= 0:
+        return False
+    starts, lengths = list(map(itemgetter(dim), offsets)), list(map(itemgetter(dim), sizes))
+    if starts != sorted(starts):
+        starts, lengths = map(list, zip(*sorted(zip(starts, lengths, strict=True)), strict=True))
+    return [*starts, whole[dim]] == [0, *map(add, starts, lengths)]
 
 
 def contiguous_strides(shape: Sequence[int]) -> Ints:

@@ -6,8 +6,9 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from math import prod
+from operator import le
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -278,9 +279,9 @@ class ItemShards(RowMethods[Shard], Sequence[Shard]):
 
     def in_order_of(self, keys: Sequence[Any]) -> ItemShards:
         """The same shards, sorted by a key for each of them."""
-        order = sorted(range(len(keys)), key=keys.__getitem__)
-        if order == list(range(len(order))):
+        if all(map(le, keys, islice(keys, 1, None))):
             return self
+        order = sorted(range(len(keys)), key=keys.__getitem__)
         return ItemShards(
             dtype=self.dtype,
             offsets=[self.offsets[i] for i in order],

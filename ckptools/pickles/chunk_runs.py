@@ -15,8 +15,12 @@ fetches any of it again (Megatron's plans do), or does something else with entri
 from __future__ import annotations
 
 import re
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate, compress, islice, repeat
+from operator import add, sub
 from typing import Any, TypeVar
 from weakref import proxy
 
@@ -32,8 +36,8 @@ WORDS = frozenset(("offsets", "sizes", "fqn", "index", "offset", "relative_path"
 MAX_ATTEMPTS = 8
 """Searches of the memo for the words; in a real file the first entry has them all."""
 
-MAX_BATCH = 1000
-"""Entries between two looks at the machine's budgets; a pickle of Python's ends its batches here too."""
+MAX_BATCH = 1 << 17
+"""Bytes of entries between two looks at the machine's budgets, about 1,000 of them; Python ends its batches there."""
 
 MAX_KNOWN = 100_000
 """Spellings of sizes, numbers and texts that are kept."""
@@ -45,17 +49,26 @@ BININT, LONG1 = b"J", b"\x8a"
 """Opcodes of numbers with a sign; the others have none."""
 
 NEW = rb"\)\x81\x94\}\x94\("
-TUPLE = (
-    rb"(\)|" + INT + rb"\x85\x94|(?:" + INT + rb"){2}\x86\x94|(?:" + INT + rb"){3}\x87\x94"
-    rb"|\((?:" + INT + rb"){4,64}t\x94)"
-)
+TUPLE = rb"(\)|" + INT + rb"(?:\x85|" + INT + rb"(?:\x86|" + INT + rb"\x87))\x94|\((?:" + INT + rb"){4,64}t\x94)"
 SIZE_OF = TUPLE + rb"\x85\x94R\x94"
-NEW_TEXT = b"\x8c"
-TEXT = rb"(h.|j.{4}|" + re.escape(NEW_TEXT) + rb".[ -~]*\x94)"
+NEW_TEXT = 0x8C
+TEXT = rb"(h.|j.{4}|" + b"\\x%02x" % NEW_TEXT + rb".[ -~]*\x94)"
 """A text from the memo, or a short one of ASCII that is given a number; others are read opcode by opcode."""
+
+ABSENT = b""
+"""What `re` has in the place of a group that matched nothing."""
 
 GOES_ON = b"h", b"j", b"\x95"
 """Opcodes behind a batch where another entry begins, or a frame."""
+
+NUMBERS, FEWER = 7, {ABSENT: 4, b")": 6}
+"""Memo numbers that an index and its place take, by how the offset is spelled; each new text takes one more."""
+
+FQN = 2
+"""Index of the fqn in the memo entries of an index."""
+
+Kept = tuple["array[int]", list[str]]
+"""New texts of a batch, with their memo numbers, which ascend."""
 
 COLLECTS = {CHUNK: (b"a", b"e"), INDEX: (b"s", b"u")}
 """Opcodes that collect one entry, and several."""
@@ -78,7 +91,8 @@ class ChunkReader:
         self._patterns: dict[str, re.Pattern[bytes]] = {}
         self._sizes = _Known[bytes, Ints](ints_of)
         self._lengths = _Known[bytes, int](lambda data: ints_of(data)[0])
-        self._texts = _Known[bytes, str](partial(_text, self.machine))
+        self._texts = _Known[bytes, str](partial(ChunkReader._text, proxy(self)))
+        self._kept: tuple[list[Kept], list[Kept]] = [], []
 
     def meet(self, name: Global) -> None:
         """Take note of a class that the pickle names for the first time."""
@@ -104,15 +118,19 @@ class ChunkReader:
         return False
 
     def fetch(self, number: int, at: int) -> int:
-        """Refuse a fetch of what the memo does not have.
+        """Push the text that an entry gave the memo number `number`.
 
         Raises:
             UnusualError: it may be something inside of an entry.
             KeyError: nothing has this number.
         """
-        if self.runs:
+        if not self.runs:
+            raise KeyError(number)
+        text = self._text_at(number)
+        if text is None:
             raise UnusualError("a reference into an entry")
-        raise KeyError(number)
+        self.machine.stack.append(text)
+        return at
 
     def skip(self, start: int, at: int) -> int:
         """Read the entries from `start`, where the class has just been fetched; return where to go on.
@@ -129,16 +147,16 @@ class ChunkReader:
         pattern = self._patterns.get(trigger.name) or self._learn(trigger.name)
         if pattern is None:
             return at
-        entries, end = _adjacent(pattern.match, machine.data, start)
-        if not entries:
+        wholes, *columns = _adjacent(pattern, machine.data, start)
+        if not wholes:
             return at
+        end = start + sum(map(len, wholes))
         self.runs = True
         one, several = COLLECTS[trigger.name]
         behind = machine.data[end : end + 1]
-        if behind not in (*GOES_ON, several) and not (behind == one and len(entries) == 1):
+        if behind not in (*GOES_ON, several) and not (behind == one and len(wholes) == 1):
             raise UnusualError("entries that are not collected")
         machine.pop()
-        columns = list(zip(*entries, strict=True))
         add = self._add_chunks if trigger.name == CHUNK else self._add_places
         add(columns)
         self._uncounted = machine.next_number - len(machine.memo)
@@ -157,25 +175,52 @@ class ChunkReader:
         fqns, offsets, files, starts, lengths = columns
         self._keep_texts(fqns, offsets, files)
         text, size, length = self._texts.__getitem__, self._sizes.__getitem__, self._lengths.__getitem__
+        at: list[Ints | None] = list(map(size, offsets))
+        if ABSENT in offsets:
+            at = [None if offset == ABSENT else known for offset, known in zip(offsets, at, strict=True)]
         names, paths = list(map(text, fqns)), list(map(text, files))
-        at: list[Ints | None] = [None if offset is None else size(offset) for offset in offsets]
         batch = PlaceBatch(names, at, paths, _numbers(starts), list(map(length, lengths)))
         self.machine.stack += (batch, batch)
 
-    def _keep_texts(self, fqns: Sequence[bytes], offsets: Sequence[bytes | None], files: Sequence[bytes]) -> None:
+    def _keep_texts(self, fqns: Sequence[bytes], offsets: Sequence[bytes], files: Sequence[bytes]) -> None:
         """Count what indices and their places give memo numbers, and keep those that are new texts."""
-        before = [2 + (0 if offset is None else 2 if offset == b")" else 3) for offset in offsets]
-        new_fqn = [fqn.startswith(NEW_TEXT) for fqn in fqns]
-        new_file = [file.startswith(NEW_TEXT) for file in files]
-        memo, text, number = self.machine.memo, self._texts, self.machine.next_number
-        for i, takes in enumerate(before):
-            if new_fqn[i]:
-                memo[number + 2] = text[fqns[i]]
-            number += takes + 2 + new_fqn[i]
-            if new_file[i]:
-                memo[number] = text[files[i]]
-                number += 1
-        self.machine.next_number = number
+        new_fqns = [spelled[0] == NEW_TEXT for spelled in fqns]
+        new_files = [spelled[0] == NEW_TEXT for spelled in files]
+        takes = map(add, map(FEWER.get, offsets, repeat(NUMBERS)), map(add, new_fqns, new_files))
+        numbers = list(accumulate(takes, initial=self.machine.next_number))
+        of_files = map(sub, islice(numbers, 1, None), repeat(1))  # the last that a place has
+        for kept, at, new, texts in (
+            (self._kept[0], map(add, numbers, repeat(FQN)), new_fqns, fqns),
+            (self._kept[1], of_files, new_files, files),
+        ):
+            if any(new):
+                kept.append((array("Q", compress(at, new)), list(map(self._texts.__getitem__, compress(texts, new)))))
+        self.machine.next_number = numbers[-1]
+
+    def _text_at(self, number: int) -> Any:
+        """What the memo has at a number; None where that is nothing, or no text of an entry."""
+        for kept in self._kept:
+            at = bisect_right(kept, number, key=lambda batch: batch[0][0]) - 1
+            numbers, texts = kept[at] if at >= 0 else ((), ())
+            place = bisect_left(numbers, number)
+            if place < len(numbers) and numbers[place] == number:
+                return texts[place]
+        return self.machine.memo.get(number)
+
+    def _text(self, spelled: bytes) -> str:
+        """A text as it is spelled, or as the memo has it.
+
+        Raises:
+            UnusualError: the memo has no text there, or it says another length.
+        """
+        if spelled[0] == NEW_TEXT:
+            if spelled[1] != len(spelled) - 3:
+                raise UnusualError("a text of another length than stated")
+            return spelled[2:-1].decode("ascii")
+        value = self._text_at(int.from_bytes(spelled[1:], "little"))
+        if type(value) is not str:
+            raise UnusualError("a name that is no text")
+        return value
 
     def _learn(self, which: str) -> re.Pattern[bytes] | None:
         """Make the pattern of an entry from the memo numbers of its words; None before one has been met."""
@@ -192,7 +237,7 @@ class ChunkReader:
             if not self._attempts:
                 self.trigger = None
             return None
-        self._patterns[which] = re.compile(spelled, re.DOTALL)
+        self._patterns[which] = re.compile(b"(" + spelled + b")|.+", re.DOTALL)
         return self._patterns[which]
 
 
@@ -213,29 +258,15 @@ class _Known(dict[K, V]):
         return value
 
 
-def _text(machine: MachineState, spelled: bytes) -> str:
-    """A text as it is spelled, or as the memo has it.
+def _adjacent(pattern: re.Pattern[bytes], data: bytes, start: int) -> Sequence[Sequence[bytes]]:
+    """The columns of entries that follow each other from `start` on: each entry, and its groups.
 
-    Raises:
-        UnusualError: the memo has no text there, or it says another length.
+    What is no entry matches up to the end, with empty groups.
     """
-    if spelled.startswith(NEW_TEXT):
-        if spelled[1] != len(spelled) - 3:
-            raise UnusualError("a text of another length than stated")
-        return spelled[2:-1].decode("ascii")
-    value = machine.memo.get(int.from_bytes(spelled[1:], "little"))
-    if type(value) is not str:
-        raise UnusualError("a name that is no text")
-    return value
-
-
-def _adjacent(match: Callable[[bytes, int], re.Match[bytes] | None], data: bytes, end: int) -> tuple[list[Any], int]:
-    """The groups of entries that follow each other from `end` on, and where the last of them ends."""
-    entries: list[Any] = []
-    while len(entries) < MAX_BATCH and (found := match(data, end)) is not None:
-        entries.append(found.groups())
-        end = found.end()
-    return entries, end
+    entries = pattern.findall(data, start, start + MAX_BATCH)
+    if entries and not entries[-1][0]:
+        entries.pop()
+    return list(zip(*entries, strict=True)) or [()]
 
 
 def _numbers(column: Sequence[bytes]) -> list[int]:

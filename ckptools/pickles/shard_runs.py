@@ -34,7 +34,8 @@ MAX_ATTEMPTS = 8
 """Searches of the memo for the words; in a real file the first record has them all."""
 
 PUT = rb"r(.{4})"
-INT = rb"(?:K.|M..|J.{4}" + b"".join(b"|\\x8a\\x%02x.{%d}" % (n, n) for n in range(1, 9)) + rb")"
+LONG = b"|".join(b"\\x%02x.{%d}" % (n, n) for n in (5, 4, 6, 7, 8, 1, 2, 3))
+INT = rb"(?:K.|M..|J.{4}|\x8a(?:" + LONG + rb"))"
 INTS = rb"((?:" + INT + rb"a|\((?:" + INT + rb"){1,64}e|))"
 TEXT = rb"X(?:" + b"|".join(b"\\x%02x\\0\\0\\0[\\w:/.-]{%d}" % (n, n) for n in range(1, 17)) + rb")" + PUT
 

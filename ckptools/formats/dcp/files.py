@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -150,11 +150,11 @@ class DataFile:
 
     @property
     def state(self) -> str:
-        """Its fault in a few words."""
+        """Its fault in a few words, or `whole`."""
         if self.size is None:
             return "missing"
         if self.fault is None:
-            return "cut short"
+            return "cut short" if self.size < self.needed else "whole"
         return "unreadable" if self.fault.kind is Code.FILE_UNREADABLE else "not the one that was saved"
 
     def rank_file(self, all_seen: bool) -> RankFile:
@@ -217,15 +217,17 @@ def with_faults(files: Mapping[str, DataFile], faults: Mapping[Path, FileFault])
     return {name: replace(f, fault=f.fault or faults.get(f.path)) for name, f in files.items()}
 
 
-def check_data_files(files: Mapping[str, DataFile], holds: Mapping[str, list[str]]) -> Iterable[Problem]:
+def check_data_files(files: Mapping[str, DataFile], names_in_file: Callable[[str], list[str]]) -> Iterable[Problem]:
     """Problems of data files that are missing, cut, or from another save, with the names that they should hold."""
     for name, file in files.items():
-        lost = few(holds[name], MAX_NAMED)
+        if file.state == "whole":
+            continue
+        lost = few(names_in_file(name), MAX_NAMED)
         if file.size is None:
             yield Problem(Code.FILE_MISSING, f"no file {name}, which holds {lost}", file.rank)
         elif file.fault is not None:
             yield Problem(file.fault.kind, f"{name} {file.fault.reason}; it should hold {lost}", file.rank)
-        elif file.size < file.needed:
+        else:
             text = f"{name} is cut short: {file.size} bytes of at least {file.needed}; it holds {lost}"
             yield Problem(Code.FILE_CUT, text, file.rank)
 

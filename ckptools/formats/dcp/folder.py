@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import add, attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -94,8 +95,7 @@ def read_folder(folder: Path, options: Options) -> Folder:
     metadata = [read_metadata(path, rank) for path, rank in metadata_files(folder, options.follow_symlinks)]
     if (record := of_folder(folder, names_in(folder), options.follow_symlinks)) is not None:
         options.said[metadata[0].path] = record
-    holds = _holds(metadata)
-    last = _last_items(metadata, holds)
+    last = _last_items(metadata)
     here = find_data_files(folder, {name: item.end for name, item in last.items()}, options.follow_symlinks)
     items = ItemReader(folder)
     paths = {fqn: path for one in metadata for fqn, path in (one.paths or {}).items()}
@@ -117,7 +117,8 @@ def read_folder(folder: Path, options: Options) -> Folder:
     found = RankDifferences(tree, tuple(content.merge.problems), (), {}, {})
     if not any(p.severity == "error" for p in contradiction):  # else the tree has other paths
         found = compare_ranks(content.merge, tree)
-    problems = [*check_data_files(here, holds), *odd, *content.tensors.problems, *content.lost]
+    problems = [*check_data_files(here, lambda file: _names_in(file, metadata)), *odd]
+    problems += [*content.tensors.problems, *content.lost]
     return Folder(
         path=folder,
         tree=found.tree,
@@ -126,7 +127,7 @@ def read_folder(folder: Path, options: Options) -> Folder:
         problems=(*problems, *found.problems, *contradiction, *check_strays(stray)),
         names=tuple(dict.fromkeys(n for one in metadata for n in one.names) | items.names),
         writer=metadata[0].writer,
-        writers=writers_of(ranks, {**holds, **{name: [] for name in empty}}, not stray),
+        writers=writers_of(ranks, not stray and (bool(empty) or _one_file_each(metadata))),
         extra=metadata[0].extra,
         differing=found.differing,
         per_rank=found.per_rank,
@@ -169,27 +170,15 @@ def _content(
     return _Content(tensors, objects, lost, [*tensors.suspects, *suspects], merge)
 
 
-def _holds(metadata: Sequence[DcpMetadata]) -> dict[str, list[str]]:
-    """The fqns in each file, tensors first; the files in rank order."""
-    holds: dict[str, dict[str, None]] = {}
-    for objects in (False, True):
-        for one in metadata:
-            stored = one.stored
-            listed = zip(stored.files, stored.fqns, stored.offsets, strict=True)
-            for file, fqn in dict.fromkeys((f, fqn) for f, fqn, at in listed if (at is None) is objects):
-                holds.setdefault(file, {})[fqn] = None
-    return {file: list(holds[file]) for file in sorted(holds, key=by_rank)}
-
-
-def _last_items(metadata: Sequence[DcpMetadata], files: Iterable[str]) -> dict[str, StoredItem]:
-    """The last item of each file, by its end."""
-    last = {file: StoredItem(file, 0, 0) for file in files}
+def _last_items(metadata: Sequence[DcpMetadata]) -> dict[str, StoredItem]:
+    """The last item of each file, by its end; the files in rank order."""
+    last: dict[str, StoredItem] = {}
     for one in metadata:
         stored, ends = one.stored, list(map(add, one.stored.starts, one.stored.lengths))
         for file, items in stored.by_file().items():
-            item = max(items, key=ends.__getitem__)
-            last[file] = max(last[file], stored[item], key=attrgetter("end"))
-    return last
+            item = stored[max(items, key=ends.__getitem__)]
+            last[file] = max(last.get(file, item), item, key=attrgetter("end"))
+    return {file: last[file] for file in sorted(last, key=by_rank)}
 
 
 def _nested(flat: dict[str, Any], paths: Mapping[str, KeyPath]) -> tuple[dict[str, Any], list[Problem]]:
@@ -242,17 +231,32 @@ class Writers(NamedTuple):
         return Writers(tuple(sorted({*self.ranks, *other.ranks})), self.all and other.all)
 
 
-def writers_of(ranks: Collection[int], holds: Mapping[str, list[str]], sure: bool) -> Writers:
+def writers_of(ranks: Collection[int], sure: bool) -> Writers:
     """The ranks that wrote a DCP folder.
 
     Args:
         ranks: those with files in it.
-        holds: the fqns in each file; none for ranks without items.
-        sure: whether all files are of one save.
+        sure: whether all files are of one save, in which each rank has one for all of its items.
     """
-    one_file_each = any(len(fqns) != 1 for fqns in holds.values())
     found = tuple(sorted(ranks))
-    return Writers(found, sure and one_file_each and found == tuple(range(len(found))))
+    return Writers(found, sure and found == tuple(range(len(found))))
+
+
+def _one_file_each(metadata: Iterable[DcpMetadata]) -> bool:
+    """Whether a file has items of several names, as where each rank has one for all of its items."""
+    first: dict[str, str] = {}
+    listed = chain.from_iterable(zip(one.stored.files, one.stored.fqns, strict=True) for one in metadata)
+    return any(first.setdefault(file, fqn) != fqn for file, fqn in listed)
+
+
+def _names_in(file: str, metadata: Sequence[DcpMetadata]) -> list[str]:
+    """The fqns in a file, tensors first."""
+    found: dict[str, None] = {}
+    for objects in (False, True):
+        for stored in (one.stored for one in metadata):
+            items = stored.by_file().get(file, ())
+            found |= dict.fromkeys(stored.fqns[i] for i in items if (stored.offsets[i] is None) is objects)
+    return [*found]
 
 
 def world_size(writers: Writers, tree: Mapping[Any, Any]) -> Fact:

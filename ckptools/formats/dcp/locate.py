@@ -7,11 +7,11 @@ damaged in place, and proves nothing about the others.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import groupby, islice, repeat
+from itertools import accumulate, compress, groupby, islice, repeat
 from math import prod
 from operator import eq, itemgetter, lt
 from pathlib import Path
@@ -23,7 +23,7 @@ from ckptools.files.compressed import CompressedItem
 from ckptools.formats.dcp.items import ItemReader, in_safetensors
 from ckptools.formats.dcp.metadata import TensorMetadata
 from ckptools.formats.dcp.other_files import SuspectFile, end_of, is_in_place
-from ckptools.model.columns import take
+from ckptools.model.columns import by_value, take
 from ckptools.model.regions import Ints
 from ckptools.model.shards import HoldingFile, ItemShards
 from ckptools.model.source import ItemLayout
@@ -109,10 +109,7 @@ class Locator:
         """The items of some kinds."""
         found: list[Located] = []
         for fqn, of in kinds.items():
-            shards = self._shards[fqn]
-            places: Sequence[int] = range(len(of))
-            if not {*of} <= {*which}:
-                places = [i for i, kind in enumerate(of) if kind in which]
+            shards, places = self._shards[fqn], _places(of, which)
             files, starts = take(shards.files, places), take(shards.starts, places)
             found += zip(files, starts, repeat(fqn), places, self._item_kinds(shards, places))
         return found
@@ -120,20 +117,25 @@ class Locator:
     def _short(self, kinds: Kinds) -> Iterator[Located]:
         """The items in archives that have fewer bytes than their chunks."""
         for fqn, shards in self._shards.items():
-            needed = map(_nbytes(shards).__getitem__, shards.sizes)
-            for i in [i for i, few in enumerate(map(lt, shards.lengths, needed)) if few and kinds[fqn][i] == "archive"]:
-                yield self._located(fqn, i)
+            few = list(map(lt, shards.lengths, map(_nbytes(shards).__getitem__, shards.sizes)))
+            for i in compress(range(len(few)), few) if any(few) else ():
+                if kinds[fqn][i] == "archive":
+                    yield self._located(fqn, i)
 
     def _spread(self, kinds: Kinds, which: Collection[Kind]) -> Iterator[Located]:
         """A sample of the items of some kinds: as many of each file as its share of them, and at least one."""
-        count = sum(of_tensor.count(kind) for of_tensor in kinds.values() for kind in which)
-        step, of_file = (count - 1) // MAX_LOOKED_AT + 1, defaultdict[HoldingFile, int](int)
+        listed: list[tuple[str, Sequence[int]]] = []
+        files: list[HoldingFile] = []
         for fqn, of_tensor in kinds.items():
-            for i, (file, kind) in enumerate(zip(self._shards[fqn].files, of_tensor, strict=True)):
-                if kind in which:
-                    if of_file[file] % step == 0:
-                        yield self._located(fqn, i)
-                    of_file[file] += 1
+            places = _places(of_tensor, which)
+            listed.append((fqn, places))
+            files += take(self._shards[fqn].files, places)
+        step, behind = (len(files) - 1) // MAX_LOOKED_AT + 1, [*accumulate(len(places) for _, places in listed)]
+        for of_file in by_value(files).values():
+            for place in of_file[::step]:
+                number = bisect_right(behind, place)
+                fqn, places = listed[number]
+                yield self._located(fqn, places[place - behind[number]])
 
     @staticmethod
     def _requests(listed: Iterable[Located], reads: Callable[[Located], Sequence[Part]]) -> int:
@@ -210,6 +212,13 @@ class Locator:
             if not tensor.bad and not in_safetensors(self._shard(one)):
                 self.suspects.append(SuspectFile(fqn, path, self._item(one), error))
             tensor.bad = tensor.bad or self.items.why(error)
+
+
+def _places(kinds: Sequence[Kind | None], which: Collection[Kind]) -> Sequence[int]:
+    """The numbers of the shards of some kinds."""
+    if {*kinds} <= {*which}:
+        return range(len(kinds))
+    return [i for i, kind in enumerate(kinds) if kind in which]
 
 
 def _in_order(found: Iterable[Located]) -> list[Located]:

@@ -14,6 +14,7 @@ adds `mcore_data`. Source: torch/distributed/checkpoint/metadata.py and filesyst
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,7 @@ class _MetadataReading:
             raise ReadError(path, f"holds {describe_for_error(what)}; expected torch.distributed.checkpoint's Metadata")
         self.fields = attributes(tree)
         self.files: dict[str, str] = {}
+        self.checked: set[Ints] = set()
 
     def metadata(self, rank: int | None, names: tuple[str, ...], file: File) -> DcpMetadata:
         """Put everything together."""
@@ -106,15 +108,18 @@ class _MetadataReading:
         chunks = fields.get("chunks")
         if not isinstance(chunks, list):
             raise self._bad(f"{describe_for_error(fqn)} has {describe_class(chunks)} for its list of chunks")
-        boxes = dict.fromkeys(zip(*self._columns(fqn, chunks, len(shape)), strict=True))
+        offsets, sizes = self._columns(fqn, chunks, len(shape))
+        if len({*offsets}) < len(offsets):
+            boxes = dict.fromkeys(zip(offsets, sizes, strict=True))
+            offsets, sizes = [at for at, _ in boxes], [extent for _, extent in boxes]
         stated = dtype.dotted if isinstance(dtype, Global) else describe_class(dtype)
         return TensorMetadata(
             dtype=dtype_of(dtype),
             stated_dtype=stated,
             layout=layout,
             shape=shape,
-            offsets=tuple([offsets for offsets, _ in boxes]),
-            sizes=tuple([sizes for _, sizes in boxes]),
+            offsets=tuple(offsets),
+            sizes=tuple(sizes),
             requires_grad=grad,
         )
 
@@ -131,11 +136,17 @@ class _MetadataReading:
             offsets.append(self._ints(fields.get("offsets"), fqn, "offsets of a chunk"))
             sizes.append(self._ints(fields.get("sizes"), fqn, "sizes of a chunk"))
         for column, what in ((offsets, "offsets"), (sizes, "sizes")):
-            for value in set(column):
-                if len(self._ints(value, fqn, f"{what} of a chunk")) != ndim:
-                    text = f"has {ndim} dimensions and a chunk with {what} {describe_for_error(value)}"
-                    raise self._bad(f"{describe_for_error(fqn)} {text}")
+            self._check(column, fqn, f"{what} of a chunk")
+            if {*map(len, column)} - {ndim}:
+                value = next(value for value in column if len(value) != ndim)
+                text = f"has {ndim} dimensions and a chunk with {what} {describe_for_error(value)}"
+                raise self._bad(f"{describe_for_error(fqn)} {text}")
         return offsets, sizes
+
+    def _check(self, column: Sequence[Ints], fqn: str, what: str) -> None:
+        """Check each different value of a column once in this file."""
+        for value in {*column} - self.checked:
+            self.checked.add(self._ints(value, fqn, what))
 
     def _ints(self, value: Any, fqn: str, what: str) -> Ints:
         if not isinstance(value, (tuple, list)) or not all(type(n) is int and 0 <= n < 1 << 63 for n in value):
@@ -175,8 +186,8 @@ class _MetadataReading:
 
     def _add_batch(self, stored: StoredItems, batch: PlaceBatch) -> None:
         """Add the items of a batch, of which each different value is checked once."""
-        for offset in set(batch.offsets) - {None}:
-            self._ints(offset, batch.fqns[batch.offsets.index(offset)], "offset of a chunk")
+        for offset in {*batch.offsets} - self.checked - {None}:
+            self.checked.add(self._ints(offset, batch.fqns[batch.offsets.index(offset)], "offset of a chunk"))
         for column in (batch.starts, batch.lengths):
             if (least := min(column)) < 0:
                 item = column.index(least)

@@ -6,9 +6,9 @@ box, and are compared when they are put together.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from operator import add, attrgetter, le
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -173,10 +173,13 @@ def _files_with_overlaps(metadata: Sequence[DcpMetadata], here: Mapping[str, Dat
     return {here[name].path for name, parts in listed.items() if _overlap(parts)}
 
 
-def _overlap(parts: Iterable[tuple[StoredItems, Sequence[int]]]) -> bool:
+def _overlap(parts: Sequence[tuple[StoredItems, Sequence[int]]]) -> bool:
     """Whether an item begins before another has ended, of those that several metadata list in one file."""
-    extents = sorted((stored.starts[i], stored.starts[i] + stored.lengths[i]) for stored, items in parts for i in items)
-    return any(after[0] < before[1] for before, after in pairwise(extents))
+    starts = [start for stored, items in parts for start in take(stored.starts, items)]
+    ends = [*map(add, starts, [n for stored, items in parts for n in take(stored.lengths, items)])]
+    if all(map(le, ends, islice(starts, 1, None))):  # as they follow each other in a file
+        return False
+    return any(after[0] < before[1] for before, after in pairwise(sorted(zip(starts, ends, strict=True))))
 
 
 def _refuse_shared_places(found: Mapping[str, FoundTensor], files: Collection[Path]) -> None:

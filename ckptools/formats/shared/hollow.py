@@ -14,7 +14,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, chain, repeat
+from itertools import accumulate, chain, cycle, islice, repeat
 from math import prod
 from operator import add, sub
 from pathlib import Path
@@ -50,11 +50,11 @@ class Holes:
     """The holes of a file, in order and apart.
 
     Args:
-        spans: of each its first byte, and one past its last.
+        edges: of each its first byte, and one past its last, one after the other.
     """
 
-    def __init__(self, spans: Sequence[tuple[int, int]]) -> None:
-        self.starts, self.ends = [first for first, _ in spans], [last for _, last in spans]
+    def __init__(self, edges: Sequence[int]) -> None:
+        self.starts, self.ends = edges[::2], edges[1::2]
         self.before: list[int] = [0, *accumulate(map(sub, self.ends, self.starts))]
 
     def overlap(self, start: int, end: int) -> int:
@@ -165,13 +165,13 @@ class _Extents:
 
     def by_file(self) -> Iterator[tuple[int, _Extents]]:
         """Those of each file with holes, equal ones once: ranks that share a file may list what lies in it again."""
-        columns = self.files, self.tensors, self.starts, self.ends
+        columns = self.tensors, self.starts, self.ends
         for file, rows in by_value(self.files).items():
             if file < 0:
                 continue
-            files, tensors, starts, ends = ([*take(column, rows)] for column in columns)
+            tensors, starts, ends = ([*take(column, rows)] for column in columns)
             stated = {i: self.stated[row] for i, row in enumerate(rows) if row in self.stated} if self.stated else {}
-            found = _Extents(files, tensors, starts, ends, stated)
+            found = _Extents([file] * len(rows), tensors, starts, ends, stated)
             yield file, found if len({*starts}) == len(starts) else found.once()
 
     def once(self) -> _Extents:
@@ -190,9 +190,9 @@ class _Extents:
 def with_hollow(checkpoint: Checkpoint) -> Checkpoint:
     """Add the tensors that lie in holes of local files, and the problems that follow."""
     found = {
-        file.path: _Hollow(file.path, Holes(spans), file.nbytes)
+        file.path: _Hollow(file.path, Holes(edges), file.nbytes)
         for file in checkpoint.files
-        if file.is_here and file.nbytes > SLACK and not is_remote(file.path) and (spans := holes(file.path))
+        if file.is_here and file.nbytes > SLACK and not is_remote(file.path) and (edges := holes(file.path))
     }
     if not found:
         return checkpoint
@@ -324,29 +324,30 @@ MAX_HOLES = 1 << 16
 """Holes of a file that are looked for: one for each of its tensors, and more."""
 
 
-def holes(path: Path) -> list[tuple[int, int]]:
-    """The holes of a file, each from its first byte to one past its last; none where none can be seen."""
+def holes(path: Path) -> list[int]:
+    """The edges of the holes of a file, as `Holes` has them; none where none can be seen."""
     with suppress(OSError, AttributeError):  # gone, or a system that knows no holes
         if takes_less(path):
             return _asked_for(path, path.stat().st_size)
     return []
 
 
-def _asked_for(path: Path, size: int) -> list[tuple[int, int]]:
-    """List the holes that the file system knows; the one behind the end of every file does not count."""
-    found: list[tuple[int, int]] = []
-    at, seek, hole, data = size, os.lseek, os.SEEK_HOLE, os.SEEK_DATA
+def _asked_for(path: Path, size: int) -> list[int]:
+    """List the edges of holes that the file system knows; the one behind the end of every file does not count."""
+    edges: list[int] = []
+    at, seek, note = 0, os.lseek, edges.append
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        at = seek(descriptor, 0, hole)
-        while at < size and len(found) < MAX_HOLES:
-            end = seek(descriptor, at, data)
-            found.append((at, end))
-            at = seek(descriptor, end, hole)
+        for edge in islice(cycle((os.SEEK_HOLE, os.SEEK_DATA)), 2 * MAX_HOLES):
+            at = seek(descriptor, at, edge)
+            note(at)
     except OSError as error:
         if error.errno != errno.ENXIO:
             raise
-        found += [(at, size)] if at < size else []  # nothing but the hole
+        if len(edges) % 2:  # no data behind it: this hole is the last
+            note(size)
     finally:
         os.close(descriptor)
-    return found
+    if edges[-2:] == [size, size]:
+        del edges[-2:]
+    return edges

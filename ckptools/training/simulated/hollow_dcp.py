@@ -98,14 +98,15 @@ class HollowDcp:
         }
         stored: dict[MetadataIndex, _StorageInfo] = {}
         for rank in range(self._run.world_size):
-            offset = 0
+            offset, file = 0, _file_name(rank)
             for key, box, item in self._written(rank):
-                index = MetadataIndex(key)
+                name = "".join([*key])  # each rank sends the names as texts of its own, its file's as one
+                index = MetadataIndex(name)
                 if box is not None:
                     chunks = known[key].chunks
-                    index = MetadataIndex(key, box[0], len(chunks))
+                    index = MetadataIndex(name, box[0], len(chunks))
                     chunks.append(ChunkStorageMetadata(*box))
-                stored[index] = _StorageInfo(_file_name(rank), offset, item.nbytes)
+                stored[index] = _StorageInfo(file, offset, item.nbytes)
                 offset += item.nbytes
         metadata = Metadata(known, self._paths, stored, StorageMeta())
         if (version := getattr(filesystem, "CURRENT_DCP_VERSION", None)) is not None:
