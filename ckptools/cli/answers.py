@@ -22,14 +22,21 @@ if TYPE_CHECKING:
 Row = TypeVar("Row")
 
 
-def opened(paths: Sequence[str], how: OpeningOptions, all_ranks: bool = True, read: Reader | None = None) -> Checkpoint:
+def opened(
+    paths: Sequence[str],
+    how: OpeningOptions,
+    all_ranks: bool = True,
+    read: Reader | None = None,
+    every_item: bool = True,
+) -> Checkpoint:
     """Open a checkpoint as `open_checkpoint` does, and say how far it is; `read` replaces the inert reader."""
     from ckptools.formats.open import open_checkpoint
     from ckptools.training_state import modules
 
     with CountLine("read the structure of", "file") as line:
+        reader = read or modules.read_file
         return open_checkpoint(
-            paths, all_ranks=all_ranks, read_file=read or modules.read_file, on_file=line, **vars(how)
+            paths, all_ranks=all_ranks, read_file=reader, on_file=line, every_item=every_item, **vars(how)
         )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -77,6 +77,11 @@ class File:
         except OSError as error:  # `reading` would take longer than a small read
             raise _refused(self.path, error) from error
         return b"".join(pieces)
+
+    @property
+    def read_most(self) -> Callable[[int, int], bytes]:
+        """Reads up to a number of bytes at an offset, fewer at the end of the file; raises OSError."""
+        return self._ranges.read
 
     def read_each(self, offsets: Sequence[int], lengths: Sequence[int]) -> bytes:
         """Read exactly so many bytes at each of many offsets, one behind the other; for a file on the local disk."""

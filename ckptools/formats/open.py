@@ -42,6 +42,7 @@ def open_checkpoint(
     rules: str | Path | None = None,
     ranks: str | None = None,
     names: NamesFrom | None = None,
+    every_item: bool = True,
 ) -> Checkpoint:
     """Open a checkpoint: its structure, none of its tensor values. Runs nothing that the file names.
 
@@ -69,6 +70,7 @@ def open_checkpoint(
         rules=None if rules is None else path_of(rules),
         ranks=ranks,
         names=None if names is None else read_given("names", names, follow_symlinks),
+        every_item=every_item,
     )
     return _opened(*_located(path, options))
 

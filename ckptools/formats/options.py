@@ -41,6 +41,7 @@ class Options:
 
     Attributes:
         all_ranks: read every rank's structure, not just that of the file that was named.
+        every_item: of all ranks, look into each item of a file whose place is listed elsewhere (DCP), however many.
         only_this_file: do not look for siblings.
         follow_symlinks: accept siblings that are links out of the folder.
         read_file: reads one torch.save file; the inert reader by default.
@@ -70,6 +71,7 @@ class Options:
     files: tuple[Path, ...] = ()
     ranks: str | None = None
     names: GivenNames | None = None
+    every_item: bool = True
     said: dict[Path, Said] = field(default_factory=dict, repr=False, compare=False)
 
     @property

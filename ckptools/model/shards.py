@@ -221,11 +221,10 @@ class ItemShards(RowMethods[Shard], Sequence[Shard]):
         layout, path = self.layouts[place] if self.layouts else None, self.files[place].path
         return layout.source(path, self.starts[place], self.crcs[place]) if layout and path else None
 
-    def locate(self, place: int, layout: ItemLayout, crc: int) -> None:
-        """Keep where the values of a shard lie in its item, and the CRC-32 of their record."""
+    def expect_layouts(self) -> None:
+        """Make room for where the values of shards lie in their items, and for the CRC-32 of their records."""
         if not self.layouts:
             self.layouts, self.crcs = [None] * len(self), array("I", [0]) * len(self)
-        self.layouts[place], self.crcs[place] = layout, crc
 
     @property
     def all_read(self) -> bool:

@@ -19,7 +19,7 @@ from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
 from ckptools.files import compressed
 from ckptools.files.compressed import ARCHIVE, CompressedItem
-from ckptools.files.opening import File, OpenFiles, Window
+from ckptools.files.opening import File, OpenFiles, Window, reading
 from ckptools.files.zip_archive import Container
 from ckptools.files.zip_directory import CENTRAL
 from ckptools.model.regions import Ints
@@ -144,6 +144,7 @@ class ItemTemplate:
     Attributes:
         head: bytes before the values.
         directory_at: byte offset of the directory in the item.
+        nbytes: of the directory and what follows.
         directory: pattern of the directory and what follows, with any checksums of records that are not read.
         crc_at: offset in those bytes of the checksum of the values.
         layout: where the values lie.
@@ -151,6 +152,7 @@ class ItemTemplate:
 
     head: bytes
     directory_at: int
+    nbytes: int
     directory: re.Pattern[bytes]
     crc_at: int
     layout: ItemLayout
@@ -161,7 +163,7 @@ class ItemLocator:
 
     def __init__(self) -> None:
         self._met: dict[ItemKind, tuple[int, int]] = {}
-        self._templates: dict[ItemKind, ItemTemplate] = {}
+        self._templates: dict[ItemKind | None, ItemTemplate] = {}
         self._file: File | None = None
         self._at, self._data = 0, b""
         """The bytes that were read last of that file: the next item begins in them."""
@@ -184,21 +186,22 @@ class ItemLocator:
         """
         found: list[tuple[ItemLayout, int]] = []
         at, data = (self._at, self._data) if self._file is file else (0, b"")
-        for start, kind in zip(starts, kinds, strict=True):
-            template = self._templates.get(kind) if kind is not None else None
-            if template is None or kind is None:
-                break
-            if start < at or not data.startswith(template.head, start - at):
-                at, data = start, file.read(start, len(template.head))
-                if data != template.head:
+        read, ahead = file.read_most, AHEAD if file.descriptor is not None else 0
+        with reading(file.path):
+            for start, template in zip(starts, map(self._templates.get, kinds), strict=True):
+                if template is None:
                     break
-            first, end = start + template.directory_at, start + kind[0]
-            if end > at + len(data):
-                at, data = first, file.read(first, end - first + _more(file, end))
-            if template.directory.fullmatch(data, first - at, end - at) is None:
-                break
-            crc = first - at + template.crc_at
-            found.append((template.layout, int.from_bytes(data[crc : crc + 4], "little")))
+                if start < at or not data.startswith(template.head, start - at):
+                    at, data = start, read(start, len(template.head))
+                    if data != template.head:
+                        break
+                first, nbytes = start + template.directory_at - at, template.nbytes
+                if first + nbytes > len(data):
+                    at, data, first = at + first, read(at + first, nbytes + ahead), 0
+                if template.directory.fullmatch(data, first, first + nbytes) is None:
+                    break
+                crc = first + template.crc_at
+                found.append((template.layout, int.from_bytes(data[crc : crc + 4], "little")))
         self._file, self._at, self._data = file, at, data
         return found
 
@@ -232,11 +235,6 @@ class ItemLocator:
         if template is not None:
             self._templates[kind] = template
         return source
-
-
-def _more(file: File, end: int) -> int:
-    """How many bytes behind an item are read with its end from a disk: the beginning of the next, or small ones."""
-    return min(AHEAD, file.size - end) if file.descriptor is not None and end <= file.size else 0
 
 
 class CachedWindow(Window):
@@ -284,7 +282,8 @@ def _template(window: Window, source: Source) -> ItemTemplate | None:
         done = at + 4
     pattern += re.escape(directory[done:])
     layout = ItemLayout.of(source, window.start)
-    return ItemTemplate(window.read(0, values), tail, re.compile(pattern, re.DOTALL), loose[source.record], layout)
+    compiled = re.compile(pattern, re.DOTALL)
+    return ItemTemplate(window.read(0, values), tail, len(directory), compiled, loose[source.record], layout)
 
 
 def _checksums(directory: bytes, count: int) -> Iterator[tuple[str, int]]:

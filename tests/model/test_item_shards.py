@@ -48,12 +48,14 @@ def both(rows: list[tuple[int, int, HoldingFile, int, str]]) -> tuple[ItemShards
         listed.files.append(file)
         listed.starts.append(start)
         listed.lengths.append(4 * size)
+    if any(one.source is not None and row[-1] != "read" for one, row in zip(single, rows, strict=True)):
+        listed.expect_layouts()
     for n, (_, _, _, start, how) in enumerate(rows):
         source = single[n].source
         if source is not None and how == "read":
             listed.located[n] = single[n]
         elif source is not None:
-            listed.locate(n, ItemLayout.of(source, start), source.crc)
+            listed.layouts[n], listed.crcs[n] = ItemLayout.of(source, start), source.crc
     return listed, tuple(single)
 
 

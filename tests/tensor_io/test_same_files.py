@@ -37,8 +37,8 @@ def by_column(tensor: Tensor) -> Tensor:
         listed.files.append(HoldingFile(shard.source.path, shard.rank))
         listed.starts.append(0)
         listed.lengths.append(0)
-    for n, shard in enumerate(tensor.found):
-        listed.locate(n, ItemLayout.of(shard.source, 0), 0)
+    listed.expect_layouts()
+    listed.layouts = [ItemLayout.of(shard.source, 0) for shard in tensor.found]
     return replace(tensor, shards=listed)
 
 

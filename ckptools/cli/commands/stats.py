@@ -53,7 +53,7 @@ def stats(
     if figures.moments + figures.dead_rows + (figures.hist or figures.per_rank) > 1:
         raise UsageError(None, "--moments and --dead-rows are answers of their own: give one of them, and no other")
     with answered_in_json(form.json, "ckptools/stats/1", "", paths):
-        checkpoint = opened(paths, opening)
+        checkpoint = opened(paths, opening, every_item=not selection.selection.include)
         found = _found(checkpoint, selection.selection, figures, opening.jobs)
         others = "" if found.tensors or special else elsewhere(checkpoint, selection.selection)
         if not found.tensors and (selection.selection.include or selection.selection.exclude):

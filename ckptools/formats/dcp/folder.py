@@ -102,10 +102,11 @@ def read_folder(folder: Path, options: Options) -> Folder:
     try:
         faults, odd = check_sizes(here, last, items)
         here = with_faults(here, faults)
-        content = _content(metadata, here, items, options.all_ranks, paths)
+        everything = options.all_ranks and options.every_item
+        content = _content(metadata, here, items, everything, paths)
         while faults := other_files(content.suspects, metadata, items):
             here = with_faults(here, faults)
-            content = _content(metadata, here, items, options.all_ranks, paths)
+            content = _content(metadata, here, items, everything, paths)
     finally:
         items.close()
     empty, stray = other_data_files(folder, here)

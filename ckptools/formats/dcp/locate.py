@@ -89,6 +89,8 @@ class Locator:
         packed_in: dict[HoldingFile, list[CompressedItem]] = {}
         for one in [one for one in listed if one[0].zstd]:
             packed_in.setdefault(one[0], []).append(compressed_item(self._item(one)))
+        for fqn in dict.fromkeys(map(itemgetter(2), listed)):
+            self._shards[fqn].expect_layouts()
         for run in fetched_runs(listed, self._ends_of):
             for of_file in map(list, _grouped(run)):
                 for one in self._other_than_alike(of_file):
@@ -190,12 +192,14 @@ class Locator:
     def _other_than_alike(self, listed: Sequence[Located]) -> Iterator[Located]:
         """Locate the items of a file that differ from others in their values only; return the others one by one."""
         starts, kinds, done = [one[1] for one in listed], [one[4] for one in listed], 0
+        of_tensor = self._shards
         while done < len(listed):
             found: Sequence[tuple[ItemLayout, int]] = ()
             with suppress(ReadError):  # `_locate` meets it again
                 found = self.items.alike(_path(listed[done][0]), islice(starts, done, None), islice(kinds, done, None))
             for (_, _, fqn, i, _), known in zip(islice(listed, done, None), found, strict=False):
-                self._shards[fqn].locate(i, *known)
+                shards = of_tensor[fqn]
+                shards.layouts[i], shards.crcs[i] = known
             done += len(found) + 1
             yield from listed[done - 1 : done]
 
