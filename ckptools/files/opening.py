@@ -6,7 +6,6 @@ A descriptor is opened once and kept, so that what was checked is what is read.
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -169,33 +168,36 @@ class OpenFiles:
 
     def __init__(self, limit: int = 64) -> None:
         self._limit = limit
-        self._idle: OrderedDict[Path, list[File]] = OrderedDict()
+        self._idle: dict[Path, list[File]] = {}
+        """By path, the one that was used last behind the others; no list is empty."""
+        self._count = 0
         self._lock = Lock()
 
     @contextmanager
     def open(self, path: Path) -> Iterator[File]:
         """Lend an open file to one user at a time."""
         with self._lock:
-            idle = self._idle.get(path)
-            file = idle.pop() if idle else None
+            file = self._take(path) if path in self._idle else None
         file = file or File(path)
         try:
             yield file
         except BaseException:
             file.close()
             raise
-        self._give_back(file)
-
-    def _give_back(self, file: File) -> None:
         with self._lock:
-            self._idle.setdefault(file.path, []).append(file)
-            self._idle.move_to_end(file.path)
-            while sum(map(len, self._idle.values())) > self._limit:
-                oldest, files = next(iter(self._idle.items()))
-                if files:
-                    files.pop().close()
-                else:
-                    del self._idle[oldest]
+            self._idle[path] = [*self._idle.pop(path, ()), file]
+            self._count += 1
+            if self._count > self._limit:
+                self._take(next(iter(self._idle))).close()
+
+    def _take(self, path: Path) -> File:
+        """A file of this path that is not in use."""
+        files = self._idle[path]
+        file = files.pop()
+        self._count -= 1
+        if not files:
+            del self._idle[path]
+        return file
 
     def close(self) -> None:
         """Close every file that is not in use."""
@@ -203,6 +205,7 @@ class OpenFiles:
             for file in chain.from_iterable(self._idle.values()):
                 file.close()
             self._idle.clear()
+            self._count = 0
 
     def __enter__(self) -> OpenFiles:
         return self
