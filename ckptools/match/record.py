@@ -6,40 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from ckptools.keys.rename_rules import Rename
 from ckptools.model.records import Rows, displayed
 from ckptools.model.regions import Ints
 
 MatchStatus = Literal["same", "renamed", "tied", "shape", "unknown", "missing", "unexpected"]
-RenameKind = Literal["prefix", "component", "wrapper", "offset", "shape", "order"]
-
-
-@displayed
-class Rename(NamedTuple):
-    """One rule that turns names of the checkpoint into those of the model. It is a guess, never applied by itself.
-
-    Attributes:
-        kind: `prefix` (`old` at the beginning becomes `new`), `component` (`old` between dots becomes `new`; or each
-            component of `old` is removed), `wrapper` (the model also has the components of `new`), `offset` (the
-            numbers after `old` are all shifted by the same amount), `shape` (only one name on each side has the shape),
-            `order` (shapes agree one after the other, in the order of the module).
-        old: the replaced text; "" if text is only added.
-        new: its replacement; "" if text is only removed.
-        fixes: number of names of the model that gain a tensor of the right shape.
-        example: a name of the checkpoint, and its new name.
-        offset: the shift of the numbers, for the kind `offset`.
-        fit: number of selected names of the model that then have a tensor of their shape.
-        assumed: whether shapes, or an order, are the only evidence.
-    """
-
-    kind: RenameKind
-    old: str
-    new: str
-    fixes: int = 0
-    changes: int = 0
-    example: tuple[str, str] = ("", "")
-    offset: int = 0
-    fit: int = 0
-    assumed: bool = False
 
 
 @displayed

@@ -12,10 +12,10 @@ from ckptools.errors import UsageError
 from ckptools.formats.open import with_all_ranks
 from ckptools.keys import folding
 from ckptools.keys.entries import Selection
+from ckptools.keys.expected_names import saved_shapes, shapes_expected
 from ckptools.keys.folding import Branch, label_text
+from ckptools.keys.rename_search import find_renames, shapes_agree
 from ckptools.match.record import Match, MatchGroup, MatchRow
-from ckptools.match.rename_search import find_renames, shapes_agree
-from ckptools.match.targets import saved_shapes, shapes_expected
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.records import Rows, grouped
 from ckptools.model.regions import Ints

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from ckptools.display.next_command import quoted
 from ckptools.display.tables import PIPE, Column, Screen, table, wrapped
-from ckptools.match.record import Match, MatchGroup, Rename
+from ckptools.keys.rename_rules import Rename, rename_words
+from ckptools.match.record import Match, MatchGroup
 from ckptools.text import clip_middle, plural, printable
 
 COLUMNS = (
@@ -67,30 +68,6 @@ def _fixed(found: Match, n: int, rename: Rename) -> str:
     then = "" if left or found.whole is False or n + 1 < len(found.renames) else "; then it loads"
     assumed = ": assumed" if rename.assumed else ""
     return f"{rename.fit} of {found.model_names}: {rename_words(rename)} ({old} becomes {new}){assumed}{then}"
-
-
-def rename_words(rename: Rename) -> str:
-    """Describe a rename in words."""
-    old, new = rename.old, rename.new
-    if rename.kind == "prefix":
-        if old and new:
-            return f"prefix {old!r} is {new!r}"
-        return f"drop prefix {old!r}" if old else f"add prefix {new!r}"
-    if rename.kind == "component":
-        return f"{old!r} between dots is {new!r}" if new else f"drop {_components(old)} between dots"
-    if rename.kind == "wrapper":
-        return f"add {_components(new)} where the model has it"
-    if rename.kind == "offset":
-        way = "higher" if rename.offset > 0 else "lower"
-        return f"numbers {f'behind {old!r}' if old else 'in front'} are {abs(rename.offset)} {way}"
-    count = plural(rename.changes, "name")
-    if rename.kind == "shape":
-        return f"{count} by shape alone, which only one on each side has"
-    return f"{count} one after the other, in the order of the modules, as shapes agree"
-
-
-def _components(text: str) -> str:
-    return " and ".join(map(repr, text.split(".")))
 
 
 def group_cells(group: MatchGroup) -> list[str]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
+from typing import Literal, NamedTuple
 
 from ckptools.keys.name_map import replaced_component, replaced_prefix, without_components
-from ckptools.match.record import Rename
+from ckptools.model.records import displayed
+from ckptools.text import plural
 
 MOST_ALIKE = 4
 """A name is compared with at most this many similar names of the other side."""
@@ -23,6 +25,38 @@ MAX_ASKED = 2_000
 
 MAX_COMPONENTS = 64
 """Names with more components are skipped: each component is tried separately."""
+
+
+RenameKind = Literal["prefix", "component", "wrapper", "offset", "shape", "order"]
+
+
+@displayed
+class Rename(NamedTuple):
+    """One rule that turns names of the checkpoint into those of the model. It is a guess, never applied by itself.
+
+    Attributes:
+        kind: `prefix` (`old` at the beginning becomes `new`), `component` (`old` between dots becomes `new`; or each
+            component of `old` is removed), `wrapper` (the model also has the components of `new`), `offset` (the
+            numbers after `old` are all shifted by the same amount), `shape` (only one name on each side has the shape),
+            `order` (shapes agree one after the other, in the order of the module).
+        old: the replaced text; "" if text is only added.
+        new: its replacement; "" if text is only removed.
+        fixes: number of names of the model that gain a tensor of the right shape.
+        example: a name of the checkpoint, and its new name.
+        offset: the shift of the numbers, for the kind `offset`.
+        fit: number of selected names of the model that then have a tensor of their shape.
+        assumed: whether shapes, or an order, are the only evidence.
+    """
+
+    kind: RenameKind
+    old: str
+    new: str
+    fixes: int = 0
+    changes: int = 0
+    example: tuple[str, str] = ("", "")
+    offset: int = 0
+    fit: int = 0
+    assumed: bool = False
 
 
 def suggested(here: Collection[str], there: Collection[str]) -> list[Rename]:
@@ -112,3 +146,27 @@ def _replaced(mine: Split, theirs: Split) -> Iterator[Rename]:
 
 def _without(parts: Sequence[str], n: int) -> str:
     return ".".join((*parts[:n], *parts[n + 1 :]))
+
+
+def rename_words(rename: Rename) -> str:
+    """Describe a rename in words."""
+    old, new = rename.old, rename.new
+    if rename.kind == "prefix":
+        if old and new:
+            return f"prefix {old!r} is {new!r}"
+        return f"drop prefix {old!r}" if old else f"add prefix {new!r}"
+    if rename.kind == "component":
+        return f"{old!r} between dots is {new!r}" if new else f"drop {_components(old)} between dots"
+    if rename.kind == "wrapper":
+        return f"add {_components(new)} where the model has it"
+    if rename.kind == "offset":
+        way = "higher" if rename.offset > 0 else "lower"
+        return f"numbers {f'behind {old!r}' if old else 'in front'} are {abs(rename.offset)} {way}"
+    count = plural(rename.changes, "name")
+    if rename.kind == "shape":
+        return f"{count} by shape alone, which only one on each side has"
+    return f"{count} one after the other, in the order of the modules, as shapes agree"
+
+
+def _components(text: str) -> str:
+    return " and ".join(map(repr, text.split(".")))

@@ -10,8 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from ckptools.match.record import Rename
-from ckptools.match.rename_rules import applied, suggested
+from ckptools.keys.rename_rules import Rename, applied, suggested
 from ckptools.torch_engine.module_shapes import NamedShape, StateDictShapes
 
 MAX_RENAMES = 4
