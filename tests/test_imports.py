@@ -243,7 +243,7 @@ def test_users_code_is_imported_by_the_name_that_the_user_gave_and_nowhere_else(
     calls = re.findall(r"import_module\(.*\)", (PACKAGE / "torch_engine/module_shapes.py").read_text())
     named = re.compile(r"shapes_from_function\(.*\)")
     found = {p.name: n for p in FILES for n in named.findall(p.read_text()) if p.name != "module_shapes.py"}
-    assert (calls, found) == (["import_module(module)"], {"targets.py": "shapes_from_function(str(to))"})
+    assert (calls, found) == (["import_module(module)"], {"expected_names.py": "shapes_from_function(str(to))"})
 
 
 @pytest.mark.parametrize("format_", FORMATS, ids=lambda f: f.NAME)

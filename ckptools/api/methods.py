@@ -168,6 +168,8 @@ class ValueMethods:
         format: str | None = None,
         only: str | None = None,
         map: Mapping[str, str] | str | Path | None = None,
+        like: str | Path | None = None,
+        assume: bool = False,
         strip_prefix: str | None = None,
         rename: Sequence[str] = (),
         dtype: str | None = None,
@@ -197,6 +199,9 @@ class ValueMethods:
             only: `model` (the bare state dict), `optimizer`, or `all` (the same tree); or a glob, such as `blocks.*`,
                 for those names of the model that match. Default: `model` for `.safetensors`, else `all`.
             map: new names of the model by old ones, or the path of a JSON of them: `match(...).fix` is one.
+            like: a Hugging Face folder, or its `config.json`: `out` is a folder with the same names, shapes, dtypes and
+                files, the config and the tokenizer. The set is complete, or it is refused.
+            assume: with `like`, take what only shapes or a trainer's defaults speak for.
             strip_prefix: a beginning of names that goes, such as `module.`.
             rename: `OLD=NEW` for a tensor or module, `OLD.=NEW.` for the beginning of names; behind `map` and
                 `strip_prefix`, in this order. The state of an optimizer follows the names of the model.

@@ -39,6 +39,13 @@ class ConsolidateOptions:
     map: Mapping[str, str] | str | Path | None = option(
         None, "A JSON of old name to new, such as match --write-map writes.", typed=Path | None
     )
+    like: str | Path | None = option(
+        None,
+        "Write DIR/ like this Hugging Face folder or config.json: its names, shapes, dtypes, files, config, tokenizer.",
+        metavar="ORIGINAL",
+        typed=str | None,
+    )
+    assume: bool = option(False, "With --like: take what only shapes or a trainer's defaults speak for.")
     strip_prefix: str | None = option(None, "Take this beginning of names away, such as module.", metavar="PREFIX")
     rename: Sequence[str] = option(
         (),

@@ -24,6 +24,7 @@ from ckptools.errors import NoSpaceError, OutputExistsError, ReadError, UsageErr
 from ckptools.files.location import is_remote, location
 from ckptools.files.storage import RemoteError
 from ckptools.formats.rank_search.rank_names import parse
+from ckptools.keys.original import COPIED
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.provenance import FILE_NAME
 from ckptools.model.values import describe_for_error
@@ -32,6 +33,8 @@ HEADROOM = 1 << 20
 """Bytes to leave free on the disk beside the output."""
 
 _DCP_FILE = re.compile(rf"\.metadata|__[0-9]+_[0-9]+\.distcp|{re.escape(FILE_NAME)}")
+
+_HUB_FILE = re.compile(rf"(?:{COPIED.pattern}|model.*\.safetensors(?:\.[a-z.-]+\.json|\.json)?)")
 
 
 @dataclass(frozen=True)
@@ -107,8 +110,8 @@ def check_output(
     """Refuse an output that would overwrite a file, and one beside a side file that would seem to describe it."""
     with store_errors(output.path):
         if layout.folder is not None:
-            _check_folder(checkpoint, layout.folder, force)
-            check_place(checkpoint, texts, force)
+            _check_folder(checkpoint, layout.folder, force, output.writer)
+            check_place(checkpoint, [path for path in texts if path.parent != layout.folder], force)
         else:
             files = (path for path, _ in layout.files)
             check_place(checkpoint, [output.path, *files, *texts], force, output.new_folder)
@@ -148,7 +151,7 @@ def check_not_among(checkpoint: Checkpoint, output: Path) -> None:
         raise OutputExistsError(output.parent, text)
 
 
-def _check_folder(checkpoint: Checkpoint, folder: Path, force: bool) -> None:
+def _check_folder(checkpoint: Checkpoint, folder: Path, force: bool, writer: Writer) -> None:
     """Refuse a folder that would replace something other than an earlier output, above all a source."""
     if not (is_remote(folder) or folder.parent.is_dir()):
         raise UsageError(folder, f"there is no folder {folder.parent}")
@@ -161,11 +164,15 @@ def _check_folder(checkpoint: Checkpoint, folder: Path, force: bool) -> None:
         return
     if folder.is_symlink() or not folder.is_dir():
         raise OutputExistsError(folder, "exists and is no folder")
+    here = sorted(folder.iterdir())
+    if not here and writer.FILE:
+        return
     if not force:
         raise OutputExistsError(folder, "exists; --force replaces it")
-    strange = next((p.name for p in sorted(folder.iterdir()) if p.is_dir() or not _DCP_FILE.fullmatch(p.name)), None)
+    known, what = (_HUB_FILE, "Hugging Face model") if writer.FILE else (_DCP_FILE, "DCP")
+    strange = next((p.name for p in here if p.is_dir() or not known.fullmatch(p.name)), None)
     if strange is not None:
-        text = f"holds {describe_for_error(strange)}, which is no part of a DCP; choose another name"
+        text = f"holds {describe_for_error(strange)}, which is no part of a {what}; choose another name"
         raise OutputExistsError(folder, text)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptools.consolidate.writers.layout import FromReplicas, Job, OutputLayout
 from ckptools.errors import NoSpaceError
@@ -15,6 +15,9 @@ from ckptools.model.shards import read_files
 from ckptools.model.verdict import Verdict
 from ckptools.tensor_io.stream import Copy, count_parts
 from ckptools.text import clip_middle, plural, size
+
+if TYPE_CHECKING:
+    from ckptools.consolidate.like import Likeness
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,7 @@ class Consolidated:
         from_replicas: ranks whose files are lost, and those that together hold the same; None where none are.
         odd: names of tensors in which NaN or infinity was seen.
         read_back: how the output was read back and compared; empty if it was not.
+        like: how the output was made like a Hugging Face model; None if it was not.
     """
 
     files: tuple[Path, ...]
@@ -148,6 +152,7 @@ class Consolidated:
     not_asked: dict[str, int] = field(default_factory=dict)
     filled: str = ""
     from_replicas: FromReplicas | None = None
+    like: Likeness | None = None
 
     @property
     def dry_run(self) -> bool:
@@ -176,7 +181,7 @@ class Consolidated:
     def _record(self) -> dict[str, Any]:
         names = ("files", "data_files", "nbytes", "tensors", "seconds", "dry_run", "left_out", "missing", "filled",
                  "from_replicas", "tied", "odd", "notes", "checksums", "read_back", "not_asked", "needs", "load",
-                 "verdict")  # fmt: skip
+                 "verdict", "like")  # fmt: skip
         converted = [{"from": old, "to": new, "tensors": n} for (old, new), n in self.converted.items()]
         return {**{name: getattr(self, name) for name in names}, "converted": converted, "planned": self.planned}
 

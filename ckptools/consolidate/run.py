@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ckptools.cluster.team import current
 from ckptools.consolidate.choose import check_files, select, tensors_to_write
+from ckptools.consolidate.like import in_folder, made_like, original_for
 from ckptools.consolidate.options import ConsolidateOptions, Renaming, hole_rule, renaming_of, write_options
 from ckptools.consolidate.output_place import check_not_among, check_output, lacking_space, output_of, replaced
 from ckptools.consolidate.provenance import left_out_json, note_on_carried
@@ -65,6 +66,7 @@ def consolidate(
         check_can_upload(output.path, options)
     form, renaming = write_options(options, streamed), renaming_of(options)
     whole = with_all_ranks(checkpoint)
+    original, likeness = original_for(options, output, whole), None
     if not output.named:
         check_not_among(whole, output.path)
     with OpenFiles() as files:
@@ -77,8 +79,12 @@ def consolidate(
         damage = first.damaged if first else None if options.unchecked else {}
         selection = select(whole, part, holes, options.prefer_rank, files, damage, options.dequantize)
         selection.with_record = options.provenance
+        if original is not None:
+            selection, likeness = made_like(selection, original, options, files)
         selection = _with_new_names(selection, renaming, output.writer.BY_NAME)
         layout = output.writer.lay_out(selection, output.path, form)
+        if likeness is not None:
+            layout = in_folder(layout, selection, output, options.dtype)
         selection.left_out |= layout.left_out
         selection.notes += note_on_carried(selection)
         texts = _texts(selection, layout, output.path)
@@ -104,9 +110,9 @@ def consolidate(
                     seen = upload(whole, output.path, layout, texts, files, options, progress)
                 else:
                     earlier = replaced(whole, output.path, layout, options.force, texts)
-                    folder = output.new_folder
+                    folder = output.new_folder if layout.folder is None else None
                     seen = write(whole, layout, folder, texts, manifest, files, options, progress, kept, earlier)
-    done = _result(whole, selection, layout, paths, seen)
+    done = replace(_result(whole, selection, layout, paths, seen), like=likeness)
     if options.dry_run:
         reading = planned_reading(layout.jobs, [path for path, _ in layout.files])
         done = replace(done, planned=replace(reading, no_room=no_room))
@@ -137,7 +143,7 @@ def _with_new_names(selection: OutputContents, renaming: Renaming | None, by_nam
     return new_names.by_name(selection) if by_name else selection
 
 
-def _kept(whole: Checkpoint, out: Path, layout: OutputLayout, texts: Mapping[Path, str]) -> Kept:
+def _kept(whole: Checkpoint, out: Path, layout: OutputLayout, texts: Mapping[Path, str | bytes]) -> Kept:
     """What an earlier run of the same plan has kept to resume from."""
     from ckptools.consolidate.publishing.journal import Kept, resume_folder
     from ckptools.consolidate.shares import plan_digests
@@ -157,7 +163,7 @@ def _said_where(kept: Kept | None) -> Iterator[None]:
         raise KeyboardInterrupt(text) from None
 
 
-def _texts(selection: OutputContents, layout: OutputLayout, target: Path) -> dict[Path, str]:
+def _texts(selection: OutputContents, layout: OutputLayout, target: Path) -> dict[Path, str | bytes]:
     texts = dict(layout.texts)
     if selection.left_out or selection.missing or selection.carried or selection.passed_over:
         texts[beside(target, LEFT_OUT)] = left_out_json(selection, layout.name_of)
@@ -181,8 +187,9 @@ def _load_line(layout: OutputLayout) -> str:
 def _result(
     whole: Checkpoint, selection: OutputContents, layout: OutputLayout, texts: Sequence[Path], seen: Seen
 ) -> Consolidated:
+    beside = [path for path in texts if path.parent != layout.folder]
     return Consolidated(
-        files=(*((p for p, _ in layout.files) if layout.folder is None else [layout.folder]), *texts),
+        files=(*((p for p, _ in layout.files) if layout.folder is None else [layout.folder]), *beside),
         data_files=sum(path.name not in (".metadata", FILE_NAME) for path, _ in layout.files),
         nbytes=layout.nbytes,
         tensors=len(layout.jobs) if layout.tensors is None else layout.tensors,

@@ -139,7 +139,7 @@ def _offset_at(offsets: Sequence[int], sizes: Sequence[int], target: int) -> int
 # -- the same plan ------------------------------------------------------------------------------------------------
 
 
-def plan_digests(checkpoint: Checkpoint, layout: OutputLayout, texts: Mapping[Path, str]) -> dict[str, str]:
+def plan_digests(checkpoint: Checkpoint, layout: OutputLayout, texts: Mapping[Path, str | bytes]) -> dict[str, str]:
     """SHA-256 of ckptools itself, of the source's files and of the plan, by name."""
     files = ((str(f.path), f.status, f.nbytes, f.modified) for f in checkpoint.files)
     written = (*((str(path), size) for path, size in layout.files), *sorted((str(p), t) for p, t in texts.items()))

@@ -141,13 +141,13 @@ class PartialFiles:
         folder = self._folders.get(path.parent)
         return next(p for p, final in self._pairs if final == path) if folder is None else folder / path.name
 
-    def add_text(self, path: Path, text: str) -> None:
+    def add_text(self, path: Path, text: str | bytes) -> None:
         """Add a small file; it gets its name after the ones before it.
 
         Raises:
             WriteError: the disk does not let us.
         """
-        descriptor, data = self.create(path, 0), text.encode("utf-8")
+        descriptor, data = self.create(path, 0), text if isinstance(text, bytes) else text.encode("utf-8")
         try:
             while data:
                 data = data[os.write(descriptor, data) :]

@@ -93,7 +93,7 @@ def saved_shapes(ck: Checkpoint, section: str = "", given_by: str = "") -> State
     alone = len(sections_of_kind(ck, "model")) == 1
     found = {names.get((*model.path, key), str(key)) if alone else str(key): v for key, v in model.value.items()}
     order = believed(ck.module_order, model.value)
-    return StateDictShapes(given_by or str(ck.path), _shapes(found), order.kept)
+    return StateDictShapes(given_by or str(ck.path), shapes_of_state(found), order.kept)
 
 
 def _model(ck: Checkpoint, section: str) -> Section:
@@ -111,7 +111,7 @@ def _model(ck: Checkpoint, section: str) -> Section:
     raise UsageError(ck.path, f"holds {len(models)} models: {names}; choose one with --section")
 
 
-def _shapes(values: Mapping[str, Any]) -> dict[str, NamedShape]:
+def shapes_of_state(values: Mapping[str, Any]) -> dict[str, NamedShape]:
     """Shapes by name; a tied name has the shape of the first one with the same bytes."""
     first: dict[Any, str] = {}
     found: dict[str, NamedShape] = {}

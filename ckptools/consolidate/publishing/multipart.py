@@ -44,7 +44,7 @@ def upload(
     checkpoint: Checkpoint,
     out: Path,
     layout: OutputLayout,
-    texts: Mapping[Path, str],
+    texts: Mapping[Path, str | bytes],
     files: OpenFiles,
     options: ConsolidateOptions,
     progress: Progress,
@@ -144,7 +144,7 @@ class MultipartOutput:
         except StoppedError:
             raise self._error or CkptoolsError(None, "stopped") from None
 
-    def publish(self, texts: Mapping[Path, str], replace: bool, earlier: Replaced) -> None:
+    def publish(self, texts: Mapping[Path, str | bytes], replace: bool, earlier: Replaced) -> None:
         """Let the files appear: the last one after the others, then small text files."""
         index = [remote(path) for path in texts]
         if not replace:
@@ -164,7 +164,7 @@ class MultipartOutput:
             if self._error is not None:
                 raise self._error
         for path, text in zip(index, texts.values(), strict=True):
-            data = text.encode("utf-8")
+            data = text if isinstance(text, bytes) else text.encode("utf-8")
             try:
                 path.store.upload(path.key, len(data), iter([data]))
             except OSError as error:

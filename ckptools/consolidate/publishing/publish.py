@@ -51,7 +51,7 @@ def write(
     checkpoint: Checkpoint,
     layout: OutputLayout,
     new_folder: Path | None,
-    texts: Mapping[Path, str],
+    texts: Mapping[Path, str | bytes],
     manifest: Path | None,
     files: OpenFiles,
     options: ConsolidateOptions,

@@ -38,6 +38,21 @@ class FromReplicas(NamedTuple):
     by: tuple[int, ...]
 
 
+class LikeModel(NamedTuple):
+    """A Hugging Face model that an output is to be like.
+
+    Attributes:
+        dtypes: of its tensors, by name.
+        files: the weight file of each name; empty where that is free.
+        copied: small files beside the weights, by name.
+    """
+
+    dtypes: Mapping[str, str]
+    files: Mapping[str, str]
+    copied: Mapping[str, bytes]
+    architecture: str
+
+
 @dataclass
 class OutputContents:
     """The contents of an output.
@@ -58,6 +73,7 @@ class OutputContents:
         passed_over: errors of the source about parts to write that leave neither a gap nor a name.
         with_record: whether the output gets a record of its source.
         from_replicas: the ranks with lost files that replicas make up for; None without such.
+        like: the model that the output is to be like; None without one.
     """
 
     tree: Any
@@ -75,6 +91,7 @@ class OutputContents:
     passed_over: tuple[Problem, ...] = ()
     with_record: bool = True
     from_replicas: FromReplicas | None = None
+    like: LikeModel | None = None
 
 
 @dataclass(frozen=True)
@@ -155,7 +172,7 @@ class OutputLayout:
     jobs: tuple[Job, ...]
     framing: Callable[[int], Iterable[Framing]]
     read_back: OpenBack
-    texts: Mapping[Path, str] = field(default_factory=dict)
+    texts: Mapping[Path, str | bytes] = field(default_factory=dict)
     checksums: bool = False
     needs: tuple[str, ...] = ()
     tied: Mapping[str, str] = field(default_factory=dict)
@@ -217,8 +234,12 @@ def _place(shard: Shard) -> tuple[object, ...]:
 
 
 def output_dtype(path: KeyPath, tensor: Tensor, selection: OutputContents, dtype: str | None) -> str:
-    """The output dtype of a tensor: `dtype` for the floating-point tensors of a model, else its own."""
-    return dtype if dtype and path in selection.model_paths and is_floating(tensor.dtype) else tensor.dtype
+    """The output dtype of a tensor: `dtype` for the floating-point tensors of a model, else its own.
+
+    Without `dtype` it is that of the model that the output is to be like.
+    """
+    wanted = dtype or (selection.like.dtypes.get(fqn_of(path)) if selection.like else None)
+    return wanted if wanted and path in selection.model_paths and is_floating(tensor.dtype) else tensor.dtype
 
 
 def files_of(sizes: Sequence[int], limit: int | None) -> list[range]:

@@ -47,7 +47,8 @@ MAX_HEADER = 100_000_000
 def lay_out(selection: OutputContents, out: Path, options: WriteOptions) -> OutputLayout:
     """Plan one or several safetensors files."""
     entries, tied = _entries(selection, out, options)
-    groups = _groups(entries, options.max_shard_size)
+    as_there = {} if selection.like is None or options.max_shard_size is not None else selection.like.files
+    groups = _groups(entries, options.max_shard_size, as_there)
     paths = _paths(out, len(groups))
     record = record_of(selection)
     headers = [_header(group, record) for group in groups]
@@ -106,8 +107,15 @@ def _check(entry: Job, entries: dict[str, Job], out: Path) -> None:
         raise RefusedError(out, f"{entry.fqn} is {entry.dtype}, which safetensors cannot hold; write a .pt")
 
 
-def _groups(entries: list[Job], limit: int | None) -> list[list[Job]]:
-    """The tensors of each file: in name order, with at most `limit` bytes, of nearly equal size."""
+def _groups(entries: list[Job], limit: int | None, as_there: Mapping[str, str]) -> list[list[Job]]:
+    """The tensors of each file: in name order, with at most `limit` bytes, of nearly equal size.
+
+    Where another model's files are followed (`as_there`, by name), each tensor is in the file of that number.
+    """
+    if as_there:
+        named = sorted(set(as_there.values()))
+        files = [[e for e in entries if as_there[e.fqn] == file] for file in named]
+        return [group for group in files if group]
     if limit is None or sum(e.nbytes for e in entries) <= limit:
         return [entries]
     ordered = sorted(entries, key=lambda e: e.fqn)

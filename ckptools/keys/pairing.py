@@ -1,0 +1,320 @@
+"""Which tensors of a checkpoint make each tensor of a Hugging Face model: by renames, or by a documented layout.
+
+Nothing is assumed unless the caller says so, and the set is complete or refused: every name of the model gets a tensor
+of its shape, and every tensor of the checkpoint a place, or a reason to leave it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ckptools.dtypes import is_floating
+from ckptools.errors import RefusedError
+from ckptools.files.opening import OpenFiles
+from ckptools.keys.expected_names import shapes_of_state
+from ckptools.keys.layouts.forms import UnfitError
+from ckptools.keys.layouts.recognise import Recognised, recognise
+from ckptools.keys.layouts.tables import GPT2, GPT2_BASE, HUGGING_FACE, LAYOUTS, MEGATRON, MEGATRON_GPT2
+from ckptools.keys.original import Original
+from ckptools.keys.padding import why_padding
+from ckptools.keys.rename_rules import rename_words
+from ckptools.keys.rename_search import find_renames
+from ckptools.model.records import displayed
+from ckptools.model.tensor import Tensor
+from ckptools.tensor_io.rearranged import RowBlock, split_rows
+from ckptools.tensor_io.stream import tensor_digest
+from ckptools.text import few, plural, printable
+from ckptools.text import shape as shape_text
+from ckptools.torch_engine.module_shapes import StateDictShapes
+
+MAX_NAMED = 4
+EMBEDDING_WORDS = ("embed_tokens", "wte", "lm_head")
+"""Words in the names of tensors with a row for each token, in Hugging Face models."""
+
+HUB = (HUGGING_FACE, GPT2, GPT2_BASE)
+"""Layouts of Hugging Face models."""
+
+
+@displayed
+class PairingRule(NamedTuple):
+    """One rule that was followed.
+
+    Attributes:
+        old: what tensors of the checkpoint are called; for a layout with `{}` for a layer's number.
+        new: what they become.
+        words: what is done besides, such as `transposed`; "" for a rename alone.
+        tensors: how many of the model's.
+        assumed: whether the caller allowed it without evidence in names.
+    """
+
+    old: str
+    new: str
+    words: str
+    tensors: int
+    assumed: bool = False
+
+
+@displayed
+class CutRows(NamedTuple):
+    """Rows of a vocabulary that are not written.
+
+    Attributes:
+        name: of the model's tensor.
+        rows: in the checkpoint.
+        kept: how many are written.
+        why: what proves that the others are padding.
+    """
+
+    name: str
+    rows: int
+    kept: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """The tensors of a model, made of those of a checkpoint.
+
+    Attributes:
+        tensors: by name in the model, in its order.
+        sources: the names in the checkpoint that each is made of.
+        rules: what was followed.
+        cut: rows that are not written.
+        left: names of the checkpoint that the model does not have, with the reason.
+        rearranged: names of the model whose bytes are not one tensor of the checkpoint as it is.
+    """
+
+    tensors: Mapping[str, Tensor] = field(repr=False)
+    sources: Mapping[str, tuple[str, ...]] = field(repr=False)
+    rules: tuple[PairingRule, ...] = ()
+    cut: tuple[CutRows, ...] = ()
+    left: Mapping[str, str] = field(default_factory=dict)
+    rearranged: frozenset[str] = frozenset()
+
+
+class Problems(NamedTuple):
+    """Why there is no complete set."""
+
+    missing: list[str]
+    unexpected: list[str]
+    shapes: list[str]
+
+
+def pair(
+    state: Mapping[str, Any], original: Original, args: Mapping[str, Any], assume: bool, path: Path, files: OpenFiles
+) -> Pairing:
+    """Find what makes each tensor of a model.
+
+    Args:
+        state: the state dict of the checkpoint's model.
+        original: the model.
+        args: the trainer's own settings in the checkpoint (Megatron's `args`); empty where there are none.
+        assume: take what only shapes or defaults speak for.
+        path: of the checkpoint, for messages.
+        files: keeps sources open.
+
+    Raises:
+        RefusedError: the set is not complete, or something would have to be assumed.
+        ReadError: values that must be compared cannot be read.
+    """
+    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    encoded = next((name for name, tensor in tensors.items() if tensor.encoded_as), None)
+    if encoded is not None:
+        raise RefusedError(path, f"{encoded} is quantized; --like writes values: add --dequantize")
+    found = recognise(tensors, original.sizes)
+    if found.layout not in HUB and len(found.placed) * 2 > len(tensors):
+        draft = _by_layout(found, tensors, original, args, assume, path)
+    else:
+        draft = _by_renames(tensors, original, assume)
+        if _lacking(draft, original):
+            draft = _between_hubs(tensors, original) or draft
+    return _checked(draft, tensors, original, args, assume, path, files)
+
+
+# -- renames ----------------------------------------------------------------------------------------------------------
+
+
+def _by_renames(tensors: Mapping[str, Tensor], original: Original, assume: bool) -> Pairing:
+    saved = StateDictShapes("the checkpoint", shapes_of_state(tensors))
+    found = find_renames(saved, original.shapes)
+    names = {old: new for old, new in found.names.items() if assume or old not in found.assumed}
+    by_new = {new: old for old, new in names.items() if new in original.shapes.tensors}
+    rules = [
+        PairingRule(step.example[0], step.example[1], rename_words(step), step.changes, step.assumed)
+        for step in found.steps
+        if assume or not step.assumed
+    ]
+    made = {new: tensors[by_new[new]] for new in original.shapes.tensors if new in by_new}
+    return Pairing(made, {new: (by_new[new],) for new in made}, tuple(rules))
+
+
+def _lacking(draft: Pairing, original: Original) -> bool:
+    """Whether a name has no tensor, a tied one apart."""
+    return any(name not in draft.tensors and not one.tied for name, one in original.shapes.tensors.items())
+
+
+# -- layouts ----------------------------------------------------------------------------------------------------------
+
+
+def _by_layout(
+    found: Recognised,
+    tensors: Mapping[str, Tensor],
+    original: Original,
+    args: Mapping[str, Any],
+    assume: bool,
+    path: Path,
+) -> Pairing:
+    """The model's tensors of those of a trainer with documented names."""
+    fitting = [one for one in LAYOUTS if one not in HUB and original.model_type in one.model_types]
+    known = recognise(tensors, original.sizes, fitting) if fitting else None
+    if known is None or len(known.placed) < len(found.placed) // 2:
+        text = f"the names are those of {found.layout.name}, and no documented rule turns them into a model of type"
+        raise RefusedError(path, f"{text} {original.model_type!r}")
+    if known.layout in (MEGATRON, MEGATRON_GPT2):
+        _check_settings(args, assume, path)
+    return _between(known, tensors, original)
+
+
+def _between_hubs(tensors: Mapping[str, Tensor], original: Original) -> Pairing | None:
+    """The model's tensors of those of the same model with other forms, such as experts one by one."""
+    fitting = [one for one in HUB if original.model_type in one.model_types]
+    return _between(recognise(tensors, original.sizes, fitting), tensors, original) if fitting else None
+
+
+def _between(known: Recognised, tensors: Mapping[str, Tensor], original: Original) -> Pairing:
+    """Take tensors apart by one layout and put the parts together by that of the model."""
+    sizes = original.sizes
+    hubs = [one for one in HUB if original.model_type in one.model_types]
+    wanted = recognise(original.shapes.tensors, sizes, hubs)
+    wanted = wanted if not wanted.prefix else replace(wanted, placed={})
+    parts: dict[str, Tensor] = {}
+    came_from: dict[str, str] = {}
+    for name, place in known.placed.items():
+        try:
+            pieces = place.stored.form.split(tensors[name], sizes)
+        except UnfitError as error:
+            raise RefusedError(None, f"{printable(name)}: {error}; is ORIGINAL of another size?") from error
+        for part, piece in zip(place.parts, pieces, strict=True):
+            if part in came_from:
+                raise RefusedError(None, f"{came_from[part]} and {name} are both the same weight ({part})")
+            parts[part], came_from[part] = piece, name
+    if original.tied and "head.weight" not in parts and "embed.weight" in parts:
+        parts["head.weight"], came_from["head.weight"] = parts["embed.weight"], came_from["embed.weight"]
+    made: dict[str, Tensor] = {}
+    sources: dict[str, tuple[str, ...]] = {}
+    counted: dict[tuple[str, str, str], int] = {}
+    rearranged: set[str] = set()
+    for new, place in wanted.placed.items():
+        if not all(part in parts for part in place.parts):
+            continue
+        try:
+            made[new] = place.stored.form.join([parts[part] for part in place.parts], sizes)
+        except UnfitError as error:
+            raise RefusedError(None, f"{printable(new)}: {error}; is ORIGINAL of another size?") from error
+        sources[new] = tuple(dict.fromkeys(came_from[part] for part in place.parts))
+        rows = [known.placed[name].stored for name in sources[new]]
+        words = "; ".join(
+            dict.fromkeys(form.words for form in (*(r.form for r in rows), place.stored.form) if form.words)
+        )
+        if words:
+            rearranged.add(new)
+        old = ", ".join(dict.fromkeys(known.prefix + row.name for row in rows))
+        key = old, place.stored.name, words
+        counted[key] = counted.get(key, 0) + 1
+    rules = tuple(PairingRule(old, new, words, n) for (old, new, words), n in counted.items())
+    left = dict.fromkeys(known.recomputed, f"{known.layout.name}: the model computes it anew")
+    return Pairing(made, sources, rules, (), left, frozenset(rearranged))
+
+
+def _check_settings(args: Mapping[str, Any], assume: bool, path: Path) -> None:
+    """Refuse settings of Megatron with which the same names mean other values; without settings, unless assumed."""
+    if not args and not assume:
+        text = "the checkpoint does not hold Megatron's args, which say how rotary pairs and norms are stored"
+        raise RefusedError(path, f"{text}; --assume takes the defaults (rotary_interleaved and layernorm_1p off)")
+    for name in ("rotary_interleaved", "apply_layernorm_1p", "layernorm_zero_centered_gamma", "multi_latent_attention"):
+        if args.get(name):
+            raise RefusedError(path, f"args.{name} is set, for which there is no documented rule")
+
+
+# -- a complete set ---------------------------------------------------------------------------------------------------
+
+
+def _checked(
+    draft: Pairing,
+    tensors: Mapping[str, Tensor],
+    original: Original,
+    args: Mapping[str, Any],
+    assume: bool,
+    path: Path,
+    files: OpenFiles,
+) -> Pairing:
+    """Cut what is proven to be padding, account for what is left over, and refuse what is not complete."""
+    made, cut, problems = dict[str, Tensor](), list[CutRows](), Problems([], [], [])
+    for name, wanted in original.shapes.tensors.items():
+        tensor = draft.tensors.get(name)
+        if tensor is None:
+            problems.missing.append(name)
+            continue
+        if _padded(name, tensor, wanted.shape):
+            assert wanted.shape is not None
+            kept = wanted.shape[0]
+            why = why_padding(tensor, kept, args, files) or ("assumed (--assume)" if assume else "")
+            if why:
+                cut.append(CutRows(name, tensor.shape[0], kept, why))
+                tensor = split_rows(tensor, [RowBlock(0, kept, 0, 0)])[0]
+        problems.shapes.extend(_unlike(name, tensor, wanted.shape, wanted.dtype))
+        made[name] = tensor
+    used = {old for olds in draft.sources.values() for old in olds}
+    left = dict(draft.left)
+    for name in tensors:
+        if name not in used and name not in left:
+            why = _why_left(name, tensors, draft, original, files)
+            left |= {name: why} if why else {}
+            problems.unexpected.extend([] if why else [name])
+    if any(problems):
+        raise RefusedError(path, _incomplete(problems, original, assume))
+    return replace(draft, tensors=made, cut=tuple(cut), left=left)
+
+
+def _padded(name: str, tensor: Tensor, wanted: tuple[int, ...] | None) -> bool:
+    """Whether a tensor is a vocabulary with more rows than wanted."""
+    if wanted is None or not any(word in name for word in EMBEDDING_WORDS):
+        return False
+    return tensor.shape[1:] == wanted[1:] and tensor.shape[:1] > wanted[:1]
+
+
+def _unlike(name: str, tensor: Tensor, wanted: tuple[int, ...] | None, dtype: str) -> Iterator[str]:
+    if wanted is not None and tensor.shape != wanted:
+        padded = "; nothing proves that its last rows are padding" if _padded(name, tensor, wanted) else ""
+        yield f"{name} is {shape_text(tensor.shape)} here and {shape_text(wanted)} there{padded}"
+    elif dtype and tensor.dtype != dtype and not (is_floating(tensor.dtype) and is_floating(dtype)):
+        yield f"{name} is {tensor.dtype} here and {dtype} there"
+
+
+def _why_left(name: str, tensors: Mapping[str, Tensor], draft: Pairing, original: Original, files: OpenFiles) -> str:
+    """Why a tensor that no name of the model is made of may be left out: it is a tied copy; "" if it may not."""
+    if not original.tied:
+        return ""
+    for new, olds in draft.sources.items():
+        other = tensors[olds[0]]
+        same = any(word in new for word in EMBEDDING_WORDS) and len(olds) == 1 and other.shape == tensors[name].shape
+        if same and tensor_digest(other, files) == tensor_digest(tensors[name], files):
+            return f"tied: the same values as {olds[0]}, as the config says"
+    return ""
+
+
+def _incomplete(problems: Problems, original: Original, assume: bool) -> str:
+    """The message of a set that is not complete: what is absent on either side, and what has another shape."""
+    facts = []
+    if problems.missing:
+        absent = few(list(map(printable, problems.missing)), MAX_NAMED)
+        facts.append(f"the checkpoint lacks {plural(len(problems.missing), 'name')} of {original.path}: {absent}")
+    if problems.unexpected:
+        extra = few(list(map(printable, problems.unexpected)), MAX_NAMED)
+        facts.append(f"{original.path} has no place for {plural(len(problems.unexpected), 'tensor')}: {extra}")
+    facts += [few(list(map(printable, problems.shapes)), MAX_NAMED)] if problems.shapes else []
+    way = "" if assume else "; --assume takes what only shapes speak for"
+    return f"--like: {'; '.join(facts)}; nothing was written{way}"

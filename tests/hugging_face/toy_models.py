@@ -1,0 +1,73 @@
+"""Real transformers models of toy sizes, with a config and a tokenizer in their folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+VOCABULARY = 96
+_SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_GPT2 = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+
+CONFIGS: dict[str, Any] = {
+    "llama": lambda: transformers.LlamaConfig(**_SIZES, tie_word_embeddings=False),
+    "llama-tied": lambda: transformers.LlamaConfig(**_SIZES, tie_word_embeddings=True),
+    "gpt2": lambda: transformers.GPT2Config(**_GPT2, bos_token_id=1, eos_token_id=2),
+    "qwen2-moe": lambda: transformers.Qwen2MoeConfig(**_SIZES, **_MOE, shared_expert_intermediate_size=40),
+    "qwen3-moe": lambda: transformers.Qwen3MoeConfig(**_SIZES, **_MOE, head_dim=8),
+    "mixtral": lambda: transformers.MixtralConfig(**_SIZES, num_local_experts=4),
+    "phi3": lambda: transformers.Phi3Config(**_SIZES, pad_token_id=0),
+}
+
+
+def toy_model(name: str, seed: int = 0) -> Any:
+    """A model of which every weight matters: values large enough that a swapped row changes the logits."""
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name]())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.3)
+    return model.eval()
+
+
+def save_original(name: str, folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> Path:
+    """A folder as the hub has it: the model before training, with other values, and a tokenizer."""
+    toy_model(name, seed=1).to(dtype).save_pretrained(folder, **options)
+    words = {"<unk>": 0, **{f"w{n}": n for n in range(1, VOCABULARY)}}
+    tokenizer = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+        "pre_tokenizer": {"type": "Whitespace"}, "post_processor": None, "decoder": None,
+        "model": {"type": "WordLevel", "vocab": words, "unk_token": "<unk>"},
+    }  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    return folder
+
+
+def logits(model: Any) -> torch.Tensor:
+    """What a model says to a fixed text."""
+    tokens = torch.arange(2 * 17).reshape(2, 17) * 7 % VOCABULARY
+    with torch.no_grad():
+        return model.eval()(tokens).logits
+
+
+def loaded_strictly(folder: Path) -> Any:
+    """The model that transformers loads from a folder, with nothing missing, unexpected or of another shape."""
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(info.values()), info
+    return model
