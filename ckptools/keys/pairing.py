@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckptools.dtypes import is_floating
+from ckptools.dtypes import ITEMSIZE, is_floating
 from ckptools.errors import RefusedError
 from ckptools.files.opening import OpenFiles
 from ckptools.keys.expected_names import shapes_of_state
@@ -33,6 +33,9 @@ from ckptools.torch_engine.module_shapes import StateDictShapes
 MAX_NAMED = 4
 EMBEDDING_WORDS = ("embed_tokens", "wte", "lm_head")
 """Words in the names of tensors with a row for each token, in Hugging Face models."""
+
+HEAD = "lm_head.weight"
+COMPUTED = "a buffer that the model computes anew"
 
 HUB = (HUGGING_FACE, GPT2, GPT2_BASE)
 """Layouts of Hugging Face models."""
@@ -148,7 +151,9 @@ def _by_renames(tensors: Mapping[str, Tensor], original: Original, assume: bool)
         if assume or not step.assumed
     ]
     made = {new: tensors[by_new[new]] for new in original.shapes.tensors if new in by_new}
-    return Pairing(made, {new: (by_new[new],) for new in made}, tuple(rules))
+    ends = tuple(end for one in HUB if original.model_type in one.model_types for end in one.recomputed)
+    left = {name: COMPUTED for name in tensors if name.endswith(ends) and name not in by_new.values()}
+    return Pairing(made, {new: (by_new[new],) for new in made}, tuple(rules), (), left)
 
 
 def _lacking(draft: Pairing, original: Original) -> bool:
@@ -225,13 +230,13 @@ def _between(known: Recognised, tensors: Mapping[str, Tensor], original: Origina
         key = old, place.stored.name, words
         counted[key] = counted.get(key, 0) + 1
     rules = tuple(PairingRule(old, new, words, n) for (old, new, words), n in counted.items())
-    left = dict.fromkeys(known.recomputed, f"{known.layout.name}: the model computes it anew")
+    left = dict.fromkeys(known.recomputed, COMPUTED)
     return Pairing(made, sources, rules, (), left, frozenset(rearranged))
 
 
 def _check_settings(args: Mapping[str, Any], assume: bool, path: Path) -> None:
     """Refuse settings of Megatron with which the same names mean other values; without settings, unless assumed."""
-    if not args and not assume:
+    if "rotary_interleaved" not in args and not assume:
         text = "the checkpoint does not hold Megatron's args, which say how rotary pairs and norms are stored"
         raise RefusedError(path, f"{text}; --assume takes the defaults (rotary_interleaved and layernorm_1p off)")
     for name in ("rotary_interleaved", "apply_layernorm_1p", "layernorm_zero_centered_gamma", "multi_latent_attention"):
@@ -253,6 +258,7 @@ def _checked(
 ) -> Pairing:
     """Cut what is proven to be padding, account for what is left over, and refuse what is not complete."""
     made, cut, problems = dict[str, Tensor](), list[CutRows](), Problems([], [], [])
+    draft = _with_tied_head(draft, original)
     for name, wanted in original.shapes.tensors.items():
         tensor = draft.tensors.get(name)
         if tensor is None:
@@ -271,12 +277,24 @@ def _checked(
     left = dict(draft.left)
     for name in tensors:
         if name not in used and name not in left:
-            why = _why_left(name, tensors, draft, original, files)
+            why = _why_left(name, tensors, draft, files)
             left |= {name: why} if why else {}
             problems.unexpected.extend([] if why else [name])
     if any(problems):
         raise RefusedError(path, _incomplete(problems, original, assume))
     return replace(draft, tensors=made, cut=tuple(cut), left=left)
+
+
+def _with_tied_head(draft: Pairing, original: Original) -> Pairing:
+    """A draft in which a tied output layer that the model has by name is the embedding."""
+    lacking = [name for name in original.shapes.tensors if name not in draft.tensors]
+    source = next((name for name in draft.tensors if name.endswith(("embed_tokens.weight", "wte.weight"))), None)
+    if not original.tied or source is None or lacking != [HEAD]:
+        return draft
+    rule = PairingRule(draft.sources[source][0], HEAD, "tied, as the config says", 1)
+    tensors = {**draft.tensors, HEAD: draft.tensors[source]}
+    sources = {**draft.sources, HEAD: draft.sources[source]}
+    return replace(draft, tensors=tensors, sources=sources, rules=(*draft.rules, rule))
 
 
 def _padded(name: str, tensor: Tensor, wanted: tuple[int, ...] | None) -> bool:
@@ -290,19 +308,17 @@ def _unlike(name: str, tensor: Tensor, wanted: tuple[int, ...] | None, dtype: st
     if wanted is not None and tensor.shape != wanted:
         padded = "; nothing proves that its last rows are padding" if _padded(name, tensor, wanted) else ""
         yield f"{name} is {shape_text(tensor.shape)} here and {shape_text(wanted)} there{padded}"
-    elif dtype and tensor.dtype != dtype and not (is_floating(tensor.dtype) and is_floating(dtype)):
-        yield f"{name} is {tensor.dtype} here and {dtype} there"
+    elif dtype and tensor.dtype != dtype and not all(is_floating(d) and ITEMSIZE[d] > 1 for d in (tensor.dtype, dtype)):
+        yield f"{name} is {tensor.dtype} here and {dtype} there, which no cast makes of it"
 
 
-def _why_left(name: str, tensors: Mapping[str, Tensor], draft: Pairing, original: Original, files: OpenFiles) -> str:
+def _why_left(name: str, tensors: Mapping[str, Tensor], draft: Pairing, files: OpenFiles) -> str:
     """Why a tensor that no name of the model is made of may be left out: it is a tied copy; "" if it may not."""
-    if not original.tied:
-        return ""
     for new, olds in draft.sources.items():
         other = tensors[olds[0]]
         same = any(word in new for word in EMBEDDING_WORDS) and len(olds) == 1 and other.shape == tensors[name].shape
         if same and tensor_digest(other, files) == tensor_digest(tensors[name], files):
-            return f"tied: the same values as {olds[0]}, as the config says"
+            return f"tied: the same values as {olds[0]}, under a name that ORIGINAL does not have"
     return ""
 
 

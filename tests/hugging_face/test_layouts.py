@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +12,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ckptools.formats.open import open_checkpoint
 from ckptools.keys.layouts import forms
 from ckptools.keys.layouts.forms import Form, Sizes, UnfitError
 from ckptools.keys.layouts.recognise import recognise
-from ckptools.keys.layouts.tables import LAYOUTS
+from ckptools.keys.layouts.tables import LAYOUTS, MEGATRON
 from ckptools.model.regions import Box, contiguous_strides
 from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.tensor_io.read import load
+from tests.truth import FIXTURES
 
 FORMS = {name: form for name, form in vars(forms).items() if isinstance(form, Form)}
 SIZES = Sizes(heads=6, groups=3, experts=4)
@@ -27,7 +30,7 @@ def sharded(values: torch.Tensor, folder: Path, cuts: Sequence[int]) -> Tensor:
     """A float32 tensor on disk, cut into shards of rows at some places, in a file each."""
     ends = [0, *sorted({cut for cut in cuts if 0 < cut < values.shape[0]}), values.shape[0]]
     shards = []
-    for low, end in zip(ends, ends[1:], strict=False):
+    for low, end in pairwise(ends):
         path, part = folder / f"{low}.bin", values[low:end].contiguous()
         path.write_bytes(part.numpy().tobytes())
         shape = tuple(part.shape)
@@ -108,3 +111,13 @@ def test_every_name_of_a_layout_is_recognised_behind_wrappers(layout):
 def test_a_number_with_a_zero_in_front_is_none(tmp_path):
     found = recognise(["model.layers.01.input_layernorm.weight"], SIZES)
     assert found.unknown == ["model.layers.01.input_layernorm.weight"]
+
+
+@pytest.mark.parametrize(
+    "path", ["megatron-tp2pp2-fp32/ckpt", "megatron-tp2pp2-fp32/legacy", "megatron-tp2dp2-distopt/ckpt"]
+)
+def test_every_name_that_megatron_itself_wrote_is_recognised(path):
+    model = open_checkpoint(FIXTURES / path, all_ranks=True).tree["model"]
+    names = [name for name, value in model.items() if isinstance(value, Tensor)]
+    found = recognise(names, SIZES)
+    assert (found.layout, found.unknown) == (MEGATRON, []) and len(names) >= 20

@@ -112,6 +112,32 @@ def test_a_tied_head_is_left_out_where_it_has_the_same_values(tmp_path):
     assert "lm_head.weight" not in load_file(tmp_path / "hf" / "model.safetensors")
 
 
+def test_a_tied_head_that_only_the_original_has_by_name_is_the_embedding(tmp_path):
+    from safetensors.torch import save_file
+
+    original, state = save_original("gpt2", tmp_path / "original"), toy_model("gpt2").state_dict()
+    there = load_file(original / "model.safetensors")
+    save_file({**there, "lm_head.weight": there["transformer.wte.weight"].clone()}, original / "model.safetensors")
+    del state["lm_head.weight"]
+    home(saved(state, tmp_path), original)
+    assert torch.equal(logits(loaded_strictly(tmp_path / "hf")), logits(toy_model("gpt2")))
+
+
+def test_buffers_that_a_model_computes_are_left_out(original, tmp_path):
+    state = {**toy_model("llama").state_dict(), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+    done = home(saved(state, tmp_path), original)
+    assert done.like.left == {"model.layers.0.self_attn.rotary_emb.inv_freq": "a buffer that the model computes anew"}
+
+
+def test_no_cast_to_a_dtype_of_8_bits_is_made(run, original):
+    from safetensors.torch import save_file
+
+    weights = load_file(original / "model.safetensors")
+    weights["model.norm.weight"] = weights["model.norm.weight"].to(torch.float8_e4m3fn)
+    save_file(weights, original / "model.safetensors")
+    assert "model.norm.weight is float32 here and float8_e4m3fn there" in refused(run, original)
+
+
 def test_a_head_of_other_values_is_not_left_out_for_a_tied_model(tmp_path):
     original, state = save_original("llama-tied", tmp_path / "original"), toy_model("llama-tied").state_dict()
     state["lm_head.weight"] = state["lm_head.weight"].clone()
