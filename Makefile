@@ -87,8 +87,8 @@ test-newest:
 	.venv-newest/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager $(DEVELOPED)
 	.venv-newest/bin/python -m pytest $(PARALLEL)
 
-# The torch of tonight, to know of a change before it is released.
-NIGHTLY ?= https://download.pytorch.org/whl/nightly/cpu
+# The torch of tonight, to know of a change before it is released; NIGHTLY is PyTorch's index of nightly CPU builds.
+NIGHTLY ?=
 test-nightly:
 	$(NEWEST) -m venv .venv-nightly
 	.venv-nightly/bin/python $(NEW_PIP)
