@@ -26,6 +26,9 @@ from ckptools.training_state.parameter_names import AS_SAVED
 NAME = "composer_folder"
 READS = "Composer's composer.checkpoint: a folder with model/, optim/, resumption.pkl and composer_metadata.json"
 KNOWN_BY = "a folder with composer_metadata.json or resumption.pkl beside model/ or optim/"
+TRIED = ()
+BY_HAND = ("composer.checkpoint",)
+JOINS = ("model", "optimizer", "rest")
 
 METADATA = "composer_metadata.json"
 RESUMPTION = "resumption.pkl"

@@ -45,6 +45,8 @@ from ckptools.training_state.steps import find_step
 NAME = "dcp_safetensors"
 READS = "safetensors shards of DCP: torch's HuggingFaceStorageWriter with save_distributed"
 KNOWN_BY = "shard-00001-model-00001-of-00002.safetensors, or a folder of such files"
+TRIED = ("torch 2.13.0",)
+JOINS = ("model",)
 
 FILE = re.compile(r"shard-(\d{1,6})-model-(\d{1,6})-of-(\d{1,6})\.safetensors")
 MAX_RANKS = 1 << 16

@@ -34,6 +34,9 @@ from ckptools.model.problems import Code, Problem, worst_first
 NAME = "fsdp_shards"
 READS = "FSDP of fairscale (metaseq, fairseq, VISSL) and torch_xla: a file per rank with shard_metadata"
 KNOWN_BY = "checkpoint_5-shard0.pt or x_rank-00000000-of-00000004.pth with shard_metadata in it, or a folder of such"
+TRIED = ("fairscale 0.4.13",)
+BY_HAND = ("torch_xla",)
+JOINS = ("model", "optimizer", "rest")
 
 NAMED = re.compile(
     r"(?P<head>.*?(?<![A-Za-z])(?:shard|rank)[-_]?)(?P<rank>\d{1,9})(?:-of-(?P<world>\d{1,9}))?(?P<tail>\.(?:pt|pth|bin|ckpt))",

@@ -29,6 +29,9 @@ READS = "files of other frameworks that are parts of one model (vLLM, TensorRT-L
 KNOWN_BY = (
     "a folder whose files are called model-rank-0-part-0, model0-mp4, rank0.safetensors, x-shard0, tp_00, mp_rank_00/"
 )
+TRIED = ()
+BY_HAND = ("vLLM, SGLang, TensorRT-LLM, DeepSeek, NeMo",)
+JOINS = ()
 
 MAX_READ = 64
 """Most files whose structure is read."""

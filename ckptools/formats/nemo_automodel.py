@@ -48,6 +48,8 @@ from ckptools.training_state.sections import is_optimizer
 NAME = "nemo_automodel"
 READS = "NeMo Automodel: a step folder with model/, optim/ (DCP), and the states of RNG and data loader of each rank"
 KNOWN_BY = "a folder with model/ or optim/ that is called epoch_0_step_5, or has losses.json or model/.hf_metadata"
+TRIED = ("NeMo Automodel 0.7.0",)
+JOINS = ("model", "optimizer", "rest")
 
 MODEL, OPTIM, CONSOLIDATED = "model", "optim", "consolidated"
 HF_METADATA = ".hf_metadata"

@@ -27,6 +27,9 @@ from ckptools.model.problems import Code, Problem
 NAME = "olmo_core"
 READS = "OLMo-core: a step folder with model_and_optim/ (DCP) and the trainer's state of each rank"
 KNOWN_BY = "a folder with model_and_optim/.metadata"
+TRIED = ()
+BY_HAND = ("OLMo-core",)
+JOINS = ("model", "optimizer", "rest")
 
 MODEL_AND_OPTIM = "model_and_optim"
 TRAIN = "train"

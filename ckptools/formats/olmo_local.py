@@ -33,6 +33,9 @@ from ckptools.training_state.steps import find_step
 NAME = "olmo_local"
 READS = "OLMo's local checkpoints: model/rankN.pt, optim/rankN.pt, train/rankN.pt"
 KNOWN_BY = "folders model and optim with one rankN.pt per rank in each"
+TRIED = ()
+BY_HAND = ("OLMo",)
+JOINS = ("model", "optimizer", "rest")
 
 
 PARTS = ("model", "optim", "train")

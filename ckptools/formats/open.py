@@ -191,6 +191,11 @@ def _only_one_in(path: Path, formats: Sequence[Format], options: Options) -> Che
     """Find the one checkpoint in a folder that is none itself, with a note of the links that may lead to others."""
     found, passed_over = None, ""
     if path.is_dir():
+        from ckptools.formats import nearest
+
+        lacking = nearest.lacking(path)
+        if lacking:
+            raise UnknownFormatError(path, lacking)
         from ckptools.formats import only_checkpoint
 
         found, passed_over = only_checkpoint.find(path, formats, options.follow_symlinks)
@@ -206,7 +211,9 @@ def _what_else(path: Path, links: str) -> str:
     if links:
         return f"no checkpoint that ckptools knows in this folder, and {links}"
     if path.is_dir():
-        return "no checkpoint that ckptools knows in this folder; `ckptools formats` lists what it reads"
+        from ckptools.formats import nearest
+
+        return nearest.described(path)
     what = what_is(head_at(path)) if path.is_file() else ""
     return f"is {what}" if what else "not a checkpoint that ckptools knows; `ckptools formats` lists what it reads"
 

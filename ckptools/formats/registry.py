@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 class Format:
     """A format of ours: a module in this folder, which is imported on first use.
 
-    The module has `NAME`, `READS`, `KNOWN_BY`, `detect` and `read` as they are described here. `suggested_by` is a
+    The module has `NAME`, `READS`, `KNOWN_BY`, `detect` and `read` as they are described here, and may have `TRIED`,
+    `BY_HAND` and `JOINS`. `suggested_by` is a
     pattern of names of files or folders that may be such a checkpoint. Files of a format that is `per_rank` are one
     rank's torch.save files, which a caller may give one by one. A format `of_folders` is not asked about a file.
     """
@@ -47,6 +48,21 @@ class Format:
     def KNOWN_BY(self) -> str:  # noqa: N802
         """How they are recognised, in one line."""
         return str(self._module().KNOWN_BY)
+
+    @property
+    def TRIED(self) -> tuple[str, ...]:  # noqa: N802
+        """Writers, with their versions, whose own checkpoints are compared with known values in our tests."""
+        return tuple(getattr(self._module(), "TRIED", ()))
+
+    @property
+    def BY_HAND(self) -> tuple[str, ...]:  # noqa: N802
+        """Writers, or forms of theirs, that are tried on files made by hand alone."""
+        return tuple(getattr(self._module(), "BY_HAND", ()))
+
+    @property
+    def JOINS(self) -> tuple[str, ...]:  # noqa: N802
+        """The parts of a checkpoint that it puts together: `model`, `optimizer`, `rest` (scheduler, RNG, counters)."""
+        return tuple(getattr(self._module(), "JOINS", ()))
 
     def detect(self, path: Path) -> bool:
         """Whether `path` looks like this format, by names and a few bytes; never by its pickles."""

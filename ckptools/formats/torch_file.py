@@ -31,6 +31,8 @@ from ckptools.training_state.steps import find_step, step_in
 NAME = "torch_file"
 READS = "one torch.save file: .pt, .pth, .bin, .ckpt (DDP snapshots, Lightning, plain state dicts)"
 KNOWN_BY = "its first bytes, whatever the file is called"
+TRIED = ("torch 2.13.0", "Lightning 2.6.6")
+JOINS = ("model", "optimizer", "rest")
 
 
 PART = re.compile(r"(?<!\d)(\d+)-of-(\d+)(?!\d)|(?<![A-Za-z])rank[_-]?(\d+)")

@@ -40,6 +40,14 @@ def test_every_format_leaves_an_empty_folder_alone(fmt, tmp_path):
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.NAME)
 def test_every_format_says_what_it_reads(fmt):
     assert fmt.NAME.isidentifier() and len(fmt.READS) > 20 and len(fmt.KNOWN_BY) > 20
+    assert set(fmt.JOINS) <= {"model", "optimizer", "rest"}
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.NAME)
+def test_a_format_is_tried_on_its_writers_checkpoints_or_says_that_they_were_made_by_hand(fmt):
+    read_by_it = [known.name for known in EVERY if recognised(known.file, FORMATS).NAME == fmt.NAME]
+    assert fmt.TRIED or fmt.BY_HAND
+    assert bool(read_by_it) == bool(fmt.TRIED), read_by_it
 
 
 def test_an_empty_folder_is_unknown_and_told_in_one_line(tmp_path):

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def formats(json: AsJson = False) -> None:
     """List the formats that are read and written.
 
-    In the order in which they are tried. Other packages bring more through the entry point group ckptools.formats;
-    theirs are tried first.
+    In the order in which they are tried, with the writers whose checkpoints each was compared with. Other packages
+    bring more through the entry point group ckptools.formats; theirs are tried first.
     """
     from ckptools.consolidate.writers import WRITERS
 
@@ -32,6 +32,7 @@ def _as_text(read: Sequence[Format], written: Sequence[Writer]) -> str:
     for known in read:
         lines.append(f"  {printable(known.NAME)}: {printable(known.READS)}")
         lines.append(f"      known by {printable(known.KNOWN_BY)}")
+        lines += [f"      {printable(tried)}" for tried in [_tried(known)] if tried]
     lines += ["", "written, by the suffix of the output:"]
     for output in written:
         lines.append(f"  {output.NAME}: {output.WRITES}")
@@ -39,9 +40,27 @@ def _as_text(read: Sequence[Format], written: Sequence[Writer]) -> str:
     return "\n".join(lines)
 
 
+def _tried(known: Format) -> str:
+    """The writers whose checkpoints it was tried on, in one line; empty where a format does not say it."""
+    of_their_own = [f"tried on {', '.join(known.TRIED)}"] if known.TRIED else []
+    return "; ".join(
+        [*of_their_own, *([f"on files made by hand: {', '.join(known.BY_HAND)}"] if known.BY_HAND else [])]
+    )
+
+
 def _as_json(read: Sequence[Format], written: Sequence[Writer]) -> str:
     from ckptools.display.record_json import to_json
 
-    inputs = [{"name": f.NAME, "reads": f.READS, "known_by": f.KNOWN_BY} for f in read]
+    inputs = [
+        {
+            "name": f.NAME,
+            "reads": f.READS,
+            "known_by": f.KNOWN_BY,
+            "joins": list(f.JOINS),
+            "tried": list(f.TRIED),
+            "by_hand": list(f.BY_HAND),
+        }
+        for f in read
+    ]
     outputs = [{"name": o.NAME, "writes": o.WRITES, "suffixes": list(o.SUFFIXES)} for o in written]
     return to_json({"schema": "ckptools/formats/1", "read": inputs, "written": outputs}, indent=2)

@@ -60,6 +60,9 @@ from ckptools.training_state.steps import find_step
 NAME = "deepspeed"
 READS = "DeepSpeed checkpoints: ZeRO 0 to 3, pipelines, experts, AutoTP, universal"
 KNOWN_BY = "latest and global_stepN/, *_model_states.pt, *_optim_states.pt, layer_*-model_states.pt, zero/*/fp32.pt"
+TRIED = ("DeepSpeed 0.19.8",)
+BY_HAND = ("fp16",)
+JOINS = ("model", "optimizer", "rest")
 
 TENSOR_PARALLEL = (
     "tensor-parallel over {} ranks, and nothing in the files says along which dimension it was cut (no "

@@ -42,6 +42,8 @@ from ckptools.training_state.steps import find_step
 NAME = "megatron"
 READS = "Megatron-LM, one file per model-parallel rank: iter_*/mp_rank_00_000/model_optim_rng.pt"
 KNOWN_BY = "mp_rank_* folders with model_optim_rng.pt, in iter_* or release, below latest_checkpointed_iteration.txt"
+TRIED = ("Megatron core 0.16.1",)
+JOINS = ("model", "optimizer", "rest")
 
 JOINED = ModuleOrder(False, "the model is joined from the files of its ranks, layer by layer")
 """Before reordering, each file's own order names its optimizer state (`megatron.optimizer`)."""

@@ -48,6 +48,9 @@ from ckptools.training_state.parameter_names import AS_SAVED
 NAME = "meta_llama"
 READS = "Meta's Llama: consolidated.00.pth, consolidated.01.pth …, one per tensor-parallel rank, with params.json"
 KNOWN_BY = "consolidated.NN.pth, or a folder that holds such files"
+TRIED = ()
+BY_HAND = ("Meta Llama",)
+JOINS = ("model",)
 
 FILE = re.compile(r"consolidated\.(\d{2,5})\.pth")
 PARAMS = "params.json"

@@ -45,6 +45,9 @@ from ckptools.training_state.steps import find_step
 NAME = "nanotron"
 READS = "Nanotron: a safetensors file per parameter and slice, optimizer files per rank, also under ZeRO-1"
 KNOWN_BY = "checkpoint_metadata.json beside model/; any file below it"
+TRIED = ("Nanotron 0.4",)
+BY_HAND = ("ZeRO-1",)
+JOINS = ("model", "optimizer", "rest")
 
 LEVELS = 12
 """Most folders above a file that are looked at: a module's file lies as deep as its name has parts."""

@@ -45,6 +45,8 @@ from ckptools.training_state.steps import find_step
 NAME = "torch_checkpointing"
 READS = "torch_checkpointing: model_0.pt or .safetensors, optimizer_0.pt … of each rank, with metadata.pkl"
 KNOWN_BY = "metadata.pkl with sharding in it, or items of several ranks in safetensors that lack it"
+TRIED = ("torch_checkpointing 0.1.1",)
+JOINS = ("model", "optimizer", "rest")
 
 
 def detect(path: Path) -> bool:

@@ -42,6 +42,8 @@ from ckptools.training_state.steps import find_step
 NAME = "torchsnapshot"
 READS = "torchsnapshot: a folder with .snapshot_metadata, and the files of tensors and objects that it names"
 KNOWN_BY = ".snapshot_metadata in a folder; any file below it in batched/, sharded/, replicated/ or a rank's folder"
+TRIED = ("torchsnapshot 0.1.0",)
+JOINS = ("model", "optimizer", "rest")
 
 FOLDERS = ("batched", "sharded", "replicated")
 AS_LISTED = ModuleOrder(True, "the manifest keeps the order of a state dict")
