@@ -32,7 +32,7 @@ LAYERS = (
     ("torch_engine",),
     ("keys",),
     ("display",),
-    ("stats",),
+    ("explain", "stats"),
     ("inspect", "verify", "diff", "match", "consolidate"),
     ("contents", "ls"),
     ("plots",),

@@ -33,6 +33,13 @@ def complete_sections(context: typer.Context, incomplete: str) -> list[str]:
     return sections_beginning(_path(context), incomplete)
 
 
+def complete_codes(incomplete: str) -> list[str]:
+    """The problem codes that begin with what was typed."""
+    from ckptools.model.problems import Code
+
+    return [kind.code for kind in Code if kind.code.startswith(incomplete.upper())]
+
+
 def _path(context: typer.Context) -> str:
     """The first path that a user typed; "" before there is one."""
     given = context.params.get("path") or context.params.get("a") or context.params.get("paths")
@@ -175,4 +182,15 @@ ManifestFile = Annotated[
     Path | None,
     typer.Option(readable=False, help="A JSON that consolidate --manifest wrote: compare every digest in it."),
 ]
-Ignored = Annotated[list[str] | None, typer.Option(help="Problem codes that do not count, such as CK206,CK105.")]
+Ignored = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Problem codes that do not count, such as CK206,CK105; `ckptools explain CK206` says what one is."
+    ),
+]
+ProblemCodes = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[CODE]...", show_default=False, autocompletion=complete_codes, help="A problem code, such as CK101."
+    ),
+]

@@ -12,11 +12,11 @@ from typing import Annotated, Any, get_type_hints
 import typer
 import typer.core
 
-from ckptools._version import __version__
 from ckptools.cli import arguments
 from ckptools.cli.printing import show
 from ckptools.cli.running import one_line_errors
 from ckptools.cli.shared_options import OutputOptions, records_of, spellings
+from ckptools.cli.versions import version_line
 from ckptools.model.records import grouped
 
 MAX_HELP = 200
@@ -50,30 +50,27 @@ def program(help: str, functions: Iterable[Callable[..., None]], groups: Mapping
     made.callback()(_before_any)  # without it, a single command would not be called by its name
     for function in functions:
         name = function.__name__
-        made.command(no_args_is_help=name != "formats", rich_help_panel=panels[name])(_flattened(function))
+        made.command(no_args_is_help=name not in ("explain", "formats"), rich_help_panel=panels[name])(
+            _flattened(function)
+        )
     return made
 
 
 def _print_version(wanted: bool) -> None:
-    """Print the version, and those of Python and the libraries that matter for a report."""
-    if not wanted:
-        return
-    from importlib.metadata import PackageNotFoundError, version
-    from platform import python_version
-
-    found = [f"ckptools {__version__}", f"Python {python_version()}"]
-    for name in ("torch", "numpy", "safetensors"):
-        try:
-            found.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            found.append(f"no {name}")
-    show(", ".join(found))
-    raise typer.Exit
+    if wanted:
+        show(version_line())
+        raise typer.Exit
 
 
 def _before_any(
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+        bool,
+        typer.Option(
+            "--version",
+            is_eager=True,
+            callback=_print_version,
+            help="Print the version and exit; with -v, what a bug report needs.",
+        ),
     ] = False,
     local_rank: Annotated[int | None, typer.Option("--local-rank", "--local_rank", hidden=True)] = None,
 ) -> None:

@@ -35,6 +35,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "report": ("Write a page of HTML about a checkpoint, to mail or keep.", ""),
     },
     "Learn": {
+        "explain": ("Say what a problem code means, and what to do.", "codes*"),
         "create": ("Train a small transformer and save a real checkpoint.", ""),
         "shell": ("Open a Python prompt with a checkpoint opened.", ""),
         "formats": ("List the formats that are read and written.", ""),
@@ -54,7 +55,8 @@ Usage: {} [OPTIONS] COMMAND [ARGS]...
   {}
 
 Options:
-  --version             Print the version and exit.
+  --version             Print the version and exit; with -v, what a bug report
+                        needs.
   --install-completion  Install completion for the current shell.
   --show-completion     Show completion for the current shell, to copy it or
                         customize the installation.
@@ -68,6 +70,11 @@ def start(words: Sequence[str]) -> None:
     if words in ([], ["-h"], ["--help"]) and "_CKPTOOLS_COMPLETE" not in os.environ and _is_wide():
         (show if words else remark)(_overview())
         raise SystemExit(0 if words else USAGE_EXIT)
+    if "--version" in words and {*words} <= {"--version", "-v", "--verbose"}:
+        from ckptools.cli.versions import version_line, version_report
+
+        show(version_line() if len(words) == 1 else version_report())
+        raise SystemExit(0)
     import signal
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)

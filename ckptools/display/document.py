@@ -50,6 +50,8 @@ body .ckpt .two{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(10
 body .ckpt .cause{border:1px solid var(--line);border-radius:6px;padding:8px 14px;margin:8px 0}
 body .ckpt .cause>a{font:600 12px ui-monospace,monospace;margin-right:8px}
 body .ckpt .cause .do{margin-top:2px}
+body .ckpt .code{margin:10px 0 16px;max-width:100ch}
+body .ckpt .code .step{padding-left:4ch;text-indent:-2ch}
 body .ckpt .ckpt-picture{margin:0 0 12px}
 body .ckpt svg{max-width:100%;height:auto}
 @media(max-width:640px){

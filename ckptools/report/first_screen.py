@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from ckptools.display.drawing import Picture
 from ckptools.display.page import MARKS, Page, safe
 from ckptools.dtypes import short
+from ckptools.explain.record import Explanation, explanation
 from ckptools.inspect.record import Report
 from ckptools.model.causes import Cause, Consequence, causes_of, consequences_of
 from ckptools.model.problems import Code, Problem
@@ -106,11 +107,23 @@ def ranks_picture(page: Page, picture: Picture) -> None:
 
 
 def code_list(page: Page, problems: Iterable[Problem]) -> None:
-    """Add what the codes on the page mean, where their links lead."""
+    """Add what the codes on the page mean and what to do, where their links lead."""
     kinds: dict[Code, None] = dict.fromkeys(problem.kind for problem in problems)
     if kinds:
-        rows = "".join(f'<div id="{kind.code}"><b>{kind.code}</b> {safe(kind.meaning)}</div>' for kind in kinds)
+        rows = "".join(_explained(explanation(kind.code)) for kind in kinds)
         page.drawing(f"<details open><summary>{page.heading('what the codes mean')}</summary>{rows}</details>")
+
+
+def _explained(one: Explanation) -> str:
+    """A code with what it means, what causes it and what to do, as `ckptools explain` has it."""
+    parts = (("What causes it", one.causes), ("What to do", one.to_do))
+    lists = "".join(f"<div>{title}:</div>{''.join(map(_step, items))}" for title, items in parts)
+    title = f"<b>{one.code}</b> {safe(one.meaning)} <span class=dim>ckptools explain {one.code}</span>"
+    return f'<div id="{one.code}" class="code">{title}<div>{safe(one.means)}</div>{lists}</div>'
+
+
+def _step(text: str) -> str:
+    return f'<div class="step">- {safe(text)}</div>'
 
 
 def notes_of(problems: Sequence[Problem]) -> list[str]:

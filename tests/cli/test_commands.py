@@ -79,6 +79,14 @@ def test_the_version_is_told_with_those_that_a_report_needs():
     )
 
 
+@pytest.mark.parametrize("words", [["--version", "-v"], ["-v", "--version"], ["--version", "--verbose"]], ids=str)
+def test_the_version_in_full_has_what_an_issue_form_asks_for(words):
+    done = process(*words)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0 and lines[0] == f"ckptools {__version__}" and f"torch {torch_version('torch')}" in lines
+    assert any(line.endswith(" processors") for line in lines) and str(Path.home()) not in done.stdout
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_shell_completes_commands(shell):
     told = {"COMP_WORDS": "ckptools insp", "COMP_CWORD": "1", "_TYPER_COMPLETE_ARGS": "ckptools insp"}

@@ -69,7 +69,7 @@ def commands_with(flag: str) -> set[str]:
 
 
 def test_every_command_that_prints_json_is_here_and_has_a_schema():
-    assert set(CALLS) | {"formats"} == commands_with("json") == set(SCHEMAS) - FILES
+    assert set(CALLS) | {"explain", "formats"} == commands_with("json") == set(SCHEMAS) - FILES
     assert set(LINES) == commands_with("jsonl")
 
 

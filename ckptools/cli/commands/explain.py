@@ -1,0 +1,26 @@
+"""`ckptools explain`: what does a problem code mean, and what do I do?"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from ckptools.cli.printing import screen, show
+
+if TYPE_CHECKING:
+    from ckptools.cli.arguments import AsJson, ProblemCodes
+
+
+def explain(codes: ProblemCodes = None, json: AsJson = False) -> None:
+    """Say what a problem code means, and what to do.
+
+    What is wrong, what causes it, and what helps. Without a code, all codes are listed.
+    """
+    from ckptools.explain.record import explanation, explanations
+    from ckptools.explain.text import list_text, pages_json, pages_text
+
+    pages = [explanation(code) for code in codes] if codes else explanations()
+    if json:
+        show(pages_json(pages))
+    else:
+        show(pages_text(pages, screen(sys.stdout)) if codes else list_text(pages))

@@ -1,0 +1,95 @@
+"""The record of `explain`: the page of one problem code, read from `problems.md`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from ckptools.errors import UsageError
+from ckptools.model.causes import REMEDIES
+from ckptools.model.problems import Code, Forbids, Severity
+from ckptools.model.records import displayed
+from ckptools.text import few
+
+PAGES = Path(__file__).with_name("problems.md")
+"""A section for each code, in Markdown."""
+
+
+@displayed
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What a user should know about a problem code.
+
+    Attributes:
+        code: such as `CK101`.
+        meaning: what it stands for, in a few words.
+        severity: the usual one.
+        forbids: what `consolidate` refuses to write because of an error with this code.
+        means: what is wrong, in a few sentences.
+        causes: what leads to it, a sentence or two each.
+        remedy: the way out in one line, as it stands below a problem; "" if none is known.
+        to_do: what to do, step by step.
+    """
+
+    code: str
+    meaning: str
+    severity: Severity
+    forbids: Forbids
+    means: str
+    causes: tuple[str, ...]
+    remedy: str
+    to_do: tuple[str, ...]
+
+    def _summary(self) -> str:
+        return f"{self.code} {self.meaning}"
+
+
+def explanation(name: str) -> Explanation:
+    """The page of a code, by its name in upper or lower case, with or without the letters: `CK101`, `ck101`, `101`.
+
+    Raises:
+        UsageError: there is no such code.
+    """
+    wanted = name.strip().upper()
+    wanted = wanted if wanted.startswith("CK") else f"CK{wanted}"
+    for page in explanations():
+        if page.code == wanted:
+            return page
+    near = [page.code for page in explanations() if page.code[:3] == wanted[:3]]
+    known = f"; near it are {few(near, 30)}" if near else ""
+    raise UsageError(None, f"{name[:40]!r} is no problem code{known}; `ckptools explain` lists all")
+
+
+@cache
+def explanations() -> tuple[Explanation, ...]:
+    """The pages of all codes, in the order of their numbers."""
+    kinds = {kind.code: kind for kind in Code}
+    return tuple(_page(kinds[code], text) for code, text in sections_of(PAGES.read_text("utf-8")) if code in kinds)
+
+
+def sections_of(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the code of each section, and the section from its heading on."""
+    for section in re.split(r"^(?=## CK)", text, flags=re.MULTILINE)[1:]:
+        yield section[3:8], section
+
+
+def _page(kind: Code, section: str) -> Explanation:
+    _, means, causes, to_do = re.split(r"^##.*$", section, flags=re.MULTILINE)
+    remedy = REMEDIES.get(kind, "").replace("{files}", "the file")
+    return Explanation(
+        kind.code,
+        kind.meaning,
+        kind.severity,
+        kind.forbids,
+        " ".join(means.split()),
+        _items(causes),
+        remedy,
+        _items(to_do),
+    )
+
+
+def _items(text: str) -> tuple[str, ...]:
+    return tuple(" ".join(item.split()) for item in re.split(r"^- ", text, flags=re.MULTILINE)[1:])
