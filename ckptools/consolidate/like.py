@@ -15,7 +15,8 @@ from ckptools.files.location import is_remote
 from ckptools.files.opening import OpenFiles
 from ckptools.formats.megatron.folders import arguments
 from ckptools.keys.original import Original, read_original
-from ckptools.keys.pairing import CutRows, Pairing, PairingRule, pair
+from ckptools.keys.paired import CutRows, Pairing, PairingRule
+from ckptools.keys.pairing import pair
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.records import displayed, to_dict
 from ckptools.model.tensor import Tensor

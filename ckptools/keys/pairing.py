@@ -7,7 +7,7 @@ of its shape, and every tensor of the checkpoint a place, or a reason to leave i
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,14 +15,14 @@ from ckptools.dtypes import ITEMSIZE, is_floating
 from ckptools.errors import RefusedError
 from ckptools.files.opening import OpenFiles
 from ckptools.keys.expected_names import shapes_of_state
-from ckptools.keys.layouts.forms import UnfitError
-from ckptools.keys.layouts.recognise import Recognised, recognise
-from ckptools.keys.layouts.tables import GPT2, GPT2_BASE, HUGGING_FACE, LAYOUTS, MEGATRON, MEGATRON_GPT2
+from ckptools.keys.layouts.pair import from_hub, from_trainer
+from ckptools.keys.layouts.recognise import recognise
+from ckptools.keys.layouts.tables import HUB
 from ckptools.keys.original import Original
 from ckptools.keys.padding import why_padding
+from ckptools.keys.paired import COMPUTED, CutRows, Pairing, PairingRule
 from ckptools.keys.rename_rules import rename_words
 from ckptools.keys.rename_search import find_renames
-from ckptools.model.records import displayed
 from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.rearranged import RowBlock, split_rows
 from ckptools.tensor_io.stream import tensor_digest
@@ -35,67 +35,6 @@ EMBEDDING_WORDS = ("embed_tokens", "wte", "lm_head")
 """Words in the names of tensors with a row for each token, in Hugging Face models."""
 
 HEAD = "lm_head.weight"
-COMPUTED = "a buffer that the model computes anew"
-
-HUB = (HUGGING_FACE, GPT2, GPT2_BASE)
-"""Layouts of Hugging Face models."""
-
-
-@displayed
-class PairingRule(NamedTuple):
-    """One rule that was followed.
-
-    Attributes:
-        old: what tensors of the checkpoint are called; for a layout with `{}` for a layer's number.
-        new: what they become.
-        words: what is done besides, such as `transposed`; "" for a rename alone.
-        tensors: how many of the model's.
-        assumed: whether the caller allowed it without evidence in names.
-    """
-
-    old: str
-    new: str
-    words: str
-    tensors: int
-    assumed: bool = False
-
-
-@displayed
-class CutRows(NamedTuple):
-    """Rows of a vocabulary that are not written.
-
-    Attributes:
-        name: of the model's tensor.
-        rows: in the checkpoint.
-        kept: how many are written.
-        why: what proves that the others are padding.
-    """
-
-    name: str
-    rows: int
-    kept: int
-    why: str
-
-
-@dataclass(frozen=True)
-class Pairing:
-    """The tensors of a model, made of those of a checkpoint.
-
-    Attributes:
-        tensors: by name in the model, in its order.
-        sources: the names in the checkpoint that each is made of.
-        rules: what was followed.
-        cut: rows that are not written.
-        left: names of the checkpoint that the model does not have, with the reason.
-        rearranged: names of the model whose bytes are not one tensor of the checkpoint as it is.
-    """
-
-    tensors: Mapping[str, Tensor] = field(repr=False)
-    sources: Mapping[str, tuple[str, ...]] = field(repr=False)
-    rules: tuple[PairingRule, ...] = ()
-    cut: tuple[CutRows, ...] = ()
-    left: Mapping[str, str] = field(default_factory=dict)
-    rearranged: frozenset[str] = frozenset()
 
 
 class Problems(NamedTuple):
@@ -129,11 +68,11 @@ def pair(
         raise RefusedError(path, f"{encoded} is quantized; --like writes values: add --dequantize")
     found = recognise(tensors, original.sizes)
     if found.layout not in HUB and len(found.placed) * 2 > len(tensors):
-        draft = _by_layout(found, tensors, original, args, assume, path)
+        draft = from_trainer(found, tensors, original, args, assume, path)
     else:
         draft = _by_renames(tensors, original, assume)
         if _lacking(draft, original):
-            draft = _between_hubs(tensors, original) or draft
+            draft = from_hub(tensors, original) or draft
     return _checked(draft, tensors, original, args, assume, path, files)
 
 
@@ -159,89 +98,6 @@ def _by_renames(tensors: Mapping[str, Tensor], original: Original, assume: bool)
 def _lacking(draft: Pairing, original: Original) -> bool:
     """Whether a name has no tensor, a tied one apart."""
     return any(name not in draft.tensors and not one.tied for name, one in original.shapes.tensors.items())
-
-
-# -- layouts ----------------------------------------------------------------------------------------------------------
-
-
-def _by_layout(
-    found: Recognised,
-    tensors: Mapping[str, Tensor],
-    original: Original,
-    args: Mapping[str, Any],
-    assume: bool,
-    path: Path,
-) -> Pairing:
-    """The model's tensors of those of a trainer with documented names."""
-    fitting = [one for one in LAYOUTS if one not in HUB and original.model_type in one.model_types]
-    known = recognise(tensors, original.sizes, fitting) if fitting else None
-    if known is None or len(known.placed) < len(found.placed) // 2:
-        text = f"the names are those of {found.layout.name}, and no documented rule turns them into a model of type"
-        raise RefusedError(path, f"{text} {original.model_type!r}")
-    if known.layout in (MEGATRON, MEGATRON_GPT2):
-        _check_settings(args, assume, path)
-    return _between(known, tensors, original)
-
-
-def _between_hubs(tensors: Mapping[str, Tensor], original: Original) -> Pairing | None:
-    """The model's tensors of those of the same model with other forms, such as experts one by one."""
-    fitting = [one for one in HUB if original.model_type in one.model_types]
-    return _between(recognise(tensors, original.sizes, fitting), tensors, original) if fitting else None
-
-
-def _between(known: Recognised, tensors: Mapping[str, Tensor], original: Original) -> Pairing:
-    """Take tensors apart by one layout and put the parts together by that of the model."""
-    sizes = original.sizes
-    hubs = [one for one in HUB if original.model_type in one.model_types]
-    wanted = recognise(original.shapes.tensors, sizes, hubs)
-    wanted = wanted if not wanted.prefix else replace(wanted, placed={})
-    parts: dict[str, Tensor] = {}
-    came_from: dict[str, str] = {}
-    for name, place in known.placed.items():
-        try:
-            pieces = place.stored.form.split(tensors[name], sizes)
-        except UnfitError as error:
-            raise RefusedError(None, f"{printable(name)}: {error}; is ORIGINAL of another size?") from error
-        for part, piece in zip(place.parts, pieces, strict=True):
-            if part in came_from:
-                raise RefusedError(None, f"{came_from[part]} and {name} are both the same weight ({part})")
-            parts[part], came_from[part] = piece, name
-    if original.tied and "head.weight" not in parts and "embed.weight" in parts:
-        parts["head.weight"], came_from["head.weight"] = parts["embed.weight"], came_from["embed.weight"]
-    made: dict[str, Tensor] = {}
-    sources: dict[str, tuple[str, ...]] = {}
-    counted: dict[tuple[str, str, str], int] = {}
-    rearranged: set[str] = set()
-    for new, place in wanted.placed.items():
-        if not all(part in parts for part in place.parts):
-            continue
-        try:
-            made[new] = place.stored.form.join([parts[part] for part in place.parts], sizes)
-        except UnfitError as error:
-            raise RefusedError(None, f"{printable(new)}: {error}; is ORIGINAL of another size?") from error
-        sources[new] = tuple(dict.fromkeys(came_from[part] for part in place.parts))
-        rows = [known.placed[name].stored for name in sources[new]]
-        words = "; ".join(
-            dict.fromkeys(form.words for form in (*(r.form for r in rows), place.stored.form) if form.words)
-        )
-        if words:
-            rearranged.add(new)
-        old = ", ".join(dict.fromkeys(known.prefix + row.name for row in rows))
-        key = old, place.stored.name, words
-        counted[key] = counted.get(key, 0) + 1
-    rules = tuple(PairingRule(old, new, words, n) for (old, new, words), n in counted.items())
-    left = dict.fromkeys(known.recomputed, COMPUTED)
-    return Pairing(made, sources, rules, (), left, frozenset(rearranged))
-
-
-def _check_settings(args: Mapping[str, Any], assume: bool, path: Path) -> None:
-    """Refuse settings of Megatron with which the same names mean other values; without settings, unless assumed."""
-    if "rotary_interleaved" not in args and not assume:
-        text = "the checkpoint does not hold Megatron's args, which say how rotary pairs and norms are stored"
-        raise RefusedError(path, f"{text}; --assume takes the defaults (rotary_interleaved and layernorm_1p off)")
-    for name in ("rotary_interleaved", "apply_layernorm_1p", "layernorm_zero_centered_gamma", "multi_latent_attention"):
-        if args.get(name):
-            raise RefusedError(path, f"args.{name} is set, for which there is no documented rule")
 
 
 # -- a complete set ---------------------------------------------------------------------------------------------------

@@ -217,3 +217,7 @@ MEGATRON = NamedLayout(
 MEGATRON_GPT2 = NamedLayout("Megatron (GPT-2)", (*_MEGATRON, *_megatron_mlp(False)), ("gpt2",), _MEGATRON_STATE)
 
 LAYOUTS = (HUGGING_FACE, GPT2, GPT2_BASE, TORCHTITAN_LLAMA, TORCHTITAN_QWEN, MEGATRON, MEGATRON_GPT2)
+"""Every layout, those of Hugging Face models first."""
+
+HUB = (HUGGING_FACE, GPT2, GPT2_BASE)
+"""Layouts of Hugging Face models."""
