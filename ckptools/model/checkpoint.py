@@ -152,6 +152,7 @@ class Checkpoint:
             was read.
         names_given: names that the user gave for optimizer state that is keyed by number.
         rounded: fp32 copies that round to weights if the layout that was found is right; verify and consolidate look.
+        stated_digests: SHA-256 of files beside each other, as one of them states it; `verify --deep` compares.
         in_parts: whether ranks' files hold parameters of their own, such as stages of a pipeline.
         text_keys: whether its format makes a text of every key of a dict, so that 1 and "1" look the same in it.
         stated_versions: of what wrote it, as files beside it state them, by where: `config.json.transformers_version`.
@@ -181,6 +182,7 @@ class Checkpoint:
     assumed_names: frozenset[str] = field(default=frozenset(), repr=False)
     names_given: GivenNames | None = field(default=None, repr=False, compare=False)
     rounded: tuple[Rounded, ...] = field(default=(), repr=False)
+    stated_digests: Mapping[Path, str] = field(default_factory=dict, repr=False, compare=False)
     in_parts: bool = False
     text_keys: bool = False
     stated_versions: Mapping[str, str] = field(default_factory=dict, repr=False)

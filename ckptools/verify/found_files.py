@@ -209,6 +209,18 @@ def of_tensor(name: str, said: ListedTensor, tensor: Tensor | None, files: OpenF
         yield Problem(Code.MANIFEST_DIFFERS, "has other values than the manifest says", None, name)
 
 
+def of_stated(path: Path, stated: str) -> Iterator[Problem]:
+    """How a file differs from the SHA-256 that its own checkpoint states.
+
+    Raises:
+        ReadError: it cannot be read.
+    """
+    if not path.is_file():
+        yield Problem(Code.MANIFEST_DIFFERS, f"{path.name} is listed with a sha256, and not here")
+    elif file_digest(path)[1] != stated:
+        yield Problem(Code.MANIFEST_DIFFERS, f"{path.name} has another sha256 than the checkpoint states")
+
+
 def of_file(manifest: Path, name: str, said: tuple[int, str]) -> Iterator[Problem]:
     """How one file beside the manifest differs from its entry in it; nothing if the file does not exist."""
     plain = all(part not in ("", ".", "..") for part in name.split("/")) and "\0" not in name and "\\" not in name

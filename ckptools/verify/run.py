@@ -56,6 +56,7 @@ def verify(
     with OpenFiles() as files:
         reading = _ByteChecks(files, thread_count(jobs), progress or no_progress)
         checks = [*_each(STRUCTURE, ck), *reading.bytes_of(ck, deep, values), reading.copies(ck)]
+        checks += [reading.stated(ck, deep)] if ck.stated_digests else []
         checks += [reading.manifest(ck, location(manifest))] if manifest is not None else []
         checks += [*_each(STATE, ck), _pickles(ck)]
         checks += _others(ck, checks)
@@ -152,6 +153,10 @@ IN_LINE = "values in line"
 """The check of values that are finite, and may be odd all the same."""
 
 
+STATED = "stated digests (sha256)"
+"""The check of whole files, where the checkpoint lists their digests."""
+
+
 class _ByteChecks:
     """The checks that read bytes, in threads; `damaged` are records that do not match their stated checksum."""
 
@@ -228,6 +233,19 @@ class _ByteChecks:
         right = rounded - len(contradicted)
         parts += [f"{plural(right, 'weight')} beside fp32 copies that round to them"] if ck.rounded else []
         return judged("copies equal", problems, "; ".join([*parts, *([own] if own else [])]))
+
+    def stated(self, ck: Checkpoint, deep: bool) -> Check:
+        """Compare files with the digests that the checkpoint itself states."""
+        if not deep:
+            return skipped(STATED, "not asked for; --deep reads every byte")
+
+        def compare(path: Path) -> list[Problem]:
+            self.progress(0, path.name)
+            return _listed(found_files.of_stated(path, ck.stated_digests[path]))
+
+        found = in_ranks(compare, list(ck.stated_digests), self.jobs, lambda path: 0)
+        detail = f"{plural(len(ck.stated_digests), 'file')} as stated beside them"
+        return judged(STATED, [p for problems in found for p in problems], detail)
 
     def manifest(self, ck: Checkpoint, path: Path) -> Check:
         """Compare digests of tensors and files with those of a manifest."""

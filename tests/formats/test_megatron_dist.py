@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import warnings
@@ -305,3 +306,49 @@ def test_a_common_file_that_holds_no_dict_is_an_error_and_the_weights_are_read(s
     torch.save([1], sample / "iter_0000005" / "common.pt")
     (problem,) = [p for p in ckptools.open(sample).problems if p.severity == "error"]
     assert (problem.code, problem.rank) == ("CK002", None) and "holds a list, expected a dict" in problem.message
+
+
+# -- digests that the checkpoint states --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stated(sample) -> Path:
+    """The sample with the list of digests that `verify_integrity` saves; Megatron's own hashing of each file."""
+    folder = sample / "iter_0000005"
+    files = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.iterdir())}
+    (folder / "integrity.json").write_text(json.dumps({"algorithm": "sha256", "files": files}))
+    return folder
+
+
+def stated_check(folder: Path, **options: Any) -> Any:
+    found = ckptools.verify(folder, **options)
+    return next(check for check in found.checks if check.name == "stated digests (sha256)")
+
+
+def test_stated_digests_are_compared_when_every_byte_is_read(stated):
+    assert stated_check(stated).result == "skip"
+    check = stated_check(stated, deep=True)
+    assert (check.result, check.detail, list(check.problems)) == ("ok", "11 files as stated beside them", [])
+
+
+@pytest.mark.parametrize("name", ["__0_0.distcp", "common.pt"])
+def test_a_flipped_bit_in_a_listed_file_is_found(name, stated):
+    data = bytearray((stated / name).read_bytes())
+    data[-1] ^= 0x20
+    (stated / name).write_bytes(data)
+    found = stated_check(stated, deep=True)
+    assert [p.message for p in found.problems] == [f"{name} has another sha256 than the checkpoint states"]
+
+
+def test_a_listed_file_that_is_missing_is_named(stated):
+    (stated / "common.pt").unlink()
+    (problem,) = stated_check(stated, deep=True).problems
+    assert problem.message == "common.pt is listed with a sha256, and not here"
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"files": {}}', '{"algorithm": "sha256", "files": {"../x": "%s"}}'])
+def test_a_list_that_is_none_is_said_and_never_followed(text, stated):
+    (stated / "integrity.json").write_text(text.replace("%s", "0" * 64))
+    ck = ckptools.open(stated)
+    assert ck.stated_digests == {} and ck.whole
+    assert any(p.severity == "warning" and "integrity.json" in p.message for p in ck.problems)

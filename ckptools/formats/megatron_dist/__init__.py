@@ -24,7 +24,9 @@ The `zarr` backend is not read.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +54,8 @@ KNOWN_BY = "metadata.json with sharded_backend beside .metadata, in iter_* below
 TRIED = ("Megatron core 0.16.1",)
 JOINS = ("model", "optimizer", "rest")
 
-CONFIG, COMMON = "metadata.json", "common.pt"
+CONFIG, COMMON, INTEGRITY = "metadata.json", "common.pt", "integrity.json"
+DIGEST = re.compile("[0-9a-f]{64}")
 WITHOUT = "optimizer"
 """Why only the weights can be written without the common values."""
 
@@ -112,6 +115,8 @@ def read(path: Path, options: Options) -> Checkpoint:
     builder.add_read(found.files_read, found.bytes_read, found.names)
     beside = [common] if common else []
     builder.add_saved(beside)
+    digests, beside_them = _stated_digests(folder, options)
+    builder.problems += beside_them
     of_backend = [file_now(folder / CONFIG, None, "", "read")] if config else []
     return builder.checkpoint(
         name=folder.resolve().name,
@@ -126,6 +131,7 @@ def read(path: Path, options: Options) -> Checkpoint:
         bytes_expected=found.bytes_expected + sum(s.nbytes for s in beside),
         assumed_names=stored.by_order if stored else (),
         rounded=stored.rounded if stored else (),
+        stated_digests=digests,
     )
 
 
@@ -166,6 +172,29 @@ def _common(found: Folder, config: Mapping[str, Any], options: Options) -> tuple
         return saved, []
     text = f"{COMMON} holds a {type(saved.tree).__name__}, expected a dict"
     return None, [Problem(Code.FILE_CUT, text, None, WITHOUT)]
+
+
+def _stated_digests(folder: Path, options: Options) -> tuple[dict[Path, str], list[Problem]]:
+    """SHA-256 of every file, which `verify_integrity` saves beside them (`save_integrity_manifest`, core 0.20)."""
+    path = folder / INTEGRITY
+    if not path.exists():
+        return {}, []
+    if not options.follow_symlinks:
+        check_stays_inside(path, folder)
+    try:
+        found = read_json(path)
+    except ReadError as error:
+        return {}, [replace(Fault.of(error, path).problem(f"{INTEGRITY}:"), severity="warning")]
+    listed = found.get("files") if isinstance(found, dict) and found.get("algorithm") == "sha256" else None
+    if not isinstance(listed, dict) or not all(_is_entry(*entry) for entry in listed.items()):
+        text = f"{INTEGRITY} is no list of files with their sha256; it is not compared"
+        return {}, [Problem(Code.FILE_CUT, text, severity="warning")]
+    return {folder / name: digest for name, digest in listed.items()}, []
+
+
+def _is_entry(name: Any, digest: Any) -> bool:
+    plain = isinstance(name, str) and name not in ("", ".", "..") and not set("/\\\0") & set(name)
+    return plain and isinstance(digest, str) and DIGEST.fullmatch(digest) is not None
 
 
 def _world(tree: Mapping[Any, Any], found: Folder) -> Fact:
