@@ -16,7 +16,7 @@ from ckptools.formats.rank_search.rank_names import COMPRESSED, is_temporary
 from ckptools.formats.shared.several import MAX_ENTRIES
 from ckptools.text import few, plural
 
-SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar", ".tgz", ".safetensors")
+SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar", ".tgz", ".nemo", ".safetensors")
 """Suffixes of single files of weights; a damaged one counts by its name."""
 
 MAX_DEPTH = 4

@@ -1,22 +1,37 @@
 """Parts of one model that are not joined here: each rank's file of another framework, by names or contents.
 
 vLLM's and SGLang's `model-rank-0-part-0.safetensors`, DeepSeek's `model0-mp4.safetensors`, TensorRT-LLM's
-`rank0.safetensors`, fairseq's `checkpoint_5-shard0.pt`, NeMo's `mp_rank_00/model_weights.ckpt`. Slices look like whole
-tensors, so the contents are shown side by side, each under its file's name, and the model is never called whole.
+`rank0.safetensors`, Fast-LLM's `rank_0.safetensors`, NeMo's `mp_rank_00/model_weights.ckpt`. Slices look like whole
+tensors, so the contents are shown side by side, each under its file's name, and the model is never called whole. A rule
+file (`--rules`) of a user who knows along which dimensions they were cut joins them.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckptools.errors import ReadError
 from ckptools.formats.options import Options
-from ckptools.formats.rank_search.parts import PartFiles, not_joined, parts_by_content, parts_in
+from ckptools.formats.rank_search.part_files import PartFiles, not_joined, ranks_of
+from ckptools.formats.rank_search.parts import parts_by_content, parts_in
 from ckptools.formats.rank_search.sibling_search import are_of_one
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, file_now
+from ckptools.formats.shared.tensor_parallel import (
+    NO_RULE,
+    GivenRules,
+    RankPiece,
+    UnlikeError,
+    given_rule,
+    join,
+    read_rules,
+    unjoined_tensor,
+)
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.problems import Code, Problem
+from ckptools.model.tensor import Tensor
 from ckptools.training_state.parameter_names import AS_SAVED
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
@@ -25,13 +40,16 @@ if TYPE_CHECKING:
     from ckptools.formats.hugging_face.model import WeightFile
 
 NAME = "model_parts"
-READS = "files of other frameworks that are parts of one model (vLLM, TensorRT-LLM, fairseq, NeMo): shown, not joined"
+READS = "files of other frameworks that are parts of one model (vLLM, TensorRT-LLM, DeepSeek, NeMo): joined by --rules"
 KNOWN_BY = (
     "a folder whose files are called model-rank-0-part-0, model0-mp4, rank0.safetensors, x-shard0, tp_00, mp_rank_00/"
 )
 TRIED = ()
-BY_HAND = ("vLLM, SGLang, TensorRT-LLM, DeepSeek, NeMo",)
+BY_HAND = ("vLLM", "SGLang", "TensorRT-LLM", "DeepSeek", "Fast-LLM", "NeMo", "SageMaker smp")
 JOINS = ()
+
+WORLD = re.compile(r"model\d+-mp(\d{1,4})")
+"""A name that states how many ranks there are."""
 
 MAX_READ = 64
 """Most files whose structure is read."""
@@ -55,15 +73,17 @@ def read(path: Path, options: Options) -> Checkpoint:
     files, found = _read(builder, parts, options)
     for one in found.values():
         builder.add_read(1, one.bytes_read, one.names)
-    builder.problems.insert(0, Problem(Code.ONE_OF_SEVERAL, not_joined(parts)))
-    tree = {name: one.tree for name, one in found.items()}
+    joined = _joined(builder, parts, found, options) if options.rules else None
+    if joined is None:
+        builder.problems.insert(0, Problem(Code.ONE_OF_SEVERAL, not_joined(parts)))
+    tree = {name: one.tree for name, one in found.items()} if joined is None else joined
     return builder.checkpoint(
         name=path.absolute().name,
-        saved_as=f"{len(files)} files, each a part of the model",
+        saved_as=f"{len(files)} files, each a part of the model" + ("" if joined is None else ", joined by --rules"),
         tree=tree,
         files=files,
         world_size=Fact(len(parts.files), ("files found",)),
-        step=find_step(path, find_sections(next(iter(tree.values())))),
+        step=find_step(path, find_sections(next(iter(found.values())).tree)),
         module_order=AS_SAVED,
         bytes_expected=None,
     )
@@ -93,3 +113,60 @@ def _read(
     if not found:
         raise error or ReadError(builder.path, "holds nothing that can be read")
     return files, found
+
+
+# -- joined by the rules that the user gives --------------------------------------------------------------------------
+
+ALL_RANKS = (
+    "joined by the rules that were given, as if no other rank had a file; nothing in the files says how many ranks"
+)
+
+
+def _joined(
+    builder: CheckpointBuilder, parts: PartFiles, found: Mapping[str, WeightFile], options: Options
+) -> dict[str, Any] | None:
+    """The model, joined by the given rules; None where the files are not those of ranks with flat state dicts."""
+    ranks, of_rank = ranks_of(parts), dict[int, dict[str, Any]]()
+    if ranks is None:
+        return None
+    for one in found.values():
+        names = _state_dict(one.tree)
+        if names is None or not of_rank.setdefault(ranks[one.path], {}).keys().isdisjoint(names):
+            return None
+        of_rank[ranks[one.path]] |= names
+    stated = WORLD.search(parts.files[0].name)
+    world = int(stated[1]) if stated else 1 + max(ranks.values())
+    lost = [rank for rank in range(min(world, MAX_READ)) if rank not in ranks.values()]
+    builder.problems += (Problem(Code.FILE_MISSING, "no file of this rank", rank) for rank in lost)
+    if not stated:
+        builder.problems.append(Problem(Code.ONE_OF_SEVERAL, ALL_RANKS, severity="warning"))
+    rules = read_rules(options.rules)
+    names = dict.fromkeys(name for own in of_rank.values() for name in own)
+    return {name: _weight(builder, name, of_rank, rules, world) for name in names}
+
+
+def _state_dict(tree: Any) -> dict[str, Any] | None:
+    """A flat state dict, or the only one in a file."""
+    while isinstance(tree, dict) and not any(isinstance(value, Tensor) for value in tree.values()):
+        inner = [value for value in tree.values() if isinstance(value, dict)]
+        tree = inner[0] if len(inner) == 1 else None
+    return tree if isinstance(tree, dict) and all(isinstance(name, str) for name in tree) else None
+
+
+def _weight(
+    builder: CheckpointBuilder, name: str, of_rank: Mapping[int, Mapping[str, Any]], rules: GivenRules, world: int
+) -> Any:
+    """What the ranks have under a name, joined where a rule exists and the shapes agree."""
+    values = {rank: own[name] for rank, own in sorted(of_rank.items()) if name in own}
+    tensors = {rank: value for rank, value in values.items() if isinstance(value, Tensor)}
+    rule = given_rule(rules, name)
+    if not tensors:
+        return next(iter(values.values()))
+    if rule is None:
+        return unjoined_tensor(tensors.items(), NO_RULE)
+    ranks = range(world) if rule.dim is not None else tensors
+    try:
+        return join([RankPiece(rank, rank, tensors.get(rank)) for rank in ranks], rule, world)
+    except UnlikeError as error:
+        builder.problems.append(Problem(Code.LAYOUT_DISAGREES, str(error), None, name))
+        return unjoined_tensor(tensors.items(), str(error))

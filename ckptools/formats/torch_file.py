@@ -1,6 +1,6 @@
 """One torch.save file that holds everything: DDP's `snapshot.pt`, Lightning `.ckpt`, `pytorch_model.bin`, any `.pt`.
 
-Also as torch wrote it before 1.6 (a row of pickles), in a tar (Composer's `.tar`), and compressed; see
+Also as torch wrote it before 1.6 (a row of pickles), in a tar (Composer's `.tar`, NeMo's `.nemo`), and compressed; see
 `ckptools.pickles.legacy`, `tar_checkpoint` and `ckptools.files.compressed`. The first bytes say which.
 
 The content decides what is inside (`sections`). A file without a rank in its name has siblings where its content says
@@ -29,9 +29,10 @@ from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step, step_in
 
 NAME = "torch_file"
-READS = "one torch.save file: .pt, .pth, .bin, .ckpt (DDP snapshots, Lightning, plain state dicts)"
+READS = "one torch.save file: .pt, .pth, .bin, .ckpt, .nemo (DDP snapshots, Lightning, NeMo, plain state dicts)"
 KNOWN_BY = "its first bytes, whatever the file is called"
 TRIED = ("torch 2.13.0", "Lightning 2.6.6")
+BY_HAND = ("NeMo's .nemo",)
 JOINS = ("model", "optimizer", "rest")
 
 

@@ -224,7 +224,12 @@ def decompressed(file: File) -> Iterator[tuple[File, tuple[str, ...]]]:
 # rank. Source: composer/utils/checkpoint.py of Composer 0.7 to 0.28 (`tarball.add(tmpdir, arcname="")`, so the folder
 # itself is a member called `/`).
 
+# NeMo's `.nemo` is a tar, compressed or not, of `model_config.yaml`, `model_weights.ckpt`, and others (a tokenizer's),
+# which are not read. Under model parallelism the weights lie in `mp_rank_XX` of each rank. Source:
+# nemo/core/connectors/save_restore_connector.py.
+
 STATES = "composer_states.pt"
+NEMO_CONFIG, NEMO_WEIGHTS = "model_config.yaml", "model_weights.ckpt"
 DEEPSPEED = "deepspeed"
 TORCH_0_1 = frozenset({"sys_info", "pickle", "tensors", "storages"})
 """Members of a file of torch 0.1, which ckptools does not read. Source: torch/serialization.py (`legacy_load`)."""
@@ -252,13 +257,23 @@ def _checkpoint_of(file: File, found: dict[str, Window]) -> tuple[str, Window]:
     if found.keys() >= TORCH_0_1:
         way = "if you trust it, convert it: torch.save(torch.load(OLD, weights_only=False), NEW)"
         raise ReadError(file.path, f"is a tar of torch 0.1, which ckptools does not read; {way}")
-    if STATES in found:
-        return STATES, found[STATES]
+    states = STATES if STATES in found else _weights_of_nemo(found)
+    if states is not None:
+        return states, found[states]
     if len(found) == 1:
         return next(iter(found.items()))
+    if NEMO_CONFIG in found and any(name.endswith(f"/{NEMO_WEIGHTS}") for name in found):
+        text = "a .nemo of several model-parallel ranks: unpack it with tar, and open the folder (with --rules FILE)"
+        raise ReadError(file.path, text)
     listed = (
         f" ({', '.join(describe_for_error(name) for name in list(found)[:4])}{' …' if len(found) > 4 else ''})"
         if found
         else ""
     )
     raise ReadError(file.path, f"a tar of {len(found)} files{listed}: unpack it, and open what is inside")
+
+
+def _weights_of_nemo(found: dict[str, Window]) -> str | None:
+    """The member with the weights of a `.nemo` of one rank."""
+    weights = [name for name in found if name.rpartition("/")[2] == NEMO_WEIGHTS]
+    return weights[0] if NEMO_CONFIG in found and len(weights) == 1 else None

@@ -217,11 +217,11 @@ def test_rank_files_with_other_bytes_for_the_same_names_are_not_whole(tmp_path):
     assert "2 of 3 tensors of the model have other bytes on each of 2 ranks" in str(opened.problems[0])
 
 
-def nanotron(folder: Path) -> Path:
+def nanotron(folder: Path, stem: str = "model_weight") -> Path:
     """A checkpoint of Nanotron: a file for each slice of a parameter, deep below."""
     for at, names in {"decoder/0/pp_block/attn/o_proj": ("_tp-rank-0-of-2", "_tp-rank-1-of-2"), "norm": ("",)}.items():
         for rank, name in enumerate(names):
-            save(folder / "model/model" / at / f"model_weight{name}.safetensors", {"data": slices(rank)["a.weight"]})
+            save(folder / "model/model" / at / f"{stem}{name}.safetensors", {"data": slices(rank)["a.weight"]})
     return folder
 
 
@@ -246,8 +246,8 @@ def test_checkpoints_of_nanotron_are_listed_once_each_and_their_folders_are_none
 
 
 def test_a_folder_with_weights_deeper_than_is_searched_is_not_taken_for_the_one_file_found(tmp_path):
-    folder = nanotron(tmp_path / "10")
-    with pytest.raises(UnknownFormatError, match=r"weights lie deeper too .*o_proj/model_weight_tp-rank-0-of-2"):
+    folder = nanotron(tmp_path / "10", "weight_of")
+    with pytest.raises(UnknownFormatError, match=r"weights lie deeper too .*o_proj/weight_of_tp-rank-0-of-2"):
         ckptools.open(folder)
     assert ckptools.open(folder / "model/model/norm").whole
 
@@ -283,3 +283,74 @@ def test_a_folder_of_rank_files_is_not_read_to_find_out_that_it_holds_none(monke
     monkeypatch.setattr(parts, "reader", None)  # whoever asks it is told by an AttributeError
     ck = ckptools.open(FIXTURES / "torch2.13.0-fsdp1-sharded-w4", all_ranks=True)
     assert ck.format == "rank_files" and ck.cost.files == 4
+
+
+RULED = {
+    "vLLM": "model-rank-{}-part-0.safetensors",
+    "DeepSeek": "model{}-mp3.safetensors",
+    "NeMo": "mp_rank_0{}/w.ckpt",
+}
+
+
+def ruled(folder: Path, name: str, ranks: int = 3) -> tuple[Path, dict[str, torch.Tensor]]:
+    """Rows, columns, halves, a norm, an expert of one rank, in `ranks` files, with rules; returns the whole values."""
+    full = {n: torch.randn(6, 12, generator=torch.Generator().manual_seed(k)) for k, n in enumerate(("up", "down"))}
+    full |= {"norm": torch.ones(4), "expert": torch.arange(5.0)}
+    gate, up = torch.randn(3, 4), torch.randn(3, 4)
+    for rank in range(ranks):
+        own = {"up": full["up"].chunk(ranks)[rank], "down": full["down"].chunk(ranks, 1)[rank], "norm": full["norm"]}
+        own["gated"] = torch.cat([gate.chunk(ranks)[rank], up.chunk(ranks)[rank]])
+        own |= {"expert": full["expert"]} if rank == 1 else {}
+        save(folder / name.format(rank), {n: t.contiguous() for n, t in own.items()})
+    rules = {"up": {"dim": 0}, "down": {"dim": 1}, "gated": {"dim": 0, "halves": 2}, "norm": "replicated"}
+    path = folder.parent / "rules.json"
+    path.write_text(json.dumps({**rules, "expert": "replicated"}))
+    return path, {**full, "gated": torch.cat([gate, up])}
+
+
+@pytest.mark.parametrize("writer", RULED)
+def test_parts_are_joined_by_the_rules_that_are_given(tmp_path, writer):
+    rules, full = ruled(tmp_path / "run", RULED[writer])
+    ckptools.open(tmp_path / "run", rules=rules).consolidate(tmp_path / "out.pt")
+    saved = torch.load(tmp_path / "out.pt", weights_only=True)
+    assert saved.keys() == full.keys() and all(torch.equal(saved[name], tensor) for name, tensor in full.items())
+
+
+def test_parts_of_one_rank_are_joined_with_those_of_others(tmp_path):
+    rules, full = ruled(tmp_path / "run", "model-rank-{}-part-0.safetensors")
+    for rank in range(3):
+        save(
+            tmp_path / "run" / f"model-rank-{rank}-part-1.safetensors", {"up2": full["up"].chunk(3)[rank].contiguous()}
+        )
+    rules.write_text(rules.read_text().replace('"up"', '"up*"'))
+    assert torch.equal(ckptools.open(tmp_path / "run", rules=rules).model["up2"].load(), full["up"])
+
+
+def test_a_rank_that_is_missing_by_a_name_that_counts_them_is_named(tmp_path):
+    rules, _ = ruled(tmp_path / "run", "model{}-mp4.safetensors")
+    assert ("CK001", 3) in {(p.code, p.rank) for p in ckptools.open(tmp_path / "run", rules=rules).problems}
+    with pytest.raises(NotWholeError, match="rank 3 missing"):
+        ckptools.open(tmp_path / "run", rules=rules).consolidate(tmp_path / "out.pt")
+
+
+def test_a_weight_without_a_rule_is_not_joined(tmp_path):
+    rules, _ = ruled(tmp_path / "run", "model{}-mp3.safetensors")
+    rules.write_text('{"down": {"dim": 1}}')
+    with pytest.raises(NotWholeError, match="no rule says"):
+        ckptools.open(tmp_path / "run", rules=rules).consolidate(tmp_path / "out.pt")
+
+
+@pytest.mark.parametrize(
+    ("name", "writer"),
+    [
+        ("model-rank-{}-part-0.safetensors", "vLLM"),
+        ("model{}-mp4.safetensors", "DeepSeek"),
+        ("rank_{}.safetensors", "Fast-LLM"),
+        ("rank{}.safetensors", "TensorRT-LLM"),
+        ("t_partial/model_tp_rank_{}.pt", "SageMaker"),
+    ],
+)
+def test_whose_parts_they_are_is_said_with_what_to_do(tmp_path, name, writer):
+    files = [save(tmp_path / name.format(rank), slices(rank)) for rank in range(2)]
+    message = ckptools.open(files[0].parent).problems[0].message
+    assert writer in message and "--rules FILE" in message and "\n" not in message

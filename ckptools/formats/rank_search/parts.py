@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckptools.errors import ReadError
 from ckptools.files.file_type import content_of, head_of
@@ -32,13 +32,13 @@ from ckptools.files.location import is_remote
 from ckptools.files.opening import File, reading
 from ckptools.files.safetensors_header import read_header
 from ckptools.files.zip_archive import Container
+from ckptools.formats.rank_search.part_files import NUMBER, PartFiles, not_joined
 from ckptools.formats.rank_search.rank_names import parse
 from ckptools.formats.shared.several import several
 from ckptools.model.problems import Code, Problem
 from ckptools.model.provenance import KEY
 from ckptools.model.tree import tensors_in
 from ckptools.pickles import reader
-from ckptools.text import few
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 
@@ -64,7 +64,6 @@ FOLDER = re.compile(r"(?:(?:^|_)(?:mp|tp|pp|dp|ep|cp)_rank_\d+)+|(?:rank|mp|tp)[
 SLICE = re.compile(r"(?<![A-Za-z])(?:(?:mp|tp)[-_]?(?:rank)?[-_]?\d|(?:ep|cp)[-_]rank[-_]?\d)")
 """Words that count slices of tensors: a data-parallel rank holds all of them, a stage some of them whole."""
 
-NUMBER = re.compile(r"\d+")
 MAX_ENTRIES = 1 << 16
 MAX_COMPARED = 8
 MAX_BYTES = 1 << 16
@@ -80,13 +79,6 @@ RANKS = re.compile(rb"world_?size|tensor_?parallel|tp_size|num_ranks|shard|devic
 MAX_READ = 1 << 20
 MAPPING = ("world_size", "tp_size", "pp_size")
 """Numbers of ranks in the `mapping` of TensorRT-LLM's configuration."""
-
-
-class PartFiles(NamedTuple):
-    """The files that are parts of one model, in the order of their numbers, and their name with `*` for these."""
-
-    files: tuple[Path, ...]
-    pattern: str
 
 
 def parts_with(path: Path) -> PartFiles | None:
@@ -180,14 +172,6 @@ def _counts_ranks(files: Sequence[Path], path: Path) -> bool:
 
 def _numbers(path: Path) -> tuple[list[int], str]:
     return [int(n) for n in NUMBER.findall(f"{path.parent.name}/{path.name}")], path.name
-
-
-def not_joined(parts: PartFiles) -> str:
-    """One line that says what a file of these is, and that it is unknown how they join."""
-    text = f"part of {len(parts.files)} files by their names ({parts.pattern})"
-    if len(parts.files) == 1:
-        text = f"part of several files by its name ({parts.pattern}), of which this one is here"
-    return f"{text}: {few([p.name for p in parts.files])}; how they join is not known"
 
 
 def signs_of_a_part(path: Path, tree: Any, beside: bool = True) -> Iterator[Problem]:

@@ -15,7 +15,8 @@ from typing import Any
 
 from ckptools.errors import ReadError
 from ckptools.files.file_type import content_of, head_at
-from ckptools.formats.rank_search.parts import is_slice, not_joined, parts_with
+from ckptools.formats.rank_search.part_files import not_joined
+from ckptools.formats.rank_search.parts import is_slice, parts_with
 from ckptools.formats.rank_search.rank_names import columns
 from ckptools.model.problems import Code, Problem
 from ckptools.model.rank_vote import same_records
