@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ckptools.consolidate.provenance import why_not_saved
@@ -18,7 +19,7 @@ from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import cover, cover_problem
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
-from ckptools.model.shards import ItemShards, Shards, lie_in_a_row
+from ckptools.model.shards import ItemShards, Shards, lie_in_a_row, with_bytes
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import KeyPath, fqn_of, walk
 from ckptools.model.values import Global, Lost, NumpyArray, Opaque, describe_for_error
@@ -195,10 +196,17 @@ class Picking:
             self.problems.append(Problem(Code.COPIES_DIFFER, text, copies.rank, fqn_of(source), ranks=copies.odd))
         if not tensor.has_copies:
             return tuple(sorted(tensor.found, key=lambda s: s.box.offsets))
-        by_box: dict[Box, Shard] = {}
-        for shard in sorted(tensor.found, key=self._preference):
-            by_box.setdefault(shard.box, shard)
-        return tuple(sorted(by_box.values(), key=lambda s: s.box.offsets))
+        return tuple(sorted(self._preferred(tensor.shards), key=lambda s: s.box.offsets))
+
+    def _preferred(self, shards: Shards) -> Iterable[Shard]:
+        """The copy of each region that is written."""
+        if isinstance(shards, ItemShards) and shards.all_read:
+            of_file = {file: self._preference(file.path, file.rank) for file in set(shards.files)}
+            order = sorted(range(len(shards)), key=lambda i: of_file[shards.files[i]])
+            first = {(shards.offsets[i], shards.sizes[i]): i for i in reversed(order)}
+            return [shards[i] for i in first.values()]
+        found = sorted(with_bytes(shards), key=lambda s: self._preference(s.source and s.source.path, s.rank))
+        return {s.box: s for s in reversed(found)}.values()
 
     def _right_copies(self, tensor: Tensor, fqn: str, differing: Collection[Box]) -> Tensor:
         """Remove copies whose checksums do not match if other copies are right."""
@@ -210,8 +218,8 @@ class Picking:
         self.spared.append(damage)
         return kept
 
-    def _preference(self, shard: Shard) -> tuple[bool, bool, int]:
-        return (self._is_cut(shard), shard.rank != self.prefer_rank, -1 if shard.rank is None else shard.rank)
+    def _preference(self, path: Path | None, rank: int | None) -> tuple[bool, bool, int]:
+        return bool(self.cut) and path in self.cut, rank != self.prefer_rank, -1 if rank is None else rank
 
     def _is_cut(self, shard: Shard) -> bool:
         return bool(self.cut) and shard.source is not None and shard.source.path in self.cut

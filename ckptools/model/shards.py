@@ -262,6 +262,11 @@ class ItemShards(RowMethods[Shard], Sequence[Shard]):
         """The regions of the shards, equal ones once."""
         return set(map(Box._make, zip(self.offsets, self.sizes, strict=True)))
 
+    @property
+    def has_copies(self) -> bool:
+        """Whether two of them have one region."""
+        return len(set(zip(self.offsets, self.sizes, strict=True))) < len(self)
+
     def ranks(self) -> set[int | None]:
         """The ranks that hold them; None for those of no rank."""
         return {file.rank for file in set(self.files)}

@@ -106,6 +106,8 @@ class Tensor:
         """Whether a region is in several of those pieces."""
         if lie_in_a_row(self.shards, self.shape):
             return False
+        if isinstance(self.shards, ItemShards) and self.shards.all_read:
+            return self.shards.has_copies
         boxes, count = boxes_with_bytes(self.shards)
         return len(boxes) < count
 

@@ -10,7 +10,7 @@ silence.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -142,8 +142,10 @@ class Stored:
     owners: list[tuple[str, Shard]] = field(default_factory=list)
 
 
-def without_records(tensor: Tensor, records: Container[Record]) -> Tensor:
+def without_records(tensor: Tensor, records: Collection[Record]) -> Tensor:
     """The tensor without the shards that lie in some records; their regions are listed, as those of a lost file are."""
+    if not records:
+        return tensor
     gone = [any(Record.of(source) in records for source in shard.sources) for shard in tensor.shards]
     if not any(gone):
         return tensor
@@ -183,8 +185,10 @@ def count_without(tensors: Iterable[Tensor]) -> int:
 
 def _states_none(shards: Shards) -> bool:
     """Whether shards lie by column in records with bytes, each of its own, and none of these has a CRC-32."""
-    kinds = shards.kinds() if isinstance(shards, ItemShards) and not any(shards.crcs) else None
-    return bool(kinds) and all(layout.record_span[1] for _, layout in kinds or ())
+    if not isinstance(shards, ItemShards) or shards.located or any(shards.crcs) or not shards.all_read:
+        return False
+    layouts = {id(layout): layout for layout in shards.layouts}.values()
+    return bool(layouts) and all(layout is not None and layout.record_span[1] for layout in layouts)
 
 
 def damaged_records(records: Iterable[Record], files: OpenFiles, threads: int, progress: Progress) -> dict[Record, int]:

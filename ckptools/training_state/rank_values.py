@@ -41,7 +41,7 @@ class RankValues:
         ranks = [f.rank for f in checkpoint.files if f.rank is not None]
         self.count = 1 + max([*ranks, *(r for values in checkpoint.per_rank.values() for r in values)], default=0)
         self._known: dict[KeyPath, bool] = {}
-        self._ahead = CopiesAhead()
+        self._ahead, self._equal = CopiesAhead(), set[KeyPath]()
 
     def at(self, path: KeyPath) -> Mapping[int, Any] | None:
         """The values of the ranks at a key path of the tree; None if they do not differ."""
@@ -60,9 +60,11 @@ class RankValues:
 
     def expect(self, tensors: Iterable[tuple[KeyPath, Tensor]]) -> None:
         """Announce tensors whose copies will be compared, in this order; a store is asked for many at once."""
+        from ckptools.tensor_io.equal_copies import equal_copies
         from ckptools.tensor_io.fetch_ahead import CopiesAhead
 
-        self._ahead = CopiesAhead(tensors)
+        listed = list(tensors)
+        self._ahead, self._equal = CopiesAhead(listed), equal_copies(listed, self._files)
 
     def differing(self, tensor: Tensor, path: KeyPath) -> dict[Box, Unequal]:
         """The regions of a tensor whose copies differ.
@@ -70,6 +72,8 @@ class RankValues:
         Raises:
             ReadError: a file cannot be read.
         """
+        if path in self._equal:
+            return {}
         from ckptools.tensor_io.replicas import differing_boxes
 
         self._ahead.reach(path)

@@ -23,6 +23,7 @@ from ckptools.pickles.foreign_names import foreign_classes, foreign_problems, su
 from ckptools.tensor_io import replicas
 from ckptools.tensor_io.checksums import Record, Stored, without_records
 from ckptools.tensor_io.copied_files import copied_files
+from ckptools.tensor_io.equal_copies import equal_copies
 from ckptools.tensor_io.fetch_ahead import copies_of, in_ranks
 from ckptools.tensor_io.threads import Progress, no_progress, thread_count
 from ckptools.text import plural
@@ -221,7 +222,9 @@ class _ByteChecks:
             return _listed(stored_bytes.unequal(*pair, self.files), pair[0])
 
         stored_bytes.fetch_copies(ck)
-        compared = in_ranks(compare, pairs, self.jobs, lambda p: p[1].nbytes, reads=lambda p: copies_of(p[1]))
+        equal = equal_copies(pairs, self.files)
+        others = [pair for pair in pairs if pair[0] not in equal]
+        compared = in_ranks(compare, others, self.jobs, lambda p: p[1].nbytes, reads=lambda p: copies_of(p[1]))
         problems += [p for found in compared for p in found]
         try:
             own = stored_bytes.own(ck, self.files)

@@ -7,7 +7,7 @@ safetensors has none.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -104,7 +104,7 @@ def with_padding(ck: Checkpoint, findings: Sequence[Findings]) -> list[Findings]
     return [replace(finding, values=tuple(map(judged, finding.values))) for finding in findings]
 
 
-def _is_elsewhere(found: Stored, tensors: Mapping[str, Tensor], damaged: Container[Record]) -> bool:
+def _is_elsewhere(found: Stored, tensors: Mapping[str, Tensor], damaged: Collection[Record]) -> bool:
     left = (without_records(tensors[fqn], damaged) for fqn, _ in found.owners if fqn in tensors)
     shared = all(fqn in tensors for fqn, _ in found.owners)  # no other rank has a copy of a rank's own value
     return shared and all(cover_problem(tensor, "") is None for tensor in left)

@@ -102,7 +102,7 @@ def _step(slot: Any) -> float | None:
         return None
     code = NUMBERS.get(slot.dtype)
     if code is not None:
-        last = next(shard for shard in reversed(slot.found) if shard.box.numel)
+        last = next(shard for shard in reversed(slot.shards) if shard.was_read and shard.box.numel)
         with OpenFiles() as files:
             number = struct.unpack(code, shard_bytes(last, files))[0]
     else:
