@@ -22,6 +22,7 @@ import ckptools.match
 import ckptools.report
 import ckptools.stats
 import ckptools.verify
+import ckptools.watch
 from ckptools._version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -43,9 +44,10 @@ if TYPE_CHECKING:
         report,
         stats,
         verify,
+        watch,
     )
 else:
-    del ckptools, consolidate, diff, doctor, match, report, stats, verify
+    del ckptools, consolidate, diff, doctor, match, report, stats, verify, watch
 
 __all__ = [
     "Checkpoint",
@@ -65,6 +67,7 @@ __all__ = [
     "report",
     "stats",
     "verify",
+    "watch",
 ]
 
 

@@ -36,7 +36,7 @@ LAYERS = (
     ("inspect", "verify", "diff", "match", "consolidate"),
     ("contents", "ls"),
     ("plots",),
-    ("doctor",),
+    ("doctor", "watch"),
     ("report",),
     ("api",),
     ("training",),
@@ -177,7 +177,7 @@ def test_importing_ckptools_imports_neither_torch_nor_numpy_nor_rich():
 def test_importing_ckptools_imports_nothing_before_it_is_asked_for():
     code = "import sys, ckptools; print(sorted(m for m in sys.modules if 'ckptools' in m), callable(ckptools.open))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    named = ["_version", "consolidate", "diff", "doctor", "match", "report", "stats", "verify"]
+    named = ["_version", "consolidate", "diff", "doctor", "match", "report", "stats", "verify", "watch"]
     assert done.stdout.strip() == f"{['ckptools', *(f'ckptools.{name}' for name in named)]} True"
 
 

@@ -19,6 +19,7 @@ from ckptools.api.functions import verify as verify
 from ckptools.api.opening import checkpoints_in as checkpoints_in
 from ckptools.api.opening import open as open
 from ckptools.api.tensor import Tensor as Tensor
+from ckptools.api.watching import watch as watch
 from ckptools.errors import CkptoolsError as CkptoolsError
 from ckptools.model.problems import Problem as Problem
 from ckptools.model.records import show_with

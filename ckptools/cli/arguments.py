@@ -140,10 +140,6 @@ AllRanks = Annotated[bool, typer.Option("--all-ranks", help="Read the structure 
 RunFolderPath = Annotated[
     str, typer.Argument(metavar="DIR", show_default=False, help="The folder of a run, in which its checkpoints are.")
 ]
-Watched = Annotated[
-    bool, typer.Option("--watch", help="Look again and again, and print a line for each change; Ctrl-C ends it.")
-]
-Every = Annotated[float, typer.Option("--every", metavar="SECONDS", min=0.05, help="With --watch: between two looks.")]
 DeepOfNewest = Annotated[
     bool, typer.Option("--deep", help="Compare the CRC-32s of the newest too, and of older ones until one is whole.")
 ]

@@ -96,6 +96,13 @@ class OpeningOptions:
     )
     jobs: int | None = option(None, "Threads, and processes that open many rank files.", flag="--jobs -j")
 
+    def of_run(self, command: str) -> dict[str, Any]:
+        """How each checkpoint of a run is opened; options that go with one checkpoint alone are refused."""
+        for word, given in (("--ranks", self.ranks is not None), ("--only-this-file", self.only_this_file)):
+            if given:
+                raise UsageError(None, f"{word} goes with one checkpoint; {command} looks for those of a run by itself")
+        return {name: value for name, value in vars(self).items() if name not in ("ranks", "only_this_file")}
+
 
 # -- keys and rows ----------------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Check": {
         "verify": ("Check that a checkpoint is whole, unharmed and coherent.", "paths*"),
+        "watch": ("Verify each new checkpoint of a run, and report problems.", "folder"),
         "stats": ("Show what the values are like: rms, norm, extremes, NaN.", "paths*"),
     },
     "Compare": {

@@ -61,6 +61,8 @@ class Listing:
     """List the checkpoints in a folder, also repeatedly: unchanged files are not read twice.
 
     The fields are the arguments of `checkpoints_in`; a folder without checkpoints is accepted if it `may_be_empty`.
+    `judge` replaces verification: it gets every row, the oldest first, and its row is final. `files` are those that
+    were found of each checkpoint, by its name.
     """
 
     folder: Path
@@ -69,6 +71,8 @@ class Listing:
     may_be_empty: bool = False
     how: Mapping[str, Any] = field(default_factory=dict)
     known: Checkpoint | None = None
+    judge: Callable[[CheckpointRow], CheckpointRow] | None = None
+    files: dict[str, Sequence[Path]] = field(default_factory=dict)
     _opened: dict[Path, tuple[tuple[Path, ...], Stamp, Opened]] = field(default_factory=dict)
     _verified: dict[str, tuple[CheckpointRow, CheckpointRow]] = field(default_factory=dict)
 
@@ -77,7 +81,7 @@ class Listing:
         started = time.perf_counter()
         _check_folder(self.folder)
         rows: list[CheckpointRow] = []
-        files: dict[str, Sequence[Path]] = {}
+        files = self.files = {}
 
         def take(path: Path, found: Opened | CkptoolsError, its: Sequence[Path]) -> None:
             rows.append(row_of(search.name(path), path, found, its))
@@ -91,7 +95,9 @@ class Listing:
         if not rows and not self.may_be_empty:
             raise UnknownFormatError(self.folder, _empty(search))
         ordered, by = newest_first(rows)
-        proven = newest_whole(ordered, self._verify)
+        if self.judge is not None:
+            ordered = [self.judge(row) for row in reversed(ordered)][::-1]
+        proven = newest_whole(ordered, self._verify if self.judge is None else lambda row: row)
         contradiction = times_that_contradict(proven)
         trackers = tracker_rows(self.folder, search.trackers, proven, files)
         return RunFolder(

@@ -12,7 +12,7 @@ from ckptools.model.records import Rows, displayed
 from ckptools.model.verdict import Depth
 from ckptools.text import clip_middle, plural, size
 
-LookedInto = Literal["nothing", "inspect", "verify", "verify --deep"]
+LookedInto = Literal["nothing", "inspect", "verify", "verify --deep", "verify --values", "verify --deep --values"]
 """How far a checkpoint was read: the command that reads as much."""
 
 

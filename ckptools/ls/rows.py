@@ -31,6 +31,14 @@ MOST = 3
 JUST_NOW = 120.0
 """A checkpoint that is not whole may still be written if its last write was less than this many seconds ago."""
 
+LOOKED_INTO: dict[tuple[bool, bool], LookedInto] = {
+    (False, False): "verify",
+    (True, False): "verify --deep",
+    (False, True): "verify --values",
+    (True, True): "verify --deep --values",
+}
+"""The command that reads as much, with checksums and with values or without."""
+
 NO_MODEL = "holds no model: nothing to go on from"
 
 Order = Literal["step", "file time"]
@@ -160,6 +168,11 @@ def times_that_contradict(rows: Sequence[CheckpointRow]) -> str:
     return ""
 
 
+def is_proven(row: CheckpointRow) -> bool:
+    """Whether a verified checkpoint is whole, has no problem, and holds a model."""
+    return row.whole is True and not row.why and NO_MODEL not in row.notes
+
+
 def newest_whole(
     rows: Sequence[CheckpointRow], verify_row: Callable[[CheckpointRow], CheckpointRow]
 ) -> list[CheckpointRow]:
@@ -168,18 +181,20 @@ def newest_whole(
     for n, row in enumerate(made):
         if row.whole is not False:
             made[n] = verify_row(row)
-            if made[n].whole and not made[n].why and NO_MODEL not in made[n].notes:
+            if is_proven(made[n]):
                 made[n] = replace(made[n], newest_whole=True)
                 break
     return made
 
 
-def verified(row: CheckpointRow, opened: Callable[[Path], Checkpoint], deep: bool, jobs: int | None) -> CheckpointRow:
+def verified(
+    row: CheckpointRow, opened: Callable[[Path], Checkpoint], deep: bool, jobs: int | None, values: bool = False
+) -> CheckpointRow:
     """Verify the checkpoint of a row and update the row; unreadable parts are problems."""
     model = True
     try:
         ck = opened(path_of(row.path))
-        found = verify(ck, deep=deep, jobs=jobs)
+        found = verify(ck, deep=deep, values=values, jobs=jobs)
         verdict, problems = found.verdict, list(found.problems)
         model = bool(sections_of_kind(ck, "model"))
         checksums = next(check for check in found.checks if check.name.startswith("checksums"))
@@ -187,5 +202,5 @@ def verified(row: CheckpointRow, opened: Callable[[Path], Checkpoint], deep: boo
     except CkptoolsError as error:
         problems, notes = [unreadable(error)], ()
         verdict = Verdict(False, None, None, "nothing", "", causes_of(problems))
-    made = judged(row, verdict, problems, "verify --deep" if deep else "verify")
+    made = judged(row, verdict, problems, LOOKED_INTO[deep, values])
     return replace(made, notes=(*row.notes, *notes, *(() if model else (NO_MODEL,))))

@@ -1,0 +1,48 @@
+"""A callback for Lightning's Trainer that verifies each checkpoint after it was saved.
+
+Source of the hooks: pytorch_lightning/callbacks/callback.py and trainer/connectors/checkpoint_connector.py, 2.6. The
+checkpoint of `on_save_checkpoint` is not yet written; it is when the next hook of the loop is called.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+try:
+    from lightning.pytorch import Callback  # type: ignore[import-not-found, unused-ignore]
+except ImportError:
+    from pytorch_lightning import Callback
+
+if TYPE_CHECKING:
+    from ckptools.api.watching import RunWatch
+
+
+class LightningWatch(Callback):  # type: ignore[misc, unused-ignore]
+    """Start `RunWatch.check` on the first rank after each save, and wait for the last one at the end of the run."""
+
+    def __init__(self, run_watch: RunWatch) -> None:
+        self.run_watch = run_watch
+        self._saved = False
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Note that a checkpoint is about to be written."""
+        self._saved = True
+
+    def _check(self, trainer: Any) -> None:
+        if self._saved and trainer.is_global_zero:
+            self.run_watch.check()
+        self._saved = False
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Verify what was saved after the batch before."""
+        self._check(trainer)
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Verify what was saved at the end of the epoch before."""
+        self._check(trainer)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Verify what was saved last, and wait for it."""
+        self._check(trainer)
+        if trainer.is_global_zero:
+            self.run_watch.wait()

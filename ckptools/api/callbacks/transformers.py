@@ -1,0 +1,31 @@
+"""A callback for transformers' Trainer that verifies each checkpoint after it was saved.
+
+Source of the events: transformers/trainer_callback.py, 5.x; `on_save` comes after the checkpoint was written.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from transformers import TrainerCallback
+
+if TYPE_CHECKING:
+    from ckptools.api.watching import RunWatch
+
+
+class TransformersWatch(TrainerCallback):  # type: ignore[misc, unused-ignore]
+    """Start `RunWatch.check` on the first rank after each save, and wait for the last one at the end of the run."""
+
+    def __init__(self, run_watch: RunWatch) -> None:
+        self.run_watch = run_watch
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Verify what was just saved."""
+        if state.is_world_process_zero:
+            self.run_watch.check()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Look once more, and wait."""
+        if state.is_world_process_zero:
+            self.run_watch.check()
+            self.run_watch.wait()

@@ -1,0 +1,98 @@
+"""`ckptools watch`: each new checkpoint of a run is verified, and nobody is surprised at resume time."""
+
+from __future__ import annotations
+
+import select
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from ckptools.cli.answers import answered_in_json, show_answer
+from ckptools.cli.printing import remark, say
+from ckptools.cli.shared_options import AnswerOptions, OpeningOptions
+from ckptools.errors import UsageError
+from ckptools.text import encodable
+from ckptools.watch.options import WatchOptions
+
+if TYPE_CHECKING:
+    from ckptools.cli.arguments import RunFolderPath
+    from ckptools.watch.follow import Following
+    from ckptools.watch.record import Watched, WatchEvent
+
+
+def watch(folder: RunFolderPath, how: WatchOptions, *, form: AnswerOptions, opening: OpeningOptions) -> None:
+    """Verify each new checkpoint of a run, and report problems.
+
+    A line for each event. What was verified is remembered by size, time and digest, and not read again before it
+    changes. Nothing is deleted without --delete, and the newest proven checkpoint never.
+
+    Exit code: with --once 0 no checkpoint here has a problem, 1 one has, or a tracker leads astray; Ctrl-C 0 or 1, for
+    whether a problem came up. 2 usage, 3 the folder cannot be listed, 4 another watch of this run is going on.
+    """
+    from ckptools.watch.follow import following
+
+    if form.table_format or (form.json and not how.once):
+        raise UsageError(None, "a watch prints a line for each event: as text or with --jsonl; --json goes with --once")
+    wrong = False
+    answered = answered_in_json(form.json, "ckptools/watch/1", "ok", [folder])
+    with answered, following(folder, how, opening.of_run("watch"), say) as watching:
+        remark(f"remembers what was verified in {watching.watcher.memory.path}")
+        wrong = _once(watching, form) if how.once else _on(watching, form)
+    if wrong:
+        raise SystemExit(1)
+
+
+def _once(watching: Following, form: AnswerOptions) -> bool:
+    """Look once, and once more if something was written just before; return whether there is a problem."""
+    from dataclasses import replace
+
+    from ckptools.model.records import Rows
+    from ckptools.watch.text import watched_text
+
+    found = watching.look()
+    if found.waiting:
+        time.sleep(max(watching.watcher.waiting.values()) + 0.01)
+        again = watching.look()
+        found = replace(again, rows=Rows((*found.rows, *again.rows)))
+    show_answer(form, "watch", found, found.rows, watched_text)
+    return not found.ok
+
+
+def _on(watching: Following, form: AnswerOptions) -> bool:
+    """Print events until an interrupt, or until the reader of the output is gone; return whether one was a problem."""
+    wrong = False
+    with suppress(KeyboardInterrupt):
+        found = watching.look()  # a folder that is not there when it begins is a mistake
+        while True:
+            wrong = wrong or any(event.is_problem for event in found.rows)
+            _print(found, form.jsonl)
+            _sleep(watching.options.every)
+            found = watching.look_or_wait()
+    return wrong
+
+
+def _print(found: Watched, jsonl: bool) -> None:
+    from ckptools.display.record_json import to_json
+    from ckptools.model.records import to_dict
+    from ckptools.watch.text import event_line
+
+    as_json: Callable[[WatchEvent], str] = lambda event: to_json(to_dict(event))  # noqa: E731
+    for event in found.rows:
+        line = (as_json if jsonl else event_line)(event)
+        # A reader that is gone ends the watch, as `BrokenPipeError`.
+        sys.stdout.write(encodable(line, sys.stdout.encoding) + "\n")
+        sys.stdout.flush()
+
+
+def _sleep(seconds: float) -> None:
+    """Wait, but not after the reader of a pipe is gone, which nothing else would show while nothing changes."""
+    try:
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+    except (AttributeError, OSError, ValueError):  # no such thing on this system, or no file behind it
+        time.sleep(seconds)
+        return
+    if poll.poll(seconds * 1000):
+        raise BrokenPipeError

@@ -1,0 +1,215 @@
+"""What a watch remembers: verified checkpoints by size, time and digest of their files, in a file outside the run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ckptools.errors import RefusedError, UsageError, WriteError
+from ckptools.files.json_file import JsonError, parse_json
+from ckptools.files.location import is_remote, real_path
+from ckptools.files.partial_files import write_text
+from ckptools.ls.record import CheckpointRow
+
+SCHEMA = "ckptools/watch-state/1"
+
+MAX_STATE = 64 << 20
+"""Bytes of a state file that are read."""
+
+ENDS = 4096
+"""Bytes at both ends of a file that its digest covers: headers, and of a zip the directory with its CRC-32s."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The judgement on a checkpoint, valid as long as its files have this stamp.
+
+    `deep` and `values` say what was read for it. `norms` are the L2 norms of the model's tensors by name, kept for the
+    last proven checkpoint only; `norm` is that of all.
+    """
+
+    stamp: str
+    deep: bool
+    values: bool
+    proven: bool
+    facts: Mapping[str, Any]
+    norm: float | None = None
+    drifted: bool = False
+
+    def covers(self, deep: bool, values: bool) -> bool:
+        """Whether no more would be read now; a checkpoint with a problem is not read again."""
+        return not self.proven or (self.deep >= deep and self.values >= values)
+
+    def on(self, row: CheckpointRow) -> CheckpointRow:
+        """The row with this judgement."""
+        facts: dict[str, Any] = {name: self.facts[name] for name in FACTS}
+        facts |= {name: tuple(self.facts[name]) for name in ("codes", "notes")}
+        return replace(row, **facts)
+
+
+FACTS = ("whole", "recoverable", "joinable", "depth", "verdict", "why", "remedy", "looked_into")
+"""Fields of a row that are remembered, beside `codes` and `notes`."""
+
+
+def facts_of(row: CheckpointRow) -> dict[str, Any]:
+    """What is remembered of a row."""
+    return {name: getattr(row, name) for name in (*FACTS, "codes", "notes")}
+
+
+@dataclass
+class Good:
+    """The last proven checkpoint whose values were read: its order in the run, and the norms of its tensors."""
+
+    name: str
+    step: int | None
+    norms: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Memory:
+    """What is known of a run's checkpoints from earlier looks.
+
+    Attributes:
+        seen: the judgement on each checkpoint by its name.
+        since: since when, in seconds since 1970, a checkpoint that is not yet judged has had its present stamp.
+        note: why the file could not be used; "" if it was, or there was none.
+    """
+
+    path: Path
+    folder: str
+    seen: dict[str, Seen] = field(default_factory=dict)
+    since: dict[str, tuple[str, float]] = field(default_factory=dict)
+    good: Good | None = None
+    note: str = ""
+    _saved: str = ""
+
+    @classmethod
+    def at(cls, path: Path, folder: Path) -> Memory:
+        """Read the state file of a run; what cannot be used is forgotten, and checkpoints are verified anew."""
+        made = cls(path, str(real_path(folder)))
+        try:
+            if path.stat().st_size > MAX_STATE:
+                raise ValueError(f"more than {MAX_STATE} bytes")
+            made._take(parse_json(path.read_text("utf-8")))
+        except FileNotFoundError:
+            pass
+        except (OSError, JsonError, KeyError, TypeError, ValueError, AttributeError) as error:
+            made = cls(path, made.folder, note=f"{path}: not used, all is verified anew: {error}")
+        return made
+
+    def _take(self, found: Any) -> None:
+        if found["schema"] != SCHEMA or found["folder"] != self.folder:
+            raise ValueError("the state of another folder")
+        for name, one in found["checkpoints"].items():
+            self.seen[name] = Seen(**one)
+            self.seen[name].on(CheckpointRow(name, name))  # every fact must be there
+        self.since = {name: (str(stamp), float(when)) for name, (stamp, when) in found["since"].items()}
+        self.good = Good(**found["good"]) if found["good"] else None
+
+    def save(self) -> str:
+        """Write the file if anything has changed; return why it cannot be written, "" if it can."""
+        made = {
+            "schema": SCHEMA,
+            "folder": self.folder,
+            "checkpoints": {name: vars(one) for name, one in self.seen.items()},
+            "since": self.since,
+            "good": None if self.good is None else vars(self.good),
+        }
+        text = json.dumps(made, allow_nan=True) + "\n"
+        if text == self._saved:
+            return ""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(self.path, text, force=True)
+        except (OSError, WriteError, UsageError) as error:
+            why = error.strerror if isinstance(error, OSError) else str(error)
+            return f"{self.path}: what was verified is not remembered: {why}"
+        self._saved = text
+        return ""
+
+
+def state_path(folder: Path, given: str | Path | None) -> Path:
+    """The state file of a run: the given one, or one below `$XDG_STATE_HOME` named for the folder.
+
+    Source of the place: XDG Base Directory Specification, `$HOME/.local/state` where the variable is not set.
+
+    Raises:
+        UsageError: the given file lies in the folder of the run.
+    """
+    if given is not None:
+        path = Path(given)
+        if not is_remote(folder) and path.absolute().is_relative_to(folder.absolute()):
+            raise UsageError(path, "--state lies in the folder of the run; choose a place outside of it")
+        return path
+    home = os.environ.get("XDG_STATE_HOME") or str(Path("~/.local/state").expanduser())
+    name = str(real_path(folder))
+    digest = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
+    return Path(home) / "ckptools" / f"watch-{digest}.json"
+
+
+@contextmanager
+def only_watch(path: Path) -> Iterator[None]:
+    """Hold the lock of a state file, so that one process at a time uses it; its end releases it, however it comes.
+
+    Raises:
+        RefusedError: another process has it.
+    """
+    try:
+        import fcntl
+
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.with_name(f"{path.name}.lock").open("a")
+    except (ImportError, OSError):  # no such locks here, or no disk for one: `Memory.save` says so
+        yield
+        return
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            text = "is in use: another watch of this run is going on; stop it, or give this one a --state of its own"
+            raise RefusedError(path, text) from None
+        except OSError:  # a file system without locks
+            pass
+        yield
+
+
+class Stamps:
+    """Stamps of checkpoints: a digest of names, sizes, times and both ends of their files."""
+
+    def __init__(self) -> None:
+        self._ends: dict[Path, tuple[int, int, str]] = {}
+
+    def of(self, files: Iterable[Path]) -> str | None:
+        """The stamp of some files; None if one of them is gone."""
+        made = hashlib.blake2b(digest_size=16)
+        for path in sorted(files):
+            try:
+                status = path.stat()
+                ends = self._digest(path, status.st_size, getattr(status, "st_mtime_ns", 0) or 0)
+            except OSError:
+                return None
+            made.update(repr((str(path), *ends)).encode("utf-8", "surrogateescape"))
+        return made.hexdigest()
+
+    def _digest(self, path: Path, size: int, time_ns: int) -> tuple[int, int, str]:
+        known = self._ends.get(path)
+        if known is None or known[:2] != (size, time_ns):
+            known = self._ends[path] = size, time_ns, "" if is_remote(path) else _ends_of(path, size)
+        return known
+
+
+def _ends_of(path: Path, size: int) -> str:
+    """A digest of both ends of a file, read without waiting for what is no regular file."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        made = hashlib.blake2b(file.read(ENDS) or b"", digest_size=16)
+        with suppress(OSError):
+            file.seek(max(0, size - ENDS))
+            made.update(file.read(ENDS) or b"")
+    return made.hexdigest()

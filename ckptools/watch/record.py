@@ -1,0 +1,88 @@
+"""The record of `watch`: what became of the checkpoints of a run, and which of them is the newest proven one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ckptools.ls.record import CheckpointRow
+from ckptools.model.records import Rows, displayed, to_dict
+from ckptools.text import clip_middle, plural
+
+EventKind = Literal[
+    "being written", "proven", "problem", "drift", "gone", "may go", "deleted", "not deleted", "unreachable"
+]
+
+PROBLEMS: tuple[EventKind, ...] = ("problem", "drift", "unreachable", "not deleted")
+"""Events that somebody should look at: `--on-problem` is run for them, and the exit code is 1."""
+
+
+@displayed
+@dataclass(frozen=True)
+class WatchEvent:
+    """What became of one checkpoint.
+
+    Attributes:
+        row: the checkpoint, as `ls` lists it; `looked_into` says how far it was verified.
+        time: when it was seen, in UTC: `2026-11-20T01:42:07Z`.
+        norm: L2 norm of the model's floating-point tensors; None unless values were read.
+        drift: this norm divided by that of the last proven checkpoint before it; None if there is none to compare.
+        drifted: tensors of the model whose norms changed most, with the factor; only for `drift`.
+        detail: more about it, in words.
+    """
+
+    event: EventKind
+    row: CheckpointRow
+    time: str
+    norm: float | None = None
+    drift: float | None = None
+    drifted: tuple[str, ...] = ()
+    detail: str = ""
+
+    @property
+    def is_problem(self) -> bool:
+        """Whether somebody should look at it."""
+        return self.event in PROBLEMS
+
+    def _record(self) -> dict[str, Any]:
+        names = ("time", "norm", "drift", "drifted", "detail")
+        return {"event": self.event, **to_dict(self.row), **{name: getattr(self, name) for name in names}}
+
+    def _summary(self) -> str:
+        return f"{self.event}: {self.row._summary()}"
+
+
+@displayed
+@dataclass(frozen=True)
+class Watched:
+    """One look at the folder of a run.
+
+    Attributes:
+        ok: whether no checkpoint that is here has a problem, its norm included, and no tracker leads astray.
+        rows: what became of checkpoints since the look before; of an earlier process too, if it is remembered.
+        checkpoints: number of checkpoints that are here.
+        newest_proven: path of the newest checkpoint that was verified without a problem; None if none is.
+        waiting: names of checkpoints that were written too recently to be judged.
+        problems: names of checkpoints with a problem.
+        state: the file in which it is remembered what was verified.
+        seconds: wall time.
+    """
+
+    path: Path
+    ok: bool
+    rows: Rows[WatchEvent]
+    checkpoints: int
+    newest_proven: str | None
+    waiting: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    state: Path | None = None
+    seconds: float = 0.0
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A plain dict per event, for `pandas.DataFrame` and the like."""
+        return self.rows.to_dicts()
+
+    def _summary(self) -> str:
+        newest = f"newest proven {self.newest_proven}" if self.newest_proven else "NONE IS PROVEN"
+        return f"{clip_middle(str(self.path), 40)}: {plural(self.checkpoints, 'checkpoint')}, {newest}"

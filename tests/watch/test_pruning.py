@@ -1,0 +1,103 @@
+"""Which checkpoints may go: never the newest proven one, and only files of the one that goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ckptools.errors import UsageError
+from ckptools.watch import follow
+from ckptools.watch.follow import following
+from ckptools.watch.options import WatchOptions
+from tests.watch.runs import aged, flip, save, told
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    for step in (2, 4, 6, 8):
+        save(tmp_path / "run", step)
+    return tmp_path / "run"
+
+
+def looked(run: Path, **options: object) -> tuple[list[tuple[str, int | None]], list[str]]:
+    """Events of one look without those of proofs, and the names that are left."""
+    how = WatchOptions(state=run.parent / "state.json", **options)  # type: ignore[arg-type]
+    with following(run, how, {}, lambda _: None) as watching:
+        found = told(watching.look())
+    return [e for e in found if e[0] not in ("proven", "problem")], sorted(path.name for path in run.iterdir())
+
+
+def test_older_ones_are_named_and_nothing_is_deleted_by_itself(run):
+    events, left = looked(run, keep=2)
+    assert events == [("may go", 2), ("may go", 4)] and len(left) == 4
+
+
+def test_older_ones_are_deleted_where_that_is_asked_for(run):
+    assert looked(run, keep=2, deep=True, delete=True) == (
+        [("deleted", 2), ("deleted", 4)],
+        ["step-6.pt", "step-8.pt"],
+    )
+
+
+def test_what_is_broken_does_not_count_as_kept(run):
+    flip(run / "step-6.pt")
+    flip(run / "step-8.pt")
+    events, left = looked(run, keep=1, deep=True, delete=True)
+    assert events == [("deleted", 2)] and left == ["step-4.pt", "step-6.pt", "step-8.pt"]
+
+
+def test_nothing_goes_where_fewer_are_proven_than_are_to_be_kept(run):
+    for step in (4, 6, 8):
+        flip(run / f"step-{step}.pt")
+    assert looked(run, keep=2, deep=True, delete=True)[0] == []
+
+
+def test_what_a_tracker_leads_to_stays(run):
+    (run / "latest").write_text("step-2.pt")
+    assert looked(run, keep=1)[0] == [("may go", 4), ("may go", 6)]
+
+
+def test_nothing_goes_when_the_newest_proven_one_has_changed_since(run, monkeypatch):
+    real = follow.may_go
+
+    def meanwhile(*arguments):
+        flip(run / "step-8.pt")
+        (run / "step-8.pt").write_bytes((run / "step-8.pt").read_bytes()[:-1])
+        return real(*arguments)
+
+    monkeypatch.setattr(follow, "may_go", meanwhile)
+    events, left = looked(run, keep=1, deep=True, delete=True)
+    assert {event for event, _ in events} == {"not deleted"} and len(left) == 4
+
+
+def test_of_a_folder_all_goes_and_of_a_file_beside_others_it_alone(run):
+    (run / "step-2").mkdir()
+    (run / "step-2.pt").rename(run / "step-2" / "model.pt")
+    (run / "notes.txt").write_text("of 2025")
+    events, left = looked(run, keep=3, deep=True, delete=True)
+    assert events == [("deleted", 2)] and left == ["notes.txt", "step-2", "step-4.pt", "step-6.pt", "step-8.pt"]
+
+
+def test_a_link_out_of_the_run_is_not_deleted(run, tmp_path):
+    elsewhere = (run / "step-2.pt").rename(tmp_path / "elsewhere.pt")
+    (run / "step-2.pt").symlink_to(elsewhere)
+    aged(elsewhere)
+    looked(run, keep=1, deep=True, delete=True)
+    assert elsewhere.exists() and (run / "step-2.pt").is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"keep": 0}, "never deleted"),
+        ({"delete": True}, "--keep"),
+        ({"keep": 1, "delete": True}, "--deep"),
+        ({"keep": 1, "deep": True, "delete": True, "dry_run": True}, "one of them"),
+        ({"on_problem": "a 'b"}, "--on-problem"),
+        ({"drift": 1.0}, "factor"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options, says):
+    with pytest.raises(UsageError, match=says):
+        WatchOptions(**options)
