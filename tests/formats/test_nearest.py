@@ -53,4 +53,4 @@ def test_an_unknown_folder_leads_to_the_form_for_new_formats(tmp_path):
     (tmp_path / "weights.xyz").write_bytes(b"bytes of it")
     with pytest.raises(UnknownFormatError, match="issue form 'New format'"):
         ckptools.open(tmp_path)
-    assert (FIXTURES.parent / ".github/ISSUE_TEMPLATE/new-format.yml").is_file()
+    assert (FIXTURES.parent / ".github/ISSUE_TEMPLATE/format.yml").is_file()
