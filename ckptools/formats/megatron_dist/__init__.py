@@ -38,6 +38,7 @@ from ckptools.formats.dcp.files import looks_like_dcp
 from ckptools.formats.dcp.folder import PLANNED, Folder, read_folder, world_size
 from ckptools.formats.megatron import folders
 from ckptools.formats.megatron.folders import arguments, setting
+from ckptools.formats.megatron_dist.stacked import join_in_tree
 from ckptools.formats.megatron_dist.stored import COMMON_KEY, StoredState
 from ckptools.formats.options import Options
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, file_now, was_read
@@ -72,7 +73,7 @@ def detect(path: Path) -> bool:
 
 
 def _holds(run: Path) -> folders.Holds:
-    """How to see a checkpoint in a run: behind a tracker, `--ckpt-format torch_dcp` has no `metadata.json`."""
+    """How to see a checkpoint in a run: behind a tracker, `torch_dcp` and `fsdp_dtensor` have no `metadata.json`."""
     return _holds_dcp if (run / folders.TRACKER).is_file() else _holds_config
 
 
@@ -101,7 +102,9 @@ def read(path: Path, options: Options) -> Checkpoint:
     config = _config(folder, options)
     found = read_folder(folder, options)
     common, problems = _common(found, config, options)
-    tree, stored = found.tree, None
+    stored = None
+    tree, lacking = (found.tree, []) if config else join_in_tree(found.tree)
+    problems += lacking
     if config:
         stored = StoredState(found.flat, found.extra.get("mcore_data"), common.tree if common else None)
         tree = stored.tree(options.weights)
@@ -120,7 +123,7 @@ def read(path: Path, options: Options) -> Checkpoint:
     of_backend = [file_now(folder / CONFIG, None, "", "read")] if config else []
     return builder.checkpoint(
         name=folder.resolve().name,
-        saved_as=f"Megatron-LM {TORCH_DIST if config else 'torch_dcp'}, {found.writer}",
+        saved_as=f"Megatron-LM {TORCH_DIST if config else _plain_format(tree)}, {found.writer}",
         tree=tree,
         files=[*found.files, *of_backend, *map(was_read, beside)],
         world_size=_world(tree, found),
@@ -136,7 +139,7 @@ def read(path: Path, options: Options) -> Checkpoint:
 
 
 def _config(folder: Path, options: Options) -> Mapping[str, Any]:
-    """The configuration that names the backend; empty for `--ckpt-format torch_dcp`, which has none.
+    """The configuration that names the backend; empty for `torch_dcp` and `fsdp_dtensor`, which have none.
 
     Raises:
         ReadError: another backend did.
@@ -151,6 +154,12 @@ def _config(folder: Path, options: Options) -> Mapping[str, Any]:
         text = f"sharded_backend is {describe_for_error(backend)}, which is not read"
         raise ReadError(folder / CONFIG, f"{text}; save it again with --ckpt-format {TORCH_DIST}")
     return dict(config)
+
+
+def _plain_format(tree: Mapping[Any, Any]) -> str:
+    """The `--ckpt-format` of a folder that no backend wrote, as its arguments state it."""
+    stated = arguments(tree).get("ckpt_format")
+    return stated if stated in ("torch_dcp", "fsdp_dtensor") else "torch_dcp"
 
 
 def _common(found: Folder, config: Mapping[str, Any], options: Options) -> tuple[Saved | None, list[Problem]]:

@@ -131,9 +131,9 @@ def part_of(name: str) -> Part | None:
 def join_parts(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[str]]]:
     """Join the parts of fused weights where the first one stands; and the parts that are absent, by weight.
 
-    A value that is no tensor, or a number (`step`), is taken of the first part, if the others have the same.
+    A number that each part has (`step`) is one with copies; a value that is no tensor must be equal in all.
     """
-    parts = {name: part for name in values if (part := part_of(name)) is not None}
+    parts = {name: part for name in values if isinstance(name, str) and (part := part_of(name)) is not None}
     named = {(part.whole, part.word): name for name, part in parts.items()}
     joined: dict[str, Any] = {}
     lacking: dict[str, list[str]] = {}
@@ -156,10 +156,12 @@ def join_parts(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, lis
 def _joined(parts: list[Any]) -> Any:
     """One value of the parts' values; None where they do not fit."""
     tensors = [part for part in parts if isinstance(part, Tensor)]
-    if len(tensors) != len(parts) or any(not t.shape for t in tensors):
+    if len(tensors) != len(parts):
         return parts[0] if all(type(p) is type(parts[0]) and p == parts[0] for p in parts) else None
-    if len({(t.dtype, t.shape[1:], t.note) for t in tensors}) != 1 or any(t.placements for t in tensors):
+    if len({(t.dtype, len(t.shape), t.shape[1:], t.note) for t in tensors}) != 1 or any(t.placements for t in tensors):
         return None
+    if not tensors[0].shape:  # copies of one number, which are compared like those on several ranks
+        return replace(tensors[0], shards=in_rank_order(s for t in tensors for s in t.shards))
     shards: list[Shard] = []
     at = 0
     for tensor in tensors:
@@ -182,3 +184,32 @@ def missing_parts(lacking: Mapping[str, list[str]]) -> Iterator[Problem]:
     for name, absent in lacking.items():
         text = f"stored in parts, of which {', '.join(absent)} has no key in the metadata"
         yield Problem(Code.MODEL_PART_MISSING, text, None, f"model.{name}")
+
+
+def join_in_tree(tree: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[Problem]]:
+    """Join fused weights in nested state, as `--ckpt-format fsdp_dtensor` saves it: in the models and the optimizer.
+
+    Names are not stacked there, and experts have their number in the whole model already (`weight3_w`).
+    """
+    found = dict(tree)
+    problems: list[Problem] = []
+    for key, value in tree.items():
+        if re.fullmatch(r"model\d*", str(key)) and isinstance(value, Mapping):
+            found[key], lacking = join_parts(value)
+            problems += missing_parts(lacking)
+    optimizer = tree.get("optimizer")
+    state = optimizer.get("state") if isinstance(optimizer, Mapping) else None
+    if isinstance(state, Mapping) and any(part_of(str(name)) for name in state):
+        found["optimizer"] = {**optimizer, "state": _by_name(state)}
+    return found, problems
+
+
+def _by_name(state: Mapping[Any, Any]) -> dict[Any, Any]:
+    """The state of each weight, slot by slot."""
+    slots = dict.fromkeys(slot for entry in state.values() if isinstance(entry, Mapping) for slot in entry)
+    found = {name: entry for name, entry in state.items() if not isinstance(entry, Mapping)}
+    for slot in slots:
+        entries = {name: entry[slot] for name, entry in state.items() if isinstance(entry, Mapping) and slot in entry}
+        for name, value in join_parts(entries)[0].items():
+            found.setdefault(name, {})[slot] = value
+    return found
