@@ -198,9 +198,10 @@ def join_in_tree(tree: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[Problem]
             found[key], lacking = join_parts(value)
             problems += missing_parts(lacking)
     optimizer = tree.get("optimizer")
-    state = optimizer.get("state") if isinstance(optimizer, Mapping) else None
-    if isinstance(state, Mapping) and any(part_of(str(name)) for name in state):
-        found["optimizer"] = {**optimizer, "state": _by_name(state)}
+    if isinstance(optimizer, Mapping):
+        state = optimizer.get("state")
+        if isinstance(state, Mapping) and any(part_of(str(name)) for name in state):
+            found["optimizer"] = {**optimizer, "state": _by_name(state)}
     return found, problems
 
 
