@@ -116,6 +116,7 @@ WHOLE = (
     Known("megatron-ep2dp2-bf16-legacy", "ckpt", "", 4, 5, ("stored/",), weights="module"),
     Known("megatron-tp2pp2-fp32", "ckpt", "", 4, 5, MEGATRON_DIST),
     Known("megatron-tp2dp2-distopt", "ckpt", "", 4, 5, MEGATRON_DIST, weights="module"),
+    Known("megatron-core0.20-ep2dp2-dpr", "ckpt", "", 4, 3, MEGATRON_DIST, weights="module"),
     Known("hf-llama-safetensors-bf16", "ckpt", "", 1, None),
     Known("hf-gpt2-bin-tied-fp32", "ckpt/pytorch_model-00003-of-00004.bin", "", 1, None),
     # The model only; of a buffer that differs per rank DCP keeps rank 1's copy.
