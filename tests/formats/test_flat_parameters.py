@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -342,3 +343,29 @@ def test_runs_are_placed_only_where_they_make_whole_parameters(lengths, placed):
     resolve_flat_shards({"model": {"w": weight}, "optimizer": optimizer}, all_ranks=True)
     moment = optimizer["state"]["w"]["exp_avg"]  # type: ignore[index]
     assert (moment.shape == (4,), not moment.note) == (placed, placed)
+
+
+def of_ranks(*contents: bytes) -> Tensor:
+    """A plain 1-D tensor of four elements that each rank has in a file of its own, as merging leaves it."""
+    sources = [
+        Source(Path(f"rank{r}.pt"), 64, "float32", (4,), (1,), "data/0", (64, 16), zlib.crc32(data))
+        for r, data in enumerate(contents)
+    ]
+    return Tensor((4,), "float32", tuple(Shard(Box((0,), (4,)), r, source) for r, source in enumerate(sources)))
+
+
+@pytest.mark.parametrize(
+    ("contents", "is_one_value"),
+    [
+        ((b"the same 16 byte", b"the same 16 byte"), True),
+        ((b"the same 16 byte", b"not the same 16b"), False),
+        ((bytes(16), bytes(16)), False),
+        ((b"one rank's alone",), False),
+    ],
+)
+def test_a_vector_beside_shards_is_a_replica_where_all_ranks_have_the_same_elements(contents, is_one_value):
+    table = Tensor((8, 2), "float32", (Shard(Box((0, 0), (4, 2)), 0, None),), "sharded_tensor")
+    state = {0: {"exp_avg": of_ranks(*contents)}, 1: {"exp_avg": of_ranks(b"other sixteen by", b"of rank one only")}}
+    tree = {"model": {"table": table}, "optim": {"state": state, "param_groups": [{"params": [0, 1]}]}}
+    resolve_flat_shards(tree, all_ranks=True)
+    assert (state[0]["exp_avg"].note == "", state[1]["exp_avg"].note == "") == (is_one_value, False)

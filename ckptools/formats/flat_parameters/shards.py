@@ -21,6 +21,7 @@ from ckptools.model.checkpoint import GivenNames
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import KeyPath
+from ckptools.tensor_io.copied_files import is_constant, stated_checksum
 from ckptools.training_state.optimizer_names import group_ids
 from ckptools.training_state.optimizers import name_with
 from ckptools.training_state.parameter_names import AS_SAVED, believed, is_flat_parameter
@@ -144,8 +145,21 @@ def _placed(tensor: Tensor, shape: Ints | None, sharded: bool, all_ranks: bool) 
         return replace(tensor, shape=shape, shards=(), kind="flat_pieces")
     pieces = _pieces(tensor.shards, shape) if shape is not None else None
     if pieces is None or shape is None:
+        if all_ranks and _is_replica(tensor):
+            return tensor
         return replace(tensor, kind="flat_pieces", note=UNPLACED)
     return replace(tensor, shape=shape, shards=tuple(pieces), kind="flat_pieces")
+
+
+def _is_replica(tensor: Tensor) -> bool:
+    """Whether all ranks hold the same elements, by the checksums of their files.
+
+    Pieces of one parameter may be equal where its elements are: all zeros or all ones prove nothing. A data-parallel
+    part beside sharded tables is such a tensor: torchrec shards tables and leaves the rest to DDP.
+    """
+    stated = {stated_checksum(replace(tensor, shards=(shard,)), whole=True) for shard in tensor.found}
+    checksum = stated.pop() if len(stated) == 1 and len(tensor.found) > 1 else None
+    return checksum is not None and tensor.numel > 1 and not is_constant(*checksum)
 
 
 def _pieces(shards: Sequence[Shard], shape: Ints) -> list[Shard] | None:
