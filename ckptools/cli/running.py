@@ -21,6 +21,9 @@ from ckptools.text import clip_middle, duration, size
 BUG_EXIT = 70
 INTERRUPTED_EXIT = 130
 
+LIBRARIES = ("torch", "numpy", "safetensors", "tabulate")
+"""What `pip install --no-deps` leaves out, and some commands do without."""
+
 MAX_LINE = 1000
 """Characters of a line of an error; names from files have any number."""
 
@@ -52,6 +55,9 @@ def one_line_errors(function: Callable[..., None]) -> Callable[..., None]:
             discard_stdout()
             raise SystemExit(CkptoolsError.exit_code) from error
         except Exception as error:
+            if isinstance(error, ModuleNotFoundError) and error.name in LIBRARIES:
+                say(f"error: this needs {error.name}, which is not installed: pip install {error.name}")
+                raise SystemExit(CkptoolsError.exit_code) from error
             _say_bug(error)
             raise SystemExit(BUG_EXIT) from error
 
