@@ -82,10 +82,10 @@ class ConsolidateOptions:
 
     @property
     def threads(self) -> int:
-        """Number of threads that copy."""
+        """Number of threads that copy: two per core, so that one reads while another waits for what it writes."""
         from ckptools.tensor_io.threads import thread_count
 
-        return thread_count(self.jobs, most=4)
+        return thread_count(self.jobs, most=4, per_core=2)
 
 
 def write_options(options: ConsolidateOptions, streamed: bool) -> WriteOptions:

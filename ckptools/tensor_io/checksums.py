@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ckptools.files.opening import File, OpenFiles
-from ckptools.model.shards import ItemShards, Shards
+from ckptools.model.shards import ItemShards, Shards, with_bytes
 from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.tensor_io.fetch_ahead import Part, in_ranks
 from ckptools.tensor_io.threads import Progress
@@ -167,8 +167,20 @@ def stored_records(tensors: Iterable[tuple[str, Tensor]]) -> list[Stored]:
 
 def records_of(tensors: Iterable[Tensor]) -> set[Record]:
     """The records with a CRC-32 that the shards of some tensors lie in."""
-    found = (tensor.found for tensor in tensors if tensor.kind != "meta" and not _states_none(tensor.shards))
-    return {Record.of(source) for shards in found for shard in shards for source in shard.sources if source.crc}
+    found = (tensor.shards for tensor in tensors if tensor.kind != "meta" and not _states_none(tensor.shards))
+    return {record for shards in found for record in _stated(shards)}
+
+
+def _stated(shards: Shards) -> Iterable[Record]:
+    """The records with a CRC-32 that shards lie in."""
+    if not isinstance(shards, ItemShards) or shards.located:
+        return (Record.of(source) for shard in with_bytes(shards) for source in shard.sources if source.crc)
+    columns = zip(shards.files, shards.layouts, shards.starts, shards.crcs, strict=False)
+    return (
+        Record(file.path, of.record, start + of.record_span[0], of.record_span[1], crc)
+        for file, of, start, crc in columns
+        if crc and of is not None and file.path is not None
+    )
 
 
 def count_without(tensors: Iterable[Tensor]) -> int:

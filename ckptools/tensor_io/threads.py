@@ -24,12 +24,12 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def thread_count(jobs: int | None, most: int = 8) -> int:
-    """The number of threads that read: as many as were asked for, else one per core, at most `most`.
+def thread_count(jobs: int | None, most: int = 8, per_core: int = 1) -> int:
+    """The number of threads that read: as many as were asked for, else some per core, at most `most`.
 
     Where files lie in a store, threads wait more than they work: twice as many then, whatever the cores.
     """
-    return jobs or (2 * most if stores_are_used() else min(most, os.cpu_count() or 1))
+    return jobs or (2 * most if stores_are_used() else min(most, per_core * (os.cpu_count() or 1)))
 
 
 def in_threads(

@@ -4,11 +4,12 @@ stores: rank files in a bucket of a local S3 server, by requests and bytes, with
 
 scale: worlds of 64, 256 and 1,024 ranks and a model of 70 B parameters, by files whose values are holes.
 
-metadata: DCP folders of a model of 70 B parameters on 64 and 256 ranks, beside torch's reader of their lists.
+metadata: DCP folders of a model of 70 B parameters on 64 and 256 ranks, beside torch's reader of their lists;
+metadata-512, by name only: on 512 ranks too.
 
 ranks: 64 rank files of 5,000 tensors beside torch.load(mmap=True); ranks-1024, by name only: 64, 256 and 1,024 of them.
 
-weights: 4 GB of real bytes on 32 ranks, consolidated beside `cp` and torch's own converter.
+weights: 2.6 GB of real bytes on 32 ranks, consolidated beside `cp` and torch's own converter.
 
 big: against something run in the same minute; most of the time goes into making the inputs.
 
@@ -193,13 +194,16 @@ class Section:
 SECTIONS = {
     "stores": Section(stores.make, stores.report, 2),
     "scale": Section(scale.make, scale.report, 2),
-    "metadata": Section(metadata.make, metadata.report, 5),
+    "metadata": Section(metadata.maker(metadata.SMALL), metadata.reporter(metadata.SMALL), 6),
     "ranks": Section(ranks.maker(ranks.SMALL), ranks.reporter(ranks.SMALL), 3),
     "weights": Section(weights.make, weights.report, 8),
     "big": Section(make_inputs, against_others, 12),
 }
 
-BY_NAME = {"ranks-1024": Section(ranks.maker(ranks.LARGE), ranks.reporter(ranks.LARGE), 20)}
+BY_NAME = {
+    "ranks-1024": Section(ranks.maker(ranks.LARGE), ranks.reporter(ranks.LARGE), 20),
+    "metadata-512": Section(metadata.maker(metadata.LARGE), metadata.reporter(metadata.LARGE), 20),
+}
 """Sections that are run only where they are named."""
 
 

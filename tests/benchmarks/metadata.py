@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tests.benchmarks.measure import Run, run, table_as_measured
 from tests.benchmarks.scale import CKPTOOLS, hollow, slope_of
 
 PEER = [sys.executable, "-m", "tests.benchmarks.peers"]
-WORLDS = 64, 256
-"""70 B parameters with AdamW's state on 512 ranks are a million chunks, twice as many as on 256, and take minutes."""
+SMALL, LARGE = (64, 256), (64, 256, 512)
+"""Worlds of the section that is always run, and of the one that is run by name; on 512 ranks a million chunks."""
 
+ROUNDS = 3
 TENSOR = "model.layers.0.self_attn.q_proj.weight"
 FILLED = ["--dry-run", "--only", "all", "--allow-missing", "--fill", "zero"]
 
@@ -29,40 +30,49 @@ COMMANDS = {
 }
 
 
-def make(work: Path) -> None:
-    """Write what is not there yet."""
-    for ranks in WORLDS:
-        _folder(work, ranks).parent.mkdir(parents=True, exist_ok=True)
-        hollow(_folder(work, ranks), ranks, "llama3-70b", "--layout", "dcp")
+def maker(worlds: Sequence[int]) -> Callable[[Path], None]:
+    """What writes the worlds that are not there yet."""
+
+    def make(work: Path) -> None:
+        for ranks in worlds:
+            _folder(work, ranks).parent.mkdir(parents=True, exist_ok=True)
+            hollow(_folder(work, ranks), ranks, "llama3-70b", "--layout", "dcp")
+
+    return make
 
 
 def _folder(work: Path, ranks: int) -> Path:
     return work / "metadata" / str(ranks) / "run"
 
 
-def report(work: Path) -> Iterator[str]:
-    """The table of this section; peaks and ratios are of the larger world."""
-    worlds = (f"{ranks} ranks" for ranks in WORLDS)
-    titles = ("DCP of Llama 3 70B", *worlds, "slope", "x read_metadata", "peak", "x read_metadata", "x inspect")
-    yield from table_as_measured(titles, _rows([_folder(work, ranks) for ranks in WORLDS]))
+def reporter(worlds: Sequence[int]) -> Callable[[Path], Iterable[str]]:
+    """What prints the table of some worlds; peaks and ratios are of the largest."""
+    titles = ("DCP of Llama 3 70B", *(f"{ranks} ranks" for ranks in worlds), "slope")
+    titles += ("x read_metadata", "peak", "x read_metadata", "x inspect")
+    return lambda work: table_as_measured(titles, _rows([_folder(work, ranks) for ranks in worlds], worlds))
 
 
-def _rows(folders: Sequence[Path]) -> Iterator[list[str]]:
-    theirs = [run([*PEER, "metadata", str(folder)], watch=True) for folder in folders]
-    yield [*_row("torch's read_metadata()", theirs, theirs), ""]
+def _rows(folders: Sequence[Path], worlds: Sequence[int]) -> Iterator[list[str]]:
+    theirs = [_median([*PEER, "metadata", str(folder)]) for folder in folders]
+    yield [*_row("torch's read_metadata()", theirs, theirs, worlds), ""]
     opened = 0.0
     for what, command in COMMANDS.items():
-        ours = [run([*CKPTOOLS, *_at(folder, command)], watch=True) for folder in folders]
+        ours = [_median([*CKPTOOLS, *_at(folder, command)]) for folder in folders]
         opened = opened or ours[-1].cpu
-        yield [*_row(what, ours, theirs), f"{ours[-1].cpu / opened:.2f}"]
+        yield [*_row(what, ours, theirs, worlds), f"{ours[-1].cpu / opened:.2f}"]
+
+
+def _median(command: Sequence[str]) -> Run:
+    """Of three runs the one with the median seconds of the processor."""
+    return sorted((run(command, watch=True) for _ in range(ROUNDS)), key=lambda one: one.cpu)[ROUNDS // 2]
 
 
 def _at(folder: Path, command: Sequence[str]) -> list[str]:
     return [str(folder / word) if word.startswith(".") else word for word in command]
 
 
-def _row(what: str, ours: Sequence[Run], theirs: Sequence[Run]) -> list[str]:
+def _row(what: str, ours: Sequence[Run], theirs: Sequence[Run], worlds: Sequence[int]) -> list[str]:
     seconds, peak, other = [one.cpu for one in ours], ours[-1].peak_of_all, theirs[-1].peak_of_all
-    slope, ratio = slope_of(seconds, WORLDS), seconds[-1] / theirs[-1].cpu
+    slope, ratio = slope_of(seconds, worlds), seconds[-1] / theirs[-1].cpu
     processor = [f"{one:.1f} s" for one in seconds]
     return [what, *processor, f"{slope:.2f}", f"{ratio:.2f}", f"{peak >> 20} MiB", f"{peak / other:.2f}"]
