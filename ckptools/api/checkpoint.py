@@ -201,6 +201,8 @@ class Checkpoint(ValueMethods, checkpoint_data.Checkpoint):
         filter: str | Iterable[str] = (),
         exclude: str | Iterable[str] = (),
         section: str | None = None,
+        optimizer: bool = False,
+        world_size: int | None = None,
     ) -> Match:
         """Compare its model's names and shapes with those that another model expects; no values are read.
 
@@ -211,6 +213,8 @@ class Checkpoint(ValueMethods, checkpoint_data.Checkpoint):
             filter: globs of the names that count, on either side; without any, all do.
             exclude: globs of names that do not count.
             section: name of the model's section, where it holds several models.
+            optimizer: compare groups and state of the optimizer too; the function of `to` returns `(model, optimizer)`.
+            world_size: say whether as many ranks resume from it: random states, files, the torch that is here.
 
         Raises:
             ReadError: `to` cannot be read, or the function raises; or one of the two has no model.
@@ -219,7 +223,7 @@ class Checkpoint(ValueMethods, checkpoint_data.Checkpoint):
         from ckptools.keys.entries import Selection
         from ckptools.match.run import match
 
-        return match(self._with_all_ranks(), to, Selection.given(filter, exclude, section))
+        return match(self._with_all_ranks(), to, Selection.given(filter, exclude, section), optimizer, world_size)
 
     @in_python
     def diff(

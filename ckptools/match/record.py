@@ -61,6 +61,25 @@ class MatchGroup(NamedTuple):
     note: str
 
 
+ResumeVerdict = Literal["fits", "DOES NOT FIT", "worth a look", "not known"]
+
+
+@displayed
+class ResumeRow(NamedTuple):
+    """One question of resuming, and its answer.
+
+    Attributes:
+        what: `dtypes`, `optimizer groups`, `optimizer state`, `ranks`, `rng torch`, `torch` and the like.
+        verdict: `worth a look` loads, and something is not as it was.
+        next: a command, without its checkpoint, or an option that helps; "" for none.
+    """
+
+    what: str
+    verdict: ResumeVerdict
+    detail: str
+    next: str = ""
+
+
 @displayed
 @dataclass(frozen=True)
 class Match:
@@ -78,6 +97,7 @@ class Match:
         fix: every name that the renames change, with its new name, for `consolidate(map=...)`. Without those that an
             assumed rename changes.
         assumed: every name that an assumed rename changes, with its new name.
+        resume: what a run needs besides its model; empty if that was not asked for.
     """
 
     path: str
@@ -94,6 +114,12 @@ class Match:
     rows: Rows[MatchRow] = field(repr=False)
     fix: Mapping[str, str] = field(default_factory=dict, repr=False)
     assumed: Mapping[str, str] = field(default_factory=dict, repr=False)
+    resume: Rows[ResumeRow] = field(default_factory=Rows)
+
+    @property
+    def resumes(self) -> bool:
+        """Whether the model loads, and nothing that was asked for besides stands in the way."""
+        return self.loads and all(row.verdict in ("fits", "worth a look") for row in self.resume)
 
     def _summary(self) -> str:
         renamed = f", {self.renamed} more after a rename" if self.renamed else ""

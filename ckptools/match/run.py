@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,17 @@ MOST = 6
 STATUSES = ("shape", "unknown", "missing", "tied", "unexpected")
 
 
-def match(checkpoint: Checkpoint | str | Path, to: Any, selection: Selection | None = None) -> Match:
+def match(
+    checkpoint: Checkpoint | str | Path,
+    to: Any,
+    selection: Selection | None = None,
+    optimizer: bool = False,
+    world_size: int | None = None,
+) -> Match:
     """Compare the names and shapes of a checkpoint's model with those that another one expects; no values are read.
 
-    The selection says which names count, on either side, and which section is the model, if there are several.
+    The selection says which names count, on either side, and which section is the model, if there are several. With
+    `optimizer` or `world_size` it also says whether a run of so many ranks resumes.
 
     Raises:
         ReadError: one of the two cannot be read, or has no model.
@@ -45,7 +53,14 @@ def match(checkpoint: Checkpoint | str | Path, to: Any, selection: Selection | N
     chosen = selection or Selection()
     saved = saved_shapes(whole, chosen.section)
     model = shapes_expected(to, chosen.section, bool(whole.options and whole.options.follow_symlinks))
-    return compared(saved, model, verdict_of(whole).whole, chosen)
+    found = compared(saved, model, verdict_of(whole).whole, chosen)
+    if not optimizer and world_size is None:
+        return found
+    from ckptools.match.resume import resume_rows
+
+    names = {name: found.fix.get(name, found.assumed.get(name, name)) for name in saved.tensors}
+    rows = resume_rows(whole, found.rows, names, optimizer, model.optimizer, world_size)
+    return replace(found, resume=Rows(rows))
 
 
 def compared(saved: StateDictShapes, model: StateDictShapes, whole: bool | None, selection: Selection) -> Match:

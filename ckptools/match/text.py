@@ -19,6 +19,7 @@ COLUMNS = (
     Column("model"),
     Column("note"),
 )
+RESUME_COLUMNS = (Column("will it resume?"), Column("verdict", verdict=True), Column("detail"))
 LABEL = 22
 """Width of the column of labels."""
 
@@ -28,6 +29,8 @@ def match_text(found: Match, screen: Screen = PIPE) -> str:
     lines = [
         line for label, text in match_facts(found) for line in wrapped(label.ljust(LABEL), printable(text), screen)
     ]
+    if found.resume:
+        lines += ["", *table(RESUME_COLUMNS, [list(row[:3]) for row in found.resume], screen)]
     rows = [group_cells(group) for group in found.groups]
     title = ["", *(["what is left then:"] if found.renames else [])] if rows else []
     return "\n".join([*lines, *title, *table(COLUMNS, rows, screen)])
@@ -85,6 +88,9 @@ def next_lines(found: Match, arguments: str, written: Path | None) -> Iterator[s
         if options[0] == "--map" and written is None:
             yield "keep the names: --write-map map.json"
         yield f"use it: ckptools consolidate {arguments} -o renamed.pt --only model {quoted(options)}"
+    for command in dict.fromkeys(row.next for row in found.resume if row.next):
+        verb, _, rest = command.partition(" ")
+        yield f"try: ckptools {verb} {arguments} {rest}" if verb == "consolidate" else f"try: {command}"
     if found.assumed:
         old, new = next(iter(found.assumed.items()))
         pair = f"{printable(clip_middle(old, 60))} becomes {printable(clip_middle(new, 60))}"
@@ -115,6 +121,8 @@ def match_html(found: Match) -> str:
     if rows:
         title = "what is left then" if found.renames else plural(len(rows), "group of names", "groups of names")
         page.table(title, COLUMNS, rows, opened=True)
+    if found.resume:
+        page.table("will it resume?", RESUME_COLUMNS, [list(row[:3]) for row in found.resume], opened=True)
     if found.fix:
         value_table(page, f"{plural(len(found.fix), 'name')} that the renames change", found.fix, opened=False)
     return page.html()

@@ -23,6 +23,7 @@ from ckptools.errors import ReadError, UsageError
 from ckptools.model.regions import Ints
 from ckptools.model.values import describe_for_error
 from ckptools.text import clip, first_line, no_such_key
+from ckptools.torch_engine.optimizer_shapes import OptimizerShapes, optimizer_shapes
 
 MAX_MESSAGE = 200
 """Characters of an error of the user's code that a message quotes."""
@@ -53,12 +54,14 @@ class StateDictShapes:
         tensors: shape by name, in the order in which it has them.
         ordered: whether that is the order of the module.
         ties_optional: whether a name may be absent whose values come with another, as when transformers loads.
+        optimizer: the optimizer that was made with the module; None without one.
     """
 
     given_by: str
     tensors: Mapping[str, NamedShape] = field(repr=False)
     ordered: bool = False
     ties_optional: bool = False
+    optimizer: OptimizerShapes | None = None
 
 
 def is_function_name(text: str) -> bool:
@@ -69,10 +72,13 @@ def is_function_name(text: str) -> bool:
 def shapes_from_function(name: str) -> StateDictShapes:
     """The shapes of what `package.module:function`, or a class in its place, makes when called with no arguments.
 
-    The folder that the process runs in comes first.
+    It may make a module and an optimizer of it. The folder that the process runs in comes first.
     """
     with _users_code(name):
-        return shapes_of(_called(name), name)
+        made = _called(name)
+        if not (isinstance(made, tuple) and len(made) > 1 and hasattr(made[1], "param_groups")):
+            return shapes_of(made, name)
+        return replace(shapes_of(made[0], name), optimizer=optimizer_shapes(made[0], made[1]))
 
 
 def _called(name: str) -> Any:

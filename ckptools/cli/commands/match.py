@@ -31,11 +31,22 @@ WriteMap = Annotated[
     typer.Option(metavar="FILE", help="Write the renames, old name to new, for consolidate --map."),
 ]
 
+WithOptimizer = Annotated[
+    bool,
+    typer.Option("--optimizer", help="Will it resume? --to returns (model, optimizer): compare groups and state too."),
+]
+WorldSize = Annotated[
+    int | None,
+    typer.Option("--world-size", metavar="N", help="Will it resume on N ranks? Random states, files and torch too."),
+]
+
 
 def match(
     paths: CheckpointPaths,
     to: To,
     write_map: WriteMap = None,
+    optimizer: WithOptimizer = False,
+    world_size: WorldSize = None,
     *,
     selection: SelectionOptions,
     rows: RowOptions,
@@ -46,8 +57,10 @@ def match(
 
     Names and shapes are compared, no values are read. A rename is found and shown; none is applied.
 
-    Exit code: 0 every name is there with its shape, 1 not so, 2 usage, 3 unreadable or no model, 4 the map is there
-    already.
+    With --optimizer and --world-size it says whether a run resumes from it.
+
+    Exit code: 0 every name is there with its shape (and it resumes), 1 not so, 2 usage, 3 unreadable or no model,
+    4 the map is there already.
     """
     from ckptools.display.next_command import command_arguments
     from ckptools.match.run import match as run
@@ -55,7 +68,7 @@ def match(
 
     with answered_in_json(form.json, "ckptools/match/1", "loads", paths):
         checkpoint = opened(paths, opening)
-        found = run(checkpoint, to, selection.selection)
+        found = run(checkpoint, to, selection.selection, optimizer, world_size)
     if form.is_text:
         shown = replace(found, groups=arranged(found.groups, replace(rows, limit=None)))
     else:
@@ -65,7 +78,7 @@ def match(
         _write(found, write_map)
     for line in next_lines(found, command_arguments(checkpoint), write_map):
         remark(line)
-    if not found.loads:
+    if not found.resumes:
         raise SystemExit(1)
 
 

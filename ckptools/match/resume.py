@@ -1,0 +1,206 @@
+"""Will a run resume? The optimizer's groups and state, random states, ranks and torch itself, beside a new run's.
+
+Only headers are read, and the random states. `load_state_dict` pairs groups and numbers by their place, so an order
+that differs puts moments to other parameters without an error; `dcp.load` pairs by name. Sources: torch/optim/
+optimizer.py (`load_state_dict`), torch/distributed/checkpoint/state_dict.py (`set_optimizer_state_dict`),
+pytorch#187138 (a dtype that differs is cast without a word), pytorch#194251 (classes that another torch does not have).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from math import prod
+from typing import Any
+
+from ckptools.dtypes import short
+from ckptools.errors import UsageError
+from ckptools.files.opening import OpenFiles
+from ckptools.keys.random_states import random_states
+from ckptools.match.record import MatchRow, ResumeRow, ResumeVerdict
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.regions import Ints
+from ckptools.model.tensor import Tensor
+from ckptools.text import few, named_ranks, plural
+from ckptools.torch_engine.installed import names_that_torch_lacks, torch_version
+from ckptools.torch_engine.optimizer_shapes import OptimizerShapes
+from ckptools.training_state.optimizers import Optimizer, optimizers_of
+from ckptools.training_state.parameter_names import without_ddp
+
+MAX_NAMED = 3
+OWN_FILES = ("rank_files", "deepspeed")
+"""Formats whose trainers read the file of their own rank, so that they resume on as many ranks alone."""
+
+CONVERT = "consolidate -o resume.dcp"
+"""Writes a DCP folder, which any world size and any torch from 2.6 on reads."""
+
+
+def resume_rows(
+    ck: Checkpoint,
+    rows: Iterable[MatchRow],
+    names: Mapping[str, str],
+    optimizer: bool,
+    expected: OptimizerShapes | None,
+    world_size: int | None,
+) -> Iterator[ResumeRow]:
+    """What stands in the way of resuming, or does not, one row for each question.
+
+    Args:
+        ck: the checkpoint, with all ranks read.
+        rows: of the names of the model.
+        names: every name of the checkpoint's model, with its name in the model after renames.
+        optimizer: whether the optimizer is asked for.
+        expected: what the new run's optimizer expects; None if `to` makes none.
+        world_size: ranks of the new run; None if not asked for.
+
+    Raises:
+        UsageError: the optimizer is asked for, and `to` makes none.
+    """
+    yield _dtypes([row for row in rows if row.dtype_differs])
+    if optimizer:
+        if expected is None:
+            text = "--optimizer: --to must name a function that returns (model, optimizer)"
+            raise UsageError(None, f"{text}, as in: return model, torch.optim.AdamW(model.parameters())")
+        yield from _optimizer(ck, names, expected)
+    if world_size is not None:
+        if world_size < 1:
+            raise UsageError(None, f"--world-size {world_size}: a run has at least one rank")
+        yield _ranks(ck, world_size)
+        yield from _random_states(ck, world_size)
+    yield _torch(ck)
+
+
+def _dtypes(rows: list[MatchRow]) -> ResumeRow:
+    if not rows:
+        return ResumeRow("dtypes", "fits", "those of the model")
+    pairs = dict.fromkeys(f"{short(row.checkpoint_dtype)} to {short(row.model_dtype)}" for row in rows)
+    text = (
+        f"{plural(len(rows), 'tensor')} would be cast without a word by dcp.load (pytorch#187138): {few(list(pairs))}"
+    )
+    return ResumeRow("dtypes", "worth a look", text, "consolidate --dtype writes another dtype, to nearest even")
+
+
+# -- the optimizer ----------------------------------------------------------------------------------------------------
+
+
+def _optimizer(ck: Checkpoint, names: Mapping[str, str], expected: OptimizerShapes) -> Iterator[ResumeRow]:
+    found = list(optimizers_of(ck).values())
+    if len(found) != 1:
+        here = ", ".join(one.name for one in found) or "none"
+        verdict: ResumeVerdict = "not known" if found else "DOES NOT FIT"
+        yield ResumeRow("optimizer", verdict, f"the checkpoint holds {plural(len(found), 'optimizer')}: {here}")
+        return
+    saved = found[0]
+    new_names = {without_ddp(old): new for old, new in names.items()}
+    groups = [[new_names.get(without_ddp(name), without_ddp(name)) for name in g.names] for g in saved.param_groups]
+    yield _groups(saved, groups, expected)
+    yield _state(saved, new_names, expected)
+
+
+def _groups(saved: Optimizer, groups: list[list[str]], expected: OptimizerShapes) -> ResumeRow:
+    here, there = (", ".join(str(len(group)) for group in side) for side in (groups, expected.groups))
+    if any(name.startswith("?") for group in groups for name in group):
+        alike = [len(g) for g in groups] == [len(g) for g in expected.groups]
+        text = f"groups of {here} parameters here and {there} there; the checkpoint has numbers without names"
+        return ResumeRow("optimizer groups", "not known" if alike else "DOES NOT FIT", text, "--names FROM gives names")
+    if len(groups) != len(expected.groups):
+        text = f"{plural(len(groups), 'group')} here (of {here}), {len(expected.groups)} there (of {there})"
+        return ResumeRow("optimizer groups", "DOES NOT FIT", text)
+    for number, (mine, theirs) in enumerate(zip(groups, expected.groups, strict=True)):
+        if set(mine) != set(theirs):
+            only = [f"only {side}: {few(names, MAX_NAMED)}" for side, names in _differences(mine, theirs) if names]
+            return ResumeRow("optimizer groups", "DOES NOT FIT", f"group {number}: {'; '.join(only)}")
+    if saved.naming.by != "fqn" and groups != [list(g) for g in expected.groups]:
+        text = "the parameters have another order, and the state goes by number: moments would go to other parameters"
+        return ResumeRow("optimizer groups", "DOES NOT FIT", text, f"{CONVERT} keys it by name")
+    lacking = [
+        f"group {n} lacks {few(sorted(more), MAX_NAMED)}"
+        for n, (group, known) in enumerate(zip(saved.param_groups, expected.settings, strict=True))
+        if (more := known - {str(key) for key in group})
+    ]
+    if lacking:
+        text = f"{plural(len(groups), 'group')} of {here}; {few(lacking, MAX_NAMED)}, which the new optimizer has"
+        return ResumeRow("optimizer groups", "worth a look", text)
+    return ResumeRow("optimizer groups", "fits", f"{plural(len(groups), 'group')} of {here} parameters")
+
+
+def _differences(mine: list[str], theirs: tuple[str, ...]) -> Iterator[tuple[str, list[str]]]:
+    yield "here", [name for name in mine if name not in set(theirs)]
+    yield "there", [name for name in theirs if name not in set(mine)]
+
+
+def _state(saved: Optimizer, new_names: Mapping[str, str], expected: OptimizerShapes) -> ResumeRow:
+    state = {new_names.get(without_ddp(str(name)), str(name)): slots for name, slots in saved.state.items()}
+    wanted = expected.slots
+    if wanted is None:
+        return ResumeRow("optimizer state", "not known", f"what {expected.name} keeps is not known before it has run")
+    without = [name for name in wanted if name not in state]
+    if without:
+        text = (
+            f"{plural(len(without), 'parameter')} without state, which would begin at zero: {few(without, MAX_NAMED)}"
+        )
+        return ResumeRow("optimizer state", "DOES NOT FIT", text)
+    return _slots(saved, state, wanted, expected.name)
+
+
+def _slots(
+    saved: Optimizer, state: Mapping[str, Mapping[str, Any]], wanted: Mapping[str, Mapping[str, Ints]], name: str
+) -> ResumeRow:
+    """Compare the slots of every parameter: which there are, and their shapes."""
+    slots = {slot for one in wanted.values() for slot in one}
+    here = {str(slot) for parameter in wanted for slot, value in state[parameter].items() if value is not None}
+    if slots != here:
+        sides = (("here", here - slots), ("there", slots - here))
+        only = "; ".join(f"only {side}: {few(sorted(some))}" for side, some in sides if some)
+        return ResumeRow("optimizer state", "DOES NOT FIT", f"{saved.name} here, {name} there: {only}")
+    odd = [
+        f"{parameter}.{slot}"
+        for parameter, shapes in wanted.items()
+        for slot, shape in shapes.items()
+        if isinstance(value := state[parameter].get(slot), Tensor) and prod(shape) > 1 and value.shape != shape
+    ]
+    if odd:
+        text = f"{plural(len(odd), 'shape')} differ: {few(odd, MAX_NAMED)}"
+        return ResumeRow("optimizer state", "DOES NOT FIT", text)
+    text = f"{', '.join(sorted(slots)) or 'none'} of {plural(len(wanted), 'parameter')}"
+    return ResumeRow("optimizer state", "fits", text)
+
+
+# -- ranks ------------------------------------------------------------------------------------------------------------
+
+
+def _ranks(ck: Checkpoint, world_size: int) -> ResumeRow:
+    saved = ck.world_size.exact
+    if not isinstance(saved, int):
+        return ResumeRow("ranks", "not known", "the checkpoint does not say how many ranks saved it")
+    if saved == world_size:
+        return ResumeRow("ranks", "fits", f"{plural(saved, 'rank')} saved it")
+    text = f"{plural(saved, 'rank')} saved it, {plural(world_size, 'rank')} would load it"
+    if ck.format in OWN_FILES:
+        return ResumeRow("ranks", "DOES NOT FIT", f"{text}; each reads the file of its own rank", CONVERT)
+    return ResumeRow("ranks", "fits" if ck.format == "dcp" else "not known", text)
+
+
+def _random_states(ck: Checkpoint, world_size: int) -> Iterator[ResumeRow]:
+    with OpenFiles() as files:
+        states = random_states(ck, files)
+    for stream, by_rank in states.items():
+        owners = {rank for rank in by_rank if isinstance(rank, int)}
+        if owners != by_rank.keys() or len(owners) != ck.world_size.exact:
+            text = f"{plural(len(by_rank), 'state')}, which are not one for each rank that saved them"
+            yield ResumeRow(f"rng {stream}", "fits" if world_size == ck.world_size.exact else "not known", text)
+            continue
+        gone, lacking = owners - set(range(world_size)), set(range(world_size)) - owners
+        facts = [f"{named_ranks(lacking)} would have no state"] if lacking else []
+        facts += [f"those of {named_ranks(gone)} would be lost"] if gone else []
+        verdict: ResumeVerdict = "DOES NOT FIT" if lacking else "worth a look" if gone else "fits"
+        yield ResumeRow(
+            f"rng {stream}", verdict, "; ".join(facts) or f"a state for each of {plural(world_size, 'rank')}"
+        )
+
+
+def _torch(ck: Checkpoint) -> ResumeRow:
+    lacking = names_that_torch_lacks(ck.names)
+    if not lacking:
+        return ResumeRow("torch", "fits", f"torch {torch_version()} has every class that the files name")
+    text = f"torch {torch_version()} has no {few(lacking, MAX_NAMED)}, which the files name (pytorch#194251)"
+    return ResumeRow("torch", "DOES NOT FIT", text, CONVERT)
