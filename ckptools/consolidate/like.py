@@ -159,13 +159,8 @@ def in_folder(layout: OutputLayout, contents: OutputContents, output: OutputPlac
 
 def likeness_lines(like: Likeness) -> Iterator[str]:
     """A line for each rule, cut, left-out name and copied file."""
-    for rule in like.rules:
-        words = f": {rule.words}" if rule.words else ""
-        assumed = " (assumed)" if rule.assumed else ""
-        names = f"{printable(rule.old)} -> {printable(rule.new)}"
-        yield f"renamed: {names}{words}: {plural(rule.tensors, 'tensor')}{assumed}"
-    for cut in like.cut:
-        yield f"cut: {cut.name}: {cut.kept} of {cut.rows} rows are written; {cut.why}"
+    yield from [rule.line for rule in like.rules]
+    yield from [cut.line for cut in like.cut]
     reasons: dict[str, list[str]] = {}
     for name, why in like.left.items():
         reasons.setdefault(why, []).append(printable(name))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptools.consolidate.writers.layout import FromReplicas, Job, OutputLayout
 from ckptools.errors import NoSpaceError
+from ckptools.keys.paired import Proof
 from ckptools.model.records import Rows, displayed, to_dict
 from ckptools.model.regions import Box, Ints
 from ckptools.model.shards import read_files
@@ -129,6 +130,7 @@ class Consolidated:
         odd: names of tensors in which NaN or infinity was seen.
         read_back: how the output was read back and compared; empty if it was not.
         like: how the output was made like a Hugging Face model; None if it was not.
+        renamed: number of tensors with another name than in the checkpoint.
     """
 
     files: tuple[Path, ...]
@@ -153,6 +155,19 @@ class Consolidated:
     filled: str = ""
     from_replicas: FromReplicas | None = None
     like: Likeness | None = None
+    renamed: int = 0
+
+    @property
+    def proof(self) -> Proof:
+        """How many elements are the source's once they are read back, and through what they came."""
+        return Proof(
+            tensors=self.tensors,
+            elements=sum(job.tensor.numel for job in self.layout.jobs),
+            renamed=self.renamed,
+            rearranged=self.like.rearranged if self.like else 0,
+            cut=len(self.like.cut) if self.like else 0,
+            cast=sum(self.converted.values()),
+        )
 
     @property
     def dry_run(self) -> bool:
@@ -181,7 +196,7 @@ class Consolidated:
     def _record(self) -> dict[str, Any]:
         names = ("files", "data_files", "nbytes", "tensors", "seconds", "dry_run", "left_out", "missing", "filled",
                  "from_replicas", "tied", "odd", "notes", "checksums", "read_back", "not_asked", "needs", "load",
-                 "verdict", "like")  # fmt: skip
+                 "verdict", "like", "proof")  # fmt: skip
         converted = [{"from": old, "to": new, "tensors": n} for (old, new), n in self.converted.items()]
         return {**{name: getattr(self, name) for name in names}, "converted": converted, "planned": self.planned}
 

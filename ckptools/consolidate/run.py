@@ -112,7 +112,8 @@ def consolidate(
                     earlier = replaced(whole, output.path, layout, options.force, texts)
                     folder = output.new_folder if layout.folder is None else None
                     seen = write(whole, layout, folder, texts, manifest, files, options, progress, kept, earlier)
-    done = replace(_result(whole, selection, layout, paths, seen), like=likeness)
+    done = _result(whole, selection, layout, paths, seen)
+    done = done if likeness is None else replace(done, like=likeness, renamed=likeness.renamed)
     if options.dry_run:
         reading = planned_reading(layout.jobs, [path for path, _ in layout.files])
         done = replace(done, planned=replace(reading, no_room=no_room))
@@ -208,4 +209,5 @@ def _result(
         read_back=seen.read_back,
         filled=selection.filled,
         from_replicas=selection.from_replicas,
+        renamed=sum(old != new for old, new in selection.renamed.items()),
     )

@@ -36,7 +36,8 @@ def summary(done: Consolidated) -> Iterator[str]:
         yield f"source: {done.verdict.headline}"
     yield f"source checksums: {_checksums(done.checksums, done.dry_run)}"
     if done.read_back:
-        yield f"checked: {done.read_back}"
+        which = "every element" if not done.filled else "every element that is not filled in"
+        yield f"checked: {done.read_back}: {which} is the source's: {done.proof.counts}"
 
 
 def _checksums(found: SourceChecksums | None, dry_run: bool) -> str:

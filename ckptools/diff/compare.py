@@ -11,6 +11,7 @@ from typing import TypeVar
 from ckptools.diff import sides
 from ckptools.diff.digest_file import read_digest_file
 from ckptools.diff.keys_of_side import contents_of
+from ckptools.diff.output_proof import difference_of_output, is_output_of
 from ckptools.diff.plain_values import group_rows, value_rows
 from ckptools.diff.record import DIFFERENT, UNPROVEN, Difference, TensorDifference, Tolerance, ValueDifference
 from ckptools.diff.sides import UNSURE, Contents, SideTensor, SideValue
@@ -49,6 +50,11 @@ class Wanted:
                 raise UsageError(None, f"--{name} {value}: a tolerance is at least 0")
         return Tolerance(self.rtol or 0.0, self.atol or 0.0)
 
+    @property
+    def as_output(self) -> bool:
+        """Whether an output may be compared with its source as a whole: all values, bit for bit."""
+        return self.values and self.rtol is None and self.atol is None and self.selection == EVERYTHING
+
 
 def compare(a: Checkpoint | Path, b: Checkpoint | Path, wanted: Wanted, progress: Progress | None = None) -> Difference:
     """Compare two checkpoints that were opened with all ranks; a path names a file of digests.
@@ -63,8 +69,15 @@ def compare(a: Checkpoint | Path, b: Checkpoint | Path, wanted: Wanted, progress
     with OpenFiles() as files:
         left, right = (read_digest_file(s) if isinstance(s, Path) else contents_of(s, files) for s in (a, b))
         reading = Reading(files, thread_count(wanted.jobs), tolerance, wanted.every_byte, progress or no_progress)
+        why_not = ""
+        if isinstance(a, Checkpoint) and isinstance(b, Checkpoint) and wanted.as_output and is_output_of(a, b):
+            proven = difference_of_output(a, b, (left.facts, right.facts), reading)
+            if isinstance(proven, Difference):
+                return replace(proven, seconds=opening + time.perf_counter() - started)
+            why_not = proven
         found = _Comparison(left, right, wanted, reading).found()
-    return replace(found, seconds=opening + time.perf_counter() - started)
+    notes = (*found.notes, f"A was made of B; compared key by key: {why_not}") if why_not else found.notes
+    return replace(found, notes=notes, seconds=opening + time.perf_counter() - started)
 
 
 class _Comparison:

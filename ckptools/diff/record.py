@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
+from ckptools.keys.paired import Proof
 from ckptools.model.records import Rows, displayed
 from ckptools.model.regions import Ints
 from ckptools.text import clip_middle, few
@@ -144,6 +145,8 @@ class Difference:
         bytes_read: bytes of tensors that were read, on both sides.
         bytes_not_read: bytes on both sides that have the same stated checksum, and were not read.
         seconds: wall time, opening included.
+        proof: counts of an output of `consolidate` (A) and the model that it was made of (B), compared element by
+            element through renames, rearrangements, cuts and casts; None where they were compared key by key.
     """
 
     a: Side
@@ -159,6 +162,7 @@ class Difference:
     bytes_read: int = 0
     bytes_not_read: int = 0
     seconds: float = 0.0
+    proof: Proof | None = None
 
     def _summary(self) -> str:
         found = {True: "the same", False: "DIFFERENT", None: "nothing that was compared differs"}[self.same]

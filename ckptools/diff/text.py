@@ -148,7 +148,9 @@ def _folded(rows: Sequence[ValueDifference]) -> list[tuple[ValueDifference, int]
 
 def verdict_line(found: Difference) -> str:
     """Whether the two are the same, and how much was compared."""
-    if found.same is False:
+    if found.proof is not None and found.same:
+        parts = [f"every element of A is B's: {found.proof}"]
+    elif found.same is False:
         which = [row.subject for row in found.subjects if row.verdict in DIFFERENT or row.different]
         parts = [f"different: {few(which, 12)}"]
     elif found.same:

@@ -67,7 +67,7 @@ def pair(
     if encoded is not None:
         raise RefusedError(path, f"{encoded} is quantized; --like writes values: add --dequantize")
     found = recognise(tensors, original.sizes)
-    if found.layout not in HUB and len(found.placed) * 2 > len(tensors):
+    if original.config and found.layout not in HUB and len(found.placed) * 2 > len(tensors):
         draft = from_trainer(found, tensors, original, args, assume, path)
     else:
         draft = _by_renames(tensors, original, assume)
