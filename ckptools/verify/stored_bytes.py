@@ -91,12 +91,19 @@ def with_replicas(
 
 
 def with_padding(ck: Checkpoint, findings: Sequence[Findings]) -> list[Findings]:
-    """The findings, in which NaN in a tensor that is not joined is a warning: padding of flat buffers is never set."""
+    """The findings, in which NaN or infinity is a warning where it may be meant.
+
+    In a tensor that is not joined: padding of flat buffers is never set. In a single number of Lightning's `callbacks`:
+    `ModelCheckpoint` begins with an infinite `kth_value`. Source: pytorch_lightning/callbacks/model_checkpoint.py.
+    """
     if not any(finding.values for finding in findings):
         return list(findings)
     unjoined = {fqn_of(path) for path, tensor in tensors_in(ck.tree) if tensor.note}
+    scores = {fqn_of(path) for path, tensor in tensors_in(ck.tree) if path[0] == "callbacks" and not tensor.shape}
 
     def judged(problem: Problem) -> Problem:
+        if problem.tensor in scores:
+            return replace(problem, message=f"{problem.message}; a callback's own number", severity="warning")
         if problem.tensor not in unjoined:
             return problem
         return replace(problem, message=f"{problem.message}; not joined: it may be padding", severity="warning")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -460,3 +461,15 @@ def test_progress_names_each_record_by_its_file_and_each_copy_by_its_tensor():
     files = {(path.name, True) for path in {f.path for f in ck.files}}
     assert files <= named
     assert {name for name, read in named if not read} - {name for name, _ in files} >= {"model.emb.weight"}
+
+
+def test_an_infinite_score_of_a_callback_is_a_warning_and_an_infinite_weight_is_an_error(tmp_path):
+    scores = {"ModelCheckpoint": {"kth_value": torch.tensor(math.inf), "history": torch.tensor([math.inf])}}
+    torch.save({"state_dict": {"w": torch.tensor(math.inf)}, "callbacks": scores}, tmp_path / "x.ckpt")
+    found = ckptools.verify(tmp_path / "x.ckpt", values=True)
+    severities = {p.tensor: p.severity for p in found.problems if p.code == "CK201"}
+    assert severities == {
+        "state_dict.w": "error",
+        "callbacks.ModelCheckpoint.history": "error",
+        "callbacks.ModelCheckpoint.kth_value": "warning",
+    }

@@ -6,21 +6,18 @@ checkpoint of `on_save_checkpoint` is not yet written; it is when the next hook 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 try:
     from lightning.pytorch import Callback  # type: ignore[import-not-found, unused-ignore]
 except ImportError:
     from pytorch_lightning import Callback
 
-if TYPE_CHECKING:
-    from ckptools.api.watching import RunWatch
-
 
 class LightningWatch(Callback):  # type: ignore[misc, unused-ignore]
     """Start `RunWatch.check` on the first rank after each save, and wait for the last one at the end of the run."""
 
-    def __init__(self, run_watch: RunWatch) -> None:
+    def __init__(self, run_watch: Any) -> None:
         self.run_watch = run_watch
         self._saved = False
 

@@ -5,18 +5,15 @@ Source of the events: transformers/trainer_callback.py, 5.x; `on_save` comes aft
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import TrainerCallback
-
-if TYPE_CHECKING:
-    from ckptools.api.watching import RunWatch
 
 
 class TransformersWatch(TrainerCallback):  # type: ignore[misc, unused-ignore]
     """Start `RunWatch.check` on the first rank after each save, and wait for the last one at the end of the run."""
 
-    def __init__(self, run_watch: RunWatch) -> None:
+    def __init__(self, run_watch: Any) -> None:
         self.run_watch = run_watch
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
