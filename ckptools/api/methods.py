@@ -179,6 +179,7 @@ class ValueMethods:
         force: bool = False,
         allow_missing: bool = False,
         fill: str | None = None,
+        fill_from: str | Path | None = None,
         dequantize: bool = False,
         prefer_rank: int | None = None,
         check: bool = False,
@@ -215,6 +216,8 @@ class ValueMethods:
             allow_missing: leave out tensors that are not whole, and list them, instead of refusing.
             fill: with `allow_missing`: `nan` or `zero` to put into holes, which are listed; without it a tensor with
                 a hole is left out.
+            fill_from: another checkpoint of the same run, from which regions are taken that are missing or damaged;
+                each is listed, the output says so and is not whole. One of another run is refused.
             dequantize: write the values of quantized tensors, as their class (torchao's) computes them; else they are
                 refused.
             prefer_rank: where ranks hold different copies of a tensor that should be equal, take this rank's.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from ckptools.consolidate.fill_from import Donor
 from ckptools.consolidate.picking import FILLS, LEFT_OUT, Picking
 from ckptools.consolidate.provenance import NOT_SAVED
 from ckptools.consolidate.writers.layout import FromReplicas, OutputContents
@@ -38,12 +39,13 @@ def select(
     files: OpenFiles,
     damage: Mapping[Record, int] | None,
     dequantize: bool = False,
+    donor: Donor | None = None,
 ) -> OutputContents:
     """Choose the parts named by `only` from a checkpoint whose ranks have all been read.
 
     `holes` is None to refuse tensors that are not whole, `leave` to leave them out, `nan` or `zero` to fill them.
     `damage` has the records whose checksums do not match, with the CRC-32 that they have; their bytes count as missing.
-    It is None if checksums are not compared.
+    It is None if checksums are not compared. `donor` is another checkpoint of the run that fills gaps first.
 
     Raises:
         NotWholeError: something is missing, overlaps or contradicts; lists everything.
@@ -52,7 +54,7 @@ def select(
     sections = _sections_to_write(checkpoint, only)
     if prefer_rank is not None and prefer_rank not in checkpoint.ranks:
         raise UsageError(checkpoint.path, f"--prefer-rank {prefer_rank}: there is no file of that rank here")
-    picking = Picking(checkpoint, holes, prefer_rank, files, damage, dequantize)
+    picking = Picking(checkpoint, holes, prefer_rank, files, damage, dequantize, donor)
     errors = [p for p in checkpoint.problems if p.severity == "error"]
     concerned = [p for p in errors if _concerns(p, sections.values(), only)]
     written = {fqn_of(path) for path, _ in tensors_of(sections.values())}
@@ -79,6 +81,8 @@ def select(
     contents.notes += [] if only in ONLY else [_note_on_glob(checkpoint, parts, only)]
     contents.tree = trees[""] if list(trees) == [""] else trees
     contents.part = only
+    if donor is not None:
+        contents.notes.append(donor.note())
     contents.filled = holes if holes in FILLS else ""
     named = ((s, (name,) if name else ()) for name, s in sections.items())
     contents.places = tuple(((s, s.path) for s in sections_of(checkpoint)) if only == "all" else named)
@@ -91,7 +95,12 @@ def select(
 
 def tensors_to_write(checkpoint: Checkpoint, only: str) -> Iterator[tuple[str, Tensor]]:
     """Fqn and tensor of everything that `only` selects, as in `select`."""
-    return ((fqn_of(path), tensor) for path, tensor in tensors_of(_sections_to_write(checkpoint, only).values()))
+    return ((fqn_of(path), tensor) for path, tensor in places_to_write(checkpoint, only))
+
+
+def places_to_write(checkpoint: Checkpoint, only: str) -> Iterator[tuple[KeyPath, Tensor]]:
+    """Key path in the checkpoint and tensor of everything that `only` selects."""
+    return tensors_of(_sections_to_write(checkpoint, only).values())
 
 
 def _sections_to_write(checkpoint: Checkpoint, only: str) -> dict[str, Section]:

@@ -62,6 +62,13 @@ class ConsolidateOptions:
     force: bool = option(False, "Overwrite an output that exists.")
     allow_missing: bool = option(False, "Leave out and list what is not whole, instead of refusing.")
     fill: str | None = option(None, "With --allow-missing: nan or zero in the place of holes, which are listed.")
+    fill_from: str | Path | None = option(
+        None,
+        "Take what is missing or damaged from another checkpoint of the same run, which the output says for ever; "
+        "one of another run is refused.",
+        metavar="OLDER",
+        typed=str | None,
+    )
     check: bool = option(
         False,
         "Let torch or safetensors read the output back, and compare it with the shards, byte for byte; "

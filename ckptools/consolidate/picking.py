@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ckptools.consolidate.fill_from import Donor
 from ckptools.consolidate.provenance import why_not_saved
 from ckptools.consolidate.publishing.source_records import without_damaged
-from ckptools.consolidate.writers.layout import OutputContents
+from ckptools.consolidate.writers.layout import Borrowed, OutputContents
 from ckptools.dtypes import ITEMSIZE, can_be_nan
 from ckptools.errors import RefusedError
 from ckptools.files.opening import OpenFiles
@@ -60,10 +61,11 @@ class Picking:
         files: OpenFiles,
         damage: Mapping[Record, int] | None,
         dequantize: bool,
+        donor: Donor | None = None,
     ) -> None:
         self.path, self.files = checkpoint.path, files
         self.damage, self.checks = damage or {}, damage is not None
-        self.dequantize = dequantize
+        self.dequantize, self.donor = dequantize, donor
         self.dequantized: dict[str, list[str]] = {}
         self.holes, self.prefer_rank = holes, prefer_rank
         self.in_parts = checkpoint.in_parts
@@ -143,6 +145,9 @@ class Picking:
         tensor = self._decoded(tensor, fqn)
         tensor, damage = without_damaged(tensor, fqn, self.damage)
         problem = cover_problem(tensor, fqn)
+        if problem is not None and problem.kind is Code.TENSOR_GAP and self.donor is not None:
+            tensor, problem = self._from_donor(tensor, source, at, problem)
+            damage = None if problem is None else damage
         if damage is not None and problem is None:
             self.spared.append(damage)  # another rank's copy is right
         elif damage is not None and problem is not None and problem.kind is Code.TENSOR_GAP:
@@ -155,6 +160,17 @@ class Picking:
             self.contents.model_paths.add(at)
         fill = self.holes or "" if problem is not None else ""
         return replace(tensor, shards=chosen, fill=fill)
+
+    def _from_donor(
+        self, tensor: Tensor, source: KeyPath, at: KeyPath, problem: Problem
+    ) -> tuple[Tensor, Problem | None]:
+        """Fill the gaps of a tensor from the other checkpoint, if that has them all; with the problem that is left."""
+        assert self.donor is not None
+        made = self.donor.fill(tensor, source, at)
+        if made is tensor:
+            return tensor, problem
+        self.contents.borrowed[at] = Borrowed(self.donor.taken[at], str(self.donor.origin))
+        return made, None
 
     def _decoded(self, tensor: Tensor, fqn: str) -> Tensor:
         """Dequantize a quantized tensor, if that is wanted."""

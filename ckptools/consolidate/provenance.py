@@ -13,7 +13,7 @@ from ckptools._version import __version__
 from ckptools.consolidate.writers.layout import OutputContents
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code
-from ckptools.model.provenance import Filled, LeftOut, Origin, Provenance
+from ckptools.model.provenance import OTHER, Filled, LeftOut, Origin, Provenance
 from ckptools.model.tree import KeyPath, fqn_of, tensors_in
 from ckptools.text import few, plural
 
@@ -59,8 +59,10 @@ def record_of(
 
 def why_not_saved(filled: Filled) -> str:
     """Why a tensor with filled-in values is left out."""
-    fill = "zeros" if filled.fill == "zero" else "NaN"
-    return f"{filled.elements} of {plural(filled.numel, 'element')} are {fill} that no rank saved"
+    of = f"{filled.elements} of {plural(filled.numel, 'element')} are"
+    if filled.fill == OTHER:
+        return f"{of} those of another save, {filled.origin}"
+    return f"{of} {'zeros' if filled.fill == 'zero' else 'NaN'} that no rank saved"
 
 
 def note_on_carried(selection: OutputContents) -> list[str]:
@@ -76,6 +78,10 @@ def _filled(selection: OutputContents, name_of: NameOf) -> Iterator[Filled]:
         if selection.filled and path not in selection.left_out and path in written:
             elements = sum(box.numel for box in boxes)
             yield Filled(name_of(path), selection.filled, elements, written[path].numel)
+    for path, taken in selection.borrowed.items():
+        if path not in selection.left_out and path in written:
+            elements = sum(box.numel for box in taken.boxes)
+            yield Filled(name_of(path), OTHER, elements, written[path].numel, taken.origin)
     for path, earlier in selection.carried.items():
         if path not in selection.left_out:
             yield earlier._replace(name=name_of(path))
@@ -110,8 +116,20 @@ def left_out_json(selection: OutputContents, name_of: NameOf) -> str:
         }
         for path, boxes in selection.missing.items()
     ]
+    holes += [
+        {
+            **_named(path, name_of),
+            "filled_with": OTHER,
+            "origin": taken.origin,
+            "numel": written[path].numel,
+            "regions": [{"offsets": list(b.offsets), "sizes": list(b.sizes)} for b in taken.boxes],
+        }
+        for path, taken in selection.borrowed.items()
+        if path not in left_out and path in written
+    ]
     earlier = [
         {**_named(path, name_of), "filled_with": one.fill, "numel": one.numel, "elements": one.elements, "regions": []}
+        | ({"origin": one.origin} if one.origin else {})
         for path, one in selection.carried.items()
         if path not in left_out
     ]

@@ -127,6 +127,8 @@ class Consolidated:
         verdict: on the source.
         filled: `nan` or `zero` where holes are filled with it, `""` where tensors with holes are left out.
         from_replicas: ranks whose files are lost, and those that together hold the same; None where none are.
+        borrowed: names of tensors with regions of another checkpoint of the run, and these regions.
+        borrowed_from: that checkpoint: its name, step and ranks; empty without `fill_from`, or if nothing was taken.
         odd: names of tensors in which NaN or infinity was seen.
         read_back: how the output was read back and compared; empty if it was not.
         like: how the output was made like a Hugging Face model; None if it was not.
@@ -154,6 +156,8 @@ class Consolidated:
     not_asked: dict[str, int] = field(default_factory=dict)
     filled: str = ""
     from_replicas: FromReplicas | None = None
+    borrowed: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    borrowed_from: str = ""
     like: Likeness | None = None
     renamed: int = 0
 
@@ -195,8 +199,8 @@ class Consolidated:
 
     def _record(self) -> dict[str, Any]:
         names = ("files", "data_files", "nbytes", "tensors", "seconds", "dry_run", "left_out", "missing", "filled",
-                 "from_replicas", "tied", "odd", "notes", "checksums", "read_back", "not_asked", "needs", "load",
-                 "verdict", "like", "proof")  # fmt: skip
+                 "from_replicas", "borrowed", "borrowed_from", "tied", "odd", "notes", "checksums", "read_back",
+                 "not_asked", "needs", "load", "verdict", "like", "proof")  # fmt: skip
         converted = [{"from": old, "to": new, "tensors": n} for (old, new), n in self.converted.items()]
         return {**{name: getattr(self, name) for name in names}, "converted": converted, "planned": self.planned}
 
@@ -204,6 +208,7 @@ class Consolidated:
         verb = "would write" if self.dry_run else "wrote"
         left = f", {plural(len(self.left_out), 'name')} LEFT OUT" if self.left_out else ""
         holes = f", {plural(len(self.missing), 'tensor')} WITH HOLES" if self.missing else ""
+        holes += f", {plural(len(self.borrowed), 'tensor')} IN PART OF ANOTHER SAVE" if self.borrowed else ""
         facts = f"{plural(self.tensors, 'tensor')}, {size(self.nbytes)}{left}{holes}"
         return f"{verb} {clip_middle(str(self.files[0]), 60) if self.files else 'nothing'}: {facts}"
 

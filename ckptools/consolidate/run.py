@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptools.cluster.team import current
-from ckptools.consolidate.choose import check_files, select, tensors_to_write
+from ckptools.consolidate.choose import check_files, places_to_write, select, tensors_to_write
 from ckptools.consolidate.like import in_folder, made_like, original_for
 from ckptools.consolidate.options import ConsolidateOptions, Renaming, hole_rule, renaming_of, write_options
 from ckptools.consolidate.output_place import check_not_among, check_output, lacking_space, output_of, replaced
@@ -35,6 +36,7 @@ from ckptools.training_state.judgement import verdict_of
 from ckptools.training_state.sections import sections_of, sections_of_kind
 
 if TYPE_CHECKING:
+    from ckptools.consolidate.fill_from import Donor
     from ckptools.consolidate.publishing.journal import Kept
 
 
@@ -74,10 +76,11 @@ def consolidate(
         check_files(whole, part, files)
         holes = hole_rule(options)
         first = None
-        if not options.unchecked and (holes or (options.check and options.dry_run)):
+        donor = _donor(whole, part, files, options, progress) if options.fill_from else None
+        if not options.unchecked and (holes or donor or (options.check and options.dry_run)):
             first = compare(tensors_to_write(whole, part), files, options.threads, progress, planned)
         damage = first.damaged if first else None if options.unchecked else {}
-        selection = select(whole, part, holes, options.prefer_rank, files, damage, options.dequantize)
+        selection = select(whole, part, holes, options.prefer_rank, files, damage, options.dequantize, donor)
         selection.with_record = options.provenance
         if original is not None:
             selection, likeness = made_like(selection, original, options, files)
@@ -91,7 +94,8 @@ def consolidate(
         manifest = beside(output.path, "manifest.") if options.manifest else None
         paths = [*texts, *([manifest] if manifest else [])]
         kept = _kept(whole, output.path, layout, texts) if options.resume else None
-        check_output(whole, output, layout, paths, options.force)
+        for source in (whole, *([donor.checkpoint] if donor else [])):
+            check_output(source, output, layout, paths, options.force)
         no_room = lacking_space(output, layout.nbytes - (kept.nbytes if kept else 0))
         if no_room is not None and not options.dry_run:
             raise no_room
@@ -121,6 +125,17 @@ def consolidate(
         opening = whole.cost.seconds if whole is checkpoint else 0.0
         done = replace(done, seconds=opening + time.perf_counter() - started)
     return done if options.only else replace(done, not_asked=_not_asked(whole, part))
+
+
+def _donor(whole: Checkpoint, part: str, files: OpenFiles, options: ConsolidateOptions, progress: Progress) -> Donor:
+    """The other checkpoint of the run that fills gaps, without its own damaged records."""
+    from ckptools.consolidate.fill_from import open_donor
+
+    donor = open_donor(whole, options.fill_from or "", partial(places_to_write, only=part))
+    if not options.unchecked:
+        tensors = ((fqn_of(path), tensor) for path, tensor in donor.tensors.items())
+        donor.damage = compare(tensors, files, options.threads, progress, lambda _: None).damaged
+    return donor
 
 
 def _usual_part(checkpoint: Checkpoint, writer: Writer) -> str:
@@ -166,7 +181,7 @@ def _said_where(kept: Kept | None) -> Iterator[None]:
 
 def _texts(selection: OutputContents, layout: OutputLayout, target: Path) -> dict[Path, str | bytes]:
     texts = dict(layout.texts)
-    if selection.left_out or selection.missing or selection.carried or selection.passed_over:
+    if selection.left_out or selection.missing or selection.carried or selection.passed_over or selection.borrowed:
         texts[beside(target, LEFT_OUT)] = left_out_json(selection, layout.name_of)
     return texts
 
@@ -210,4 +225,6 @@ def _result(
         filled=selection.filled,
         from_replicas=selection.from_replicas,
         renamed=sum(old != new for old, new in selection.renamed.items()),
+        borrowed={fqn_of(p): tuple(map(str, taken.boxes)) for p, taken in selection.borrowed.items()},
+        borrowed_from=next((taken.origin for taken in selection.borrowed.values()), ""),
     )

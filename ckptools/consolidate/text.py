@@ -72,6 +72,17 @@ def _filled(done: Consolidated) -> Iterator[str]:
         yield f"filled: {len(names) - MAX_NAMED} more; all regions are in {_listed_in(done)}"
 
 
+def _borrowed(done: Consolidated) -> Iterator[str]:
+    """Lines for tensors with regions of another checkpoint of the run."""
+    if not done.borrowed:
+        return
+    yield f"NOT WHOLE: {plural(len(done.borrowed), 'tensor')} with values of another save, {done.borrowed_from}"
+    for name, boxes in list(done.borrowed.items())[:MAX_NAMED]:
+        yield f"from {done.borrowed_from}: {clip(name, 60)}: {few(boxes, 3)}"
+    if len(done.borrowed) > MAX_NAMED:
+        yield f"from it: {len(done.borrowed) - MAX_NAMED} more; all regions are in {_listed_in(done)}"
+
+
 def remarks(done: Consolidated) -> Iterator[str]:
     """The lines for stderr: what was left out, filled, converted or noticed, and how to load the output."""
     yield from (f"note: {note}" for note in done.notes)
@@ -79,6 +90,7 @@ def remarks(done: Consolidated) -> Iterator[str]:
     for name, why in list(done.left_out.items())[:MAX_NAMED]:
         yield f"left out: {name}: {why}"
     yield from _filled(done)
+    yield from _borrowed(done)
     if len(done.left_out) > MAX_NAMED:
         yield f"left out: {len(done.left_out) - MAX_NAMED} more; all are in {_listed_in(done)}"
     if done.odd:

@@ -18,6 +18,9 @@ KEY = "ckptools"
 FILE_NAME = "ckptools.json"
 """Its name as an entry of a `.pt`, and as a file of a DCP folder."""
 
+OTHER = "other"
+"""The fill of a tensor with values of another checkpoint of the run."""
+
 MAX_BYTES = 1 << 20
 """Bytes of a record that are read; what is written stays far below."""
 
@@ -70,15 +73,17 @@ class Filled(NamedTuple):
 
     Attributes:
         name: fqn in the output.
-        fill: `nan` or `zero`, which stands in their place.
+        fill: `nan` or `zero`, which stands in their place; `other` for values of another checkpoint of the run.
         elements: how many there are of them.
         numel: elements of the tensor.
+        origin: that other checkpoint in words, such as `ep0-ba4-rank0.pt, step 4, 2 ranks`.
     """
 
     name: str
     fill: str
     elements: int
     numel: int
+    origin: str = ""
 
 
 class LeftOut(NamedTuple):
@@ -154,12 +159,18 @@ class Provenance:
             "ckptools": self.version,
             "part": clip(self.part, MAX_NAME),
             "sources": [_clipped(one)._asdict() for one in self.sources[:MAX_SOURCES]],
-            "filled": [one._asdict() for one in filled],
+            "filled": [_without_empty(one) for one in filled],
             "left_out": [one._replace(why=clip(one.why, MAX_WHY))._asdict() for one in (*lost, *others)],
             "more_filled": more_filled,
             "more_lost": more_lost,
         }
         return json.dumps(made, separators=(",", ":"), ensure_ascii=True)
+
+
+def _without_empty(one: Filled) -> dict[str, Any]:
+    """The fields as they are written: the origin only where there is one."""
+    made = one._replace(origin=clip(one.origin, MAX_NAME))._asdict()
+    return made if one.origin else {name: value for name, value in made.items() if name != "origin"}
 
 
 def _clipped(origin: Origin) -> Origin:
@@ -223,11 +234,11 @@ def _lost(one: dict[str, Any], holes: dict[str, Any]) -> bool:
 
 
 def _filled(name: str, one: dict[str, Any]) -> Filled:
-    if one["filled_with"] not in ("nan", "zero"):
-        raise ValueError("filled with neither nan nor zero")
+    if one["filled_with"] not in ("nan", "zero", OTHER):
+        raise ValueError("filled with neither nan nor zero, nor from another checkpoint")
     holes = sum(prod(map(_size, region["sizes"])) for region in one["regions"])
     elements = _size(one.get("elements", holes))
-    return Filled(name, one["filled_with"], elements, _size(one.get("numel", elements)))
+    return Filled(name, one["filled_with"], elements, _size(one.get("numel", elements)), _text(one.get("origin", "")))
 
 
 def _name(one: dict[str, Any]) -> str:

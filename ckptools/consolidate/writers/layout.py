@@ -53,6 +53,13 @@ class LikeModel(NamedTuple):
     architecture: str
 
 
+class Borrowed(NamedTuple):
+    """Regions of a tensor that are those of another checkpoint of the run, and which one that is, in words."""
+
+    boxes: tuple[Box, ...]
+    origin: str
+
+
 @dataclass
 class OutputContents:
     """The contents of an output.
@@ -72,6 +79,7 @@ class OutputContents:
         carried: tensors with values that were filled in when the source was written, by key path.
         passed_over: errors of the source about parts to write that leave neither a gap nor a name.
         with_record: whether the output gets a record of its source.
+        borrowed: tensors with regions of another checkpoint of the run, by key path.
         from_replicas: the ranks with lost files that replicas make up for; None without such.
         like: the model that the output is to be like; None without one.
     """
@@ -92,6 +100,7 @@ class OutputContents:
     with_record: bool = True
     from_replicas: FromReplicas | None = None
     like: LikeModel | None = None
+    borrowed: dict[KeyPath, Borrowed] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from ckptools.model.provenance import (
     MAX_BYTES,
     MAX_NAMED,
     MAX_SIDE_FILE,
+    OTHER,
     SCHEMA,
     Filled,
     LeftOut,
@@ -33,7 +34,7 @@ from ckptools.model.provenance import (
 )
 from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.model.values import describe_for_error
-from ckptools.text import few, plural
+from ckptools.text import few, plural, printable
 
 FILLS = {"zero": "zeros", "nan": "NaN"}
 BEFORE = "left out by consolidate"
@@ -154,9 +155,11 @@ def _origin(one: Any) -> Origin:
 
 
 def _filled(one: Any) -> Filled:
-    if one["fill"] not in FILLS:
+    if one["fill"] not in (*FILLS, OTHER):
         raise _RecordError(f"filled with {describe_for_error(one['fill'])}")
-    return Filled(_text(one["name"]), one["fill"], _count(one["elements"]), _count(one["numel"]))
+    return Filled(
+        _text(one["name"]), one["fill"], _count(one["elements"]), _count(one["numel"]), _text(one.get("origin", ""))
+    )
 
 
 def _left_out(one: Any) -> LeftOut:
@@ -196,8 +199,11 @@ def _problems(record: Provenance, tree: Any) -> Iterator[Problem]:
         return Problem(kind, text if known or not name else f"{name}: {text}", None, name if known else None)
 
     for one in record.filled:
-        text = f"{one.elements} of {plural(one.numel, 'element')} are {FILLS[one.fill]} that consolidate filled in"
-        yield about(Code.FILLED, f"{text}: no file has them", one.name)
+        text = f"{one.elements} of {plural(one.numel, 'element')} are"
+        if one.fill == OTHER:
+            yield about(Code.FILLED, f"{text} those of another save, {printable(one.origin)} (--fill-from)", one.name)
+        else:
+            yield about(Code.FILLED, f"{text} {FILLS[one.fill]} that consolidate filled in: no file has them", one.name)
     if record.more_filled:
         text = f"{plural(record.more_filled, 'more tensor')} with values that consolidate filled in"
         yield Problem(Code.FILLED, text)
