@@ -111,22 +111,12 @@ def tabulated(
     columns: Sequence[Column], lines: Sequence[Sequence[str]], table_format: str, titles: Sequence[str] = ()
 ) -> str:
     """Write cells that are escaped and cut in one of tabulate's formats; a cell is never taken for a number."""
-    if table_format == "plain" and all(cell.isascii() for line in lines for cell in line):
-        return _plain(columns, lines)
     from tabulate import tabulate  # type: ignore[import-untyped]
 
     how = {"tablefmt": table_format, "disable_numparse": True, "preserve_whitespace": True}
     if table_format == "tsv":  # for programs: no padding
         return str(tabulate(lines, titles, **how, stralign=None, numalign=None))
     return str(tabulate(lines, titles, **how, colalign=["right" if c.right else "left" for c in columns]))
-
-
-def _plain(columns: Sequence[Column], lines: Sequence[Sequence[str]]) -> str:
-    """What tabulate writes of cells as wide as they are long; importing it costs a short command a quarter more."""
-    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
-    pads = [str.rjust if column.right else str.ljust for column in columns]
-    padded = ([pad(cell, n) for pad, cell, n in zip(pads, line, widths, strict=True)] for line in lines)
-    return "\n".join((" " * GAP).join(cells).rstrip() for cells in padded)
 
 
 def wrapped(first: str, text: str, screen: Screen) -> list[str]:

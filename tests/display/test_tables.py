@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptools.display.tables import NARROWEST, Column, Screen, table, tabulated
+from ckptools.display.tables import NARROWEST, Column, Screen, table
 
 NAME, TEXT, NUMBER = Column("tensor", name=True), Column("what is wrong"), Column("bytes", right=True)
 WORDS = st.text("abc .", min_size=1, max_size=200).filter(lambda text: text == text.strip())
@@ -55,17 +55,3 @@ def test_a_cell_that_a_file_made_endless_has_an_end():
 def test_a_pipe_gets_every_row_on_a_line_of_its_own():
     rows = [["n" * 300, "t" * 300, "1"]] * 50
     assert len(table([NAME, TEXT, NUMBER], rows)) == 52
-
-
-PRINTED = st.text([chr(n) for n in range(32, 127)], max_size=6)
-LINES = st.integers(1, 4).flatmap(lambda n: st.lists(st.lists(PRINTED, min_size=n, max_size=n), min_size=1, max_size=4))
-
-
-@given(LINES, st.lists(st.booleans(), min_size=4, max_size=4))
-def test_a_table_of_ascii_is_what_tabulate_writes(lines, right):
-    from tabulate import tabulate
-
-    columns = [Column("", right=right[n]) for n in range(len(lines[0]))]
-    aligned = ["right" if column.right else "left" for column in columns]
-    how = {"disable_numparse": True, "preserve_whitespace": True, "colalign": aligned}
-    assert tabulated(columns, lines, "plain") == tabulate(lines, (), tablefmt="plain", **how)
