@@ -2,12 +2,13 @@
 
     <save>/iter_0000100/.metadata, __0_0.distcp, …   a torch.distributed.checkpoint folder without nested paths
     <save>/iter_0000100/metadata.json                {"sharded_backend": "torch_dist", …}: what makes it Megatron's
+    <save>/iter_0000100/integrity.json               SHA-256 of each file, with `verify_integrity` (core 0.20)
     <save>/iter_0000100/common.pt                    args, iteration, param groups, scheduler: equal on every rank
                                                      (newer: an object `common_state` in the DCP itself)
 
 Names are those of the whole model, so no rule is needed: weights are stored whole, gated layers as [all gates; all
-ups], a tied output layer not at all. Layers that are alike are stored as one tensor with the layer as first dimension
-(`decoder.layers.mlp.linear_fc1.weight`); they are shown layer by layer here, as newer versions store them. Open the
+ups], a tied output layer not at all. Layers that are alike, and experts, may be stored as one tensor with a dimension
+that counts them, and fused weights in parts (`stacked`); they are shown one by one and whole here. Open the
 `.metadata` file itself for the names as stored. Norms in front of a linear layer have the names of Transformer Engine's
 fused layers (`linear_qkv.layer_norm_weight`) whichever the model used. Objects of single ranks are
 `<name>/shard_<offset>_<shape>`, each in a list of its own.
@@ -18,8 +19,9 @@ each dimension …, elements of a piece], with the true shape in the metadata's 
 (`nd_reformulated_orig_global_shape`). The present default (`dp_reshardable`) saves gradient buckets of all parameters
 as flat tensors without names, which `buckets` takes apart where one layout only fits; those of `dp_zero_gather_scatter`
 are shown and not joined. Source: megatron/core/dist_checkpointing/{serialization,mapping,core}.py, strategies/torch.py
-and strategies/resharding.py (core 0.11), optimizer/distrib_optimizer.py; checked on files of core 0.12.1 and 0.16.1.
-The `zarr` backend is not read.
+and strategies/resharding.py (core 0.11), optimizer/distrib_optimizer.py; checked on files of core 0.12.1, 0.16.1 and
+0.20. The `zarr` backend is not read. `--ckpt-format fsdp_dtensor` and `torch_dcp` save nested state in a DCP folder
+without `metadata.json` (training/checkpointing.py); fsdp_dtensor was tried on files made by hand.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ from ckptools.training_state.steps import find_step
 NAME = "megatron_dist"
 READS = "Megatron-LM's torch_dist checkpoints: iter_* with .metadata, metadata.json and common.pt"
 KNOWN_BY = "metadata.json with sharded_backend beside .metadata, in iter_* below latest_checkpointed_iteration.txt"
-TRIED = ("Megatron core 0.16.1",)
+TRIED = ("Megatron core 0.16.1", "0.20")
+BY_HAND = ("fsdp_dtensor",)
 JOINS = ("model", "optimizer", "rest")
 
 CONFIG, COMMON, INTEGRITY = "metadata.json", "common.pt", "integrity.json"
