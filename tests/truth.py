@@ -134,6 +134,7 @@ WHOLE = (
     # Flattened parameters, placed by the metadata beside them; the mask is not persistent.
     Known("fairscale-fsdp-nested", "ckpt", "", 4, 5, ("buffer/stats.mask",)),
     Known("fairscale-fsdp-tied-w3", "ckpt/checkpoint_3-shard1.pt", "", 3, 3),
+    Known("bytecheckpoint-fsdp2", "ckpt/global_step_3", "", 2, 3),
     # safetensors shards for the model, a DCP for the optimizer.
     Known("nemo-automodel-fsdp2", "ckpt/epoch_0_step_5", "", 4, 5),
 )

@@ -100,6 +100,7 @@ FORMATS: tuple[Format, ...] = (
     Format("nemo_automodel", r"(^|/)epoch_\d+_step_\d+(/|$)|^losses\.json$|_(global|dp)_rank_\d"),
     Format("torchsnapshot", r"^\.snapshot_metadata$|(^|/)(\d+|batched|sharded|replicated)/|(^|/)[^./]+/[^./]*$"),
     Format("torch_checkpointing", r"metadata\.pkl$|_\d+\.(pt|safetensors|json)$"),
+    Format("byte_checkpoint", r"^(model|optimizer|extra_state)$", of_folders=True),
     Format("olmo_core", r"^model_and_optim$", of_folders=True),
     Format("composer_folder", r"^(composer_metadata\.json|resumption\.pkl)$", of_folders=True),
     Format("dcp", r"\.metadata|\.distcp$|(ba|step|iter|iteration|checkpoint)[-_]?\d+$"),

@@ -38,6 +38,7 @@ class Unknowable:
 
 METADATA = "a .metadata has no checksum, and a bit of it can make another place that is as good as the first"
 SAFETENSORS = "safetensors have no checksums"
+BARE = "ByteCheckpoint keeps no checksums"
 SNAPSHOT = "torchsnapshot keeps no checksums"
 NO_STEP = "the file holds what has one dtype and shape in every step; a count in it that others contradict is warned of"
 NO_RANK = "nothing in the files says whose they are, and they fit each rank"
@@ -77,6 +78,7 @@ EXCEPTIONS: tuple[Unknowable, ...] = (
     Unknowable("nemo-automodel-fsdp2", r"flipped .*/\.metadata ", METADATA),
     Unknowable("nemo-automodel-fsdp2", r"another step .*(\.distcp|_rank_\d\.pt|step_scheduler\.pt)", NO_STEP),
     Unknowable("nemo-automodel-fsdp2", r"(swapped|copied) .*/(rng|dataloader)_\w+_rank", RNG),
+    Unknowable("bytecheckpoint-", r"flipped .*\.distcp ", BARE),
     Unknowable("verl-", "(swapped|copied) .*/extra_state", RNG),
     Unknowable("nanotron-", r"flipped .*\.safetensors ", SAFETENSORS),
     Unknowable("nanotron-", r"(swapped|copied) .*/model_(weight|bias)", NO_NAME),

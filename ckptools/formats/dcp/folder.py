@@ -97,7 +97,7 @@ def read_folder(folder: Path, options: Options) -> Folder:
         options.said[metadata[0].path] = record
     last = _last_items(metadata)
     here = find_data_files(folder, {name: item.end for name, item in last.items()}, options.follow_symlinks)
-    items = ItemReader(folder)
+    items = ItemReader(folder, {chunk: pickle for one in metadata for chunk, pickle in one.bare.items()})
     paths = {fqn: path for one in metadata for fqn, path in (one.paths or {}).items()}
     try:
         faults, odd = check_sizes(here, last, items)

@@ -4,12 +4,15 @@ An item is a torch.save archive at `offset`, `length`; files hold them back to b
 behind the objects of a file lies one safetensors blob with all its tensors. Their items state where the blob begins and
 the length of their own bytes, which is shorter than any torch.save archive. The blob's header has the true offsets
 (`DCP_SHARDING_INFO`), and one piece of each name. Source: torch/distributed/checkpoint/filesystem.py.
+
+ByteCheckpoint's items are bare bytes, and its metadata has the pickle of each tensor. Source:
+bytecheckpoint/utilities/serialization.py (`_serialize_tensor`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +23,13 @@ from ckptools.files.compressed import CompressedItem
 from ckptools.files.file_type import content_of, head_of
 from ckptools.files.opening import File, Window
 from ckptools.files.safetensors_header import Header
+from ckptools.model.regions import Ints
 from ckptools.model.source import ItemLayout
-from ckptools.model.tensor import Encoded, Shard, Source
+from ckptools.model.tensor import Encoded, Item, Shard, Source, Tensor
 from ckptools.model.values import describe_for_error
 from ckptools.pickles.archive import read_archive
 from ckptools.pickles.machine import Machine, load_checked
+from ckptools.pickles.objects import Storage
 from ckptools.tensor_io.dcp_items import CachedWindow, ItemKind, ItemLocator
 
 SMALL = 4 << 10
@@ -49,13 +54,14 @@ class ItemReader:
 
     Attributes:
         folder: left out of the paths in messages.
+        bare: pickles of tensors whose items are nothing but their bytes, as in `DcpMetadata`.
         names: dotted names that the objects mention.
         bytes_read: how much was read.
         files_read: how many files were opened.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, bare: Mapping[tuple[str, Ints], bytes] | None = None) -> None:
+        self.folder, self.bare = folder, bare or {}
         self.names: dict[str, None] = {}
         self.bytes_read = 0
         self.files_read: set[Path] = set()
@@ -71,7 +77,9 @@ class ItemReader:
             ReadError: its item is damaged, or holds something else.
         """
         assert shard.item is not None
-        file = self.open(shard.item.path)
+        file, bare = self.open(shard.item.path), self.bare.get((fqn, shard.box.offsets))
+        if bare is not None:
+            return shard._replace(source=bare_source(file.path, shard.item, bare))
         if in_safetensors(shard) and content_of(head_of(Window(file, shard.item.offset, shard.item.length))) != "zip":
             return shard._replace(source=self._in_safetensors(file, fqn, shard))
         found = self._locator.locate(file, shard.item)
@@ -198,3 +206,24 @@ def _sharding(file: File, header: Header) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ReadError(file.path, f"{SHARDING_INFO} in its safetensors header is no JSON") from error
     return found if isinstance(found, dict) else {}
+
+
+def bare_source(path: Path, item: Item, pickle: bytes) -> Source:
+    """The source of an item that is nothing but the bytes of a tensor, which a pickle describes.
+
+    Raises:
+        ReadError: the two do not fit.
+    """
+
+    def locate(storage: Storage) -> tuple[Path, int, str, int]:
+        if storage.numel * ITEMSIZE[storage.dtype] != item.length:
+            raise ReadError(path, f"an item of {item.length} bytes at {item.offset}, its metadata says another number")
+        return path, item.offset, "", 0
+
+    tensor = load_checked(Machine(pickle, locate), path, f"metadata of the tensor at byte {item.offset}")
+    source = tensor.shards[0].source if isinstance(tensor, Tensor) and len(tensor.shards) == 1 else None
+    if source is None or (source.dtype, source.shape) != (item.dtype, item.shape):
+        raise ReadError(
+            path, f"the tensor at byte {item.offset} is not the {item.dtype} {list(item.shape)} of its chunk"
+        )
+    return source._replace(record_span=(item.offset, item.length))

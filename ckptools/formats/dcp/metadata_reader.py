@@ -10,6 +10,9 @@ The classes have moved: `torch.distributed._shard.checkpoint.*` in torch 1.13, `
 their last name. `storage_meta` and `version` are absent from older files, `transform_descriptors` from most; Megatron
 adds `mcore_data`. Source: torch/distributed/checkpoint/metadata.py and filesystem.py of torch 2.13, and files of torch
 1.13.1, 2.0.1 and 2.13.0.
+
+ByteCheckpoint's class of that name has `all_tensor_metadata` besides: the same index to the pickle of each tensor,
+whose item is nothing but its bytes. Source: bytecheckpoint/checkpointer/meta_type.py of 0.0.3; checked on its own.
 """
 
 from __future__ import annotations
@@ -33,7 +36,10 @@ from ckptools.pickles.objects import ChunkBatch, PlaceBatch, attributes
 MAX_METADATA = 2 << 30
 """Most bytes of a `.metadata`; the largest runs write some hundred megabytes."""
 
-FIELDS = ("state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version")
+FIELDS = (
+    "state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version", "all_tensor_metadata",
+    "bytecheckpoint_version",
+)  # fmt: skip
 
 
 def read_metadata(path: Path, rank: int | None = None) -> DcpMetadata:
@@ -88,7 +94,20 @@ class _MetadataReading:
             writer=_writer(names),
             nbytes=file.size,
             modified=file.modified,
+            bare=self._bare(),
         )
+
+    def _bare(self) -> dict[tuple[str, Ints], bytes]:
+        """ByteCheckpoint's pickles of tensors without their bytes."""
+        listed, found = self.fields.get("all_tensor_metadata"), dict[tuple[str, Ints], bytes]()
+        if listed is not None and not isinstance(listed, dict):
+            raise self._bad(f"all_tensor_metadata is {describe_class(listed)}; expected a dict")
+        for index, pickle in listed.items() if listed else ():
+            fields = attributes(index)
+            fqn, offset = fields.get("fqn"), fields.get("offset")
+            if isinstance(fqn, str) and offset is not None and isinstance(pickle, bytes):
+                found[fqn, self._ints(offset, fqn, "offset of a chunk")] = pickle
+        return found
 
     def _bad(self, what: str) -> ReadError:
         return ReadError(self.path, f"DCP metadata: {what}; the file is damaged or forged")
@@ -249,6 +268,8 @@ def _properties(state: Any) -> tuple[Any, str, bool]:
 
 def _writer(names: tuple[str, ...]) -> str:
     """Return the torch version that wrote it, by the module paths of its classes."""
+    if any(n.startswith("bytecheckpoint.") for n in names):
+        return "ByteCheckpoint"
     if any(n.startswith("torch.distributed._shard.checkpoint.") for n in names):
         return "torch 1.13"
     if "torch.distributed._shard.sharded_tensor.metadata.TensorProperties" in names:

@@ -1,0 +1,102 @@
+"""ByteCheckpoint: a step's folder with a DCP folder each for model and optimizer, and a file per rank for the rest.
+
+    global_step_3/model/.metadata           of ByteCheckpoint's own class; `dcp.metadata_reader` has it
+    global_step_3/model/__0_0.distcp        nothing but the bytes of tensors
+    global_step_3/optimizer/…
+    global_step_3/extra_state/extra_state_rank_0.pt      torch.save of each rank's own
+
+Each part by its own format, one checkpoint. Source: bytecheckpoint/checkpointer/fsdp2_checkpointer.py, meta_type.py of
+0.0.3; `model/` is checked on a checkpoint of it, the other parts on folders of this layout made by hand.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ckptools.errors import ReadError, UnsafePathError
+from ckptools.files.file_type import head_at
+from ckptools.files.opening import reading
+from ckptools.formats.dcp.composite import CompositeBuilder, is_dcp
+from ckptools.formats.dcp.files import METADATA
+from ckptools.formats.dcp.folder import PLANNED
+from ckptools.formats.options import Options
+from ckptools.formats.shared.checkpoint_builder import Fault
+from ckptools.formats.shared.companions import Companion, CompanionFiles
+from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
+from ckptools.model.problems import Code, Problem
+
+NAME = "byte_checkpoint"
+READS = "ByteCheckpoint: a step folder with model/ and optimizer/ (bare .distcp) and extra_state/ of each rank"
+KNOWN_BY = "a folder with model/.metadata or optimizer/.metadata of ByteCheckpoint's class"
+TRIED = ("ByteCheckpoint 0.0.3",)
+BY_HAND = ("optimizer and extra_state",)
+JOINS = ("model", "optimizer", "rest")
+
+DCP_PARTS = ("model", "optimizer")
+EXTRA = "extra_state"
+OF_A_RANK = re.compile(r"extra_state_rank_(?P<rank>\d{1,7})\.pt")
+CLASS = b"bytecheckpoint"
+HEAD = 256
+MAX_RANKS = 1 << 16
+
+
+def detect(path: Path) -> bool:
+    """A folder with a DCP folder of ByteCheckpoint, by the first class that its metadata names."""
+    return any(is_dcp(path / part) and CLASS in head_at(path / part / METADATA, HEAD) for part in DCP_PARTS)
+
+
+def read(path: Path, options: Options) -> Checkpoint:
+    """Open a step's folder.
+
+    Raises:
+        ReadError: no part of it can be read.
+        UnsafePathError: a part is a link out of the folder.
+    """
+    parts = CompositeBuilder(NAME, path, options)
+    for part in DCP_PARTS:
+        _add_dcp(parts, path / part, part)
+    if not parts.tree:
+        raise ReadError(path, f"no part of it can be read: {parts.problems[0].message}")
+    world = 1 + max(parts.writers.ranks, default=0)
+    _add_extra(parts, path / EXTRA, world)
+    return parts.checkpoint("ByteCheckpoint, DCP folders", Fact(world, ("files found",)), PLANNED)
+
+
+def _add_dcp(parts: CompositeBuilder, folder: Path, part: str) -> None:
+    """Add a DCP folder; a problem where it is not here or cannot be read."""
+    if not is_dcp(folder):
+        here = folder.is_dir()
+        text = f"no file {part}/{METADATA}, the only list of what the files there hold" if here else f"no folder {part}"
+        needed = here or part == "model"
+        parts.problems.append(Problem(Code.FILE_MISSING, text, None, part, "error" if needed else "warning"))
+        return
+    try:
+        parts.add_dcp(folder, part)
+    except UnsafePathError:
+        raise
+    except ReadError as error:
+        parts.problems.append(Fault.of(error, folder / METADATA).problem(f"{part}/{METADATA}", None, part))
+
+
+def _add_extra(parts: CompositeBuilder, folder: Path, world: int) -> None:
+    """Add what each rank has for itself, by rank."""
+    if not folder.is_dir():
+        return
+    parts.check_link(folder)
+    with reading(folder):
+        files = {int(m["rank"]): p for p in sorted(folder.iterdir()) if (m := OF_A_RANK.fullmatch(p.name))}
+    found, states = CompanionFiles(), {}
+    parts.options.read_ahead(list(files.values()))
+    for rank, path in sorted(files.items()):
+        parts.check_link(path)
+        state = found.read(Companion(path, EXTRA, rank), parts.options)
+        if found.files[-1].status == "read":
+            states[rank] = state
+    found.tree = {EXTRA: states} if states else {}
+    for rank in range(min(world, MAX_RANKS)):
+        if rank not in files:
+            name = f"extra_state_rank_{rank}.pt"
+            found.files.append(RankFile(folder / name, rank, EXTRA, "missing", 0, None))
+            found.problems.append(Problem(Code.FILE_MISSING, f"no file {EXTRA}/{name}", rank, EXTRA))
+    parts.add_companions(found)
