@@ -54,7 +54,7 @@ from ckptools.training_state.steps import find_step
 NAME = "megatron_dist"
 READS = "Megatron-LM's torch_dist checkpoints: iter_* with .metadata, metadata.json and common.pt"
 KNOWN_BY = "metadata.json with sharded_backend beside .metadata, in iter_* below latest_checkpointed_iteration.txt"
-TRIED = ("Megatron core 0.16.1", "0.20")
+TRIED = ("Megatron core 0.16.1 and 0.20.0",)
 BY_HAND = ("fsdp_dtensor",)
 JOINS = ("model", "optimizer", "rest")
 
