@@ -55,6 +55,9 @@ class Directory:
     Args:
         archive: the archive, in a file on the local disk.
         names: records whose payloads are asked for.
+
+    Raises:
+        ValueError: a record is so large, or lies so far behind, that its numbers stand in a zip64 field.
     """
 
     def __init__(self, archive: Container, names: Sequence[str]) -> None:
@@ -68,6 +71,8 @@ class Directory:
         self.last = len(data) - int(self.offsets[-1])
         self.fixed = np.delete(heads[:, : CENTRAL.size], VARIES, axis=1)
         fields = _fields(heads)
+        if (fields[:, 1:] == MAX_32).any():
+            raise ValueError("zip64 records")
         self.order = np.argsort(fields[:, 3], kind="stable")
         self.place = np.argsort(self.order)
         by_header = {int(header): i for i, header in enumerate(fields[:, 3])}
