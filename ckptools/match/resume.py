@@ -85,9 +85,9 @@ def _dtypes(rows: list[MatchRow]) -> ResumeRow:
 def _optimizer(ck: Checkpoint, names: Mapping[str, str], expected: OptimizerShapes) -> Iterator[ResumeRow]:
     found = list(optimizers_of(ck).values())
     if len(found) != 1:
-        here = ", ".join(one.name for one in found) or "none"
+        here = f"{len(found)} optimizers: {', '.join(one.name for one in found)}" if found else "no optimizer"
         verdict: ResumeVerdict = "not known" if found else "DOES NOT FIT"
-        yield ResumeRow("optimizer", verdict, f"the checkpoint holds {plural(len(found), 'optimizer')}: {here}")
+        yield ResumeRow("optimizer", verdict, f"the checkpoint holds {here}")
         return
     saved = found[0]
     new_names = {without_ddp(old): new for old, new in names.items()}
