@@ -116,6 +116,7 @@ def doctor(
     rules: str | Path | None = None,
     ranks: str | None = None,
     names: NamesFrom | None = None,
+    salvage: bool = False,
 ) -> Diagnosis:
     """Answer the first questions about a checkpoint, with what says so, and with what to type next.
 

@@ -32,6 +32,7 @@ def open(
     rules: str | Path | None = None,
     ranks: str | None = None,
     names: NamesFrom | None = None,
+    salvage: bool = False,
 ) -> Checkpoint:
     """Open a checkpoint: its structure, none of its tensor values. Runs nothing that the file names.
 
@@ -51,6 +52,7 @@ def open(
         ranks: what the rank files in the folder `path` are called, such as `model-{rank}-of-{world}.pt`.
         names: what names the parameters of an optimizer that is keyed by number: a checkpoint that keeps the module's
             order, a JSON list in the optimizer's order, such a list itself, or the `nn.Module`.
+        salvage: read a `.pt` that is cut short up to the cut; what is behind it is a gap, and it is not whole.
 
     Raises:
         ReadError: it cannot be read as what it claims to be.

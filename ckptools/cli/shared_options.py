@@ -94,6 +94,7 @@ class OpeningOptions:
         "JSON list in the optimizer's order.",
         metavar="FROM",
     )
+    salvage: bool = option(False, "Read a .pt that is cut short up to the cut; what is behind it is a gap.")
     jobs: int | None = option(None, "Threads, and processes that open many rank files.", flag="--jobs -j")
 
     def of_run(self, command: str) -> dict[str, Any]:

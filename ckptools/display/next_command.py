@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ckptools.dtypes import can_be_nan
 from ckptools.files.location import tells_others
+from ckptools.formats.shared.salvage import SalvagingReader
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import can_be_read
 from ckptools.model.regions import Box
@@ -52,6 +53,7 @@ def command_arguments(ck: Checkpoint) -> str:
     words += ["--ranks", options.ranks] if options.ranks is not None else []
     words += ["--only-this-file"] if options.only_this_file else []
     words += ["--follow-symlinks"] if options.follow_symlinks else []
+    words += ["--salvage"] if isinstance(options.read_file, SalvagingReader) else []
     words += ["--weights", options.weights] if options.weights != "fp32" else []
     given_by = getattr(options.names, "given_by", "")
     words += ["--names", given_by] if given_by and Path(given_by).exists() else []

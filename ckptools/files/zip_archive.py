@@ -53,13 +53,24 @@ class Container:
     Attributes:
         file: the open file, or the part of one that the archive is.
         records: by name without the root folder.
+        cut: whether the archive is cut short, and `records` are those in front of the cut.
     """
 
-    def __init__(self, file: File | Window) -> None:
-        self.file = file
-        self.records = read_directory(file)
+    def __init__(self, file: File | Window, salvage: bool = False) -> None:
+        """Read the directory; with `salvage` that of an archive that is cut short is found again by local headers."""
+        self.file, self.cut = file, False
+        try:
+            self.records = read_directory(file)
+        except ReadError as error:
+            if not salvage or error.kind != "cut" or not file.size:
+                raise
+            from ckptools.files.zip_salvage import complete_records
+
+            self.records, self.cut = complete_records(file), True
         if "constants.pkl" in self.records:
             raise ReadError(file.path, "a TorchScript archive (it holds constants.pkl), not a checkpoint")
+        if "data.pkl" not in self.records and self.cut:
+            raise ReadError(file.path, f"is cut short: {file.size} bytes, in its pickle: no name is left", "cut")
         if "data.pkl" not in self.records:
             raise ReadError(file.path, "a zip archive without data.pkl, so not written by torch.save")
         said = [self.records[name] for name in (*STRUCTURE, FILE_NAME) if name in self.records]

@@ -97,7 +97,7 @@ def read_directory(file: File | Window) -> dict[str, ZipEntry]:
         raise ReadError(file.path, f"has {entries[0][1]} bytes before its first record; bytes were added or lost")
     spelled: set[str] = set()
     for (full, header, nbytes, packed, crc, method, flags), limit in zip(entries, headers, strict=True):
-        name = _name_below_root(file, full, entries[0][0])
+        name = name_below_root(file, full, entries[0][0])
         # torch looks records up without regard to case.
         if name.lower() in spelled:
             raise ReadError(
@@ -259,7 +259,12 @@ def _zip64_field(extra: bytes) -> bytes:
     return b""
 
 
-def _name_below_root(file: File | Window, full: bytes, first: bytes) -> str:
+def name_below_root(file: File | Window, full: bytes, first: bytes) -> str:
+    """The name of a record without the root folder of the archive, which its first record names.
+
+    Raises:
+        ReadError: it lies elsewhere, or is no name that torch.save writes.
+    """
     root = first.partition(b"/")[0]
     try:
         text = full.decode("utf-8")

@@ -18,6 +18,7 @@ from ckptools.formats.file_reader import FileReader
 from ckptools.formats.options import OnFile, Options, Reader, Weights, is_small
 from ckptools.formats.registry import FORMATS, RANK_FILES, Format, formats_from_outside, recognised
 from ckptools.formats.shared.provenance import with_provenance
+from ckptools.formats.shared.salvage import SalvagingReader
 from ckptools.formats.structure import with_structure_problems
 from ckptools.model.checkpoint import Checkpoint, GivenNames
 from ckptools.pickles.machine import gc_paused
@@ -43,6 +44,7 @@ def open_checkpoint(
     ranks: str | None = None,
     names: NamesFrom | None = None,
     every_item: bool = True,
+    salvage: bool = False,
 ) -> Checkpoint:
     """Open a checkpoint: its structure, none of its tensor values. Runs nothing that the file names.
 
@@ -62,7 +64,7 @@ def open_checkpoint(
         all_ranks,
         only_this_file,
         follow_symlinks,
-        read_file,
+        _salvaging(read_file) if salvage else read_file,
         jobs=jobs,
         on_file=on_file,
         shapes=None if shapes is None else read_given("shapes", shapes, follow_symlinks),
@@ -107,7 +109,17 @@ def with_all_ranks(checkpoint: Checkpoint | str | Path) -> Checkpoint:
 
 
 def _opened(path: Path, options: Options) -> Checkpoint:
-    return with_structure_problems(_named(_detected(path, options), options.names))
+    found = _named(_detected(path, options), options.names)
+    if isinstance(options.read_file, SalvagingReader):
+        found = options.read_file.judged(found)
+    return with_structure_problems(found)
+
+
+def _salvaging(read: Reader) -> Reader:
+    """The reader that reads files up to where they are cut; torch's cannot."""
+    if read is not modules.read_file:
+        raise UsageError(None, "--salvage goes with the inert reader alone")
+    return SalvagingReader()
 
 
 # -- locate: the files of this machine, or far away, that the user named ----------------------------------------------

@@ -25,8 +25,12 @@ from ckptools.pickles.objects import Storage
 from ckptools.pickles.repeated import RepeatedRecords
 
 
-def read_archive(file: File | Window, repeated: RepeatedRecords | None = None) -> tuple[Machine, Any]:
+def read_archive(
+    file: File | Window, repeated: RepeatedRecords | None = None, salvage: bool = False
+) -> tuple[Machine, Any]:
     """Read the torch.save archive that a file, or a part of one, is; return the machine that read it, and its tree.
+
+    With `salvage`, a zip that is cut short is read as far as it is here; `cut` of the machine says so.
 
     Raises:
         ReadError: it is cut, damaged, or no torch.save archive.
@@ -35,15 +39,17 @@ def read_archive(file: File | Window, repeated: RepeatedRecords | None = None) -
         from ckptools.pickles.legacy import read_stream
 
         return read_stream(file)
-    return read_zip(file, repeated)
+    return read_zip(file, repeated, salvage)
 
 
-def read_zip(file: File | Window, repeated: RepeatedRecords | None = None) -> tuple[Machine, Any]:
+def read_zip(
+    file: File | Window, repeated: RepeatedRecords | None = None, salvage: bool = False
+) -> tuple[Machine, Any]:
     """Read a torch.save archive as every torch since 1.6 writes it; see `read_archive`."""
-    archive = Container(file)
+    archive = Container(file, salvage)
     check_byte_order(archive)
     machine = Machine(archive.read("data.pkl"), locator(archive), repeated=repeated)
-    machine.provenance = provenance_in(archive)
+    machine.provenance, machine.cut = provenance_in(archive), archive.cut
     return machine, load_checked(machine, file.path, "data.pkl")
 
 
@@ -72,12 +78,15 @@ def check_byte_order(archive: Container) -> None:
 def locator(archive: Container) -> Locate:
     """Make a function that returns where a storage lies: `(file, byte offset, record name, CRC-32)`.
 
-    It raises a ReadError for a record that is missing, or not as long as the pickle says.
+    It raises a ReadError for a record that is missing, or not as long as the pickle says; of an archive that is cut
+    short it returns None for a record behind the cut.
     """
     known: dict[str, int] = {}
 
-    def locate(storage: Storage) -> tuple[Path, int, str, int]:
+    def locate(storage: Storage) -> tuple[Path, int, str, int] | None:
         record = intern(f"data/{storage.key}")
+        if archive.cut and record not in archive.records:
+            return None
         if storage.key not in known:
             offset, size = archive.payload(record)
             expected = storage.numel * ITEMSIZE[storage.dtype]

@@ -58,7 +58,7 @@ class UnusualError(ValueError):
 
 HARMLESS_KEYS = (str, bytes, bool, float, type(None), date)
 
-Locate = Callable[[Storage], tuple[Path, int, str, int]]
+Locate = Callable[[Storage], tuple[Path, int, str, int] | None]
 
 
 class Runs(Protocol):
@@ -119,7 +119,8 @@ class MachineState:
         flat: these tuples, by their `id`: walks need not look at each int.
         work: how many more elements calls may go through: a call may name a big list again and again.
         tuple_keys: tuples that are keys.
-        locate: returns where a storage's bytes are: `(file, byte offset, record name, CRC-32)`. None when it has none.
+        locate: returns where a storage's bytes are: `(file, byte offset, record name, CRC-32)`, None where the
+            file is cut short before them. None when it has none.
         reader: makes what reads runs.
         stopped_at: offset behind STOP; None while it was not met.
     """
@@ -143,6 +144,7 @@ class MachineState:
         self.claims: set[Claim] = set()
         self.modules = False
         self.provenance: Said | None = None
+        self.cut = False
         self.meshes: set[Mesh] = set()
         self.read_meshes: dict[int, tuple[Any, Mesh]] = {}
         self.fast = fast

@@ -78,7 +78,9 @@ class Pattern:
     def _locator(self, storage: Storage) -> tuple[Path, int, str, int]:
         found = self._located.get(storage.key)
         if found is None:
-            found = self._located[storage.key] = self._locate(storage)
+            located = self._locate(storage)
+            assert located is not None  # of an archive with a directory
+            found = self._located[storage.key] = located
             self.records[found[2]] = len(self.records)
         return found
 

@@ -43,6 +43,7 @@ class _SavedFields(NamedTuple):
     at_least: bool = False
     modules: bool = False
     provenance: Said | None = None
+    cut: bool = False
 
 
 class Saved(_SavedFields):
@@ -60,6 +61,7 @@ class Saved(_SavedFields):
         at_least: whether the world sizes in `claims` are only what the world has at least, by a slice of its mesh.
         modules: whether an object in it has the state of an `nn.Module`.
         provenance: what it says of where it comes from, if `consolidate` wrote it.
+        cut: whether it is cut short, and the tree has tensors without bytes where these are behind the cut.
     """
 
     __slots__ = ()
@@ -76,7 +78,7 @@ class Saved(_SavedFields):
         return content.tree() if isinstance(content, Alike) else content
 
 
-def read(path: Path, repeated: RepeatedRecords | None = None) -> Saved:
+def read(path: Path, repeated: RepeatedRecords | None = None, salvage: bool = False) -> Saved:
     """Read the structure of a torch.save file: the zip directory, the headers and the pickle, no tensor bytes.
 
     A compressed file is unpacked into a temporary one; of a tar the torch.save file in it is read.
@@ -84,6 +86,7 @@ def read(path: Path, repeated: RepeatedRecords | None = None) -> Saved:
     Args:
         path: the file.
         repeated: what the pickles of other ranks' files have spelled; None for a file that is read alone.
+        salvage: read a zip archive that is cut short as far as it is here.
 
     Raises:
         ReadError: it is cut, damaged, or no torch.save file.
@@ -92,13 +95,15 @@ def read(path: Path, repeated: RepeatedRecords | None = None) -> Saved:
         if forms[-1:] == ("tar",):
             machine, tree = read_tar(opened)
         else:
-            machine, tree = read_archive(opened, repeated)
+            machine, tree = read_archive(opened, repeated, salvage)
         names = tuple(g.dotted for g in machine.globals.values())
         nread = min(opened.bytes_read, file.size) if opened is file else file.bytes_read + opened.bytes_read
         form = ", ".join(filter(None, map(FORMS.get, forms, forms)))
         claims, at_least = claims_in(machine)
         size, modified, origin = file.size, file.modified, machine.provenance
-        return Saved(path, tree, claims, names, size, modified, nread, form, at_least, machine.modules, origin)
+        return Saved(
+            path, tree, claims, names, size, modified, nread, form, at_least, machine.modules, origin, machine.cut
+        )
 
 
 def claims_in(machine: Machine) -> tuple[frozenset[Claim], bool]:

@@ -55,13 +55,13 @@ def is_module(value: Any) -> bool:
     return isinstance(state, dict) and all(isinstance(state.get(name), dict) for name in MODULE_DICTS)
 
 
-def read_file(path: Path, repeated: RepeatedRecords | None = None) -> Saved:
+def read_file(path: Path, repeated: RepeatedRecords | None = None, salvage: bool = False) -> Saved:
     """Read a torch.save file as `pickles.reader.read` does, with the state dicts of whole modules in their place.
 
     Raises:
         ReadError: it is cut, damaged, or no torch.save file.
     """
-    saved = reader.read(path, repeated)
+    saved = reader.read(path, repeated, salvage)
     if not saved.modules:
         return saved
     try:

@@ -82,7 +82,10 @@ def strided_tensor(m: MachineState, storage: Storage, offset: Any, size: Any, st
         return Tensor(shape, dtype, (), "quantized", note=WHY_NOT["quantized"])
     if m.locate is None:
         return Tensor(shape, dtype, (), "unreadable", note="its storage is not in this file")
-    path, at, record, crc = m.locate(storage)
+    located = m.locate(storage)
+    if located is None:  # behind the cut of its file
+        return Tensor(shape, dtype, (Shard(Box.whole(shape), None, None),))
+    path, at, record, crc = located
     span = (at, storage.numel * ITEMSIZE[storage.dtype])
     where = at + start * width if prod(shape) else at
     source = Source(path, where, dtype, shape, strides, record, span, crc)
