@@ -24,7 +24,7 @@ from ckptools.consolidate.publishing.source_records import compare, count
 from ckptools.consolidate.record import Consolidated, converted, planned_reading
 from ckptools.consolidate.writers import Writer
 from ckptools.consolidate.writers.layout import LEFT_OUT, OutputContents, OutputLayout, beside
-from ckptools.errors import RefusedError
+from ckptools.errors import RefusedError, UsageError
 from ckptools.files.location import is_remote
 from ckptools.files.opening import OpenFiles
 from ckptools.formats.open import with_all_ranks
@@ -131,6 +131,8 @@ def _donor(whole: Checkpoint, part: str, files: OpenFiles, options: ConsolidateO
     """The other checkpoint of the run that fills gaps, without its own damaged records."""
     from ckptools.consolidate.fill_from import open_donor
 
+    if not options.provenance:
+        raise UsageError(None, "--fill-from needs the record that --no-provenance leaves out: the output must say so")
     donor = open_donor(whole, options.fill_from or "", partial(places_to_write, only=part))
     if not options.unchecked:
         tensors = ((fqn_of(path), tensor) for path, tensor in donor.tensors.items())

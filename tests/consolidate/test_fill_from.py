@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import ckptools
 from ckptools.cli import app
-from ckptools.errors import NotWholeError, RefusedError
+from ckptools.errors import NotWholeError, RefusedError, UsageError
 from ckptools.training import CreateOptions, ModelSize
 from ckptools.training.options import ResumeOptions
 from tests.training.forked import create_forked
@@ -176,3 +176,9 @@ def test_an_older_one_in_the_place_of_the_output_is_not_overwritten(damaged, tmp
     older = save(tmp_path / "old" / "step-7.pt", 7.0)
     with pytest.raises(RefusedError, match="file of the checkpoint itself"):
         ckptools.consolidate(damaged, older, fill_from=older, force=True)
+
+
+def test_an_output_that_would_not_say_so_is_refused(damaged, tmp_path):
+    older = save(tmp_path / "old" / "step-7.pt", 7.0)
+    with pytest.raises(UsageError, match="provenance"):
+        ckptools.consolidate(damaged, tmp_path / "x.pt", fill_from=older, provenance=False)
