@@ -92,7 +92,8 @@ class RunSearch(FolderSearch):
         self._single_files(files)
         if depth:
             self.enter_each(entries, depth - 1)
-        if isinstance(itself, Opened) and not self.known.issuperset(_here(itself.facts)):
+        others = isinstance(itself, Opened) and not self.known.issuperset(_here(itself.facts))
+        if isinstance(itself, Opened) and others and not _is_left_over(folder, itself.facts):
             self._found(folder, itself)
 
     def _recognised(self, folder: Path) -> Opened | CkptoolsError | None:
@@ -158,6 +159,12 @@ class RunSearch(FolderSearch):
 
 def _here(checkpoint: Checkpoint) -> set[Path]:
     return {file.path for file in checkpoint.files if file.status != "missing"}
+
+
+def _is_left_over(folder: Path, checkpoint: Checkpoint) -> bool:
+    """Whether all files of a checkpoint that a folder leads to are in temporary folders below it."""
+    below = [file.relative_to(folder).parts for file in _here(checkpoint) if file.is_relative_to(folder)]
+    return bool(below) and all(any(map(is_temporary, parts[:-1])) for parts in below)
 
 
 def _names_another(tracker: Tracker) -> bool:

@@ -153,6 +153,14 @@ def test_a_format_without_checksums_is_said_to_have_none_with_deep(tmp_path):
     assert ckptools.checkpoints_in(tmp_path).rows[0].notes == ()
 
 
+def test_a_left_over_folder_beside_single_files_is_no_checkpoint(tmp_path):
+    for step in (6, 8):
+        torch.save({"model": {"w": torch.ones(2)}, "step": step}, tmp_path / f"step-{step}.pt")
+    shutil.copytree(FIXTURES / "torch2.13.0-fsdp2-dcp-w3" / "ckpt", tmp_path / ".ckptools-deleted-ab-step-5")
+    found = ckptools.checkpoints_in(tmp_path)
+    assert (steps(found), len(found.left_over)) == ([8, 6], 1)
+
+
 def test_none_is_whole_where_all_are_damaged(run):
     for step in (2, 4, 6):
         of_step(run, step, 1).unlink()
