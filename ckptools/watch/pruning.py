@@ -6,6 +6,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ckptools.errors import RefusedError, WriteError
@@ -32,8 +33,9 @@ def may_go(run: RunFolder, keep: int) -> list[CheckpointRow]:
 def delete(row: CheckpointRow, run: RunFolder, files: Mapping[str, Sequence[Path]], sure: Callable[[], bool]) -> None:
     """Delete a checkpoint: its folder if that holds nothing of another one, else its files alone.
 
-    A folder is renamed first, so that a deletion that is cut short leaves no half checkpoint under its name; rank files
-    go one after the other. `sure` is asked right before: whether the newest proven checkpoint is still what was proven.
+    A folder is renamed first: a deletion that is cut short leaves what `ls` lists as left over, and no half checkpoint.
+    Rank files go one after the other. `sure` is asked right before: whether the newest proven checkpoint is still what
+    was proven.
 
     Raises:
         RefusedError: it shares files with another checkpoint, or leads out of the run's folder, or it is not sure.
@@ -53,12 +55,15 @@ def delete(row: CheckpointRow, run: RunFolder, files: Mapping[str, Sequence[Path
     folder = path if path.is_dir() else None
     try:
         if folder is not None and _is_of_one(folder, run, others):
-            aside = folder.with_name(f".{folder.name[:200]}.{secrets.token_hex(4)}.deleted")
+            aside = folder.with_name(f".ckptools-deleted-{secrets.token_hex(4)}-{folder.name[:200]}")
             folder.rename(aside)
             shutil.rmtree(aside)
         else:
             for file in sorted(own):
                 file.unlink(missing_ok=True)
+            for above in {folder for file in own for folder in file.parents if root in real_path(folder).parents}:
+                with suppress(OSError):
+                    above.rmdir()  # only where it is empty
     except OSError as error:
         raise WriteError(path, f"cannot be deleted: {(error.strerror or str(error)).lower()}") from error
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
+import ckptools
 from ckptools.errors import UsageError
 from ckptools.watch import follow
 from ckptools.watch.follow import following
 from ckptools.watch.options import WatchOptions
+from tests.truth import FIXTURES
 from tests.watch.runs import aged, flip, save, told
 
 
@@ -71,12 +74,38 @@ def test_nothing_goes_when_the_newest_proven_one_has_changed_since(run, monkeypa
     assert {event for event, _ in events} == {"not deleted"} and len(left) == 4
 
 
-def test_of_a_folder_all_goes_and_of_a_file_beside_others_it_alone(run):
+def test_a_folder_that_is_empty_then_goes_too_and_what_is_beside_it_stays(run):
     (run / "step-2").mkdir()
     (run / "step-2.pt").rename(run / "step-2" / "model.pt")
     (run / "notes.txt").write_text("of 2025")
     events, left = looked(run, keep=3, deep=True, delete=True)
-    assert events == [("deleted", 2)] and left == ["notes.txt", "step-2", "step-4.pt", "step-6.pt", "step-8.pt"]
+    assert events == [("deleted", 2)] and left == ["notes.txt", "step-4.pt", "step-6.pt", "step-8.pt"]
+
+
+@pytest.fixture
+def with_dcp(run: Path) -> Path:
+    """The run, with a DCP folder of step 5 in it."""
+    shutil.copytree(FIXTURES / "torch2.13.0-fsdp2-dcp-w3" / "ckpt", run / "step-5")
+    for path in (run / "step-5").iterdir():
+        aged(path)
+    return run
+
+
+def test_a_dcp_folder_goes_with_all_that_is_in_it(with_dcp):
+    (with_dcp / "step-5" / "config.yaml").write_text("lr: 1")
+    events, left = looked(with_dcp, keep=2, deep=True, delete=True)
+    assert ("deleted", 5) in events and left == ["step-6.pt", "step-8.pt"]
+
+
+def test_a_deletion_that_is_cut_short_leaves_no_checkpoint_but_a_left_over(with_dcp, monkeypatch):
+    def killed(_: Path) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    assert ("not deleted", 5) in looked(with_dcp, keep=2, deep=True, delete=True)[0]
+    found = ckptools.checkpoints_in(with_dcp)
+    assert [row.step for row in found.rows] == [8, 6]
+    assert [row.name.startswith(".ckptools-deleted-") for row in found.left_over] == [True]
 
 
 def test_a_link_out_of_the_run_is_not_deleted(run, tmp_path):
