@@ -39,6 +39,7 @@ LAYERS = (
     ("doctor", "watch"),
     ("report",),
     ("api",),
+    ("browse",),
     ("training",),
     ("cli",),
     ("__init__", "__main__"),

@@ -128,6 +128,9 @@ SecondSide = Annotated[
     str | None,
     typer.Argument(metavar="[B]", show_default=False, help="Another one; left out with --hash."),
 ]
+OtherCheckpoint = Annotated[
+    str | None, typer.Argument(metavar="[OTHER]", show_default=False, help="A checkpoint to compare it with.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object for other programs.")]
 SectionName = Annotated[
     str | None,

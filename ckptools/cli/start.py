@@ -21,6 +21,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "ls": ("List a run's checkpoints, and the newest that is whole.", "folder"),
         "tree": ("Show every key: shape, dtype, size and layout, or its value.", "paths*"),
         "show": ("Show a value in full, or a tensor with its shards.", "path keys*"),
+        "browse": ("Look around in a checkpoint, in the terminal.", "path"),
     },
     "Check": {
         "verify": ("Check that a checkpoint is whole, unharmed and coherent.", "paths*"),

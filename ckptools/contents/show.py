@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ckptools.contents.record import KeyRow, RankValue, Shown, ShownKey
-from ckptools.contents.shards import holes, shard_rows
+from ckptools.contents.shards import holes, shard_rows, stated_row
 from ckptools.contents.tree import described, full_value, is_short, key_rows
 from ckptools.errors import NotWholeError, ReadError, UsageError
 from ckptools.files.opening import OpenFiles
@@ -17,7 +17,7 @@ from ckptools.keys.rank_leaves import leaves_of
 from ckptools.keys.value_digests import content_of
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.records import Rows
-from ckptools.model.tensor import ItemShards, Tensor
+from ckptools.model.tensor import ItemShards, Tensor, in_rank_order
 from ckptools.model.tree import KeyPath
 from ckptools.model.values import Absent
 from ckptools.tensor_io.dcp_items import ItemLocator, with_items_read
@@ -78,6 +78,22 @@ def show(
         streams=streams,
         rows=_rows(ck, shown, values),
     )
+
+
+def stated(ck: Checkpoint, keys: Iterable[tuple[KeyRow, Any]]) -> Shown:
+    """Rows of keys, each with its value, as the structure states them: no file is opened.
+
+    So a shard may lack its place in its file, and nothing is said about holes.
+    """
+    rows = Rows(_as_stated(row, value) for row, value in keys)
+    names = tuple(row.name for row in rows)
+    return Shown(ck.path, ck.name, names, 0, len(_ranks(ck, "seen", "listed")), 0, Rows(), rows)
+
+
+def _as_stated(row: KeyRow, value: Any) -> ShownKey:
+    if not isinstance(value, Tensor):
+        return ShownKey(*row)._replace(value=full_value(value))
+    return ShownKey(*row, tuple(stated_row(shard, value.dtype) for shard in in_rank_order(value.shards)))
 
 
 def _rows(ck: Checkpoint, entries: Sequence[Entry], values: str | None) -> Rows[ShownKey]:

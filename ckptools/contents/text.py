@@ -85,11 +85,17 @@ def tree_text(keys: Keys, form: TreeForm = TreeForm(), screen: Screen = PIPE) ->
 
 
 def _lines(keys: Keys, form: TreeForm) -> Iterator[_TreeLine]:
+    for branch in branches_of(keys, form.expand):
+        yield from _branch_lines(branch, "", "", 1, form)
+
+
+def branches_of(keys: Keys, expand: bool = False) -> Iterator[Branch[KeyRow]]:
+    """The tree of each section, with repeated layers folded unless it is to `expand` them."""
     rows: dict[str, list[KeyRow]] = {}
     for row in keys.rows:
         rows.setdefault(row.section, []).append(row)
     for section in keys.sections:
-        yield from _branch_lines(_branch_of(section, rows[section.name], form.expand), "", "", 1, form)
+        yield _branch_of(section, rows[section.name], expand)
 
 
 def _branch_of(section: KeySection, rows: Sequence[KeyRow], expand: bool) -> Branch[KeyRow]:
@@ -119,11 +125,8 @@ def _is_tensor(row: KeyRow) -> bool:
 
 def _branch_lines(branch: Branch[KeyRow], first: str, rest: str, level: int, form: TreeForm) -> Iterator[_TreeLine]:
     """The lines of a branch: `first` is drawn before its own, `rest` before those inside it."""
-    names = [label_text(branch.labels)]
-    while level > 1 and not branch.items and len(branch.children) == 1:
-        branch = branch.children[0]
-        names.append(label_text(branch.labels))
-    yield _line(first, ".".join(names), branch)
+    name, branch = joined(branch) if level > 1 else (label_text(branch.labels), branch)
+    yield _line(first, name, branch)
     if form.depth is not None and level >= form.depth:
         return
     for n, child in enumerate(branch.children):
@@ -133,23 +136,33 @@ def _branch_lines(branch: Branch[KeyRow], first: str, rest: str, level: int, for
         yield from _branch_lines(child, rest + drawn, rest + below, level + 1, form)
 
 
+def joined(branch: Branch[KeyRow]) -> tuple[str, Branch[KeyRow]]:
+    """The name of a branch and where it leads: with those below it that alone go on in the same way."""
+    names = [label_text(branch.labels)]
+    while not branch.items and len(branch.children) == 1:
+        branch = branch.children[0]
+        names.append(label_text(branch.labels))
+    return ".".join(names), branch
+
+
 def _line(drawn: str, name: str, branch: Branch[KeyRow]) -> _TreeLine:
     shown = printable(clip_middle(name, MAX_LABEL))
     if branch.items and _is_tensor(branch.items[0]):
         return _TreeLine(drawn, shown, _tensor_cells(branch.items))
     if branch.items:
-        return _TreeLine(drawn, shown, text=_values_text(branch.items))
-    rows = _rows_in(branch)
+        return _TreeLine(drawn, shown, text=values_text(branch.items))
+    rows = rows_in(branch)
     total = totals(rows)
     if not total.tensors:
         return _TreeLine(drawn, shown, text=plural(len(rows), "value"))
     return _TreeLine(drawn, shown, (plural(total.tensors, "tensor"), count(total.params), size(total.bytes)))
 
 
-def _rows_in(branch: Branch[KeyRow]) -> list[KeyRow]:
+def rows_in(branch: Branch[KeyRow]) -> list[KeyRow]:
+    """Every key of a branch."""
     rows = list(branch.items)
     for child in branch.children:
-        rows += _rows_in(child)
+        rows += rows_in(child)
     return rows
 
 
@@ -162,8 +175,8 @@ def _tensor_cells(rows: Sequence[KeyRow]) -> tuple[str, ...]:
     return (*map(printable, cells), printable(clip(behind, MAX_VALUE)))
 
 
-def _values_text(rows: Sequence[KeyRow]) -> str:
-    """The distinct values in the order of their keys."""
+def values_text(rows: Sequence[KeyRow]) -> str:
+    """The distinct values of some keys, in their order."""
     texts = list(dict.fromkeys(value_text(row.value, MAX_VALUE) if not row.note else row.note for row in rows))
     crcs = [text for text in texts if ", crc " in text]
     if len(rows) > 1 and len(crcs) == len(texts):

@@ -127,11 +127,18 @@ def causes_of(problems: Iterable[Problem], severities: Sequence[Severity] = ("er
 
     Errors come first; within a severity, problems with files come first, then they go by code.
     """
+    return tuple(cause for cause, _ in problems_by_cause(problems, severities))
+
+
+def problems_by_cause(
+    problems: Iterable[Problem], severities: Sequence[Severity] = ("error", "warning")
+) -> tuple[tuple[Cause, tuple[Problem, ...]], ...]:
+    """The causes of `causes_of`, each with its problems."""
     kept = _split(problem for problem in problems if problem.severity in severities)[0]
     groups: dict[tuple[Severity, Code, str], list[Problem]] = {}
     for problem in sorted(kept, key=_worst_first):
         groups.setdefault((problem.severity, problem.kind, _alike(problem)), []).append(problem)
-    return tuple(_cause(kind, severity, group) for (severity, kind, _), group in groups.items())
+    return tuple((_cause(kind, severity, group), tuple(group)) for (severity, kind, _), group in groups.items())
 
 
 def consequences_of(problems: Iterable[Problem]) -> tuple[Consequence, ...]:

@@ -1,0 +1,127 @@
+"""What comes up over the screen: the keys, a line to type, a plan to agree to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+from textual.widgets import Input, Static
+
+from ckptools.browse.pages import Rows
+from ckptools.browse.row_list import RowList
+
+HELP = (
+    "arrows, h j k l      move, close and open; g and G go to the first and last row",
+    "Tab, Shift+Tab       go to the next list: rows, facts, problems",
+    "1 .. 7               the tabs; 7 lists the checkpoints of the run",
+    "Enter                read what the row leads to: a tensor's shards by file, what each",
+    "                     rank has; a problem's tensor or rank; a checkpoint of the run",
+    "/                    filter the keys while you type; a glob where it has * or ?; Esc ends it",
+    "o                    order of the keys: as saved, size, rms (of what was read), change",
+    "u                    show each layer, or fold those that are the same",
+    "f                    read the values of the tensors of the row: rms, extremes, histogram",
+    "e                    read the elements of a slice, such as 0:4,:8",
+    "c                    with OTHER: read and compare the values of the row's tensors",
+    "r                    read the structure of every rank",
+    "x                    stop what is being read or written",
+    "y                    copy the command line that shows the same",
+    "s                    save the page that report writes",
+    "w                    consolidate what is selected, after its plan was shown",
+    "t                    light or dark",
+    "? and q              these keys, and leave",
+)
+
+CSS = """
+Dialog { align: center middle; }
+Dialog > Vertical { width: 90%; max-width: 100; height: auto; max-height: 90%; border: round $primary; padding: 0 1;
+    background: $surface; }
+Dialog Static { height: auto; }
+Dialog RowList { height: auto; max-height: 16; }
+Dialog Input { border: none; height: 1; padding: 0; background: $boost; }
+"""
+
+
+class Dialog(ModalScreen[str | None]):
+    """A box over the screen with a title; Esc leaves it without a result."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "leave", show=False)]
+    DEFAULT_CSS = CSS
+
+    def __init__(self, title: str) -> None:
+        super().__init__()
+        self.words = title
+
+    def action_leave(self) -> None:
+        """Close it."""
+        self.dismiss(None)
+
+
+class HelpDialog(Dialog):
+    """The keys."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("question_mark,q,enter", "leave", "leave", show=False)]
+
+    def compose(self) -> ComposeResult:
+        """A title and the lines."""
+        with Vertical():
+            yield Static(self.words, markup=False)
+            yield RowList("help", has_cursor=False)
+
+    def on_mount(self) -> None:
+        """Show the lines."""
+        self.query_one(RowList).show(Rows(HELP))
+        self.query_one(RowList).focus()
+
+
+class LineDialog(Dialog):
+    """A line to type; its result is the text."""
+
+    def __init__(self, title: str, text: str) -> None:
+        super().__init__(title)
+        self.text = text
+
+    def compose(self) -> ComposeResult:
+        """A title and the line."""
+        with Vertical():
+            yield Static(self.words, markup=False)
+            yield Input(self.text, id="line")
+
+    def on_mount(self) -> None:
+        """Begin typing."""
+        self.query_one(Input).focus()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Take the text."""
+        event.stop()
+        self.dismiss(event.value.strip() or None)
+
+
+class PlanDialog(Dialog):
+    """Lines to read before Enter agrees to them; its result is then `yes`."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("q,n", "leave", "leave", show=False)]
+
+    def __init__(self, title: str, lines: Sequence[str]) -> None:
+        super().__init__(title)
+        self.lines = lines
+
+    def compose(self) -> ComposeResult:
+        """A title and the lines."""
+        with Vertical():
+            yield Static(self.words, markup=False)
+            yield RowList("plan", has_cursor=False)
+
+    def on_mount(self) -> None:
+        """Show the lines."""
+        self.query_one(RowList).show(Rows(self.lines))
+        self.query_one(RowList).focus()
+
+    def on_row_list_pressed(self, event: RowList.Pressed) -> None:
+        """Agree."""
+        event.stop()
+        if event.what == "choose":
+            self.dismiss("yes")

@@ -1,0 +1,234 @@
+"""The keys of a checkpoint as rows that open and close: folded as `tree` has them, filtered, or in an order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ckptools.contents.record import KeyRow, Keys
+from ckptools.contents.text import branches_of, joined, rows_in, values_text
+from ckptools.contents.tree import totals
+from ckptools.diff.record import Difference, TensorDifference, ValueDifference
+from ckptools.diff.text import NOT_LISTED
+from ckptools.keys.entries import is_glob, pattern
+from ckptools.keys.folding import Branch, label_text
+from ckptools.stats.record import Stats
+from ckptools.text import clip, clip_middle, number, plural, printable, size
+
+Order = Literal["as saved", "size", "rms", "change"]
+
+Changes = Mapping[str, TensorDifference | ValueDifference]
+
+MAX_VALUE = 60
+"""Characters of a value in a row."""
+
+
+@dataclass(slots=True)
+class Node:
+    """A row: a branch of the tree, or one key.
+
+    Attributes:
+        depth: levels above it.
+        name: what stands in the row.
+        branch: where it leads; None for one key.
+        row: the key; None for a branch.
+        opened: whether what is inside stands below it.
+        total: size of what is inside, in words, once it was summed up.
+    """
+
+    depth: int
+    name: str
+    branch: Branch[KeyRow] | None = None
+    row: KeyRow | None = None
+    opened: bool = False
+    total: str = ""
+
+    @property
+    def rows(self) -> list[KeyRow]:
+        """Every key that it stands for."""
+        return [self.row] if self.row is not None else rows_in(self.branch) if self.branch is not None else []
+
+    @property
+    def opens(self) -> bool:
+        """Whether something is inside."""
+        return self.branch is not None and bool(self.branch.children or len(self.branch.items) > 1)
+
+    def inside(self) -> Iterator[Node]:
+        """The nodes of the next level."""
+        if self.branch is None:
+            return
+        if len(self.branch.items) > 1:
+            yield from (Node(self.depth + 1, row.name, row=row) for row in self.branch.items)
+        for child in self.branch.children:
+            yield _node(self.depth + 1, *joined(child))
+
+
+def _node(depth: int, name: str, branch: Branch[KeyRow]) -> Node:
+    alone = branch.items[0] if len(branch.items) == 1 and not branch.children else None
+    return Node(depth, name, branch, alone)
+
+
+class KeyTree:
+    """What the list of keys shows; a filter or an order makes the tree a list of whole names."""
+
+    def __init__(self, keys: Keys, expand: bool = False) -> None:
+        self.keys = keys
+        self.order: Order = "as saved"
+        self.text = ""
+        self.changes: Changes = {}
+        self.figures: dict[str, Stats] = {}
+        self._nodes: list[Node] = []
+        self._flat: Sequence[KeyRow] | None = None
+        self._by_name = {row.name: row for row in keys.rows}
+        self.unfold(expand)
+
+    # -- what is shown ------------------------------------------------------------------------------------------------
+
+    def unfold(self, expand: bool) -> None:
+        """Fold repeated layers, or show each."""
+        self.expanded = expand
+        self._nodes = [_node(0, label_text(one.labels), one) for one in branches_of(self.keys, expand)]
+        for node in self._nodes:  # here, in a thread, and not while a row is drawn
+            node.total = _total(node)
+        if len(self._nodes) == 1:
+            self.open(0)
+
+    def compared(self, difference: Difference) -> None:
+        """Take over how each key differs from that of the other checkpoint, and show the largest change first."""
+        rows = [row for row in difference.rows if row.verdict not in NOT_LISTED]
+        self.changes = {row.name: row for row in reversed(rows)}  # of several ranks, the first
+        self.arrange(self.text, "change")
+
+    def arrange(self, text: str, order: Order) -> None:
+        """Show the keys with a text or that match a glob, in an order."""
+        self.text, self.order = text, order
+        if not text and order == "as saved":
+            self._flat = None
+            return
+        rows: Sequence[KeyRow] = self.keys.rows
+        if order == "change":
+            rows = [self._by_name.get(name) or _only_in_b(change) for name, change in self.changes.items()]
+        if text:
+            matches = pattern((text,)).fullmatch if is_glob(text) else lambda name: text.lower() in name.lower()
+            rows = [row for row in rows if matches(row.name)]
+        self._flat = self._sorted(rows)
+
+    def _sorted(self, rows: Sequence[KeyRow]) -> Sequence[KeyRow]:
+        if self.order == "size":
+            return sorted(rows, key=lambda row: -row.bytes)
+        if self.order == "rms":
+            known = [row for row in rows if row.name in self.figures]
+            return sorted(known, key=lambda row: -(self.figures[row.name].rms or 0.0))
+        if self.order == "change":
+            return sorted(rows, key=lambda row: -_change(self.changes[row.name]))
+        return rows
+
+    def __len__(self) -> int:
+        return len(self._nodes) if self._flat is None else len(self._flat)
+
+    def node(self, n: int) -> Node:
+        """The node of a row."""
+        return self._nodes[n] if self._flat is None else Node(0, self._flat[n].name, row=self._flat[n])
+
+    def rows_shown(self) -> Sequence[KeyRow]:
+        """The keys that are filtered, or all."""
+        return self.keys.rows if self._flat is None else self._flat
+
+    # -- moving in it -------------------------------------------------------------------------------------------------
+
+    def open(self, n: int) -> bool:
+        """Show what is inside the node of a row; False where nothing is, or it is shown."""
+        node = self.node(n) if n < len(self) else None
+        if node is None or not node.opens or node.opened:
+            return False
+        node.opened = True
+        self._nodes[n + 1 : n + 1] = node.inside()
+        return True
+
+    def close(self, n: int) -> int:
+        """Hide what is inside a node, or inside the one above it; return the row to go to."""
+        if self._flat is not None or n >= len(self):
+            return n
+        if not self._nodes[n].opened:
+            depth = self._nodes[n].depth
+            n = next((at for at in range(n - 1, -1, -1) if self._nodes[at].depth < depth), n)
+        end = n + 1
+        while end < len(self._nodes) and self._nodes[end].depth > self._nodes[n].depth:
+            end += 1
+        del self._nodes[n + 1 : end]
+        self._nodes[n].opened = False
+        return n
+
+    def reveal(self, name: str) -> int | None:
+        """Open the tree down to a key; return its row, or None where there is no such key."""
+        wanted = self._by_name.get(name)
+        if wanted is None:
+            return None
+        self.arrange("", "as saved")
+        n = 0
+        while n < len(self):
+            node = self.node(n)
+            if not any(row is wanted for row in node.rows):
+                n += 1
+            elif node.row is wanted:
+                return n
+            else:
+                self.open(n)
+                n += 1
+        return None
+
+    # -- a row as text ------------------------------------------------------------------------------------------------
+
+    def line(self, n: int, width: int) -> tuple[str, str]:
+        """A row as text of a width, and its mark."""
+        node = self.node(n)
+        sign = ("- " if node.opened else "+ ") if node.opens else "  "
+        behind = self._behind(node)
+        before = "  " * node.depth + sign
+        room = max(width - len(before) - len(behind) - 1, 8)
+        name = clip_middle(printable(node.name), room)
+        change = self.changes.get(node.row.name) if node.row is not None else None
+        return f"{before}{name:{room}} {behind}", "warn" if change is not None else ""
+
+    def _behind(self, node: Node) -> str:
+        """What stands behind the name: size or value, and what the list is sorted by."""
+        row = node.row
+        if row is None:
+            node.total = node.total or _total(node)
+            return node.total
+        if self.order == "change" and row.name in self.changes:
+            return change_text(self.changes[row.name])
+        if self.order == "rms" and row.name in self.figures:
+            return f"rms {number(self.figures[row.name].rms or 0.0)}"
+        return size(row.bytes) if row.type == "tensor" else clip(values_text([row]), MAX_VALUE)
+
+
+def _total(node: Node) -> str:
+    """The size of what is inside, or the number of values; before it how many keys are folded into one."""
+    rows = node.rows
+    found = totals(rows)
+    times = f"x{len(node.branch.items)} " if node.branch is not None and len(node.branch.items) > 1 else ""
+    return times + (size(found.bytes) if found.tensors else plural(len(rows), "value"))
+
+
+def _only_in_b(change: TensorDifference | ValueDifference) -> KeyRow:
+    """A row for a key that only the other checkpoint has."""
+    shape = getattr(change, "shape_b", None)
+    kind = "tensor" if isinstance(change, TensorDifference) else "value"
+    return KeyRow(change.name, "", "other", kind, shape, "", 0, 0, "", None, "", change.verdict)
+
+
+def _change(change: TensorDifference | ValueDifference) -> float:
+    """The measured change; what was not measured, as by a shape, comes first."""
+    measured = change.change if isinstance(change, TensorDifference) else None
+    return float("inf") if measured is None else measured
+
+
+def change_text(change: TensorDifference | ValueDifference) -> str:
+    """How a key differs, in a word: `|dW|/|W| 1.2e-03`, `0.1 -> 0.2`, `only in A`."""
+    if isinstance(change, TensorDifference):
+        return f"|dW|/|W| {change.change:.1e}" if change.change is not None else change.verdict
+    if change.value_a is None or change.value_b is None:
+        return change.verdict
+    return clip(printable(f"{change.value_a} -> {change.value_b}"), MAX_VALUE // 2)

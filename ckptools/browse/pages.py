@@ -1,0 +1,256 @@
+"""What each tab lists, and what it says of a row: the texts of the commands, cut to the width that there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ckptools.browse.command_lines import line as command_line
+from ckptools.browse.session import Looked, Session
+from ckptools.contents.record import Shown
+from ckptools.contents.show_text import shown_text
+from ckptools.display.lines import cause_words
+from ckptools.display.tables import Screen, table, wrapped
+from ckptools.inspect.picture import STATES, Grouping, RankCell, grouping, rank_cells
+from ckptools.inspect.text import optimizer_lines, report_text, scheduler_words
+from ckptools.ls.record import RunFolder
+from ckptools.ls.text import COLUMNS, all_cells, headline
+from ckptools.model.causes import consequences_of, problems_by_cause
+from ckptools.model.checkpoint import RankFile
+from ckptools.model.problems import Problem
+from ckptools.model.tree import KeyPath, fqn_of
+from ckptools.text import moment, plural, printable, size
+
+MARKS = {"error": "bad", "warning": "warn", "note": "dim"}
+
+
+class Row(NamedTuple):
+    """A row of a list: its text, its mark, and what it leads to."""
+
+    text: str
+    mark: str = ""
+    target: Any = None
+
+
+class Rows:
+    """Rows that are known as a whole; also what a pane shows while there are none."""
+
+    def __init__(self, rows: Iterable[Row | str] = ()) -> None:
+        self.rows = [row if isinstance(row, Row) else Row(row) for row in rows]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def line(self, n: int, _width: int) -> tuple[str, str]:
+        """A row as text, and its mark."""
+        return self.rows[n].text, self.rows[n].mark
+
+
+def text_rows(text: str, mark: str = "") -> Rows:
+    """Lines of a text that is safe to print."""
+    return Rows(Row(line, mark) for line in text.split("\n"))
+
+
+# -- problems ---------------------------------------------------------------------------------------------------------
+
+
+def problem_rows(looked: Looked) -> Rows:
+    """A row for each cause, the worst first, its way out below it; each leads to its problems."""
+    problems = looked.report.problems
+    rows = []
+    for cause, own in problems_by_cause(problems, ("error", "warning", "note")):
+        rows.append(Row(printable(f"{cause.code}  {cause_words(cause)}"), MARKS[cause.severity], own))
+        if cause.remedy:
+            rows.append(Row(printable(f"       {cause.remedy}"), "dim", own))
+    for following in consequences_of(problems):
+        of_code = tuple(problem for problem in problems if problem.code == following.code)
+        rows.append(Row(printable(f"       -> {following.text}"), "dim", of_code))
+    return Rows(rows or [Row("no problem was found", "good")])
+
+
+# -- tabs -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class TextPage:
+    """A tab that is one text over the whole width: `text` makes it for a screen."""
+
+    text: Callable[[Screen], str]
+    command: str
+    rows: Rows = field(default_factory=Rows)
+    wide = True
+
+    def fit(self, width: int) -> None:
+        """Cut the text to a width."""
+        self.rows = text_rows(self.text(Screen(width)))
+
+    def detail(self, _n: int, _width: int) -> Callable[[], Rows]:
+        """Nothing: the text says all."""
+        return Rows
+
+    def command_of(self, _n: int) -> str:
+        """The command that prints it."""
+        return self.command
+
+
+@dataclass
+class ListPage:
+    """A tab with a list, and a text about the row that the cursor is on."""
+
+    rows: Rows
+    about: Callable[[Any, Screen], Iterable[str]]
+    command: Callable[[Any], str]
+    wide = False
+
+    def fit(self, _width: int) -> None:
+        """Nothing depends on the width."""
+
+    def detail(self, n: int, width: int) -> Callable[[], Rows]:
+        """What finds out what is known of a row."""
+        target = self.rows.rows[n].target if n < len(self.rows) else None
+        return lambda: Rows(() if target is None else self.about(target, Screen(max(width, 20))))
+
+    def command_of(self, n: int) -> str:
+        """The command that prints the same."""
+        return self.command(self.rows.rows[n].target if n < len(self.rows) else None)
+
+
+def overview(session: Session, looked: Looked) -> TextPage:
+    """What `inspect` prints."""
+    return TextPage(lambda screen: report_text(looked.report, screen), command_line("inspect", session.arguments))
+
+
+def training(session: Session, looked: Looked) -> TextPage:
+    """Optimizers with their param groups, and schedulers."""
+    report = looked.report
+
+    def text(screen: Screen) -> str:
+        blocks = [optimizer_lines(optimizer, screen) for optimizer in report.optimizers]
+        for scheduler in report.schedulers:
+            blocks.append(wrapped(f"{printable(scheduler.section)}: ", printable(scheduler_words(scheduler)), screen))
+        return "\n\n".join("\n".join(block) for block in blocks) or "it has neither optimizer nor scheduler"
+
+    return TextPage(text, command_line("inspect", session.arguments, "--section", "optimizer"))
+
+
+def files(session: Session, looked: Looked) -> ListPage:
+    """Every file, and the problems that name it."""
+    found = looked.checkpoint.files
+    marks = {"missing": "bad", "cut": "bad", "bad": "bad", "seen": "dim", "listed": "dim"}
+    rows = [
+        Row(f"{file.status:8} {size(file.nbytes):>10}  {printable(file.path.name)}", marks.get(file.status, ""), file)
+        for file in found
+    ]
+
+    def about(file: RankFile, screen: Screen) -> Iterable[str]:
+        yield from wrapped("", printable(str(file.path)), screen)
+        yield f"{file.status}, {size(file.nbytes)}" + ("" if file.rank is None else f", rank {file.rank}")
+        if file.part:
+            yield printable(f"holds {file.part}")
+        if file.modified:
+            yield f"saved {moment(file.modified)}"
+        yield from _problems(looked.report.problems, screen, file.rank, file.path.name)
+
+    return ListPage(Rows(rows or [Row("it has no files")]), about, lambda _: command_line("verify", session.arguments))
+
+
+def _problems(problems: Sequence[Problem], screen: Screen, rank: int | None, name: str = "") -> Iterable[str]:
+    """The problems of a rank or a file."""
+    for problem in problems:
+        if (rank is not None and rank in problem.all_ranks) or (name and name in problem.files):
+            yield from wrapped(f"{problem.code}  ", printable(problem.message), screen)
+
+
+def ranks(session: Session, looked: Looked) -> ListPage:
+    """Every rank with its state; beside it the map of all by the axes of the mesh, and the rank's problems."""
+    cells = rank_cells(looked.checkpoint)
+    how = grouping(looked.checkpoint, sum(cell.rank is not None for cell in cells))
+    rows = [Row(_rank_text(cell), "bad" if cell.state in ("missing", "cut") else "", n) for n, cell in enumerate(cells)]
+
+    def about(n: int, screen: Screen) -> Iterable[str]:
+        yield from wrapped("", printable(cells[n].words), screen)
+        yield from ([printable(how.words)] if how.words else [])
+        yield from rank_grid(cells, how, n, screen.width or 80)
+        for state in dict.fromkeys(cell.state for cell in cells):
+            yield f"{STATES[state].letter or '.'}  {STATES[state].means}"
+        yield ""
+        yield from _problems(looked.report.problems, screen, cells[n].rank)
+
+    return ListPage(
+        Rows(rows or [Row("it has no files")]),
+        about,
+        lambda _: command_line("inspect", session.arguments, "--all-ranks"),
+    )
+
+
+def _rank_text(cell: RankCell) -> str:
+    """A rank in a row: `rank 2    cut        1 file, 7.3 KiB; CK002`."""
+    whose, _, rest = cell.words.partition(": ")
+    return printable(f"{whose:9} {'' if cell.state == 'fine' else cell.state:9} {rest.partition('; ')[2]}")
+
+
+def rank_grid(cells: Sequence[RankCell], how: Grouping, at: int, width: int) -> list[str]:
+    """Rows of cells, a letter for each rank that is not fine, with gaps between the groups of the mesh.
+
+    `at` is the one that is marked by a `>`; where two columns for each cell are too wide, by `@` in its place.
+    """
+    wide = 2 if 2 * how.group + 6 <= width else 1
+    fitting = max((width - 6) // (wide * how.group + 1), 1)
+    across = min(how.across, fitting * how.group, max(len(cells), 1))
+    lines = []
+    for start in range(0, len(cells), across):
+        row = [f"{cells[start].rank if cells[start].rank is not None else '':>4} "]
+        for n in range(start, min(start + across, len(cells))):
+            letter = STATES[cells[n].state].letter or "."
+            gap = " " if n > start and (n - start) % how.group == 0 else ""
+            row.append(gap + (letter if n != at else "@") if wide == 1 else f"{gap}{'>' if n == at else ' '}{letter}")
+        lines += [""] if start and start % how.block == 0 else []
+        lines.append("".join(row))
+    return lines
+
+
+def unshared(session: Session, looked: Looked, full: dict[str, Shown]) -> ListPage:
+    """Values of which ranks have their own, or should not; what each has is read when asked for."""
+    ck = looked.checkpoint
+    differing = set(ck.differing)
+    rows = []
+    own = {**ck.unequal, **ck.per_rank}
+    names: dict[KeyPath, str] = {}
+    for entry in session.entries.values() if own else ():
+        above = next((entry.path[:n] for n in range(len(entry.path) + 1) if entry.path[:n] in own), None)
+        if above is not None:
+            names.setdefault(above, entry.name)
+    for path, by_rank in own.items():
+        word = "should be equal" if path in ck.unequal else "differs" if path in differing else "own"
+        text = f"{word:15} {plural(len(by_rank), 'rank')}  {printable(fqn_of(path))}"
+        rows.append(Row(text, "warn" if path in ck.unequal else "", names.get(path, fqn_of(path))))
+    unread = "" if ck.structure_read else "; not every rank was read"
+
+    def about(name: str, screen: Screen) -> Iterable[str]:
+        if name in full:
+            yield from shown_text(full[name], screen).split("\n")
+        else:
+            yield from wrapped("", f"{printable(name)}: Enter reads what each rank has", screen)
+
+    empty = [Row(f"all ranks that were read share every value{unread}")]
+    return ListPage(
+        Rows(rows or empty), about, lambda name: command_line("show", session.arguments, *([name] if name else ["rng"]))
+    )
+
+
+def checkpoints(session: Session, run: RunFolder) -> ListPage:
+    """The checkpoints of the run, the newest first; Enter opens one."""
+    lines = table(COLUMNS[:4], [cells[:4] for cells in all_cells(run)], Screen(200))
+    names = [printable(row.name) for row in run.rows]
+    marks = ["good" if row.newest_whole else "bad" if row.whole is False else "" for row in run.rows]
+    rows = [Row(f"{line}  {name}", mark, row) for line, name, mark, row in zip(lines[2:], names, marks, run.rows,
+                                                                              strict=False)]  # fmt: skip
+
+    def about(row: Any, screen: Screen) -> Iterable[str]:
+        yield from wrapped("", headline(run), screen)
+        for text in (row.path, row.verdict, row.why, row.remedy, f"looked into by {row.looked_into}", *row.notes):
+            yield from wrapped("", printable(text), screen) if text else []
+        yield "<- newest whole" if row.newest_whole else ""
+
+    return ListPage(Rows(rows or [Row("no checkpoint is in it")]), about, lambda _: command_line("ls", str(run.path)))

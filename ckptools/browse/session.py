@@ -1,0 +1,194 @@
+"""What is known of the checkpoint that is looked at: it is opened once, and the rooms of the commands make the records.
+
+Methods that take the job in which they run may wait for files; they report to it, and end where it is stopped.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ckptools.browse.jobs import Job
+from ckptools.consolidate.options import ConsolidateOptions
+from ckptools.consolidate.record import Consolidated
+from ckptools.consolidate.run import consolidate
+from ckptools.contents.record import KeyRow, Keys, Shown
+from ckptools.contents.show import show
+from ckptools.contents.tree import keys_of
+from ckptools.diff.compare import Wanted, compare
+from ckptools.diff.record import Difference
+from ckptools.display.next_command import quoted
+from ckptools.doctor.record import Diagnosis
+from ckptools.files.location import location
+from ckptools.files.opening import File
+from ckptools.files.remote.path import RemotePath
+from ckptools.formats.open import open_checkpoint, with_all_ranks
+from ckptools.inspect.record import Report, inspect_report
+from ckptools.keys.entries import EVERYTHING, Entry, Selection, entries_of
+from ckptools.ls.listing import checkpoints_in
+from ckptools.ls.record import RunFolder
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.tensor import Tensor
+from ckptools.stats.record import Statistics, Stats
+from ckptools.training_state import modules
+
+
+@dataclass(frozen=True)
+class Looked:
+    """A checkpoint and its report; all that the first screen needs."""
+
+    checkpoint: Checkpoint
+    report: Report
+
+
+@dataclass
+class Session:
+    """A checkpoint, the one that it is compared with, and what was read of them.
+
+    Attributes:
+        path: what the user named.
+        other: what it is compared with; "" for nothing.
+        how: options of `open_checkpoint`.
+        nbytes: bytes read so far; of rank files that other processes read, those that opening counts.
+        seconds: time that this took.
+    """
+
+    path: str
+    other: str = ""
+    how: Mapping[str, Any] = field(default_factory=dict)
+    nbytes: int = 0
+    seconds: float = 0.0
+    looked: Looked | None = None
+    keys: Keys | None = None
+    entries: Mapping[str, Entry] = field(default_factory=dict)
+    difference: Difference | None = None
+    second: Checkpoint | None = None
+    run: RunFolder | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def read(self, nbytes: int, seconds: float) -> None:
+        """Count what was read."""
+        with self._lock:
+            self.nbytes += nbytes
+            self.seconds += seconds
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count what files give meanwhile, and the time."""
+        begun, before = time.perf_counter(), File.total_read
+        try:
+            yield
+        finally:
+            self.read(File.total_read - before, time.perf_counter() - begun)
+
+    # -- opening ------------------------------------------------------------------------------------------------------
+
+    def open(self, job: Job) -> Looked:
+        """Open the checkpoint as `inspect` does; to be compared, with every rank."""
+        return self._looked(self._opened(self.path, job, all_ranks=bool(self.other)))
+
+    def _opened(self, path: str, job: Job, all_ranks: bool) -> Checkpoint:
+        how = {"read_file": modules.read_file, **self.how, "all_ranks": all_ranks, "on_file": job.on_file}
+        return open_checkpoint(path, **how)
+
+    def _looked(self, checkpoint: Checkpoint) -> Looked:
+        self.read(checkpoint.cost.nbytes, checkpoint.cost.seconds)
+        return Looked(checkpoint, inspect_report(checkpoint))
+
+    def every_rank(self, job: Job) -> Looked:
+        """The checkpoint with every rank's structure, read once."""
+        assert self.looked is not None
+        known = self.looked.checkpoint
+        if known.all_ranks:
+            return self.looked
+        again = known.options and {"on_file": job.on_file}
+        whole = with_all_ranks(_with_options(known, again or {}))
+        return self._looked(whole)
+
+    @property
+    def is_far(self) -> bool:
+        """Whether its files lie in a store, where more is read only if somebody asks."""
+        return isinstance(location(self.path), RemotePath)
+
+    def list_keys(self, looked: Looked) -> tuple[Keys, dict[str, Entry]]:
+        """Every key, and its entry by name."""
+        return keys_of(looked.checkpoint), {entry.name: entry for entry in entries_of(looked.checkpoint)}
+
+    def values_of(self, rows: Sequence[KeyRow]) -> list[tuple[KeyRow, Any]]:
+        """Rows of keys, each with its value."""
+        return [(row, self.entries[row.name].value) for row in rows if row.name in self.entries]
+
+    # -- on request ---------------------------------------------------------------------------------------------------
+
+    def show(self, job: Job, keys: Sequence[str], values: str | None = None) -> Shown:
+        """What `show` has of some keys: shards by file, small figures, the elements of a slice, values by rank."""
+        looked = self.every_rank(job)
+        with self.counted():
+            return show(looked.checkpoint, keys, values, private=True)
+
+    def figures(self, job: Job, names: Sequence[str]) -> Statistics[Stats]:
+        """Figures and histograms of tensors, whose values are read for it."""
+        from ckptools.stats.figures import statistics
+        from ckptools.stats.reading import MeasuredPart
+
+        checkpoint = self.every_rank(job).checkpoint
+        wanted = set(names)
+        found = [e for e in entries_of(checkpoint) if e.name in wanted and isinstance(e.value, Tensor)]
+        parts = [MeasuredPart(entry.name, entry.section, entry.value) for entry in found]
+        with self.counted():
+            return statistics(checkpoint.path, parts, True, self.how.get("jobs"), job.on_bytes, look=False)
+
+    def compare(self, job: Job, values: bool, names: Sequence[str] = ()) -> Difference:
+        """Compare with the other checkpoint: structure and plain values, with `values` those of tensors too."""
+        if self.second is None:
+            self.second = self._opened(self.other, job, all_ranks=True)
+            self.read(self.second.cost.nbytes, self.second.cost.seconds)
+        selection = Selection(include=tuple(names)) if names else EVERYTHING
+        wanted = Wanted(values, selection=selection, jobs=self.how.get("jobs"))
+        with self.counted():
+            return compare(self.every_rank(job).checkpoint, self.second, wanted, job.on_bytes)
+
+    def list_run(self, job: Job) -> RunFolder:
+        """The checkpoints of the run: those in the folder that was named, or in the one that its file is in."""
+        path = location(self.path)
+        with self.counted():
+            return checkpoints_in(path if path.is_dir() else path.parent, on_found=job.on_file)
+
+    def diagnose(self, job: Job) -> Diagnosis:
+        """What `doctor` says of a path that cannot be opened."""
+        from ckptools.api.examination import doctor
+
+        with self.counted():
+            return doctor(self.path, on_found=job.on_file)
+
+    # -- what is written ----------------------------------------------------------------------------------------------
+
+    def consolidate(self, job: Job, out: str, only: str | None, dry_run: bool) -> Consolidated:
+        """Plan to write a part of the checkpoint, or write it."""
+        options = ConsolidateOptions(only=only, dry_run=dry_run, jobs=self.how.get("jobs"))
+        with self.counted():
+            return consolidate(self.every_rank(job).checkpoint, out, options, job.on_bytes)
+
+    def write_report(self, job: Job, out: str) -> Path:
+        """Write the page that `report` writes; return its path."""
+        from ckptools.report.html import write_report
+
+        with self.counted():
+            write_report(self.every_rank(job).checkpoint, out, progress=job.on_bytes)
+        return Path(out)
+
+    @property
+    def arguments(self) -> str:
+        """The arguments that open it again, for a command line."""
+        return (self.looked.report.arguments if self.looked is not None else "") or quoted([self.path])
+
+
+def _with_options(checkpoint: Checkpoint, changed: Mapping[str, Any]) -> Checkpoint:
+    from dataclasses import replace
+
+    return replace(checkpoint, options=replace(checkpoint.options, **changed)) if changed else checkpoint

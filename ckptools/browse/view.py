@@ -1,0 +1,314 @@
+"""The screen of `browse`: tabs, a list with what is known of its row beside it, the problems below."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from textual import events
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.widgets import Input, Static
+
+from ckptools.browse import pages
+from ckptools.browse.jobs import Job, Jobs, StoppedError
+from ckptools.browse.key_page import KeyPage
+from ckptools.browse.key_tree import KeyTree
+from ckptools.browse.pages import ListPage, Rows, TextPage
+from ckptools.browse.row_list import RowList
+from ckptools.browse.session import Looked, Session
+from ckptools.contents.record import Keys
+from ckptools.diff.record import Difference
+from ckptools.diff.text import verdict_line
+from ckptools.display.page import MARKS
+from ckptools.doctor.record import Diagnosis
+from ckptools.doctor.text import diagnosis_text
+from ckptools.errors import CkptoolsError, ReadError, SeveralError
+from ckptools.keys.entries import Entry
+from ckptools.ls.record import RunFolder
+from ckptools.text import duration, printable, size
+
+TABS = ("overview", "keys", "ranks", "optimizer", "values", "files", "run")
+OVERVIEW, KEYS, RANKS, TRAINING, VALUES, FILES, RUN = range(len(TABS))
+
+Page = TextPage | ListPage | KeyPage
+
+DETAIL_SECONDS = 0.03
+"""The cursor rests so long before what it is on is looked up."""
+
+STATUS_SECONDS = 0.1
+
+
+class View(App[None]):
+    """Shows one checkpoint, and goes about in it.
+
+    Attributes:
+        session: what is known of it.
+        error: why it cannot be opened; None if it can, or nobody knows yet.
+        bug: an exception that is no fault of the checkpoint.
+        first_screen: seconds of `time.perf_counter` when the verdict was first on the screen; 0 before.
+    """
+
+    ENABLE_COMMAND_PALETTE = False
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (80, "-wide")]  # noqa: RUF012 – the base class annotates it
+    CSS = """
+    Screen { layout: vertical; }
+    #title, #tabs, #message, #status { height: 1; width: 100%; }
+    #title { text-style: bold; background: $panel; }
+    #title.bad { color: $text-error; }
+    #title.warn { color: $text-warning; }
+    #title.good { color: $text-success; }
+    #main { height: 1fr; }
+    #filter { height: 1; border: none; padding: 0; display: none; }
+    #filter.typing { display: block; }
+    #side { width: 1fr; }
+    #right { width: 1fr; border-left: solid $primary; padding-left: 1; }
+    #main.wide #right { display: none; }
+    .-narrow #main { layout: vertical; }
+    .-narrow #side, .-narrow #right { width: 100%; height: 1fr; }
+    .-narrow #right { border-left: none; border-top: solid $primary; padding-left: 0; }
+    #problems { height: auto; max-height: 6; border-top: solid $primary; }
+    #message { color: $text-accent; }
+    #status { background: $panel; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *(Binding(str(n + 1), f"tab({n})", name, show=False) for n, name in enumerate(TABS)),
+    ]
+
+    def __init__(self, path: str, other: str = "", how: Mapping[str, Any] | None = None) -> None:
+        super().__init__()
+        self.session = Session(path, other, how or {})
+        self.jobs = Jobs(self.call_from_thread)
+        self.error: CkptoolsError | None = None
+        self.bug: Exception | None = None
+        self.first_screen = 0.0
+        self.tab = OVERVIEW
+        self.pages: dict[int, Page] = {}
+        self.key_page: KeyPage | None = None
+        self.at: dict[int, int] = {}
+
+    # -- the screen ---------------------------------------------------------------------------------------------------
+
+    def compose(self) -> ComposeResult:
+        """Title, tabs, list and facts, problems, what was done, what was read."""
+        yield Static(id="title", markup=False)
+        yield Static(id="tabs", markup=False)
+        with Horizontal(id="main"):
+            with Vertical(id="side"):
+                yield RowList("left")
+                yield Input(id="filter", placeholder="part of a name, or a glob")
+            yield RowList("right", has_cursor=False)
+        yield RowList("problems")
+        yield Static(id="message", markup=False)
+        yield Static(id="status", markup=False)
+
+    def on_mount(self) -> None:
+        """Begin to open the checkpoint."""
+        self.theme = "textual-light" if _is_light() else "textual-dark"
+        self.set_interval(STATUS_SECONDS, self.tell_status)
+        self.left.focus()
+        self.say("? lists the keys")
+        self.open()
+
+    @property
+    def left(self) -> RowList:
+        """The list of the tab."""
+        return self.query_one("#left", RowList)
+
+    @property
+    def right(self) -> RowList:
+        """What is known of a row."""
+        return self.query_one("#right", RowList)
+
+    @property
+    def problems(self) -> RowList:
+        """The causes of what is wrong."""
+        return self.query_one("#problems", RowList)
+
+    def say(self, text: str) -> None:
+        """Say something in the line above the last."""
+        self.query_one("#message", Static).update(printable(text))
+
+    def tell_status(self) -> None:
+        """Say what was read, and what is being read."""
+        if not self.is_running or not self.screen_stack:
+            return
+        running = [job.words for job in list(self.jobs.running.values()) if job.shown]
+        read = f"read {size(self.session.nbytes)} in {duration(self.session.seconds)}"
+        more = f"  {'; '.join(running)}  (x stops it)" if running else ""
+        for status in self.screen_stack[0].query("#status").results(Static):
+            status.update(read + more)
+
+    def _tell_title(self) -> None:
+        title = self.query_one("#title", Static)
+        looked = self.session.looked
+        name = looked.report.name if looked is not None else self.session.path
+        verdict = looked.report.verdict.headline if looked is not None else str(self.error or "opens ...")
+        title.update(printable(f"{name}: {verdict}"))
+        title.set_classes(MARKS[looked.report.verdict.level] if looked is not None else "bad" if self.error else "")
+        named = (f"[{n + 1} {name}]" if n == self.tab else f" {n + 1} {name} " for n, name in enumerate(TABS))
+        self.query_one("#tabs", Static).update("".join(named))
+
+    # -- jobs ---------------------------------------------------------------------------------------------------------
+
+    def begin(self, name: str, work: Callable[[Job], Any], then: Callable[[Any], None], shown: bool = True) -> None:
+        """Do something in a thread, and hand over what comes of it."""
+        self.jobs.start(name, work, then, self.failed, shown)
+
+    def failed(self, error: Exception) -> None:
+        """Say what a job met; what is no fault of a file ends the program."""
+        if isinstance(error, CkptoolsError):
+            self.say(f"error: {error}")
+        elif not isinstance(error, StoppedError):
+            self.bug = error
+            self.exit()
+
+    def open(self) -> None:
+        """Open the checkpoint, or say why that cannot be."""
+        self.session.looked = self.error = self.key_page = None
+        self.pages, self.at = {}, {}
+        self._tell_title()
+        self.jobs.start("opens", self.session.open, self.looked, self._not_opened)
+
+    def _not_opened(self, error: Exception) -> None:
+        if isinstance(error, SeveralError):
+            self.say("several checkpoints: Enter opens one")
+            self.action_tab(RUN)
+        elif isinstance(error, CkptoolsError):
+            self.error = error
+            self._tell_title()
+            if not isinstance(error, ReadError) or error.kind == "absent":
+                self.exit()
+            else:
+                self.begin("asks doctor", self.session.diagnose, self._diagnosed)
+        else:
+            self.failed(error)
+
+    def _diagnosed(self, found: Diagnosis) -> None:
+        text = f"cannot be opened: {printable(str(self.error))}"
+        command = f"ckptools doctor {self.session.arguments}"
+        self.pages[OVERVIEW] = TextPage(lambda screen: f"{text}\n\n{diagnosis_text(found, screen)}", command)
+        self.action_tab(OVERVIEW)
+
+    def looked(self, looked: Looked) -> None:
+        """Show a checkpoint that was opened, and go on with what takes longer."""
+        import time
+
+        self.session.looked = looked
+        self.pages = {RUN: self.pages[RUN]} if RUN in self.pages else {}
+        if self.key_page is not None:
+            self.pages[KEYS] = self.key_page
+        self.problems.show(pages.problem_rows(looked))
+        self.show_tab()
+        self.first_screen = self.first_screen or time.perf_counter()
+        self.begin("lists keys", lambda _: self._listed(looked), lambda found: self._keys(looked, *found), shown=False)
+
+    def _listed(self, looked: Looked) -> tuple[Keys, dict[str, Entry], KeyTree | None]:
+        keys, entries = self.session.list_keys(looked)
+        known = self.session.keys is not None and self.key_page is not None and self.session.keys.rows == keys.rows
+        return keys, entries, None if known else KeyTree(keys)
+
+    def _keys(self, looked: Looked, keys: Keys, entries: dict[str, Entry], tree: KeyTree | None) -> None:
+        self.session.keys, self.session.entries = keys, entries
+        if tree is not None:
+            self.key_page = self.pages[KEYS] = KeyPage(self.session, tree)
+        self.pages.pop(VALUES, None)
+        if self.tab in (KEYS, VALUES):
+            self.show_tab()
+        if self.session.other and self.session.difference is None:
+            self.begin("compares", lambda job: self.session.compare(job, False), self.compared)
+        elif not looked.checkpoint.all_ranks and not self.session.is_far:
+            self.action_every_rank()
+
+    def action_every_rank(self) -> None:
+        """Read the structure of every rank."""
+        looked = self.session.looked
+        if looked is not None and not looked.checkpoint.all_ranks:
+            self.begin("reads every rank", self.session.every_rank, self.looked)
+
+    def compared(self, difference: Difference) -> None:
+        """Show what differs, the largest change first."""
+        self.session.difference = difference
+        self.say(verdict_line(difference))
+        if self.key_page is not None:
+            self.key_page.tree.compared(difference)
+            self.action_tab(KEYS)
+
+    def _run(self, run: RunFolder) -> None:
+        self.session.run = run
+        self.pages[RUN] = pages.checkpoints(self.session, run)
+        self.show_tab()
+
+    # -- tabs ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def page(self) -> Page:
+        """The page of the tab; a text that says what it waits for, while nothing is known."""
+        if self.tab not in self.pages:
+            made = self._made()
+            if made is None:
+                waits = "looks for checkpoints ..." if self.tab == RUN else "is being read ..."
+                return TextPage(lambda _: waits, f"ckptools inspect {self.session.arguments}")
+            self.pages[self.tab] = made
+        return self.pages[self.tab]
+
+    def _made(self) -> Page | None:
+        looked = self.session.looked
+        if looked is None or self.tab in (KEYS, RUN):
+            return None
+        if self.tab == VALUES:
+            full = self.key_page.full if self.key_page is not None else {}
+            return pages.unshared(self.session, looked, full)
+        made: dict[int, Callable[[Session, Looked], Page]] = {
+            OVERVIEW: pages.overview, RANKS: pages.ranks, TRAINING: pages.training, FILES: pages.files,
+        }  # fmt: skip
+        return made[self.tab](self.session, looked)
+
+    def action_tab(self, n: int) -> None:
+        """Go to a tab."""
+        self.at[self.tab] = self.left.cursor
+        self.tab = n
+        self.show_tab()
+        if n == RUN and RUN not in self.pages and "looks for checkpoints" not in self.jobs.running:
+            self.begin("looks for checkpoints", self.session.list_run, self._run)
+
+    def show_tab(self) -> None:
+        """Show the page of the tab, with the cursor where it was."""
+        self._tell_title()
+        page = self.page
+        self.query_one("#main").set_class(page.wide, "wide")
+        self.left.has_cursor = not page.wide
+        page.fit(max(self.size.width - 1, 20))
+        self.left.show(page.rows, self.at.get(self.tab, 0))
+
+    def on_resize(self, _: events.Resize) -> None:
+        """Cut the texts to the new width."""
+        self.at[self.tab] = self.left.cursor
+        self.call_after_refresh(self.show_tab)
+
+    def on_row_list_moved(self, event: RowList.Moved) -> None:
+        """Look up what the cursor is on, once it rests."""
+        if event.rows.id == "left":
+            self.at[self.tab] = self.left.cursor
+            self.set_timer(DETAIL_SECONDS, self.look_up)
+
+    def look_up(self, keep: bool = False) -> None:
+        """Show what is known of the row under the cursor."""
+        if self.page.wide:
+            return
+        width = max(self.right.scrollable_content_region.width, 20)
+        work = self.page.detail(self.left.cursor, width)
+        place = self.right.scroll_offset.y if keep else 0
+        self.begin("looks up", lambda _: work(), lambda rows: self._found(rows, place), shown=False)
+
+    def _found(self, rows: Rows, place: int) -> None:
+        self.right.show(rows, place)
+
+
+def _is_light() -> bool:
+    """Whether the terminal says that its background is light. Source: rxvt's COLORFGBG, which others set too."""
+    found = re.fullmatch(r"\d+;(?:\w+;)?(\d+)", os.environ.get("COLORFGBG", ""))
+    return found is not None and int(found[1]) in (7, 15)

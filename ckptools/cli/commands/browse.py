@@ -1,0 +1,51 @@
+"""`ckptools browse`: look around in a checkpoint, in the terminal."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from ckptools.cli.shared_options import OpeningOptions
+from ckptools.errors import UsageError
+
+if TYPE_CHECKING:
+    from ckptools.browse.app import Browser
+    from ckptools.cli.arguments import CheckpointPath, OtherCheckpoint
+
+SWITCH_SECONDS = 0.001
+"""A thread that reads gives way so often to the one that answers keys."""
+
+
+def browse(path: CheckpointPath, other: OtherCheckpoint = None, *, opening: OpeningOptions) -> None:
+    """Look around in a checkpoint, in the terminal.
+
+    Tabs show what inspect says, the keys as a tree, ranks, optimizer, values that ranks do not share, files, and the
+    checkpoints of the run; with OTHER, what differs, the largest change first. Values are read only when you ask for
+    them. `?` lists the keys, `q` leaves. Needs textual: pip install 'ckptools[browse]'.
+
+    Exit code: 0 looked at, 2 usage (also without a terminal, or without textual), 3 unreadable.
+    """
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError(None, "browse needs a terminal; ckptools inspect and tree print what it shows")
+    app = _program()(path, other or "", vars(opening))
+    sys.setswitchinterval(SWITCH_SECONDS)
+    app.run()
+    if app.bug is not None:
+        raise app.bug
+    if app.error is not None:
+        raise app.error
+
+
+def _program() -> type[Browser]:
+    """The program, with textual, which nothing else needs.
+
+    Raises:
+        UsageError: textual is not installed.
+    """
+    try:
+        from ckptools.browse.app import Browser
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("textual", "rich"):
+            raise
+        raise UsageError(None, "browse needs textual: pip install 'ckptools[browse]'") from error
+    return Browser
