@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,8 +17,6 @@ from ckptools.stats.record import Stats
 from ckptools.text import clip, clip_middle, number, plural, printable, size
 
 Order = Literal["as saved", "size", "rms", "change"]
-
-Changes = Mapping[str, TensorDifference | ValueDifference]
 
 MAX_VALUE = 60
 """Characters of a value in a row."""
@@ -76,7 +74,7 @@ class KeyTree:
         self.keys = keys
         self.order: Order = "as saved"
         self.text = ""
-        self.changes: Changes = {}
+        self.changes: dict[str, TensorDifference | ValueDifference] = {}
         self.figures: dict[str, Stats] = {}
         self._nodes: list[Node] = []
         self._flat: Sequence[KeyRow] | None = None
@@ -96,8 +94,10 @@ class KeyTree:
 
     def compared(self, difference: Difference) -> None:
         """Take over how each key differs from that of the other checkpoint, and show the largest change first."""
-        rows = [row for row in difference.rows if row.verdict not in NOT_LISTED]
-        self.changes = {row.name: row for row in reversed(rows)}  # of several ranks, the first
+        self.changes = {}
+        for row in difference.rows:
+            if row.verdict not in NOT_LISTED:
+                self.changes.setdefault(row.name, row)  # of several ranks, the first
         self.arrange(self.text, "change")
 
     def arrange(self, text: str, order: Order) -> None:

@@ -85,6 +85,7 @@ class View(App[None]):
         self.error: CkptoolsError | None = None
         self.bug: Exception | None = None
         self.first_screen = 0.0
+        self.told = ""
         self.tab = OVERVIEW
         self.pages: dict[int, Page] = {}
         self.key_page: KeyPage | None = None
@@ -139,8 +140,10 @@ class View(App[None]):
         running = [job.words for job in list(self.jobs.running.values()) if job.shown]
         read = f"read {size(self.session.nbytes)} in {duration(self.session.seconds)}"
         more = f"  {'; '.join(running)}  (x stops it)" if running else ""
-        for status in self.screen_stack[0].query("#status").results(Static):
-            status.update(read + more)
+        if read + more != self.told:  # each update is bytes for a terminal that may be far away
+            self.told = read + more
+            for status in self.screen_stack[0].query("#status").results(Static):
+                status.update(self.told)
 
     def _tell_title(self) -> None:
         title = self.query_one("#title", Static)
@@ -180,10 +183,10 @@ class View(App[None]):
         elif isinstance(error, CkptoolsError):
             self.error = error
             self._tell_title()
-            if not isinstance(error, ReadError) or error.kind == "absent":
-                self.exit()
+            if isinstance(error, ReadError):  # of what is not there, doctor has nothing to say either
+                self.jobs.start("asks doctor", self.session.diagnose, self._diagnosed, lambda _: self.exit())
             else:
-                self.begin("asks doctor", self.session.diagnose, self._diagnosed)
+                self.exit()
         else:
             self.failed(error)
 

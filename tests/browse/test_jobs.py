@@ -1,0 +1,116 @@
+"""Work goes on beside the keys: it is named, it stops when asked to, and a slow store freezes nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from ckptools.browse.jobs import Job, Jobs, StoppedError
+from tests.browse.driven import Driven, drive
+from tests.object_store import BUCKET
+from tests.truth import FIXTURES
+from tests.unreliable_store import proxy_of
+
+RANKS = FIXTURES / "torch2.13.0-fsdp1-sharded-w4"
+
+
+def waits(job: Job):
+    while True:
+        time.sleep(0.005)
+        job.check()
+
+
+def test_a_later_job_takes_the_place_of_one_of_its_name():
+    found, done = [], threading.Event()
+    jobs = Jobs(lambda deliver: deliver())
+    jobs.start("reads", waits, found.append, found.append)
+    first = jobs.running["reads"]
+    jobs.start("reads", lambda _: 2, lambda result: (found.append(result), done.set()), found.append)
+    assert done.wait(10) and first.stopped.is_set() and found == [2]
+
+
+def test_what_a_stopped_job_still_returns_is_dropped():
+    found, go, ended = [], threading.Event(), threading.Event()
+
+    def deliver(call):
+        call()
+        ended.set()
+
+    jobs = Jobs(deliver)
+    jobs.start("reads", lambda _: go.wait(10), found.append, found.append)
+    assert jobs.stop_all() == 1
+    go.set()
+    assert ended.wait(10) and found == []
+
+
+def test_a_job_says_how_far_it_is_and_ends_where_it_is_stopped():
+    job = Job("reads every rank")
+    job.on_file(RANKS)
+    job.on_bytes(2048, "w")
+    assert job.words.startswith("reads every rank: 1 file, 2.0 KiB, ")
+    job.stopped.set()
+    try:
+        job.on_file(RANKS)
+    except StoppedError:
+        return
+    raise AssertionError
+
+
+def test_keys_are_answered_while_it_opens_and_x_stops_it():
+    async def script(driven: Driven):
+        assert driven.text("title").endswith("opens ...")
+        await driven.until(lambda: "opens: " in driven.text("status"))
+        await driven.pilot.press("question_mark")
+        assert len(driven.app.screen_stack) == 2
+        await driven.pilot.press("escape", "3", "x")
+        assert driven.text("message") == "stopped" and not driven.app.jobs.running
+
+    def prepared(driven: Driven):
+        return script(driven)
+
+    from ckptools.browse.session import Session
+
+    opened = Session.open
+    Session.open = lambda self, job: waits(job)  # type: ignore[assignment, method-assign]
+    try:
+        drive(RANKS, prepared, wait=False)
+    finally:
+        Session.open = opened  # type: ignore[method-assign]
+
+
+def test_a_bucket_that_answers_after_a_while_freezes_nothing(bucket, monkeypatch):
+    from ckptools.files.remote import path as remote_path
+
+    url = bucket.put(RANKS)
+    monkeypatch.setattr(remote_path, "_stores", {})
+    with proxy_of(bucket.address) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.address)
+        proxy.always = lambda answer: (time.sleep(0.1), answer)[1]
+
+        async def script(driven: Driven):
+            await driven.pilot.press("3", "question_mark")
+            assert driven.app.session.looked is None and len(driven.app.screen_stack) == 2
+            await driven.press("escape", "1")
+            assert "whole: all 4 rank files are here" in driven.text("title")
+            await driven.press("slash", *"blocks.0.up.w", "enter")
+            before = proxy.requests
+            await driven.press("j", "k")
+            assert proxy.requests == before
+            await driven.press("f")
+            assert driven.rows("right")[0].startswith("rms ") and proxy.requests > before
+
+        drive(url, script, wait=False)
+    assert url.startswith(f"s3://{BUCKET}/")
+
+
+def test_a_bug_ends_it_and_is_not_hidden():
+    from tests.display.made import run7
+
+    async def script(driven: Driven):
+        driven.app.begin("reads", lambda _: 1 // 0, lambda _: None)
+        for _ in range(200):
+            await driven.pilot.pause(0.02)
+            if driven.app.bug is not None:
+                return
+
+    assert isinstance(drive(run7(), script).bug, ZeroDivisionError)

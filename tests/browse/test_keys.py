@@ -1,0 +1,145 @@
+"""The tree of keys: it folds, opens, filters, sorts, and reads values only when asked."""
+
+from __future__ import annotations
+
+from ckptools.browse.command_lines import glob_of
+from ckptools.browse.key_tree import KeyTree
+from ckptools.contents.tree import keys_of
+from ckptools.files.opening import File
+from tests.browse.driven import Driven, drive, pressed
+from tests.display.made import checkpoint, plain
+from tests.truth import FIXTURES
+
+RANKS = FIXTURES / "torch2.13.0-fsdp1-sharded-w4"
+
+
+def tree_of(tree):
+    return KeyTree(keys_of(checkpoint(tree)))
+
+
+def test_layers_are_folded_as_in_tree_and_open_to_every_key():
+    tree = tree_of({f"blocks.{n}.w": plain(2, 3, record=str(n)) for n in range(3)})
+    assert [tree.node(n).name for n in range(len(tree))] == ["model", "blocks.{0..2}.w"]
+    assert tree.open(1)
+    assert [tree.node(n).name for n in range(2, len(tree))] == ["blocks.0.w", "blocks.1.w", "blocks.2.w"]
+    assert tree.close(3) == 1 and len(tree) == 2
+
+
+def test_h_goes_up_and_l_goes_in():
+    async def script(driven: Driven):
+        await driven.press("2", "l")
+        opened = len(driven.rows())
+        await driven.press("j", "h")
+        assert opened > len(driven.rows()) and driven.row.startswith("+ model")
+
+    drive(RANKS, script)
+
+
+def test_a_filter_narrows_the_keys_while_it_is_typed():
+    async def script(driven: Driven):
+        await driven.press("slash", "u", "p", ".", "w")
+        assert driven.rows() and all("up.w" in row for row in driven.rows())
+        await driven.press("enter", "escape")
+        assert driven.row.startswith("+ model")
+
+    drive(RANKS, script)
+
+
+def test_a_filter_may_be_a_glob():
+    tree = tree_of({"a.weight": plain(2), "a.bias": plain(2, record="1"), "b.weight": plain(2, record="2")})
+    tree.arrange("a.*", "as saved")
+    assert [tree.node(n).name for n in range(len(tree))] == ["a.weight", "a.bias"]
+
+
+def test_keys_are_sorted_by_size():
+    tree = tree_of({"small": plain(2), "large": plain(2000, record="1"), "middle": plain(20, record="2")})
+    tree.arrange("", "size")
+    assert [tree.node(n).name for n in range(len(tree))] == ["large", "middle", "small"]
+
+
+def test_moving_about_reads_nothing_and_f_reads_the_values_of_one_tensor():
+    async def script(driven: Driven):
+        await driven.press("2", "l", "j", "j", "j")
+        before, shown = File.total_read, driven.app.session.nbytes
+        await driven.press("j", "k")
+        assert (File.total_read, driven.app.session.nbytes) == (before, shown)
+        assert any("dim 0 over 4 ranks" in row for row in driven.rows("right"))
+        await driven.press("f")
+        assert driven.app.session.nbytes > shown
+        assert driven.rows("right")[0].startswith("rms ")
+        assert any("▁" in row or "█" in row for row in driven.rows("right"))
+
+    drive(RANKS, script)
+
+
+def test_tensors_that_were_read_are_sorted_by_rms():
+    async def script(driven: Driven):
+        await driven.press("2", "f", "o", "o")
+        found = [float(row.split()[-1]) for row in driven.rows()]
+        assert len(found) == 21 and found == sorted(found, reverse=True)
+        assert "order: rms" in driven.text("message")
+
+    drive(RANKS, script)
+
+
+def test_a_slice_shows_the_elements_that_show_prints():
+    async def script(driven: Driven):
+        await driven.press("slash", *"blocks.0.up.w", "enter", "e")
+        await driven.pilot.press("home", *["delete"] * 12, *"0,0:2", "enter")
+        await driven.settled()
+        assert "[0,0:2]" in driven.rows("right")
+        driven.app.action_copy()
+        assert driven.text("message").endswith(" --values 0,0:2")
+
+    drive(RANKS, script)
+
+
+def test_enter_reads_the_shards_by_file():
+    async def script(driven: Driven):
+        await driven.press("slash", *"blocks.0.up.w", "enter", "enter")
+        shown = "\n".join(driven.rows("right"))
+        assert "rank0.pt" in shown and "rms" in shown  # a small tensor has its figures, as in `show`
+
+    drive(RANKS, script)
+
+
+def test_u_shows_each_layer():
+    folded, each = pressed(RANKS, "2", "l"), pressed(RANKS, "2", "u", "l", "j", "l")
+    assert any("{0,1}" in row for row in folded) and not any("{0,1}" in row for row in each)
+
+
+def test_a_glob_means_some_keys_and_no_others_or_there_is_none():
+    rows = keys_of(checkpoint({name: plain(2, record=name) for name in ("a.x", "a.y", "ab.x", "c[0].z")})).rows
+    by = {row.name: row for row in rows}
+    assert glob_of([by["a.x"], by["a.y"]], rows) == "a.*"
+    assert glob_of([by["c[0].z"]], rows) == "c[[]0].z"
+    assert glob_of([by["a.x"], by["ab.x"]], rows) == "a*x"
+    assert glob_of([by["a.y"], by["ab.x"]], rows) is None
+
+
+def test_the_copied_command_shows_the_same():
+    async def script(driven: Driven):
+        copied = []
+        driven.app.copy_to_clipboard = copied.append  # type: ignore[method-assign]
+        await driven.press("y", "2", "y", "slash", *"blocks.0.up.w", "enter", "y", "3", "y")
+        path = str(RANKS)
+        assert copied == [
+            f"ckptools inspect {path}", copied[1], f"ckptools show {path} blocks.0.up.weight",
+            f"ckptools inspect {path} --all-ranks",
+        ]  # fmt: skip
+        assert driven.text("message") == copied[-1]
+
+    drive(RANKS, script)
+
+
+def test_a_hundred_thousand_keys_scroll_at_once():
+    tree = {f"part{n % 1000}.k{n}": plain(2, record=str(n)) for n in range(100_000)}
+
+    async def script(driven: Driven):
+        await driven.press("2", "o", "G")
+        assert "order: size" in driven.text("message") and driven.app.left.cursor == 99_999
+        assert driven.app.left.source.line(99_999, 40)[0].split()[0] in driven.pictured()
+        await driven.press("slash", *"k99999")
+        assert len(driven.rows()) == 1
+
+    drive(checkpoint(tree), script)

@@ -1,0 +1,155 @@
+"""Every tab shows what its command prints, problems lead to where they are, and nothing is read that nobody asks for."""
+
+from __future__ import annotations
+
+import pytest
+
+from ckptools.formats.open import open_checkpoint
+from ckptools.inspect.record import inspect_report
+from ckptools.inspect.text import report_text
+from ckptools.display.tables import Screen
+from tests.browse.driven import Driven, drive, pressed
+from tests.display import made
+from tests.truth import FIXTURES
+
+RANKS = FIXTURES / "torch2.13.0-fsdp1-sharded-w4"
+RUN = FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4"
+
+
+def test_the_first_screen_is_what_inspect_prints():
+    shown = pressed(RANKS)
+    assert shown == report_text(inspect_report(open_checkpoint(RANKS)), Screen(79)).split("\n")
+
+
+def test_the_title_has_the_verdict_and_the_last_line_what_was_read():
+    async def script(driven: Driven):
+        assert driven.text("title").startswith("torch2.13.0-fsdp1-sharded-w4: whole: all 4 rank files are here")
+        assert driven.text("status").startswith("read 2") and " KiB in " in driven.text("status")
+        assert driven.rows("problems") == ["no problem was found"]
+
+    drive(RANKS, script)
+
+
+def test_ranks_are_rows_beside_a_map_with_the_one_under_the_cursor_marked():
+    async def script(driven: Driven):
+        await driven.press("3", "j", "j")
+        assert [row.split()[:2] for row in driven.rows()] == [["rank", str(n)] for n in range(4)]
+        assert "   0  . .>. ." in driven.rows("right")
+
+    drive(RANKS, script)
+
+
+def test_a_map_of_ranks_follows_the_axes_of_the_mesh():
+    async def script(driven: Driven):
+        await driven.press("3", "j")
+        assert any(row.startswith("mesh ") for row in driven.rows("right"))
+        assert "   0  .>.  . ." in driven.rows("right")
+
+    drive(FIXTURES / "torch2.13.0-fsdp2-tp2x2-w4", script)
+
+
+def test_optimizer_and_scheduler_have_a_tab():
+    shown = "\n".join(pressed(RANKS, "4"))
+    assert "optim: 2 param groups" in shown and "scheduler: " in shown
+
+
+def test_values_that_ranks_do_not_share_are_listed_and_read_on_request():
+    async def script(driven: Driven):
+        await driven.press("5")
+        assert driven.row.split()[:3] == ["differs", "4", "ranks"] and "rng" in driven.row
+        assert "Enter reads" in "".join(driven.rows("right"))
+        await driven.press("enter")
+        assert "4 distinct of 4" in "".join(driven.rows("right"))
+
+    drive(RANKS, script)
+
+
+def test_files_are_listed_with_what_is_known_of_each():
+    async def script(driven: Driven):
+        await driven.press("6", "j")
+        assert [row.split()[-1] for row in driven.rows()] == [f"rank{n}.pt" for n in range(4)]
+        assert any("rank 1" in row for row in driven.rows("right"))
+
+    drive(RANKS, script)
+
+
+def test_the_checkpoints_of_the_run_are_listed_and_enter_opens_one():
+    async def script(driven: Driven):
+        await driven.press("7")
+        names = [row.split()[-1] for row in driven.rows()]
+        assert len(names) > 0 and all("ep0" in name for name in names)
+        await driven.press("enter")
+        assert driven.text("tabs").startswith("[1 overview]")
+        assert driven.text("title").startswith("ep0-ba5: ")
+
+    drive(RUN, script)
+
+
+def test_a_folder_of_several_checkpoints_begins_with_their_list(tmp_path):
+    for name in ("step10", "step20"):
+        (tmp_path / f"{name}.pt").write_bytes((FIXTURES.parent / "tests/odd" / f"{name}.pt").read_bytes())
+
+    async def script(driven: Driven):
+        assert driven.text("tabs").endswith("[7 run]")
+        assert sorted(row.split()[-1] for row in driven.rows()) == ["step10.pt", "step20.pt"]
+
+    drive(tmp_path, script)
+
+
+def test_enter_on_a_problem_goes_to_its_rank():
+    async def script(driven: Driven):
+        assert driven.text("title").startswith("ep0-ba12000: NOT WHOLE: rank 137 cut short or damaged, ranks 201..203")
+        await driven.press("tab", "tab", "enter")
+        assert driven.row.startswith("rank 137  cut")
+
+    drive(made.broken_run7(), script)
+
+
+def test_enter_on_a_problem_goes_to_its_tensor():
+    async def script(driven: Driven):
+        driven.app.problems.focus()
+        await driven.press("enter")
+        assert driven.text("tabs")[13:21] == "[2 keys]" and driven.row.split()[0] == "norm.weight"
+
+    drive(FIXTURES.parent / "tests/odd/step10.pt", script)
+
+
+def test_what_cannot_be_opened_says_so_with_the_answers_of_doctor(tmp_path):
+    torn = tmp_path / "torn.pt"
+    torn.write_bytes((RANKS / "rank0.pt").read_bytes()[:5000])
+
+    async def script(driven: Driven):
+        assert "is cut short" in driven.text("title")
+        assert any("whole?" in row for row in driven.rows())
+
+    app = drive(torn, script)
+    assert app.error is not None and app.error.exit_code == 3
+
+
+def test_what_is_not_there_ends_it_at_once(tmp_path):
+    app = drive(tmp_path / "none.pt", lambda driven: driven.until(lambda: not driven.app.is_running), wait=False)
+    assert "no such file" in str(app.error)
+
+
+@pytest.mark.parametrize("size", [(60, 24), (80, 24), (200, 60)])
+def test_it_fits_screens_of_any_size(size):
+    async def script(driven: Driven):
+        for tab in "1234567":
+            await driven.press(tab)
+            assert driven.text("status") in driven.pictured()
+        await driven.press("2")
+        beside = driven.app.right.region.x > driven.app.left.region.x
+        assert beside is (size[0] >= 80)
+
+    drive(RANKS, script, size=size)
+
+
+def test_a_smaller_window_puts_what_was_beside_below_and_keeps_the_row():
+    async def script(driven: Driven):
+        await driven.press("3", "j", "j")
+        await driven.pilot.resize_terminal(60, 20)
+        await driven.settled()
+        assert driven.app.right.region.y > driven.app.left.region.y
+        assert driven.row.startswith("rank 2")
+
+    drive(RANKS, script)
