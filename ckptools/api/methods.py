@@ -113,13 +113,15 @@ class ValueMethods:
         manifest: str | Path | None = None,
         ignore: Iterable[str] = (),
         force: bool = False,
+        interactive: bool = False,
         jobs: int | None = None,
         progress: Progress | None = None,
     ) -> Path:
         """Write a page of HTML: the verdict, problems, facts, param groups and pictures, with JSON for programs in it.
 
         One file that needs no network and no script. It is written whatever is wrong with the checkpoint. The arguments
-        are those of `verify`; `values` also puts figures of every tensor on the page. `force` overwrites the file.
+        are those of `verify`; `values` also puts figures of every tensor on the page. `force` overwrites the file. An
+        `interactive` page has one script, by which tables sort and filter, and what is about one rank is marked.
 
         Raises:
             OutputExistsError: it is there already, or in the way of the checkpoint's files.
@@ -137,6 +139,7 @@ class ValueMethods:
             manifest=manifest,
             ignore=ignore,
             force=force,
+            interactive=interactive,
             jobs=jobs,
             progress=progress,
         )

@@ -177,6 +177,10 @@ ReportFile = Annotated[
 WithFigures = Annotated[
     bool, typer.Option("--values", help="Read every tensor; look for NaN, and put figures of each on the page.")
 ]
+Interactive = Annotated[
+    bool,
+    typer.Option("--interactive", help="Let one script in the page sort and filter tables, and link what is related."),
+]
 ManifestFile = Annotated[
     Path | None,
     typer.Option(readable=False, help="A JSON that consolidate --manifest wrote: compare every digest in it."),

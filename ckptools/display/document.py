@@ -1,13 +1,15 @@
 """A page of HTML as a file of its own.
 
-A document stands alone: one file without network or script, which a program can read again. All of it is ASCII, other
-characters as references, so that no server, mail or editor can take it for another encoding. The answers that it shows
-lie in it as JSON, in elements that no browser runs, and a policy in its head forbids all that could run or load, should
-a name from a file ever get through.
+A document stands alone: one file without network, and without script unless one is given, which a program can read
+again. All of it is ASCII, other characters as references, so that no server, mail or editor can take it for another
+encoding. The answers that it shows lie in it as JSON, in elements that no browser runs, and a policy in its head forbids
+all that could run or load, should a name from a file ever get through.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Mapping
 
 from ckptools.display.page import safe
@@ -87,21 +89,37 @@ details::details-content{content-visibility:visible;block-size:auto}
 rows of tables are cards. On paper folds are open, heads of tables are repeated, and what is wide goes on below."""
 
 
-def document(title: str, head: str, page: str, answers: Mapping[str, str], beside: str = "") -> str:
+SCRIPT_STYLE = """
+.ckpt th{cursor:pointer}
+.ckpt th[aria-sort=ascending]::after{content:" \\25b2"}
+.ckpt th[aria-sort=descending]::after{content:" \\25bc"}
+.ckpt .find{display:block;margin:4px 0 2px 16px;font:inherit}
+.ckpt tr.lit,.ckpt .cause.lit{outline:2px solid}
+.ckpt rect.lit{stroke:currentColor;stroke-width:3}
+@media print{.ckpt .find{display:none}}
+"""
+"""How a document with a script looks beside that."""
+
+
+def document(title: str, head: str, page: str, answers: Mapping[str, str], beside: str = "", script: str = "") -> str:
     """A whole document: its title and heading as text, what stands beside the heading, what it shows as HTML.
 
-    `answers` has JSON objects by the name of the command that prints them; each is in an element of that id.
+    `answers` has JSON objects by the name of the command that prints them; each is in an element of that id. The policy
+    lets one `script` run, ASCII and our own, by its SHA-256, and no other.
     """
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"{POLICY}; script-src 'sha256-{digest}'" if script else POLICY
+    style, runs = (DOCUMENT_STYLE + SCRIPT_STYLE, f"<script>{script}</script>\n") if script else (DOCUMENT_STYLE, "")
     beside = f' <small class="dim">{safe(beside)}</small>' if beside else ""
     data = "".join(
         f'<script type="application/json" id="{name}">\n{_quoted(json)}\n</script>\n' for name, json in answers.items()
     )
     html = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width">\n'
-        f"<title>{safe(title, 200)}</title>\n<style>{DOCUMENT_STYLE}</style>\n</head>\n<body>\n"
-        f"<h1>{safe(head)}{beside}</h1>\n{page}\n{data}</body>\n</html>\n"
+        f"<title>{safe(title, 200)}</title>\n<style>{style}</style>\n</head>\n<body>\n"
+        f"<h1>{safe(head)}{beside}</h1>\n{page}\n{data}{runs}</body>\n</html>\n"
     )
     return html.encode("ascii", "xmlcharrefreplace").decode("ascii")
 

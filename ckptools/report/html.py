@@ -62,6 +62,10 @@ MAX_LAYOUTS = 4
 """At most this many tensors have their layout drawn."""
 
 
+SCRIPT = Path(__file__).with_name("page.js")
+"""The script of an interactive page."""
+
+
 class PageContents(NamedTuple):
     """The contents of a page: a checkpoint with every rank read, its records, and when, in seconds since 1970."""
 
@@ -92,11 +96,16 @@ def check_place(out: Path, force: bool, checkpoint: Checkpoint | None = None) ->
         output_place.check_place(checkpoint, [out], force)
 
 
-def write_report(checkpoint: Checkpoint, out: str | Path, *, force: bool = False, **how: Any) -> PageContents:
-    """Write the report on a checkpoint into a file, which appears whole or not at all; `how` goes to `findings`."""
+def write_report(
+    checkpoint: Checkpoint, out: str | Path, *, force: bool = False, interactive: bool = False, **how: Any
+) -> PageContents:
+    """Write the report on a checkpoint into a file, which appears whole or not at all; `how` goes to `findings`.
+
+    An `interactive` page has one script: tables sort and filter, and what is about one rank or key is marked together.
+    """
     check_place(Path(out), force, checkpoint)
     found = findings(checkpoint, **how)
-    write_text(Path(out), report_page(found), force)
+    write_text(Path(out), report_page(found, interactive), force)
     return found
 
 
@@ -113,7 +122,7 @@ def findings(checkpoint: Checkpoint, *, deep: bool = False, values: bool = False
     return PageContents(checkpoint, inspect_report(checkpoint), verified, deep, values, figures, time.time())
 
 
-def report_page(found: PageContents) -> str:
+def report_page(found: PageContents, interactive: bool = False) -> str:
     """Render the report on a checkpoint as one document that includes the JSON of `inspect` and `verify`."""
     report, problems = found.report, list(all_problems(found))
     page = Page(f"ckptools inspect {report.arguments or 'FILES'}", LIMITS, headed=True)
@@ -138,7 +147,8 @@ def report_page(found: PageContents) -> str:
     page.blocks.insert(contents, _contents(page))
     answers = {"inspect": report_json(report), "verify": verification.verification_json(found.verification)}
     headline = f"{report.name}: {verdict_lines(found)[0]}"
-    return document(headline, report.name, page.html(), answers, f"in {report.folder} · {report.saved_as}")
+    script = SCRIPT.read_text() if interactive else ""
+    return document(headline, report.name, page.html(), answers, f"in {report.folder} · {report.saved_as}", script)
 
 
 def _contents(page: Page) -> str:

@@ -17,7 +17,7 @@ def test_what_differs_in_structure_is_listed_before_anything_is_read(tmp_path):
     b = saved(tmp_path / "b.pt", w=[1.0, 2.0, 3.0], same=[1.0], new=[1.0])
 
     async def script(driven: Driven):
-        assert driven.text("tabs")[13:21] == "[2 keys]"
+        assert "[2 keys]" in driven.text("tabs")
         assert {row.split()[0] for row in driven.rows()} == {"w", "gone", "new"}
         assert any("only in B" in row for row in driven.rows())
         assert driven.text("message").startswith("different: weights")

@@ -5,8 +5,13 @@ from __future__ import annotations
 import threading
 import time
 
+import pytest
+
 from ckptools.browse.jobs import Job, Jobs, StoppedError
+from ckptools.browse.session import Session
+from ckptools.files.remote import path as remote_path
 from tests.browse.driven import Driven, drive
+from tests.display.made import run7
 from tests.object_store import BUCKET
 from tests.truth import FIXTURES
 from tests.unreliable_store import proxy_of
@@ -49,14 +54,11 @@ def test_a_job_says_how_far_it_is_and_ends_where_it_is_stopped():
     job.on_bytes(2048, "w")
     assert job.words.startswith("reads every rank: 1 file, 2.0 KiB, ")
     job.stopped.set()
-    try:
+    with pytest.raises(StoppedError):
         job.on_file(RANKS)
-    except StoppedError:
-        return
-    raise AssertionError
 
 
-def test_keys_are_answered_while_it_opens_and_x_stops_it():
+def test_keys_are_answered_while_it_opens_and_x_stops_it(monkeypatch):
     async def script(driven: Driven):
         assert driven.text("title").endswith("opens ...")
         await driven.until(lambda: "opens: " in driven.text("status"))
@@ -65,22 +67,11 @@ def test_keys_are_answered_while_it_opens_and_x_stops_it():
         await driven.pilot.press("escape", "3", "x")
         assert driven.text("message") == "stopped" and not driven.app.jobs.running
 
-    def prepared(driven: Driven):
-        return script(driven)
-
-    from ckptools.browse.session import Session
-
-    opened = Session.open
-    Session.open = lambda self, job: waits(job)  # type: ignore[assignment, method-assign]
-    try:
-        drive(RANKS, prepared, wait=False)
-    finally:
-        Session.open = opened  # type: ignore[method-assign]
+    monkeypatch.setattr(Session, "open", lambda self, job: waits(job))
+    drive(RANKS, script, wait=False)
 
 
 def test_a_bucket_that_answers_after_a_while_freezes_nothing(bucket, monkeypatch):
-    from ckptools.files.remote import path as remote_path
-
     url = bucket.put(RANKS)
     monkeypatch.setattr(remote_path, "_stores", {})
     with proxy_of(bucket.address) as proxy:
@@ -104,8 +95,6 @@ def test_a_bucket_that_answers_after_a_while_freezes_nothing(bucket, monkeypatch
 
 
 def test_a_bug_ends_it_and_is_not_hidden():
-    from tests.display.made import run7
-
     async def script(driven: Driven):
         driven.app.begin("reads", lambda _: 1 // 0, lambda _: None)
         for _ in range(200):

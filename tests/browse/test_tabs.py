@@ -1,13 +1,13 @@
-"""Every tab shows what its command prints, problems lead to where they are, and nothing is read that nobody asks for."""
+"""Every tab shows what its command prints, and problems lead to where they are."""
 
 from __future__ import annotations
 
 import pytest
 
+from ckptools.display.tables import Screen
 from ckptools.formats.open import open_checkpoint
 from ckptools.inspect.record import inspect_report
 from ckptools.inspect.text import report_text
-from ckptools.display.tables import Screen
 from tests.browse.driven import Driven, drive, pressed
 from tests.display import made
 from tests.truth import FIXTURES
@@ -109,7 +109,7 @@ def test_enter_on_a_problem_goes_to_its_tensor():
     async def script(driven: Driven):
         driven.app.problems.focus()
         await driven.press("enter")
-        assert driven.text("tabs")[13:21] == "[2 keys]" and driven.row.split()[0] == "norm.weight"
+        assert "[2 keys]" in driven.text("tabs") and driven.row.split()[0] == "norm.weight"
 
     drive(FIXTURES.parent / "tests/odd/step10.pt", script)
 

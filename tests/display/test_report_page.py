@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
 import time
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 
 import ckptools
-from ckptools.display.document import document
+from ckptools.display.document import POLICY, document
 from ckptools.display.page import Limits, Page
 from ckptools.display.tables import Column
 from ckptools.inspect.record import inspect_report
@@ -20,6 +22,7 @@ from ckptools.inspect.text import facts, headline
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.report.html import PageContents, all_problems, findings, report_page
+from ckptools.text import parse_bytes
 from ckptools.training_state.judgement import verdict_of
 from ckptools.verify.record import Check, Verification
 from ckptools.verify.text import summary
@@ -222,3 +225,84 @@ def test_no_table_is_cut_on_a_screen_or_on_paper(tmp_path):
 def test_figures_of_values_are_on_the_page_where_they_were_asked_for():
     page = shown(report_page(findings(ckptools.open(COMPOSER, all_ranks=True), values=True)))
     assert re.search(r"values of \d+ tensors", page) and "values of" not in shown(report_page(found_in(run7())))
+
+
+# -- with a script ----------------------------------------------------------------------------------------------------
+
+
+def runs_too(html: str, script: str) -> str:
+    """The page with a script of the test behind its own, which the policy allows by its hash too."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return html.replace("script-src ", f"script-src 'sha256-{digest}' ", 1).replace(
+        "</body>", f"<script>{script}</script></body>"
+    )
+
+
+def test_only_an_interactive_page_has_a_script_that_runs_and_a_policy_for_it():
+    found = found_in(run7())
+    plain, page = report_page(found), report_page(found, interactive=True)
+    assert "script-src" not in plain and "<script>" not in plain
+    script = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script[0].encode()).digest()).decode()
+    assert len(script) == 1 and f"""content="{POLICY}; script-src 'sha256-{digest}'">""" in page
+    assert page.isascii() and len(script[0]) < 6000
+    assert answers_in(page) == answers_in(plain)
+
+
+@needs_browser
+@pytest.mark.slow
+def test_in_a_browser_the_script_runs_and_no_name_does(tmp_path):
+    page = tmp_path / "page.html"
+    page.write_text(report_page(found_in(trapped(), Problem(Code.TENSOR_GAP, TRAPS[0], 3, TRAPS[1])), interactive=True))
+    made = elements_of(page)
+    assert 'tabindex="0"' in made
+    assert "<title>ran" not in made and "<title>1" not in made
+    assert 'tabindex="0"' not in elements_of(page_without_hash(page))
+
+
+def page_without_hash(page: Path) -> Path:
+    """The same page with one letter of its script changed, which the policy then forbids."""
+    page.write_text(page.read_text().replace('"use strict"', '"use strict" ', 1))
+    return page
+
+
+@needs_browser
+@pytest.mark.slow
+def test_in_a_browser_tables_sort_by_their_numbers_and_filter(tmp_path):
+    act = """
+    const table = [...document.querySelectorAll("table")].find((one) => one.tHead.textContent.includes("tensors"));
+    const head = [...table.tHead.rows[0].cells].find((one) => one.textContent === "size");
+    const sizes = () => [...table.tBodies[0].rows].filter((row) => !row.hidden)
+      .map((row) => row.cells[head.cellIndex].textContent);
+    head.click(); const up = sizes().join("|"); head.click();
+    document.body.dataset.up = up; document.body.dataset.down = sizes().join("|");
+    const find = document.querySelector(".find");
+    find.value = "STEP"; find.dispatchEvent(new Event("input"));
+    const rows = [...find.nextElementSibling.querySelectorAll("tbody tr")];
+    document.body.dataset.kept = rows.filter((row) => !row.hidden).length + "/" + rows.length;
+    """
+    page = tmp_path / "page.html"
+    page.write_text(runs_too(report_page(found_in(run7()), interactive=True), act))
+    body = elements_of(page).partition("<body")[2].partition(">")[0]
+    up, down = (re.search(rf'data-{name}="([^"]*)"', body)[1].split("|") for name in ("up", "down"))
+    nbytes = [parse_bytes(text) for text in up if text != "-"]
+    assert len(nbytes) > 1 and nbytes == sorted(nbytes) and parse_bytes(down[0]) == max(nbytes)
+    kept, rows = map(int, re.search(r'data-kept="(\d+)/(\d+)"', body).groups())
+    assert 0 < kept < rows
+
+
+@needs_browser
+@pytest.mark.slow
+def test_in_a_browser_a_rank_under_the_pointer_is_marked_wherever_it_is(tmp_path):
+    act = """
+    const cell = [...document.querySelectorAll("rect")]
+      .find((one) => one.querySelector("title")?.textContent.startsWith("rank 137:"));
+    cell.dispatchEvent(new Event("pointerover", {bubbles: true}));
+    const lit = [...document.querySelectorAll(".lit")];
+    document.body.dataset.lit = [...new Set(lit.map((one) => one.tagName.toLowerCase()))].sort().join(" ");
+    document.body.dataset.causes = lit.filter((one) => one.matches(".cause")).length;
+    """
+    page = tmp_path / "page.html"
+    page.write_text(runs_too(report_page(found_in(broken_run7(), *broken_run7().problems), interactive=True), act))
+    body = elements_of(page).partition("<body")[2].partition(">")[0]
+    assert "rect" in body and "div" in body and 'data-causes="1"' in body

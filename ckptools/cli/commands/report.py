@@ -16,7 +16,16 @@ from ckptools.text import encodable, printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ckptools.cli.arguments import CheckpointPaths, Deep, Force, Ignored, ManifestFile, ReportFile, WithFigures
+    from ckptools.cli.arguments import (
+        CheckpointPaths,
+        Deep,
+        Force,
+        Ignored,
+        Interactive,
+        ManifestFile,
+        ReportFile,
+        WithFigures,
+    )
     from ckptools.model.checkpoint import Checkpoint
 
 STDOUT = "-"
@@ -30,13 +39,15 @@ def report(
     manifest: ManifestFile = None,
     ignore: Ignored = None,
     force: Force = False,
+    interactive: Interactive = False,
     *,
     opening: OpeningOptions,
 ) -> None:
     """Write a page of HTML about a checkpoint, to mail or keep.
 
     It shows what inspect and verify find, the verdict first; every rank is read. It is one file, without network or
-    script, with the JSON of both in it. If the checkpoint cannot be opened, it shows that and what doctor finds.
+    (but for --interactive) script, with the JSON of both in it. If the checkpoint cannot be opened, it shows that and
+    what doctor finds.
 
     Exit code: that of verify. 0 no check failed, 1 a check failed (the page is written), 2 usage, 3 unreadable, 4 the
     page would overwrite something.
@@ -49,10 +60,17 @@ def report(
         checkpoint = opened(paths, opening)
     except ReadError as error:
         raise _reported(error, paths, out, force, opening) from error
-    _write(checkpoint, out, force, deep=deep, values=values, manifest=manifest, ignore=ignore or (), jobs=opening.jobs)
+    how: dict[str, Any] = {
+        "deep": deep,
+        "values": values,
+        "manifest": manifest,
+        "ignore": ignore or (),
+        "jobs": opening.jobs,
+    }
+    _write(checkpoint, out, force, interactive, **how)
 
 
-def _write(checkpoint: Checkpoint, out: str, force: bool, *, values: bool, **how: Any) -> None:
+def _write(checkpoint: Checkpoint, out: str, force: bool, interactive: bool, *, values: bool, **how: Any) -> None:
     """Write the page, and say what it says first; `how` is what else `findings` takes."""
     from ckptools.cli.progress import ProgressLine
     from ckptools.report.html import findings, report_page, verdict_lines, write_report
@@ -62,10 +80,11 @@ def _write(checkpoint: Checkpoint, out: str, force: bool, *, values: bool, **how
         if out == STDOUT:
             found = findings(checkpoint, values=values, progress=line, **how)
         else:
-            found = write_report(checkpoint, out, force=force, values=values, progress=line, **how)
+            own = {"force": force, "interactive": interactive}
+            found = write_report(checkpoint, out, **own, values=values, progress=line, **how)
     verdict = "\n".join(verdict_lines(found))
     if out == STDOUT:
-        show(report_page(found).rstrip("\n"))
+        show(report_page(found, interactive).rstrip("\n"))
         remark(verdict)
     else:
         show(encodable(f"{verdict}\nwrote {printable(out)}", sys.stdout.encoding), "inspect")

@@ -1,0 +1,86 @@
+// Sorts and filters the tables of a report, and marks what is about the same rank or key where the pointer is.
+"use strict";
+(() => {
+  const UNITS = {KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40, k: 1e3, M: 1e6, T: 1e12};
+  const NUMBER = /^(-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?)(?: (\w+))?/;
+
+  // A cell as a number: `12.5 KiB`, `6.74 B` (billions, but bytes in a column of sizes); null where it is none.
+  function numberOf(text, sizes) {
+    const found = NUMBER.exec(text);
+    if (!found) return null;
+    const unit = found[2] === "B" ? (sizes ? 1 : 1e9) : UNITS[found[2]] || 1;
+    return parseFloat(found[1].replace(/,/g, "")) * unit;
+  }
+
+  function sortBy(table, head, column) {
+    const down = head.getAttribute("aria-sort") === "ascending";
+    for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
+    head.setAttribute("aria-sort", down ? "descending" : "ascending");
+    const body = table.tBodies[0];
+    const rows = [...body.rows].map((row) => [row.cells[column].textContent, row]);
+    const sizes = rows.some(([text]) => / [KMGT]iB/.test(text));
+    const keys = rows.map(([text, row]) => ({text, row, number: numberOf(text, sizes)}));
+    const sign = down ? -1 : 1;  // what is no number stands behind the numbers either way
+    keys.sort((a, b) =>
+      a.number !== null && b.number !== null ? sign * (a.number - b.number)
+      : a.number !== null ? -1 : b.number !== null ? 1
+      : sign * (a.text < b.text ? -1 : a.text > b.text ? 1 : 0));
+    body.append(...keys.map((key) => key.row));
+  }
+
+  function filter(table, text) {
+    for (const row of table.tBodies[0].rows) row.hidden = !row.textContent.toLowerCase().includes(text.toLowerCase());
+  }
+
+  for (const table of document.querySelectorAll(".ckpt table")) {
+    [...table.tHead.rows[0].cells].forEach((head, column) => {
+      head.tabIndex = 0;
+      head.addEventListener("click", () => sortBy(table, head, column));
+      head.addEventListener("keydown", (event) => { if (event.key === "Enter") sortBy(table, head, column); });
+    });
+    if (table.tBodies[0].rows.length < 4) continue;
+    const input = document.createElement("input");
+    input.type = "search";
+    input.className = "find";
+    input.placeholder = "filter";
+    input.setAttribute("aria-label", "filter the rows");
+    input.addEventListener("input", () => filter(table, input.value));
+    table.parentNode.before(input);
+  }
+
+  // What an element is about: `rank 3` for each rank that its words name, and its key.
+  function subjects(words, key) {
+    const found = new Set(key ? ["key " + key] : []);
+    for (const [, spans] of words.matchAll(/\branks? ((?:\d+(?:\.\.\d+)?(?:, )?)+)/g)) {
+      for (const span of spans.split(", ")) {
+        const [first, last] = span.split("..").map(Number);
+        for (let n = first; n <= Math.min(last || first, first + 5000); n++) found.add("rank " + n);
+      }
+    }
+    return found;
+  }
+
+  const about = new Map();
+  const of = new Map();
+  function note(element, found) {
+    of.set(element, found);
+    for (const subject of found) about.set(subject, [...(about.get(subject) || []), element]);
+  }
+  for (const shape of document.querySelectorAll(".ckpt svg rect")) {
+    const title = shape.querySelector("title");
+    if (title) note(shape, subjects(title.textContent, title.textContent.split(": ")[0]));
+  }
+  for (const row of document.querySelectorAll(".ckpt tbody tr")) {
+    const key = row.querySelector(".k");
+    note(row, subjects(row.textContent, key && key.textContent));
+  }
+  for (const cause of document.querySelectorAll(".ckpt .cause")) note(cause, subjects(cause.textContent, ""));
+
+  let lit = [];
+  document.addEventListener("pointerover", (event) => {
+    for (const element of lit) element.classList.remove("lit");
+    const at = event.target.closest("rect, tbody tr, .cause");
+    lit = at && of.has(at) ? [...of.get(at)].flatMap((subject) => about.get(subject)) : [];
+    for (const element of lit) element.classList.add("lit");
+  });
+})();
