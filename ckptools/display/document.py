@@ -2,8 +2,8 @@
 
 A document stands alone: one file without network, and without script unless one is given, which a program can read
 again. All of it is ASCII, other characters as references, so that no server, mail or editor can take it for another
-encoding. The answers that it shows lie in it as JSON, in elements that no browser runs, and a policy in its head forbids
-all that could run or load, should a name from a file ever get through.
+encoding. The answers that it shows lie in it as JSON, in elements that no browser runs, and a policy in its head
+forbids all that could run or load, should a name from a file ever get through.
 """
 
 from __future__ import annotations
