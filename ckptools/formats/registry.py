@@ -101,6 +101,7 @@ FORMATS: tuple[Format, ...] = (
     Format("torchsnapshot", r"^\.snapshot_metadata$|(^|/)(\d+|batched|sharded|replicated)/|(^|/)[^./]+/[^./]*$"),
     Format("torch_checkpointing", r"metadata\.pkl$|_\d+\.(pt|safetensors|json)$"),
     Format("byte_checkpoint", r"^(model|optimizer|extra_state)$", of_folders=True),
+    Format("colossal_ai", r"^(modeling|optimizer|running_states\.json)$", of_folders=True),
     Format("olmo_core", r"^model_and_optim$", of_folders=True),
     Format("composer_folder", r"^(composer_metadata\.json|resumption\.pkl)$", of_folders=True),
     Format("dcp", r"\.metadata|\.distcp$|(ba|step|iter|iteration|checkpoint)[-_]?\d+$"),
