@@ -209,15 +209,17 @@ def _first_rows(box: Box) -> Box:
 
 
 def _rounds_to(copy: Any, weight: Any, dtype: str) -> bool:
-    """Whether fp32 elements round to those of a weight; NaN is NaN whatever its bits."""
+    """Whether fp32 elements round to those of a weight, or equal fp32 ones; NaN is NaN whatever its bits."""
     import numpy as np
 
     values = copy.view("<f4")
     if dtype == "float16":
         with np.errstate(over="ignore"):
             rounded, nan = values.astype("<f2").view("<u2"), np.isnan(weight.view("<f2"))
+    elif dtype == "float32":
+        rounded, nan = copy.view("<u4"), np.isnan(weight.view("<f4"))
     else:
         bits = copy.view("<u4").astype("<u8")
         rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
         nan = (weight.view("<u2") & 0x7FFF) > 0x7F80
-    return bool(np.all((rounded == weight.view("<u2")) | (np.isnan(values) & nan)))
+    return bool(np.all((rounded == weight.view(rounded.dtype)) | (np.isnan(values) & nan)))

@@ -66,7 +66,9 @@ EXCEPTIONS: tuple[Unknowable, ...] = (
     Unknowable("composer-0.16.4-torch2.0.1-elastic-w4", r"another step .*\.distcp", NO_STEP),
     Unknowable("(dcp-ddp-number-plain|accelerate|torchao-fsdp2-adamw8bit)", r"another step .*\.distcp", NO_STEP),
     Unknowable("megatron-tp2pp2-fp32/ckpt", r"another step .*\.distcp", NO_STEP),
-    Unknowable("megatron-(tp2pp2-fp32|tp2dp2-distopt)/ckpt", r"deleted .*/metadata\.json", PLAIN_DCP),
+    Unknowable(
+        "megatron-(tp2pp2-fp32|tp2dp2-distopt|core0.20-ep2dp2-dpr)/ckpt", r"deleted .*/metadata\.json", PLAIN_DCP
+    ),
     Unknowable("lightning-fabric-fsdp2", r"another step .*/meta\.pt", NO_STEP),
     Unknowable("deepspeed-(z1-fp32|moe-ep2-z1-fp32)/ckpt", "another step .*/mp_rank_00_model_states", NO_STEP),
     Unknowable("deepspeed-z1-fp32/universal", "another step .*/(fp32|exp_avg)", NO_STEP),

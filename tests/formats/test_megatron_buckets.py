@@ -105,7 +105,7 @@ def codes(verification: Any) -> list[str]:
     return [p.code for check in verification.checks if check.result == "FAIL" for p in check.problems]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_copies_that_round_to_their_weights_prove_the_layout(dtype, tmp_path):
     values = torch.cat([torch.randn(5000), torch.tensor([float("nan"), float("inf"), -0.0, 1 + 2**-8, 3.4e38])])
     run = one_weight(tmp_path / "run", values.to(dtype), values)
@@ -127,6 +127,13 @@ def test_a_copy_that_does_not_round_to_its_weight_is_refused(odd, tmp_path):
     own = ckptools.open(run, weights="module")
     own.consolidate(tmp_path / "own.pt", only="model")
     assert torch.equal(torch.load(tmp_path / "own.pt")[NORM], values.bfloat16())
+
+
+def test_a_copy_of_an_fp32_weight_must_equal_it(tmp_path):
+    values = torch.randn(5000)
+    other = values.clone()
+    other[7] = other[7].nextafter(torch.tensor(9.0))
+    assert codes(ckptools.verify(one_weight(tmp_path / "run", values, other))) == ["CK105"]
 
 
 def test_a_copy_of_which_a_part_is_missing_is_not_counted_as_compared(tmp_path):

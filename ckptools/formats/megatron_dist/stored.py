@@ -37,6 +37,9 @@ SIZES = re.compile(r".*\.per_bucket_numel(?:_unpadded)?(?:/shard_0_1)?", re.DOTA
 
 ROUTER = ".router.weight"
 COMMON_KEY = "common_state/shard_0_1"
+COPIED = (*HALF, "float32")
+"""dtypes of weights that show whether a copy found by its place is theirs: it rounds to them, or equals them."""
+
 MASTERS = (MASTER, "param")
 """Slots of the master copy: of Float16Optimizer and older distributed optimizers, of `fully_reshardable`."""
 
@@ -221,7 +224,7 @@ class StoredState:
         self.buffers = {n: v for n, v in self.buffers.items() if not any(tensors_in(v)) and not SIZES.fullmatch(n)}
         self.by_order = frozenset(joined)
         pairs = ((n, entry.get("param"), model[n]) for n, entry in joined.items())
-        self.rounded = tuple(Rounded(n, t, w) for n, t, w in pairs if t and t.dtype == "float32" and w.dtype in HALF)
+        self.rounded = tuple(Rounded(n, t, w) for n, t, w in pairs if t and t.dtype == "float32" and w.dtype in COPIED)
         self.problems.append(Problem(Code.LAYOUT_INFERRED, JOINED, None, "optimizer"))
         return dict(joined)
 
