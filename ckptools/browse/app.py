@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.binding import Binding, BindingType
 from textual.widgets import Input
@@ -16,12 +16,13 @@ from ckptools.browse.pages import ListPage
 from ckptools.browse.row_list import RowList
 from ckptools.browse.session import Session
 from ckptools.browse.view import KEYS, OVERVIEW, RANKS, RUN, VALUES, View
-from ckptools.consolidate.record import Consolidated
-from ckptools.consolidate.text import remarks, summary
 from ckptools.contents.record import Shown
 from ckptools.model.problems import Problem
 from ckptools.stats.record import Statistics, Stats
 from ckptools.text import plural, printable
+
+if TYPE_CHECKING:
+    from ckptools.consolidate.record import Consolidated
 
 WRITES = "writes"
 """The name of the job that writes: leaving waits until it has taken away what it began."""
@@ -364,6 +365,8 @@ class Browser(View):
         self.push_screen(LineDialog(f"consolidate {printable(what)} into", f"{self._file_name()}.{suffix}"), typed)
 
     def _planned(self, plan: Consolidated, out: str, only: str | None) -> None:
+        from ckptools.consolidate.text import remarks, summary
+
         if plan.planned is not None and plan.planned.no_room is not None:
             self.say(f"error: {plan.planned.no_room}")
             return

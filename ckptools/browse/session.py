@@ -1,6 +1,7 @@
 """What is known of the checkpoint that is looked at: it is opened once, and the rooms of the commands make the records.
 
-Methods that take the job in which they run may wait for files; they report to it, and end where it is stopped.
+Methods that take the job in which they run may wait for files; they report to it, and end where it is stopped. What
+the first screen does not need is imported when it is asked for.
 """
 
 from __future__ import annotations
@@ -11,31 +12,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ckptools.browse.jobs import Job
-from ckptools.consolidate.options import ConsolidateOptions
-from ckptools.consolidate.record import Consolidated
-from ckptools.consolidate.run import consolidate
-from ckptools.contents.record import KeyRow, Keys, Shown
-from ckptools.contents.show import show
-from ckptools.contents.tree import keys_of
-from ckptools.diff.compare import Wanted, compare
-from ckptools.diff.record import Difference
 from ckptools.display.next_command import quoted
-from ckptools.doctor.record import Diagnosis
 from ckptools.files.location import location
 from ckptools.files.opening import File
 from ckptools.files.remote.path import RemotePath
 from ckptools.formats.open import open_checkpoint, with_all_ranks
 from ckptools.inspect.record import Report, inspect_report
 from ckptools.keys.entries import EVERYTHING, Entry, Selection, entries_of
-from ckptools.ls.listing import checkpoints_in
-from ckptools.ls.record import RunFolder
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tensor import Tensor
-from ckptools.stats.record import Statistics, Stats
 from ckptools.training_state import modules
+
+if TYPE_CHECKING:
+    from ckptools.browse.jobs import Job
+    from ckptools.consolidate.record import Consolidated
+    from ckptools.contents.record import KeyRow, Keys, Shown
+    from ckptools.diff.record import Difference
+    from ckptools.doctor.record import Diagnosis
+    from ckptools.ls.record import RunFolder
+    from ckptools.stats.record import Statistics, Stats
 
 
 @dataclass(frozen=True)
@@ -117,6 +114,8 @@ class Session:
 
     def list_keys(self, looked: Looked) -> tuple[Keys, dict[str, Entry]]:
         """Every key, and its entry by name."""
+        from ckptools.contents.tree import keys_of
+
         return keys_of(looked.checkpoint), {entry.name: entry for entry in entries_of(looked.checkpoint)}
 
     def values_of(self, rows: Sequence[KeyRow]) -> list[tuple[KeyRow, Any]]:
@@ -127,6 +126,8 @@ class Session:
 
     def show(self, job: Job, keys: Sequence[str], values: str | None = None) -> Shown:
         """What `show` has of some keys: shards by file, small figures, the elements of a slice, values by rank."""
+        from ckptools.contents.show import show
+
         looked = self.every_rank(job)
         with self.counted():
             return show(looked.checkpoint, keys, values, private=True)
@@ -145,6 +146,8 @@ class Session:
 
     def compare(self, job: Job, values: bool, names: Sequence[str] = ()) -> Difference:
         """Compare with the other checkpoint: structure and plain values, with `values` those of tensors too."""
+        from ckptools.diff.compare import Wanted, compare
+
         if self.second is None:
             self.second = self._opened(self.other, job, all_ranks=True)
             self.read(self.second.cost.nbytes, self.second.cost.seconds)
@@ -155,6 +158,8 @@ class Session:
 
     def list_run(self, job: Job) -> RunFolder:
         """The checkpoints of the run: those in the folder that was named, or in the one that its file is in."""
+        from ckptools.ls.listing import checkpoints_in
+
         path = location(self.path)
         with self.counted():
             return checkpoints_in(path if path.is_dir() else path.parent, on_found=job.on_file)
@@ -170,6 +175,9 @@ class Session:
 
     def consolidate(self, job: Job, out: str, only: str | None, dry_run: bool) -> Consolidated:
         """Plan to write a part of the checkpoint, or write it."""
+        from ckptools.consolidate.options import ConsolidateOptions
+        from ckptools.consolidate.run import consolidate
+
         options = ConsolidateOptions(only=only, dry_run=dry_run, jobs=self.how.get("jobs"))
         with self.counted():
             return consolidate(self.every_rank(job).checkpoint, out, options, job.on_bytes)

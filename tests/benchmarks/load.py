@@ -9,6 +9,8 @@ metadata-512, by name only: on 512 ranks too.
 
 ranks: 64 rank files of 5,000 tensors beside torch.load(mmap=True); ranks-1024, by name only: 64, 256 and 1,024 of them.
 
+browse: the first screen of 1,024 ranks beside inspect, and keys that are pressed while it goes on reading.
+
 weights: 2.6 GB of real bytes on 32 ranks, consolidated beside `cp` and torch's own converter.
 
 big: against something run in the same minute; most of the time goes into making the inputs.
@@ -30,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckptools.tensor_io.threads import in_threads
-from tests.benchmarks import metadata, ranks, scale, stores, weights
+from tests.benchmarks import browse, metadata, ranks, scale, stores, weights
 from tests.benchmarks.measure import run, table_as_measured, workplace
 
 CKPTOOLS = [sys.executable, "-m", "ckptools"]
@@ -196,6 +198,7 @@ SECTIONS = {
     "scale": Section(scale.make, scale.report, 2),
     "metadata": Section(metadata.maker(metadata.SMALL), metadata.reporter(metadata.SMALL), 6),
     "ranks": Section(ranks.maker(ranks.SMALL), ranks.reporter(ranks.SMALL), 3),
+    "browse": Section(browse.make, browse.report, 2),
     "weights": Section(weights.make, weights.report, 8),
     "big": Section(make_inputs, against_others, 12),
 }
