@@ -29,6 +29,7 @@ RANK_0 = COMPOSER / "ep0-ba5-rank0.pt"
 SAMPLES = (*WHOLE, *LOCAL)
 
 DOUBTS = {
+    "bytecheckpoint-fsdp2": "whole, 1 warning: 1 file missing",
     "dcp-ddp-number-plain-w2": "whole, 1 warning: optimizer state without a sure name: optim",
     "deepspeed-z3-bf16": (
         "whole, 1 warning: copies that should be equal differ: model.stats.running_mean (ranks 1..3)"

@@ -119,8 +119,8 @@ def test_a_file_that_goes_bad_between_opening_and_reading_is_named_in_its_rows(t
 
     opened = command.opened
 
-    def cut_when_opened(*arguments):
-        checkpoint = opened(*arguments)
+    def cut_when_opened(*arguments, **how):
+        checkpoint = opened(*arguments, **how)
         (tmp_path / "m.pt").write_bytes((tmp_path / "m.pt").read_bytes()[:200_000])
         return checkpoint
 
