@@ -120,8 +120,7 @@ class KeyPage:
         None for what no glob of the model means alone.
         """
         node = self.node(n)
-        own = node.rows if node is not None else []
-        rows = list(self.tree.rows_shown()) if self.tree.text else own
+        rows = node.rows if node is not None else []
         kinds = {row.kind for row in rows}
         every = [row for row in self.tree.keys.rows if row.kind in kinds]
         if len(kinds) == 1 and kinds <= {"model", "optimizer"} and len(rows) == len(every):

@@ -131,10 +131,6 @@ class KeyTree:
         """The node of a row."""
         return self._nodes[n] if self._flat is None else Node(0, self._flat[n].name, row=self._flat[n])
 
-    def rows_shown(self) -> Sequence[KeyRow]:
-        """The keys that are filtered, or all."""
-        return self.keys.rows if self._flat is None else self._flat
-
     # -- moving in it -------------------------------------------------------------------------------------------------
 
     def open(self, n: int) -> bool:

@@ -300,7 +300,7 @@ class View(App[None]):
 
     def look_up(self, keep: bool = False) -> None:
         """Show what is known of the row under the cursor."""
-        if self.page.wide:
+        if self.page.wide or not self.query("#right"):  # the timer may ring while the screen is taken down
             return
         width = max(self.right.scrollable_content_region.width, 20)
         work = self.page.detail(self.left.cursor, width)
