@@ -13,14 +13,18 @@ from pathlib import Path
 import pytest
 
 from ckptools.cli.start import COMMANDS
+from ckptools.formats.registry import FORMATS
 from tests.documents import DOCS, TRAINING, Step, agrees, printed_otherwise, rewritten, run, steps
 from tests.object_store import Bucketful, s3_server, settings
 from tests.truth import FIXTURES
 
-GUIDES = sorted(DOCS.glob("*.md"))
+README = DOCS.parent / "README.md"
+PROJECT = (README, *(README.with_name(f"{name}.md") for name in ("CONTRIBUTING", "SECURITY", "CHANGELOG")))
+PAGES = sorted(DOCS.rglob("*.md"))
+GUIDES = [page for page in [README, *PAGES] if "```console" in page.read_text()]
 REMOTE = DOCS / "remote.md"
 ELSEWHERE = (TRAINING, REMOTE, DOCS / "scale.md")
-"""Guides with a test of their own, and the one whose figures `make load` prints: it has no commands."""
+"""Guides with a test of their own, and the one whose figures `make load` prints."""
 
 
 @pytest.mark.slow
@@ -51,9 +55,10 @@ def test_every_command_on_a_bucket_prints_what_the_guide_shows(run7: Path, tmp_p
 
 
 @pytest.mark.slow
-def test_every_command_of_the_readme_on_a_bucket_or_a_cluster_runs(run7: Path, tmp_path: Path) -> None:
+def test_the_first_commands_on_a_bucket_or_a_cluster_run(run7: Path, tmp_path: Path) -> None:
     run7.rename(tmp_path / "run")
-    section = (DOCS.parent / "README.md").read_text().partition("## In a bucket, on a cluster")[2].partition("\n## ")[0]
+    page = (DOCS / "getting-started.md").read_text()
+    section = page.partition("## In a bucket, on a cluster")[2].partition("\n## ")[0]
     lines = re.findall(r"^(?:ckptools|torchrun) .*$", section, re.MULTILINE)
     # One node of two ranks stands for four of eight.
     here = [re.sub(r"--nnodes.*node0", "--standalone --nproc-per-node 2", line) for line in lines]
@@ -62,16 +67,34 @@ def test_every_command_of_the_readme_on_a_bucket_or_a_cluster_runs(run7: Path, t
     assert (tmp_path / "model" / "model.safetensors").exists()
 
 
-@pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.stem)
-def test_every_link_of_a_guide_leads_somewhere(guide: Path) -> None:
-    targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", guide.read_text())
+@pytest.mark.parametrize("guide", [*PROJECT, *PAGES], ids=lambda path: path.stem)
+def test_every_link_of_a_page_leads_somewhere(guide: Path) -> None:
+    targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)|(?:src|srcset)=\"([^\"]+)\"", guide.read_text())
+    targets = [link or source for link, source in targets]
     assert [t for t in targets if not t.startswith("https://") and not (guide.parent / t).exists()] == []
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_a_page_that_the_readme_leads_to(command: str) -> None:
-    assert f"(docs/{command}.md)" in (DOCS.parent / "README.md").read_text()
+    assert f"[{command}](docs/{command}.md)" in README.read_text()
     assert (DOCS / f"{command}.md").read_text().startswith(f"# `ckptools {command}`: ")
+
+
+def test_the_readme_fits_two_screens_and_no_line_of_code_is_clipped() -> None:
+    lines = README.read_text().splitlines()
+    blocks = re.findall(r"^```\w*\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
+    code = [*"".join(blocks).splitlines(), *(line for line in lines if line.startswith("    "))]
+    assert len(lines) <= 120 and len(code) > 15 and [line for line in code if len(line) > 88] == []
+
+
+def test_every_format_has_a_section_in_the_page_of_its_family() -> None:
+    sections = [
+        name
+        for page in (DOCS / "families").glob("*.md")
+        for name in re.findall(r"^## `(\w+)`$", page.read_text(), re.M)
+    ]
+    listed = re.findall(r"`(\w+)`", (DOCS / "families" / "index.md").read_text().partition("\nWhat no format")[0])
+    assert sorted(sections) == sorted(known.NAME for known in FORMATS) == sorted({*listed} & {*sections})
 
 
 def test_output_that_differs_is_noticed() -> None:

@@ -145,8 +145,8 @@ def test_a_format_imports_neither_another_way_in_nor_what_opens_it():
     assert {m: found for m in within if (found := imported(MODULES[m]) & opening)} == {}
 
 
-def test_the_readme_tells_where_everything_is():
-    told = (PACKAGE.parent / "README.md").read_text().partition("## Architecture")[2].partition("\n## ")[0]
+def test_the_page_of_the_architecture_tells_where_everything_is():
+    told = (PACKAGE.parent / "docs" / "architecture.md").read_text()
     paths = {name for name in re.findall(r"`([\w/]+(?:\.py|/))`", told) if not name.startswith("tests/")}
     inside = {name for name in paths if (PACKAGE / name).exists()}
     rooms = {room(module) for module in MODULES} - {"_version", "__init__", "__main__"}
