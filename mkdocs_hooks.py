@@ -36,8 +36,12 @@ MOVED = (
 
 
 def on_config(config: Any) -> Any:
-    """Put the page of each code into the navigation."""
+    """Put the page of each code into the navigation, and pages of commands that it lacks."""
     for entry in config.nav:
+        if "Commands" in entry:
+            there = {name for page in entry["Commands"] for name in page}
+            new = [name for name in COMMANDS if name not in there and (ROOT / "docs" / f"{name}.md").exists()]
+            entry["Commands"] += [{name: f"{name}.md"} for name in new]
         if "Problem codes" in entry:
             entry["Problem codes"] += [f"problems/{page.code}.md" for page in explanations()]
     return config
