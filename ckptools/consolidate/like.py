@@ -23,7 +23,7 @@ from ckptools.model.tensor import Tensor
 from ckptools.model.tree import fqn_of, leaf_at
 from ckptools.text import few, plural, printable
 
-FORBIDDEN = ("map", "strip_prefix", "rename", "allow_missing", "fill")
+FORBIDDEN = ("map", "strip_prefix", "rename", "allow_missing", "fill", "fill_from")
 """Options that contradict `--like`."""
 
 

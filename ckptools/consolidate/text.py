@@ -37,7 +37,8 @@ def summary(done: Consolidated) -> Iterator[str]:
     yield f"source checksums: {_checksums(done.checksums, done.dry_run)}"
     if done.read_back:
         which = "every element" if not done.filled else "every element that is not filled in"
-        yield f"checked: {done.read_back}: {which} is the source's: {done.proof.counts}"
+        whose = f"the source's, or taken from {printable(done.borrowed_from)}" if done.borrowed_from else "the source's"
+        yield f"checked: {done.read_back}: {which} is {whose}: {done.proof.counts}"
 
 
 def _checksums(found: SourceChecksums | None, dry_run: bool) -> str:

@@ -279,7 +279,14 @@ def test_names_of_a_trainer_are_not_renamed_for_a_model_without_a_rule(tmp_path)
 
 @pytest.mark.parametrize(
     "options",
-    [{"rename": ["a=b"]}, {"strip_prefix": "a"}, {"allow_missing": True}, {"only": "all"}, {"tied": "drop"}],
+    [
+        {"rename": ["a=b"]},
+        {"fill_from": "older"},
+        {"strip_prefix": "a"},
+        {"allow_missing": True},
+        {"only": "all"},
+        {"tied": "drop"},
+    ],
 )
 def test_options_that_contradict_it_are_a_mistake(options, run, original):
     refused(run, original, UsageError, **options)
