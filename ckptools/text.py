@@ -38,7 +38,12 @@ def printable(text: str) -> str:
 
 
 def encodable(text: str, encoding: str | None) -> str:
-    """The text as a stream of an encoding can write it: any other character becomes a backslash escape."""
+    """The text as a stream of an encoding can write it: `->` for an arrow, else a backslash escape."""
+    try:
+        text.encode(encoding or "ascii")
+        return text
+    except (UnicodeEncodeError, LookupError):
+        text = text.replace("→", "->")
     try:
         return text.encode(encoding or "ascii", "backslashreplace").decode(encoding or "ascii")
     except LookupError:
@@ -56,6 +61,17 @@ def clip_middle(text: str, width: int) -> str:
         return text
     tail = max(width - len(CUT), 0) * 2 // 3
     return clip(text, width - tail) + text[len(text) - tail :]
+
+
+def clip_name(text: str, width: int) -> str:
+    """An fqn of at most `width` characters, cut at dots where that fits: `model...mlp.down_proj.weight`."""
+    parts = text.split(".")
+    if len(text) <= width or len(parts) < 3 or len(parts[0]) + len(CUT) + len(parts[-1]) > width:
+        return clip_middle(text, width)
+    head, tail = f"{parts[0]}{CUT}", parts.pop()
+    while len(head) + len(parts[-1]) + 1 + len(tail) <= width:
+        tail = f"{parts.pop()}.{tail}"
+    return head + tail
 
 
 # -- lists -------------------------------------------------------------------------------------------------------

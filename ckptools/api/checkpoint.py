@@ -277,6 +277,10 @@ class Checkpoint(ValueMethods, checkpoint_data.Checkpoint):
     def _repr_html_(self) -> str | None:
         return as_html(self)
 
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """The map of its ranks beside the HTML, from which code hosts strip drawings."""
+        return {"image/svg+xml": self.plot.ranks().svg} if len(self.files) > 1 else {}
+
 
 def side_of(side: Checkpoint | str | Path) -> checkpoint_data.Checkpoint | Path:
     """A side of a comparison: a checkpoint with every rank's structure read, or the path of a file of digests."""

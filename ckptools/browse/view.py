@@ -23,7 +23,7 @@ from ckptools.browse.session import Looked, Session
 from ckptools.contents.record import Keys
 from ckptools.diff.record import Difference
 from ckptools.diff.text import verdict_line
-from ckptools.display.page import MARKS
+from ckptools.display.palette import MARKS
 from ckptools.doctor.record import Diagnosis
 from ckptools.doctor.text import diagnosis_text
 from ckptools.errors import CkptoolsError, ReadError, SeveralError

@@ -66,7 +66,7 @@ def show_answer(
 ) -> None:
     """Print an answer in the form that was asked for.
 
-    `command` is also the name of its schema and of the words that have a colour; of its `rows` there are `--jsonl` and
+    `command` is also the name of its schema; of its `rows` there are `--jsonl` and
     `--table-format`; `text` makes the answer a text that is cut to a screen, of which `limit` replaces the rows.
     """
     if form.json:
@@ -75,7 +75,7 @@ def show_answer(
         show(answer_json(command, answer))
     elif form.is_text:
         cut = screen() if limit is None else screen()._replace(rows=limit or None)
-        show(encodable(text(answer, cut), sys.stdout.encoding), command)
+        show(encodable(text(answer, cut), sys.stdout.encoding))
     elif form.table_format:
         from ckptools.display.row_table import rows_text
 

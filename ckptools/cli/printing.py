@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
 from typing import TextIO
 
+from ckptools.display.palette import Mark, mark_of, painted
 from ckptools.display.tables import PIPE, Screen
 from ckptools.text import encodable, plural, printable
 
@@ -31,14 +31,13 @@ def in_color(stream: TextIO) -> bool:
     return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
 
 
-def show(text: str, words: str = "") -> None:
-    """Print to stdout; `words`, a key of `WORDS`, says which words have a colour on a terminal.
+def show(text: str) -> None:
+    """Print to stdout.
 
     A reader that closed the pipe, as `| head` does, changes no exit code: that is the verdict.
     """
     if Printing.silent:
         return
-    text = _with_color(text, words, sys.stdout)
     try:
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
@@ -70,51 +69,17 @@ def _complain(text: str) -> None:
     sys.stderr.flush()
 
 
-def say(message: str) -> None:
-    """Print one line on stderr, with everything in it that a terminal could act on made visible."""
+def say(message: str, mark: Mark = "") -> None:
+    """Print one line on stderr, with everything in it that a terminal could act on made visible.
+
+    `mark` is that of the line; without one, an error or a warning has its own.
+    """
     # Where stderr cannot be written, the exit code still says it.
     with contextlib.suppress(OSError):
-        _complain(_with_color(printable(message), "errors", sys.stderr))
-
-
-# -- colour -----------------------------------------------------------------------------------------------------------
-#
-# It is never the only sign: the words stay, and mean the same.
-
-CODES = {"red": "31", "green": "32", "yellow": "33", "bold": "1", "dim": "2"}
-"""Select Graphic Rendition parameters. Source: ECMA-48, 8.3.117."""
-
-RESULTS = r"(?:(?P<red>FAIL)|(?P<yellow>warn)|(?P<green>ok)|(?P<dim>skip))(?=  |$)"
-"""Results of checks, in a column of their own."""
-
-VERDICTS = (
-    r"^(?:(?P<red_verdict>NOT WHOLE(?=: )|whole(?=, but ))"
-    r"|(?P<yellow_verdict>whole(?=, (?:not joinable|\d+ warnings?): ))|(?P<green_verdict>whole(?=: ))"
-    r"|(?P<yellow_listed>all \d+ .+ are here(?=; contents not compared)))"
-)
-"""Headlines: red where something is wrong, yellow where something is doubtful."""
-
-WORDS = {
-    "errors": r"^(?:(?P<red>error)|(?P<yellow>warning))(?=:)",
-    "inspect": rf"{VERDICTS}|^  (?P<bold>CK\d{{3}})(?=  )",
-    "verify": rf"{VERDICTS}|^\S.*?  +{RESULTS}",
-}
-"""Patterns of the words that have a colour in the output of commands, and in the lines of errors.
-
-Groups are named by colours, as in `CODES`, and behind a `_` by what makes the name unique."""
-
-
-def _with_color(text: str, words: str, stream: TextIO) -> str:
-    """The text with colour around the words that have one, where the stream has any."""
-    if words not in WORDS or not in_color(stream):
-        return text
-    return re.sub(WORDS[words], _painted, text, flags=re.MULTILINE)
-
-
-def _painted(found: re.Match[str]) -> str:
-    group = found.lastgroup or "bold"
-    start, end = (at - found.start() for at in found.span(group))
-    return f"{found[0][:start]}\x1b[{CODES[group.partition('_')[0]]}m{found[0][start:end]}\x1b[0m{found[0][end:]}"
+        text, color = printable(message), in_color(sys.stderr)
+        word, colon, rest = text.partition(":")
+        severe = word in ("error", "warning") and not mark
+        _complain(f"{painted(word, mark_of(word), color)}{colon}{rest}" if severe else painted(text, mark, color))
 
 
 ROWS = 40
@@ -123,11 +88,12 @@ ROWS = 40
 
 def screen(stream: TextIO | None = None) -> Screen:
     """Cut to the terminal that a stream leads to, stdout where none is given, and not at all in a pipe."""
-    if not (stream or sys.stdout).isatty():
-        return PIPE
+    to = stream or sys.stdout
+    if not to.isatty():
+        return PIPE._replace(color=in_color(to))
     import shutil
 
-    return Screen(shutil.get_terminal_size().columns, ROWS)
+    return Screen(shutil.get_terminal_size().columns, ROWS, in_color(to))
 
 
 class Ending:

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 TERMINAL_SECONDS = 0.2
 LOG_SECONDS = 10.0
-SECONDS_FOR_A_RATE = 1.0
-"""Before that, the time that is left would be a guess."""
+SECONDS_FOR_A_RATE = 5.0
+SHARE_FOR_A_RATE = 0.02
+"""Before so much has passed and is done, the time that is left would be a guess."""
 
 
 class Line:
@@ -95,7 +96,7 @@ class ProgressLine(Line):
 
     def _left(self) -> str:
         """The time that the rest takes at this rate, once there is a rate."""
-        if self.seconds < SECONDS_FOR_A_RATE or not 0 < self._done < self.total:
+        if self.seconds < SECONDS_FOR_A_RATE or not self.total * SHARE_FOR_A_RATE < self._done < self.total:
             return ""
         return f"  {duration(self.seconds * (self.total - self._done) / self._done)} left"
 

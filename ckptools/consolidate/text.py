@@ -8,7 +8,7 @@ from pathlib import Path
 from ckptools.consolidate.like import likeness_lines
 from ckptools.consolidate.record import Consolidated, PlannedCopy, PlannedReading, SourceChecksums
 from ckptools.display.record_json import to_json
-from ckptools.display.tables import Column, table
+from ckptools.display.tables import PIPE, Column, Screen, table
 from ckptools.dtypes import short
 from ckptools.model.records import Rows, to_dict
 from ckptools.model.regions import Box
@@ -50,9 +50,9 @@ def _checksums(found: SourceChecksums | None, dry_run: bool) -> str:
     return f"{plural(found.right, 'record')} right{without}"
 
 
-def copies(planned: PlannedReading) -> list[str]:
+def copies(planned: PlannedReading, screen: Screen = PIPE) -> list[str]:
     """The table of all copies: tensor, source file and offset, target file and offset, number of bytes."""
-    return table(COPY_COLUMNS, [_copy_cells(copy) for copy in planned.copies])
+    return table(COPY_COLUMNS, [_copy_cells(copy) for copy in planned.copies], screen._replace(rows=None))
 
 
 def _copy_cells(copy: PlannedCopy) -> list[str]:

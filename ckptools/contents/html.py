@@ -95,11 +95,11 @@ def _stream_cells(row: StreamRow) -> list[str]:
 FORMS[KeyRow] = Form(
     "key",
     (
-        Column("key", name=True),
+        Column("key", "name"),
         Column("type"),
-        Column("shape", True),
+        Column("shape", "number"),
         Column("dtype"),
-        Column("size", True),
+        Column("size", "number"),
         Column("layout"),
         Column("value"),
     ),
@@ -107,7 +107,7 @@ FORMS[KeyRow] = Form(
 )
 FORMS[StreamRow] = Form(
     "generator",
-    (Column("generator"), Column("ranks", True), Column("distinct", True), Column("fingerprints")),
+    (Column("generator"), Column("ranks", "number"), Column("distinct", "number"), Column("fingerprints")),
     _stream_cells,
 )
 

@@ -9,25 +9,26 @@ from typing import Any
 
 from ckptools.contents.record import ShardRow, Shown, ShownKey
 from ckptools.display.lines import value_text
+from ckptools.display.palette import Mark
 from ckptools.display.tables import PIPE, Column, Screen, table, wrapped
 from ckptools.dtypes import short
 from ckptools.keys.random_states import StreamRow
 from ckptools.model.regions import Box, Ints
 from ckptools.text import clip, count, few, named_ranks, number, printable, shape, size, spans
 
-VALUE_COLUMNS = (Column("key", name=True), Column("value"))
-RANK_COLUMNS = (Column("key", name=True), Column("ranks"), Column("value"))
+VALUE_COLUMNS = (Column("key", "name"), Column("value"))
+RANK_COLUMNS = (Column("key", "name"), Column("ranks"), Column("value"))
 SHARD_COLUMNS = (
-    Column("rank", right=True),
+    Column("rank", "number"),
     Column("region"),
-    Column("file", name=True),
-    Column("record", name=True),
-    Column("offset", right=True),
-    Column("size", right=True),
+    Column("file", "name"),
+    Column("record", "name"),
+    Column("offset", "number"),
+    Column("size", "number"),
     Column("crc"),
 )
 
-PART_COLUMNS = (*SHARD_COLUMNS[:2], Column("holds", name=True), *SHARD_COLUMNS[2:])
+PART_COLUMNS = (*SHARD_COLUMNS[:2], Column("holds", "name"), *SHARD_COLUMNS[2:])
 """Columns of the tensors that are stored in place of a shard's values."""
 
 FULL = 100_000
@@ -47,7 +48,8 @@ def shown_text(shown: Shown, screen: Screen = PIPE) -> str:
     """Random states first, as fingerprints; tensors, each with its shards; the values in a table, one alone in full."""
     tensors = [row for row in shown.rows if row.type == "tensor" and not _is_brief(row, shown)]
     values = [row for row in shown.rows if row.type != "tensor" or _is_brief(row, shown)]
-    blocks = [list(stream_lines(shown.streams))] if shown.streams else []
+    streams = [line for text in stream_lines(shown.streams) for line in wrapped("", text, screen)]
+    blocks = [streams] if streams else []
     blocks += [list(_tensor_lines(row, screen)) for row in tensors]
     blocks += [_values(values, screen)] if values else []
     return "\n\n".join("\n".join(block) for block in blocks)
@@ -60,7 +62,8 @@ def _is_brief(row: ShownKey, shown: Shown) -> bool:
 
 def _values(rows: Sequence[ShownKey], screen: Screen) -> list[str]:
     if len(rows) == 1:
-        return [line for name, text in _alone(rows[0]) for line in wrapped(f"{name}  ", printable(text), screen)]
+        alone = _alone(rows[0])
+        return [ln for name, text in alone for ln in wrapped(f"{name}  ", printable(text), screen, label="heading")]
     wide = screen.width or FULL
     if not any(row.ranks for row in rows):
         return table(VALUE_COLUMNS, [(row.name, _brief(row, wide)) for row in rows], screen)
@@ -110,16 +113,18 @@ def stream_lines(streams: Sequence[StreamRow]) -> Iterator[str]:
 
 
 def _tensor_lines(row: ShownKey, screen: Screen) -> Iterator[str]:
-    yield from wrapped(f"{printable(clip(row.name, FULL))}  ", printable(tensor_facts(row)), screen)
+    yield from wrapped(f"{printable(clip(row.name, FULL))}  ", printable(tensor_facts(row)), screen, label="heading")
     if row.tied:
-        yield printable(f"tied to {row.tied}")
-    for line in filter(None, (row.note, holes_line(row), row.problem)):
-        yield from wrapped("", printable(line), screen)
+        yield from wrapped("", printable(f"tied to {row.tied}"), screen)
+    marked: tuple[tuple[str, Mark], ...] = ((row.note, ""), (holes_line(row), "bad"), (row.problem, "bad"))
+    for line, mark in marked:
+        yield from wrapped("", printable(line), screen, mark=mark) if line else ()
     if row.statistics is not None:
         yield from wrapped("", figures_line(row.statistics), screen)
     if row.values is not None:
         yield f"[{printable(row.slice)}]"
-        yield from element_lines(row.values, row.dtype)
+        for line in element_lines(row.values, row.dtype):
+            yield from wrapped("", line, screen)
     else:
         yield from shard_map(row.shape or (), row.shards)
         yield from table(SHARD_COLUMNS, [shard_cells(shard) for shard in row.shards if not shard.parts], screen)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ckptools.contents.record import KeyRow, Keys, KeySection
 from ckptools.contents.tree import totals
 from ckptools.display.lines import value_text
+from ckptools.display.palette import painted
 from ckptools.display.tables import PIPE, Screen
 from ckptools.dtypes import short
 from ckptools.keys.folding import Branch, fold, label_text, tree_of
@@ -81,7 +82,8 @@ def tree_text(keys: Keys, form: TreeForm = TreeForm(), screen: Screen = PIPE) ->
     head = f"{printable(clip(keys.name, MAX_LABEL))}   {counted}{others}"
     left = len(lines) - len(kept)
     more = [f"{plural(left, 'more line')}: --limit 0 for all, --depth 2 for fewer"] if left else []
-    return "\n".join([clip(head, screen.width or len(head)), *_laid_out(kept, screen), *more])
+    title = painted(clip(head, screen.width or len(head)), "heading", screen.color)
+    return "\n".join([title, *_laid_out(kept, screen), *more])
 
 
 def _lines(keys: Keys, form: TreeForm) -> Iterator[_TreeLine]:
@@ -200,8 +202,9 @@ def _laid_out(lines: Sequence[_TreeLine], screen: Screen) -> list[str]:
         widths = _widths(lines)
         excess = _width(name, widths) - screen.width
         name = max(name - max(excess, 0), min(name, NARROWEST))
-    shown = [_shown(line, name, widths) for line in lines]
-    return shown if screen.width is None else [clip(line, screen.width) for line in shown]
+    shown = [(_shown(line, name, widths), len(line.drawn)) for line in lines]
+    cut = [(line if screen.width is None else clip(line, screen.width), drawn) for line, drawn in shown]
+    return [painted(line[:drawn], "dim", screen.color) + line[drawn:] for line, drawn in cut]
 
 
 def _widths(lines: Sequence[_TreeLine]) -> list[int]:

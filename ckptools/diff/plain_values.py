@@ -190,7 +190,7 @@ MAX_WORDS = 40
 
 
 def first_unlike(a: Any, b: Any) -> str:
-    """The first place where two values differ, with both items: `first at [3]: 7 / 5`.
+    """The first place where two values differ, with both items: `first at [3]: 7 → 5`.
 
     Empty for a list short enough to be shown, and if both items have the same text.
     """
@@ -204,7 +204,7 @@ def first_unlike(a: Any, b: Any) -> str:
     if found is None:
         return ""
     place, x, y = found
-    return f"first at {shape(place)}: {clip(text_of(x), MAX_WORDS)} / {clip(text_of(y), MAX_WORDS)}"
+    return f"first at {shape(place)}: {clip(text_of(x), MAX_WORDS)} → {clip(text_of(y), MAX_WORDS)}"
 
 
 def _in_lists(a: Any, b: Any, above: Ints) -> tuple[Ints, Any, Any] | None:

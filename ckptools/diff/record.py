@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -109,6 +110,25 @@ class TensorDifference(NamedTuple):
     first: tuple[int, ...] | None = None
     value_a: str | None = None
     value_b: str | None = None
+
+
+NOT_FINITE = "not finite, in no measure"
+"""What the detail of a tensor says of elements that no measure includes."""
+
+
+def most_changed(rows: Iterable[TensorDifference]) -> Rows[TensorDifference]:
+    """Tensors by what they changed, the most first; integers, such as counters, come last.
+
+    Those that no measure describes come before them: on one side only, of another shape, or not finite.
+    """
+
+    def place(row: TensorDifference) -> tuple[int, float]:
+        if row.verdict not in ("differs", "within tolerance") or row.shape_a != row.shape_b:
+            return 0, 0.0
+        counts = (row.dtype_a or "").startswith(("int", "uint", "bool"))
+        return 1 if NOT_FINITE in row.detail else 3 if counts else 2, -(row.change or 0.0)
+
+    return Rows(sorted(rows, key=place))
 
 
 @displayed

@@ -15,6 +15,7 @@ from ckptools.diff.record import (
     TensorDifference,
     ValueDifference,
     Verdict,
+    most_changed,
 )
 from ckptools.diff.sides import Contents
 from ckptools.model.records import grouped
@@ -82,9 +83,8 @@ def _of_tensors(rows: Sequence[TensorDifference]) -> Iterator[str]:
         yield f"{plural(len(rows), 'tensor')} {WORDS[rows[0].verdict]}"
     elif listed:
         yield f"{plural(len(rows), 'tensor')}: {', '.join(listed)}"
-    measured = [row for row in rows if row.change is not None and row.verdict != "same"]
-    if measured:
-        most = max(measured, key=lambda row: row.change or 0.0)
+    most = next((row for row in most_changed(rows) if row.change is not None and row.verdict != "same"), None)
+    if most is not None:
         yield f"|dW|/|W| up to {most.change:.1e} ({clip_middle(most.name, 60)})"
 
 
@@ -110,11 +110,16 @@ def _last_word(name: str) -> str:
 
 
 def _change(row: ValueDifference) -> str:
-    """The last key with both values, rounded to six digits if these differ."""
-    full = row.value_a or "", row.value_b or ""
+    """The last key with both values."""
+    alike = row.detail and row.value_a == row.value_b
+    return f"{_last_word(row.name)} {row.detail if alike else change_words(row.value_a, row.value_b)}"
+
+
+def change_words(a: str | None, b: str | None) -> str:
+    """A's value and B's, rounded to six digits if these differ: `0.00299704 → 0.00298817`; `-` for none."""
+    full = a or "-", b or "-"
     brief = [LONG_NUMBER.sub(lambda found: number(float(found[0])), text) for text in full]
-    a, b = brief if brief[0] != brief[1] else full
-    return f"{_last_word(row.name)} {row.detail if a == b and row.detail else f'{a} / {b}'}"
+    return " → ".join(brief if brief[0] != brief[1] else full)
 
 
 def _of_generators(rows: Sequence[ValueDifference], a: Contents, b: Contents) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from ckptools.diff.plain_values import NUMBERED
-from ckptools.diff.record import DIFFERENT, TensorDifference, Verdict
+from ckptools.diff.record import DIFFERENT, NOT_FINITE, TensorDifference, Verdict
 from ckptools.diff.sides import SideTensor
 from ckptools.diff.tensor_values import OWN_COPIES, Measured, Reading, compare_tensors, copies_differ, read_for_digest
 from ckptools.dtypes import short
@@ -34,12 +34,12 @@ def structure_row(a: SideTensor | None, b: SideTensor | None) -> TensorDifferenc
 
 def _structure(a: SideTensor, b: SideTensor) -> tuple[Verdict, str]:
     if a.shape != b.shape:
-        return "differs", f"shape {shape(a.shape)} / {shape(b.shape)}"
+        return "differs", f"shape {shape(a.shape)} → {shape(b.shape)}"
     problems = [f"{side}: {tensor.problem}" for side, tensor in (("A", a), ("B", b)) if tensor.problem]
     if problems:
         return "cannot be compared", "; ".join(problems)
     if a.dtype != b.dtype:
-        return "differs", f"{short(a.dtype)} / {short(b.dtype)}"
+        return "differs", f"{short(a.dtype)} → {short(b.dtype)}"
     return ("cannot be compared", NUMBERED) if a.number or b.number else ("not compared", "")
 
 
@@ -112,7 +112,7 @@ def _words(row: TensorDifference, found: Measured, same_dtype: bool, equal: str 
     if found.by_rank:
         words.append("each rank has its own, compared rank by rank")
     if m is not None and m.nonfinite:
-        words.append(f"{plural(m.nonfinite, 'element')} not finite, in no measure")
+        words.append(f"{plural(m.nonfinite, 'element')} {NOT_FINITE}")
     if m is not None and m.differing and not m.max and not m.outside and not m.nonfinite:
         words.append("equal in value, not in bits")
     return "; ".join(filter(None, words))

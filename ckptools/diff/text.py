@@ -5,20 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
 
-from ckptools.diff.record import DIFFERENT, Difference, Side, TensorDifference, ValueDifference, Verdict
+from ckptools.diff.record import (
+    DIFFERENT,
+    Difference,
+    Side,
+    TensorDifference,
+    ValueDifference,
+    Verdict,
+    most_changed,
+)
+from ckptools.diff.subjects import WORDS, change_words
+from ckptools.display.palette import mark_of, painted
 from ckptools.display.tables import PIPE, Column, Screen, table, wrapped
 from ckptools.model.records import grouped
 from ckptools.text import few, plural, printable, shape, size
 
-SUBJECT_COLUMNS = (Column("subject"), Column("verdict", verdict=True), Column("detail"))
+SUBJECT_COLUMNS = (Column("subject"), Column("verdict", "verdict"), Column("detail"))
 TENSOR_COLUMNS = (
-    Column("tensor", name=True), Column("verdict", verdict=True),
-    Column("|dW|/|W|", right=True), Column("max |dW|", right=True), Column("cosine", right=True),
-    Column("first at"), Column("A", right=True), Column("B", right=True), Column("detail"),
+    Column("tensor", "name"), Column("verdict", "verdict"),
+    Column("|dW|/|W|", "number"), Column("max |dW|", "number"), Column("cosine", "number"),
+    Column("first at"), Column("A → B"), Column("detail"),
 )  # fmt: skip
 VALUE_COLUMNS = (
-    Column("value", name=True), Column("verdict", verdict=True), Column("A"), Column("B"), Column("detail"),
+    Column("value", "name"), Column("keys", "number"), Column("verdict", "verdict"), Column("A → B"), Column("detail"),
 )  # fmt: skip
+
+_Row = TensorDifference | ValueDifference
 
 NOT_LISTED: frozenset[Verdict] = frozenset({"same", "same checksum", "not compared"})
 """Verdicts of tensors and values that are counted alone."""
@@ -28,12 +40,14 @@ def difference_text(
     found: Difference, tensors: Sequence[TensorDifference], values: Sequence[ValueDifference], screen: Screen = PIPE
 ) -> str:
     """Render a difference as text with some rows of tensors and values, without those that are the same."""
-    sides = (("A  ", found.a), ("B  ", found.b))
-    lines = [line for letter, side in sides for line in wrapped(letter, printable(side_line(side)), screen)]
+    mark = {True: mark_of("same"), False: mark_of("differs"), None: mark_of("warn")}[found.same]
+    lines = wrapped("", verdict_line(found), screen, mark=mark)
+    for letter, side in (("A  ", found.a), ("B  ", found.b)):
+        lines += wrapped(letter, printable(side_line(side)), screen, label="heading")
     lines += ["", *_subjects(found, screen)]
-    lines += [line for note in found.notes for line in wrapped("note  ", printable(note), screen)]
-    lines += [*_tensors(tensors, screen), *_unchanged(found, screen), *_values(values, screen)]
-    return "\n".join([*lines, "", *wrapped("", verdict_line(found), screen)])
+    lines += [line for note in found.notes for line in wrapped("note  ", printable(note), screen, mark="dim")]
+    lines += [*_tensors(found, tensors, screen), *_unchanged(found, screen), *_values(found, values, screen)]
+    return "\n".join([*lines, "", *wrapped("", cost_line(found), screen, mark="dim")])
 
 
 def side_line(side: Side) -> str:
@@ -51,7 +65,10 @@ def _subjects(found: Difference, screen: Screen) -> Iterator[str]:
     width = max((len(subject) for subject, _, _ in rows), default=0)
     verdicts = max((len(verdict) for _, verdict, _ in rows), default=0)
     for subject, verdict, detail in rows:
-        yield from wrapped(f"{subject:{width}}  {verdict:{verdicts}}  ", printable(detail), screen)
+        lines = wrapped(f"{subject:{width}}  {verdict:{verdicts}}  ", printable(detail), screen)
+        behind = lines[0].removeprefix(f"{subject:{width}}  {verdict}")
+        shown = f"{subject:{width}}  {painted(verdict, mark_of(verdict), screen.color)}{behind}"
+        yield from (shown, *lines[1:])
 
 
 def _layout(found: Difference) -> list[tuple[str, str, str]]:
@@ -67,7 +84,7 @@ MOST_LINES = 14
 FEWEST_ROWS = 3
 
 
-def _tensors(rows: Sequence[TensorDifference], screen: Screen) -> list[str]:
+def _tensors(found: Difference, rows: Sequence[TensorDifference], screen: Screen) -> list[str]:
     rows = [row for row in rows if row.verdict not in NOT_LISTED]
     if not rows:
         return []
@@ -76,7 +93,16 @@ def _tensors(rows: Sequence[TensorDifference], screen: Screen) -> list[str]:
     if first and screen.width is not None:
         first = max(map(len, table(*_tensor_table(rows, measured, first, False)))) <= screen.width
     made = _tensor_table(rows, measured, first, detailed)
-    return ["", *_short(screen, lambda at: table(*made, at))]
+    return ["", _heading("tensor", found.tensors, rows, screen), *_short(screen, lambda at: table(*made, at))]
+
+
+def _heading(noun: str, every: Sequence[_Row], shown: Sequence[_Row], screen: Screen) -> str:
+    """How many rows there are, and their verdict where that is one: `45 tensors differ; 3 are shown`."""
+    rows = [row for row in every if row.verdict not in NOT_LISTED]
+    verdict = WORDS[rows[0].verdict] if len({row.verdict for row in rows}) == 1 else "are not the same"
+    verdict = "differs" if len(rows) == 1 and verdict == "differ" else verdict
+    limited = f"; {len(shown)} shown" if len(shown) < len(rows) else ""
+    return painted(f"{plural(len(rows), noun)} {verdict}{limited}", "heading", screen.color)
 
 
 def _groups(rows: Sequence[TensorDifference]) -> tuple[bool, bool, bool]:
@@ -88,13 +114,18 @@ def _groups(rows: Sequence[TensorDifference]) -> tuple[bool, bool, bool]:
 def _tensor_table(
     rows: Sequence[TensorDifference], measured: bool, first: bool, detailed: bool
 ) -> tuple[list[Column], list[list[str]]]:
-    shown = [True] * 2 + [measured] * 3 + [first] * 3 + [detailed]
+    several = len({row.verdict for row in rows}) > 1
+    shown = [True, several] + [measured] * 3 + [first] * 2 + [detailed]
     return list(compress(TENSOR_COLUMNS, shown)), [list(compress(_tensor_cells(row), shown)) for row in rows]
 
 
 def _tensor_cells(row: TensorDifference) -> list[str]:
     measures = [_number(row.change, ".1e"), _number(row.max, ".1e"), _number(row.cosine, ".6f")]
-    first = [shape(row.first) if row.first is not None else "", row.value_a or "", row.value_b or ""]
+    valued = row.value_a is not None or row.value_b is not None
+    first = [
+        shape(row.first) if row.first is not None else "",
+        change_words(row.value_a, row.value_b) if valued else "",
+    ]
     return [row.name, row.verdict, *measures, *first, "; ".join(filter(None, (row.detail, _renamed(row))))]
 
 
@@ -127,17 +158,24 @@ def _unchanged(found: Difference, screen: Screen) -> list[str]:
     return wrapped("unchanged weights: ", printable(few(same)) + "   (frozen, or not loaded?)", screen)
 
 
-def _values(rows: Sequence[ValueDifference], screen: Screen) -> list[str]:
-    folded = _folded([row for row in rows if row.verdict not in NOT_LISTED])
-    shown = [True, any(count > 1 for _, count in folded), True, True, True, any(row.detail for row, _ in folded)]
-    columns = list(compress((VALUE_COLUMNS[0], Column("keys", right=True), *VALUE_COLUMNS[1:]), shown))
+def _values(found: Difference, rows: Sequence[ValueDifference], screen: Screen) -> list[str]:
+    rows = [row for row in rows if row.verdict not in NOT_LISTED]
+    if not rows:
+        return []
+    columns, cells = _value_table(_folded(rows))
+    return ["", _heading("value", found.values, rows, screen), *_short(screen, lambda at: table(columns, cells, at))]
+
+
+def _value_table(folded: Sequence[tuple[ValueDifference, int]]) -> tuple[list[Column], list[list[str]]]:
+    several = len({row.verdict for row, _ in folded}) > 1
+    shown = [True, any(count > 1 for _, count in folded), several, True, any(row.detail for row, _ in folded)]
     cells = [list(compress(_value_cells(row, count), shown)) for row, count in folded]
-    return ["", *_short(screen, lambda at: table(columns, cells, at))] if folded else []
+    return list(compress(VALUE_COLUMNS, shown)), cells
 
 
 def _value_cells(row: ValueDifference, count: int) -> list[str]:
     name = row.name if row.rank is None else f"{row.name}, rank {row.rank}"
-    return [name, str(count), row.verdict, row.value_a or "", row.value_b or "", row.detail]
+    return [name, str(count), row.verdict, change_words(row.value_a, row.value_b), row.detail]
 
 
 def _folded(rows: Sequence[ValueDifference]) -> list[tuple[ValueDifference, int]]:
@@ -147,7 +185,7 @@ def _folded(rows: Sequence[ValueDifference]) -> list[tuple[ValueDifference, int]
 
 
 def verdict_line(found: Difference) -> str:
-    """Whether the two are the same, and how much was compared."""
+    """Whether the two are the same, and what was not compared."""
     if found.proof is not None and found.same:
         parts = [f"every element of A is B's: {found.proof}"]
     elif found.same is False:
@@ -164,8 +202,13 @@ def verdict_line(found: Difference) -> str:
         parts.append("values of tensors not compared (--values)")
     elif found.bytes_not_read:
         parts.append(f"{size(found.bytes_not_read)} with the same stated CRC-32 not read (--every-byte)")
+    return "; ".join(parts)
+
+
+def cost_line(found: Difference) -> str:
+    """How much was read, and how long it took."""
     read = f"{size(found.bytes_read)} of tensors read, " if found.values_compared else ""
-    return f"{'; '.join(parts)}; {read}{found.seconds:.2f} s"
+    return f"{read}{found.seconds:.2f} s"
 
 
 def difference_html(found: Difference) -> str:
@@ -175,18 +218,17 @@ def difference_html(found: Difference) -> str:
     page = Page(DICTS)
     for letter, side in (("A", found.a), ("B", found.b)):
         page.line(f"{letter}  {side_line(side)}")
-    mark = {True: "good", False: "bad", None: "warn"}[found.same]
-    page.line(verdict_line(found), mark)
+    page.line(verdict_line(found), {True: "good", False: "change", None: "warn"}[found.same])
+    page.line(cost_line(found), "dim")
     subjects = [(row.subject, row.verdict, row.detail) for row in found.subjects]
     page.table(plural(len(subjects), "subject"), SUBJECT_COLUMNS, subjects, opened=True)
-    tensors = [row for row in found.tensors if row.verdict not in NOT_LISTED]
+    tensors = most_changed(row for row in found.tensors if row.verdict not in NOT_LISTED)
     if tensors:
         columns, cells = _tensor_table(tensors, *_groups(tensors))
         page.table(f"{plural(len(cells), 'tensor')} not the same", columns, cells)
     values = [row for row in found.values if row.verdict in DIFFERENT]
-    rows = [(row.name, row.verdict, row.value_a or "", row.value_b or "", row.detail) for row in values]
-    if rows:
-        page.table(f"{plural(len(rows), 'value')} not the same", VALUE_COLUMNS, rows)
+    if values:
+        page.table(f"{plural(len(values), 'value')} not the same", *_value_table([(row, 1) for row in values]))
     for note in found.notes:
         page.line(f"note  {note}", "dim")
     return page.html()

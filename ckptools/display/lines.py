@@ -61,11 +61,17 @@ def cause_lines(
     last = max((n for n, cause in enumerate(shown) if following and cause.code in following[0].causes), default=-1)
     lines: list[str] = []
     for n, cause in enumerate(shown):
-        lines += wrapped(f"  {cause.code}  ", cause_words(cause), screen)
-        lines += wrapped(WAYS_OUT, cause.remedy, screen) if cause.remedy else []
-        lines += wrapped(f"{WAYS_OUT}-> ", ", ".join(one.text for one in following), screen) if n == last else []
+        lines += wrapped(f"  {cause.code}  ", cause_words(cause), screen, label="heading")
+        lines += wrapped(WAYS_OUT, cause.remedy, screen, mark="dim") if cause.remedy else []
+        lines += wrapped("  -> ", _following(following), screen) if n == last else []
     left = len(causes) - len(shown)
     return [*lines, *([f"  {plural(left, 'more cause')}; all of them when piped, as in | less"] if left else [])]
+
+
+def _following(consequences: Sequence[Consequence]) -> str:
+    """What follows from lost files, and from which causes where there are several: `9 tensors have gaps`."""
+    codes = consequences[0].causes
+    return ", ".join(one.text for one in consequences) + (f" ({' and '.join(codes)})" if len(codes) > 1 else "")
 
 
 def cause_words(cause: Cause) -> str:

@@ -7,14 +7,14 @@ scheme, and never the only sign: the words stay, and mean the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
 from typing import NamedTuple
 
 from ckptools.display.drawing import Picture
+from ckptools.display.palette import mark_of
 from ckptools.display.tables import Column
-from ckptools.model.verdict import Level
 from ckptools.text import clip, clip_middle, plural, printable
 
 DICTS = "to_dicts() of this"
@@ -55,25 +55,12 @@ color:var(--jp-content-font-color2,var(--ckpt-dim))}
 .ckpt.ckpt.ckpt .bad{color:var(--jp-error-color1,var(--ckpt-bad));font-weight:bold}
 .ckpt.ckpt.ckpt .warn{color:var(--jp-warn-color0,var(--ckpt-warn))}
 .ckpt.ckpt.ckpt .good{color:var(--jp-success-color0,var(--ckpt-good))}
+.ckpt .change{font-weight:bold}
 .ckpt .dim{color:var(--jp-content-font-color2,var(--ckpt-dim))}
 </style>
 """.replace("\n", "")
 """The style of every output. A class stands three times where the rules of JupyterLab for every table would outrank
 one (`:not(.jp-RenderedMarkdown).jp-RenderedHTMLCommon td`)."""
-
-WORDS = {
-    "bad": ("FAIL", "BAD", "error", "NOT WHOLE", "NONE", "MISSING", "missing", "cut", "bad", "unreadable", "no: ",
-            "DOES NOT LOAD", "differs", "only in A", "only in B", "cannot be compared", "DIFFERENT", "different:",
-            "LEFT OUT", "left out: ", "filled: ", "whole, but "),
-    "warn": ("warn", "warning", "not compared", "same checksum", "whole, "),
-    "good": ("ok", "yes", "whole", "loads", "same", "the same"),
-    "dim": ("skip", "seen", "listed"),
-}  # fmt: skip
-"""Words that a cell is, or a line begins with, and how they are marked."""
-
-
-MARKS: Mapping[Level, str] = {"bad": "bad", "doubtful": "warn", "good": "good"}
-"""The mark of a verdict of each level."""
 
 
 class Limits(NamedTuple):
@@ -103,7 +90,7 @@ class Page:
         self._nbytes = limits.nbytes - len(STYLE)
 
     def line(self, text: str, mark: str = "") -> None:
-        """One line of text; `mark` is `bad`, `warn`, `good` or `dim`."""
+        """One line of text; `mark` is one of the palette's."""
         self.drawing(f'<div class="line{f" {mark}" if mark else ""}">{safe(text, MAX_LINE)}</div>')
 
     def verdict(self, text: str) -> None:
@@ -197,30 +184,18 @@ def safe(text: str, width: int = MAX_TEXT) -> str:
     return escape(clip(printable(text), width))
 
 
-def mark_of(text: str) -> str:
-    """The mark of a verdict or status: `bad`, `warn`, `good` or `dim`; "" for other words.
-
-    Only what is known to be one is asked for: a layout may be `whole`, and a key of a checkpoint has any name.
-    """
-    return next((mark for mark, words in WORDS.items() if any(_begins(text, word) for word in words)), "")
-
-
-def _begins(text: str, word: str) -> bool:
-    return text == word or text.startswith((f"{word}:", f"{word};", word if word.endswith((" ", ":")) else f"{word}: "))
-
-
 def _cell(column: Column, text: str, titled: bool) -> str:
-    shown = clip_middle(printable(text), MAX_NAME) if column.name else text
+    shown = clip_middle(printable(text), MAX_NAME) if column.role == "name" else text
     title = f' data-t="{safe(column.title)}"' if titled and column.title else ""
     return f"<td{_classes(column, text, titled)}{title}>{safe(shown)}</td>"
 
 
 def _classes(column: Column, text: str, titled: bool = False) -> str:
     """The class of a cell; only in a column of verdicts does a word say whether all is well."""
-    wide = "w" if len(text) > SHORT and not column.right else ""
+    wide = "w" if len(text) > SHORT and column.role != "number" else ""
     found = [
-        "n" if column.right else wide,
-        mark_of(text) if column.verdict else "",
-        "k" if titled and column.name else "",
+        "n" if column.role == "number" else wide,
+        mark_of(text) if column.role == "verdict" else "",
+        "k" if titled and column.role == "name" else "",
     ]
     return f' class="{" ".join(filter(None, found))}"' if any(found) else ""

@@ -22,10 +22,10 @@ from ckptools.text import count, moment, plural, shape, size
 from ckptools.training_state.sections import Section, measure
 
 PROBLEM_COLUMNS = (
-    Column("code"), Column("severity", verdict=True), Column("where"), Column("what"), Column("what to do")
+    Column("code"), Column("severity", "verdict"), Column("where"), Column("what"), Column("what to do")
 )  # fmt: skip
 FIELD_COLUMNS = (Column("field"), Column("value"))
-VALUE_COLUMNS = (Column("key", name=True), Column("value"), Column("dtype"), Column("size", right=True))
+VALUE_COLUMNS = (Column("key", "name"), Column("value"), Column("dtype"), Column("size", "number"))
 
 
 @dataclass(frozen=True)
@@ -110,14 +110,14 @@ def _section_cells(section: Section) -> list[str]:
 FORMS: dict[type | None, Form] = {
     RankFile: Form(
         "file",
-        (Column("rank", True), Column("status", verdict=True), Column("size", True), Column("saved"), Column("part"),
-         Column("file", name=True)),
+        (Column("rank", "number"), Column("status", "verdict"), Column("size", "number"), Column("saved"),
+         Column("part"), Column("file", "name")),
         _file_cells,
     ),
     Section: Form(
         "section",
-        (Column("section", name=True), Column("kind"), Column("tensors", True), Column("params", True),
-         Column("size", True), Column("value")),
+        (Column("section", "name"), Column("kind"), Column("tensors", "number"), Column("params", "number"),
+         Column("size", "number"), Column("value")),
         _section_cells,
     ),
 }  # fmt: skip

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.display.lines import value_text
-from ckptools.display.tables import Column, tabulated
+from ckptools.display.tables import Column, Role, tabulated
 from ckptools.errors import UsageError
 from ckptools.model.records import Rows, record_fields
-from ckptools.text import number, printable, shape, size
+from ckptools.text import few, number, printable, shape, size
 
 MAX_TEXT = 600
 """Characters of one value."""
@@ -69,7 +69,12 @@ def columns_of(known: Sequence[Mapping[str, Any]]) -> list[Column]:
     every = dict.fromkeys(name for row in known for name in row)
     names = [name for name in every if any(not _is_empty(row.get(name)) for row in known)]
     numeric = [_is_numeric(row.get(name) for row in known) for name in names]
-    return [Column(n, right, n == "name", n in VERDICTS) for n, right in zip(names, numeric, strict=True)]
+    return [Column(name, _role(name, right)) for name, right in zip(names, numeric, strict=True)]
+
+
+def _role(name: str, numeric: bool) -> Role:
+    """The role of a field's column."""
+    return "number" if numeric else "name" if name == "name" else "verdict" if name in VERDICTS else "text"
 
 
 def fields_of(record: Any) -> Mapping[str, Any]:
@@ -112,6 +117,8 @@ def _structure_text(value: Any) -> str:
         return shape(value)
     if record_fields(value) is not None:
         return repr(value)
+    if isinstance(value, tuple) and all(type(item) is str for item in value):
+        return few(value)
     if isinstance(value, tuple) and record_fields(value[0]) is not None:
         return repr(Rows(value))
     return value_text(value, MAX_TEXT)

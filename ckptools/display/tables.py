@@ -1,105 +1,145 @@
-"""Tables of text for terminals and pipes: cells are escaped and fitted to the screen here, and tabulate writes them."""
+"""Tables of text for terminals and pipes: cells are escaped, fitted and painted here, and tabulate writes them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from itertools import compress
+from typing import Literal, NamedTuple
 
-from ckptools.text import clip_middle, printable
+from ckptools.display.palette import Mark, mark_of, painted
+from ckptools.text import clip_middle, clip_name, printable
 
 GAP = 2
 """Blanks between the columns of tabulate's `plain` format."""
-NARROWEST = 10
+NARROWEST = 8
 """A column is never made narrower than this; a screen that is narrower still wraps."""
+NARROW_TEXT = 24
+"""Texts are made so narrow before any name is cut."""
+NARROWEST_TEXT = 20
+BELOW = "    "
+"""A sentence has at least so many characters behind its label; else it goes on below it, after these blanks."""
 MOST_LINES = 12
 """Lines that a cell goes on in."""
 WIDEST_TITLE = 40
 """A title may be the name of a hyperparameter, which a file can make as long as it likes."""
+FEWEST_ALIKE = 3
+"""In so many rows a screen says only once what all of them say."""
+SHORTEST_PREFIX = 6
+"""Characters of a prefix of names that is worth a line of its own."""
 
 
 class Screen(NamedTuple):
-    """The size that output is cut to: characters per line, rows per table; a pipe has neither limit."""
+    """What output is fitted to: characters per line and rows per table, of which a pipe limits neither; its colour."""
 
     width: int | None = None
     rows: int | None = None
+    color: bool = False
 
 
 PIPE = Screen()
 
+Role = Literal["text", "name", "number", "verdict", "provenance"]
+"""What a column holds. Numbers are aligned right and never cut; names lose their middle before they take a second line;
+verdicts and statuses are painted by their words; provenance, such as a time, is an aside and never cut."""
+
 
 class Column(NamedTuple):
-    """A column of a table.
-
-    Attributes:
-        title: its heading.
-        right: it holds numbers, which are aligned right and never cut.
-        name: it holds names, which lose their middle before they take a second line.
-        verdict: it holds verdicts or statuses, which a page colours by their words.
-    """
+    """A column of a table: its heading, and what it holds."""
 
     title: str
-    right: bool = False
-    name: bool = False
-    verdict: bool = False
+    role: Role = "text"
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], screen: Screen = PIPE) -> list[str]:
     """The lines of a table: titles, dashes, rows. None where there are no rows.
 
-    Where the screen is too narrow, names lose their middle as long as all of them stay distinct; other texts, and names
-    that would not, go on in the line below. Numbers are never cut.
+    A screen says only once what all rows have in common: the beginning of their names, and a column with one text.
+    Where it is too narrow, names lose their middle as long as all of them stay distinct; other texts, and names that
+    would not, go on in the line below. Numbers are never cut.
     """
     if not rows:
         return []
-    kept = rows if screen.rows is None else rows[: screen.rows]
+    cells = [[printable(cell) for cell in row] for row in rows]
+    columns, cells, common = (columns, cells, "") if screen.width is None else condensed(columns, cells)
+    kept = cells if screen.rows is None else cells[: screen.rows]
     titles = [clip_middle(printable(c.title), WIDEST_TITLE) for c in columns]
-    cells = [titles, *([printable(cell) for cell in row] for row in kept)]
-    widths = _widths(columns, cells, screen.width)
-    by_column = map(_laid_out, columns, widths, zip(*cells, strict=True))
+    widths = _widths(columns, [titles, *kept], screen.width)
+    by_column = [
+        _painted(column, _laid_out(column, width, texts), screen.color)
+        for column, width, *texts in zip(columns, widths, titles, *kept, strict=True)
+    ]
     laid_out = list(zip(*by_column, strict=True))
-    dashes = ["-" * width for width in widths]
-    lines = [line for row in (laid_out[0], [[dash] for dash in dashes], *laid_out[1:]) for line in _lines_of(row)]
+    dashes = [[painted("-" * width, "dim", screen.color)] for width in widths]
+    lines = [line for row in (laid_out[0], dashes, *laid_out[1:]) for line in _lines_of(row)]
     shown = tabulated(columns, lines, "plain").split("\n")
     left = len(rows) - len(kept)
-    return [*shown, f"{left} more; all of them when piped, as in | less"] if left else shown
+    more = [f"{left} more; all of them when piped, as in | less"] if left else []
+    return [*wrapped("", common, screen, mark="dim"), *shown, *more] if common else [*shown, *more]
+
+
+def condensed(columns: Sequence[Column], cells: list[list[str]]) -> tuple[Sequence[Column], list[list[str]], str]:
+    """Columns and cells without what all rows have in common, and that in words."""
+    if len(cells) < FEWEST_ALIKE:
+        return columns, cells, ""
+    alike = [c.role in ("text", "number") and len({row[n] for row in cells}) == 1 for n, c in enumerate(columns)]
+    said = ", ".join(f"{c.title} {text}" for c, text in compress(zip(columns, cells[0], strict=True), alike) if text)
+    words = [f"in every row: {said}"] if said else []
+    for n, column in enumerate(columns):
+        prefix = _common_prefix([row[n] for row in cells]) if column.role == "name" else ""
+        if prefix:
+            cells = [[*row[:n], row[n][len(prefix) :], *row[n + 1 :]] for row in cells]
+            words.insert(0, f"each {column.title} begins with {prefix}")
+    shown = [not same for same in alike]
+    return list(compress(columns, shown)), [list(compress(row, shown)) for row in cells], "; ".join(words)
+
+
+def _common_prefix(names: Sequence[str]) -> str:
+    """What names begin with, up to a dot, if all have it and more behind it: `model.layers.`; "" if it is short."""
+    first, last = min(names), max(names)
+    shared = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    prefix = first[: first.rfind(".", 0, min(shared, len(first) - 1)) + 1]
+    return prefix if len(prefix) >= SHORTEST_PREFIX else ""
 
 
 def _widths(columns: Sequence[Column], cells: Sequence[Sequence[str]], width: int | None) -> list[int]:
-    """Width of each column, the widest of texts and names made narrower until the table fits."""
+    """Width of each column: texts, which go on below, and then names are made narrower until the table fits."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     if width is None:
         return widths
     excess = sum(widths) + GAP * (len(widths) - 1) - width
-    soft = [n for n, column in enumerate(columns) if not column.right]
-    while excess > 0 and soft:
-        widest = max(soft, key=lambda n: widths[n])
-        if widths[widest] <= NARROWEST:
-            break
-        others = [widths[n] for n in soft if n != widest]
-        step = min(excess, max(widths[widest] - max([*others, NARROWEST]), 1))
-        widths[widest] -= step
-        excess -= step
+    texts = [n for n, column in enumerate(columns) if column.role in ("text", "verdict")]
+    names = [n for n, column in enumerate(columns) if column.role == "name"]
+    for soft, least in ((texts, NARROW_TEXT), ([*texts, *names], NARROWEST)):
+        while excess > 0 and soft:
+            widest = max(soft, key=lambda n: widths[n])
+            if widths[widest] <= least:
+                break
+            others = [widths[n] for n in soft if n != widest]
+            step = min(excess, max(widths[widest] - max([*others, least]), 1))
+            widths[widest] -= step
+            excess -= step
     return widths
 
 
 def _laid_out(column: Column, width: int, cells: Sequence[str]) -> list[list[str]]:
     """The lines of each cell of a column, its title first."""
-    if column.right:
+    if column.role == "number":
         return [[cell] for cell in cells]
-    if column.name:
-        cut = [clip_middle(cell, width) for cell in cells[1:]]
-        if len(set(cut)) == len(set(cells[1:])):
-            return [[clip_middle(cells[0], width)], *([cell] for cell in cut)]
-    return [_pieces(cell, width) for cell in cells]
+    if column.role == "name":
+        for cut in (clip_name, clip_middle):
+            shown = [cut(cell, width) for cell in cells[1:]]
+            if len(set(shown)) == len(set(cells[1:])):
+                return [[clip_middle(cells[0], width)], *([cell] for cell in shown)]
+    return [broken(clip_middle(cell, MOST_LINES * width), width) for cell in cells]
 
 
-def _pieces(text: str, width: int) -> list[str]:
-    """A text in lines of at most `width` characters; one that a file made very long loses its middle."""
-    if len(text) <= width:
-        return [text]
-    from textwrap import wrap
-
-    return wrap(clip_middle(text, MOST_LINES * width), width) or [""]
+def _painted(column: Column, cells: list[list[str]], color: bool) -> list[list[str]]:
+    """The cells of a column in their colours, its title first."""
+    if not color:
+        return cells
+    plain: Mark = "dim" if column.role == "provenance" else ""
+    marks = [mark_of(" ".join(cell)) if column.role == "verdict" else plain for cell in cells[1:]]
+    return [[painted(line, mark) for line in cell] for cell, mark in zip(cells, ["heading", *marks], strict=True)]
 
 
 def _lines_of(row: Sequence[Sequence[str]]) -> list[list[str]]:
@@ -116,16 +156,34 @@ def tabulated(
     how = {"tablefmt": table_format, "disable_numparse": True, "preserve_whitespace": True}
     if table_format == "tsv":  # for programs: no padding
         return str(tabulate(lines, titles, **how, stralign=None, numalign=None))
-    return str(tabulate(lines, titles, **how, colalign=["right" if c.right else "left" for c in columns]))
+    aligned = ["right" if c.role == "number" else "left" for c in columns]
+    return str(tabulate(lines, titles, **how, colalign=aligned))
 
 
-def wrapped(first: str, text: str, screen: Screen) -> list[str]:
-    """The lines of a sentence behind a label; what a screen has no room for goes on below it, indented."""
+def wrapped(first: str, text: str, screen: Screen, label: Mark = "", mark: Mark = "") -> list[str]:
+    """The lines of a sentence behind a label; what a screen has no room for goes on below it, indented.
+
+    `label` and `mark` are those of the label and of the sentence.
+    """
     room = (screen.width or 0) - len(first)
-    if screen.width is None or room < 20 or len(text) <= room:
-        return [f"{first}{text}".rstrip()]
-    from textwrap import wrap
-
-    pieces = wrap(text, room)
+    if screen.width is None or len(text) <= room:
+        return [f"{painted(first, label, screen.color)}{painted(text, mark, screen.color)}".rstrip()]
+    if room < NARROWEST_TEXT:  # the label has lines of its own
+        inside = screen.width - len(BELOW)
+        below = [f"{BELOW}{painted(piece, mark, screen.color)}" for piece in broken(text, inside)]
+        return [*(painted(line, label, screen.color) for line in broken(first.rstrip(), screen.width)), *below]
+    pieces = broken(text, room)
+    starts = [painted(first, label, screen.color), *[" " * len(first)] * (len(pieces) - 1)]
     # A word that is cut leaves the blank before it at the end of its line.
-    return [f"{first if i == 0 else ' ' * len(first)}{piece}".rstrip() for i, piece in enumerate(pieces)]
+    return [
+        f"{start}{painted(piece, mark, screen.color)}".rstrip() for start, piece in zip(starts, pieces, strict=True)
+    ]
+
+
+def broken(text: str, width: int) -> list[str]:
+    """A text in lines of at most `width` characters; a name that is too long for one goes on behind a dot of it."""
+    if len(text) <= width:
+        return [text]
+    from ckptools.display.line_breaks import LineBreaks
+
+    return LineBreaks(width).wrap(text) or [""]

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 from ckptools.display.lines import MAX_LINE
 from ckptools.display.page import DICTS, Page
+from ckptools.display.palette import Mark, mark_of, painted
 from ckptools.display.tables import PIPE, Column, Screen, wrapped
 from ckptools.doctor.record import Diagnosis, Finding
 from ckptools.text import clip_middle, plural, printable
 
-COLUMNS = (Column("question"), Column("", verdict=True), Column("answer"), Column("evidence"))
+COLUMNS = (Column("question"), Column("", "verdict"), Column("answer"), Column("evidence"))
 
 WORDS = {True: "ok", False: "BAD", None: "-"}
 
@@ -20,14 +21,16 @@ def diagnosis_text(found: Diagnosis, screen: Screen = PIPE) -> str:
     questions = max((len(row.question) for row in found.rows), default=0)
     lines = [line for row in found.rows for line in _lines(row, questions, screen)]
     # A command is never wrapped, so that it can be copied.
-    following = ["", "next:", *(f"  {printable(command)}" for command in found.next)] if found.next else []
-    return "\n".join([*wrapped("", printable(str(found.path)), screen), "", *lines, *following])
+    following = [f"  {printable(command)}" for command in found.next]
+    following = ["", painted("next:", "heading", screen.color), *following] if following else []
+    return "\n".join([*wrapped("", printable(str(found.path)), screen, mark="heading"), "", *lines, *following])
 
 
 def _lines(row: Finding, width: int, screen: Screen) -> Iterator[str]:
     first = f"{WORDS[row.ok]:3}  {printable(row.question).ljust(width)}  "
-    yield from wrapped(first, clip_middle(printable(row.answer), MAX_LINE), screen)
-    yield from wrapped("     ", clip_middle(printable(row.evidence), MAX_LINE), screen)
+    mark: Mark = "heading" if row.ok is None else mark_of(WORDS[row.ok])
+    yield from wrapped(first, clip_middle(printable(row.answer), MAX_LINE), screen, label=mark)
+    yield from wrapped("     ", clip_middle(printable(row.evidence), MAX_LINE), screen, mark="dim")
 
 
 def diagnosis_html(found: Diagnosis) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from itertools import islice
 
 from ckptools.display.lines import checkpoint_line
-from ckptools.display.page import MARKS, MAX_ROWS, Page
+from ckptools.display.page import MAX_ROWS, Page
+from ckptools.display.palette import MARKS
 from ckptools.display.record_html import TABLES, problem_table, value_table
 from ckptools.display.tables import Column
 from ckptools.inspect.picture import rank_map
@@ -72,8 +73,8 @@ def group_rows(groups: Sequence[ParamGroup]) -> list[GroupRow]:
 def group_table(page: Page, title: str, groups: Sequence[GroupRow], opened: bool = False) -> None:
     """Param groups: hyperparameters that differ between them as columns, the others in a line below."""
     names = group_columns(groups)
-    columns = [Column("group", right=True), *(Column(TITLES.get(name, name)) for name in names)]
-    columns += [Column("params", right=True), Column("tensors", right=True)]
+    columns = [Column("group", "number"), *(Column(TITLES.get(name, name)) for name in names)]
+    columns += [Column("params", "number"), Column("tensors", "number")]
     cells = [group_cells(n, group, names) for n, group in enumerate(groups)]
     if all(group.params is None for group in groups):
         del columns[-2]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ckptools.display.lines import value_text
-from ckptools.display.tables import PIPE, Column, Screen, table
+from ckptools.display.tables import PIPE, Column, Screen, table, wrapped
 from ckptools.dtypes import short
 from ckptools.errors import UsageError
 from ckptools.inspect.record import Report
@@ -111,20 +111,20 @@ def _value_rows(ck: Checkpoint, section: Section) -> Iterator[ValueRow]:
 # -- the rows as text -------------------------------------------------------------------------------------------------
 
 TENSOR_COLUMNS = (
-    Column("tensor", name=True),
-    Column("shape", right=True),
+    Column("tensor", "name"),
+    Column("shape", "number"),
     Column("dtype"),
-    Column("size", right=True),
+    Column("size", "number"),
     Column("placement"),
 )
 STATE_COLUMNS = (
-    Column("parameter", name=True),
-    Column("group", right=True),
-    Column("shape", right=True),
+    Column("parameter", "name"),
+    Column("group", "number"),
+    Column("shape", "number"),
     Column("state"),
 )
 COMPARED = "which ranks have states of their own: ckptools show PATH rng"
-VALUE_COLUMNS = (Column("key", name=True), Column("value"))
+VALUE_COLUMNS = (Column("key", "name"), Column("value"))
 
 
 def section_text(report: Report, details: Sequence[Detail], screen: Screen = PIPE) -> str:
@@ -136,7 +136,7 @@ def section_text(report: Report, details: Sequence[Detail], screen: Screen = PIP
 
 
 def _lines(report: Report, detail: Detail, screen: Screen) -> list[str]:
-    lines = [f"{printable(detail.name)} in {printable(report.name)}"]
+    lines = wrapped("", f"{printable(detail.name)} in {printable(report.name)}", screen, mark="heading")
     values = table(VALUE_COLUMNS, [_value_cells(row) for row in detail.values], screen)
     state = table(STATE_COLUMNS, [_state_cells(row) for row in detail.state], screen)
     blocks = [_groups(report, detail, screen), _tensors(detail, screen), state, values]
@@ -148,7 +148,7 @@ def _other_lines(report: Report, details: Sequence[Detail], screen: Screen) -> l
     rows = [_value_cells(row, detail.name) for detail in details for row in detail.values]
     title = details[0].name if len(details) == 1 else "other values"
     return [
-        f"{printable(title)} in {printable(report.name)}",
+        *wrapped("", f"{printable(title)} in {printable(report.name)}", screen, mark="heading"),
         "",
         *table(VALUE_COLUMNS, rows, screen),
         *_left_out(details),

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from ckptools.display.lines import cause_lines, key_name, value_text
+from ckptools.display.palette import HEADLINES, painted
 from ckptools.display.tables import PIPE, Column, Screen, table, wrapped
 from ckptools.dtypes import short
 from ckptools.inspect.record import Report, SectionRow
@@ -13,12 +14,15 @@ from ckptools.inspect.section_summary import GroupRow, OptimizerRow, SchedulerRo
 from ckptools.keys.sharding import ShardingRow
 from ckptools.model.causes import causes_of, consequences_of
 from ckptools.model.problems import Severity
-from ckptools.text import count, duration, few, period, plural, printable, size
+from ckptools.text import clip_name, count, duration, few, period, plural, printable, size
 from ckptools.training_state.sections import is_private_name
 from ckptools.training_state.steps import RANKS_DIFFER
 
 MAX_PROBLEMS = 20
 """At most this many causes on a terminal."""
+
+WIDEST_NAME = 30
+"""Characters of a section's name before what it holds."""
 
 SHOWN_FIRST = ("lr", "betas", "momentum", "weight_decay", "eps")
 TITLES = {"weight_decay": "wd"}
@@ -29,17 +33,15 @@ def report_text(report: Report, screen: Screen = PIPE, private: bool = False) ->
     """Render the whole report; private values of schedulers only on request."""
     names = printable(few(report.differing, 20))
     differing = wrapped("differs between ranks, as it may: ", names, screen) if names else []
+    title = f"{printable(report.name)} in {printable(str(report.folder))}   {printable(report.saved_as)}"
+    with_tensors = [s for s in report.sections if s.size.tensors]
     blocks = [
-        [f"{printable(report.name)} in {printable(str(report.folder))}   {printable(report.saved_as)}"],
+        wrapped("", title, screen, mark="heading"),
         [*headline(report, screen), *problem_lines(report, ("error", "warning"), screen)],
         list(_fact_lines(report, screen)),
-        table(SECTION_COLUMNS, section_cells(report.sections), screen),
+        table(SECTION_COLUMNS[:-1], [cells[:-1] for cells in section_cells(with_tensors)], screen),
+        list(_holds_lines(report, private, screen)),
         *(optimizer_lines(optimizer, screen) for optimizer in report.optimizers),
-        [
-            line
-            for s in report.schedulers
-            for line in wrapped(f"{printable(s.section)}: ", printable(scheduler_words(s, private)), screen)
-        ],
         [*differing, *problem_lines(report, ("note",), screen)],
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block)
@@ -47,10 +49,11 @@ def report_text(report: Report, screen: Screen = PIPE, private: bool = False) ->
 
 def headline(report: Report, screen: Screen = PIPE) -> list[str]:
     """The verdict; continuation lines are indented, so that none begins with a name."""
-    first, behind, rest = report.verdict.headline.partition(": ")
-    if screen.width is None or len(report.verdict.headline) <= screen.width:
-        return [report.verdict.headline]
-    return [f"{first}{behind}".rstrip(), *wrapped("  ", rest, screen)]
+    said, mark = report.verdict.headline, HEADLINES[report.verdict.level]
+    first, behind, rest = said.partition(": ")
+    if screen.width is None or len(said) <= screen.width or not rest:
+        return wrapped("", said, screen, mark=mark)
+    return [painted(f"{first}{behind}".rstrip(), mark, screen.color), *wrapped("  ", rest, screen, mark=mark)]
 
 
 def problem_lines(report: Report, severities: Sequence[Severity], screen: Screen) -> list[str]:
@@ -115,15 +118,26 @@ def _fact_lines(report: Report, screen: Screen) -> Iterator[str]:
     value_width = min(max(len(value) for _, value, _ in rows), 52) + 2
     for name, value, source in rows:
         shown_name = printable(name).ljust(name_width)
-        yield from wrapped(f"  {shown_name}{value.ljust(value_width - 2)}  ", source, screen)
+        yield from wrapped(f"  {shown_name}{value.ljust(value_width - 2)}  ", source, screen, mark="dim")
+
+
+def _holds_lines(report: Report, private: bool, screen: Screen) -> Iterator[str]:
+    """What each section holds beside its numbers: `timestamp  batch 5, epoch 0`."""
+    schedulers = {s.section: scheduler_words(s, private) for s in report.schedulers}
+    rows = [(name, schedulers.get(name, holds)) for name, *_, holds in section_cells(report.sections)]
+    width = min(max((len(printable(name)) for name, _ in rows), default=0), WIDEST_NAME)
+    for name, holds in rows:
+        if holds:
+            label = printable(name) if screen.width is None else clip_name(printable(name), width)
+            yield from wrapped(f"{label:{width}}  ", printable(holds), screen, label="heading")
 
 
 SECTION_COLUMNS = (
-    Column("section", name=True),
-    Column("tensors", right=True),
-    Column("params", right=True),
+    Column("section", "name"),
+    Column("tensors", "number"),
+    Column("params", "number"),
     Column("dtype"),
-    Column("size", right=True),
+    Column("size", "number"),
     Column("holds"),
 )
 
@@ -148,13 +162,26 @@ def _section_cells(row: SectionRow) -> list[str]:
 def optimizer_lines(optimizer: OptimizerRow, screen: Screen = PIPE) -> list[str]:
     """The param groups of one optimizer: hyperparameters that differ between them as columns, the others in a line."""
     title = f"{printable(optimizer.section)}: {plural(len(optimizer.groups), 'param group')}"
-    lines = wrapped("", "; ".join(part for part in (title, printable(optimizer.note)) if part), screen)
+    lines = wrapped("", "; ".join(part for part in (title, printable(optimizer.note)) if part), screen, mark="heading")
     keys = group_columns(optimizer.groups)
-    columns = [Column("group"), *(Column(TITLES.get(k, k), name=True) for k in keys)]
-    columns += [Column("params", right=True), Column("tensors", right=True)]
-    lines += table(columns, [group_cells(n, g, keys) for n, g in enumerate(optimizer.groups)], screen)
+    columns = [Column("group"), *(Column(TITLES.get(k, k), "name") for k in keys)]
+    columns += [Column("params", "number"), Column("tensors", "number")]
+    cells = [group_cells(n, g, keys) for n, g in enumerate(optimizer.groups)]
+    lines += _group_table(columns, cells, screen)
     same = in_all_groups(optimizer.groups)
     return lines + (wrapped("all groups: ", printable(same), screen) if same else [])
+
+
+def _group_table(columns: Sequence[Column], cells: Sequence[Sequence[str]], screen: Screen) -> list[str]:
+    """The table of param groups; a sentence for each where there are too many columns for the screen."""
+    lines = table(columns, cells, screen._replace(color=False))
+    if screen.width is None or max(map(len, lines), default=0) <= screen.width:
+        return table(columns, cells, screen)
+    said = []
+    for row in cells:
+        words = ", ".join(f"{c.title} {text}" for c, text in zip(columns[1:], row[1:], strict=True))
+        said += wrapped(f"group {row[0]}: ", printable(words), screen, label="heading")
+    return said
 
 
 def in_all_groups(groups: Sequence[GroupRow]) -> str:

@@ -5,22 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ckptools.display.lines import MAX_LINE, WAYS_OUT
+from ckptools.display.palette import Mark
 from ckptools.display.tables import PIPE, Column, Screen, table, wrapped
 from ckptools.ls.record import CheckpointRow, LeftOverRow, RunFolder, seconds_of
 from ckptools.model.records import Rows
 from ckptools.text import clip, clip_middle, duration, few, moment, plural, printable, size
 
 COLUMNS = (
-    Column("step", right=True),
-    Column("ranks", right=True),
-    Column("size", right=True),
-    Column("whole", verdict=True),
-    Column("saved"),
-    Column("checkpoint", name=True),
+    Column("step", "number"),
+    Column("ranks", "number"),
+    Column("size", "number"),
+    Column("whole", "verdict"),
+    Column("saved", "provenance"),
+    Column("checkpoint", "name"),
     Column("note"),
 )
 
-WRONG_COLUMNS = (Column("name", name=True), Column("why"))
+WHOLE, SAVED = 3, 4
+"""Indices of the columns of verdicts and of times."""
+
+WRONG_COLUMNS = (Column("name", "name"), Column("why"))
 
 MAX_VERDICT = 80
 """Width of a verdict in its column."""
@@ -32,10 +36,10 @@ MAX_DETAILS = 10
 def run_folder_text(run: RunFolder, screen: Screen = PIPE) -> str:
     """Render the checkpoints of a run, the newest first: a table, and their problems below."""
     blocks = [
-        wrapped("", headline(run), screen),
+        wrapped("", headline(run), screen, mark="bad" if run.newest_whole is None and run.checkpoints else "heading"),
         _table(run, screen),
         [*_details(run.rows, screen), *_trackers(run, screen), *_left_over(run.left_over, screen)],
-        [line for note in run.notes for line in wrapped("note: ", _shown(note), screen)],
+        [line for note in run.notes for line in wrapped("note: ", _shown(note), screen, mark="dim")],
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
@@ -55,7 +59,14 @@ def called(row: CheckpointRow) -> str:
 
 
 def _table(run: RunFolder, screen: Screen) -> list[str]:
-    lines = table(COLUMNS, all_cells(run), screen)
+    columns = list(COLUMNS)
+    # What follows a colon stands below the table.
+    cells = [[*row[:WHOLE], row[WHOLE].partition(":")[0], *row[WHOLE + 1 :]] for row in all_cells(run)]
+    days = {row[SAVED].partition(" ")[0] for row in cells} - {"-"}
+    if screen.width is not None and len(cells) > 1 and len(days) == 1:  # the day of all is said once
+        columns[SAVED] = Column(f"saved {days.pop()}", "provenance")
+        cells = [[*row[:SAVED], row[SAVED].rpartition(" ")[2], *row[SAVED + 1 :]] for row in cells]
+    lines = table(columns, cells, screen)
     left = run.checkpoints - len(run.rows)
     return [*lines, f"{left} more (--limit 0: all of them)"] if left else lines
 
@@ -107,7 +118,7 @@ def _shown(text: str) -> str:
 
 def _details(rows: Rows[CheckpointRow], screen: Screen) -> list[str]:
     """The causes of each checkpoint that is not whole, with the way out of the first."""
-    wrong = [row for row in rows if row.why or row.notes]
+    wrong = [row for row in rows if row.why or row.notes or _reason(row)]
     kept = wrong if screen.rows is None else wrong[:MAX_DETAILS]
     lines = [line for row in kept for line in _wrong_lines(row, screen)]
     left = len(wrong) - len(kept)
@@ -116,9 +127,18 @@ def _details(rows: Rows[CheckpointRow], screen: Screen) -> list[str]:
 
 def _wrong_lines(row: CheckpointRow, screen: Screen) -> Iterator[str]:
     first = f"  {clip_middle(called(row), 60)}: "
-    for start, text in ((first, row.why), (WAYS_OUT, row.remedy), *((first, note) for note in row.notes)):
+    for start, text in (
+        (first, row.why or _reason(row)),
+        (WAYS_OUT, row.remedy),
+        *((first, note) for note in row.notes),
+    ):
         if text:
-            yield from wrapped(start, _shown(text), screen)
+            yield from wrapped(start, _shown(text), screen, label="heading", mark="dim" if start == WAYS_OUT else "")
+
+
+def _reason(row: CheckpointRow) -> str:
+    """What the verdict of a checkpoint names behind its colon, if it is more than that all is well."""
+    return row.verdict.partition(": ")[2] if row.codes or not row.whole else ""
 
 
 def _trackers(run: RunFolder, screen: Screen) -> Iterator[str]:
@@ -126,7 +146,8 @@ def _trackers(run: RunFolder, screen: Screen) -> Iterator[str]:
         if tracker.problem:
             word = "tracker" if tracker.severity == "error" else "tracker (warning)"
             first = f"  {word} {clip_middle(printable(tracker.name), 60)}: "
-            yield from wrapped(first, _shown(tracker.problem), screen)
+            mark: Mark = "bad" if tracker.severity == "error" else "warn"
+            yield from wrapped(first, _shown(tracker.problem), screen, label=mark)
 
 
 def _left_over(left: Rows[LeftOverRow], screen: Screen) -> list[str]:
@@ -134,7 +155,7 @@ def _left_over(left: Rows[LeftOverRow], screen: Screen) -> list[str]:
     if not left:
         return []
     names = [f"{clip_middle(printable(one.name), 60)} ({size(one.bytes)}, {_local(one.saved)})" for one in left]
-    return wrapped("  CK008 left over from a write, or still being written: ", few(names), screen)
+    return wrapped("  CK008 left over from a write, or still being written: ", few(names), screen, label="heading")
 
 
 def cost_line(run: RunFolder) -> str:

@@ -6,20 +6,21 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ckptools.display.next_command import quoted
+from ckptools.display.palette import mark_of, painted
 from ckptools.display.tables import PIPE, Column, Screen, table, wrapped
 from ckptools.keys.rename_rules import Rename, rename_words
 from ckptools.match.record import Match, MatchGroup
 from ckptools.text import clip_middle, plural, printable
 
 COLUMNS = (
-    Column("what", verdict=True),
-    Column("names", name=True),
-    Column("keys", right=True),
+    Column("what", "verdict"),
+    Column("names", "name"),
+    Column("keys", "number"),
     Column("checkpoint"),
     Column("model"),
     Column("note"),
 )
-RESUME_COLUMNS = (Column("will it resume?"), Column("verdict", verdict=True), Column("detail"))
+RESUME_COLUMNS = (Column("will it resume?"), Column("verdict", "verdict"), Column("detail"))
 LABEL = 22
 """Width of the column of labels."""
 
@@ -27,12 +28,15 @@ LABEL = 22
 def match_text(found: Match, screen: Screen = PIPE) -> str:
     """Render a match as text, cut to a screen."""
     lines = [
-        line for label, text in match_facts(found) for line in wrapped(label.ljust(LABEL), printable(text), screen)
+        line
+        for label, text in match_facts(found)
+        for line in wrapped(label.ljust(LABEL), printable(text), screen, label=mark_of(label) or "heading")
     ]
     if found.resume:
         lines += ["", *table(RESUME_COLUMNS, [list(row[:3]) for row in found.resume], screen)]
     rows = [group_cells(group) for group in found.groups]
-    title = ["", *(["what is left then:"] if found.renames else [])] if rows else []
+    left = [painted("what is left then:", "heading", screen.color)] if found.renames else []
+    title = ["", *left] if rows else []
     return "\n".join([*lines, *title, *table(COLUMNS, rows, screen)])
 
 

@@ -203,7 +203,11 @@ def _cause(kind: Code, severity: Severity, group: Sequence[Problem]) -> Cause:
     ranks = {rank for p in group for rank in p.all_ranks}
     several = len(ranks or {name for p in group for name in p.files}) > 1
     files = f"the file{'s' if several else ''}" + (f" of {named_ranks(ranks)}" if ranks else "")
-    remedy = REMEDIES.get(kind, "").replace("{files}", files)
+    remedy = REMEDIES.get(kind, "")
+    if kind is Code.FILE_MISSING and len(ranks) * 2 > max(ranks, default=0) + 1 > 2:  # most of them are not here
+        files = f"the other {plural(len(ranks), 'rank file')}"
+        remedy = remedy.replace("the others", "what is here")
+    remedy = remedy.replace("{files}", files)
     remedy = remedy.replace("where it was saved", "where they were saved") if several else remedy
     return Cause(kind.code, severity, _words(kind, group), len(group), remedy, where_of(group), _what(group))
 

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from ckptools.display.drawing import Picture
-from ckptools.display.page import MARKS, Page, safe
+from ckptools.display.page import Page, safe
+from ckptools.display.palette import MARKS
 from ckptools.dtypes import short
 from ckptools.explain.record import Explanation, explanation
 from ckptools.inspect.record import Report

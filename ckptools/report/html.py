@@ -22,7 +22,9 @@ from ckptools.display.document import document
 from ckptools.display.drawing import Picture
 from ckptools.display.next_command import after_verify
 from ckptools.display.page import Limits, Page, safe
+from ckptools.display.palette import HEADLINES
 from ckptools.display.record_json import answer_json
+from ckptools.display.tables import PIPE, Screen, wrapped
 from ckptools.doctor.record import Diagnosis
 from ckptools.doctor.text import diagnosis_html
 from ckptools.errors import UsageError
@@ -166,9 +168,11 @@ def unreadable_page(found: Diagnosis, why: str, made: float) -> str:
     return document(f"cannot be opened: {found.path}", str(found.path), page.html() + diagnosis_html(found), answers)
 
 
-def verdict_lines(found: PageContents) -> list[str]:
+def verdict_lines(found: PageContents, screen: Screen = PIPE) -> list[str]:
     """Whether the checkpoint is whole and every check passed; the worse of the two comes first."""
-    return [found.verification.verdict.headline, verification.summary(found.verification)]
+    verdict = found.verification.verdict
+    lines = wrapped("", verdict.headline, screen, mark=HEADLINES[verdict.level])
+    return lines + wrapped("", verification.summary(found.verification), screen, mark="dim")
 
 
 def _first_screen(page: Page, found: PageContents, problems: Sequence[Problem]) -> None:

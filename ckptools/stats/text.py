@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckptools.display.tables import GAP, PIPE, Column, Screen, table, wrapped
+from ckptools.display.palette import Mark, painted
+from ckptools.display.tables import GAP, PIPE, Column, Screen, condensed, table, wrapped
 from ckptools.dtypes import short
 from ckptools.model.records import grouped
 from ckptools.stats.record import DeadRows, Statistics, Stats, Suspect
-from ckptools.text import clip_middle, count, encodable, first_few, plural, printable, shape
+from ckptools.text import clip_name, count, encodable, first_few, plural, printable, shape
 
 if TYPE_CHECKING:
     from ckptools.display.page import Page
@@ -45,7 +46,8 @@ def statistics_text(found: Statistics[Any], screen: Screen = PIPE, ascii: bool =
     left = found.tensors - len(rows)
     more = [f"{left} more (--limit 0 shows all)"] if left else []
     first = suspect_lines(found.suspects, screen)
-    lines = [*first, "", *_table(fields, shown, screen), *_problems(rows, screen), "", *more, *summary(found)]
+    totals = [line for text in (*more, *summary(found)) for line in wrapped("", text, screen, mark="dim")]
+    lines = [*first, "", *_table(fields, shown, screen), *_problems(rows, screen), "", *totals]
     return "\n".join(lines).lstrip("\n")
 
 
@@ -53,21 +55,28 @@ def suspect_lines(suspects: Sequence[Suspect], screen: Screen = PIPE) -> list[st
     """What is worth a look, by name; several with the same words share a line."""
     rows = suspect_cells(suspects)
     shown = rows if screen.rows is None else rows[:MAX_SUSPECTS]
-    widest = max((len(name) for name, _ in shown), default=0)
-    room = min(widest, max(NAME_ROOM, (screen.width or widest + 100) // 2))
-    lines = [line for name, words in shown for line in wrapped(f"  {clip_middle(name, room):{room}}  ", words, screen)]
+    widest = max((len(name) for _, name, _ in shown), default=0)
+    longest = max((len(words) for _, _, words in shown), default=0)
+    width = screen.width or widest + longest + 4
+    room = min(widest, max(NAME_ROOM, width // 2, width - longest - 4))
+    lines = [
+        line
+        for mark, name, words in shown
+        for line in wrapped(f"  {clip_name(name, room):{room}}  ", words, screen, mark=mark)
+    ]
     left = len(rows) - len(shown)
     more = [f"  {left} more; all of them when piped, as in | less"] if left else []
-    return ["worth a look", *lines, *more] if rows else []
+    return [painted("worth a look", "heading", screen.color), *lines, *more] if rows else []
 
 
-def suspect_cells(suspects: Sequence[Suspect]) -> list[tuple[str, str]]:
-    """The name and the words of each; many with the same words are one."""
-    made = []
+def suspect_cells(suspects: Sequence[Suspect]) -> list[tuple[Mark, str, str]]:
+    """The mark, the name and the words of each; many with the same words are one."""
+    made: list[tuple[Mark, str, str]] = []
     for same in grouped(suspects, lambda one: (one.what, one.severity, one.words)).values():
         alone = same if len(same) < MANY else same[:1]
         more = f" and {plural(len(same) - 1, 'other')}" if len(same) >= MANY else ""
-        made += [(printable(whose(one)) + more, one.words) for one in alone]
+        mark: Mark = "bad" if same[0].severity == "error" else "warn"
+        made += [(mark, printable(whose(one)) + more, one.words) for one in alone]
     return made
 
 
@@ -88,23 +97,26 @@ def summary(found: Statistics[Any]) -> list[str]:
 def _of_values(rows: Sequence[Any], ascii: bool) -> tuple[Field, ...]:
     ranks = (RANK,) if any(getattr(row, "rank", None) is not None for row in rows) else ()
     if any(getattr(row, "histogram", None) is not None for row in rows):
-        drawn = Field(Column("histogram", right=True), lambda row: histogram(row.histogram or (), ascii))
+        drawn = Field(Column("histogram", "number"), lambda row: histogram(row.histogram or (), ascii))
         return (NAME, *ranks, MIN, drawn, MAX, NOT_FINITE)
     return (NAME, *ranks, DTYPE, SHAPE, RMS, L2, MIN, MAX, MEAN, STD, ZEROS, NOT_FINITE)
 
 
 def _table(fields: Sequence[Field], rows: Sequence[Any], screen: Screen) -> list[str]:
-    cells = {field: [field.cell(row) for row in rows] for field in fields}
-    widths = {f: max([len(f.column.title), *map(len, cells[f])]) for f in fields}
-    widths[NAME] = min(widths[NAME], NAME_ROOM)
+    cells = [[field.cell(row) for field in fields] for row in rows]
+    if screen.width is None or not rows:
+        return table([field.column for field in fields], cells, screen)
+    once = condensed([field.column for field in fields], cells)
+    widths = {c: max([len(c.title), *map(len, texts)]) for c, *texts in zip(once[0], *once[1], strict=True)}
+    widths[NAME.column] = min(widths[NAME.column], NAME_ROOM)
     kept = list(fields)
-    while screen.width is not None and sum(widths[f] + GAP for f in kept) - GAP > screen.width:
-        least = min(kept, key=lambda f: f.keep)
+    while sum(widths[f.column] + GAP for f in kept if f.column in widths) - GAP > screen.width:
+        least = min((field for field in kept if field.column in widths), key=lambda field: field.keep)
         if least.keep == NAME.keep:
             break
         kept.remove(least)
-    lines = list(zip(*(cells[f] for f in kept), strict=True))
-    return table([f.column for f in kept], lines, screen)
+    shown = [[text for field, text in zip(fields, row, strict=True) if field in kept] for row in cells]
+    return table([field.column for field in kept], shown, screen)
 
 
 def _problems(rows: Sequence[Any], screen: Screen) -> list[str]:
@@ -113,7 +125,7 @@ def _problems(rows: Sequence[Any], screen: Screen) -> list[str]:
     lines = [line for row in shown for line in wrapped("  ", f"{whose(row)}: {row.problem}", screen)]
     left = len(wrong) - len(shown)
     more = [f"  {left} more; all of them when piped, as in | less"] if left else []
-    return ["", "not read, or not in full:", *lines, *more] if wrong else []
+    return ["", painted("not read, or not in full:", "bad", screen.color), *lines, *more] if wrong else []
 
 
 def whose(row: Any) -> str:
@@ -189,38 +201,38 @@ def drawable(encoding: str | None) -> bool:
     return encodable(BLOCKS, encoding) == BLOCKS
 
 
-NAME = Field(Column("name", name=True), lambda row: row.name)
-RANK = Field(Column("rank", right=True), lambda row: "-" if row.rank is None else str(row.rank))
+NAME = Field(Column("name", "name"), lambda row: row.name)
+RANK = Field(Column("rank", "number"), lambda row: "-" if row.rank is None else str(row.rank))
 DTYPE = Field(Column("dtype"), lambda row: short(row.dtype), 1)
-SHAPE = Field(Column("shape", right=True), lambda row: shape(row.shape), 2)
-RMS = Field(Column("rms", right=True), lambda row: figure(row.rms))
-L2 = Field(Column("l2", right=True), lambda row: figure(row.l2), 5)
-MIN = Field(Column("min", right=True), lambda row: figure(row.min))
-MAX = Field(Column("max", right=True), lambda row: figure(row.max))
-MEAN = Field(Column("mean", right=True), lambda row: figure(row.mean), 4)
-STD = Field(Column("std", right=True), lambda row: figure(row.std), 3)
-ZEROS = Field(Column("zeros", right=True), lambda row: share(row.zeros, row.elements), 6)
-NOT_FINITE = Field(Column("non-finite", right=True), not_finite)
-READ = Field(Column("read", right=True), lambda row: share(row.elements, row.numel))
+SHAPE = Field(Column("shape", "number"), lambda row: shape(row.shape), 2)
+RMS = Field(Column("rms", "number"), lambda row: figure(row.rms))
+L2 = Field(Column("l2", "number"), lambda row: figure(row.l2), 5)
+MIN = Field(Column("min", "number"), lambda row: figure(row.min))
+MAX = Field(Column("max", "number"), lambda row: figure(row.max))
+MEAN = Field(Column("mean", "number"), lambda row: figure(row.mean), 4)
+STD = Field(Column("std", "number"), lambda row: figure(row.std), 3)
+ZEROS = Field(Column("zeros", "number"), lambda row: share(row.zeros, row.elements), 6)
+NOT_FINITE = Field(Column("non-finite", "number"), not_finite)
+READ = Field(Column("read", "number"), lambda row: share(row.elements, row.numel))
 
 MOMENTS = (
     NAME,
-    Field(Column("weight", right=True), lambda row: figure(row.weight)),
-    Field(Column("exp_avg", right=True), lambda row: figure(row.exp_avg), 3),
-    Field(Column("sqrt(exp_avg_sq)", right=True), lambda row: figure(row.exp_avg_sq), 2),
-    Field(Column("update", right=True), lambda row: figure(row.update)),
-    Field(Column("lr*update/weight", right=True), lambda row: figure(row.ratio)),
-    Field(Column("negative", right=True), lambda row: str(row.negative)),
-    Field(Column("non-finite", right=True), lambda row: str(row.nonfinite), 5),
+    Field(Column("weight", "number"), lambda row: figure(row.weight)),
+    Field(Column("exp_avg", "number"), lambda row: figure(row.exp_avg), 3),
+    Field(Column("sqrt(exp_avg_sq)", "number"), lambda row: figure(row.exp_avg_sq), 2),
+    Field(Column("update", "number"), lambda row: figure(row.update)),
+    Field(Column("lr*update/weight", "number"), lambda row: figure(row.ratio)),
+    Field(Column("negative", "number"), lambda row: str(row.negative)),
+    Field(Column("non-finite", "number"), lambda row: str(row.nonfinite), 5),
 )
 """The columns of moments; all figures are root mean squares."""
 
 DEAD = (
     NAME,
     SHAPE,
-    Field(Column("rows", right=True), lambda row: str(row.rows), 3),
-    Field(Column("zero", right=True), lambda row: str(row.zero)),
-    Field(Column("no gradient", right=True), lambda row: "-" if row.idle is None else str(row.idle)),
+    Field(Column("rows", "number"), lambda row: str(row.rows), 3),
+    Field(Column("zero", "number"), lambda row: str(row.zero)),
+    Field(Column("no gradient", "number"), lambda row: "-" if row.idle is None else str(row.idle)),
     Field(Column("which"), lambda row: which_rows(row)),
 )
 """The columns of dead rows."""
@@ -248,8 +260,8 @@ def statistics_html(found: Statistics[Any]) -> str:
 
 def suspect_table(page: Page, suspects: Sequence[Suspect], title: str = "worth a look") -> None:
     """Add what is worth a look, by name."""
-    rows = [(name, words) for name, words in suspect_cells(suspects)]
-    page.table(title, (Column("tensor", name=True), Column("what")), rows, opened=True)
+    rows = [(name, words) for _, name, words in suspect_cells(suspects)]
+    page.table(title, (Column("tensor", "name"), Column("what")), rows, opened=True)
 
 
 def statistics_table(page: Page, found: Statistics[Any], title: str = "", rest: str = "") -> None:

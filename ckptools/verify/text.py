@@ -7,6 +7,7 @@ from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING
 
 from ckptools.display.lines import cause_lines
+from ckptools.display.palette import HEADLINES, MARKS
 from ckptools.display.record_json import to_json
 from ckptools.display.tables import PIPE, Column, Screen, table, wrapped
 from ckptools.model.causes import causes_of, consequences_of, plural_of, without_consequences
@@ -18,14 +19,15 @@ from ckptools.verify.record import Check, Verification
 if TYPE_CHECKING:
     from ckptools.display.page import Page
 
-COLUMNS = (Column("check"), Column("result", verdict=True), Column("detail"))
+COLUMNS = (Column("check"), Column("result", "verdict"), Column("detail"))
 
 
 def verification_text(found: Verification, screen: Screen = PIPE) -> str:
     """Render the verdict, the causes behind the problems, a row for each check, and the cost."""
     causes = cause_lines(causes_of(found.problems), consequences_of(found.problems), screen, screen.rows)
-    checks = table(COLUMNS, check_rows(found.checks), Screen(screen.width, None))
-    return "\n".join([*wrapped("", found.verdict.headline, screen), *causes, "", *checks, summary(found)])
+    checks = table(COLUMNS, check_rows(found.checks), screen._replace(rows=None))
+    head = wrapped("", found.verdict.headline, screen, mark=HEADLINES[found.verdict.level])
+    return "\n".join([*head, *causes, "", *checks, *wrapped("", summary(found), screen, mark="dim")])
 
 
 def check_rows(checks: Sequence[Check]) -> list[tuple[str, str, str]]:
@@ -36,10 +38,12 @@ def check_rows(checks: Sequence[Check]) -> list[tuple[str, str, str]]:
 
 
 def _found_by(check: Check, causes: Set[Problem]) -> str:
-    """The causes that a check found, then what it found that follows from others'."""
-    own = causes_of((p for p in check.problems if p in causes), ("error", "warning", "note"))
+    """The causes that a check found, by the codes that stand above it, and what follows from others' in full."""
+    own = [p for p in check.problems if p in causes]
     following = Counter(p.kind for p in dict.fromkeys(check.problems) if p not in causes)
-    words = [f"{cause.code} {cause.text}" for cause in own]
+    codes = dict.fromkeys(cause.code for cause in causes_of(own))
+    words = [f"{', '.join(codes)} above"] if codes else []
+    words += [f"{cause.code} {cause.text}" for cause in causes_of(own, ("note",))]
     words += [f"{kind.code} {plural_of(count, kind)}, as files are lost" for kind, count in following.items()]
     return "; ".join(words)
 
@@ -76,7 +80,7 @@ def verification_json(found: Verification) -> str:
 
 def verification_html(found: Verification) -> str:
     """Render the verdict, the causes behind the problems, and a row for each check."""
-    from ckptools.display.page import DICTS, MARKS, Page
+    from ckptools.display.page import DICTS, Page
     from ckptools.display.record_html import problem_table
 
     page = Page(DICTS)

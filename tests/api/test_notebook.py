@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from IPython.core.formatters import DisplayFormatter
 
 import ckptools
 from ckptools.contents.show_text import SHARD_COLUMNS
@@ -211,6 +212,15 @@ def test_a_picture_is_kept_as_a_picture_and_its_words(ck):
     made = ck.plot.ranks()._repr_mimebundle_()
     assert set(made) == {"image/svg+xml", "text/plain"} and made["image/svg+xml"].startswith("<svg ")
     assert made["text/plain"] == ck.plot.ranks().text and not hasattr(ck.plot.ranks(), "_repr_html_")
+
+
+def test_a_checkpoint_of_several_files_is_kept_as_a_picture_beside_its_html(ck, tmp_path):
+    format_of = DisplayFormatter().format
+    made, _ = format_of(ck)
+    assert {"text/html", "text/plain", "image/svg+xml"} <= set(made)
+    assert made["image/svg+xml"] == ck.plot.ranks().svg and made["text/html"] == ck._repr_html_()
+    alone, _ = format_of(ckptools.open(ck.consolidate(tmp_path / "all.pt").files[0]))
+    assert "image/svg+xml" not in alone and "text/html" in alone
 
 
 def test_a_tensor_whose_shards_are_not_all_here_says_so_in_its_line(ck):

@@ -19,6 +19,7 @@ from ckptools._version import __version__
 from ckptools.cli import app
 from ckptools.cli.program import program
 from ckptools.cli.start import COMMANDS, GROUPS, HELP, function_of, plain_arguments
+from ckptools.display.palette import SGR
 from ckptools.model.problems import Code
 from tests.truth import FIXTURES
 
@@ -132,14 +133,41 @@ def test_verbose_says_what_a_command_cost_on_stderr():
 def test_colour_is_asked_for_or_comes_with_a_terminal_and_changes_no_word():
     plain, painted = process("verify", COMPOSER), process("verify", COMPOSER, "--color", "always")
     assert "\x1b[32mok\x1b[0m" in painted.stdout and "\x1b" not in plain.stdout
-    assert re.sub(r"\x1b\[\d*m", "", painted.stdout).splitlines()[:-1] == plain.stdout.splitlines()[:-1]
+    assert re.sub(r"\x1b\[[\d;]*m", "", painted.stdout).splitlines()[:-1] == plain.stdout.splitlines()[:-1]
     assert "\x1b" in process("verify", COMPOSER, FORCE_COLOR="1").stdout
     assert "\x1b" not in process("verify", COMPOSER, FORCE_COLOR="1", NO_COLOR="1").stdout
 
 
+ODD = Path(__file__).parent.parent / "odd"
+PAINTED = (
+    f"inspect {COMPOSER}", f"inspect {COMPOSER} --section rng", f"tree {COMPOSER}", f"show {COMPOSER} rng",
+    f"stats {COMPOSER}", f"verify {COMPOSER}", f"doctor {COMPOSER}", f"ls {COMPOSER.parent}",
+    f"diff {ODD / 'step10.pt'} {ODD / 'step20.pt'}", f"match {COMPOSER} --to {ODD / 'step20.pt'}",
+    f"consolidate {ODD / 'step10.pt'} -o OUT --dry-run", "formats",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("line", PAINTED, ids=lambda line: line.split()[0])
+def test_every_command_has_the_palette_s_colours_and_the_same_words(line, tmp_path, monkeypatch):
+    words = line.replace("OUT", str(tmp_path / "o.pt")).split()
+    plain, colored = (run(*words, "--color", how)[1] for how in ("never", "always"))
+    found = set(re.findall(r"\x1b\[([\d;]*)m", colored))
+    assert found and found <= {"0", *SGR.values()} and "\x1b" not in plain
+    assert re.sub(r"\d", "", re.sub(r"\x1b\[[\d;]*m", "", colored)) == re.sub(r"\d", "", plain)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in run(*words)[1]
+
+
+def test_a_change_that_was_asked_about_is_not_red():
+    assert (
+        f"\x1b[{SGR['bad']}m" not in run("diff", str(ODD / "step10.pt"), str(ODD / "step20.pt"), "--color", "always")[1]
+    )
+
+
 def test_an_error_has_colour_where_it_is_asked_for(tmp_path):
     done = process("inspect", tmp_path / "x", "--color=always")
-    assert done.stderr.startswith("\x1b[31merror\x1b[0m: ")
+    assert done.stderr.startswith("\x1b[1;31merror\x1b[0m: ")
 
 
 def test_codes_to_ignore_may_stand_in_one_option():

@@ -138,13 +138,13 @@ def test_progress_in_a_log_is_a_line_now_and_then(capsys, monkeypatch):
 
 def test_progress_says_how_long_the_rest_takes_once_there_is_a_rate(capsys, monkeypatch):
     monkeypatch.setattr("ckptools.cli.progress.LOG_SECONDS", 0.0)
-    clock = iter([0.0, 0.5, 10.0, 40.0])
+    clock = iter([0.0, 10.0, 20.0, 40.0])
     monkeypatch.setattr("ckptools.cli.progress.time.monotonic", lambda: next(clock))
     line = ProgressLine(1000)
     for nbytes in (10, 240, 750):
         line(nbytes, "w")
     lefts = [re.search(r"  (\S+ \S+) left", shown) for shown in capsys.readouterr().err.splitlines()]
-    assert [left and left[1] for left in lefts] == [None, "30.0 s", None]
+    assert [left and left[1] for left in lefts] == [None, "60.0 s", None]
 
 
 # -- JSON -----------------------------------------------------------------------------------------------------------

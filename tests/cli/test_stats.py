@@ -158,14 +158,15 @@ def made():
     row = Stats(
         "blocks.31.attention.projection.weight", "model", None, "float32", (4096, 4096), 10, 10, *figures, 1, 3, 1
     )
-    return Statistics(Path("m.pt"), "values", 60, 10, 1.0, 4, 0, 8, 0.1, Rows([row] * 60))
+    other = Stats("head.weight", "model", None, "bfloat16", (8,), 10, 10, 1.0, 1.0, 1.0, 2.0, 0.5, 0.25, 2, 0, 0)
+    return Statistics(Path("m.pt"), "values", 60, 10, 1.0, 4, 0, 8, 0.1, Rows([other, *[row] * 59]))
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
 def test_a_table_fits_its_screen_by_leaving_out_columns_and_never_cuts_a_figure(width):
     lines = statistics_text(made(), Screen(width, 40)).splitlines()
     assert max(map(len, lines)) <= width and len(lines) < 50
-    assert all("0.02593  -0.4213" in line.replace("174.1  ", "") and "3 NaN, 1 Inf" in line for line in lines[2:42])
+    assert all("0.02593  -0.4213" in line.replace("174.1  ", "") and "3 NaN, 1 Inf" in line for line in lines[3:42])
     assert ("mean" in lines[0].split()) == (width >= 120) and ("dtype" in lines[0].split()) == (width >= 200)
 
 

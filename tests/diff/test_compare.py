@@ -131,7 +131,7 @@ def test_the_first_rows_are_about_what_explains_a_loss(tmp_path):
         ("hyperparameters", "same"), ("scheduler", "differs"), ("rng", "differs"), ("data position", "differs"),
         ("counters", "differs"), ("other values", "differs"),
     ]  # fmt: skip
-    assert subject(found, "lr")[1] == "lr 0.2 / 0.25" and subject(found, "counters")[1] == "step 3 / 4"
+    assert subject(found, "lr")[1] == "lr 0.2 → 0.25" and subject(found, "counters")[1] == "step 3 → 4"
     assert subject(found, "rng")[1] == "torch differs; python the same"
     changed = found.tensors.sort("change", reverse=True)[0]
     assert (changed.name, changed.first, changed.value_a, changed.value_b, changed.max) == (
@@ -158,8 +158,8 @@ def test_keys_shapes_and_dtypes_that_differ(tmp_path):
     )
     found = ckptools.diff(*paths)
     assert {row.name: (row.verdict, row.detail) for row in found.rows} == {
-        "a.w": ("differs", "shape [3, 4] / [3, 5]"),
-        "b": ("differs", "fp32 / bf16"),
+        "a.w": ("differs", "shape [3, 4] → [3, 5]"),
+        "b": ("differs", "fp32 → bf16"),
         "c": ("only in B", ""),
         "x": ("only in A", ""),
         "y": ("only in B", ""),

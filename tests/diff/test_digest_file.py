@@ -68,7 +68,7 @@ def test_a_value_that_changed_is_told_with_both(tmp_path):
     other["optimizer"]["param_groups"][0]["lr"] = 0.3
     out = ckptools.open(saved(tmp_path / "a.pt", state())).write_digests(tmp_path / "x.json")
     found = ckptools.diff(out, saved(tmp_path / "b.pt", other))
-    assert subject(found, "lr") == ("differs", "lr 0.1 / 0.3") and subject(found, "counters")[1] == "step 3 / 4"
+    assert subject(found, "lr") == ("differs", "lr 0.1 → 0.3") and subject(found, "counters")[1] == "step 3 → 4"
     assert subject(found, "weights")[0] == "same"
 
 

@@ -50,12 +50,12 @@ def test_a_folder_whose_keys_are_all_texts_is_the_same_as_what_it_was_made_of(tm
 @pytest.mark.parametrize(
     ("a", "b", "says"),
     [
-        (list(range(500)), [*range(300), -1, *range(301, 500)], "first at [300]: 300 / -1"),
+        (list(range(500)), [*range(300), -1, *range(301, 500)], "first at [300]: 300 → -1"),
         (tuple(range(500)), list(range(499)), "the first 499 are the same; A has 500, B 499"),
-        ([0.5] * 20, [0.5] * 19 + [float("nan")], "first at [19]: 0.5 / nan"),
-        (["x"] * 20, ["x", "y"] + ["x"] * 18, "first at [1]: 'x' / 'y'"),
-        (np.arange(12.0).reshape(3, 4), np.arange(12.0).reshape(3, 4) + np.eye(3, 4)[::-1], "first at [0, 2]: 2 / 3"),
-        (np.arange(4, dtype=">i2"), np.array([0, 1, 9, 3], dtype=">i2"), "first at [2]: 2 / 9"),
+        ([0.5] * 20, [0.5] * 19 + [float("nan")], "first at [19]: 0.5 → nan"),
+        (["x"] * 20, ["x", "y"] + ["x"] * 18, "first at [1]: 'x' → 'y'"),
+        (np.arange(12.0).reshape(3, 4), np.arange(12.0).reshape(3, 4) + np.eye(3, 4)[::-1], "first at [0, 2]: 2 → 3"),
+        (np.arange(4, dtype=">i2"), np.array([0, 1, 9, 3], dtype=">i2"), "first at [2]: 2 → 9"),
     ],
     ids=["numbers", "lengths", "NaN", "texts", "array", "big-endian"],
 )  # fmt: skip

@@ -83,10 +83,10 @@ def test_a_state_of_another_rank_is_named_where_states_are_distinct(a, b, said):
 
 def test_values_that_differ_alike_are_counted_once_and_few_are_shown():
     rows = [value(f"o.{n}.lr", "lr", "differs", a="0.1", b="0.2") for n in range(3)]
-    assert lines(rows) == [("lr", "differs", 0, 3, 0, "lr 0.1 / 0.2 (3 times)")]
+    assert lines(rows) == [("lr", "differs", 0, 3, 0, "lr 0.1 → 0.2 (3 times)")]
     rows += [value(f"o.x{n}", "lr", "differs") for n in range(4)] + [value("o.gone", "lr", "only in B")]
     (found,) = lines(rows)
-    assert found[-1] == "1 only in B; lr 0.1 / 0.2 (3 times), x0 1 / 2, x1 1 / 2 and 2 more"
+    assert found[-1] == "1 only in B; lr 0.1 → 0.2 (3 times), x0 1 → 2, x1 1 → 2 and 2 more"
 
 
 def test_values_that_are_the_same_are_shown_where_they_are_two():
@@ -97,11 +97,11 @@ def test_values_that_are_the_same_are_shown_where_they_are_two():
 
 def test_long_numbers_are_rounded_unless_that_makes_them_alike():
     rows = [value("o.lr", "lr", "differs", a="0.123456789", b="0.987654321")]
-    assert lines(rows)[0][-1] == "lr 0.123457 / 0.987654"
+    assert lines(rows)[0][-1] == "lr 0.123457 → 0.987654"
     close = [value("o.lr", "lr", "differs", a="0.1234567891", b="0.1234567892")]
-    assert lines(close)[0][-1] == "lr 0.1234567891 / 0.1234567892"
-    text = [value("o.words", "lr", "differs", a="5 values", b="5 values", detail="first at [3]: 1 / 2")]
-    assert lines(text)[0][-1] == "words first at [3]: 1 / 2"
+    assert lines(close)[0][-1] == "lr 0.1234567891 → 0.1234567892"
+    text = [value("o.words", "lr", "differs", a="5 values", b="5 values", detail="first at [3]: 1 → 2")]
+    assert lines(text)[0][-1] == "words first at [3]: 1 → 2"
 
 
 def test_tensors_are_counted_by_verdict_and_the_largest_change_is_named():

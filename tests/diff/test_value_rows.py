@@ -142,13 +142,13 @@ def array(dtype, shape, data, fortran=False):
     ("a", "b", "said"),
     [
         ([0] * LONG, [1] * LONG, ""),  # short enough to be shown
-        ([0] * (LONG + 1), [0] * LONG + [7], f"first at [{LONG}]: 0 / 7"),
+        ([0] * (LONG + 1), [0] * LONG + [7], f"first at [{LONG}]: 0 → 7"),
         ([0] * (LONG + 1), [0] * LONG, f"the first {LONG} are the same; A has {LONG + 1}, B {LONG}"),
-        ([0] * (LONG + 2), [5] + [0] * LONG, "first at [0]: 0 / 5"),
-        ([[1, 2]] * (LONG + 1), [[1, 2]] * LONG + [[1, 3]], f"first at [{LONG}, 1]: 2 / 3"),
+        ([0] * (LONG + 2), [5] + [0] * LONG, "first at [0]: 0 → 5"),
+        ([[1, 2]] * (LONG + 1), [[1, 2]] * LONG + [[1, 3]], f"first at [{LONG}, 1]: 2 → 3"),
         ([0] * (LONG + 1), [0] * (LONG + 1), ""),
-        (array("<i2", (2, 1), [1, 0, 3, 0]), array("<i2", (2, 1), [1, 0, 9, 0]), "first at [1, 0]: 3 / 9"),
-        (array(">i2", (3,), [0, 1, 0, 2, 0, 3]), array(">i2", (3,), [0, 1, 0, 2, 0, 4]), "first at [2]: 3 / 4"),
+        (array("<i2", (2, 1), [1, 0, 3, 0]), array("<i2", (2, 1), [1, 0, 9, 0]), "first at [1, 0]: 3 → 9"),
+        (array(">i2", (3,), [0, 1, 0, 2, 0, 3]), array(">i2", (3,), [0, 1, 0, 2, 0, 4]), "first at [2]: 3 → 4"),
         (array("|u1", (2,), [1, 2]), array("|u1", (2,), [1, 2]), ""),
         (array("|u1", (2,), [1, 2]), array("|u1", (2, 1), [1, 3]), ""),
         (array("|u1", (2,), [1, 2]), array("|i1", (2,), [1, 3]), ""),

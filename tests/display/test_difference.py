@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ckptools.diff.compare import Wanted, compare
+from ckptools.diff.record import NOT_FINITE, TensorDifference, most_changed
+from ckptools.diff.subjects import _of_tensors, change_words
 from ckptools.diff.text import MOST_LINES, difference_text
 from ckptools.display.record_json import answer_json, json_lines
 from ckptools.display.tables import PIPE, Screen
 from ckptools.model.records import Rows
+from ckptools.text import encodable
 from tests.display.made import ESCAPE, HOSTILE, alone, broken_run7, checkpoint, hostile, plain, run7, snapshot
 
 PAIRS = [(run7, broken_run7), (alone, run7), (snapshot, run7), (hostile, hostile), (hostile, snapshot)]
@@ -65,3 +70,28 @@ def test_a_rank_that_was_read_alone_is_no_equal():
     found = compare(alone(), run7(), Wanted())
     assert found.same is False and isinstance(found.tensors, Rows)
     assert plain(3).shape == (3,)
+
+
+def changed(name: str, by: float, dtype: str = "float32", **facts: Any) -> TensorDifference:
+    row = TensorDifference(name, "weights", "differs", change=by, dtype_a=dtype, shape_a=(2,), shape_b=(2,))
+    return row._replace(**facts)
+
+
+def test_what_changed_most_comes_first_and_counters_last():
+    rows = [
+        changed("seen", 9.0, "int64"), changed("a", 0.1), changed("b", 0.5), changed("nan", 0.0, detail=NOT_FINITE),
+        changed("shape", 0.0, shape_b=(3,)), changed("gone", 0.0, verdict="only in A"),
+    ]  # fmt: skip
+    assert [row.name for row in most_changed(rows)] == ["shape", "gone", "nan", "b", "a", "seen"]
+
+
+def test_the_line_of_a_subject_names_no_counter_where_a_weight_changed():
+    rows = [changed("seen", 9.0, "int64"), changed("a", 0.1)]
+    assert [line.rpartition(" ")[2] for line in _of_tensors(rows)] == ["differ", "(a)"]
+
+
+def test_a_change_is_an_arrow_with_six_digits_as_long_as_they_differ():
+    assert change_words("0.0029970400926424075", "0.002988172051971717") == "0.00299704 → 0.00298817"
+    assert change_words("0.12345678", "0.12345679") == "0.12345678 → 0.12345679"
+    assert change_words(None, "5") == "- → 5"
+    assert encodable("10 → 20", "ascii") == "10 -> 20" and encodable("10 → 20", "utf-8") == "10 → 20"

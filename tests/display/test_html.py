@@ -15,7 +15,8 @@ from torch import nn
 
 import ckptools
 from ckptools.contents.html import tensor_html
-from ckptools.display.page import MAX_BYTES, MAX_ROWS, WORDS, Limits, Page
+from ckptools.display.page import MAX_BYTES, MAX_ROWS, Limits, Page
+from ckptools.display.palette import WORDS
 from ckptools.display.record_html import opaque_html, rows_html, values_html
 from ckptools.display.tables import Column
 from ckptools.inspect.html import checkpoint_html
@@ -166,9 +167,7 @@ def test_a_page_holds_so_many_bytes_also_of_names_that_grow_when_escaped():
 def test_a_word_is_marked_only_in_a_column_of_verdicts():
     page = Page("")
     words = [word for words in WORDS.values() for word in words]
-    page.table(
-        "t", [Column("layout"), Column("key", name=True), Column("result", verdict=True)], [[w] * 3 for w in words]
-    )
+    page.table("t", [Column("layout"), Column("key", "name"), Column("result", "verdict")], [[w] * 3 for w in words])
     rows = re.findall(r"<tr><td>[^<]*</td><td>[^<]*</td><td class=\"(\w+)\">", page.html())
     assert rows == [mark for mark, words in WORDS.items() for _ in words]
 

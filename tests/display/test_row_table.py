@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import ckptools
 from ckptools.cli import app
-from ckptools.display.row_table import rows_text
+from ckptools.display.row_table import cell_text, rows_text
 from ckptools.errors import UsageError
 from ckptools.model.records import Rows
 from tests.display.made import HOSTILE
@@ -26,6 +26,10 @@ class Row(NamedTuple):
     nbytes: int | None
     shape: tuple[int, ...] = ()
     note: str = ""
+
+
+def test_a_cell_of_several_texts_has_neither_quotes_nor_brackets():
+    assert cell_text("missing", ("[4:5]",)) == "[4:5]" and cell_text("ranks", ("a", "b")) == "a, b"
 
 
 class OtherRow(NamedTuple):

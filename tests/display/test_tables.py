@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptools.display.tables import NARROWEST, Column, Screen, table
+from ckptools.display.tables import NARROWEST, Column, Screen, broken, table
 
-NAME, TEXT, NUMBER = Column("tensor", name=True), Column("what is wrong"), Column("bytes", right=True)
+NAME, TEXT, NUMBER = Column("tensor", "name"), Column("what is wrong"), Column("bytes", "number")
 WORDS = st.text("abc .", min_size=1, max_size=200).filter(lambda text: text == text.strip())
 
 
@@ -21,10 +23,10 @@ def test_names_that_would_not_stay_distinct_go_on_below():
     rows = [[f"blocks.{n}.attention.projection.weight", "1"] for n in (100, 101)]
     lines = table([NAME, NUMBER], rows, Screen(26))
     assert not any("..." in line for line in lines)
-    assert "".join(line.split()[0] for line in lines[2:4]) == rows[0][0].replace(" ", "")
+    assert [line.split()[0] for line in lines[2:4]] == ["blocks.100.", "attention."]
 
 
-@given(st.lists(st.tuples(WORDS, st.integers(0, 10**9).map(str)), min_size=1, max_size=6), st.integers(40, 120))
+@given(st.lists(st.tuples(WORDS, st.integers(0, 10**9).map(str)), min_size=1, max_size=2), st.integers(40, 120))
 def test_a_text_is_never_cut_and_the_table_fits(rows, width):
     lines = table([TEXT, NUMBER], rows, Screen(width))
     assert max(map(len, lines)) <= width
@@ -55,3 +57,41 @@ def test_a_cell_that_a_file_made_endless_has_an_end():
 def test_a_pipe_gets_every_row_on_a_line_of_its_own():
     rows = [["n" * 300, "t" * 300, "1"]] * 50
     assert len(table([NAME, TEXT, NUMBER], rows)) == 52
+
+
+ROWS = [[f"model.layers.{n}.weight", "fp32", str(n)] for n in range(4)]
+COLUMNS = (NAME, Column("dtype"), NUMBER)
+
+
+def test_what_all_rows_of_a_screen_have_in_common_is_said_once():
+    first, titles, _, *rows = table(COLUMNS, ROWS, Screen(70))
+    assert first == "each tensor begins with model.layers.; in every row: dtype fp32"
+    assert titles.split() == ["tensor", "bytes"]
+    assert [row.split()[0] for row in rows] == [f"{n}.weight" for n in range(4)]
+    assert table(COLUMNS, ROWS)[2].split() == ["model.layers.0.weight", "fp32", "0"]
+
+
+def test_a_verdict_stands_in_each_row_and_two_rows_have_nothing_in_common():
+    columns = (NAME, Column("result", "verdict"))
+    assert table(columns, [[name, "ok"] for name, _, _ in ROWS], Screen(60))[1].split() == ["tensor", "result"]
+    assert table(COLUMNS, ROWS[:2], Screen(60))[0].split() == ["tensor", "dtype", "bytes"]
+
+
+def test_a_prefix_leaves_something_of_each_name():
+    rows = [["model.layers."], ["model.layers.a"], ["model.layers.b"]]
+    assert table([NAME], rows, Screen(60))[0] == "each tensor begins with model."
+
+
+def test_a_name_that_is_longer_than_its_column_goes_on_behind_a_dot():
+    assert broken("the name is metadata.composer_env_info.composer_version", 34) == [
+        "the name is metadata.", "composer_env_info.composer_version",
+    ]  # fmt: skip
+
+
+def test_only_verdicts_have_the_colours_of_good_and_bad_and_only_where_there_is_colour():
+    columns = (NAME, Column("result", "verdict"), Column("what"), Column("time", "provenance"))
+    rows = [["FAIL", "FAIL", "FAIL", "now"], ["ok", "ok", "ok", "now"]]
+    plain, colored = table(columns, rows), table(columns, rows, Screen(color=True))
+    assert [re.sub(r"\x1b\[[\d;]*m", "", line) for line in colored] == plain
+    assert colored[2].count("\x1b[1;31m") == 1 and colored[3].count("\x1b[32m") == 1
+    assert "\x1b[2mnow\x1b[0m" in colored[2] and "\x1b[1mresult\x1b[0m" in colored[0]

@@ -198,7 +198,7 @@ def test_many_missing_ranks_are_one_cause_of_a_row_with_its_way_out(run):
     verdict = Verdict(False, None, None, "nothing", "", causes_of(problems))
     made = judged(ckptools.checkpoints_in(run).rows[0], verdict, problems, "verify")
     assert made.why == "CK001 ranks 1..63: no file rankR.pt"
-    assert made.remedy.startswith("put the files of ranks 1..63 beside the others")
+    assert made.remedy.startswith("put the other 63 rank files beside what is here")
 
 
 def test_the_step_is_what_the_files_say_and_a_name_that_tells_another_is_told(run):

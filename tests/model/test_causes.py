@@ -23,7 +23,7 @@ def test_63_missing_ranks_are_one_cause_with_the_rank_as_a_letter():
         for n in range(1, 64)
     ]
     assert said(*lost) == [("ranks 1..63", "no file __R_0.distcp")]
-    assert causes_of(lost)[0].remedy.startswith("put the files of ranks 1..63 beside the others;")
+    assert causes_of(lost)[0].remedy.startswith("put the other 63 rank files beside what is here;")
 
 
 @pytest.mark.parametrize(

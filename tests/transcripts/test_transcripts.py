@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from ckptools.cli import app
+from ckptools.cli import app, printing
+from ckptools.display.tables import Screen
 from tests.damage.damages import damages
 from tests.truth import ASKED, KINDS, LOCAL, OWN_BUFFERS, WHOLE, Known
 
@@ -96,11 +97,11 @@ class Case:
         for path in folder.rglob("*"):
             os.utime(path, (SAVED, SAVED))
 
-    def commands(self) -> Iterator[tuple[str, list[str]]]:
+    def commands(self, asked_for: str = "") -> Iterator[tuple[str, list[str]]]:
         """Yield each command as it is written down, and its words."""
         asked = [(f"--{name}", getattr(self.known, name)) for name in ("shapes", "names") if getattr(self.known, name)]
         lines = DAMAGED if self.damage else SOUND + JSON if self.known in KINDS else SOUND
-        for line in filter(None, lines.splitlines()):
+        for line in filter(None, (asked_for or lines).splitlines()):
             more = [word for pair in asked for word in pair] if "PATH" in line else []
             line = line.replace("WRITE", " ".join(self.known.write_options)).strip()
             words = line.replace("PATH", self.known.path).split()
@@ -154,3 +155,39 @@ def test_every_command_prints_what_was_found_right(case: Case, tmp_path: Path, m
     if os.environ.get("CKPTOOLS_REWRITE_GOLDEN"):
         expected.write_text(printed, encoding="utf-8")
     assert printed == expected.read_text(encoding="utf-8")
+
+
+AT_80 = """
+inspect PATH
+inspect PATH --section all
+tree PATH
+tree PATH --expand --private --limit 0
+show PATH KEY
+show PATH rng
+stats PATH --limit 0
+stats PATH --hist
+verify PATH --deep --values
+doctor PATH
+consolidate PATH -o out.safetensors --dry-run --copies WRITE
+consolidate PATH -o out.pt WRITE
+diff PATH out.pt --values
+match PATH --to out.pt
+ls .
+formats
+"""
+
+
+def too_wide(text: str, width: int) -> list[str]:
+    """Lines that are wider than a screen, but for a command to type, and for a word that alone is wider."""
+    wide = [line for line in text.splitlines() if len(line) > width]
+    return [line for line in wide if "  ckptools " not in line and max(map(len, line.split())) <= width - 30]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.known in KINDS or case.damage], ids=str)
+def test_no_line_is_wider_than_a_screen(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case.put(tmp_path / "run")
+    monkeypatch.chdir(tmp_path / "run")
+    monkeypatch.setattr(printing, "PIPE", Screen(80, 40))
+    lines = [(line, CliRunner().invoke(app, words).stdout) for line, words in case.commands(AT_80)]
+    assert {line: too_wide(text, 80) for line, text in lines if too_wide(text, 80)} == {}
+    assert not any("\x1b" in text for _, text in lines)

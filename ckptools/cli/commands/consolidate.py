@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ckptools.cli.answers import answered_in_json, opened
 from ckptools.cli.arguments import AsJson, CheckpointPaths
-from ckptools.cli.printing import say, show
+from ckptools.cli.printing import say, screen, show
 from ckptools.cli.shared_options import OpeningOptions
 from ckptools.consolidate.options import ConsolidateOptions
+from ckptools.display.palette import mark_of
+from ckptools.display.tables import wrapped
 from ckptools.errors import UsageError
+from ckptools.text import encodable, printable
 
 if TYPE_CHECKING:
     from ckptools.consolidate.record import Consolidated
@@ -65,9 +69,12 @@ def consolidate(
 def _tell(done: Consolidated, copies: bool) -> None:
     from ckptools.consolidate import text as consolidate_text
 
-    for row in consolidate_text.summary(done):
-        show(row)
-    for row in consolidate_text.copies(done.planned) if copies and done.planned else ():
-        show(row)
+    at = screen()
+    lines = [line for row in consolidate_text.summary(done) for line in wrapped("", row, at, mark=mark_of(row))]
+    lines += consolidate_text.copies(done.planned, at) if copies and done.planned else []
+    show(encodable("\n".join(lines), sys.stdout.encoding))
+    beside = screen(sys.stderr)
     for row in consolidate_text.remarks(done):
-        say(row)
+        # What is typed again is never wrapped, so that it can be copied.
+        for line in [row] if row.startswith("load: ") else wrapped("", printable(row), beside):
+            say(line, mark_of(row))

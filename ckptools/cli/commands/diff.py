@@ -85,11 +85,13 @@ def _side(path: str, opening: OpeningOptions) -> Checkpoint | Path:
 
 def show(found: Difference, rows: RowOptions, form: AnswerOptions) -> None:
     """Print the answer: every key with JSON; in a text those that differ, as many as were asked for."""
+    from ckptools.diff.record import most_changed
     from ckptools.diff.text import NOT_LISTED, difference_text
     from ckptools.model.records import Rows
 
     every = form.json or form.jsonl
-    tensors = arranged(Rows(t for t in found.tensors if every or t.verdict not in NOT_LISTED), rows)
+    listed_tensors = found.tensors if every else most_changed(t for t in found.tensors if t.verdict not in NOT_LISTED)
+    tensors = arranged(listed_tensors, rows)
     values = Rows(v for v in found.values if every or v.verdict not in NOT_LISTED)[: rows.limit or None]
     listed = replace(found, tensors=tensors, values=values)
     answer = listed if every else found

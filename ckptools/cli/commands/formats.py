@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ckptools.cli.arguments import AsJson
-from ckptools.cli.printing import show
+from ckptools.cli.printing import screen, show
+from ckptools.display.palette import painted
+from ckptools.display.tables import Screen, wrapped
 from ckptools.formats.registry import FORMATS, Format, formats_from_outside
 from ckptools.text import printable
 
@@ -23,20 +25,21 @@ def formats(json: AsJson = False) -> None:
     from ckptools.consolidate.writers import WRITERS
 
     read = (*formats_from_outside(), *FORMATS)
-    show(_as_json(read, WRITERS) if json else _as_text(read, WRITERS))
+    show(_as_json(read, WRITERS) if json else _as_text(read, WRITERS, screen()))
 
 
-def _as_text(read: Sequence[Format], written: Sequence[Writer]) -> str:
-    """Formats that are read, in the order in which they are tried, then those that are written; two lines each."""
-    lines = ["read, the first that recognises a path:"]
+def _as_text(read: Sequence[Format], written: Sequence[Writer], screen: Screen) -> str:
+    """Formats that are read, in the order in which they are tried, then those that are written; two parts each."""
+    lines = [painted("read, the first that recognises a path:", "heading", screen.color)]
     for known in read:
-        lines.append(f"  {printable(known.NAME)}: {printable(known.READS)}")
-        lines.append(f"      known by {printable(known.KNOWN_BY)}")
-        lines += [f"      {printable(tried)}" for tried in [_tried(known)] if tried]
-    lines += ["", "written, by the suffix of the output:"]
+        lines += wrapped(f"  {printable(known.NAME)}: ", printable(known.READS), screen, label="heading")
+        lines += wrapped("      ", f"known by {printable(known.KNOWN_BY)}", screen, mark="dim")
+        tried = _tried(known)
+        lines += wrapped("      ", printable(tried), screen, mark="dim") if tried else []
+    lines += ["", painted("written, by the suffix of the output:", "heading", screen.color)]
     for output in written:
-        lines.append(f"  {output.NAME}: {output.WRITES}")
-        lines.append(f"      {', '.join(output.SUFFIXES)}")
+        lines += wrapped(f"  {output.NAME}: ", output.WRITES, screen, label="heading")
+        lines += wrapped("      ", ", ".join(output.SUFFIXES), screen, mark="dim")
     return "\n".join(lines)
 
 

@@ -98,7 +98,7 @@ def show_text(report: Report, details: Sequence[Detail], private: bool) -> None:
         shown = section_text(report, details, screen())
     else:
         shown = report_text(report, screen(), private)
-    show(encodable(shown, sys.stdout.encoding), "inspect")
+    show(encodable(shown, sys.stdout.encoding))
     remark_private(sum(detail.private for detail in details))
     lines = "\n".join(filter(None, (read_line(report), next_line(report))))
     remark(f"\n{lines}")

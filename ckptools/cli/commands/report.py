@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckptools.cli.answers import opened
-from ckptools.cli.printing import remark, show
+from ckptools.cli.printing import remark, screen, show
 from ckptools.cli.shared_options import OpeningOptions
 from ckptools.errors import CkptoolsError, ReadError
 from ckptools.text import encodable, printable
@@ -82,12 +82,12 @@ def _write(checkpoint: Checkpoint, out: str, force: bool, interactive: bool, *, 
         else:
             own = {"force": force, "interactive": interactive}
             found = write_report(checkpoint, out, **own, values=values, progress=line, **how)
-    verdict = "\n".join(verdict_lines(found))
     if out == STDOUT:
         show(report_page(found, interactive).rstrip("\n"))
-        remark(verdict)
+        remark("\n".join(verdict_lines(found, screen(sys.stderr))))
     else:
-        show(encodable(f"{verdict}\nwrote {printable(out)}", sys.stdout.encoding), "inspect")
+        lines = [*verdict_lines(found, screen()), f"wrote {printable(out)}"]
+        show(encodable("\n".join(lines), sys.stdout.encoding))
     if not found.verification.ok:
         raise SystemExit(1)
 
