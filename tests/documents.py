@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
+from threading import Timer
 
 from ckptools.__main__ import main
 from tests.training.forked import run_ranks
@@ -32,6 +33,8 @@ Mask = tuple[str, str | Callable[[re.Match[str]], str]]
 MASKS: tuple[Mask, ...] = (
     # Of files that were written in one second one time is told, of others two.
     (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d( \.\. (\d\d\d\d-\d\d-\d\d )?\d\d:\d\d:\d\d)?", "DATE"),
+    (r"\d{4}-\d\d-\d\d\b", "DAY"),
+    (r"\b\d\d:\d\d:\d\d\b", "CLOCK"),
     (r"\b\d+(\.\d+)? m?s\b", "TIME"),
     (r"\b\d+(\.\d+)? [KMG]iB/s\b", "SPEED"),
     (r"(?<=loss )\d+\.\d+", "LOSS"),
@@ -125,6 +128,14 @@ _FORKED = re.compile(r"ckptools create \S+ .*--world-size (\d+)")
 _LAUNCHED = re.compile(r"--max-restarts|--nnodes|--break .*(stale|mixed-run)")
 """What a training has in it that only the launcher does: to start ranks again, or to train another run."""
 
+WIDTH = 100
+"""Columns of the terminal that guides show."""
+SECONDS = 250
+"""At most so long takes a command."""
+
+_PROGRESS = re.compile(r"(?:\r\x1b\[K[^\r\n]*)*\r\x1b\[K")
+"""A line of progress that was drawn again and again, up to where it was erased."""
+
 _RUNS: dict[str, tuple[Path, str]] = {}
 """By command: the folder that a training filled, and what it printed. Pages that begin with the same one share it."""
 
@@ -172,20 +183,38 @@ def _copy(folder: Path, to: Path) -> None:
 
 def _environment(folder: Path) -> dict[str, str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return {"PATH": path, "COLUMNS": "120", "TMPDIR": str(folder)}
+    return {"PATH": path, "COLUMNS": str(WIDTH), "TMPDIR": str(folder), "NO_COLOR": "1"}
 
 
 def _run(command: str, folder: Path) -> str:
-    done = subprocess.run(
+    """Run a command on a terminal of `WIDTH` columns, and return what stays on it."""
+    ours, its = os.openpty()
+    process = subprocess.Popen(
         ["bash", "-c", command],
         cwd=folder,
         env=os.environ | _environment(folder),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=250,
+        stdin=subprocess.DEVNULL,
+        stdout=its,
+        stderr=its,
     )
-    return done.stdout
+    os.close(its)
+    watch = Timer(SECONDS, process.kill)
+    watch.start()
+    try:
+        shown = b"".join(iter(lambda: _read(ours), b"")).decode()
+    finally:
+        os.close(ours)
+        process.wait()
+        watch.cancel()
+    return _PROGRESS.sub("", shown.replace("\r\n", "\n")).expandtabs()
+
+
+def _read(terminal: int) -> bytes:
+    """Some of what was written to a terminal; nothing once its last process has ended, which Linux calls an error."""
+    try:
+        return os.read(terminal, 65536)
+    except OSError:
+        return b""
 
 
 def masked(text: str) -> list[str]:
