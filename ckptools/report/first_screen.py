@@ -65,25 +65,23 @@ def tiles(report: Report) -> Iterator[tuple[str, str, str]]:
 
 
 def cause_list(page: Page, problems: Sequence[Problem]) -> None:
-    """Add the worst causes; more of them folded, and what follows from lost files below the last of these."""
+    """Add the worst causes, what follows from lost files, and more causes, folded."""
     causes, following = causes_of(problems), consequences_of(problems)
     shown, others = causes[:MOST], causes[MOST:]
-    last = max((n for n, cause in enumerate(causes) if following and cause.code in following[0].causes), default=-1)
-    below = {min(last, MOST - 1) if last >= 0 else -1: _following(problems, following)}
-    made = "".join(_cause(cause, below.get(n, "")) for n, cause in enumerate(shown))
+    made = "".join(map(_cause, shown)) + _following(problems, following)
     if others:
-        rest = "".join(_cause(cause, "") for cause in others)
+        rest = "".join(map(_cause, others))
         made += f"<details><summary>{plural(len(others), 'more cause')}</summary>{rest}</details>"
     title = page.heading(f"causes: {len(shown)} of {len(causes)}" if causes else "no problem was found")
     page.drawing(f"<section>{title}{made}</section>")
 
 
-def _cause(cause: Cause, more: str) -> str:
+def _cause(cause: Cause) -> str:
     mark = "bad" if cause.severity == "error" else "warn"
     where = f"<b>{safe(cause.where)}</b> " if cause.where else ""
     remedy = f'<div class="do">{safe(cause.remedy)}</div>' if cause.remedy else ""
     code = f'<a class="{mark}" href="#{cause.code}">{cause.code}</a>'
-    return f'<div class="cause">{code}{where}{safe(cause.what)}{remedy}{more}</div>'
+    return f'<div class="cause">{code}{where}{safe(cause.what)}{remedy}</div>'
 
 
 FIRST = 20
@@ -91,15 +89,16 @@ FIRST = 20
 
 
 def _following(problems: Sequence[Problem], following: Sequence[Consequence]) -> str:
-    """What follows from lost files, folded, the first of them by name."""
+    """What follows from lost files, and from which causes; folded, the first of them by name."""
     made = ""
     for one in following:
         named = [p for p in dict.fromkeys(problems) if p.code == one.code][:FIRST]
         lines = "<br>".join(safe(" ".join(filter(None, (p.tensor, p.message)))) for p in named)
         left = one.problems - len(named)
         more = f"<br>{left:,} more are in the JSON of this page" if left > 0 else ""
-        made += f"<details><summary>{safe(one.text)}</summary><code>{lines}</code>{more}</details>"
-    return made
+        title = f"{one.text} ({' and '.join(one.causes)})"
+        made += f"<details><summary>{safe(title)}</summary><code>{lines}</code>{more}</details>"
+    return f'<div class="cause">{made}</div>' if made else ""
 
 
 def ranks_picture(page: Page, picture: Picture) -> None:

@@ -160,7 +160,7 @@ def test_gaps_of_a_lost_file_are_folded_below_it():
     gaps = [Problem(Code.TENSOR_GAP, f"gap {n}", 137, f"w{n}") for n in range(40)]
     html = report_page(found_in(broken_run7(), Problem(Code.FILE_CUT, "is cut short", 137), *gaps))
     below = html.partition("is cut short")[2]
-    assert below.index("<summary>40 tensors have gaps</summary>") < below.index("w19 gap 19")
+    assert below.index("<summary>40 tensors have gaps (CK002 and CK001)</summary>") < below.index("w19 gap 19")
     assert "20 more are in the JSON of this page" in below and "w20 gap 20" not in below.partition("<nav>")[0]
 
 
