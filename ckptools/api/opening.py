@@ -92,6 +92,7 @@ def checkpoints_in(
     weights: Weights = "fp32",
     rules: str | Path | None = None,
     names: NamesFrom | None = None,
+    salvage: bool = False,
     on_found: Callable[[Path], None] | None = None,
 ) -> RunFolder:
     """The checkpoints of a run, the newest first, with `.newest_whole` to open; as a table: `.to_dicts()`.
