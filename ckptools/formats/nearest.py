@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from ckptools.errors import UnknownFormatError
 from ckptools.files.location import is_remote
 from ckptools.model.values import describe_for_error
 
@@ -58,8 +59,10 @@ FOREIGN = (
 """Files of frameworks other than PyTorch."""
 
 
-def described(folder: Path) -> str:
-    """Say in one line what a folder is that no format recognises."""
+def described(folder: Path, links: str = "") -> str:
+    """Say in one line what a folder is that no format recognises, given the links in it that were not followed."""
+    if links:
+        return f"no checkpoint that ckptools knows in this folder, and {links}"
     names = list(_names(folder))
     unknown = "no checkpoint that ckptools knows in this folder; `ckptools formats` lists what it reads"
     for sign in FOREIGN:
@@ -70,13 +73,16 @@ def described(folder: Path) -> str:
     return f"{unknown}; {ASK}" if names else unknown
 
 
-def lacking(folder: Path) -> str:
-    """Say whose checkpoint a folder is, and which file it lacks; empty where that cannot be said."""
+def check_nothing_lacks(folder: Path) -> None:
+    """Refuse a folder that lacks the file by which a format recognises it.
+
+    Raises:
+        UnknownFormatError: it does; the message says whose it is and which file.
+    """
     names = list(_names(folder))
     for sign in LACKING:
         if any(map(sign.pattern.fullmatch, names)) and not (folder / sign.missing).exists():
-            return f"looks like {sign.writer}: {sign.missing} is missing; copy it here too"
-    return ""
+            raise UnknownFormatError(folder, f"looks like {sign.writer}: {sign.missing} is missing; copy it here too")
 
 
 def _names(folder: Path) -> Iterator[str]:

@@ -201,33 +201,18 @@ def _detected(path: Path, options: Options) -> Checkpoint:
 
 def _only_one_in(path: Path, formats: Sequence[Format], options: Options) -> Checkpoint:
     """Find the one checkpoint in a folder that is none itself, with a note of the links that may lead to others."""
-    found, passed_over = None, ""
-    if path.is_dir():
-        from ckptools.formats import nearest
-
-        lacking = nearest.lacking(path)
-        if lacking:
-            raise UnknownFormatError(path, lacking)
-        from ckptools.formats import only_checkpoint
-
-        found, passed_over = only_checkpoint.find(path, formats, options.follow_symlinks)
-    if found is None:
-        raise UnknownFormatError(path, _what_else(path, passed_over))
+    if not path.is_dir():
+        what = what_is(head_at(path)) if path.is_file() else ""
+        unknown = "not a checkpoint that ckptools knows; `ckptools formats` lists what it reads"
+        raise UnknownFormatError(path, f"is {what}" if what else unknown)
+    from ckptools.formats import nearest, only_checkpoint
     from ckptools.formats.shared.several import with_links
 
+    nearest.check_nothing_lacks(path)
+    found, passed_over = only_checkpoint.find(path, formats, options.follow_symlinks)
+    if found is None:
+        raise UnknownFormatError(path, nearest.described(path, passed_over))
     return with_links(_detected(found, options), path, passed_over)
-
-
-def _what_else(path: Path, links: str) -> str:
-    """Say what a path is that no format recognises, given the links in the folder that were not followed."""
-    if links:
-        return f"no checkpoint that ckptools knows in this folder, and {links}"
-    if path.is_dir():
-        from ckptools.formats import nearest
-
-        return nearest.described(path)
-    what = what_is(head_at(path)) if path.is_file() else ""
-    return f"is {what}" if what else "not a checkpoint that ckptools knows; `ckptools formats` lists what it reads"
 
 
 def _beside_others(checkpoint: Checkpoint, path: Path, options: Options, formats: Sequence[Format]) -> Checkpoint:
