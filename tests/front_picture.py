@@ -22,10 +22,10 @@ from tests.browser import picture_of
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 RUN = "create run7 --strategy fsdp1 --world-size 4 --steps 6 --save-every 3 --break truncate:2,missing:3"
 BROKEN = "run7/ep0-ba6-rank0.pt"
-WIDTH, HEIGHT, COLUMNS = 1120, 570, 66
+WIDTH, HEIGHT, COLUMNS = 1120, 590, 66
 
 PAGE = """<!doctype html><meta charset="utf-8"><style>
-body{{margin:0;display:flex;gap:16px;padding:16px;background:{back};width:1088px;height:538px;overflow:hidden}}
+body{{margin:0;display:flex;gap:16px;padding:16px;background:{back};width:1088px;height:558px;overflow:hidden}}
 pre{{margin:0;padding:14px 16px;width:530px;border-radius:8px;background:{panel};color:{ink};overflow:hidden;
 font:12.5px/1.5 ui-monospace,"DejaVu Sans Mono",monospace;border:1px solid {rule};box-sizing:border-box}}
 b{{color:{prompt}}} .c31{{color:{bad}}} .c32{{color:{good}}} .c33{{color:{warn}}}
