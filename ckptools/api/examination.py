@@ -249,7 +249,7 @@ def _as_given(folder: Path) -> Path:
     return folder.relative_to(here) if folder.is_relative_to(here) else folder
 
 
-OF_A_RUN = ("follow_symlinks", "jobs", "weights", "rules", "shapes", "names", "salvage")
+OF_A_RUN = ("follow_symlinks", "jobs", "weights", "rules", "shapes", "names")
 """Options that apply to every checkpoint of a run; the others go with one alone."""
 
 
