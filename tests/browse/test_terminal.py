@@ -70,7 +70,8 @@ def test_without_a_terminal_it_is_refused():
 
 def test_without_textual_one_line_says_how_to_get_it(tmp_path):
     (tmp_path / "textual.py").write_text("raise ModuleNotFoundError(name='textual')")
-    with Terminal(["browse", RANKS], TERM="xterm", PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}") as it:
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    with Terminal(["browse", RANKS], TERM="xterm", NO_COLOR="1", PYTHONPATH=path) as it:
         assert it.ended() == 2
     assert it.text().strip() == "error: browse needs textual: pip install 'ckptools[browse]'"
 
