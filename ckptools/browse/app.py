@@ -260,11 +260,13 @@ class Browser(View):
     def _measured(self, found: Statistics[Stats]) -> None:
         if self.key_page is None:
             return
+        from ckptools.stats.text import summary
+
         tree = self.key_page.tree
         tree.figures.update({row.name: row for row in found.rows})
         tree.arrange(tree.text, tree.order)
         self.left.refit()
-        self.say(repr(found))
+        self.say("; ".join(summary(found)))
         self.look_up()
 
     def action_elements(self) -> None:

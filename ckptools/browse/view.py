@@ -302,7 +302,7 @@ class View(App[None]):
         """Show what is known of the row under the cursor."""
         if self.page.wide or not self.query("#right"):  # the timer may ring while the screen is taken down
             return
-        width = max(self.right.scrollable_content_region.width, 20)
+        width = max(self.right.scrollable_content_region.width - 1, 20)  # a scroll bar may come
         work = self.page.detail(self.left.cursor, width)
         place = self.right.scroll_offset.y if keep else 0
         self.begin("looks up", lambda _: work(), lambda rows: self._found(rows, place), shown=False)

@@ -27,7 +27,7 @@ PICTURES = {
 }
 """Names of the pictures, and the keys that lead to each."""
 
-RECORDED = ("3", "j", "j", "\t", "\t", "\r", "2", "l", "/", "u", "p", ".", "w", "\r", "f", "y", "q")
+RECORDED = ("3", "j", "j", "2", "/", "up.w", "\r", "f", "y", "q")
 
 SECONDS = 0.8
 """Between two keys of the recording."""
@@ -61,6 +61,8 @@ def recording(path: str, out: Path) -> None:
         events, seen = [[0.0, "o", terminal.text()]], len(terminal.output)
         for number, key in enumerate(RECORDED):
             terminal.press(key)
+            if key == "f":
+                terminal.until(b"rms ")
             events.append([round(SECONDS * (number + 1), 1), "o", terminal.text(seen)])
             seen = len(terminal.output)
         assert terminal.ended() == 0
