@@ -96,7 +96,8 @@ def test_real_metadata_is_read_the_same_both_ways(path, monkeypatch):
     fast, slow = both(path, monkeypatch)
     # Megatron adds plans, which refer into the entries, and whose objects are equal to themselves only.
     assert replace(fast, extra={}) == replace(slow, extra={}) and list(fast.extra) == list(slow.extra)
-    assert in_runs(path) == ("all_local_plans" not in fast.extra)
+    # ByteCheckpoint has classes of its own.
+    assert in_runs(path) == ("all_local_plans" not in fast.extra and fast.writer != "ByteCheckpoint")
 
 
 @pytest.mark.parametrize(("ndim", "protocol"), [(1, 4), (2, 5), (3, 4), (5, 4)])

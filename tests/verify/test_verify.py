@@ -63,7 +63,7 @@ def overwrite(path: Path, offset: int, data: bytes) -> None:
 def test_a_whole_checkpoint_fails_no_check(known: Known):
     found = ckptools.verify(known.file, deep=True, values=True)
     assert [str(p) for p in found.problems if p.severity == "error"] == []
-    assert found.ok and found.bytes_read > 1000
+    assert found.ok and found.bytes_read > 400
 
 
 def test_every_check_is_listed_on_a_narrow_terminal_too():
