@@ -116,6 +116,11 @@ NOT_FINITE = "not finite, in no measure"
 """What the detail of a tensor says of elements that no measure includes."""
 
 
+def holds_integers(row: TensorDifference) -> bool:
+    """Whether a tensor holds integers or truth values, such as a counter or a mask."""
+    return (row.dtype_a or row.dtype_b or "").startswith(("int", "uint", "bool"))
+
+
 def most_changed(rows: Iterable[TensorDifference]) -> Rows[TensorDifference]:
     """Tensors by what they changed, the most first; integers, such as counters, come last.
 
@@ -125,8 +130,7 @@ def most_changed(rows: Iterable[TensorDifference]) -> Rows[TensorDifference]:
     def place(row: TensorDifference) -> tuple[int, float]:
         if row.verdict not in ("differs", "within tolerance") or row.shape_a != row.shape_b:
             return 0, 0.0
-        counts = (row.dtype_a or "").startswith(("int", "uint", "bool"))
-        return 1 if NOT_FINITE in row.detail else 3 if counts else 2, -(row.change or 0.0)
+        return 1 if NOT_FINITE in row.detail else 3 if holds_integers(row) else 2, -(row.change or 0.0)
 
     return Rows(sorted(rows, key=place))
 

@@ -15,7 +15,7 @@ from ckptools.diff.record import (
     TensorDifference,
     ValueDifference,
     Verdict,
-    most_changed,
+    holds_integers,
 )
 from ckptools.diff.sides import Contents
 from ckptools.model.records import grouped
@@ -83,9 +83,12 @@ def _of_tensors(rows: Sequence[TensorDifference]) -> Iterator[str]:
         yield f"{plural(len(rows), 'tensor')} {WORDS[rows[0].verdict]}"
     elif listed:
         yield f"{plural(len(rows), 'tensor')}: {', '.join(listed)}"
-    most = next((row for row in most_changed(rows) if row.change is not None and row.verdict != "same"), None)
-    if most is not None:
-        yield f"|dW|/|W| up to {most.change:.1e} ({clip_middle(most.name, 60)})"
+    measured = [row for row in rows if row.change is not None and row.verdict != "same"]
+    floats = [row for row in measured if not holds_integers(row)]
+    if measured:
+        most = max(floats or measured, key=lambda row: row.change or 0.0)
+        apart = ", integers apart" if floats and len(floats) < len(measured) else ""
+        yield f"|dW|/|W| up to {most.change:.1e} ({clip_middle(most.name, 60)}){apart}"
 
 
 def _of_values(rows: Sequence[ValueDifference]) -> Iterator[str]:
