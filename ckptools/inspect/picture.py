@@ -178,8 +178,8 @@ class Grouping(NamedTuple):
 
 
 def grouping(ck: Checkpoint, ranks: int) -> Grouping:
-    """Arrange ranks as the device mesh of their tensors does, if one states it, else in groups of eight."""
-    mesh = _mesh(ck, ranks)
+    """Arrange ranks as the device mesh of their tensors or Megatron's settings state it, else in groups of eight."""
+    mesh = _mesh(ck, ranks) or _megatron_mesh(ck, ranks)
     if mesh is None:
         return Grouping(ACROSS, NODE, ACROSS * ranks + 1)
     sizes, names = mesh
@@ -200,6 +200,28 @@ def _mesh(ck: Checkpoint, ranks: int) -> tuple[Ints, list[str]] | None:
     sizes = Counter(t.mesh for t in known).most_common(1)[0][0]
     placed = [t.placements for t in known if t.mesh == sizes and t.placements and len(t.placements) == len(sizes or ())]
     return (sizes, [_axis_name({p[n] for p in placed}) for n in range(len(sizes))]) if sizes and placed else None
+
+
+def _megatron_mesh(ck: Checkpoint, ranks: int) -> tuple[Ints, list[str]] | None:
+    """The sizes and names of the axes that Megatron's settings state, the slowest first; None without settings.
+
+    Source: megatron/core/parallel_state.py, `initialize_model_parallel` (order `tp-cp-ep-dp-pp`).
+    """
+    from ckptools.formats.megatron.folders import arguments, setting
+
+    args = arguments(ck.tree)
+    tp = setting(args, "tensor_model_parallel_size", "model_parallel_size")
+    if tp is None:
+        return None
+    sizes = {
+        "tp": tp,
+        "cp": setting(args, "context_parallel_size") or 1,
+        "pp": setting(args, "pipeline_model_parallel_size") or 1,
+    }
+    sizes["dp"], rest = divmod(ranks, prod(sizes.values()))
+    order = ("dp", "pp", "cp", "tp") if args.get("use_tp_pp_dp_mapping") else ("pp", "dp", "cp", "tp")
+    axes = [name for name in order if sizes[name] > 1]
+    return (tuple(sizes[name] for name in axes), axes) if axes and not rest else None
 
 
 def _axis_name(placements: set[str]) -> str:

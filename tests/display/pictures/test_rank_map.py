@@ -19,6 +19,7 @@ from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
 from tests.display.made import alone, broken_run7, checkpoint, dtensor, files, run7, snapshot, unread_run7
 from tests.display.pictures.svg import hovers, shown
+from tests.truth import FIXTURES
 
 
 def states(ck, problems=None):
@@ -54,6 +55,26 @@ def test_ranks_are_arranged_as_their_mesh_is(mesh, placements, words, across, gr
     found = grouping(meshed(mesh, placements), math.prod(mesh))
     assert (found.words, found.across, found.group) == (words, across, group)
     assert len(mesh) == 2 or found.block == mesh[1] * mesh[2]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ({"tensor_model_parallel_size": 4, "pipeline_model_parallel_size": 2}, "mesh pp 2 x dp 4 x tp 4"),
+        ({"tensor_model_parallel_size": 4, "use_tp_pp_dp_mapping": True}, "mesh dp 8 x tp 4"),
+        ({"tensor_model_parallel_size": 2, "context_parallel_size": 2}, "mesh dp 8 x cp 2 x tp 2"),
+        ({"tensor_model_parallel_size": 5}, ""),
+        ({"lr": 0.1}, ""),
+    ],
+)
+def test_ranks_are_arranged_as_megatrons_settings_say(args, words):
+    ck = checkpoint({"args": args}, files=files(32, read=True), world_size=Fact(32, ("args.world_size",)))
+    assert grouping(ck, 32).words == words
+
+
+def test_a_real_checkpoint_of_megatron_has_its_axes():
+    ck = ckptools.open(FIXTURES / "megatron-tp2pp2-fp32" / "legacy")
+    assert grouping(ck, 4).words == "mesh pp 2 x tp 2"
 
 
 def test_without_a_mesh_ranks_stand_in_groups_of_eight_and_no_axis_is_named():
