@@ -36,6 +36,7 @@ MASKS: tuple[Mask, ...] = (
     (r"\d{4}-\d\d-\d\d\b", "DAY"),
     (r"\b\d\d:\d\d:\d\d\b", "CLOCK"),
     (r"\b\d+(\.\d+)? m?s\b", "TIME"),
+    (r", written within TIME", ""),  # said of files that were not written in one second
     (r"\b\d+(\.\d+)? [KMG]iB/s\b", "SPEED"),
     (r"(?<=loss )\d+\.\d+", "LOSS"),
     (r"\b\d+\.\d+\.\d+\+\w+", "TORCH"),
