@@ -70,7 +70,7 @@ def truth_of(fixture: Known) -> dict[str, tuple[str, bytes, tuple[int, ...]]]:
     if len(optimizers) > 1:
         at |= {name: ".".join(map(str, o.path)) for o in optimizers for name in o.state}
     names |= {k: ".".join([at[name], "state", key.get(name, name), *slot]) for k, (name, *slot) in of_optimizer.items()}
-    if fixture.name == "megatron-tp2dp2-distopt":  # Megatron's optimizers call the master copy by another name
+    if fixture.name in ("megatron-tp2dp2-distopt", "megatron-core0.20-ep2dp2-dpr"):  # call master copies otherwise
         names = {k: name.replace(".fp32_param", ".param") for k, name in names.items()}
     return {name: kept[k] for k, name in names.items()}
 
@@ -105,7 +105,7 @@ def equal(a: object, b: object) -> bool:
 def test_three_ranks_load_every_value_bit_for_bit(fixture, loaded):
     truth = truth_of(fixture)
     assert wrong(read(loaded / f"{number(fixture)}.pt"), truth) == []
-    assert len(truth) > 10
+    assert len(truth) > 6
 
 
 @pytest.mark.slow
