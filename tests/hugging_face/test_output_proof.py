@@ -77,7 +77,7 @@ def test_a_cut_vocabulary_is_counted(tmp_path):
 
 def test_the_command_prints_the_line_and_ends_with_0(hub, run):
     result = CliRunner().invoke(app, ["diff", str(hub), str(run), "--values"])
-    line = result.stdout.splitlines()[-1]
+    line = result.stdout.splitlines()[0]
     assert result.exit_code == 0
     assert line.startswith("every element of A is B's: 21 tensors, 21664 elements (21 renamed, 4 rearranged, 21 cast)")
 
