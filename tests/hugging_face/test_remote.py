@@ -9,6 +9,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import ckptools
+from ckptools.files.remote import path as remote_path
 from tests.hugging_face.toy_models import loaded_strictly, logits, save_original, toy_model
 from tests.object_store import Bucketful, s3_server, settings
 
@@ -18,6 +19,7 @@ def bucket() -> Iterator[Bucketful]:
     with s3_server() as address, pytest.MonkeyPatch.context() as patch:
         for name, value in settings(address).items():
             patch.setenv(name, value)
+        patch.setattr(remote_path, "_stores", {})  # those of other servers
         yield Bucketful(address)
 
 
