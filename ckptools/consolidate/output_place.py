@@ -24,7 +24,6 @@ from ckptools.errors import NoSpaceError, OutputExistsError, ReadError, UsageErr
 from ckptools.files.location import is_remote, location
 from ckptools.files.storage import RemoteError
 from ckptools.formats.rank_search.rank_names import parse
-from ckptools.keys.original import COPIED
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.provenance import FILE_NAME
 from ckptools.model.values import describe_for_error
@@ -34,7 +33,12 @@ HEADROOM = 1 << 20
 
 _DCP_FILE = re.compile(rf"\.metadata|__[0-9]+_[0-9]+\.distcp|{re.escape(FILE_NAME)}")
 
-_HUB_FILE = re.compile(rf"(?:{COPIED.pattern}|model.*\.safetensors(?:\.[a-z.-]+\.json|\.json)?)")
+
+def _hub_file() -> re.Pattern[str]:
+    """Names of the files in a folder of a Hugging Face model."""
+    from ckptools.keys.original import COPIED
+
+    return re.compile(rf"(?:{COPIED.pattern}|model.*\.safetensors(?:\.[a-z.-]+\.json|\.json)?)")
 
 
 @dataclass(frozen=True)
@@ -169,7 +173,7 @@ def _check_folder(checkpoint: Checkpoint, folder: Path, force: bool, writer: Wri
         return
     if not force:
         raise OutputExistsError(folder, "exists; --force replaces it")
-    known, what = (_HUB_FILE, "Hugging Face model") if writer.FILE else (_DCP_FILE, "DCP")
+    known, what = (_hub_file(), "Hugging Face model") if writer.FILE else (_DCP_FILE, "DCP")
     strange = next((p.name for p in here if p.is_dir() or not known.fullmatch(p.name)), None)
     if strange is not None:
         text = f"holds {describe_for_error(strange)}, which is no part of a {what}; choose another name"

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from ckptools.cluster.team import current
 from ckptools.consolidate.choose import check_files, places_to_write, select, tensors_to_write
-from ckptools.consolidate.like import in_folder, made_like, original_for
 from ckptools.consolidate.options import ConsolidateOptions, Renaming, hole_rule, renaming_of, write_options
 from ckptools.consolidate.output_place import check_not_among, check_output, lacking_space, output_of, replaced
 from ckptools.consolidate.provenance import left_out_json, note_on_carried
@@ -37,7 +36,9 @@ from ckptools.training_state.sections import sections_of, sections_of_kind
 
 if TYPE_CHECKING:
     from ckptools.consolidate.fill_from import Donor
+    from ckptools.consolidate.output_place import OutputPlace
     from ckptools.consolidate.publishing.journal import Kept
+    from ckptools.keys.original import Original
 
 
 def consolidate(
@@ -68,7 +69,7 @@ def consolidate(
         check_can_upload(output.path, options)
     form, renaming = write_options(options, streamed), renaming_of(options)
     whole = with_all_ranks(checkpoint)
-    original, likeness = original_for(options, output, whole), None
+    original, likeness = _original(options, output, whole), None
     if not output.named:
         check_not_among(whole, output.path)
     with OpenFiles() as files:
@@ -83,6 +84,8 @@ def consolidate(
         selection = select(whole, part, holes, options.prefer_rank, files, damage, options.dequantize, donor)
         selection.with_record = options.provenance
         if original is not None:
+            from ckptools.consolidate.like import in_folder, made_like
+
             selection, likeness = made_like(selection, original, options, files)
         selection = _with_new_names(selection, renaming, output.writer.BY_NAME)
         layout = output.writer.lay_out(selection, output.path, form)
@@ -125,6 +128,15 @@ def consolidate(
         opening = whole.cost.seconds if whole is checkpoint else 0.0
         done = replace(done, seconds=opening + time.perf_counter() - started)
     return done if options.only else replace(done, not_asked=_not_asked(whole, part))
+
+
+def _original(options: ConsolidateOptions, output: OutputPlace, whole: Checkpoint) -> Original | None:
+    """The Hugging Face model that the output is to be like; nothing that finds its names is imported without one."""
+    if options.like is None and not options.assume:
+        return None
+    from ckptools.consolidate.like import original_for
+
+    return original_for(options, output, whole)
 
 
 def _donor(whole: Checkpoint, part: str, files: OpenFiles, options: ConsolidateOptions, progress: Progress) -> Donor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ckptools.consolidate.like import likeness_lines
 from ckptools.consolidate.record import Consolidated, PlannedCopy, PlannedReading, SourceChecksums
 from ckptools.display.record_json import to_json
 from ckptools.display.tables import PIPE, Column, Screen, table
@@ -87,7 +86,10 @@ def _borrowed(done: Consolidated) -> Iterator[str]:
 def remarks(done: Consolidated) -> Iterator[str]:
     """The lines for stderr: what was left out, filled, converted or noticed, and how to load the output."""
     yield from (f"note: {note}" for note in done.notes)
-    yield from () if done.like is None else likeness_lines(done.like)
+    if done.like is not None:
+        from ckptools.consolidate.like import likeness_lines
+
+        yield from likeness_lines(done.like)
     for name, why in list(done.left_out.items())[:MAX_NAMED]:
         yield f"left out: {name}: {why}"
     yield from _filled(done)
