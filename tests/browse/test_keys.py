@@ -149,6 +149,7 @@ def test_a_hundred_thousand_keys_scroll_at_once():
     drive(checkpoint(tree), script)
 
 
+@pytest.mark.slow
 def test_twenty_thousand_keys_are_sorted_filtered_and_scrolled():
     tree = {f"part{n % 100}.k{n}": plain(2, record=str(n)) for n in range(20_000)}
     shown = pressed(checkpoint(tree), "2", "o", "G", "slash", *"k19999")

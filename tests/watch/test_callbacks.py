@@ -61,6 +61,7 @@ def test_a_trainer_that_is_not_known_is_refused(tmp_path):
         watch_of(tmp_path, "keras")
 
 
+@pytest.mark.slow
 def test_transformers_trainer_has_each_save_verified(tmp_path):
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
@@ -78,6 +79,7 @@ def test_transformers_trainer_has_each_save_verified(tmp_path):
     assert proven(watch.run_watch) == [2, 4]
 
 
+@pytest.mark.slow
 def test_lightnings_trainer_has_each_save_verified(tmp_path):
     lightning = pytest.importorskip("pytorch_lightning")
     from pytorch_lightning.callbacks import ModelCheckpoint
