@@ -39,6 +39,7 @@ MASKS: tuple[Mask, ...] = (
     (r", written within TIME", ""),  # said of files that were not written in one second
     (r"\b\d+(\.\d+)? [KMG]iB/s\b", "SPEED"),
     (r"(?<=loss )\d+\.\d+", "LOSS"),
+    (r"(?<=norm )\d+\.\d+", "NORM"),
     (r"\b\d+\.\d+\.\d+\+\w+", "TORCH"),
     # Where a record lies depends on how long the numbers of a training's times are.
     (r"(\bdata/\d+ +)\d+", r"\1OFFSET"),
