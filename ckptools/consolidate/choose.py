@@ -6,8 +6,8 @@ Everything is checked here, before the first byte is written, and all problems a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from ckptools.consolidate.fill_from import Donor
 from ckptools.consolidate.picking import FILLS, LEFT_OUT, Picking
 from ckptools.consolidate.provenance import NOT_SAVED
 from ckptools.consolidate.writers.layout import FromReplicas, OutputContents
@@ -27,6 +27,9 @@ from ckptools.text import and_others, named_ranks, plural, printable
 from ckptools.training_state.judgement import stands_in_the_way, verdict_of
 from ckptools.training_state.rank_values import is_own
 from ckptools.training_state.sections import Section, sections_of, sections_of_kind, tensors_of
+
+if TYPE_CHECKING:
+    from ckptools.consolidate.fill_from import Donor
 
 ONLY = ("model", "optimizer", "all")
 

@@ -33,6 +33,9 @@ RUN_NAMES = ("run_name", "run_id", "experiment_name", "wandb_id")
 MOST = 3
 """Names in a refusal."""
 
+RunNames = tuple[dict[str, Any], dict[str, Any]]
+"""Names of the run that each of the two checkpoints states, by key."""
+
 ToWrite = Callable[[Checkpoint], Iterable[tuple[KeyPath, Tensor]]]
 
 
@@ -103,11 +106,12 @@ def open_donor(checkpoint: Checkpoint, given: str | Path, to_write: ToWrite) -> 
         mine, theirs = dict(to_write(checkpoint)), dict(to_write(other))
     except UsageError as error:
         raise RefusedError(other.path, f"--fill-from: is not of the same run: {error.reason}") from error
-    differences = [*_facts_that_differ(checkpoint, other), *_tensors_that_differ(mine, theirs)]
+    names = _run_names(checkpoint), _run_names(other)
+    differences = [*_facts_that_differ(checkpoint, other, names), *_tensors_that_differ(mine, theirs)]
     if differences:
         others = and_others(len(differences) - 1)
         raise RefusedError(other.path, f"--fill-from: is not of the same run: {differences[0]}{others}")
-    return Donor(other, theirs, *_proofs(checkpoint, other, len(mine)))
+    return Donor(other, theirs, *_proofs(checkpoint, other, names, len(mine)))
 
 
 def _real_files(checkpoint: Checkpoint) -> set[Path]:
@@ -115,13 +119,11 @@ def _real_files(checkpoint: Checkpoint) -> set[Path]:
 
 
 def _parts(gap: Box, other: Tensor) -> Iterator[Shard]:
-    """Parts of the other tensor's shards that hold a gap, each region once."""
-    done: set[Box] = set()
+    """Parts of the other tensor's shards that hold a gap; of replicas each, so that they are compared."""
     for shard in other.found:
         common = gap.intersect(shard.box)
-        if common is None or common in done or shard.encoded is not None:
+        if common is None or shard.encoded is not None:
             continue
-        done.add(common)
         inside = Box(tuple(c - s for c, s in zip(common.offsets, shard.box.offsets, strict=True)), common.sizes)
         yield shard.part(inside, common)
 
@@ -129,14 +131,14 @@ def _parts(gap: Box, other: Tensor) -> Iterator[Shard]:
 # -- is it of the same run? -------------------------------------------------------------------------------------------
 
 
-def _facts_that_differ(one: Checkpoint, other: Checkpoint) -> Iterator[str]:
+def _facts_that_differ(one: Checkpoint, other: Checkpoint, names: RunNames) -> Iterator[str]:
     """Facts that two checkpoints of one run have in common, and these have not."""
     if one.format != other.format:
         yield f"it is saved as {other.format}, the other as {one.format}"
     worlds = one.world_size.exact, other.world_size.exact
     if None not in worlds and worlds[0] != worlds[1]:
         yield f"{plural(worlds[1] or 0, 'rank')} saved it, and {plural(worlds[0] or 0, 'rank')} the other"
-    mine, theirs = _run_names(one), _run_names(other)
+    mine, theirs = names
     for key in mine.keys() & theirs.keys():
         if mine[key] != theirs[key]:
             yield f"its {key} is {describe_for_error(theirs[key])}, the other's {describe_for_error(mine[key])}"
@@ -173,7 +175,9 @@ def _run_names(checkpoint: Checkpoint) -> dict[str, Any]:
     return {str(path[-1]): leaf for path, leaf in leaves if path and path[-1] in RUN_NAMES and isinstance(leaf, str)}
 
 
-def _proofs(one: Checkpoint, other: Checkpoint, tensors: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _proofs(
+    one: Checkpoint, other: Checkpoint, names: RunNames, tensors: int
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What both state alike, and what is not provable."""
     proven = [f"names, shapes, dtypes and layout of {plural(tensors, 'tensor')}"]
     unproven = ["that values of two saves fit together"]
@@ -181,9 +185,9 @@ def _proofs(one: Checkpoint, other: Checkpoint, tensors: int) -> tuple[tuple[str
         proven.append(f"world size {one.world_size.exact}")
     else:
         unproven.append("world size")
-    names = _run_names(one).keys() & _run_names(other).keys()
-    if names:
-        proven += [f"{key} {describe_for_error(_run_names(one)[key])}" for key in sorted(names)]
+    shared = sorted(names[0].keys() & names[1].keys())
+    if shared:
+        proven += [f"{key} {describe_for_error(names[0][key])}" for key in shared]
     else:
         unproven.append("the run's name, which its files do not state")
     return tuple(proven), tuple(unproven)

@@ -6,9 +6,8 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ckptools.consolidate.fill_from import Donor
 from ckptools.consolidate.provenance import why_not_saved
 from ckptools.consolidate.publishing.source_records import without_damaged
 from ckptools.consolidate.writers.layout import Borrowed, OutputContents
@@ -29,6 +28,9 @@ from ckptools.tensor_io.threads import no_progress
 from ckptools.text import and_others, few, first_few, plural
 from ckptools.training_state.rank_values import NOTHING, RankValues
 from ckptools.training_state.sections import Section, sections_of_kind
+
+if TYPE_CHECKING:
+    from ckptools.consolidate.fill_from import Donor
 
 FILLS = ("nan", "zero")
 """The values that can fill a hole."""
@@ -154,7 +156,7 @@ class Picking:
             problem = damage
         if problem is not None and not self._may_fill(tensor, problem, at):
             return LEFT_OUT
-        chosen = self._replicas(tensor, source)
+        chosen = self._replicas(tensor, source, at)
         self.problems += self._in_cut_files(chosen, fqn) if self.holes is None and self.cut else []
         if any(s.holds(source) for s in self.models):
             self.contents.model_paths.add(at)
@@ -198,7 +200,7 @@ class Picking:
         self.lose({at: problem.message})
         return False
 
-    def _replicas(self, tensor: Tensor, source: KeyPath) -> Shards:
+    def _replicas(self, tensor: Tensor, source: KeyPath, at: KeyPath) -> Shards:
         """Choose one shard per region, whose copies should be equal; in the order of their offsets."""
         if isinstance(tensor.shards, ItemShards) and lie_in_a_row(tensor.shards, tensor.shape):
             return tensor.shards.in_order_of(tensor.shards.offsets)
@@ -208,7 +210,9 @@ class Picking:
             differing = self.ranks.differing(tensor, source)
         if differing and self.prefer_rank is None:
             copies = next(iter(differing.values()))
-            text = f"{copies.text(self.files)}; {IN_PARTS if self.in_parts else COPIES}"
+            taken = self.contents.borrowed.get(at)
+            whose = f" (with regions of {taken.origin})" if taken else ""
+            text = f"{copies.text(self.files)}{whose}; {IN_PARTS if self.in_parts else COPIES}"
             self.problems.append(Problem(Code.COPIES_DIFFER, text, copies.rank, fqn_of(source), ranks=copies.odd))
         if not tensor.has_copies:
             return tuple(sorted(tensor.found, key=lambda s: s.box.offsets))
@@ -235,15 +239,16 @@ class Picking:
         return kept
 
     def _preference(self, path: Path | None, rank: int | None) -> tuple[bool, bool, int]:
-        return bool(self.cut) and path in self.cut, rank != self.prefer_rank, -1 if rank is None else rank
+        return self._is_cut(path), rank != self.prefer_rank, -1 if rank is None else rank
 
-    def _is_cut(self, shard: Shard) -> bool:
-        return bool(self.cut) and shard.source is not None and shard.source.path in self.cut
+    def _is_cut(self, path: Path | None) -> bool:
+        return bool(self.cut) and path in self.cut
 
     def _in_cut_files(self, chosen: Shards, fqn: str) -> Iterator[Problem]:
         """Report a whole tensor with bytes in a cut file: the file may differ from the one that was saved."""
-        for shard in filter(self._is_cut, chosen):
-            assert shard.source is not None
+        for shard in chosen:
+            if shard.source is None or not self._is_cut(shard.source.path):
+                continue
             text = f"{shard.box} lies in {shard.source.path.name}, which is cut short or damaged elsewhere"
             yield Problem(Code.FILE_CUT, text, shard.rank, fqn)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -15,10 +16,13 @@ import ckptools
 from ckptools.cli import app
 from ckptools.errors import NotWholeError, RefusedError, UsageError
 from ckptools.training import CreateOptions, ModelSize
+from ckptools.training.damage_kinds import Target, put_nan
 from ckptools.training.options import ResumeOptions
 from tests.training.forked import create_forked
+from tests.truth import FIXTURES
 from tests.watch.runs import flip
 
+HSDP = FIXTURES / "torch2.6.0-fsdp1-hsdp2x2-w4"
 SMALL = ModelSize(vocab=31, width=20, layers=1, context=7)
 
 
@@ -154,6 +158,19 @@ def test_a_damaged_older_one_does_not_help(damaged, tmp_path):
 )
 def test_one_of_another_run_or_architecture_is_refused_with_the_reason(older, says, damaged, tmp_path):
     assert says in refused(damaged, save(tmp_path / "old" / "step-7.pt", 7.0, **older), tmp_path)
+
+
+def test_replicas_of_the_older_one_that_differ_are_refused_as_they_are_in_it(tmp_path):
+    newest, older = (Path(shutil.copytree(HSDP, tmp_path / name)) for name in ("newest", "older"))
+    for rank in (0, 2):  # both replicas of one half
+        (newest / f"rank{rank}.pt").unlink()
+    path = older / "rank0.pt"
+    shards = ckptools.open(path, all_ranks=True).model["emb.weight"].shards
+    put_nan(Target((path,), (), tuple(("emb.weight", s) for s in shards if s.rank == 0), Random(1)))
+    assert "CK105" in {problem.code for problem in ckptools.verify(older, deep=True).problems}
+    with pytest.raises(NotWholeError, match=r"CK105  .*emb\.weight: .*\(with regions of older"):
+        ckptools.open(newest / "rank1.pt").consolidate(tmp_path / "x.pt", only="model", fill_from=older)
+    assert not list(tmp_path.glob("x.pt*"))
 
 
 def test_one_of_another_layout_is_refused(run, tmp_path):
