@@ -78,10 +78,11 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], screen: Scre
 
 
 def condensed(columns: Sequence[Column], cells: list[list[str]]) -> tuple[Sequence[Column], list[list[str]], str]:
-    """Columns and cells without what all rows have in common, and that in words."""
+    """Columns and cells without what all rows have in common, and that in words; the first column stays."""
     if len(cells) < FEWEST_ALIKE:
         return columns, cells, ""
-    alike = [c.role in ("text", "number") and len({row[n] for row in cells}) == 1 for n, c in enumerate(columns)]
+    plain = [n > 0 and column.role in ("text", "number") for n, column in enumerate(columns)]
+    alike = [one and len({row[n] for row in cells}) == 1 for n, one in enumerate(plain)]
     said = ", ".join(f"{c.title} {text}" for c, text in compress(zip(columns, cells[0], strict=True), alike) if text)
     words = [f"in every row: {said}"] if said else []
     for n, column in enumerate(columns):

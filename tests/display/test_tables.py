@@ -77,6 +77,11 @@ def test_a_verdict_stands_in_each_row_and_two_rows_have_nothing_in_common():
     assert table(COLUMNS, ROWS[:2], Screen(60))[0].split() == ["tensor", "dtype", "bytes"]
 
 
+def test_rows_that_are_all_the_same_stay_rows():
+    lines = table([Column("kind"), Column("files", "number")], [["cut", "1"]] * 3, Screen(80, 40))
+    assert lines == ["in every row: files 1", "kind", "----", "cut", "cut", "cut"]
+
+
 def test_a_prefix_leaves_something_of_each_name():
     rows = [["model.layers."], ["model.layers.a"], ["model.layers.b"]]
     assert table([NAME], rows, Screen(60))[0] == "each tensor begins with model."
