@@ -22,6 +22,8 @@ MOST_LINES = 12
 """Lines that a cell goes on in."""
 WIDEST_TITLE = 40
 """A title may be the name of a hyperparameter, which a file can make as long as it likes."""
+NAME_ROOM = 30
+"""A column that may be left out is, if names would have fewer characters than this."""
 FEWEST_ALIKE = 3
 """In so many rows a screen says only once what all of them say."""
 SHORTEST_PREFIX = 6
@@ -44,10 +46,14 @@ verdicts and statuses are painted by their words; provenance, such as a time, is
 
 
 class Column(NamedTuple):
-    """A column of a table: its heading, and what it holds."""
+    """A column of a table: its heading, and what it holds.
+
+    A screen that is too narrow leaves out the columns with the lowest `keep` first, those with 9 never.
+    """
 
     title: str
     role: Role = "text"
+    keep: int = 9
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], screen: Screen = PIPE) -> list[str]:
@@ -60,7 +66,10 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], screen: Scre
     if not rows:
         return []
     cells = [[printable(cell) for cell in row] for row in rows]
-    columns, cells, common = (columns, cells, "") if screen.width is None else condensed(columns, cells)
+    common = ""
+    if screen.width is not None:
+        columns, cells, common = _condensed(columns, cells)
+        columns, cells = _with_room(columns, cells, screen.width)
     kept = cells if screen.rows is None else cells[: screen.rows]
     titles = [clip_middle(printable(c.title), WIDEST_TITLE) for c in columns]
     widths = _widths(columns, [titles, *kept], screen.width)
@@ -77,7 +86,7 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], screen: Scre
     return [*wrapped("", common, screen, mark="dim"), *shown, *more] if common else [*shown, *more]
 
 
-def condensed(columns: Sequence[Column], cells: list[list[str]]) -> tuple[Sequence[Column], list[list[str]], str]:
+def _condensed(columns: Sequence[Column], cells: list[list[str]]) -> tuple[Sequence[Column], list[list[str]], str]:
     """Columns and cells without what all rows have in common, and that in words; the first column stays."""
     if len(cells) < FEWEST_ALIKE:
         return columns, cells, ""
@@ -92,6 +101,21 @@ def condensed(columns: Sequence[Column], cells: list[list[str]]) -> tuple[Sequen
             words.insert(0, f"each {column.title} begins with {prefix}")
     shown = [not same for same in alike]
     return list(compress(columns, shown)), [list(compress(row, shown)) for row in cells], "; ".join(words)
+
+
+def _with_room(
+    columns: Sequence[Column], cells: list[list[str]], width: int
+) -> tuple[Sequence[Column], list[list[str]]]:
+    """Columns and cells without those columns that a screen has no room for."""
+    needed = [max(len(column.title), *map(len, texts)) for column, *texts in zip(columns, *cells, strict=True)]
+    needed = [min(n, NAME_ROOM) if c.role == "name" else n for n, c in zip(needed, columns, strict=True)]
+    kept = list(range(len(columns)))
+    while sum(needed[n] + GAP for n in kept) - GAP > width:
+        least = min(kept, key=lambda n: columns[n].keep)
+        if columns[least].keep == Column("").keep:
+            break
+        kept.remove(least)
+    return [columns[n] for n in kept], [[row[n] for n in kept] for row in cells]
 
 
 def _common_prefix(names: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""The record of `stats` as text, in tables that drop columns on a narrow screen, and as HTML."""
+"""The record of `stats` as text and as HTML."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptools.display.palette import Mark, painted
-from ckptools.display.tables import GAP, PIPE, Column, Screen, condensed, table, wrapped
+from ckptools.display.tables import NAME_ROOM, PIPE, Column, Screen, table, wrapped
 from ckptools.dtypes import short
 from ckptools.model.records import grouped
 from ckptools.stats.record import DeadRows, Statistics, Stats, Suspect
@@ -14,9 +14,6 @@ from ckptools.text import clip_name, count, encodable, first_few, plural, printa
 
 if TYPE_CHECKING:
     from ckptools.display.page import Page
-
-NAME_ROOM = 30
-"""A column is dropped if names would have fewer characters than this."""
 
 MAX_PROBLEMS = 5
 """At most this many rows with problems on a screen."""
@@ -32,11 +29,10 @@ BLOCKS, PLAIN = " ▁▂▃▄▅▆▇█", " .:-=+*#@"
 
 
 class Field(NamedTuple):
-    """A column of figures, and its priority on a narrow screen: the lowest is dropped first."""
+    """A column of figures, and the cell that a row has in it."""
 
     column: Column
     cell: Callable[[Any], str]
-    keep: int = 9
 
 
 def statistics_text(found: Statistics[Any], screen: Screen = PIPE, ascii: bool = False) -> str:
@@ -47,7 +43,8 @@ def statistics_text(found: Statistics[Any], screen: Screen = PIPE, ascii: bool =
     more = [f"{left} more (--limit 0 shows all)"] if left else []
     first = suspect_lines(found.suspects, screen)
     totals = [line for text in (*more, *summary(found)) for line in wrapped("", text, screen, mark="dim")]
-    lines = [*first, "", *_table(fields, shown, screen), *_problems(rows, screen), "", *totals]
+    cells = [[field.cell(row) for field in fields] for row in shown]
+    lines = [*first, "", *table([f.column for f in fields], cells, screen), *_problems(rows, screen), "", *totals]
     return "\n".join(lines).lstrip("\n")
 
 
@@ -100,23 +97,6 @@ def _of_values(rows: Sequence[Any], ascii: bool) -> tuple[Field, ...]:
         drawn = Field(Column("histogram", "number"), lambda row: histogram(row.histogram or (), ascii))
         return (NAME, *ranks, MIN, drawn, MAX, NOT_FINITE)
     return (NAME, *ranks, DTYPE, SHAPE, RMS, L2, MIN, MAX, MEAN, STD, ZEROS, NOT_FINITE)
-
-
-def _table(fields: Sequence[Field], rows: Sequence[Any], screen: Screen) -> list[str]:
-    cells = [[field.cell(row) for field in fields] for row in rows]
-    if screen.width is None or not rows:
-        return table([field.column for field in fields], cells, screen)
-    once = condensed([field.column for field in fields], cells)
-    widths = {c: max([len(c.title), *map(len, texts)]) for c, *texts in zip(once[0], *once[1], strict=True)}
-    widths[NAME.column] = min(widths[NAME.column], NAME_ROOM)
-    kept = list(fields)
-    while sum(widths[f.column] + GAP for f in kept if f.column in widths) - GAP > screen.width:
-        least = min((field for field in kept if field.column in widths), key=lambda field: field.keep)
-        if least.keep == NAME.keep:
-            break
-        kept.remove(least)
-    shown = [[text for field, text in zip(fields, row, strict=True) if field in kept] for row in cells]
-    return table([field.column for field in kept], shown, screen)
 
 
 def _problems(rows: Sequence[Any], screen: Screen) -> list[str]:
@@ -203,34 +183,34 @@ def drawable(encoding: str | None) -> bool:
 
 NAME = Field(Column("name", "name"), lambda row: row.name)
 RANK = Field(Column("rank", "number"), lambda row: "-" if row.rank is None else str(row.rank))
-DTYPE = Field(Column("dtype"), lambda row: short(row.dtype), 1)
-SHAPE = Field(Column("shape", "number"), lambda row: shape(row.shape), 2)
+DTYPE = Field(Column("dtype", "text", 1), lambda row: short(row.dtype))
+SHAPE = Field(Column("shape", "number", 2), lambda row: shape(row.shape))
 RMS = Field(Column("rms", "number"), lambda row: figure(row.rms))
-L2 = Field(Column("l2", "number"), lambda row: figure(row.l2), 5)
+L2 = Field(Column("l2", "number", 5), lambda row: figure(row.l2))
 MIN = Field(Column("min", "number"), lambda row: figure(row.min))
 MAX = Field(Column("max", "number"), lambda row: figure(row.max))
-MEAN = Field(Column("mean", "number"), lambda row: figure(row.mean), 4)
-STD = Field(Column("std", "number"), lambda row: figure(row.std), 3)
-ZEROS = Field(Column("zeros", "number"), lambda row: share(row.zeros, row.elements), 6)
+MEAN = Field(Column("mean", "number", 4), lambda row: figure(row.mean))
+STD = Field(Column("std", "number", 3), lambda row: figure(row.std))
+ZEROS = Field(Column("zeros", "number", 6), lambda row: share(row.zeros, row.elements))
 NOT_FINITE = Field(Column("non-finite", "number"), not_finite)
 READ = Field(Column("read", "number"), lambda row: share(row.elements, row.numel))
 
 MOMENTS = (
     NAME,
     Field(Column("weight", "number"), lambda row: figure(row.weight)),
-    Field(Column("exp_avg", "number"), lambda row: figure(row.exp_avg), 3),
-    Field(Column("sqrt(exp_avg_sq)", "number"), lambda row: figure(row.exp_avg_sq), 2),
+    Field(Column("exp_avg", "number", 3), lambda row: figure(row.exp_avg)),
+    Field(Column("sqrt(exp_avg_sq)", "number", 2), lambda row: figure(row.exp_avg_sq)),
     Field(Column("update", "number"), lambda row: figure(row.update)),
     Field(Column("lr*update/weight", "number"), lambda row: figure(row.ratio)),
     Field(Column("negative", "number"), lambda row: str(row.negative)),
-    Field(Column("non-finite", "number"), lambda row: str(row.nonfinite), 5),
+    Field(Column("non-finite", "number", 5), lambda row: str(row.nonfinite)),
 )
 """The columns of moments; all figures are root mean squares."""
 
 DEAD = (
     NAME,
     SHAPE,
-    Field(Column("rows", "number"), lambda row: str(row.rows), 3),
+    Field(Column("rows", "number", 3), lambda row: str(row.rows)),
     Field(Column("zero", "number"), lambda row: str(row.zero)),
     Field(Column("no gradient", "number"), lambda row: "-" if row.idle is None else str(row.idle)),
     Field(Column("which"), lambda row: which_rows(row)),
