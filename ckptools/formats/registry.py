@@ -27,9 +27,9 @@ class Format:
     """A format of ours: a module in this folder, which is imported on first use.
 
     The module has `NAME`, `READS`, `KNOWN_BY`, `detect` and `read` as they are described here, and may have `TRIED`,
-    `BY_HAND` and `JOINS`. `suggested_by` is a
-    pattern of names of files or folders that may be such a checkpoint. Files of a format that is `per_rank` are one
-    rank's torch.save files, which a caller may give one by one. A format `of_folders` is not asked about a file.
+    `BY_HAND` and `JOINS`. `suggested_by` is a pattern of names of files or folders that may be such a checkpoint. Files
+    of a format that is `per_rank` are one rank's torch.save files, which a caller may give one by one. A format
+    `of_folders` is not asked about a file.
     """
 
     def __init__(self, name: str, suggested_by: str, per_rank: bool = False, of_folders: bool = False) -> None:

@@ -38,7 +38,6 @@ def watch(folder: RunFolderPath, how: WatchOptions, *, form: AnswerOptions, open
     wrong = False
     answered = answered_in_json(form.json, "ckptools/watch/1", "ok", [folder])
     with answered, following(folder, how, opening.of_run("watch"), say) as watching:
-        remark(f"remembers what was verified in {watching.watcher.memory.path}")
         wrong = _once(watching, form) if how.once else _on(watching, form)
     if wrong:
         raise SystemExit(1)
@@ -51,7 +50,7 @@ def _once(watching: Following, form: AnswerOptions) -> bool:
     from ckptools.model.records import Rows
     from ckptools.watch.text import watched_text
 
-    found = watching.look()
+    found = _first(watching)
     if found.waiting:
         time.sleep(max(watching.watcher.waiting.values()) + 0.01)
         again = watching.look()
@@ -64,13 +63,20 @@ def _on(watching: Following, form: AnswerOptions) -> bool:
     """Print events until an interrupt, or until the reader of the output is gone; return whether one was a problem."""
     wrong = False
     with suppress(KeyboardInterrupt):
-        found = watching.look()  # a folder that is not there when it begins is a mistake
+        found = _first(watching)
         while True:
             wrong = wrong or any(event.is_problem for event in found.rows)
             _print(found, form.jsonl)
             _sleep(watching.options.every)
             found = watching.look_or_wait()
     return wrong
+
+
+def _first(watching: Following) -> Watched:
+    """Look for the first time, and say where that is remembered; a folder that is not there is a mistake."""
+    found = watching.look()
+    remark(f"remembers what was verified in {watching.watcher.memory.path}")
+    return found
 
 
 def _print(found: Watched, jsonl: bool) -> None:
