@@ -14,14 +14,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ckptools.errors import ReadError, UnsafePathError
+from ckptools.errors import ReadError
 from ckptools.files.file_type import head_at
 from ckptools.files.opening import reading
 from ckptools.formats.dcp.composite import CompositeBuilder, is_dcp
 from ckptools.formats.dcp.files import METADATA
 from ckptools.formats.dcp.folder import PLANNED
 from ckptools.formats.options import Options
-from ckptools.formats.shared.checkpoint_builder import Fault
 from ckptools.formats.shared.companions import Companion, CompanionFiles
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.problems import Code, Problem
@@ -55,28 +54,12 @@ def read(path: Path, options: Options) -> Checkpoint:
     """
     parts = CompositeBuilder(NAME, path, options)
     for part in DCP_PARTS:
-        _add_dcp(parts, path / part, part)
+        parts.add_dcp_part(path / part, part, f"no folder {part}", needed=part == "model")
     if not parts.tree:
         raise ReadError(path, f"no part of it can be read: {parts.problems[0].message}")
     world = 1 + max(parts.writers.ranks, default=0)
     _add_extra(parts, path / EXTRA, world)
     return parts.checkpoint("ByteCheckpoint, DCP folders", Fact(world, ("files found",)), PLANNED)
-
-
-def _add_dcp(parts: CompositeBuilder, folder: Path, part: str) -> None:
-    """Add a DCP folder; a problem where it is not here or cannot be read."""
-    if not is_dcp(folder):
-        here = folder.is_dir()
-        text = f"no file {part}/{METADATA}, the only list of what the files there hold" if here else f"no folder {part}"
-        needed = here or part == "model"
-        parts.problems.append(Problem(Code.FILE_MISSING, text, None, part, "error" if needed else "warning"))
-        return
-    try:
-        parts.add_dcp(folder, part)
-    except UnsafePathError:
-        raise
-    except ReadError as error:
-        parts.problems.append(Fault.of(error, folder / METADATA).problem(f"{part}/{METADATA}", None, part))
 
 
 def _add_extra(parts: CompositeBuilder, folder: Path, world: int) -> None:

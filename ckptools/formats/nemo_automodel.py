@@ -24,16 +24,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ckptools.errors import ReadError, UnsafePathError
+from ckptools.errors import ReadError
 from ckptools.files.json_file import read_json
 from ckptools.files.opening import reading
 from ckptools.formats import dcp, dcp_safetensors, hugging_face, torch_file
-from ckptools.formats.dcp.composite import CompositeBuilder, is_dcp
-from ckptools.formats.dcp.files import METADATA, looks_like_dcp
+from ckptools.formats.dcp.composite import CompositeBuilder
+from ckptools.formats.dcp.files import looks_like_dcp
 from ckptools.formats.dcp.folder import PLANNED
 from ckptools.formats.flat_parameters import parameters
 from ckptools.formats.options import Options
-from ckptools.formats.shared.checkpoint_builder import Fault
 from ckptools.formats.shared.companions import Companion, CompanionFiles
 from ckptools.formats.shared.given import Shapes
 from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder, RankFile
@@ -155,21 +154,7 @@ class _AutomodelFolder:
 
     def _add_dcp(self, parts: CompositeBuilder, folder: Path, key: str | None = None) -> None:
         """Add a DCP folder, with its own tops or as `key`; a problem where it is not here or cannot be read."""
-        text = ""
-        if not folder.is_dir():
-            text = f"no folder {folder.name}, which every save of the recipe writes"
-        elif not is_dcp(folder):
-            text = f"no file {folder.name}/{METADATA}, the only list of what the .distcp files there hold"
-        if text:
-            self.problems.append(Problem(Code.FILE_MISSING, text, None, folder.name))
-            return
-        try:
-            parts.add_dcp(folder, key) if key else parts.add_dcp_at_top(folder)
-        except UnsafePathError:
-            raise
-        except ReadError as error:
-            fault = Fault.of(error, folder / METADATA)
-            self.problems.append(fault.problem(f"{folder.name}/{METADATA}", None, folder.name))
+        parts.add_dcp_part(folder, key, f"no folder {folder.name}, which every save of the recipe writes")
 
     def _add_model(self, shapes: Mapping[str, Ints], world: int) -> None:
         folder = self.folder / MODEL

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ckptools.errors import ReadError
+from ckptools.errors import ReadError, UnsafePathError
 from ckptools.files.file_type import content_of, head_of
 from ckptools.files.json_file import read_json
 from ckptools.files.location import check_stays_inside
@@ -23,7 +23,7 @@ from ckptools.formats.options import Options
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault
 from ckptools.formats.shared.companions import CompanionFiles
 from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder, RankFile
-from ckptools.model.problems import Code, Problem
+from ckptools.model.problems import Code, Problem, Severity
 from ckptools.pickles.machine import Machine, load_checked
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
@@ -110,6 +110,32 @@ class CompositeBuilder:
         self.builder.differing += found.differing
         self.builder.per_rank |= found.per_rank
         self.builder.unequal |= found.unequal
+
+    def add_dcp_part(self, folder: Path, key: str | None, absent: str, needed: bool = True) -> None:
+        """Add a DCP folder as `tree[key]`, or at the top without a key; a problem where it cannot be read.
+
+        Args:
+            folder: where it is.
+            key: its key in this checkpoint; None for its own top-level parts.
+            absent: what to say where there is no such folder.
+            needed: whether that is an error; else a warning.
+
+        Raises:
+            UnsafePathError: it is a link out of the checkpoint.
+        """
+        if not is_dcp(folder):
+            here = folder.is_dir()
+            text = f"no file {folder.name}/{METADATA}, the only list of what the .distcp files there hold"
+            severity: Severity = "error" if here or needed else "warning"
+            self.problems.append(Problem(Code.FILE_MISSING, text if here else absent, None, folder.name, severity))
+            return
+        try:
+            self.add_dcp(folder, key) if key is not None else self.add_dcp_at_top(folder)
+        except UnsafePathError:
+            raise
+        except ReadError as error:
+            fault = Fault.of(error, folder / METADATA)
+            self.problems.append(fault.problem(f"{folder.name}/{METADATA}", None, folder.name))
 
     def read_dcp(self, folder: Path) -> Folder:
         """Read a DCP folder and note its files and cost.
