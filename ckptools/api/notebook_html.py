@@ -56,6 +56,6 @@ html_of.register(Match, match_html)
 html_of.register(Consolidated, consolidation_html)
 
 # Their texts do not import what makes HTML, for the sake of the command line.
-record_html.FORMS[CheckpointRow] = record_html.Form("checkpoint", ls_text.COLUMNS, ls_text.cells_of)
+record_html.FORMS[CheckpointRow] = record_html.RecordForm("checkpoint", ls_text.COLUMNS, ls_text.cells_of)
 record_html.TABLES[Check] = check_table
 record_html.BRANCHES[Optimizer] = lambda found: {"param_groups": found.param_groups, "state": found.state}

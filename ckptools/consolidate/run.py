@@ -18,7 +18,7 @@ from ckptools.consolidate.choose import check_files, places_to_write, select, te
 from ckptools.consolidate.options import ConsolidateOptions, Renaming, hole_rule, renaming_of, write_options
 from ckptools.consolidate.output_place import check_not_among, check_output, lacking_space, output_of, replaced
 from ckptools.consolidate.provenance import left_out_json, note_on_carried
-from ckptools.consolidate.publishing.publish import Seen, write
+from ckptools.consolidate.publishing.publish import WriteFindings, write
 from ckptools.consolidate.publishing.source_records import compare, count
 from ckptools.consolidate.record import Consolidated, converted, planned_reading
 from ckptools.consolidate.writers import Writer
@@ -102,7 +102,7 @@ def consolidate(
         no_room = lacking_space(output, layout.nbytes - (kept.nbytes if kept else 0))
         if no_room is not None and not options.dry_run:
             raise no_room
-        seen = Seen(first.right if first else None)
+        seen = WriteFindings(first.right if first else None)
         if current().world_size > 1:
             from ckptools.consolidate.shares import check_same_plan, plan_digests
 
@@ -215,7 +215,7 @@ def _load_line(layout: OutputLayout) -> str:
 
 
 def _result(
-    whole: Checkpoint, selection: OutputContents, layout: OutputLayout, texts: Sequence[Path], seen: Seen
+    whole: Checkpoint, selection: OutputContents, layout: OutputLayout, texts: Sequence[Path], seen: WriteFindings
 ) -> Consolidated:
     beside = [path for path in texts if path.parent != layout.folder]
     return Consolidated(

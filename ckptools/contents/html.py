@@ -13,7 +13,7 @@ from ckptools.contents.shards import stated_row
 from ckptools.contents.show_text import SHARD_COLUMNS, shard_cells, shard_map
 from ckptools.display.lines import value_text
 from ckptools.display.page import DICTS, MAX_ROWS, MAX_TEXT, Page
-from ckptools.display.record_html import FORMS, TABLES, Form, row_table, value_table
+from ckptools.display.record_html import FORMS, TABLES, RecordForm, row_table, value_table
 from ckptools.display.tables import Column
 from ckptools.dtypes import short
 from ckptools.keys.random_states import StreamRow
@@ -92,7 +92,7 @@ def _stream_cells(row: StreamRow) -> list[str]:
     return [row.stream, str(row.ranks), str(row.distinct), row.problem or few(prints, 20)]
 
 
-FORMS[KeyRow] = Form(
+FORMS[KeyRow] = RecordForm(
     "key",
     (
         Column("key", "name"),
@@ -105,7 +105,7 @@ FORMS[KeyRow] = Form(
     ),
     _key_cells,
 )
-FORMS[StreamRow] = Form(
+FORMS[StreamRow] = RecordForm(
     "generator",
     (Column("generator"), Column("ranks", "number"), Column("distinct", "number"), Column("fingerprints")),
     _stream_cells,

@@ -29,7 +29,7 @@ VALUE_COLUMNS = (Column("key", "name"), Column("value"), Column("dtype"), Column
 
 
 @dataclass(frozen=True)
-class Form:
+class RecordForm:
     """The table of a class of records: what one of them is called, the columns, and the cells of a record."""
 
     noun: str
@@ -86,11 +86,11 @@ def record_html(record: Any) -> str:
     return page.html()
 
 
-def _form_of(rows: Sequence[Any]) -> Form:
+def _form_of(rows: Sequence[Any]) -> RecordForm:
     """The form of records that have none of their own: a column for each field in which some have something."""
     columns = columns_of(list(map(fields_of, rows[:MAX_ROWS])))
     noun = type(rows[0]).__name__ if rows else "row"
-    return Form(
+    return RecordForm(
         f"row of {noun}", columns, lambda row: [cell_text(c.title, fields_of(row).get(c.title)) for c in columns]
     )
 
@@ -107,14 +107,14 @@ def _section_cells(section: Section) -> list[str]:
     return [section.name, section.kind, *numbers, "" if amount.tensors else value_text(section.value, MAX_TEXT)]
 
 
-FORMS: dict[type | None, Form] = {
-    RankFile: Form(
+FORMS: dict[type | None, RecordForm] = {
+    RankFile: RecordForm(
         "file",
         (Column("rank", "number"), Column("status", "verdict"), Column("size", "number"), Column("saved"),
          Column("part"), Column("file", "name")),
         _file_cells,
     ),
-    Section: Form(
+    Section: RecordForm(
         "section",
         (Column("section", "name"), Column("kind"), Column("tensors", "number"), Column("params", "number"),
          Column("size", "number"), Column("value")),

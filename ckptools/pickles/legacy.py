@@ -41,7 +41,7 @@ FRONT = 1 << 14
 GROWTH = 8
 
 
-class View(Storage):
+class StorageView(Storage):
     """A part of another storage.
 
     Attributes:
@@ -71,7 +71,7 @@ class LegacyMachine(Machine):
 
     def _start(self, fast: bool) -> None:
         super()._start(fast)
-        self.views: dict[str, View] = {}
+        self.views: dict[str, StorageView] = {}
 
     def _load(self, at: int) -> Any:
         try:
@@ -90,7 +90,7 @@ class LegacyMachine(Machine):
             raise PickleError(f"storage {describe_for_error(storage.key)} is described in two ways")
         return storage if len(pid) == 5 or pid[5] is None else self._view(storage, pid[5])
 
-    def _view(self, root: Storage, described: Any) -> View:
+    def _view(self, root: Storage, described: Any) -> StorageView:
         key, first, numel = described if isinstance(described, tuple) and len(described) == 3 else (None, None, None)
         if not isinstance(key, str) or type(first) is not int or type(numel) is not int:
             raise PickleError("a view of a storage that is not torch's")
@@ -100,7 +100,7 @@ class LegacyMachine(Machine):
                 f"in storage {describe_for_error(root.key)}, which has"
             )
             raise PickleError(f"{text} {describe_for_error(root.numel)}")
-        view = self.views.setdefault(key, View(root, first, numel))
+        view = self.views.setdefault(key, StorageView(root, first, numel))
         if (view.key, view.first, view.numel) != (root.key, first, numel) or key in self.storages:
             raise PickleError(f"storage {describe_for_error(key)} is described in two ways")
         return view
@@ -271,7 +271,7 @@ def _locator(file: File | Window, places: Mapping[str, int]) -> Locate:
     """Make a function that returns where a storage lies, from the byte offset of each in `file`."""
 
     def locate(storage: Storage) -> tuple[Path, int, str, int]:
-        first = storage.first if isinstance(storage, View) else 0
+        first = storage.first if isinstance(storage, StorageView) else 0
         at = file.start + places[storage.key] + first * ITEMSIZE[storage.dtype]
         return file.path, at, f"storage {storage.key}", 0
 

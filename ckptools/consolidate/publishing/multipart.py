@@ -18,7 +18,7 @@ from ckptools.cluster.team import current
 from ckptools.consolidate.options import ConsolidateOptions
 from ckptools.consolidate.output_place import Replaced, check_unchanged, replaced
 from ckptools.consolidate.publishing.execute import Executor
-from ckptools.consolidate.publishing.publish import Seen
+from ckptools.consolidate.publishing.publish import WriteFindings
 from ckptools.consolidate.publishing.source_records import crcs_of
 from ckptools.consolidate.writers.layout import Framing, OutputLayout
 from ckptools.errors import CkptoolsError, UsageError, WriteError
@@ -48,7 +48,7 @@ def upload(
     files: OpenFiles,
     options: ConsolidateOptions,
     progress: Progress,
-) -> Seen:
+) -> WriteFindings:
     """Write a planned output to a bucket, as `publish.write` does to a disk; it appears whole, or not at all."""
     summary = ""
     with MultipartOutput(layout) as output:
@@ -72,7 +72,7 @@ def upload(
             except WriteError:
                 output.remove()
                 raise
-    return Seen.by(executor, layout, executor.odd, summary)
+    return WriteFindings.by(executor, layout, executor.odd, summary)
 
 
 class _Target:

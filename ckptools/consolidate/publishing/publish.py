@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Seen:
+class WriteFindings:
     """Findings while an output was written.
 
     Attributes:
@@ -41,7 +41,7 @@ class Seen:
     read_back: str = ""
 
     @classmethod
-    def by(cls, executor: Executor, layout: OutputLayout, odd: Container[str], read_back: str) -> Seen:
+    def by(cls, executor: Executor, layout: OutputLayout, odd: Container[str], read_back: str) -> WriteFindings:
         """The findings of an executor, with those of other ranks on NaN and infinity."""
         right = None if executor.records is None else frozenset(executor.records.right)
         return cls(right, tuple(dict.fromkeys(job.fqn for job in layout.jobs if job.fqn in odd)), read_back)
@@ -58,7 +58,7 @@ def write(
     progress: Progress,
     kept: Kept | None,
     earlier: Replaced,
-) -> Seen:
+) -> WriteFindings:
     """Write a planned output; it appears whole, or not at all. Makes `new_folder` and removes `earlier` files.
 
     An unfinished output leaves no files, except those in `kept`, from which the next run continues.
@@ -91,7 +91,7 @@ def write(
                 output.partial.publish(earlier.first, earlier.last)
         except OSError as error:
             raise WriteError(layout.files[0][0], f"cannot write: {(error.strerror or '').lower()}") from error
-    return Seen.by(executor, layout, set[str]().union(*current().gather(executor.odd)), read_back)
+    return WriteFindings.by(executor, layout, set[str]().union(*current().gather(executor.odd)), read_back)
 
 
 def _executor(

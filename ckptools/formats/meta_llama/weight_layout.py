@@ -23,7 +23,7 @@ HEAD = "output.weight"
 NO_PARAMS = "params.json is not here, which states the shapes of the whole weights"
 
 
-class Sizes(NamedTuple):
+class LlamaSizes(NamedTuple):
     """The sizes of a model, as `params.json` states them; None for unknown ones.
 
     Attributes:
@@ -41,7 +41,7 @@ class Sizes(NamedTuple):
     head: int
 
 
-def sizes_of(params: Mapping[str, Any]) -> Sizes | None:
+def sizes_of(params: Mapping[str, Any]) -> LlamaSizes | None:
     """The sizes in `params.json`; None where it lacks `dim` or `n_heads`, or they are no sizes."""
     dim, heads = _size(params, "dim"), _size(params, "n_heads")
     if dim is None or heads is None:
@@ -49,7 +49,7 @@ def sizes_of(params: Mapping[str, Any]) -> Sizes | None:
     head = _size(params, "head_dim") or dim // heads
     keys = (_size(params, "n_kv_heads") or heads) * head
     vocab, layers = _size(params, "vocab_size"), _size(params, "n_layers")
-    return Sizes(dim, heads * head, keys, _hidden(params, dim), vocab, layers, head)
+    return LlamaSizes(dim, heads * head, keys, _hidden(params, dim), vocab, layers, head)
 
 
 def _size(params: Mapping[str, Any], name: str) -> int | None:
@@ -68,7 +68,7 @@ def _hidden(params: Mapping[str, Any], dim: int) -> int | None:
     return multiple * ((hidden + multiple - 1) // multiple)
 
 
-def tensor_parallel_size(tree: Mapping[Any, Any], sizes: Sizes | None) -> int | None:
+def tensor_parallel_size(tree: Mapping[Any, Any], sizes: LlamaSizes | None) -> int | None:
     """The tensor-parallel size by a file's shapes: all query rows divided by those in the file; None where unknown.
 
     Without `params.json` the final norm, which is never cut, has as many elements as there are query rows.
@@ -92,7 +92,7 @@ class WeightLayout(NamedTuple):
         return len(joined) == len(self.shape) and all(w in (None, n) for w, n in zip(self.shape, joined, strict=True))
 
 
-def layouts_of(name: str, sizes: Sizes, vocab: int | None) -> tuple[WeightLayout, ...]:
+def layouts_of(name: str, sizes: LlamaSizes, vocab: int | None) -> tuple[WeightLayout, ...]:
     """The possible layouts of a weight, of which its shape must fit one; none for a name without a rule."""
     dim, hidden = sizes.dim, sizes.hidden
     of_layer = {
@@ -118,7 +118,7 @@ def layouts_of(name: str, sizes: Sizes, vocab: int | None) -> tuple[WeightLayout
     return whole.get(name, ())
 
 
-def vocabulary(tree: Mapping[Any, Any], sizes: Sizes, ranks: int) -> int | None:
+def vocabulary(tree: Mapping[Any, Any], sizes: LlamaSizes, ranks: int) -> int | None:
     """The rows of the vocabulary: stated, or those of an embedding that is cut by columns, else of the output layer."""
     if sizes.vocab is not None:
         return sizes.vocab

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ckptools.keys.layouts.forms import Sizes
-from ckptools.keys.layouts.tables import LAYOUTS, NamedLayout, Stored
+from ckptools.keys.layouts.tables import LAYOUTS, NamedLayout, StoredTensor
 from ckptools.training_state.parameter_names import without_ddp
 
 MAX_NUMBER = 6
@@ -19,7 +19,7 @@ MAX_NUMBER = 6
 class Placed(NamedTuple):
     """A tensor of a layout: its row in the table, and its parts by name, with their numbers."""
 
-    stored: Stored
+    stored: StoredTensor
     parts: tuple[str, ...]
 
 
@@ -74,9 +74,9 @@ _NUMBERS = re.compile(r"\d+")
 
 
 @lru_cache(maxsize=len(LAYOUTS))
-def _table(layout: NamedLayout) -> Mapping[str, tuple[tuple[re.Pattern[str], Stored], ...]]:
+def _table(layout: NamedLayout) -> Mapping[str, tuple[tuple[re.Pattern[str], StoredTensor], ...]]:
     """The rows of a layout with their patterns, by their names without numbers."""
-    found: dict[str, list[tuple[re.Pattern[str], Stored]]] = {}
+    found: dict[str, list[tuple[re.Pattern[str], StoredTensor]]] = {}
     for stored in layout.stored:
         key = _NUMBERS.sub("", stored.name.replace("{}", "").replace("{e}", ""))
         pattern = re.escape(stored.name).replace(r"\{\}", "(?P<layer>N)").replace(r"\{e\}", "(?P<expert>N)")
@@ -85,14 +85,16 @@ def _table(layout: NamedLayout) -> Mapping[str, tuple[tuple[re.Pattern[str], Sto
     return {key: tuple(rows) for key, rows in found.items()}
 
 
-def _place(table: Mapping[str, tuple[tuple[re.Pattern[str], Stored], ...]], name: str, sizes: Sizes) -> Placed | None:
+def _place(
+    table: Mapping[str, tuple[tuple[re.Pattern[str], StoredTensor], ...]], name: str, sizes: Sizes
+) -> Placed | None:
     for pattern, stored in table.get(_NUMBERS.sub("", name), ()):
         if found := pattern.fullmatch(name):
             return Placed(stored, parts_of(stored, found.groupdict(), sizes))
     return None
 
 
-def parts_of(stored: Stored, numbers: Mapping[str, str], sizes: Sizes) -> tuple[str, ...]:
+def parts_of(stored: StoredTensor, numbers: Mapping[str, str], sizes: Sizes) -> tuple[str, ...]:
     """The names of the parts in a stored tensor: those of one expert, or of all in order."""
     layer, expert = numbers.get("layer", ""), numbers.get("expert")
     experts = range(sizes.experts) if stored.form.experts else [expert]

@@ -30,7 +30,7 @@ from ckptools.keys.layouts.forms import (
 )
 
 
-class Stored(NamedTuple):
+class StoredTensor(NamedTuple):
     """A stored tensor of a layout: its name, the parts in it, and how it is made of them."""
 
     name: str
@@ -49,17 +49,19 @@ class NamedLayout(NamedTuple):
     """
 
     name: str
-    stored: tuple[Stored, ...]
+    stored: tuple[StoredTensor, ...]
     model_types: tuple[str, ...] = ()
     recomputed: tuple[str, ...] = ()
 
 
-def _wb(name: str, parts: tuple[str, ...], form: Form = PLAIN) -> tuple[Stored, ...]:
+def _wb(name: str, parts: tuple[str, ...], form: Form = PLAIN) -> tuple[StoredTensor, ...]:
     """A weight and its bias."""
-    return tuple(Stored(f"{name}.{end}", tuple(f"{part}.{end}" for part in parts), form) for end in ("weight", "bias"))
+    return tuple(
+        StoredTensor(f"{name}.{end}", tuple(f"{part}.{end}" for part in parts), form) for end in ("weight", "bias")
+    )
 
 
-def _one(name: str, part: str, form: Form = PLAIN) -> tuple[Stored, ...]:
+def _one(name: str, part: str, form: Form = PLAIN) -> tuple[StoredTensor, ...]:
     return _wb(name, (part,), form)
 
 
@@ -91,16 +93,16 @@ HUGGING_FACE = NamedLayout(
         *_wb(f"{_MLP}gate_up_proj", GATED, GATE_UP),
         *_one(f"{_MLP}gate", "layers.{}.router"),
         *(
-            Stored(f"{_MLP}experts.{{e}}.{n}_proj.weight", (f"layers.{{}}.experts.{{e}}.{n}.weight",))
+            StoredTensor(f"{_MLP}experts.{{e}}.{n}_proj.weight", (f"layers.{{}}.experts.{{e}}.{n}.weight",))
             for n in ("gate", "up", "down")
         ),
-        Stored(f"{_MLP}experts.gate_up_proj", _experts("gate", "up"), EXPERTS_GATE_UP),
-        Stored(f"{_MLP}experts.down_proj", _experts("down"), EXPERTS),
+        StoredTensor(f"{_MLP}experts.gate_up_proj", _experts("gate", "up"), EXPERTS_GATE_UP),
+        StoredTensor(f"{_MLP}experts.down_proj", _experts("down"), EXPERTS),
         *(s for n in ("gate", "up", "down") for s in _one(f"{_MLP}shared_expert.{n}_proj", f"layers.{{}}.shared.{n}")),
         *_one(f"{_MLP}shared_expert_gate", "layers.{}.shared_gate"),
         *_one(f"{_MIXTRAL}gate", "layers.{}.router"),
         *(
-            Stored(f"{_MIXTRAL}experts.{{e}}.{w}.weight", (f"layers.{{}}.experts.{{e}}.{n}.weight",))
+            StoredTensor(f"{_MIXTRAL}experts.{{e}}.{w}.weight", (f"layers.{{}}.experts.{{e}}.{n}.weight",))
             for w, n in (("w1", "gate"), ("w2", "down"), ("w3", "up"))
         ),
     ),
@@ -130,7 +132,7 @@ GPT2_BASE = NamedLayout(
 )
 
 
-def _torchtitan(paired: bool) -> tuple[Stored, ...]:
+def _torchtitan(paired: bool) -> tuple[StoredTensor, ...]:
     queries, keys = (PAIRED_QUERIES, PAIRED_KEYS) if paired else (PLAIN, PLAIN)
     forms = {"q": queries, "k": keys, "v": PLAIN}
     experts = ("moe.experts.{}", "moe.routed_experts.inner_experts.{}")
@@ -153,7 +155,7 @@ def _torchtitan(paired: bool) -> tuple[Stored, ...]:
         *(s for w, n, _ in named for s in _one(f"layers.{{}}.feed_forward.{w}", f"layers.{{}}.{n}")),
         *_one("layers.{}.moe.router.gate", "layers.{}.router"),
         *(
-            Stored(f"layers.{{}}.{where.format(name)}", _experts(n), EXPERTS)
+            StoredTensor(f"layers.{{}}.{where.format(name)}", _experts(n), EXPERTS)
             for w, n, suffixed in named
             for where, name in zip(experts, (w, suffixed), strict=True)
         ),
@@ -167,7 +169,7 @@ TORCHTITAN_QWEN = NamedLayout("torchtitan (Qwen)", _torchtitan(False), ("qwen3",
 _LAYER = "decoder.layers.{}."
 
 
-def _megatron_mlp(gated: bool) -> tuple[Stored, ...]:
+def _megatron_mlp(gated: bool) -> tuple[StoredTensor, ...]:
     """The MLPs; whether the first layer is gated is a matter of the model, not of the name."""
     first = _wb(f"{_LAYER}mlp.linear_fc1", GATED, GATE_UP) if gated else _one(f"{_LAYER}mlp.linear_fc1", GATED[1])
     down = ("layers.{}.experts.{e}.down.weight",)
@@ -183,10 +185,10 @@ def _megatron_mlp(gated: bool) -> tuple[Stored, ...]:
         *first,
         *_one(f"{_LAYER}mlp.linear_fc2", "layers.{}.down"),
         *_one(f"{_LAYER}mlp.router", "layers.{}.router"),
-        *(Stored(f"{_LAYER}mlp.experts.{name}", parts, form) for name, parts, form in spelled),
+        *(StoredTensor(f"{_LAYER}mlp.experts.{name}", parts, form) for name, parts, form in spelled),
         *_wb(f"{_LAYER}mlp.shared_experts.linear_fc1", SHARED, GATE_UP),
         *_one(f"{_LAYER}mlp.shared_experts.linear_fc2", "layers.{}.shared.down"),
-        Stored(f"{_LAYER}mlp.shared_experts.gate_weight", ("layers.{}.shared_gate.weight",)),
+        StoredTensor(f"{_LAYER}mlp.shared_experts.gate_weight", ("layers.{}.shared_gate.weight",)),
     )
 
 
@@ -205,7 +207,11 @@ _MEGATRON = (
     *(s for n in "qk" for s in _one(f"{_LAYER}self_attention.{n}_layernorm", f"layers.{{}}.{n}_norm")),
     *_one(f"{_LAYER}input_layernorm", "layers.{}.norm1"),
     *_one(f"{_LAYER}pre_mlp_layernorm", "layers.{}.norm2"),
-    *(Stored(f"{_LAYER}{name}{end}", (f"{part}{end}",)) for name, part in _FUSED_NORMS for end in ("weight", "bias")),
+    *(
+        StoredTensor(f"{_LAYER}{name}{end}", (f"{part}{end}",))
+        for name, part in _FUSED_NORMS
+        for end in ("weight", "bias")
+    ),
 )
 _MEGATRON_STATE = ("._extra_state", "rotary_pos_emb.inv_freq", "router.local_tokens_per_expert")
 MEGATRON = NamedLayout(
