@@ -27,6 +27,7 @@ from ckptools.formats.rank_search.rank_names import parse
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.provenance import FILE_NAME
 from ckptools.model.values import describe_for_error
+from ckptools.text import size
 
 HEADROOM = 1 << 20
 """Bytes to leave free on the disk beside the output."""
@@ -219,7 +220,8 @@ def lacking_space(output: OutputPlace, nbytes: int) -> NoSpaceError | None:
     free = shutil.disk_usage(folder).free
     if nbytes + HEADROOM <= free:
         return None
-    return NoSpaceError(folder, f"has {free} bytes free; the output needs {nbytes}")
+    needed = f"{nbytes} and {size(HEADROOM)} to spare"
+    return NoSpaceError(folder, f"has {free} bytes free; the output needs {needed}; -o writes it to another disk")
 
 
 def check_unchanged(checkpoint: Checkpoint) -> None:
