@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.binding import Binding, BindingType
 from textual.widgets import Input
 
-from ckptools.browse.dialogs import HelpDialog, LineDialog, PlanDialog
-from ckptools.browse.key_page import KeyPage
-from ckptools.browse.key_tree import KeyTree, Order
 from ckptools.browse.pages import ListPage
 from ckptools.browse.row_list import RowList
 from ckptools.browse.session import Session
-from ckptools.browse.view import KEYS, OVERVIEW, RANKS, RUN, VALUES, View
-from ckptools.contents.record import Shown
+from ckptools.browse.view import KEYS, OVERVIEW, RANKS, RUN, VALUES
+from ckptools.browse.writing import WRITES, Writing
 from ckptools.model.problems import Problem
-from ckptools.stats.record import Statistics, Stats
-from ckptools.text import plural, printable
 
 if TYPE_CHECKING:
-    from ckptools.consolidate.record import Consolidated
-
-WRITES = "writes"
-"""The name of the job that writes: leaving waits until it has taken away what it began."""
+    from ckptools.browse.key_tree import KeyTree, Order
 
 ORDERS: tuple[Order, ...] = ("as saved", "size", "rms", "change")
 
 
-class Browser(View):
+class Browser(Writing):
     """Looks around in a checkpoint, and reads, copies, saves or consolidates what its keys ask for."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -58,6 +49,8 @@ class Browser(View):
 
     def action_help(self) -> None:
         """List the keys."""
+        from ckptools.browse.dialogs import HelpDialog
+
         self.push_screen(HelpDialog("keys"))
 
     def action_light(self) -> None:
@@ -128,6 +121,8 @@ class Browser(View):
         page = self.key_page
         if page is None:
             return
+        from ckptools.browse.key_tree import KeyTree
+
         expand = not page.tree.expanded
 
         def then(tree: KeyTree) -> None:
@@ -163,27 +158,9 @@ class Browser(View):
         elif tree.open(n):
             self.left.refit()
         elif what == "choose":
-            self._read_in_full()
-
-    def _read_in_full(self) -> None:
-        """Read what `show` says of the key under the cursor."""
-        assert self.key_page is not None
-        page, node = self.key_page, self.key_page.node(self.left.cursor)
-        if node is None or node.row is None:
-            return
-        name = node.row.name
-        if name in self.session.entries:
-            self.begin(
-                "reads", lambda job: self.session.show(job, [name]), lambda found: self._shown(page, name, found)
-            )
-
-    def _ask(self, page: KeyPage, name: str) -> None:
-        self.begin("reads", lambda job: self.session.show(job, [name]), lambda found: self._shown(page, name, found))
-
-    def _shown(self, page: KeyPage, name: str, found: Shown) -> None:
-        page.full[name] = found
-        page.elements.pop(name, None)
-        self.look_up(keep=True)
+            node = self.key_page.node(n)
+            if node is not None and node.row is not None and node.row.name in self.session.entries:
+                self.show_key(self.key_page, node.row.name)
 
     def _choose(self) -> None:
         page = self.page
@@ -191,10 +168,7 @@ class Browser(View):
             return
         target = page.rows.rows[self.left.cursor].target
         if self.tab == VALUES and target and self.key_page is not None:
-            keys, name = self.key_page, str(target)
-            self.begin(
-                "reads", lambda job: self.session.show(job, [name]), lambda found: self._shown(keys, name, found)
-            )
+            self.show_key(self.key_page, str(target))
         elif self.tab == RUN and target is not None:
             self._open_other(target.path)
 
@@ -237,149 +211,3 @@ class Browser(View):
         self._show_keys(n)
         self.left.focus()
         return True
-
-    # -- reading ------------------------------------------------------------------------------------------------------
-
-    def action_figures(self) -> None:
-        """Read the values of the tensors of a row."""
-        names = self._tensors()
-        if names:
-            words = f"reads {plural(len(names), 'tensor')}"
-            self.begin("reads values", lambda job: self.session.figures(job, names), self._measured)
-            self.say(words)
-
-    def _tensors(self) -> list[str]:
-        if self.tab != KEYS or self.key_page is None:
-            self.say("choose a tensor in the tab of keys first")
-            return []
-        names = self.key_page.tensors(self.left.cursor)
-        if not names:
-            self.say("no tensor is in this row")
-        return names
-
-    def _measured(self, found: Statistics[Stats]) -> None:
-        if self.key_page is None:
-            return
-        from ckptools.stats.text import summary
-
-        tree = self.key_page.tree
-        tree.figures.update({row.name: row for row in found.rows})
-        tree.arrange(tree.text, tree.order)
-        self.left.refit()
-        self.say("; ".join(summary(found)))
-        self.look_up()
-
-    def action_elements(self) -> None:
-        """Read the elements of a slice."""
-        page = self.key_page
-        node = page.node(self.left.cursor) if page is not None and self.tab == KEYS else None
-        row = node.row if node is not None else None
-        if page is None or row is None or row.type != "tensor" or row.name not in self.session.entries:
-            self.say("choose one tensor in the tab of keys first")
-            return
-        name = row.name
-        every = ",".join(["0:4", ":8"][: len(row.shape or ())] or [":"])
-
-        def typed(text: str | None) -> None:
-            if text:
-                self.begin("reads", lambda job: self.session.show(job, [name], text), read)
-
-        def read(found: Shown) -> None:
-            page.elements[name] = found
-            self.look_up()
-
-        self.push_screen(LineDialog(f"elements of {printable(name)}", every), typed)
-
-    def action_compare(self) -> None:
-        """Compare the values of the row's tensors with those of the other checkpoint."""
-        if not self.session.other:
-            self.say("there is no other checkpoint: ckptools browse PATH OTHER")
-            return
-        names = self._tensors()
-        if names:
-            from ckptools.browse.command_lines import escaped
-
-            globs = [escaped(name) for name in names]
-            self.begin("compares", lambda job: self.session.compare(job, True, globs), self._values_compared)
-
-    def _values_compared(self, found: Any) -> None:
-        """Take over what the values of some tensors say; what was known of others stays."""
-        from ckptools.diff.text import NOT_LISTED, verdict_line
-
-        assert self.key_page is not None
-        tree = self.key_page.tree
-        known = {name: row for name, row in tree.changes.items() if name not in {r.name for r in found.tensors}}
-        tree.changes = {**known, **{row.name: row for row in found.tensors if row.verdict not in NOT_LISTED}}
-        tree.arrange(tree.text, tree.order)
-        self.left.refit()
-        self.say(verdict_line(found))
-        self.look_up()
-
-    # -- what goes out ------------------------------------------------------------------------------------------------
-
-    def action_copy(self) -> None:
-        """Copy the command line that shows the same, and show it."""
-        command = self.page.command_of(self.left.cursor)
-        self.copy_to_clipboard(command)
-        self.say(command)
-
-    def action_save(self) -> None:
-        """Save the page of `report`."""
-
-        def typed(out: str | None) -> None:
-            if out:
-                self.begin(
-                    WRITES, lambda job: self.session.write_report(job, out), lambda path: self.written(f"wrote {path}")
-                )
-
-        if self.session.looked is not None:
-            self.push_screen(LineDialog("save the page of report as", f"{self._file_name()}.html"), typed)
-
-    def _file_name(self) -> str:
-        assert self.session.looked is not None
-        return re.sub(r"[^\w.-]+", "-", self.session.looked.report.name)[:80] or "checkpoint"
-
-    def written(self, text: str) -> None:
-        """Say what was written."""
-        self.say(text)
-
-    def action_consolidate(self) -> None:
-        """Consolidate what is selected: ask for a name, show the plan, write."""
-        if self.session.looked is None:
-            return
-        only: str | None = None
-        if self.tab == KEYS and self.key_page is not None:
-            only = self.key_page.part(self.left.cursor)
-            if only is None:
-                self.say("these are no part of the model that one glob names: choose the model, a module or one tensor")
-                return
-        what = only or "the model"
-        suffix = "pt" if only in ("optimizer", "all") else "safetensors"
-
-        def typed(out: str | None) -> None:
-            if out:
-                self.begin(
-                    WRITES,
-                    lambda job: self.session.consolidate(job, out, only, dry_run=True),
-                    lambda plan: self._planned(plan, out, only),
-                )
-
-        self.push_screen(LineDialog(f"consolidate {printable(what)} into", f"{self._file_name()}.{suffix}"), typed)
-
-    def _planned(self, plan: Consolidated, out: str, only: str | None) -> None:
-        from ckptools.consolidate.text import remarks, summary
-
-        if plan.planned is not None and plan.planned.no_room is not None:
-            self.say(f"error: {plan.planned.no_room}")
-            return
-
-        def agreed(answer: str | None) -> None:
-            if answer:
-                self.begin(
-                    WRITES,
-                    lambda job: self.session.consolidate(job, out, only, dry_run=False),
-                    lambda done: self.written("; ".join(summary(done))),
-                )
-
-        lines = [*summary(plan), *(printable(line) for line in remarks(plan))]
-        self.push_screen(PlanDialog("Enter writes it, Esc does not", lines), agreed)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from ckptools.contents.record import KeyRow
 from ckptools.display.next_command import quoted
 from ckptools.keys.entries import pattern
+
+if TYPE_CHECKING:
+    from ckptools.contents.record import KeyRow
 
 
 def line(command: str, arguments: str, *words: str) -> str:

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptools.browse.command_lines import line as command_line
 from ckptools.browse.session import Looked, Session
-from ckptools.contents.record import Shown
-from ckptools.contents.show_text import shown_text
 from ckptools.display.lines import cause_words
 from ckptools.display.tables import Screen, table, wrapped
-from ckptools.inspect.picture import STATES, Grouping, RankCell, grouping, rank_cells
 from ckptools.inspect.text import optimizer_lines, report_text, scheduler_words
-from ckptools.ls.record import RunFolder
-from ckptools.ls.text import COLUMNS, all_cells, headline
 from ckptools.model.causes import consequences_of, problems_by_cause
 from ckptools.model.checkpoint import RankFile
 from ckptools.model.problems import Problem
 from ckptools.model.tree import KeyPath, fqn_of
 from ckptools.text import moment, plural, printable, size
+
+if TYPE_CHECKING:
+    from ckptools.contents.record import Shown
+    from ckptools.inspect.picture import Grouping, RankCell
+    from ckptools.ls.record import RunFolder
 
 MARKS = {"error": "bad", "warning": "warn", "note": "dim"}
 
@@ -164,6 +164,8 @@ def _problems(problems: Sequence[Problem], screen: Screen, rank: int | None, nam
 
 def ranks(session: Session, looked: Looked) -> ListPage:
     """Every rank with its state; beside it the map of all by the axes of the mesh, and the rank's problems."""
+    from ckptools.inspect.picture import STATES, grouping, rank_cells
+
     cells = rank_cells(looked.checkpoint)
     how = grouping(looked.checkpoint, sum(cell.rank is not None for cell in cells))
     rows = [Row(_rank_text(cell), "bad" if cell.state in ("missing", "cut") else "", n) for n, cell in enumerate(cells)]
@@ -195,6 +197,8 @@ def rank_grid(cells: Sequence[RankCell], how: Grouping, at: int, width: int) -> 
 
     `at` is the one that is marked by a `>`; where two columns for each cell are too wide, by `@` in its place.
     """
+    from ckptools.inspect.picture import STATES
+
     wide = 2 if 2 * how.group + 6 <= width else 1
     fitting = max((width - 6) // (wide * how.group + 1), 1)
     across = min(how.across, fitting * how.group, max(len(cells), 1))
@@ -229,6 +233,8 @@ def unshared(session: Session, looked: Looked, full: dict[str, Shown]) -> ListPa
 
     def about(name: str, screen: Screen) -> Iterable[str]:
         if name in full:
+            from ckptools.contents.show_text import shown_text
+
             yield from shown_text(full[name], screen).split("\n")
         else:
             yield from wrapped("", f"{printable(name)}: Enter reads what each rank has", screen)
@@ -241,6 +247,8 @@ def unshared(session: Session, looked: Looked, full: dict[str, Shown]) -> ListPa
 
 def checkpoints(session: Session, run: RunFolder) -> ListPage:
     """The checkpoints of the run, the newest first; Enter opens one."""
+    from ckptools.ls.text import COLUMNS, all_cells, headline
+
     lines = table(COLUMNS[:4], [cells[:4] for cells in all_cells(run)], Screen(200))
     names = [printable(row.name) for row in run.rows]
     marks = ["good" if row.newest_whole else "bad" if row.whole is False else "" for row in run.rows]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual import events
 from textual.app import App, ComposeResult
@@ -15,26 +15,22 @@ from textual.widgets import Input, Static
 
 from ckptools.browse import pages
 from ckptools.browse.jobs import Job, Jobs, StoppedError
-from ckptools.browse.key_page import KeyPage
-from ckptools.browse.key_tree import KeyTree
 from ckptools.browse.pages import ListPage, Rows, TextPage
 from ckptools.browse.row_list import RowList
 from ckptools.browse.session import Looked, Session
-from ckptools.contents.record import Keys
-from ckptools.diff.record import Difference
-from ckptools.diff.text import verdict_line
 from ckptools.display.palette import MARKS
-from ckptools.doctor.record import Diagnosis
-from ckptools.doctor.text import diagnosis_text
-from ckptools.errors import CkptoolsError, ReadError, SeveralError
-from ckptools.keys.entries import Entry
-from ckptools.ls.record import RunFolder
+from ckptools.errors import CkptoolsError
 from ckptools.text import duration, printable, size
+
+if TYPE_CHECKING:
+    from ckptools.browse.key_page import KeyPage
+    from ckptools.ls.record import RunFolder
+
+    Page = TextPage | ListPage | KeyPage
 
 TABS = ("overview", "keys", "ranks", "optimizer", "values", "files", "run")
 OVERVIEW, KEYS, RANKS, TRAINING, VALUES, FILES, RUN = range(len(TABS))
 
-Page = TextPage | ListPage | KeyPage
 
 DETAIL_SECONDS = 0.03
 """The cursor rests so long before what it is on is looked up."""
@@ -107,12 +103,11 @@ class View(App[None]):
         yield Static(id="status", markup=False)
 
     def on_mount(self) -> None:
-        """Begin to open the checkpoint."""
+        """Take the colours of the terminal, and begin to say what is read."""
         self.theme = "textual-light" if _is_light() else "textual-dark"
         self.set_interval(STATUS_SECONDS, self.tell_status)
         self.left.focus()
         self.say("? lists the keys")
-        self.open()
 
     @property
     def left(self) -> RowList:
@@ -169,82 +164,6 @@ class View(App[None]):
             self.bug = error
             self.exit()
 
-    def open(self) -> None:
-        """Open the checkpoint, or say why that cannot be."""
-        self.session.looked = self.error = self.key_page = None
-        self.pages, self.at = {}, {}
-        self._tell_title()
-        self.jobs.start("opens", self.session.open, self.looked, self._not_opened)
-
-    def _not_opened(self, error: Exception) -> None:
-        if isinstance(error, SeveralError):
-            self.say("several checkpoints: Enter opens one")
-            self.action_tab(RUN)
-        elif isinstance(error, CkptoolsError):
-            self.error = error
-            self._tell_title()
-            if isinstance(error, ReadError):  # of what is not there, doctor has nothing to say either
-                self.jobs.start("asks doctor", self.session.diagnose, self._diagnosed, lambda _: self.exit())
-            else:
-                self.exit()
-        else:
-            self.failed(error)
-
-    def _diagnosed(self, found: Diagnosis) -> None:
-        text = f"cannot be opened: {printable(str(self.error))}"
-        command = f"ckptools doctor {self.session.arguments}"
-        self.pages[OVERVIEW] = TextPage(lambda screen: f"{text}\n\n{diagnosis_text(found, screen)}", command)
-        self.action_tab(OVERVIEW)
-
-    def looked(self, looked: Looked) -> None:
-        """Show a checkpoint that was opened, and go on with what takes longer."""
-        import time
-
-        self.session.looked = looked
-        self.pages = {RUN: self.pages[RUN]} if RUN in self.pages else {}
-        if self.key_page is not None:
-            self.pages[KEYS] = self.key_page
-        self.problems.show(pages.problem_rows(looked))
-        self.show_tab()
-        self.first_screen = self.first_screen or time.perf_counter()
-        self.begin("lists keys", lambda _: self._listed(looked), lambda found: self._keys(looked, *found), shown=False)
-
-    def _listed(self, looked: Looked) -> tuple[Keys, dict[str, Entry], KeyTree | None]:
-        keys, entries = self.session.list_keys(looked)
-        known = self.session.keys is not None and self.key_page is not None and self.session.keys.rows == keys.rows
-        return keys, entries, None if known else KeyTree(keys)
-
-    def _keys(self, looked: Looked, keys: Keys, entries: dict[str, Entry], tree: KeyTree | None) -> None:
-        self.session.keys, self.session.entries = keys, entries
-        if tree is not None:
-            self.key_page = self.pages[KEYS] = KeyPage(self.session, tree)
-        self.pages.pop(VALUES, None)
-        if self.tab in (KEYS, VALUES):
-            self.show_tab()
-        if self.session.other and self.session.difference is None:
-            self.begin("compares", lambda job: self.session.compare(job, False), self.compared)
-        elif not looked.checkpoint.all_ranks and not self.session.is_far:
-            self.action_every_rank()
-
-    def action_every_rank(self) -> None:
-        """Read the structure of every rank."""
-        looked = self.session.looked
-        if looked is not None and not looked.checkpoint.all_ranks:
-            self.begin("reads every rank", self.session.every_rank, self.looked)
-
-    def compared(self, difference: Difference) -> None:
-        """Show what differs, the largest change first."""
-        self.session.difference = difference
-        self.say(verdict_line(difference))
-        if self.key_page is not None:
-            self.key_page.tree.compared(difference)
-            self.action_tab(KEYS)
-
-    def _run(self, run: RunFolder) -> None:
-        self.session.run = run
-        self.pages[RUN] = pages.checkpoints(self.session, run)
-        self.show_tab()
-
     # -- tabs ---------------------------------------------------------------------------------------------------------
 
     @property
@@ -277,6 +196,11 @@ class View(App[None]):
         self.show_tab()
         if n == RUN and RUN not in self.pages and "looks for checkpoints" not in self.jobs.running:
             self.begin("looks for checkpoints", self.session.list_run, self._run)
+
+    def _run(self, run: RunFolder) -> None:
+        self.session.run = run
+        self.pages[RUN] = pages.checkpoints(self.session, run)
+        self.show_tab()
 
     def show_tab(self) -> None:
         """Show the page of the tab, with the cursor where it was."""
