@@ -11,6 +11,7 @@ import struct
 import sys
 import termios
 import time
+from pathlib import Path
 from types import TracebackType
 
 SECONDS = 90
@@ -56,14 +57,23 @@ class Terminal:
         self.output += found
         return bool(found)
 
-    def until(self, text: bytes) -> None:
-        """Wait until it has written something, and is quiet."""
+    def seen(self, text: bytes) -> None:
+        """Wait until it has written something."""
         end = time.monotonic() + SECONDS
         while text not in self.output and time.monotonic() < end:
             self._read(0.1)
         assert text in self.output, self.output[-2000:]
+
+    def until(self, text: bytes) -> None:
+        """Wait until it has written something, and is quiet."""
+        self.seen(text)
         while self._read(QUIET):
             pass
+
+    def processor_seconds(self) -> float:
+        """What it has used of the processor so far. Source: proc(5), `stat`."""
+        fields = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def press(self, key: str) -> None:
         """Press a key, and wait until it is quiet."""
