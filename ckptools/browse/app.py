@@ -12,7 +12,7 @@ from ckptools.browse.pages import ListPage
 from ckptools.browse.row_list import RowList
 from ckptools.browse.session import Session
 from ckptools.browse.view import KEYS, OVERVIEW, RANKS, RUN, VALUES
-from ckptools.browse.writing import WRITES, Writing
+from ckptools.browse.writing import Writing
 from ckptools.model.problems import Problem
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ class Browser(Writing):
     ]
 
     _nth = 0
-    _leaves = False
 
     # -- leaving, stopping, help --------------------------------------------------------------------------------------
 
@@ -68,14 +67,9 @@ class Browser(Writing):
         self.left.focus()
 
     def action_leave(self) -> None:
-        """Leave; what is being written is stopped first, and taken away."""
-        writing = self.jobs.running.get(WRITES)
-        if writing is None:
-            self.exit()
-            return
-        self.say("stops writing, and takes away what it began")
-        self._leaves = True
-        writing.stopped.set()
+        """Leave; what was being written is taken away before the program ends."""
+        self.jobs.stop_all()
+        self.exit()
 
     # -- keys ---------------------------------------------------------------------------------------------------------
 
@@ -169,7 +163,7 @@ class Browser(Writing):
         target = page.rows.rows[self.left.cursor].target
         if self.tab == VALUES and target and self.key_page is not None:
             self.show_key(self.key_page, str(target))
-        elif self.tab == RUN and target is not None:
+        elif self.tab == RUN and target is not None and not self.is_writing():
             self._open_other(target.path)
 
     def _open_other(self, path: str) -> None:

@@ -71,6 +71,7 @@ class Jobs:
     def __init__(self, deliver: Callable[[Callable[[], None]], None]) -> None:
         self._deliver = deliver
         self.running: dict[str, Job] = {}
+        self._threads: dict[Job, threading.Thread] = {}
 
     def start(
         self,
@@ -91,16 +92,31 @@ class Jobs:
                 result = work(job)
             except Exception as raised:
                 error = raised
+            del self._threads[job]
+            if job.stopped.is_set():
+                return
             with suppress(RuntimeError):  # the user has left
                 self._deliver(lambda: self._ended(job, (lambda: failed(error)) if error else lambda: then(result)))
 
-        threading.Thread(target=run, name=f"ckptools {name}", daemon=True).start()
+        self._threads[job] = threading.Thread(target=run, name=f"ckptools {name}", daemon=True)
+        self._threads[job].start()
 
     def _ended(self, job: Job, hand_over: Callable[[], None]) -> None:
         if self.running.get(job.name) is job:
             del self.running[job.name]
         if not job.stopped.is_set():
             hand_over()
+
+    def is_busy(self, name: str) -> bool:
+        """Whether a job of a name runs, or was stopped and has not ended yet."""
+        return any(job.name == name for job in list(self._threads))
+
+    def finish(self, name: str) -> None:
+        """Stop the job of a name, and wait until it has ended."""
+        self.stop(name)
+        for job, thread in list(self._threads.items()):
+            if job.name == name:
+                thread.join()
 
     def stop(self, name: str) -> None:
         """Stop the job of a name, if there is one."""

@@ -94,7 +94,8 @@ class Loading(View):
     def action_every_rank(self) -> None:
         """Read the structure of every rank."""
         looked = self.session.looked
-        if looked is not None and not looked.checkpoint.all_ranks:
+        reads = "reads every rank" in self.jobs.running
+        if looked is not None and not looked.checkpoint.all_ranks and not reads:
             self.begin("reads every rank", self.session.every_rank, self.looked)
 
     def compared(self, difference: Difference) -> None:

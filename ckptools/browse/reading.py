@@ -98,7 +98,8 @@ class Reading(Loading):
 
         assert self.key_page is not None
         tree = self.key_page.tree
-        known = {name: row for name, row in tree.changes.items() if name not in {r.name for r in found.tensors}}
+        compared = {row.name for row in found.tensors}
+        known = {name: row for name, row in tree.changes.items() if name not in compared}
         tree.changes = {**known, **{row.name: row for row in found.tensors if row.verdict not in NOT_LISTED}}
         tree.arrange(tree.text, tree.order)
         self.left.refit()

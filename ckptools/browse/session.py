@@ -67,6 +67,8 @@ class Session:
     second: Checkpoint | None = None
     run: RunFolder | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _one_reads: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _whole: Looked | None = None
 
     def read(self, nbytes: int, seconds: float) -> None:
         """Count what was read."""
@@ -98,14 +100,20 @@ class Session:
         return Looked(checkpoint, inspect_report(checkpoint))
 
     def every_rank(self, job: Job) -> Looked:
-        """The checkpoint with every rank's structure, read once."""
+        """The checkpoint with every rank's structure; it is read once, and a job waits while another one reads it."""
         assert self.looked is not None
         known = self.looked.checkpoint
         if known.all_ranks:
             return self.looked
-        again = known.options and {"on_file": job.on_file}
-        whole = with_all_ranks(_with_options(known, again or {}))
-        return self._looked(whole)
+        while not self._one_reads.acquire(timeout=0.05):
+            job.check()
+        try:
+            if self._whole is None:
+                again = known.options and {"on_file": job.on_file}
+                self._whole = self._looked(with_all_ranks(_with_options(known, again or {})))
+            return self._whole
+        finally:
+            self._one_reads.release()
 
     @property
     def is_far(self) -> bool:

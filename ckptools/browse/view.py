@@ -35,7 +35,7 @@ OVERVIEW, KEYS, RANKS, TRAINING, VALUES, FILES, RUN = range(len(TABS))
 DETAIL_SECONDS = 0.03
 """The cursor rests so long before what it is on is looked up."""
 
-STATUS_SECONDS = 0.1
+STATUS_SECONDS = 0.2
 
 
 class View(App[None]):
@@ -126,7 +126,7 @@ class View(App[None]):
 
     def say(self, text: str) -> None:
         """Say something in the line above the last."""
-        self.query_one("#message", Static).update(printable(text))
+        self.query_one("#message", Static).update(printable(text), layout=False)
 
     def tell_status(self) -> None:
         """Say what was read, and what is being read."""
@@ -138,17 +138,17 @@ class View(App[None]):
         if read + more != self.told:  # each update is bytes for a terminal that may be far away
             self.told = read + more
             for status in self.screen_stack[0].query("#status").results(Static):
-                status.update(self.told)
+                status.update(self.told, layout=False)
 
     def _tell_title(self) -> None:
         title = self.query_one("#title", Static)
         looked = self.session.looked
         name = looked.report.name if looked is not None else self.session.path
         verdict = looked.report.verdict.headline if looked is not None else str(self.error or "opens ...")
-        title.update(printable(f"{name}: {verdict}"))
+        title.update(printable(f"{name}: {verdict}"), layout=False)
         title.set_classes(MARKS[looked.report.verdict.level] if looked is not None else "bad" if self.error else "")
         named = (f"[{n + 1} {name}]" if n == self.tab else f" {n + 1} {name} " for n, name in enumerate(TABS))
-        self.query_one("#tabs", Static).update("".join(named))
+        self.query_one("#tabs", Static).update("".join(named), layout=False)
 
     # -- jobs ---------------------------------------------------------------------------------------------------------
 

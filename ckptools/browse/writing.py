@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ckptools.consolidate.record import Consolidated
 
 WRITES = "writes"
-"""The name of the job that writes: leaving waits until it has taken away what it began."""
+"""The name of the job that writes: whoever ends the program waits until it has taken away what it began."""
 
 
 class Writing(Reading):
@@ -27,6 +27,8 @@ class Writing(Reading):
 
     def action_save(self) -> None:
         """Save the page of `report`."""
+        if self.session.looked is None or self.is_writing():
+            return
 
         def typed(out: str | None) -> None:
             if out:
@@ -34,10 +36,20 @@ class Writing(Reading):
                     WRITES, lambda job: self.session.write_report(job, out), lambda path: self.written(f"wrote {path}")
                 )
 
-        if self.session.looked is not None:
-            from ckptools.browse.dialogs import LineDialog
+        from ckptools.browse.dialogs import LineDialog
 
-            self.push_screen(LineDialog("save the page of report as", f"{self._file_name()}.html"), typed)
+        self.push_screen(LineDialog("save the page of report as", f"{self._file_name()}.html"), typed)
+
+    def end_writing(self) -> None:
+        """Stop what is being written, and wait until what it began is taken away."""
+        self.jobs.finish(WRITES)
+
+    def is_writing(self) -> bool:
+        """Whether something is being written, which `x` stops; it is said."""
+        if self.jobs.is_busy(WRITES):
+            self.say("something is being written; x stops it")
+            return True
+        return False
 
     def _file_name(self) -> str:
         assert self.session.looked is not None
@@ -49,7 +61,7 @@ class Writing(Reading):
 
     def action_consolidate(self) -> None:
         """Consolidate what is selected: ask for a name, show the plan, write."""
-        if self.session.looked is None:
+        if self.session.looked is None or self.is_writing():
             return
         only: str | None = None
         if self.tab == KEYS and self.key_page is not None:

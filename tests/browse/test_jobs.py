@@ -7,9 +7,13 @@ import time
 
 import pytest
 
+from ckptools.browse import session
 from ckptools.browse.jobs import Job, Jobs, StoppedError
 from ckptools.browse.session import Session
 from ckptools.files.remote import path as remote_path
+from ckptools.formats import open as opening
+from ckptools.formats.open import with_all_ranks
+from ckptools.formats.rank_search import rank_groups
 from tests.browse.driven import Driven, drive
 from tests.display.made import run7
 from tests.object_store import BUCKET
@@ -35,17 +39,13 @@ def test_a_later_job_takes_the_place_of_one_of_its_name():
 
 
 def test_what_a_stopped_job_still_returns_is_dropped():
-    found, go, ended = [], threading.Event(), threading.Event()
-
-    def deliver(call):
-        call()
-        ended.set()
-
-    jobs = Jobs(deliver)
+    found, go = [], threading.Event()
+    jobs = Jobs(lambda deliver: deliver())
     jobs.start("reads", lambda _: go.wait(10), found.append, found.append)
-    assert jobs.stop_all() == 1
+    assert jobs.stop_all() == 1 and jobs.is_busy("reads")
     go.set()
-    assert ended.wait(10) and found == []
+    jobs.finish("reads")
+    assert not jobs.is_busy("reads") and found == []
 
 
 def test_a_job_says_how_far_it_is_and_ends_where_it_is_stopped():
@@ -92,6 +92,30 @@ def test_a_bucket_that_answers_after_a_while_freezes_nothing(bucket, monkeypatch
 
         drive(url, script, wait=False)
     assert url.startswith(f"s3://{BUCKET}/")
+
+
+def test_every_rank_is_read_once_however_many_jobs_need_it(monkeypatch):
+    read, go = [], threading.Event()
+
+    def slowly(checkpoint):
+        read.append(checkpoint.path)
+        go.wait(10)
+        return with_all_ranks(checkpoint)
+
+    async def script(driven: Driven):
+        await driven.until(lambda: "reads every rank" in driven.app.jobs.running)
+        await driven.pilot.press("r", "slash", *"blocks.0.up.w", "enter", "f")
+        assert {"reads every rank", "reads values"} <= set(driven.app.jobs.running)
+        go.set()
+        await driven.settled()
+        assert driven.rows("right")[0].startswith("rms ")
+        await driven.press("f")
+        assert read == [RANKS]
+
+    for module in (opening, rank_groups):  # else so few ranks are read at once
+        monkeypatch.setattr(module, "is_small", lambda *_: False)
+    monkeypatch.setattr(session, "with_all_ranks", slowly)
+    drive(RANKS, script, wait=False)
 
 
 def test_a_bug_ends_it_and_is_not_hidden():

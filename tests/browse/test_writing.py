@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
+from pathlib import Path
+
 import pytest
 from safetensors.torch import load_file
 
+from ckptools.browse.jobs import StoppedError
+from ckptools.browse.session import Session
 from tests.browse.driven import Driven, drive
 from tests.truth import FIXTURES
 
@@ -72,3 +78,41 @@ def test_s_saves_the_page_of_report(tmp_path):
 
     drive(RANKS, script)
     assert "<title>torch2.13.0-fsdp1-sharded-w4: whole" in out.read_text()
+
+
+def writes_until_stopped(self, job, out, only, dry_run):
+    with suppress(StoppedError):
+        while True:
+            Path(out).write_text("half of it")
+            job.check()
+    time.sleep(0.2)
+    Path(out).unlink()
+
+
+@pytest.mark.parametrize("keys", [["q"], ["x", "q"]])
+def test_who_leaves_while_it_writes_finds_nothing_half_written(tmp_path, monkeypatch, keys):
+    async def script(driven: Driven):
+        await driven.press("w")
+        await driven.pilot.press("home", *["delete"] * 60)
+        driven.app.screen.query_one("#line").insert_text_at_cursor(str(tmp_path / "half.safetensors"))
+        await driven.pilot.press("enter")
+        await driven.until(lambda: any(tmp_path.iterdir()))
+        await driven.pilot.press(*keys)
+
+    monkeypatch.setattr(Session, "consolidate", writes_until_stopped)
+    app = drive(RANKS, script)
+    app.end_writing()
+    assert not app.is_running and list(tmp_path.iterdir()) == []
+
+
+def test_a_second_page_waits_until_the_first_is_written(tmp_path, monkeypatch):
+    async def script(driven: Driven):
+        await driven.press("w")
+        await driven.pilot.press("enter", "s")
+        assert driven.text("message") == "something is being written; x stops it"
+        await driven.press("x")
+        assert driven.text("message") == "stopped"
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Session, "consolidate", writes_until_stopped)
+    drive(RANKS, script)

@@ -29,7 +29,10 @@ def browse(path: CheckpointPath, other: OtherCheckpoint = None, *, opening: Open
         raise UsageError(None, "browse needs a terminal; ckptools inspect and tree print what it shows")
     app = _program()(path, other or "", vars(opening))
     sys.setswitchinterval(SWITCH_SECONDS)
-    app.run()
+    try:
+        app.run()
+    finally:
+        app.end_writing()
     if app.bug is not None:
         raise app.bug
     if app.error is not None:
