@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ckptools.formats.shared.hollow import holes
+from ckptools.files.holes import holes
 
 
 def unwritten(path: Path) -> int:

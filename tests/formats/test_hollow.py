@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import zlib
 from pathlib import Path
-from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -18,8 +18,10 @@ from typer.testing import CliRunner
 import ckptools
 from ckptools.cli import app
 from ckptools.errors import NotWholeError
+from ckptools.files.holes import Holes
 from ckptools.formats.shared import hollow
-from ckptools.formats.shared.hollow import Holes, crc_of_zeros
+from ckptools.formats.shared.hollow import crc_of_zeros
+from ckptools.model.tensor import Tensor
 from tests.sparse_files import sparse
 
 ELEMENTS = 1 << 18
@@ -156,5 +158,24 @@ def test_the_bytes_of_any_extents_in_any_spans_are_counted(gaps, extents):
     counts = [len(inside & {*range(start, start + length)}) for start, length in extents]
     columns = [start for start, _ in extents], [start + length for start, length in extents]
     assert [Holes(spans).overlap(start, end) for start, end in zip(*columns, strict=True)] == counts
-    with mock.patch.object(hollow, "MANY", 0):
-        assert Holes(spans).overlaps(*columns) == counts
+    assert Holes(spans).overlaps(*map(np.array, columns)).tolist() == counts
+
+
+EXTENT = st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 60), st.integers(0, 60))
+
+
+@given(st.lists(EXTENT, max_size=12))
+def test_the_bytes_of_each_tensor_in_holes_are_those_of_its_extents_each_once(extents):
+    listed, found = hollow._Extents(), [hollow._Hollow(Path(str(n)), Holes([10, 20, 30, 40]), 50) for n in range(3)]
+    for file, tensor, start, length in sorted(extents, key=lambda one: one[1]):
+        listed.add(file, tensor, start, start + length)
+    for file, of_file in listed.by_file():
+        found[file].look_at(of_file)
+    inside = {one: found[0].holes.overlap(one[2], one[2] + one[3]) for one in set(extents)}
+    tensors = {str(n): Tensor((100,), "uint8", (), "plain") for n in range(4)}
+    counts = {str(n): sum(n_bytes for one, n_bytes in inside.items() if one[1] == n) for n in range(4)}
+    filled = {one.name: one.elements for one in hollow._filled(tensors, found)}
+    assert filled == {name: min(count, 100) for name, count in counts.items() if count}
+    for number, one in enumerate(found):
+        assert one.unproven == sum(n_bytes for extent, n_bytes in inside.items() if extent[0] == number)
+        assert one.nbytes_seen == sum(extent[3] for extent in set(extents) if extent[0] == number)

@@ -8,36 +8,33 @@ of holes that was not read: that is a warning.
 
 from __future__ import annotations
 
-import errno
-import os
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, chain, cycle, islice, repeat
+from itertools import chain, repeat
 from math import prod
-from operator import add, sub
+from operator import add
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
+from ckptools.files.holes import Holes, Numbers, holes
 from ckptools.files.location import is_remote
 from ckptools.files.opening import File
-from ckptools.files.storage import SLACK, takes_less
+from ckptools.files.storage import SLACK
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.columns import by_value, take
+from ckptools.model.columns import take
 from ckptools.model.problems import Code, Problem, Severity, worst_first
 from ckptools.model.provenance import Filled
 from ckptools.model.regions import is_contiguous
+from ckptools.model.shards import HoldingFile
 from ckptools.model.source import ItemLayout
 from ckptools.model.tensor import ItemShards, Shards, Source, Tensor
 from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.tensor_io.checksums import combine, crc32
 from ckptools.text import and_others, few, size
-
-MANY = 1000
-"""Above this many extents of a file numpy compares them with its holes."""
 
 MAX_READ = 1 << 20
 """Most bytes outside of holes that are read to check one record's checksum."""
@@ -46,51 +43,15 @@ WHY = "holes, which read as zeros: never written, or copied as holes"
 MAYBE = "holes, which read as zeros: written as zeros, or never written"
 
 
-class Holes:
-    """The holes of a file, in order and apart.
-
-    Args:
-        edges: of each its first byte, and one past its last, one after the other.
-    """
-
-    def __init__(self, edges: Sequence[int]) -> None:
-        self.starts, self.ends = edges[::2], edges[1::2]
-        self.before: list[int] = [0, *accumulate(map(sub, self.ends, self.starts))]
-
-    def overlap(self, start: int, end: int) -> int:
-        """How many bytes from `start` to before `end` lie in them."""
-        return self._bytes_before(end) - self._bytes_before(start)
-
-    def overlaps(self, starts: Sequence[int], ends: Sequence[int]) -> Sequence[int]:
-        """The same for many extents, by column; offsets are below 2^63."""
-        if len(starts) < MANY:
-            return list(map(self.overlap, starts, ends))
-        import numpy as np
-
-        before, first, last = (np.array(column) for column in (self.before, self.starts, [0, *self.ends]))
-        columns = [np.array(column) for column in (starts, ends)]
-        begun = [np.searchsorted(first, at) for at in columns]
-        counts = [before[i] - np.maximum(last[i] - at, 0) for i, at in zip(begun, columns, strict=True)]
-        return (counts[1] - counts[0]).tolist()  # type: ignore[no-any-return]
-
-    def _bytes_before(self, at: int) -> int:
-        begun = bisect_left(self.starts, at)
-        return self.before[begun] - (max(self.ends[begun - 1] - at, 0) if begun else 0)
-
-    def from_first_at(self, start: int) -> Sequence[tuple[int, int]]:
-        """The holes from the last one that begins before `start`."""
-        first = max(bisect_left(self.starts, start) - 1, 0)
-        return list(zip(self.starts[first:], self.ends[first:], strict=True))
-
-
 @dataclass
 class _Hollow:
     """A file of `nbytes` with holes.
 
     Attributes:
         nbytes_seen: bytes of tensors that were looked at.
-        unproven: bytes of these in holes without a checksum.
-        tensors: bytes in holes by the number of the tensor, without those that were written as zeros.
+        tensors: the numbers of those with bytes in holes, without those that were written as zeros; once per extent.
+        inside: how many bytes of each extent lie in holes.
+        unproven: all of these together.
         never: whether the checksum of one says that it was never written.
     """
 
@@ -98,8 +59,9 @@ class _Hollow:
     holes: Holes
     nbytes: int
     nbytes_seen: int = 0
+    tensors: Numbers = field(default_factory=lambda: np.array([], np.int64))
+    inside: Numbers = field(default_factory=lambda: np.array([], np.int64))
     unproven: int = 0
-    tensors: dict[int, int] = field(default_factory=dict)
     never: bool = False
 
     @property
@@ -112,16 +74,14 @@ class _Hollow:
         mostly = self.unproven > 0 and 2 * self.unproven >= self.nbytes_seen
         return "error" if self.never or mostly else "warning"
 
-    def look_at(self, extents: _Extents) -> None:
-        self.nbytes_seen += sum(extents.ends) - sum(extents.starts)
-        found = extents.inside(self.holes)
-        if extents.stated:
-            right = {number: _is_right(self.path, extents.stated.get(number), self.holes) for number in found}
-            self.never = False in right.values()
-            found = {number: inside for number, inside in found.items() if not right[number]}
-        self.unproven = sum(found.values())
-        for tensor, inside in zip(take(extents.tensors, [*found]), found.values(), strict=True):
-            self.tensors[tensor] = self.tensors.get(tensor, 0) + inside
+    def look_at(self, extents: _OfFile) -> None:
+        tensors, inside = extents.tensors, self.holes.overlaps(extents.starts, extents.ends)
+        for i in np.flatnonzero(inside).tolist() if extents.stated else ():
+            right = _is_right(self.path, extents.stated.get(i), self.holes)
+            self.never |= right is False
+            inside[i] *= not right
+        self.nbytes_seen, self.unproven = _sum(extents.ends - extents.starts), _sum(inside)
+        self.tensors, self.inside = tensors[inside > 0], inside[inside > 0]
 
 
 class _Record(NamedTuple):
@@ -136,13 +96,22 @@ class _Record(NamedTuple):
     crc: int
 
 
+class _OfFile(NamedTuple):
+    """Where tensors lie in one file, by column; as in `_Extents`, and by tensor."""
+
+    tensors: Numbers
+    starts: Numbers
+    ends: Numbers
+    stated: Mapping[int, _Record]
+
+
 @dataclass
 class _Extents:
     """Where tensors lie in files, by column.
 
     Attributes:
-        files: the number of the file of each; -1 for one without holes.
-        tensors: their numbers.
+        files: the number of the file of each.
+        tensors: their numbers, which ascend.
         starts: first byte of each.
         ends: one past its last.
         stated: the records that they lie in, by the number of the extent, of those that have a checksum.
@@ -163,28 +132,30 @@ class _Extents:
         self.starts.append(start)
         self.ends.append(end)
 
-    def by_file(self) -> Iterator[tuple[int, _Extents]]:
-        """Those of each file with holes, equal ones once: ranks that share a file may list what lies in it again."""
-        columns = self.tensors, self.starts, self.ends
-        for file, rows in by_value(self.files).items():
-            if file < 0:
-                continue
-            tensors, starts, ends = ([*take(column, rows)] for column in columns)
-            stated = {i: self.stated[row] for i, row in enumerate(rows) if row in self.stated} if self.stated else {}
-            found = _Extents([file] * len(rows), tensors, starts, ends, stated)
-            yield file, found if len({*starts}) == len(starts) else found.once()
+    def by_file(self) -> Iterator[tuple[int, _OfFile]]:
+        """Those of each file, equal ones once: ranks that share a file may list what lies in it again."""
+        files, *columns = (np.array(one, np.int64) for one in (self.files, self.tensors, self.starts, self.ends))
+        order = np.argsort(files, kind="stable")
+        for rows in np.split(order, np.flatnonzero(np.diff(files[order])) + 1) if len(order) else ():
+            listed = enumerate(rows.tolist() if self.stated else ())
+            stated = {i: self.stated[row] for i, row in listed if row in self.stated}
+            tensors, starts, ends = (column[rows] for column in columns)
+            of_file = _OfFile(tensors, starts, ends, stated)
+            yield int(files[rows[0]]), of_file if len(np.unique(starts)) == len(starts) else _once(of_file)
 
-    def once(self) -> _Extents:
-        """The same without repetitions."""
-        found, listed = _Extents(), zip(self.files, self.tensors, self.starts, self.ends, strict=True)
-        for extent in dict.fromkeys((*extent, self.stated.get(i)) for i, extent in enumerate(listed)):
-            found.add(*extent)
-        return found
 
-    def inside(self, holes: Holes) -> dict[int, int]:
-        """How many bytes of each extent lie in holes, by its number; without those of which none do."""
-        overlaps = holes.overlaps(self.starts, self.ends)
-        return {number: nbytes for number, nbytes in enumerate(overlaps) if nbytes}
+def _once(extents: _OfFile) -> _OfFile:
+    """The extents without repetitions."""
+    columns = [column.tolist() for column in extents[:3]]
+    rows = dict.fromkeys(zip(*columns, map(extents.stated.get, range(len(columns[0]))), strict=True))
+    tensors, starts, ends, records = zip(*rows, strict=True)
+    stated = {i: record for i, record in enumerate(records) if record is not None}
+    return _OfFile(np.array(tensors), np.array(starts), np.array(ends), stated)
+
+
+def _sum(numbers: Numbers) -> int:
+    """Add numbers, of which Python has no largest."""
+    return sum(numbers.tolist())
 
 
 def with_hollow(checkpoint: Checkpoint) -> Checkpoint:
@@ -198,21 +169,25 @@ def with_hollow(checkpoint: Checkpoint) -> Checkpoint:
         return checkpoint
     tensors = {fqn_of(path): tensor for path, tensor in tensors_in(checkpoint.tree)}
     extents, numbers = _Extents(), {path: number for number, path in enumerate(found)}
+    known: dict[HoldingFile, int] = {}
     for number, tensor in enumerate(tensors.values()):
-        _add_extents(extents, numbers, number, tensor.shards)
+        _add_extents(extents, numbers, known, number, tensor.shards)
     hollow = [*found.values()]
     for number, of_file in extents.by_file():
         hollow[number].look_at(of_file)
-    hollow = [one for one in hollow if one.tensors or not one.nbytes_seen]
+    hollow = [one for one in hollow if len(one.tensors) or not one.nbytes_seen]
     problems = [problem for severity in ("error", "warning") for problem in _problems([*tensors], hollow, severity)]
     empty = tuple(_filled(tensors, [one for one in hollow if one.severity == "error"]))
     return replace(checkpoint, hollow=empty, problems=worst_first([*checkpoint.problems, *problems]))
 
 
-def _add_extents(extents: _Extents, files: Mapping[Path, int], tensor: int, shards: Shards) -> None:
+def _add_extents(
+    extents: _Extents, files: Mapping[Path, int], known: dict[HoldingFile, int], tensor: int, shards: Shards
+) -> None:
     """Add where shards lie in some files."""
     if isinstance(shards, ItemShards):
-        _add_items(extents, files, tensor, shards)
+        known |= {file: files.get(file.path, -1) if file.path else -1 for file in {*shards.files} - known.keys()}
+        _add_items(extents, known, tensor, shards)
         shards = tuple(shards.located.values())
     for shard in shards:
         for source in shard.sources:
@@ -225,24 +200,30 @@ def _add_extents(extents: _Extents, files: Mapping[Path, int], tensor: int, shar
             extents.add(files[item.path], tensor, item.offset, item.offset + item.length)
 
 
-def _add_items(extents: _Extents, files: Mapping[Path, int], tensor: int, shards: ItemShards) -> None:
+def _add_items(extents: _Extents, files: Mapping[HoldingFile, int], tensor: int, shards: ItemShards) -> None:
     """Add where items lie: their values where they were read and are like others, else all of them."""
-    numbers = {file: -1 if file.path is None else files.get(file.path, -1) for file in set(shards.files)}
-    first, starts, lengths = len(extents.files), shards.starts, shards.lengths
-    if layouts := shards.layouts:
-        spans = {layout: _values_span(layout) for layout in set(layouts) if layout is not None}
-        lengths = [n if of is None else spans[of][1] for of, n in zip(layouts, lengths, strict=True)]
-        starts = [at if of is None else at + spans[of][0] for of, at in zip(layouts, starts, strict=True)]
-    extents.files += map(numbers.__getitem__, shards.files)
-    extents.tensors += repeat(tensor, len(shards))
+    first, numbers = len(extents.files), list(map(files.__getitem__, shards.files))
+    places: Sequence[int] = range(len(shards))
+    if shards.located or -1 in numbers:
+        places = [i for i in places if i not in shards.located and numbers[i] >= 0]
+    starts, lengths = take(shards.starts, places), take(shards.lengths, places)
+    layouts = take(shards.layouts, places) if shards.layouts else ()
+    if layouts:
+        numbers_of = list(map(id, layouts))
+        kinds = dict(zip(numbers_of, layouts, strict=True))
+        spans = {number: (0, 0) if of is None else _values_span(of) for number, of in kinds.items()}
+        before, nbytes = zip(*map(spans.__getitem__, numbers_of), strict=True)
+        starts = [*map(add, starts, before)]
+        lengths = [n if of is None else own for of, n, own in zip(layouts, lengths, nbytes, strict=True)]
+    extents.files += take(numbers, places)
+    extents.tensors += repeat(tensor, len(places))
     extents.starts += starts
     extents.ends += map(add, starts, lengths)
-    for i in shards.located:
-        extents.files[first + i] = -1
-    for i, crc in enumerate(shards.crcs if any(shards.crcs) else ()):
+    crcs = take(shards.crcs, places) if any(shards.crcs) else ()
+    for i, crc in enumerate(crcs):
         if crc and (of := layouts[i]) is not None:
-            at, nbytes = of.record_span
-            extents.stated[first + i] = _Record((shards.starts[i] + at, nbytes), crc)
+            at, length = of.record_span
+            extents.stated[first + i] = _Record((shards.starts[places[i]] + at, length), crc)
 
 
 def _values_span(of: Source | ItemLayout) -> tuple[int, int]:
@@ -293,7 +274,7 @@ def crc_of_zeros(nbytes: int) -> int:
 def _problems(fqns: Sequence[str], hollow: Iterable[_Hollow], severity: Severity) -> Iterator[Problem]:
     of_it = [one for one in hollow if one.severity == severity]
     if of_it:
-        first, names = of_it[0], [fqns[i] for i in dict.fromkeys(chain.from_iterable(one.tensors for one in of_it))]
+        first, names = of_it[0], [fqns[i] for i in _tensors_of(of_it)]
         text = (
             f"{first.path.name}{and_others(len(of_it) - 1)}: {size(first.empty)} of {size(first.nbytes)} take no space"
         )
@@ -303,51 +284,17 @@ def _problems(fqns: Sequence[str], hollow: Iterable[_Hollow], severity: Severity
         yield Problem(Code.NEVER_WRITTEN, f"{text} on the disk ({why}){content}", None, None, severity, files)
 
 
-def _filled(tensors: Mapping[str, Tensor], hollow: Iterable[_Hollow]) -> Iterator[Filled]:
-    nbytes: dict[int, int] = {}
+def _filled(tensors: Mapping[str, Tensor], hollow: Sequence[_Hollow]) -> Iterator[Filled]:
+    small = sum(one.unproven for one in hollow) < 1 << 63
+    nbytes = np.zeros(len(tensors), np.int64 if small else object)
     for one in hollow:
-        for number, inside in one.tensors.items():
-            nbytes[number] = nbytes.get(number, 0) + inside
+        np.add.at(nbytes, one.tensors, one.inside)
     listed = [*tensors.items()]
-    for number, inside in nbytes.items():
+    for number in _tensors_of(hollow):
         fqn, tensor = listed[number]
-        yield Filled(fqn, "zero", min(tensor.numel, int(-(-inside // ITEMSIZE[tensor.dtype]))), tensor.numel)
+        yield Filled(fqn, "zero", min(tensor.numel, -(-int(nbytes[number]) // ITEMSIZE[tensor.dtype])), tensor.numel)
 
 
-# -- holes: bytes without a block on the disk, which are read as zeros -------------------------------------------------
-
-# A file has them where its size was set and nothing was written: by a copy that was interrupted after it had reserved
-# the space, by a file system that came back after a crash, on purpose. The file itself cannot distinguish them from
-# true zeros.
-
-MAX_HOLES = 1 << 16
-"""Holes of a file that are looked for: one for each of its tensors, and more."""
-
-
-def holes(path: Path) -> list[int]:
-    """The edges of the holes of a file, as `Holes` has them; none where none can be seen."""
-    with suppress(OSError, AttributeError):  # gone, or a system that knows no holes
-        if takes_less(path):
-            return _asked_for(path, path.stat().st_size)
-    return []
-
-
-def _asked_for(path: Path, size: int) -> list[int]:
-    """List the edges of holes that the file system knows; the one behind the end of every file does not count."""
-    edges: list[int] = []
-    at, seek, note = 0, os.lseek, edges.append
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        for edge in islice(cycle((os.SEEK_HOLE, os.SEEK_DATA)), 2 * MAX_HOLES):
-            at = seek(descriptor, at, edge)
-            note(at)
-    except OSError as error:
-        if error.errno != errno.ENXIO:
-            raise
-        if len(edges) % 2:  # no data behind it: this hole is the last
-            note(size)
-    finally:
-        os.close(descriptor)
-    if edges[-2:] == [size, size]:
-        del edges[-2:]
-    return edges
+def _tensors_of(hollow: Iterable[_Hollow]) -> Iterable[int]:
+    """The numbers of the tensors in some files, each once."""
+    return dict.fromkeys(chain.from_iterable(one.tensors.tolist() for one in hollow))
