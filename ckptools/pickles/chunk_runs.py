@@ -42,6 +42,9 @@ MAX_BATCH = 1 << 17
 MAX_KNOWN = 100_000
 """Spellings of sizes, numbers and texts that are kept."""
 
+BEGINNING, MAX_LISTS = 128, 1000
+"""Bytes by which a list of chunks is recognised that was met before, and how many such lists are kept."""
+
 MAX_SAME = 4
 """Memo numbers of one word that are tried: a tensor may be called `offset` too."""
 
@@ -70,6 +73,9 @@ FQN = 2
 Kept = tuple["array[int]", list[str]]
 """New texts of a batch, with their memo numbers, which ascend."""
 
+Entries = tuple[tuple[ChunkBatch | PlaceBatch, ...], int, int]
+"""What entries leave on the stack, where the next opcode is, and how many they are."""
+
 COLLECTS = {CHUNK: (b"a", b"e"), INDEX: (b"s", b"u")}
 """Opcodes that collect one entry, and several."""
 
@@ -92,6 +98,8 @@ class ChunkReader:
         self._sizes = _Known[bytes, Ints](ints_of)
         self._lengths = _Known[bytes, int](lambda data: ints_of(data)[0])
         self._texts = _Known[bytes, str](partial(ChunkReader._text, proxy(self)))
+        self._lists: dict[bytes, tuple[bytes, ChunkBatch, int]] = {}
+        """By their beginnings, lists of chunks as they are spelled, and how many memo numbers they take."""
         self._kept: tuple[list[Kept], list[Kept]] = [], []
 
     def meet(self, name: Global) -> None:
@@ -147,31 +155,45 @@ class ChunkReader:
         pattern = self._patterns.get(trigger.name) or self._learn(trigger.name)
         if pattern is None:
             return at
-        wholes, *columns = _adjacent(pattern, machine.data, start)
-        if not wholes:
+        found = (self._chunks if trigger.name == CHUNK else self._places)(pattern, start)
+        if found is None:
             return at
-        end = start + sum(map(len, wholes))
+        values, end, count = found
         self.runs = True
         one, several = COLLECTS[trigger.name]
         behind = machine.data[end : end + 1]
-        if behind not in (*GOES_ON, several) and not (behind == one and len(wholes) == 1):
+        if behind not in (*GOES_ON, several) and not (behind == one and count == 1):
             raise UnusualError("entries that are not collected")
         machine.pop()
-        add = self._add_chunks if trigger.name == CHUNK else self._add_places
-        add(columns)
+        machine.stack += values
         self._uncounted = machine.next_number - len(machine.memo)
         machine.check_sizes()
         return end
 
-    def _add_chunks(self, columns: Sequence[Sequence[bytes]]) -> None:
-        """Put chunks on the stack, and count what they give memo numbers."""
-        offsets, sizes = columns
-        known = self._sizes.__getitem__
-        self.machine.stack.append(ChunkBatch(list(map(known, offsets)), list(map(known, sizes))))
-        self.machine.next_number += 8 * len(offsets) - offsets.count(b")") - sizes.count(b")")
+    def _chunks(self, pattern: re.Pattern[bytes], start: int) -> Entries | None:
+        """The chunks from `start` on: tensors that are cut alike have equal lists, each of which is read once."""
+        data = self.machine.data
+        beginning = data[start : start + BEGINNING]
+        spelled, batch, numbers = self._lists.get(beginning, (b"", None, 0))
+        if batch is None or not data.startswith(spelled, start):
+            wholes, *columns = _adjacent(pattern, data, start)
+            if not wholes:
+                return None
+            offsets, sizes = columns
+            known = self._sizes.__getitem__
+            batch = ChunkBatch(list(map(known, offsets)), list(map(known, sizes)))
+            spelled, numbers = b"".join(wholes), 8 * len(offsets) - offsets.count(b")") - sizes.count(b")")
+            if len(self._lists) >= MAX_LISTS:
+                self._lists.clear()
+            self._lists[beginning] = spelled, batch, numbers
+        self.machine.next_number += numbers
+        return (batch,), start + len(spelled), len(batch.offsets)
 
-    def _add_places(self, columns: Sequence[Sequence[bytes]]) -> None:
-        """Put indices with their places on the stack, and keep the texts that they give memo numbers."""
+    def _places(self, pattern: re.Pattern[bytes], start: int) -> Entries | None:
+        """The indices with their places from `start` on; keeps the texts that they give memo numbers."""
+        wholes, *columns = _adjacent(pattern, self.machine.data, start)
+        if not wholes:
+            return None
         fqns, offsets, files, starts, lengths = columns
         self._keep_texts(fqns, offsets, files)
         text, size, length = self._texts.__getitem__, self._sizes.__getitem__, self._lengths.__getitem__
@@ -180,7 +202,7 @@ class ChunkReader:
             at = [None if offset == ABSENT else known for offset, known in zip(offsets, at, strict=True)]
         names, paths = list(map(text, fqns)), list(map(text, files))
         batch = PlaceBatch(names, at, paths, _numbers(starts), list(map(length, lengths)))
-        self.machine.stack += (batch, batch)
+        return (batch, batch), start + sum(map(len, wholes)), len(wholes)
 
     def _keep_texts(self, fqns: Sequence[bytes], offsets: Sequence[bytes], files: Sequence[bytes]) -> None:
         """Count what indices and their places give memo numbers, and keep those that are new texts."""

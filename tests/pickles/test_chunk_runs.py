@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -106,6 +108,18 @@ def test_large_metadata_is_read_the_same_both_ways(tmp_path, monkeypatch, ndim, 
     fast, slow = both(path, monkeypatch)
     assert fast == slow and in_runs(path)
     assert len(fast.stored) == 1200 and place(fast, "a", (299 * 300, *[0] * (ndim - 1))).offset == 299 << 33
+
+
+@given(st.lists(st.lists(st.sampled_from([1, 300, 70_000, 1 << 33]), min_size=1, max_size=9), min_size=1, max_size=6))
+def test_lists_of_chunks_that_begin_alike_are_read_the_same_both_ways(tmp_path_factory, lists):
+    metadata = described(9, [str(n) for n in range(len(lists))])
+    for tensor, sizes in zip(metadata.state_dict_metadata.values(), lists, strict=True):
+        del tensor.chunks[len(sizes) :]
+        for chunk, size in zip(tensor.chunks[2:], sizes[2:], strict=False):
+            chunk.sizes = torch.Size([size, 7])
+    with pytest.MonkeyPatch.context() as patch:
+        fast, slow = both(write(tmp_path_factory.mktemp("m"), metadata), patch)
+    assert fast == slow
 
 
 @pytest.mark.parametrize("protocol", [2, 3])

@@ -58,6 +58,9 @@ def read_metadata(path: Path, rank: int | None = None) -> DcpMetadata:
         return _MetadataReading(path, tree).metadata(rank, names, file)
 
 
+Columns = tuple[tuple[Ints, ...], tuple[Ints, ...]]
+
+
 class _MetadataReading:
     """The steps of parsing the pickle."""
 
@@ -69,6 +72,7 @@ class _MetadataReading:
         self.fields = attributes(tree)
         self.files: dict[str, str] = {}
         self.checked: set[Ints] = set()
+        self.columns: dict[tuple[int, ...], Columns] = {}
 
     def metadata(self, rank: int | None, names: tuple[str, ...], file: File) -> DcpMetadata:
         """Put everything together."""
@@ -128,22 +132,26 @@ class _MetadataReading:
         if not isinstance(chunks, list):
             raise self._bad(f"{describe_for_error(fqn)} has {describe_class(chunks)} for its list of chunks")
         offsets, sizes = self._columns(fqn, chunks, len(shape))
-        if len({*offsets}) < len(offsets):
-            boxes = dict.fromkeys(zip(offsets, sizes, strict=True))
-            offsets, sizes = [at for at, _ in boxes], [extent for _, extent in boxes]
         stated = dtype.dotted if isinstance(dtype, Global) else describe_class(dtype)
         return TensorMetadata(
             dtype=dtype_of(dtype),
             stated_dtype=stated,
             layout=layout,
             shape=shape,
-            offsets=tuple(offsets),
-            sizes=tuple(sizes),
+            offsets=offsets,
+            sizes=sizes,
             requires_grad=grad,
         )
 
-    def _columns(self, fqn: str, chunks: list[Any], ndim: int) -> tuple[list[Ints], list[Ints]]:
-        """Offsets and sizes of a tensor's chunks."""
+    def _columns(self, fqn: str, chunks: list[Any], ndim: int) -> Columns:
+        """Offsets and sizes of a tensor's chunks, equal chunks once; read once for tensors that are cut alike."""
+        if not all(isinstance(chunk, ChunkBatch) for chunk in chunks):
+            return self._read_columns(fqn, chunks, ndim)
+        key = ndim, *map(id, chunks)
+        found = self.columns[key] = self.columns.get(key) or self._read_columns(fqn, chunks, ndim)
+        return found
+
+    def _read_columns(self, fqn: str, chunks: list[Any], ndim: int) -> Columns:
         offsets: list[Ints] = []
         sizes: list[Ints] = []
         for chunk in chunks:
@@ -160,7 +168,10 @@ class _MetadataReading:
                 value = next(value for value in column if len(value) != ndim)
                 text = f"has {ndim} dimensions and a chunk with {what} {describe_for_error(value)}"
                 raise self._bad(f"{describe_for_error(fqn)} {text}")
-        return offsets, sizes
+        if len({*offsets}) == len(offsets):
+            return tuple(offsets), tuple(sizes)
+        boxes = dict.fromkeys(zip(offsets, sizes, strict=True))
+        return tuple(at for at, _ in boxes), tuple(extent for _, extent in boxes)
 
     def _check(self, column: Sequence[Ints], fqn: str, what: str) -> None:
         """Check each different value of a column once in this file."""
