@@ -10,9 +10,10 @@ Source: torch/distributed/checkpoint/filesystem.py (`_write_item` calls torch.sa
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain, islice, pairwise
 from math import prod
 
 from ckptools.dtypes import ITEMSIZE
@@ -34,9 +35,6 @@ MAX_HEAD = 64 << 10
 
 ENDS = 2 << 10
 """Bytes in front of a tensor's values, and behind them, that are fetched of an item in a store."""
-
-AHEAD = 1 << 10
-"""Bytes behind an item that are read with its end from a disk, which costs less than a second request."""
 
 CRC_AT = 16
 """Offset of the checksum in an entry of a zip directory."""
@@ -164,19 +162,19 @@ class ItemLocator:
     def __init__(self) -> None:
         self._met: dict[ItemKind, tuple[int, int]] = {}
         self._templates: dict[ItemKind | None, ItemTemplate] = {}
-        self._file: File | None = None
-        self._at, self._data = 0, b""
-        """The bytes that were read last of that file: the next item begins in them."""
 
     def alike(
-        self, file: File, starts: Iterable[int], kinds: Iterable[ItemKind | None]
+        self, file: File, starts: Sequence[int], kinds: Sequence[ItemKind | None], first: int = 0
     ) -> list[tuple[ItemLayout, int]]:
         """Find the values of items, up to the first that differs from others of its kind in more than its values.
+
+        What comes before the values of an item is read with the end of the one before it.
 
         Args:
             file: their file, open.
             starts: byte offsets of the items, ascending.
             kinds: what each must hold; None for one that is to be looked at closely.
+            first: the number of the first item to look at.
 
         Returns:
             of each the place of its values, and the CRC-32 of their record.
@@ -185,24 +183,18 @@ class ItemLocator:
             ReadError: the file cannot be read.
         """
         found: list[tuple[ItemLayout, int]] = []
-        at, data = (self._at, self._data) if self._file is file else (0, b"")
-        read, ahead = file.read_most, AHEAD if file.descriptor is not None else 0
+        listed = zip(islice(starts, first, None), map(self._templates.get, islice(kinds, first, None)), strict=True)
+        read, number, head = file.read_most, int.from_bytes, b""
         with reading(file.path):
-            for start, template in zip(starts, map(self._templates.get, kinds), strict=True):
-                if template is None:
+            for (start, of), (after, then) in pairwise(chain(listed, [(-1, None)])):
+                if of is None or (head or read(start, len(of.head))) != of.head:
                     break
-                if start < at or not data.startswith(template.head, start - at):
-                    at, data = start, read(start, len(template.head))
-                    if data != template.head:
-                        break
-                first, nbytes = start + template.directory_at - at, template.nbytes
-                if first + nbytes > len(data):
-                    at, data, first = at + first, read(at + first, nbytes + ahead), 0
-                if template.directory.fullmatch(data, first, first + nbytes) is None:
+                end, nbytes = start + of.directory_at + of.nbytes, of.nbytes
+                data = read(end - nbytes, nbytes + (len(then.head) if then is not None and after == end else 0))
+                if of.directory.fullmatch(data, 0, nbytes) is None:
                     break
-                crc = first + template.crc_at
-                found.append((template.layout, int.from_bytes(data[crc : crc + 4], "little")))
-        self._file, self._at, self._data = file, at, data
+                head, crc = data[nbytes:], of.crc_at
+                found.append((of.layout, number(data[crc : crc + 4], "little")))
         return found
 
     def locate(self, file: File, item: Item) -> Stored:

@@ -12,7 +12,7 @@ bytecheckpoint/utilities/serialization.py (`_serialize_tensor`).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,14 +86,14 @@ class ItemReader:
         return shard._replace(encoded=found) if isinstance(found, Encoded) else shard._replace(source=found)
 
     def alike(
-        self, path: Path, starts: Iterable[int], kinds: Iterable[ItemKind | None]
+        self, path: Path, starts: Sequence[int], kinds: Sequence[ItemKind | None], first: int
     ) -> list[tuple[ItemLayout, int]]:
-        """Find the values of items in a file up to the first that is not like others, as `ItemLocator.alike` does.
+        """Find the values of items in a file up to one that is not like others, as `ItemLocator.alike` does.
 
         Raises:
             ReadError: the file cannot be read.
         """
-        return self._locator.alike(self.open(path), starts, kinds)
+        return self._locator.alike(self.open(path), starts, kinds, first)
 
     def unpack(self, path: Path, parts: Iterable[CompressedItem], most: int) -> None:
         """Unpack compressed items of a file together, up to `most` bytes, for later use.

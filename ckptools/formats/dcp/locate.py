@@ -196,7 +196,7 @@ class Locator:
         while done < len(listed):
             found: Sequence[tuple[ItemLayout, int]] = ()
             with suppress(ReadError):  # `_locate` meets it again
-                found = self.items.alike(_path(listed[done][0]), islice(starts, done, None), islice(kinds, done, None))
+                found = self.items.alike(_path(listed[done][0]), starts, kinds, done)
             for (_, _, fqn, i, _), known in zip(islice(listed, done, None), found, strict=False):
                 shards = of_tensor[fqn]
                 shards.layouts[i], shards.crcs[i] = known
