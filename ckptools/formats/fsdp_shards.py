@@ -13,6 +13,7 @@ trainer.py (`checkpoint_suffix`), torch_xla's test/test_train_mp_mnist_fsdp_with
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -47,12 +48,17 @@ WORDS = (b"param_metadata", b"shard_info")
 MAX_ENTRIES = 1 << 16
 
 
+MAX_TRIED = 4
+"""Readable files of one pattern that are searched; every file of such a checkpoint has the metadata."""
+
+
 def detect(path: Path) -> bool:
     """A file of one rank, or a folder with such files; their pickles are searched for the words of the metadata."""
-    return bool(_families(path)) if path.is_dir() else _is_shard(path)
+    return bool(_families(path)) if path.is_dir() else bool(_is_shard(path))
 
 
-def _is_shard(path: Path) -> bool:
+def _is_shard(path: Path) -> bool | None:
+    """Whether a file has the metadata; None where it cannot be read."""
     if not NAMED.fullmatch(path.name) or not path.is_file():
         return False
     try:
@@ -61,7 +67,7 @@ def _is_shard(path: Path) -> bool:
                 return False
             pickle = Container(file).read("data.pkl")
     except ReadError:
-        return False
+        return None
     return SHARD_METADATA.encode() in pickle and any(word in pickle for word in WORDS)
 
 
@@ -70,16 +76,17 @@ def _families(folder: Path) -> dict[str, Path]:
     with reading(folder):
         entries = sorted(islice(folder.iterdir(), MAX_ENTRIES))
     families: dict[str, Path] = {}
+    others = Counter[str]()
     for path in entries:
         pattern = _pattern(path)
-        if (
-            pattern
-            and pattern not in families
-            and not is_temporary(path.name)
-            and not path.is_symlink()
-            and _is_shard(path)
-        ):
+        if not pattern or pattern in families or others[pattern] >= MAX_TRIED:
+            continue
+        if is_temporary(path.name) or path.is_symlink():
+            continue
+        found = _is_shard(path)
+        if found:
             families[pattern] = path
+        others[pattern] += found is False
     return families
 
 

@@ -386,6 +386,13 @@ def read_files(shards: Shards) -> set[Path]:
     return {source.path for shard in shards for source in shard.sources}
 
 
+def states_one_crc(shards: Shards) -> bool:
+    """Whether shards in columns state the same CRC-32, or none; False where that is unknown."""
+    if not isinstance(shards, ItemShards) or shards.located:
+        return False
+    return not shards.crcs or shards.crcs.count(shards.crcs[0]) == len(shards.crcs)
+
+
 def all_here(shards: Shards) -> bool:
     """Whether files that are here hold all shards, as far as is known."""
     return shards.is_here if isinstance(shards, ItemShards) else all(s.is_here for s in shards)

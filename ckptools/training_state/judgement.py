@@ -16,6 +16,7 @@ from ckptools.model.cover import cover_problem
 from ckptools.model.problems import Code, Problem
 from ckptools.model.rank_vote import vote
 from ckptools.model.regions import Box
+from ckptools.model.shards import states_one_crc
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import KeyPath, fqn_of, tensors_in
 from ckptools.model.values import Lost
@@ -225,7 +226,7 @@ def copy_problems(ck: Checkpoint) -> Iterator[Problem]:
 
 
 def _of_tensor(path: KeyPath, tensor: Tensor) -> Iterator[Problem]:
-    if not tensor.note and tensor.has_copies:
+    if not tensor.note and not states_one_crc(tensor.shards) and tensor.has_copies:
         by_box: dict[Box, list[Shard]] = {}
         for shard in tensor.found:
             by_box.setdefault(shard.box, []).append(shard)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import ckptools
 from ckptools.errors import NotWholeError, ReadError, SeveralError
+from ckptools.formats import fsdp_shards
 from ckptools.formats.wrapped_shards.layout import shard_metadata
 from tests.truth import FIXTURES
 
@@ -232,3 +233,17 @@ def test_the_parameters_of_a_wrapper_are_listed_once():
     content["shard_metadata"]["param_metadata"] *= 2
     with pytest.raises(ValueError, match="twice"):
         shard_metadata(content)
+
+
+def test_of_other_rank_files_a_few_are_searched_and_no_more(tmp_path, monkeypatch):
+    folder = save(tmp_path / "run", [{"model": {}} for _ in range(20)])
+    searched, search = [], fsdp_shards._is_shard
+    monkeypatch.setattr(fsdp_shards, "_is_shard", lambda path: (searched.append(path), search(path))[1])
+    assert not fsdp_shards.detect(folder) and len(searched) == fsdp_shards.MAX_TRIED
+
+
+def test_files_that_cannot_be_read_do_not_count_among_those_that_are_searched(tmp_path):
+    folder = save(tmp_path / "run", [fairscale(TWO, 20, rank) for rank in range(20)])
+    for path in sorted(folder.iterdir())[:19]:
+        path.write_bytes(path.read_bytes()[:-1])
+    assert fsdp_shards.detect(folder)
