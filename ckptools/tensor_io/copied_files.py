@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import repeat
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import count
 from math import prod
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptools.dtypes import ITEMSIZE
 from ckptools.files.opening import OpenFiles
-from ckptools.model.columns import by_value, take
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints, is_contiguous
 from ckptools.model.tensor import ItemShards, Shard, Shards, Source, Tensor, with_bytes
@@ -31,6 +31,9 @@ Checksum = tuple[str, int, int]
 
 MIN_TELLING = 16
 """Fewer equal elements than this may be chance."""
+
+FIRST_RECORDS = 4
+"""Names of records by which most files are known to be no copies."""
 
 BLOCK = 1 << 20
 """Bytes per step of computing a checksum."""
@@ -62,21 +65,63 @@ def check_copies(tensors: Iterable[tuple[KeyPath, Tensor]]) -> Iterator[Problem]
 
     Replicas have the same places and prove nothing.
     """
+    stating = [(path, tensor) for path, tensor in tensors if tensor.sharded and _states_any(tensor.shards)]
+    unique = _unique_files(tensor for _, tensor in stating)
     places: dict[Path, dict[tuple[KeyPath, Box, str], tuple[str, str, int, int]]] = {}
     ranks: dict[Path, int] = {}
-    for path, tensor in tensors:
-        for shard in tensor.found if tensor.sharded else ():
-            for source in shard.sources if shard.box.numel else ():
-                if source.crc and shard.rank is not None:
-                    ranks[source.path] = shard.rank
-                    record = source.record, source.dtype, source.crc, source.record_span[1]
-                    places.setdefault(source.path, {})[path, shard.box, source.record] = record
+    for path, tensor in stating:
+        for shard, source in _stated(tensor.shards, unique):
+            ranks[source.path] = shard.rank or 0
+            places.setdefault(source.path, {})[path, shard.box, source.record] = _facts(source)
     first: dict[frozenset[tuple[str, str, int, int]], Path] = {}
     for file, stated in places.items():
         other = first.setdefault(frozenset(stated.values()), file)
-        elsewhere = (record[1:] for place, record in stated.items() if place not in places[other])
+        elsewhere = (facts[1:] for place, facts in stated.items() if place not in places[other])
         if other != file and proves_a_copy(elsewhere):
             yield Problem(Code.STRAY_FILE, _text(file, other), ranks[file])
+
+
+def _states_any(shards: Shards) -> bool:
+    return not isinstance(shards, ItemShards) or bool(shards.located) or any(shards.crcs)
+
+
+def _facts(source: Source) -> tuple[str, str, int, int]:
+    """The name of a record, and its checksum."""
+    return source.record, source.dtype, source.crc, source.record_span[1]
+
+
+def _stated(shards: Shards, but: Collection[Path] = ()) -> Iterator[tuple[Shard, Source]]:
+    """The shards of known ranks whose records state a CRC-32, and where these lie; without those in some files."""
+    if isinstance(shards, ItemShards) and but:
+        others = {file for file in set(shards.files) if file.path not in but}
+        shards = tuple([shards[i] for i, file in enumerate(shards.files) if file in others]) if others else ()
+    for shard in with_bytes(shards):
+        if shard.box.numel and shard.rank is not None:
+            yield from ((shard, source) for source in shard.sources if source.crc and source.path not in but)
+
+
+def _unique_files(tensors: Iterable[Tensor]) -> set[Path]:
+    """The files of which the first records show that no other states the same of all its records."""
+    names: dict[str, None] = {}
+    found: dict[Path, set[tuple[str, str, int, int]]] = defaultdict(set)
+    for tensor in tensors:
+        records = _record_names(tensor.shards)
+        if len(names) < FIRST_RECORDS:
+            names |= dict.fromkeys(records)
+        if not records.isdisjoint(names):
+            for _, source in _stated(tensor.shards):
+                if source.record in names:
+                    found[source.path].add(_facts(source))
+    kinds = {path: frozenset(facts) for path, facts in found.items()}
+    times = Counter(kinds.values())
+    return {path for path, kind in kinds.items() if times[kind] == 1}
+
+
+def _record_names(shards: Shards) -> set[str]:
+    if isinstance(shards, ItemShards) and not shards.located:
+        layouts = {id(layout): layout for layout in shards.layouts}.values()
+        return {layout.record for layout in layouts if layout is not None}
+    return {source.record for shard in with_bytes(shards) for source in shard.sources}
 
 
 def proves_a_copy(records: Iterable[Checksum]) -> bool:
@@ -113,49 +158,39 @@ MIN_VARIED = 16
 """Elements, in tensors whose elements are not all alike, below which equal files may be chance."""
 
 
-@dataclass
-class _Held:
-    """The shards in some files, by column.
+class _Listed(NamedTuple):
+    """Shards of a tensor whose records state no CRC-32.
 
     Attributes:
-        files: the numbers of their files.
-        names: of their tensors.
-        offsets: of the shards.
-        sizes: of the shards.
-        shards: those of the tensor.
-        numbers: of the shards among these.
+        name: of the tensor.
+        shards: of the tensor.
+        places: the numbers of those shards.
     """
 
-    files: list[int] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
-    offsets: list[Ints] = field(default_factory=list)
-    sizes: list[Ints] = field(default_factory=list)
-    shards: list[Sequence[Shard]] = field(default_factory=list)
-    numbers: list[int] = field(default_factory=list)
+    name: str
+    shards: ItemShards | Sequence[Shard]
+    places: Sequence[int]
 
-    def add(self, name: str, files: Iterable[int], shards: Sequence[Shard], numbers: Sequence[int]) -> None:
-        """Add shards of a tensor, by their numbers in its list, and the number of each one's file."""
-        self.files += files
-        self.names += repeat(name, len(numbers))
-        if isinstance(shards, ItemShards):
-            self.offsets += take(shards.offsets, numbers)
-            self.sizes += take(shards.sizes, numbers)
-        else:
-            self.offsets += [shards[i].box.offsets for i in numbers]
-            self.sizes += [shards[i].box.sizes for i in numbers]
-        self.shards += repeat(shards, len(numbers))
-        self.numbers += numbers
+    @property
+    def columns(self) -> tuple[object, ...]:
+        """What is the same object in tensors that are cut alike; of other tensors something of their own."""
+        of = self.shards
+        if not isinstance(of, ItemShards) or len(self.places) < len(of):
+            return (id(self.places),)
+        return id(of.files), id(of.offsets), id(of.sizes)
 
-    def by_file(self) -> Iterator[tuple[int, _Held]]:
-        """Those of each file."""
-        columns: list[list[Any]] = [self.files, self.names, self.offsets, self.sizes, self.shards, self.numbers]
-        for file, rows in by_value(self.files).items():
-            yield file, _Held(*([*take(column, rows)] for column in columns))
-
-    def shard(self, name: str) -> Shard:
-        """The last shard of a tensor."""
-        row = len(self.names) - 1 - self.names[::-1].index(name)
-        return self.shards[row][self.numbers[row]]
+    def rows(self) -> Iterator[tuple[Path, int, Ints, Ints]]:
+        """The file, the number, the offsets and the sizes of each shard."""
+        of = self.shards
+        if isinstance(of, ItemShards):
+            paths = {file: file.path for file in set(of.files)}
+            for i in self.places:
+                if (path := paths[of.files[i]]) is not None:
+                    yield path, i, of.offsets[i], of.sizes[i]
+            return
+        for i in self.places:
+            if (source := of[i].source) is not None:
+                yield source.path, i, *of[i].box
 
 
 def copied_files(tensors: Iterable[tuple[str, Tensor]], files: OpenFiles) -> list[Problem]:
@@ -164,29 +199,45 @@ def copied_files(tensors: Iterable[tuple[str, Tensor]], files: OpenFiles) -> lis
     Raises:
         ReadError: a file cannot be read.
     """
-    every, numbers = _Held(), dict[Path, int]()
-    for name, tensor in tensors:
-        if tensor.sharded:
-            _add_without_checksum(every, numbers, name, tensor.shards)
-    paths = [*numbers]
-    by_file = {paths[file]: held for file, held in every.by_file()}
-    alike: dict[frozenset[tuple[str, Ints]], list[Path]] = {}
-    for path, held in by_file.items():
-        alike.setdefault(frozenset(zip(held.names, held.sizes, strict=True)), []).append(path)
-    return [problem for paths in alike.values() for problem in _copies_among(paths, by_file, files)]
+    listed = [one for name, tensor in tensors if tensor.sharded for one in _without_checksum(name, tensor.shards)]
+    alike: dict[int, list[Path]] = defaultdict(list)
+    for path, kind in _classes(listed, itemgetter(3)).items():
+        alike[kind].append(path)
+    several = [paths for paths in alike.values() if len(paths) > 1]
+    places = _classes(listed, itemgetter(2, 3)) if several else {}
+    # Replicas have the same places: one of each set of them is compared.
+    groups = [[*{places[path]: path for path in reversed(paths)}.values()][::-1] for paths in several]
+    return [problem for paths in groups if len(paths) > 1 for problem in _copies_among(paths, listed, files)]
 
 
-def _add_without_checksum(held: _Held, numbers: dict[Path, int], name: str, shards: Shards) -> None:
-    """Add the shards with values that follow each other and of which no CRC-32 is stated."""
+def _without_checksum(name: str, shards: Shards) -> Iterator[_Listed]:
+    """The shards with values that follow each other and of which no CRC-32 is stated."""
     if isinstance(shards, ItemShards):
-        places = _items_without_checksum(shards)
-        number = {file: numbers.setdefault(file.path, len(numbers)) for file in set(shards.files) if file.path}
-        held.add(name, map(number.__getitem__, take(shards.files, places)), shards, places)
+        if items := _items_without_checksum(shards):
+            yield _Listed(name, shards, items)
         shards = tuple(shards.located.values())
     found = with_bytes(shards)
-    sources = {i: shard.source for i, shard in enumerate(found) if shard.source is not None and shard.box.numel}
-    plain = {i: source.path for i, source in sources.items() if not source.crc and source.contiguous}
-    held.add(name, [numbers.setdefault(path, len(numbers)) for path in plain.values()], found, [*plain])
+    sources = ((i, shard.source) for i, shard in enumerate(found) if shard.source is not None and shard.box.numel)
+    if places := [i for i, source in sources if not source.crc and source.contiguous]:
+        yield _Listed(name, found, places)
+
+
+def _classes(listed: Iterable[_Listed], what: Callable[[Any], Hashable]) -> dict[Path, int]:
+    """A number for each file, the same for files in which every tensor has the same `what` of its rows."""
+    classes: dict[Path, int] = {}
+    done, new = set[object](), count()
+    for one in listed:
+        if one.columns in done:
+            continue  # it tells the same files apart
+        done.add(one.columns)
+        found: dict[Path, set[Hashable]] = defaultdict(set)
+        for row in one.rows():
+            found[row[0]].add(what(row))
+        kinds: dict[object, int] = {}
+        for path, values in found.items():
+            kind = classes.get(path), frozenset(values)
+            classes[path] = kinds[kind] if kind in kinds else kinds.setdefault(kind, next(new))
+    return classes
 
 
 def _items_without_checksum(shards: ItemShards) -> list[int]:
@@ -199,35 +250,38 @@ def _items_without_checksum(shards: ItemShards) -> list[int]:
     return [i for i in found if i not in shards.located and shards.files[i].path is not None]
 
 
-def _copies_among(paths: Sequence[Path], by_file: Mapping[Path, _Held], files: OpenFiles) -> list[Problem]:
-    """Find copies among files whose shards have the same names and sizes."""
-    places: dict[frozenset[tuple[str, Ints, Ints]], Path] = {}
-    for path in paths:  # one of each set of replicas
-        held = by_file[path]
-        places.setdefault(frozenset(zip(held.names, held.offsets, held.sizes, strict=True)), path)
-    groups, varied = [list(places.values())], dict.fromkeys(paths, 0)
-    first = by_file[paths[0]]
-    sizes = dict(zip(first.names, first.sizes, strict=True))
-    for name in sorted(sizes, key=lambda n: -prod(sizes[n]))[:MAX_COMPARED]:
-        groups = [part for group in groups if len(group) > 1 for part in _split(group, name, by_file, files, varied)]
-    return [
-        Problem(Code.STRAY_FILE, _text(copy, group[0]), by_file[copy].shard(by_file[copy].names[0]).rank)
-        for group in groups
-        for copy in group[1:]
-        if varied[copy] >= MIN_VARIED
-    ]
+def _copies_among(paths: Sequence[Path], listed: Sequence[_Listed], files: OpenFiles) -> Iterator[Problem]:
+    """Find copies among files whose shards have the same names and sizes, at different places."""
+    numbers: dict[object, dict[Path, int]] = {}
+    for one in listed:
+        if one.columns not in numbers:
+            numbers[one.columns] = {path: number for path, number, _, _ in one.rows()}
+    groups, varied = [list(paths)], dict.fromkeys(paths, 0)
+    pairs = [(one, numbers[one.columns]) for one in listed]
+    of_first = {one.name: one.shards[held[paths[0]]].box.numel for one, held in pairs if paths[0] in held}
+    for name in sorted(of_first, key=lambda name: -of_first[name])[:MAX_COMPARED]:
+        sources = {
+            path: source
+            for one, held in pairs
+            if one.name == name
+            for path in paths
+            if path in held and (source := one.shards[held[path]].source) is not None
+        }
+        groups = [part for group in groups if len(group) > 1 for part in _split(group, sources, files, varied)]
+    for first, *others in groups:
+        for copy in (path for path in others if varied[path] >= MIN_VARIED):
+            one, number = next((one, held[copy]) for one, held in pairs if copy in held)
+            yield Problem(Code.STRAY_FILE, _text(copy, first), one.shards[number].rank)
 
 
 def _split(
-    group: Sequence[Path], name: str, by_file: Mapping[Path, _Held], files: OpenFiles, varied: dict[Path, int]
+    group: Sequence[Path], sources: Mapping[Path, Source], files: OpenFiles, varied: dict[Path, int]
 ) -> list[list[Path]]:
     """Split a group of files by the first bytes of one tensor; count elements where they are not all alike."""
     found: dict[bytes, list[Path]] = {}
     for path in group:
-        source = by_file[path].shard(name).source
-        assert source is not None
-        data = _beginning(source, files)
-        width = ITEMSIZE[source.dtype]
+        data = _beginning(sources[path], files)
+        width = ITEMSIZE[sources[path].dtype]
         if data != data[:width] * (len(data) // width):
             varied[path] += len(data) // width
         found.setdefault(data, []).append(path)

@@ -1,4 +1,4 @@
-"""Files that are copies of others under another rank's name, where nothing states a checksum."""
+"""Files that are copies of others under another rank's name, by stated checksums or by first bytes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ckptools.files.opening import OpenFiles
 from ckptools.model.regions import Box
+from ckptools.model.shards import in_columns
 from ckptools.model.source import ItemLayout
 from ckptools.model.tensor import HoldingFile, ItemShards, Shard, Source, Tensor
-from ckptools.tensor_io.copied_files import copied_files
+from ckptools.tensor_io import copied_files as module
+from ckptools.tensor_io.copied_files import check_copies, copied_files, proves_a_copy
 
 ROWS = 40
 
@@ -78,3 +83,107 @@ def test_another_tensor_that_differs_proves_that_there_is_no_copy(tmp_path):
     other = Tensor(same.shape, "float32", tuple(shards), "chunks")
     with OpenFiles() as files:
         assert copied_files([("w", same), ("v", other)], files) == []
+
+
+# -- columns, compared with one shard after the other -----------------------------------------------------------------
+
+
+FILES = 4
+LENGTHS = (16, 20)
+
+
+@pytest.fixture(scope="module")
+def floats(tmp_path_factory):
+    """Files of which two pairs have the same bytes, which repeat."""
+    folder = tmp_path_factory.mktemp("floats")
+    for number in range(FILES):
+        (folder / f"{number}.bin").write_bytes((np.arange(100) % 20 + number % 2).astype("<f4").tobytes())
+    return folder
+
+
+@st.composite
+def shards_of_tensors(draw):
+    """Tensors of a few shards in few files: file, place, length, record, and the CRC-32 of that, mostly one of two."""
+    places = st.sampled_from((0, 20)), st.sampled_from(LENGTHS)
+    one = st.tuples(st.integers(0, FILES - 1), *places, st.sampled_from("ab"))
+    crcs = {(file, record): draw(st.sampled_from((0, 5, 6))) for file in range(FILES) for record in "ab"}
+    listed = draw(st.lists(st.lists(one, min_size=1, max_size=6), min_size=1, max_size=4))
+    return [[(*shard, crcs[shard[0], shard[3]]) for shard in shards] for shards in listed]
+
+
+def tensors(folder: Path, drawn, columns: bool):
+    for number, listed in enumerate(drawn):
+        shards = []
+        for file, at, length, record, crc in listed:
+            source = Source(folder / f"{file}.bin", 4 * at, "float32", (length,), (1,), record, (0, 400), crc)
+            shards.append(Shard(Box((at,), (length,)), file, source))
+        kept = in_columns(shards, "float32", {}) if columns else tuple(shards)
+        yield f"t{number}", Tensor((60,), "float32", kept, "chunks")
+
+
+def stray(drawn):
+    """Files that state the same as an earlier one, each shard looked at."""
+    stated: dict[int, dict[object, tuple]] = {}
+    for number, listed in enumerate(drawn):
+        for file, at, length, record, crc in listed:
+            if crc:
+                facts = record, "float32", crc, 400
+                stated.setdefault(file, {})[number, at, length, record] = facts
+    first, found = {}, []
+    for file, facts in stated.items():
+        other = first.setdefault(frozenset(facts.values()), file)
+        elsewhere = [v[1:] for place, v in facts.items() if place not in stated[other]]
+        if other != file and proves_a_copy(elsewhere):
+            found.append(file)
+    return found
+
+
+@pytest.mark.parametrize("first", [0, 1, 4])
+@given(drawn=shards_of_tensors())
+@settings(deadline=None)
+def test_stated_checksums_in_columns_prove_the_copies_that_each_shard_proves(first, floats, drawn):
+    for columns in (False, True):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(module, "FIRST_RECORDS", first)
+            found = check_copies([((name,), t) for name, t in tensors(floats, drawn, columns)])
+            assert [p.rank for p in found] == stray(drawn)
+
+
+def same_bytes(drawn):
+    """Files with tensors of the same names and sizes as an earlier one at other places, and the same bytes in all."""
+    held: dict[int, dict[int, list]] = {}
+    for number, listed in enumerate(drawn):
+        for file, at, length, _, crc in listed:
+            if not crc:
+                held.setdefault(file, {}).setdefault(number, []).append((at, length))
+
+    def kind(file, what):
+        return frozenset((number, what(piece)) for number, pieces in held[file].items() for piece in pieces)
+
+    alike: dict[object, list[int]] = {}
+    for file in held:
+        alike.setdefault(kind(file, lambda piece: piece[1]), []).append(file)
+    found = []
+    for files in alike.values():
+        firsts: dict[object, int] = {}
+        for file in files:
+            firsts.setdefault(kind(file, lambda piece: piece), file)
+        names = sorted(held[files[0]])
+        data = {
+            f: [(np.arange(100) % 20 + f % 2)[a : a + n].tolist() for a, n in (held[f][x][-1] for x in names)]
+            for f in firsts.values()
+        }
+        groups: dict[str, list[int]] = {}
+        for file, values in data.items():
+            groups.setdefault(str(values), []).append(file)
+        found += [file for group in groups.values() for file in group[1:]]
+    return sorted(found)
+
+
+@given(drawn=shards_of_tensors())
+@settings(deadline=None, max_examples=300)
+def test_first_bytes_in_columns_prove_the_copies_that_each_shard_proves(floats, drawn):
+    for columns in (False, True):
+        with OpenFiles() as files:
+            found = copied_files([*tensors(floats, drawn, columns)], files)
+        assert sorted(p.rank for p in found) == same_bytes(drawn)
