@@ -23,7 +23,8 @@ from ckptools.model.shards import ItemShards, Shards, lie_in_a_row, with_bytes
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import KeyPath, fqn_of, walk
 from ckptools.model.values import Global, Lost, NumpyArray, Opaque, describe_for_error
-from ckptools.tensor_io.checksums import Record, damaged_records
+from ckptools.tensor_io.checksums import Record
+from ckptools.tensor_io.file_records import damaged_records, records_of
 from ckptools.tensor_io.threads import no_progress
 from ckptools.text import and_others, few, first_few, plural
 from ckptools.training_state.rank_values import NOTHING, RankValues
@@ -230,8 +231,8 @@ class Picking:
 
     def _right_copies(self, tensor: Tensor, fqn: str, differing: Collection[Box]) -> Tensor:
         """Remove copies whose checksums do not match if other copies are right."""
-        copies = (s for s in tensor.found if s.box in differing)
-        records = dict.fromkeys(Record.of(source) for s in copies for source in s.sources)
+        copies = tuple([s for s in tensor.found if s.box in differing])
+        records = records_of([replace(tensor, shards=copies)])
         kept, damage = without_damaged(tensor, fqn, damaged_records(records, self.files, 1, no_progress))
         if damage is None or cover_problem(kept, fqn) is not None:
             return tensor

@@ -108,7 +108,7 @@ def consolidate(
 
             check_same_plan(plan_digests(whole, layout, texts))
         if not options.dry_run:
-            before = sum(record.nbytes for record in first.right) if first else 0
+            before = first.nbytes if first else 0
             planned(before + sum(job.nbytes for job in layout.jobs) * (2 if options.check else 1))
             with _said_where(kept):
                 if streamed:

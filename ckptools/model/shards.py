@@ -386,6 +386,11 @@ def read_files(shards: Shards) -> set[Path]:
     return {source.path for shard in shards for source in shard.sources}
 
 
+def states_any_crc(shards: Shards) -> bool:
+    """Whether shards may state a CRC-32: False where they lie in columns, and none does."""
+    return not isinstance(shards, ItemShards) or bool(shards.located) or any(shards.crcs)
+
+
 def states_one_crc(shards: Shards) -> bool:
     """Whether shards in columns state the same CRC-32, or none; False where that is unknown."""
     if not isinstance(shards, ItemShards) or shards.located:

@@ -16,11 +16,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from ckptools.files.opening import File, OpenFiles
-from ckptools.model.shards import ItemShards, Shards, with_bytes
+from ckptools.files.opening import File
 from ckptools.model.tensor import Shard, Source, Tensor
-from ckptools.tensor_io.fetch_ahead import Part, in_ranks
-from ckptools.tensor_io.threads import Progress
+from ckptools.tensor_io.fetch_ahead import Part
 
 try:
     from isal.isal_zlib import crc32
@@ -38,11 +36,8 @@ __all__ = [
     "Stored",
     "combine",
     "crc32",
-    "crc_of",
-    "damaged_records",
     "joined",
     "read_pieces",
-    "records_of",
     "stored_records",
     "without_records",
 ]
@@ -163,75 +158,6 @@ def stored_records(tensors: Iterable[tuple[str, Tensor]]) -> list[Stored]:
                 record = Record.of(source)
                 found.setdefault(record, Stored(record)).owners.append((fqn, shard))
     return [found[key] for key in sorted(found, key=lambda r: (str(r.path), r.offset))]
-
-
-def records_of(tensors: Iterable[Tensor]) -> set[Record]:
-    """The records with a CRC-32 that the shards of some tensors lie in."""
-    found = (tensor.shards for tensor in tensors if tensor.kind != "meta" and not _states_none(tensor.shards))
-    return {record for shards in found for record in _stated(shards)}
-
-
-def _stated(shards: Shards) -> Iterable[Record]:
-    """The records with a CRC-32 that shards lie in."""
-    if not isinstance(shards, ItemShards) or shards.located:
-        return (Record.of(source) for shard in with_bytes(shards) for source in shard.sources if source.crc)
-    columns = zip(shards.files, shards.layouts, shards.starts, shards.crcs, strict=False)
-    return (
-        Record(file.path, of.record, start + of.record_span[0], of.record_span[1], crc)
-        for file, of, start, crc in columns
-        if crc and of is not None and file.path is not None
-    )
-
-
-def count_without(tensors: Iterable[Tensor]) -> int:
-    """The number of records with bytes, but without a CRC-32, that the shards of some tensors lie in."""
-    found: set[object] = set()
-    for tensor in tensors:
-        if isinstance(tensor.shards, ItemShards) and _states_none(tensor.shards):
-            found.update(zip(tensor.shards.files, tensor.shards.starts, strict=True))
-        else:
-            sources = (source for shard in tensor.found for source in shard.sources if not source.crc)
-            found.update(record for record in map(Record.of, sources) if record.nbytes)
-    return len(found)
-
-
-def _states_none(shards: Shards) -> bool:
-    """Whether shards lie by column in records with bytes, each of its own, and none of these has a CRC-32."""
-    if not isinstance(shards, ItemShards) or shards.located or any(shards.crcs) or not shards.all_read:
-        return False
-    layouts = {id(layout): layout for layout in shards.layouts}.values()
-    return bool(layouts) and all(layout is not None and layout.record_span[1] for layout in layouts)
-
-
-def damaged_records(records: Iterable[Record], files: OpenFiles, threads: int, progress: Progress) -> dict[Record, int]:
-    """The records that do not have the CRC-32 that their container states, with the one that they have.
-
-    Raises:
-        ReadError: a file cannot be read.
-    """
-
-    def check(record: Record) -> int:
-        crc = crc_of(record, files)
-        progress(record.nbytes, record.name)
-        return crc
-
-    checked = [record for record in records if record.crc]
-    each = in_ranks(check, checked, threads, lambda record: record.nbytes, reads=lambda record: [record.part])
-    crcs = zip(checked, each, strict=True)
-    return {record: crc for record, crc in crcs if crc != record.crc}
-
-
-def crc_of(record: Record, files: OpenFiles) -> int:
-    """CRC-32 of the bytes of a record.
-
-    Raises:
-        ReadError: the file cannot be read.
-    """
-    crc = 0
-    with files.open(record.path) as file:
-        for piece in read_pieces(file, record.offset, record.nbytes):
-            crc = crc32(piece, crc)
-    return crc
 
 
 def read_pieces(file: File, offset: int, nbytes: int, buffer: memoryview | None = None) -> Iterator[memoryview]:

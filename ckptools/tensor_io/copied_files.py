@@ -23,6 +23,7 @@ from ckptools.dtypes import ITEMSIZE
 from ckptools.files.opening import OpenFiles
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints, is_contiguous
+from ckptools.model.shards import states_any_crc
 from ckptools.model.tensor import ItemShards, Shard, Shards, Source, Tensor, with_bytes
 from ckptools.model.tree import KeyPath
 
@@ -65,7 +66,7 @@ def check_copies(tensors: Iterable[tuple[KeyPath, Tensor]]) -> Iterator[Problem]
 
     Replicas have the same places and prove nothing.
     """
-    stating = [(path, tensor) for path, tensor in tensors if tensor.sharded and _states_any(tensor.shards)]
+    stating = [(path, tensor) for path, tensor in tensors if tensor.sharded and states_any_crc(tensor.shards)]
     unique = _unique_files(tensor for _, tensor in stating)
     places: dict[Path, dict[tuple[KeyPath, Box, str], tuple[str, str, int, int]]] = {}
     ranks: dict[Path, int] = {}
@@ -79,10 +80,6 @@ def check_copies(tensors: Iterable[tuple[KeyPath, Tensor]]) -> Iterator[Problem]
         elsewhere = (facts[1:] for place, facts in stated.items() if place not in places[other])
         if other != file and proves_a_copy(elsewhere):
             yield Problem(Code.STRAY_FILE, _text(file, other), ranks[file])
-
-
-def _states_any(shards: Shards) -> bool:
-    return not isinstance(shards, ItemShards) or bool(shards.located) or any(shards.crcs)
 
 
 def _facts(source: Source) -> tuple[str, str, int, int]:

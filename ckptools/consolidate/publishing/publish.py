@@ -13,13 +13,13 @@ from ckptools.cluster.team import current
 from ckptools.consolidate.options import ConsolidateOptions
 from ckptools.consolidate.output_place import Replaced, check_unchanged
 from ckptools.consolidate.publishing.execute import Executor
-from ckptools.consolidate.publishing.source_records import WrittenRegion, crcs_of
+from ckptools.consolidate.publishing.source_records import Right, WrittenRegion, crcs_of
 from ckptools.consolidate.writers.layout import OutputLayout
 from ckptools.errors import WriteError
 from ckptools.files.opening import OpenFiles
 from ckptools.files.partial_files import PartialFiles
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.tensor_io.checksums import Record, stored_records
+from ckptools.tensor_io.checksums import stored_records
 from ckptools.tensor_io.threads import Progress
 
 if TYPE_CHECKING:
@@ -31,19 +31,19 @@ class WriteFindings:
     """Findings while an output was written.
 
     Attributes:
-        right: source records that match their stated CRC-32; None if they were not compared.
+        right: source records that match their stated CRC-32, by file; None if they were not compared.
         odd: fqns of tensors in which NaN or infinity was seen, in order.
         read_back: how the output was read back and compared; empty if it was not.
     """
 
-    right: frozenset[Record] | None
+    right: Right | None
     odd: tuple[str, ...] = ()
     read_back: str = ""
 
     @classmethod
     def by(cls, executor: Executor, layout: OutputLayout, odd: Container[str], read_back: str) -> WriteFindings:
         """The findings of an executor, with those of other ranks on NaN and infinity."""
-        right = None if executor.records is None else frozenset(executor.records.right)
+        right = None if executor.records is None else executor.records.offsets
         return cls(right, tuple(dict.fromkeys(job.fqn for job in layout.jobs if job.fqn in odd)), read_back)
 
 

@@ -9,8 +9,10 @@ Bytes that no copy needs, such as the padding after an uneven shard, are read fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import NamedTuple
 
 from ckptools.cluster.team import current
@@ -23,22 +25,24 @@ from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.checksums import (
     Record,
     combine,
-    count_without,
     crc32,
-    damaged_records,
     read_pieces,
-    records_of,
     without_records,
 )
 from ckptools.tensor_io.fetch_ahead import in_ranks
+from ckptools.tensor_io.file_records import count_without, damaged_records, records_of
 from ckptools.tensor_io.threads import Progress
 from ckptools.text import plural
 
+Right = Mapping[Path, Collection[int]]
+"""Records that match their stated CRC-32: their offsets, by file."""
+
 
 class Compared(NamedTuple):
-    """Records that match their stated CRC-32, and those that do not, with the CRC-32 that they have."""
+    """Records that match their stated CRC-32, their bytes, and records that do not, with the CRC-32 that they have."""
 
-    right: frozenset[Record]
+    right: Right
+    nbytes: int
     damaged: Mapping[Record, int]
 
 
@@ -54,16 +58,23 @@ def compare(
     Raises:
         ReadError: a file cannot be read.
     """
-    records = sorted(records_of(tensor for _, tensor in tensors), key=lambda r: (str(r.path), r.offset))
-    planned(sum(record.nbytes for record in records))
+    records = records_of(tensor for _, tensor in tensors)
+    nbytes = sum(sum(of.lengths) for of in records.values())
+    planned(nbytes)
     wrong = damaged_records(records, files, threads, progress)
-    return Compared(frozenset(records) - wrong.keys(), wrong)
+    right: dict[Path, Collection[int]] = {path: of.starts for path, of in records.items()}
+    for record in wrong:
+        right[record.path] = set(right[record.path]) - {record.offset}
+    return Compared(right, nbytes - sum(record.nbytes for record in wrong), wrong)
 
 
-def count(jobs: Iterable[Job], right: frozenset[Record]) -> SourceChecksums:
+def count(jobs: Iterable[Job], right: Right) -> SourceChecksums:
     """Count the records of some jobs that are right, and those without a checksum."""
     tensors = [job.tensor for job in jobs if job.tensor.kind != "meta"]
-    return SourceChecksums(len(records_of(tensors) & right), count_without(tensors))
+    found = records_of(tensors)
+    return SourceChecksums(
+        sum(len({*of.starts} & {*right.get(path, ())}) for path, of in found.items()), count_without(tensors)
+    )
 
 
 def without_damaged(tensor: Tensor, fqn: str, damage: Mapping[Record, int]) -> tuple[Tensor, Problem | None]:
@@ -118,6 +129,14 @@ class SourceRecords:
         self.files = files
         self.right: set[Record] = set()
         self._pieces: dict[Record, dict[int, BytesRead]] = {}
+
+    @property
+    def offsets(self) -> Right:
+        """Those that were found right, by file."""
+        found: dict[Path, list[int]] = defaultdict(list)
+        for record in self.right:
+            found[record.path].append(record.offset)
+        return found
 
     def add(self, record: Record, offset: int, piece: BytesRead) -> None:
         """Note a piece of a record that was read from byte `offset` of its file; a whole record is compared at once."""

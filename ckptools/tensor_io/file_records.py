@@ -1,0 +1,144 @@
+"""Records of many files by column, without an object for each: those that state a CRC-32, compared with it.
+
+A world of 1,024 ranks has a million step counts of four bytes, each a record. Small ones are read many at a time.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+
+from ckptools.files.opening import File, OpenFiles
+from ckptools.model.shards import ItemShards, states_any_crc, with_bytes
+from ckptools.model.tensor import Tensor
+from ckptools.tensor_io.checksums import CHUNK, Record, crc32, read_pieces
+from ckptools.tensor_io.fetch_ahead import Part, in_ranks
+from ckptools.tensor_io.threads import Progress
+
+
+@dataclass(slots=True)
+class FileRecords:
+    """Records of one file, by column.
+
+    Attributes:
+        starts: byte offsets of their first bytes.
+        lengths: bytes.
+        crcs: CRC-32s that the container states.
+        names: the container's.
+    """
+
+    starts: array[int] = field(default_factory=lambda: array("Q"))
+    lengths: array[int] = field(default_factory=lambda: array("Q"))
+    crcs: array[int] = field(default_factory=lambda: array("I"))
+    names: list[str] = field(default_factory=list)
+
+    def add(self, start: int, nbytes: int, crc: int, name: str) -> None:
+        """Add a record, which may be there already."""
+        self.starts.append(start)
+        self.lengths.append(nbytes)
+        self.crcs.append(crc)
+        self.names.append(name)
+
+    def in_order(self) -> FileRecords:
+        """The same records in the order of their offsets, each once."""
+        rows = sorted(set(zip(self.starts, self.lengths, self.crcs, self.names, strict=True)))
+        starts, lengths, crcs, names = zip(*rows, strict=True)
+        return FileRecords(array("Q", starts), array("Q", lengths), array("I", crcs), list(names))
+
+    def batches(self) -> Iterator[range]:
+        """Records that are read together: those that follow each other, as far as they are small."""
+        first = nbytes = 0
+        for place, length in enumerate(self.lengths):
+            if place > first and nbytes + length > CHUNK:
+                yield range(first, place)
+                first, nbytes = place, 0
+            nbytes += length
+        yield range(first, len(self.lengths))
+
+
+RecordsByFile = Mapping[Path, FileRecords]
+
+
+def records_of(tensors: Iterable[Tensor]) -> dict[Path, FileRecords]:
+    """The records with a CRC-32 that the shards of some tensors lie in, in the order of their paths and offsets."""
+    found: dict[Path, FileRecords] = defaultdict(FileRecords)
+    for tensor in tensors:
+        shards = tensor.shards
+        if tensor.kind == "meta" or not states_any_crc(shards):
+            continue
+        if not isinstance(shards, ItemShards) or shards.located:
+            for record in (Record.of(source) for shard in with_bytes(shards) for source in shard.sources if source.crc):
+                found[record.path].add(record.offset, record.nbytes, record.crc, record.name)
+            continue
+        of_file = {file: found[file.path] for file in set(shards.files) if file.path is not None}
+        for file, of, start, crc in zip(shards.files, shards.layouts, shards.starts, shards.crcs, strict=False):
+            if crc and of is not None:
+                of_file[file].add(start + of.record_span[0], of.record_span[1], crc, of.record)
+    return {path: found[path].in_order() for path in sorted(found, key=str) if found[path].starts}
+
+
+def count_without(tensors: Iterable[Tensor]) -> int:
+    """The number of records with bytes, but without a CRC-32, that the shards of some tensors lie in."""
+    found: dict[Path, set[int]] = defaultdict(set)
+    for tensor in tensors:
+        shards = tensor.shards
+        if not isinstance(shards, ItemShards) or shards.located:
+            for source in (source for shard in with_bytes(shards) for source in shard.sources if not source.crc):
+                if source.record_span[1]:
+                    found[source.path].add(source.record_span[0])
+            continue
+        of_file = {file: found[file.path] for file in set(shards.files) if file.path is not None}
+        for file, of, start, crc in zip(shards.files, shards.layouts, shards.starts, shards.crcs, strict=False):
+            if not crc and of is not None and of.record_span[1]:
+                of_file[file].add(start + of.record_span[0])
+    return sum(map(len, found.values()))
+
+
+def damaged_records(records: RecordsByFile, files: OpenFiles, threads: int, progress: Progress) -> dict[Record, int]:
+    """The records that do not have the CRC-32 that their container states, with the one that they have.
+
+    Raises:
+        ReadError: a file cannot be read.
+    """
+
+    def check(batch: tuple[Path, range]) -> list[int]:
+        path, places = batch
+        of = records[path]
+        with files.open(path) as file:
+            if len(places) > 1 and file.descriptor is not None:
+                crcs = _crcs_of(file, of.starts[places.start : places.stop], of.lengths[places.start : places.stop])
+            else:
+                crcs = [_crc_of(file, of.starts[i], of.lengths[i]) for i in places]
+        progress(sum(of.lengths[places.start : places.stop]), of.names[places.start])
+        return crcs
+
+    def parts(batch: tuple[Path, range]) -> list[Part]:
+        path, of = batch[0], records[batch[0]]
+        return [(path, of.starts[i], of.starts[i] + of.lengths[i]) for i in batch[1]]
+
+    batches = [(path, places) for path, of in records.items() for places in of.batches()]
+    each = in_ranks(check, batches, threads, lambda one: sum(records[one[0]].lengths[i] for i in one[1]), reads=parts)
+    damaged = {}
+    for (path, places), crcs in zip(batches, each, strict=True):
+        of = records[path]
+        for i, crc in zip(places, crcs, strict=True):
+            if crc != of.crcs[i]:
+                damaged[Record(path, of.names[i], of.starts[i], of.lengths[i], of.crcs[i])] = crc
+    return damaged
+
+
+def _crcs_of(file: File, starts: Sequence[int], lengths: Sequence[int]) -> list[int]:
+    """CRC-32 of each of some small records in a file on the local disk."""
+    data, ends = memoryview(file.read_each(starts, lengths)), [*accumulate(lengths)]
+    return [crc32(data[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
+
+
+def _crc_of(file: File, start: int, nbytes: int) -> int:
+    crc = 0
+    for piece in read_pieces(file, start, nbytes):
+        crc = crc32(piece, crc)
+    return crc
