@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ckptools.formats.reader_pool import ReaderProcesses
 
 MIN_FILES = 16
-"""From this many files on, reader processes are considered, and files are compared with the first."""
+"""From this many files on, reader processes are considered, and files are compared with others."""
 
 FILES_PER_PROCESS = 8
 
@@ -74,14 +74,18 @@ class FileReader:
             self._fetch.add(paths)
 
     def _read_here(self, path: Path) -> Saved:
+        self._alike.pattern(0)  # made once, which says nothing of how long the other files take
         started = time.perf_counter()
         self._fetch.reach(path)
         if self._read is not modules.read_file:
             saved = self._read(path)
-        elif not self._files:
+        elif not (self._files or self._alike.firsts):
             saved = modules.read_file(path)  # the first is often the only one, and quicker without
         else:
-            saved = self._alike.read(path) or modules.read_file(path, self._repeated)
+            found = self._alike.read(path)
+            if found is None:
+                self._alike.missed(path)
+            saved = found or modules.read_file(path, self._repeated)
         self._seconds += time.perf_counter() - started
         self._files += 1
         return saved
@@ -96,7 +100,7 @@ class FileReader:
 
         self._ahead = {}
         with suppress(OSError):  # no more processes, or no more memory for one
-            self._processes = reader_pool.started(coming, count)
+            self._processes = reader_pool.started(coming, count, self._alike)
 
     def _count(self, files: int) -> int:
         """How many processes should read this many files."""

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.files.remote.path import RemotePath, needs_query
-from ckptools.formats.reader_worker import GREETING, LENGTH, Receiver, read_exactly
-from ckptools.pickles.reader import AlikeFiles, Saved, first_of_many
+from ckptools.formats.reader_worker import COMPARE_WITH, GREETING, LENGTH, Receiver, read_exactly
+from ckptools.pickles.alike import Alike
+from ckptools.pickles.reader import AlikeFiles, Saved
 
 AHEAD = 3
 """Files that are requested from each process in advance; bounds the answers in memory."""
@@ -33,33 +34,35 @@ RUN = "import sys; sys.path += sys.argv[1:]; from ckptools.formats import reader
 """Python's own modules come first, so that no file beside a checkpoint or a script shadows one of them."""
 
 
-def started(paths: Sequence[Path], count: int) -> ReaderProcesses | None:
-    """Start processes for these files; None where this Python is embedded in a program and cannot be started again.
+def started(paths: Sequence[Path], count: int, alike: AlikeFiles) -> ReaderProcesses | None:
+    """Start processes for these files, which may be like others.
+
+    None where this Python is embedded in a program and cannot be started again.
 
     Raises:
         OSError: the system has no room for them.
     """
     if not sys.executable or getattr(sys, "frozen", False):
         return None
-    return ReaderProcesses([path for path in paths if not needs_query(path)], count)
+    return ReaderProcesses([path for path in paths if not needs_query(path)], count, alike)
 
 
 class ReaderProcesses:
     """Processes that read the files of one checkpoint."""
 
-    def __init__(self, paths: Sequence[Path], count: int) -> None:
+    def __init__(self, paths: Sequence[Path], count: int, alike: AlikeFiles) -> None:
         self._waiting = deque(paths)
         self._asked: deque[tuple[Path, _ReaderProcess]] = deque()
         self._answers: dict[Path, Saved | None] = {}
         self._processes: list[_ReaderProcess] = []
         self._left = set(paths)
         same: dict[Any, Any] = {}
-        first = first_of_many(paths)
-        alike = AlikeFiles(first)
+        self._alike = alike
         try:
             for _ in range(count):
                 self._processes.append(_ReaderProcess(Receiver(same, alike)))
-                self._processes[-1].ask(first or "")
+                for first in alike.firsts:
+                    self._processes[-1].compare_with(first)
             far = any(isinstance(path, RemotePath) for path in paths)
             for process in self._processes * (AHEAD_IN_STORES if far else AHEAD):
                 self._ask(process)
@@ -75,8 +78,18 @@ class ReaderProcesses:
         while path not in self._answers:
             asked, process = self._asked.popleft()
             self._answers[asked] = process.answer(asked)
+            self._learn(asked)
             self._ask(process)
         return self._answers.pop(path)
+
+    def _learn(self, path: Path) -> None:
+        """Let all processes compare files with another one too, after two that were like none."""
+        saved = self._answers[path]
+        if saved is None or isinstance(saved.content, Alike):
+            return
+        if (other := self._alike.missed(path)) is not None:
+            for process in self._processes:
+                process.compare_with(other)
 
     def close(self) -> None:
         """Stop the processes."""
@@ -105,6 +118,9 @@ class _ReaderProcess:
             start_new_session=True,
             pipesize=PIPE,
         )
+
+    def compare_with(self, path: Path) -> None:
+        self.ask(f"{COMPARE_WITH}{path}")
 
     def ask(self, path: Path | str) -> None:
         if self._gone:

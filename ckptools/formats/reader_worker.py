@@ -1,7 +1,7 @@
 """A reader process: its main function, and its answers, which can only contain ckptools' own records.
 
-The process reads paths from stdin, and answers each with the file's structure on stdout. The first path is that of the
-file that others may be like; of those the answer is columns: where records lie, and their checksums.
+The process reads paths from stdin, and answers each with the file's structure on stdout. A path behind a NUL is that of
+a file that others may be like; of those the answer is columns: where records lie, and their checksums.
 
 A file may come from a stranger, so its answers are not trusted either: only names in `RECORDS` are accepted, each of
 them plain data, and nothing is looked up or imported.
@@ -50,6 +50,9 @@ GREETING = b"ckptools reads\n"
 LENGTH = struct.Struct("<Q")
 """Length prefix of every path and every answer."""
 
+COMPARE_WITH = "\0"
+"""In front of the path of a file that others are compared with from there on; it has no answer."""
+
 NO_ANSWER = LENGTH.pack(0)
 """The file could not be read here; the parent reads it, and meets the error, if there is one."""
 
@@ -59,27 +62,31 @@ def main() -> None:
     out = sys.stdout.buffer
     out.write(GREETING)
     out.flush()
-    paths: SimpleQueue[Path] = SimpleQueue()
+    paths: SimpleQueue[tuple[Path, bool]] = SimpleQueue()
     ahead = FetchAhead()
     asked = sys.stdin.buffer
-    first = os.fsdecode(asked.read(*LENGTH.unpack(read_exactly(asked, LENGTH.size))))
-    alike = AlikeFiles(path_of(first) if first else None)
+    alike = AlikeFiles(None)
     Thread(target=_listen, args=(asked, paths, ahead), daemon=True).start()
     sender, repeated = Sender(), RepeatedRecords()
     while True:
         with gc_paused():
-            path = paths.get()
+            path, answers = paths.get()
+            if not answers:
+                alike.firsts.append(path)
+                continue
             ahead.reach(path)
             out.write(_answer(path, sender, repeated, alike))
         out.flush()
 
 
-def _listen(asked: IO[bytes], paths: SimpleQueue[Path], ahead: FetchAhead) -> None:
+def _listen(asked: IO[bytes], paths: SimpleQueue[tuple[Path, bool]], ahead: FetchAhead) -> None:
     """Pass on requested paths; end the process when stdin is closed, even in the middle of a long file."""
     while head := asked.read(LENGTH.size):
-        path = path_of(os.fsdecode(asked.read(*LENGTH.unpack(head))))
-        ahead.add([path])
-        paths.put(path)
+        name = os.fsdecode(asked.read(*LENGTH.unpack(head)))
+        path, answers = path_of(name.removeprefix(COMPARE_WITH)), not name.startswith(COMPARE_WITH)
+        if answers:
+            ahead.add([path])
+        paths.put((path, answers))
     os._exit(0)  # from a thread there is no other way; nothing is open for writing, no temporary file was made
 
 

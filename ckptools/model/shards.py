@@ -285,7 +285,10 @@ class ItemShards(RowMethods[Shard], Sequence[Shard]):
         """The same shards, sorted by a key for each of them."""
         if all(map(le, keys, islice(keys, 1, None))):
             return self
-        order = sorted(range(len(keys)), key=keys.__getitem__)
+        return self.taking(sorted(range(len(keys)), key=keys.__getitem__))
+
+    def taking(self, order: Sequence[int]) -> ItemShards:
+        """Some of the shards, by their numbers, in that order."""
         return ItemShards(
             dtype=self.dtype,
             offsets=[self.offsets[i] for i in order],
@@ -297,6 +300,12 @@ class ItemShards(RowMethods[Shard], Sequence[Shard]):
             crcs=array("I", [self.crcs[i] for i in order] if self.layouts else []),
             located={i: self.located[was] for i, was in enumerate(order) if was in self.located},
         )
+
+    def extend(self, other: ItemShards) -> None:
+        """Add shards that have columns of layouts, as these do."""
+        self.located |= {len(self) + i: shard for i, shard in other.located.items()}
+        for name in ("offsets", "sizes", "files", "starts", "lengths", "layouts", "crcs"):
+            getattr(self, name).extend(getattr(other, name))
 
 
 Shards = tuple[Shard, ...] | ShardList | ItemShards

@@ -1,4 +1,4 @@
-"""What is kept of a rank file that is like the first; `patterns` finds out whether one is."""
+"""What is kept of a rank file that is like another; `patterns` finds out whether one is."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ class Own(NamedTuple):
         values: by number the values in which its pickle differs.
         starts: byte offsets of its records, 8 bytes each, in the order of the pattern's.
         crcs: their CRC-32s, 4 bytes each.
+        like: the number of the pattern among those of its checkpoint.
     """
 
     values: dict[int, Any]
     starts: bytearray
     crcs: bytearray
+    like: int = 0
 
 
 class Alike:

@@ -134,12 +134,14 @@ def probe(path: Path) -> None:
             zip_directory.probe(file)
 
 
-# -- files of which most are like the first ---------------------------------------------------------------------------
+# -- files of which most are like others ------------------------------------------------------------------------------
 
 
-MAX_MISSES = 3
-"""Files that may be unlike the first, beyond as many as are like it, before no other is compared."""
+MAX_MISSES = 8
+"""Files that may be unlike those before, beyond as many as are like one, before no other is compared."""
 
+MAX_PATTERNS = 4
+"""Files that others are compared with; each is interpreted several times."""
 
 MIN_ALIKE = 8
 """Files whose names differ in numbers alone, from which on they are compared."""
@@ -153,32 +155,42 @@ def first_of_many(paths: Sequence[Path]) -> Path | None:
 
 
 class AlikeFiles:
-    """Reads files that are like the first of their checkpoint.
+    """Reads files that are like others of their checkpoint: the first one, or the first of another kind.
 
     Args:
         first: the file that others are compared with; None to compare none.
+
+    Attributes:
+        firsts: all files that others are compared with.
     """
 
     def __init__(self, first: Path | None) -> None:
-        self._first = first
-        self._pattern: Pattern | None = None
-        self._misses = 0
+        self.firsts = [] if first is None else [first]
+        self._patterns: list[Pattern | None] = []
+        self._misses = self._last = 0
+        self._unlike: Path | None = None
 
     def read(self, path: Path) -> Saved | None:
-        """Read a file as `read` does; None for one that is not like the first, or cannot be read."""
-        pattern = self.pattern()
-        found = pattern.read(path) if pattern is not None else None
-        if pattern is None or found is None:
-            self._count(missed=True)
-            return None
-        self._count(missed=False)
-        own, claims, at_least, size, modified, nread = found
-        return Saved(path, Alike(pattern, path, own), claims, pattern.names, size, modified, nread, "", at_least)
+        """Read a file as `read` does; None for one that is like no other, or cannot be read."""
+        numbers = range(len(self.firsts)) if self._misses < MAX_MISSES else ()
+        for number in sorted(numbers, key=lambda number: number != self._last):
+            pattern = self.pattern(number)
+            found = pattern.read(path) if pattern is not None else None
+            if pattern is not None and found is not None:
+                own, claims, at_least, size, modified, nread = found
+                alike = Alike(pattern, path, own._replace(like=number))
+                self._last, self._misses = number, self._misses - 1
+                return Saved(path, alike, claims, pattern.names, size, modified, nread, "", at_least)
+        self._misses += 1
+        return None
 
-    def _count(self, missed: bool) -> None:
-        self._misses += 1 if missed else -1
-        if self._misses >= MAX_MISSES:
-            self._first = self._pattern = None
+    def missed(self, path: Path) -> Path | None:
+        """Take note of a file that is like no other; return the one before, if others are compared with that now."""
+        before, self._unlike = self._unlike, path
+        if before is None or len(self.firsts) >= MAX_PATTERNS or self.pattern(0) is None:
+            return None
+        self.firsts.append(before)
+        return before
 
     def received(self, saved: Saved) -> Saved:
         """The content of a file that another process has read, with `Own` in the place of its tree.
@@ -186,22 +198,27 @@ class AlikeFiles:
         Raises:
             ValueError: the other process cannot have found this.
         """
-        pattern, own = self.pattern(), saved.content
+        own = saved.content
+        pattern = self.pattern(own.like)
         if pattern is None or pattern.of(own) != (saved.claims, saved.at_least):
-            raise ValueError("a file that is not like the first")
+            raise ValueError("a file that is not like another")
         if not len(own.starts) // 8 == len(own.crcs) // 4 == len(pattern.records):
             raise ValueError("another number of records")
         return saved._replace(tree=Alike(pattern, saved.path, own), names=pattern.names)
 
-    def pattern(self) -> Pattern | None:
-        """What files are compared with; None where the first cannot be."""
-        if self._pattern is None and self._first is not None:
-            from ckptools.pickles.patterns import Pattern
+    def pattern(self, number: int) -> Pattern | None:
+        """One of those that files are compared with; None where its file cannot be compared."""
+        while len(self._patterns) <= number < len(self.firsts):
+            self._patterns.append(_pattern(self.firsts[len(self._patterns)]))
+        return self._patterns[number] if 0 <= number < len(self._patterns) else None
 
-            with suppress(CkptoolsError, PickleError, TreeLimitError, ValueError, OSError, MemoryError, RecursionError):
-                self._pattern = Pattern(self._first)
-            self._first = None
-        return self._pattern
+
+def _pattern(path: Path) -> Pattern | None:
+    from ckptools.pickles.patterns import Pattern
+
+    with suppress(CkptoolsError, PickleError, TreeLimitError, ValueError, OSError, MemoryError, RecursionError):
+        return Pattern(path)
+    return None
 
 
 @contextmanager

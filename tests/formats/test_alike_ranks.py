@@ -1,4 +1,4 @@
-"""Rank files that are like the first are read by comparing: the same checkpoint as opcode by opcode, damaged or not."""
+"""Rank files that are like another are read by comparing: the same checkpoint as opcode by opcode, damaged or not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ckptools.files.opening import File
 from ckptools.files.zip_archive import Container, checksum_places
 from ckptools.formats.open import open_checkpoint
 from ckptools.formats.reader_worker import Receiver, Sender
-from ckptools.formats.shared import merge
+from ckptools.formats.shared import alike_ranks, merge
 from ckptools.model.shards import ItemShards
 from ckptools.model.tree import tensors_in
 from ckptools.pickles import reader
@@ -42,8 +42,11 @@ def one_by_one():
         yield
 
 
-def save(folder: Path, rank: int, rows: int = 2) -> None:
-    """One rank's file: DTensors on a mesh of 10 by 2, a replica, and plain values that are its own."""
+def save(folder: Path, rank: int, rows: int = 2, stage: str = "") -> None:
+    """One rank's file: DTensors on a mesh of 10 by 2, a replica, and plain values that are its own.
+
+    Names begin with those of a stage.
+    """
     random.seed(rank)
     with fake_group(rank, WORLD):
         mesh = init_device_mesh("cpu", (10, 2), mesh_dim_names=("replicas", "shards"))
@@ -51,9 +54,9 @@ def save(folder: Path, rank: int, rows: int = 2) -> None:
         local = torch.full((rows, 3), float(rank))
         sharded = [DTensor.from_local(local, mesh, [Replicate(), Shard(0)]) for _ in range(5)]
         cut = [DTensor.from_local(torch.ones(1, rows), mesh, [Shard(0), Shard(1)]) for _ in range(2)]
-        state = {"a": sharded[0], "b": sharded[1], "c": cut[0], "d": torch.nn.Parameter(torch.ones(rows))}
+        state = {f"{stage}a": sharded[0], "b": sharded[1], "c": cut[0], "d": torch.nn.Parameter(torch.ones(rows))}
         own = {"rank": rank, "name": f"host-{rank}", "wall": 0.5 * rank, "python": random.getstate(), "same": [1, "x"]}
-        of = {"a": sharded[2], "b": sharded[3], "c": cut[1]}
+        of = {f"{stage}a": sharded[2], "b": sharded[3], "c": cut[1]}
         moments = {name: {"exp_avg": value, "step": torch.tensor(3.0)} for name, value in of.items()}
         groups = [{"params": [*moments], "lr": 0.1, "seen": rank % 3}]
         optimizer = {"state": moments, "param_groups": groups}
@@ -148,6 +151,65 @@ def test_files_that_are_unlike_are_merged_with_those_that_are_alike(world, tmp_p
     found = told(folder)
     with one_by_one():
         assert found == told(folder) and found[3]
+
+
+KINDS = {
+    "in blocks": lambda rank: rank * 3 // WORLD,
+    "in turn": lambda rank: rank % 3,
+    "of which the first is alone": lambda rank: min(rank, 1),
+    "of which each is another": lambda rank: rank,
+}
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("least", [2, alike_ranks.MIN_RANKS])
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_ranks_of_several_kinds_are_the_same_as_opcode_by_opcode(world, tmp_path, monkeypatch, kind, least, jobs):
+    folder = copied(world, tmp_path)
+    for rank in range(WORLD):
+        rank_file(folder, rank).unlink()
+        save(folder, rank, stage="stage" * kind(rank))
+    monkeypatch.setattr(alike_ranks, "MIN_RANKS", least)
+    found = told(folder, jobs)
+    with one_by_one():
+        assert found == told(folder)
+
+
+@pytest.mark.parametrize("rows", [2, 3], ids=["whole", "short of elements"])
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_the_last_ranks_of_an_uneven_cut_are_joined_with_the_others_by_column(tmp_path, jobs, rows):
+    for rank in range(WORLD):
+        save_uneven(tmp_path, rank, rows)
+    found = told(tmp_path, jobs)
+    with one_by_one():
+        assert found == told(tmp_path)
+    of = dict(tensors_in(open_checkpoint(tmp_path, all_ranks=True, jobs=jobs).tree))
+    assert isinstance(of["model", "a"].shards, ItemShards) and len(of["model", "a"].shards) == WORLD - 2
+
+
+def save_uneven(folder: Path, rank: int, rows: int) -> None:
+    """Chunks of 3 rows, of which rank 17 has fewer, and the last two none."""
+    with fake_group(rank, WORLD):
+        mesh = init_device_mesh("cpu", (WORLD,))
+        height = 3 if rank < 17 else rows if rank == 17 else 0
+        shape = torch.Size((3 * 17 + 2, 2))
+        local = torch.full((height, 2), float(rank))
+        one = DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=shape, stride=(2, 1))
+        torch.save({"model": {"a": one}, "rank": rank}, folder / f"ep0-ba1-rank{rank}.pt")
+
+
+def test_another_file_is_compared_with_after_two_that_are_like_none(world, tmp_path):
+    folder = copied(world, tmp_path)
+    for rank in range(10, WORLD):
+        rank_file(folder, rank).unlink()
+        save(folder, rank, stage="other")
+    alike = AlikeFiles(rank_file(folder, 0))
+    compared = []
+    for rank in range(WORLD):
+        compared.append(alike.read(rank_file(folder, rank)) is not None)
+        if not compared[-1]:
+            alike.missed(rank_file(folder, rank))
+    assert [rank for rank, was in enumerate(compared) if not was] == [10, 11]
 
 
 def test_another_value_in_a_param_group_is_a_problem_of_that_rank(world, tmp_path):

@@ -25,7 +25,7 @@ from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, ShardList, Source, Tensor
 from ckptools.model.tree import tensors_in
 from ckptools.pickles.machine import Machine
-from ckptools.pickles.reader import Saved
+from ckptools.pickles.reader import AlikeFiles, Saved, first_of_many
 from ckptools.pickles.repeated import RepeatedRecords
 from ckptools.training_state import modules
 from tests.benchmarks.load import MANY
@@ -67,7 +67,7 @@ def fields(saved):
 
 def read_by_processes(paths, count=2):
     """What processes answer for each path, in order."""
-    processes = reader_pool.started(paths, count)
+    processes = reader_pool.started(paths, count, AlikeFiles(first_of_many(paths)))
     try:
         return [processes.take(path) for path in paths]
     finally:

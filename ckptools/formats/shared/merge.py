@@ -6,6 +6,7 @@ tensors under one key are replicas of each other, whatever their values are. Eve
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -180,20 +181,41 @@ class Merge:
         shards = ranked[0][1].shards
         if len(ranked) == 1 and isinstance(shards, ItemShards):
             return shards
+        if any(isinstance(tensor.shards, ItemShards) for _, tensor in ranked):
+            return self._by_column(ranked)
         found: dict[Box, list[Shard]] = {}
         for rank, tensor in ranked:
-            for shard in tensor.found:
-                own = (
-                    shard if shard.rank == rank or isinstance(tensor.shards, ItemShards) else shard._replace(rank=rank)
-                )
-                found.setdefault(shard.box, []).append(own)
+            for shard in _own(rank, tensor):
+                found.setdefault(shard.box, []).append(shard)
         listed = {s.box: s for s in shards if not s.was_read and 0 not in s.box.sizes}
         for box in found:
             listed.pop(box, None)
         every = (*listed.values(), *(s for of_box in found.values() for s in of_box))
-        replicas = len(found) == 1 and not listed and not any(isinstance(t.shards, ItemShards) for _, t in ranked)
-        ordered = every if replicas else in_rank_order(every)  # replicas have the order of the ranks already
+        # Replicas have the order of the ranks already.
+        ordered = every if len(found) == 1 and not listed else in_rank_order(every)
         return in_columns(ordered, ranked[0][1].dtype, self._files) if len(ordered) >= MIN_COLUMNS else ordered
+
+    def _by_column(self, ranked: Sequence[tuple[int, Tensor]]) -> Shards:
+        """The same where the shards of many ranks lie by column."""
+        first, dtype = ranked[0][1].shards, ranked[0][1].dtype
+        made = ItemShards(dtype, layouts=[], starts=array("Q"), crcs=array("I"))
+        found = [
+            of if isinstance(of := tensor.shards, ItemShards) else in_columns(_own(rank, tensor), dtype, self._files)
+            for rank, tensor in ranked
+        ]
+        if not all(of.all_read for of in found):
+            boxes = set().union(*(tensor.found_boxes for _, tensor in ranked))
+            listed = {s.box: s for s in first if not s.was_read and 0 not in s.box.sizes and s.box not in boxes}
+            found = [of.taking(of.read_places) for of in found]
+            made.extend(in_columns([*listed.values()], dtype, self._files))
+        for of in found:
+            made.extend(of)
+        return made.in_rank_order()
+
+
+def _own(rank: int, tensor: Tensor) -> list[Shard]:
+    """The shards of a rank whose bytes are here, with that rank."""
+    return [shard if shard.rank == rank else shard._replace(rank=rank) for shard in tensor.found]
 
 
 _NOTHING = object()
