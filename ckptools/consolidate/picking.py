@@ -213,8 +213,8 @@ class Picking:
             copies = next(iter(differing.values()))
             taken = self.contents.borrowed.get(at)
             whose = f" (with regions of {taken.origin})" if taken else ""
-            text = f"{copies.text(self.files)}{whose}; {IN_PARTS if self.in_parts else COPIES}"
-            self.problems.append(Problem(Code.COPIES_DIFFER, text, copies.rank, fqn_of(source), ranks=copies.odd))
+            more = f"{whose}; {IN_PARTS if self.in_parts else COPIES}"
+            self.problems.append(copies.problem(fqn_of(source), self.files, more))
         if not tensor.has_copies:
             return tuple(sorted(tensor.found, key=lambda s: s.box.offsets))
         return tuple(sorted(self._preferred(tensor.shards), key=lambda s: s.box.offsets))

@@ -9,9 +9,9 @@ from functools import cache
 from pathlib import Path
 
 from ckptools.errors import UsageError
-from ckptools.model.causes import REMEDIES
 from ckptools.model.problems import Code, Forbids, Severity
 from ckptools.model.records import displayed
+from ckptools.model.remedies import remedy_of
 from ckptools.text import few
 
 PAGES = Path(__file__).with_name("problems.md")
@@ -78,7 +78,6 @@ def sections_of(text: str) -> Iterator[tuple[str, str]]:
 
 def _page(kind: Code, section: str) -> Explanation:
     _, means, causes, to_do = re.split(r"^##.*$", section, flags=re.MULTILINE)
-    remedy = REMEDIES.get(kind, "").replace("{files}", "the file")
     return Explanation(
         kind.code,
         kind.meaning,
@@ -86,7 +85,7 @@ def _page(kind: Code, section: str) -> Explanation:
         kind.forbids,
         " ".join(means.split()),
         _items(causes),
-        remedy,
+        remedy_of(kind, ()),
         _items(to_do),
     )
 

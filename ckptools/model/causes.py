@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ckptools.model.problems import Code, Problem, Severity
 from ckptools.model.records import displayed
+from ckptools.model.remedies import remedy_of
 from ckptools.text import and_more, and_others, clip, clip_middle, named_ranks, plural, printable
 
 FATES = {
@@ -32,52 +33,11 @@ MAX_MESSAGE = 120
 MAX_WHAT = 400
 """Characters of a message below it."""
 
+OF_VALUES = (Code.VALUE_LOST, Code.MIXED_SAVES, Code.LEFT_OUT)
+"""Problems of what may be a plain value as well as a tensor."""
+
 MAX_KEY = 1000
 """Characters of a message that are compared with others."""
-
-AGAIN = "copy {files} again from where it was saved"
-BACK = "consolidate again once the files that were lost are back"
-EARLIER = "go back to an earlier checkpoint"
-REMEDIES = {
-    Code.FILE_MISSING: "put {files} beside the others; --allow-missing writes what is here",
-    Code.FILE_CUT: f"{AGAIN}; --allow-missing writes what is here",
-    Code.ODD_FILE_SIZE: f"compare its size with the one where it was saved; if that differs, {AGAIN}",
-    Code.BAD_CHECKSUM: f"{AGAIN}; --allow-missing leaves out what is damaged",
-    Code.VALUE_LOST: f"{AGAIN}; --allow-missing leaves out what is damaged",
-    Code.MIXED_SAVES: f"put the files of one save together: {AGAIN}",
-    Code.METADATA_CONTRADICTS: "copy the metadata again from where it was saved",
-    Code.LEFT_OVER: "delete it, once no process writes there",
-    Code.STRAY_FILE: "move the file that does not belong here out of the folder",
-    Code.NAME_CONTRADICTS: "rename what has the wrong name, if you trust the content",
-    Code.ONE_OF_SEVERAL: "open its files together, by their folder; `ckptools formats` lists what is joined",
-    Code.MANIFEST_DIFFERS: f"{AGAIN}, or write the manifest anew",
-    Code.FILE_UNREADABLE: "make {files} readable",
-    Code.TRACKER_ASTRAY: "let the tracker name the newest whole checkpoint: ckptools ls",
-    Code.NEVER_WRITTEN: f"{AGAIN}; --allow-missing leaves out what was never written",
-    Code.FILE_CONTRADICTS: "put the data files back under the names that they had, or copy {files} again",
-    Code.FILLED: BACK,
-    Code.LEFT_OUT: BACK,
-    Code.ORIGIN_UNREADABLE: "consolidate again",
-    Code.TENSOR_GAP: "find the file that holds it; --allow-missing leaves it out, or fills it with --fill",
-    Code.TENSOR_OVERLAP: "put the files of one save together",
-    Code.WORLD_SIZES_DISAGREE: "put the files of one save together",
-    Code.LAYOUT_DISAGREES: f"put the files of one save together: {AGAIN}",
-    Code.COPIES_DIFFER: f"{AGAIN}; verify --deep finds a damaged copy, --prefer-rank takes one",
-    Code.TENSOR_NOT_JOINED: "give what the message names; --allow-missing leaves such tensors out",
-    Code.MODEL_PART_MISSING: "put the missing part beside it",
-    Code.NOT_FINITE: EARLIER,
-    Code.ZEROS: EARLIER,
-    Code.VALUES_ODD: "compare with an earlier checkpoint: ckptools diff --values",
-    Code.NO_OPTIMIZER_STATE: "freeze it when you resume, or expect its moments to begin at zero",
-    Code.STEPS_DISAGREE: "compare with an earlier checkpoint: ckptools diff",
-    Code.LEARNING_RATES_DISAGREE: "set the learning rate by hand when you resume",
-    Code.RNG_STATES_EQUAL: "seed each rank anew when you resume",
-    Code.PARAM_GROUPS: "correct the param groups before the optimizer is loaded",
-    Code.OPTIMIZER_STATE_SHAPE: EARLIER,
-    Code.OPTIMIZER_STATE_UNNAMED: "give the names with --names",
-    Code.UNSAFE_NAME: "do not load it with torch.load(weights_only=False); ckptools runs nothing of it",
-}
-"""The way out of a cause; `{files}` stands for the files of its ranks."""
 
 
 @displayed
@@ -182,7 +142,7 @@ def _worst_first(problem: Problem) -> tuple[int, str]:
     return ("error", "warning", "note").index(problem.severity), "" if problem.kind in FATES else problem.code
 
 
-NUMBERS = re.compile(r"\[[^\]\[]{0,200}\]|\b[0-9a-f]{8,}\b|\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+NUMBERS = re.compile(r"\[[^\]\[]{0,200}\]|\b[0-9a-f]{8,}\b|(?:(?<=\s)-)?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 """What differs between problems with one cause: positions, checksums, numbers."""
 
 
@@ -200,16 +160,8 @@ def _fact(problem: Problem) -> str:
 
 
 def _cause(kind: Code, severity: Severity, group: Sequence[Problem]) -> Cause:
-    ranks = {rank for p in group for rank in p.all_ranks}
-    several = len(ranks or {name for p in group for name in p.files}) > 1
-    files = f"the file{'s' if several else ''}" + (f" of {named_ranks(ranks)}" if ranks else "")
-    remedy = REMEDIES.get(kind, "")
-    if kind is Code.FILE_MISSING and len(ranks) * 2 > max(ranks, default=0) + 1 > 2:  # most of them are not here
-        files = f"the other {plural(len(ranks), 'rank file')}"
-        remedy = remedy.replace("the others", "what is here")
-    remedy = remedy.replace("{files}", files)
-    remedy = remedy.replace("where it was saved", "where they were saved") if several else remedy
-    return Cause(kind.code, severity, _words(kind, group), len(group), remedy, where_of(group), _what(group))
+    text, remedy = _words(kind, group), remedy_of(kind, group)
+    return Cause(kind.code, severity, text, len(group), remedy, where_of(group), _what(group))
 
 
 def where_of(group: Sequence[Problem]) -> str:
@@ -218,7 +170,9 @@ def where_of(group: Sequence[Problem]) -> str:
     tensors = list(dict.fromkeys(p.tensor for p in group if p.tensor is not None))
     words = [named_ranks(ranks)] if ranks else []
     if tensors:
-        kind = "other value" if group[0].kind in (Code.VALUE_LOST, Code.MIXED_SAVES, Code.LEFT_OUT) else "other tensor"
+        first = group[0]
+        plain = first.differing.plain if first.differing else first.kind in OF_VALUES
+        kind = "other value" if plain else "other tensor"
         more = f" and {plural(len(tensors) - 1, kind)}" if len(tensors) > 1 else ""
         words.append(clip_middle(printable(tensors[0]), MAX_WORDS) + more)
     return ", ".join(words)

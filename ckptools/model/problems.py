@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ckptools.model.records import displayed, to_dict
 
@@ -86,6 +86,24 @@ class Code(Enum):
         return self.forbids != "nothing"
 
 
+class Differing(NamedTuple):
+    """What ranks have of one thing that should be the same on all of them.
+
+    Attributes:
+        name: of the thing, in a word or two: `lr`.
+        values: the values in words, each with its ranks; without the usual one.
+        usual: the value that more than half of the ranks have; "" where no value has so many.
+        hidden: how many more ranks have values that are not listed.
+        plain: whether it is a plain value; else it is of a tensor, of which `consolidate` can take one copy.
+    """
+
+    name: str
+    values: tuple[tuple[str, tuple[int, ...]], ...]
+    usual: str = ""
+    hidden: int = 0
+    plain: bool = True
+
+
 @displayed
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -100,6 +118,7 @@ class Problem:
         files: names of files that it is about, also of those that the message only counts.
         ranks: ranks that it is about, where they are several; also those that the message only counts.
         replicated: whether other files hold what it is about, unharmed.
+        differing: what each rank has, where ranks should have the same.
     """
 
     kind: Code
@@ -110,6 +129,7 @@ class Problem:
     files: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
     replicated: bool = False
+    differing: Differing | None = None
 
     def __post_init__(self) -> None:
         if not self.severity:

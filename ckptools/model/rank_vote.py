@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
+from ckptools.model.problems import Differing
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.values import (
     Device,
@@ -20,7 +21,7 @@ from ckptools.model.values import (
     describe_for_error,
     scalar,
 )
-from ckptools.text import clip, plural, printable, spans
+from ckptools.text import clip, clip_middle, number, plural, printable, spans
 
 T = TypeVar("T")
 
@@ -32,6 +33,9 @@ MAX_SHOWN = 4
 
 MAX_WORDS = 60
 """Characters of a value in a message."""
+
+MAX_FEW_WORDS = 40
+"""Characters of a value, or of its name, in a way out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,30 @@ class Vote(Generic[T]):
         found = ", ".join(f"rank{'s' * (len(ranks) > 1)} {spans(ranks)}: {shown(v)}" for v, ranks in groups[:MAX_SHOWN])
         more = f" and {plural(hidden, 'more rank')}" if hidden else ""
         return found + more + (f", others: {shown(usual[0])}" if usual else "")
+
+    def differing(self, name: str, words: Callable[[T], str] | None = None, plain: bool = True) -> Differing:
+        """The same as data, for the way out; numbers have six digits where they differ in those.
+
+        Args:
+            name: of the thing.
+            words: how a value is shown.
+            plain: whether it is a plain value, not a tensor.
+        """
+        usual = self.majority
+        groups = [group for group in self.groups if group is not usual]
+        shown, hidden = groups[:MAX_SHOWN], groups[MAX_SHOWN:]
+        values = [value for value, _ in shown] + ([usual[0]] if usual else [])
+        texts = list(map(words or _in_few_words, values))
+        if len(set(texts)) < len(texts):
+            texts = list(map(in_words, values))
+        more = sum(len(ranks) for _, ranks in hidden) + len(self.ungrouped)
+        listed = tuple((text, ranks) for text, (_, ranks) in zip(texts, shown, strict=False))
+        return Differing(clip_middle(printable(name), MAX_FEW_WORDS), listed, texts[-1] if usual else "", more, plain)
+
+
+def _in_few_words(value: Any) -> str:
+    value = scalar(value)
+    return number(value) if type(value) is float else clip(in_words(value), MAX_FEW_WORDS)
 
 
 def in_words(value: Any) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from math import prod
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import NotWholeError, ReadError
 from ckptools.files.opening import OpenFiles
-from ckptools.model.problems import Code, Problem
+from ckptools.model.problems import Code, Differing, Problem
 from ckptools.model.rank_vote import vote
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Rounded, Shard, Source
@@ -32,19 +33,27 @@ class Unequal(NamedTuple):
     other: Shard
     odd: tuple[int, ...]
 
-    @property
-    def rank(self) -> int | None:
-        """The first rank whose copy more than half contradict."""
-        return self.odd[0] if self.odd else None
+    def problem(self, fqn: str, files: OpenFiles, more: str = "") -> Problem:
+        """Say which region of a tensor it is, who holds which value, and where.
 
-    def text(self, files: OpenFiles) -> str:
-        """Which region it is, who holds which value, and where.
+        Args:
+            fqn: of the tensor.
+            files: where its copies lie.
+            more: what its message ends in.
 
         Raises:
             ReadError: a file cannot be read.
         """
-        where = _first_difference(self.other, self.usual, files)
-        return f"{self.other.box}: {_whose(self.other)} holds other bytes than {_whose(self.usual)}{where}"
+        first = _first_difference(self.other, self.usual, files)
+        where = f" (first at {first[0]}: {first[1]} and {first[2]})" if first else ""
+        text = f"{self.other.box}: {_whose(self.other)} holds other bytes than {_whose(self.usual)}{where}{more}"
+        differing = None
+        if first and self.other.rank is not None and self.usual.rank is not None:
+            values = sorted(((first[1], (self.other.rank,)), (first[2], (self.usual.rank,))), key=itemgetter(1))
+            name = f"value at {first[0]}" if self.other.box.sizes else "value"
+            differing = Differing(name, tuple(values), plain=False)
+        rank = self.odd[0] if self.odd else None
+        return Problem(Code.COPIES_DIFFER, text, rank, fqn, ranks=self.odd, differing=differing)
 
 
 def differing_boxes(shards: Iterable[Shard], files: OpenFiles) -> dict[Box, Unequal]:
@@ -74,19 +83,19 @@ def _whose(copy: Shard) -> str:
     return clip_middle(copy.file.path.name, 60) if copy.file else "one copy"
 
 
-def _first_difference(a: Shard, b: Shard, files: OpenFiles) -> str:
-    """The first element that differs: its place, and its value in both copies."""
+def _first_difference(a: Shard, b: Shard, files: OpenFiles) -> tuple[str, str, str] | None:
+    """The first element that differs: its place, and its value in both copies; None where that is unknown."""
     from ckptools.tensor_io.numbers import digits
 
     if a.source is None or b.source is None:
-        return ""
+        return None
     width, dtype = ITEMSIZE[a.source.dtype], a.source.dtype
     for start, x, y in _side_by_side(a, b, files):
         if x != y:
             place = next(i for i in range(0, len(x), width) if x[i : i + width] != y[i : i + width])
             values = [digits(data[place : place + width], dtype) for data in (x, y)]
-            return f" (first at {shape(a.box.index_of((start + place) // width))}: {' and '.join(values)})"
-    return ""
+            return shape(a.box.index_of((start + place) // width)), values[0], values[1]
+    return None
 
 
 def _all_equal(copies: Sequence[Shard], files: OpenFiles) -> bool:

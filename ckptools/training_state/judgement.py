@@ -237,9 +237,13 @@ def _differing(fqn: str, box: Box, shards: Sequence[Shard]) -> Iterator[Problem]
     stated = [(shard.rank, crc) for shard in shards if shard.rank is not None and (crc := _stated(shard))]
     found = vote(stated, lambda a, b: a == b)
     if not found.agree:
-        by_rank = found.by_rank(lambda crc: f"{crc:08x}")
-        text = f"{box}: copies differ by the CRC-32 that their files state ({by_rank})"
-        yield Problem(Code.COPIES_DIFFER, text, found.odd[0] if found.odd else None, fqn, ranks=found.odd)
+        text = f"{box}: copies differ by the CRC-32 that their files state ({found.by_rank(_in_hex)})"
+        rank, own = found.odd[0] if found.odd else None, found.differing("stated CRC-32", _in_hex, plain=False)
+        yield Problem(Code.COPIES_DIFFER, text, rank, fqn, ranks=found.odd, differing=own)
+
+
+def _in_hex(crc: int) -> str:
+    return f"{crc:08x}"
 
 
 def _stated(shard: Shard) -> int:

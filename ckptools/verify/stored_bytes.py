@@ -229,4 +229,4 @@ def unequal(fqn: str, tensor: Tensor, files: OpenFiles) -> Iterator[Problem]:
         ReadError: a file cannot be read.
     """
     for found in list(differing_boxes(tensor.found, files).values())[:1]:
-        yield Problem(Code.COPIES_DIFFER, found.text(files), found.rank, fqn, ranks=found.odd)
+        yield found.problem(fqn, files)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ckptools.model.causes import REMEDIES, causes_of, consequences_of
+from ckptools.model.causes import causes_of, consequences_of
 from ckptools.model.problems import Code, Problem
+from ckptools.model.rank_vote import same_value, vote
+from ckptools.model.remedies import REMEDIES
 from tests.display.made import missing
 
 
@@ -76,7 +78,7 @@ def test_problems_of_one_code_with_other_words_are_causes_of_their_own():
 
 def test_numbers_positions_and_checksums_make_no_other_cause():
     differ = [
-        Problem(Code.COPIES_DIFFER, f"[{n}:9, 0:{n}]: copies differ (rank 1: 2d0{n}384e)", 1, f"w{n}", ranks=(1,))
+        Problem(Code.COPIES_DIFFER, f"[{n}:9, 0:{n}]: copies differ (2d0{n}384e): {20 - n}.5", 1, f"w{n}", ranks=(1,))
         for n in range(40)
     ]
     assert [where for where, _ in said(*differ)] == ["rank 1, w0 and 39 other tensors"]
@@ -97,3 +99,49 @@ def test_every_error_and_warning_ends_in_what_to_do():
 def test_a_forged_message_stays_on_its_line():
     forged = Problem(Code.STRAY_FILE, "x\nwhole: all is well", 1, "w\x1b[2J")
     assert said(forged) == [("rank 1, w\\x1b[2J", "x\\nwhole: all is well")]
+
+
+def remedy(*problems: Problem) -> str:
+    (cause,) = causes_of(problems)
+    return cause.remedy
+
+
+def differs(name: str, ranked: dict[int, object], code: Code = Code.COPIES_DIFFER) -> Problem:
+    found = vote(list(ranked.items()), same_value)
+    text = f"differs between ranks ({found.by_rank()})"
+    return Problem(code, text, None, f"a.{name}", ranks=found.odd, differing=found.differing(name))
+
+
+def test_the_way_out_says_what_the_odd_rank_has_and_what_the_others_have():
+    odd = remedy(differs("lr", {0: 0.00299334294690462, 1: 0.02, 2: 0.00299334294690462}))
+    assert odd == "copy the file of rank 1 again from where it was saved: its lr is 0.02, others have 0.00299334"
+    two = remedy(differs("lr", {0: 1, 1: 7, 2: 1, 3: 7, 4: 1}, Code.MIXED_SAVES))
+    assert two.endswith("the files of ranks 1, 3 again from where they were saved: their lr is 7, others have 1")
+
+
+def test_without_a_majority_the_way_out_blames_no_rank():
+    both = "lr is 0.003 (rank 0) or 0.02 (rank 1)"
+    assert remedy(differs("lr", {0: 0.003, 1: 0.02})) == f"find out which is right: {both}"
+    step = remedy(differs("batch", {0: 3, 1: 3, 2: 7, 3: 7}, Code.MIXED_SAVES))
+    assert step == "put the files of one save together: batch is 3 (ranks 0, 1) or 7 (ranks 2, 3)"
+
+
+def test_a_rank_is_not_blamed_for_what_another_has():
+    lr, decay = differs("lr", {0: 1, 1: 2, 2: 1, 3: 1}), differs("decay", {0: 1, 1: 1, 2: 3, 3: 1})
+    assert "decay" not in remedy(lr)
+    assert ": lr is 2 (rank 1) or 1 (others); decay is 3 (rank 2) or 1 (others)" in remedy(lr, decay)
+
+
+def test_values_of_more_ranks_than_fit_are_counted():
+    text = remedy(differs("seed", {rank: rank for rank in range(1000)}))
+    assert "2 (rank 2) or 3 (rank 3) or other values (996 more ranks)" in text
+
+
+def test_values_that_are_equal_in_six_digits_are_written_out():
+    assert "its lr is 0.10000000000000002, others have 0.1" in remedy(differs("lr", {0: 0.1, 1: 0.1 + 2e-17, 2: 0.1}))
+
+
+def test_a_long_or_forged_value_stays_on_its_line():
+    text = remedy(differs("a\x1b[2J", {0: "{values}\n" * 500, 1: "y", 2: "y"}))
+    assert text.isprintable()
+    assert len(text) < 250

@@ -32,7 +32,8 @@ def copies(folder: Path, strides: Ints, odd: int | None = None, byte: int = 0) -
 def found(shards: list[Shard]) -> list[tuple[int | None, str]]:
     """Who is the odd one in the regions that differ, and what is said of it."""
     with OpenFiles() as files:
-        return [(copies.rank, copies.text(files)) for copies in differing_boxes(shards, files).values()]
+        problems = [copies.problem("w", files) for copies in differing_boxes(shards, files).values()]
+        return [(problem.rank, problem.message) for problem in problems]
 
 
 @pytest.mark.parametrize("strides", [(2, 1), (1, 2)], ids=["in a row", "transposed"])

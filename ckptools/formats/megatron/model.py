@@ -195,7 +195,8 @@ class Model:
         found = vote([(self.grid.rank(at), value) for at, value in values], same_value)
         if not found.agree:
             text = f"differs between ranks ({found.by_rank()})"
-            self.problems.append(Problem(Code.COPIES_DIFFER, text, None, path, ranks=found.odd))
+            own = found.differing(path.rpartition(".")[2])
+            self.problems.append(Problem(Code.COPIES_DIFFER, text, None, path, ranks=found.odd, differing=own))
         return values[0][1]
 
     def with_tied_head(self, whole: dict[str, Any]) -> dict[str, Any]:
