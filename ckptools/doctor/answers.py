@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ckptools.display.lines import cause_words
 from ckptools.doctor.record import FACTS, IN_STEP, VALUES, WHOLE, Finding
@@ -21,12 +21,14 @@ MOST = 3
 COMPARING = ("step counters", "lr: scheduler = groups")
 VALUE_CHECKS = ("checksums (CRC-32)", "finite values", IN_LINE)
 IN_STEP_CHECKS = ("optimizer covers params", *COMPARING)
+OUT_OF_STEP = (Code.STEPS_DISAGREE, Code.LEARNING_RATES_DISAGREE)
+LOOK = "worth a look"
 CONTRADICTIONS = (Code.NAME_CONTRADICTS, Code.MIXED_SAVES, Code.METADATA_CONTRADICTS, Code.WORLD_SIZES_DISAGREE)
 
 
 def whole_finding(verified: Verification, checkpoint: Checkpoint) -> Finding:
     """Whether all is here, and the causes where it is not."""
-    errors = [problem for problem in verified.problems if problem.severity == "error"]
+    errors = _errors(verified.problems)
     if errors or not verified.verdict.whole or not verified.verdict.joinable:
         whole = None if verified.verdict.whole is None and not errors else False
         unjoined = [p for p in verified.problems if p.kind is Code.TENSOR_NOT_JOINED]
@@ -42,11 +44,20 @@ def values_finding(verified: Verification) -> Finding:
     checks = [check for check in verified.checks if check.name in VALUE_CHECKS]
     found = [problem for check in checks for problem in check.problems]
     if found:
-        wrong = any(problem.severity == "error" for problem in found)
-        return Finding(VALUES, False if wrong else None, "no" if wrong else "worth a look", _named(found))
+        return _judged(VALUES, found, "no" if _errors(found) else LOOK)
     looked = [check for check in checks if check.result == "ok"]
     evidence = "; ".join(f"{check.name}: {check.detail}" for check in looked or checks)
     return Finding(VALUES, True if looked else None, "yes" if looked else "not known", evidence)
+
+
+def _errors(problems: Iterable[Problem]) -> list[Problem]:
+    return [problem for problem in problems if problem.severity == "error"]
+
+
+def _judged(question: str, problems: Sequence[Problem], answer: str) -> Finding:
+    """An answer with problems as its evidence; bad where one of them is an error, as in the exit code of `verify`."""
+    wrong = bool(_errors(problems))
+    return Finding(question, False if wrong else None, answer, _named(problems), doubtful=not wrong)
 
 
 def _named(problems: Sequence[Problem]) -> str:
@@ -62,9 +73,10 @@ def facts_finding(checkpoint: Checkpoint, verified: Verification) -> Finding:
     found = [problem for problem in verified.problems if problem.kind in CONTRADICTIONS]
     facts = [f"step {step.value}: {', '.join(step.sources)}"] if step.value is not None else ["no file states a step"]
     facts += [f"world size {world.words}: {', '.join(world.sources)}"] if world.value is not None else []
-    if found or not step.agree or not world.agree:
-        wrong = [] if step.agree else [contradiction(step)]
-        return Finding(FACTS, False, "no", "; ".join([*wrong, *([_named(found)] if found else [])]) or "; ".join(facts))
+    if found:
+        return _judged(FACTS, found, "no")
+    if not step.agree or not world.agree:
+        return Finding(FACTS, None, "no", "; ".join(facts if step.agree else [contradiction(step)]), doubtful=True)
     return Finding(FACTS, True if step.value is not None else None, "yes", "; ".join(facts))
 
 
@@ -72,9 +84,12 @@ def in_step_finding(verified: Verification) -> Finding:
     """Whether optimizer, scheduler and training count the same steps and learning rates."""
     checks = [check for check in verified.checks if check.name in IN_STEP_CHECKS]
     found = [problem for check in checks if check.result in ("FAIL", "warn") for problem in check.problems]
-    wrong = [problem for problem in found if problem.kind is not Code.OPTIMIZER_STATE_UNNAMED]
+    named = [problem for problem in found if problem.kind is not Code.OPTIMIZER_STATE_UNNAMED]
+    if named:
+        apart = _errors(named) or any(problem.kind in OUT_OF_STEP for problem in named)
+        return _judged(IN_STEP, named, "no" if apart else LOOK)
     if found:
-        return Finding(IN_STEP, False if wrong else None, "no" if wrong else "not known", _named(wrong or found))
+        return _judged(IN_STEP, found, "not known")
     done: list[Check] = [check for check in checks if check.result == "ok" and check.name in COMPARING]
     if not done or any(check.detail.startswith(LOST) for check in checks):
         return Finding(IN_STEP, None, "not known", "; ".join(f"{check.name}: {check.detail}" for check in checks))

@@ -24,12 +24,18 @@ WHOLE, VALUES, NEWEST, FACTS, LOADS, IN_STEP = (
 @displayed
 @dataclass(frozen=True)
 class Finding:
-    """The answer to one question, with its evidence; `ok` is None if it is unknown, or was not asked."""
+    """The answer to one question, with its evidence.
+
+    Attributes:
+        ok: False where something is wrong; None where that is unknown, was not asked, or is doubtful.
+        doubtful: whether there are warnings and no error.
+    """
 
     question: str
     ok: bool | None
     answer: str
     evidence: str
+    doubtful: bool = False
 
     def _summary(self) -> str:
         return f"{self.question} {self.answer}"
@@ -58,7 +64,15 @@ class Diagnosis:
 
     def _summary(self) -> str:
         wrong = [row.question for row in self.rows if row.ok is False]
-        return f"{clip_middle(str(self.path), 60)}: {f'BAD: {few(wrong)}' if wrong else 'nothing wrong was found'}"
+        doubtful = [row.question for row in self.rows if row.doubtful]
+        words = (
+            f"BAD: {few(wrong)}"
+            if wrong
+            else f"worth a look: {few(doubtful)}"
+            if doubtful
+            else "nothing wrong was found"
+        )
+        return f"{clip_middle(str(self.path), 60)}: {words}"
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """A plain dict per question, for `pandas.DataFrame` and the like."""

@@ -16,6 +16,10 @@ COLUMNS = (Column("question"), Column("", "verdict"), Column("answer"), Column("
 WORDS = {True: "ok", False: "BAD", None: "-"}
 
 
+def _word(row: Finding) -> str:
+    return "warn" if row.doubtful else WORDS[row.ok]
+
+
 def diagnosis_text(found: Diagnosis, screen: Screen = PIPE) -> str:
     """Render each question with its answer, the evidence below it, then the next commands."""
     questions = max((len(row.question) for row in found.rows), default=0)
@@ -27,8 +31,8 @@ def diagnosis_text(found: Diagnosis, screen: Screen = PIPE) -> str:
 
 
 def _lines(row: Finding, width: int, screen: Screen) -> Iterator[str]:
-    first = f"{WORDS[row.ok]:3}  {printable(row.question).ljust(width)}  "
-    mark: Mark = "heading" if row.ok is None else mark_of(WORDS[row.ok])
+    first = f"{_word(row):4} {printable(row.question).ljust(width)}  "
+    mark: Mark = "heading" if _word(row) == WORDS[None] else mark_of(_word(row))
     yield from wrapped(first, clip_middle(printable(row.answer), MAX_LINE), screen, label=mark)
     yield from wrapped("     ", clip_middle(printable(row.evidence), MAX_LINE), screen, mark="dim")
 
@@ -37,7 +41,7 @@ def diagnosis_html(found: Diagnosis) -> str:
     """Render each question with its answer, and the next commands, as a page."""
     page = Page(DICTS)
     page.line(str(found.path))
-    rows = [(row.question, WORDS[row.ok], row.answer, row.evidence) for row in found.rows]
+    rows = [(row.question, _word(row), row.answer, row.evidence) for row in found.rows]
     page.table(plural(len(rows), "question"), COLUMNS, rows, opened=True)
     if found.next:
         page.line("next:")

@@ -128,7 +128,7 @@ def test_blanks_in_a_path_do_not_cut_the_command_that_is_proposed(tmp_path):
     assert f"ckptools consolidate '{path}' -o OUT.safetensors --dry-run" in ckptools.doctor(path).next
 
 
-def test_what_only_warns_is_not_in_step_either(tmp_path):
+def test_what_only_warns_is_doubtful_and_no_bad_answer_as_verify_fails_no_check(tmp_path):
     layer = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
@@ -139,7 +139,28 @@ def test_what_only_warns_is_not_in_step_either(tmp_path):
     torch.save(state, tmp_path / "x.pt")
     checks = [check for check in ckptools.verify(tmp_path / "x.pt").checks if check.name == "lr: scheduler = groups"]
     assert [check.result for check in checks] == ["warn"]
-    assert answers(ckptools.doctor(tmp_path / "x.pt"))[IN_STEP] is False
+    found = ckptools.doctor(tmp_path / "x.pt")
+    asked = row(found, IN_STEP)
+    assert (found.ok, asked.ok, asked.doubtful, asked.answer) == (True, None, True, "no")
+    assert "worth a look: optimizer and scheduler in step?" in repr(found)
+
+
+def test_a_frozen_parameter_is_worth_a_look_and_not_out_of_step(tmp_path):
+    state = trained(3, torch.optim.Adam, step=3)
+    state["optimizer"]["state"].popitem()
+    torch.save(state, tmp_path / "x.pt")
+    found = ckptools.doctor(tmp_path / "x.pt")
+    asked = row(found, IN_STEP)
+    assert (found.ok, asked.ok, asked.answer) == (True, None, "worth a look") and "CK203" in asked.evidence
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_doctor_and_verify_end_in_the_same_exit_code(broken, tmp_path):
+    state = trained(3, torch.optim.Adam, step=4)
+    state["optimizer"]["param_groups"][0]["params"] += [0] * broken
+    torch.save(state, tmp_path / "x.pt")
+    codes = [CliRunner().invoke(app, [name, str(tmp_path / "x.pt")]).exit_code for name in ("verify", "doctor")]
+    assert codes == [int(broken)] * 2
 
 
 def trained(steps: int, kind: type[torch.optim.Optimizer], **more: Any) -> dict[str, Any]:
@@ -164,7 +185,7 @@ def trained(steps: int, kind: type[torch.optim.Optimizer], **more: Any) -> dict[
 def test_a_counter_is_in_step_with_another_one_or_nothing_is_known(kind, step, ok, tmp_path):
     torch.save(trained(3, kind, **step), tmp_path / "x.pt")
     found = row(ckptools.doctor(tmp_path / "x.pt"), IN_STEP)
-    assert (found.ok, found.answer) == (ok, {True: "yes", False: "no", None: "not known"}[ok])
+    assert (found.ok, found.answer) == (ok or None, {True: "yes", False: "no", None: "not known"}[ok])
 
 
 def test_an_optimizer_that_counts_nothing_is_in_step_where_its_rates_are_those_of_the_scheduler(tmp_path):
@@ -216,8 +237,9 @@ def test_what_is_not_there_is_an_error(tmp_path):
 def test_facts_that_disagree_are_told(run):
     for rank in range(4):
         (run / f"ep0-ba5-rank{rank}.pt").rename(run / f"ep0-ba7-rank{rank}.pt")
-    found = ckptools.doctor(run)
-    assert answers(found)[FACTS] is False and "another step" in row(found, FACTS).evidence
+    found = row(ckptools.doctor(run), FACTS)
+    assert (found.ok, found.doubtful, found.answer) == (None, True, "no")
+    assert found.evidence.count("another step") == 1
 
 
 def test_a_model_that_it_does_not_load_into_is_said_and_match_proposed(run, tmp_path):

@@ -21,7 +21,7 @@ def doctor(
     agree? Does it load (--to)? Are optimizer and scheduler in step? Then at most three commands to type next. It only
     calls the others.
 
-    Exit code: 0 nothing is wrong, 1 something is, 2 usage, 3 it cannot be opened.
+    Exit code: 0 nothing is wrong (warnings may be shown), 1 something is, 2 usage, 3 it cannot be opened.
     """
     from ckptools.api.examination import doctor as examine
     from ckptools.cli.progress import CountLine, ProgressLine
