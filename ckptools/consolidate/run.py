@@ -31,6 +31,7 @@ from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.provenance import FILE_NAME
 from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.tensor_io.threads import Progress, no_progress
+from ckptools.text import plural
 from ckptools.training_state.judgement import verdict_of
 from ckptools.training_state.sections import sections_of, sections_of_kind
 
@@ -69,10 +70,12 @@ def consolidate(
         check_can_upload(output.path, options)
     form, renaming = write_options(options, streamed), renaming_of(options)
     whole = with_all_ranks(checkpoint)
+    opening = whole.cost.seconds if whole is checkpoint else 0.0
     original, likeness = _original(options, output, whole), None
     if not output.named:
         check_not_among(whole, output.path)
     with OpenFiles() as files:
+        whole = _with_values(whole, files, options)
         part = options.only or _usual_part(whole, output.writer)
         check_files(whole, part, files)
         holes = hole_rule(options)
@@ -125,7 +128,6 @@ def consolidate(
         reading = planned_reading(layout.jobs, [path for path, _ in layout.files])
         done = replace(done, planned=replace(reading, no_room=no_room))
     else:
-        opening = whole.cost.seconds if whole is checkpoint else 0.0
         done = replace(done, seconds=opening + time.perf_counter() - started)
     return done if options.only else replace(done, not_asked=_not_asked(whole, part))
 
@@ -150,6 +152,19 @@ def _donor(whole: Checkpoint, part: str, files: OpenFiles, options: ConsolidateO
         tensors = ((fqn_of(path), tensor) for path, tensor in donor.tensors.items())
         donor.damage = compare(tensors, files, options.threads, progress, lambda _: None).damaged
     return donor
+
+
+def _with_values(whole: Checkpoint, files: OpenFiles, options: ConsolidateOptions) -> Checkpoint:
+    """The checkpoint with quantized tensors in the place of packed weights, if their values are wanted."""
+    from ckptools.training_state.packed_values import unpacked
+    from ckptools.training_state.packed_weights import count_packed
+
+    if options.dequantize:
+        return unpacked(whole, files, compare=not options.unchecked)
+    if options.dtype is not None and (count := count_packed(whole.tree).total()):
+        packed = f"bitsandbytes packed {plural(count, 'weight')} here, whose codes and scales are no values to convert"
+        raise RefusedError(whole.path, f"--dtype {options.dtype}: {packed}; add --dequantize")
+    return whole
 
 
 def _usual_part(checkpoint: Checkpoint, writer: Writer) -> str:

@@ -22,6 +22,7 @@ from ckptools.model.tree import KeyPath
 from ckptools.model.values import Absent
 from ckptools.tensor_io.dcp_items import ItemLocator, with_items_read
 from ckptools.text import no_such_key
+from ckptools.training_state.packed_values import weight_at
 from ckptools.training_state.sections import sections_of
 
 SMALL = 1 << 20
@@ -102,10 +103,17 @@ def _rows(ck: Checkpoint, entries: Sequence[Entry], values: str | None) -> Rows[
     locator = ItemLocator()
     with OpenFiles() as files:
         unequal = UnequalValues(ck, files)
+        entries = entries if values is not None else [_as_weight(ck, entry, files) for entry in entries]
         for row, entry in zip(key_rows(ck, entries), entries, strict=True):
             value = with_items_read(entry.value, locator, files) if isinstance(entry.value, Tensor) else entry.value
             rows.append(_shown(row, value, values, tensors)._replace(ranks=unequal.at(entry)))
     return Rows(rows)
+
+
+def _as_weight(ck: Checkpoint, entry: Entry, files: OpenFiles) -> Entry:
+    """The entry, with the weight in the place of codes that bitsandbytes packed."""
+    weight = weight_at(ck.tree, entry.path, files) if isinstance(entry.value, Tensor) and entry.path else None
+    return entry if weight is None else entry._replace(value=weight)
 
 
 def _chosen(ck: Checkpoint, keys: Iterable[str]) -> list[Entry]:

@@ -15,6 +15,7 @@ from ckptools.model.values import NumpyArray, scalar
 from ckptools.text import plural
 from ckptools.training_state.optimizer_names import group_ids, moments_of
 from ckptools.training_state.optimizers import Optimizer, ParamGroup, nested, optimizers_of
+from ckptools.training_state.packed_weights import count_packed
 from ckptools.training_state.sections import (
     Section,
     SectionSize,
@@ -54,6 +55,9 @@ def _model(ck: Checkpoint, section: Section) -> str:
     tied = len(identities) - len(set(identities))
     parts = [f"{sharded} sharded, {len(tensors) - sharded} whole"] if sharded else []
     parts += [f"{tied} tied to another"] if tied else []
+    packed = count_packed(section.value)
+    kinds = f"packed by bitsandbytes as {_some(packed)}: --dequantize writes their values"
+    parts += [f"{plural(packed.total(), 'weight')} {kinds}"] if packed else []
     others = len(section.value) - len(tensors) if isinstance(section.value, Mapping) else 0
     parts += [f"{plural(others, 'value')} beside the tensors"] if others > 0 else []
     return ", ".join(parts) + _pieces_of_one_rank(ck, section)

@@ -108,6 +108,22 @@ class ItemLayout(NamedTuple):
         return Source(path, start + self.offset, self.dtype, self.shape, self.strides, self.record, span, crc)
 
 
+class ScaleCoding(NamedTuple):
+    """The decoding of scales that are codes themselves: each becomes a number, times a scale, plus an offset.
+
+    Attributes:
+        lookup: the part that has the number of each code.
+        scale: the part that has a scale for each block of codes.
+        blocks: codes that follow each other and share a scale.
+        offset: what is added in the end.
+    """
+
+    lookup: str
+    scale: str
+    blocks: int
+    offset: float
+
+
 class Coding(NamedTuple):
     """The decoding of stored codes: each code becomes a number, less a zero point, times the scale of its block.
 
@@ -121,6 +137,8 @@ class Coding(NamedTuple):
         lookup: the part that has the number of each code; "" where a code is a number itself.
         zero: the part that has the zero point of each block; "" where there is none.
         bits: of a code; two of 4 bits share a byte, the first of them in its upper half.
+        scale_coding: the decoding of the scales; None where they are numbers.
+        factor: what every value is multiplied with in the end.
     """
 
     codes: str
@@ -131,6 +149,8 @@ class Coding(NamedTuple):
     lookup: str = ""
     zero: str = ""
     bits: int = 8
+    scale_coding: ScaleCoding | None = None
+    factor: float = 1.0
 
 
 class Encoded(NamedTuple):
@@ -161,8 +181,12 @@ class Encoded(NamedTuple):
         return self._replace(box=Box(offsets, box.sizes))
 
     def per(self, name: str) -> str:
-        """The number of elements that share a number of a part, in words; "" where each has its own."""
-        if self.coding is None or name not in (self.coding.scale, self.coding.zero):
+        """The number of elements, or of scales, that share a number of a part, in words; "" where each has its own."""
+        if self.coding is None:
+            return ""
+        if self.coding.scale_coding is not None and name == self.coding.scale_coding.scale:
+            return f"{self.coding.scale_coding.blocks} scales"
+        if name not in (self.coding.scale, self.coding.zero):
             return ""
         blocks = self.coding.blocks
         if isinstance(blocks, int):

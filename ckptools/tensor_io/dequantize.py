@@ -7,7 +7,7 @@ float16 is computed in float32 and rounded to the nearest, even where two are ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -96,10 +96,23 @@ def _values(piece: Encoded, coding: Coding, read: Read) -> Numbers:
         if coding.zero:
             found = rounded(found - rounded(_of_blocks(parts[coding.zero], block, read), dtype), dtype)
         if coding.scale:
-            scale = parts[coding.scale]
-            dtype = _promoted(dtype, scale.dtype)
-            found = rounded(found * _of_blocks(scale, block, read), dtype)
+            dtype = _promoted(dtype, "float32" if coding.scale_coding else parts[coding.scale].dtype)
+            found = rounded(found * _scales(parts, coding, block, read), dtype)
+        if coding.factor != 1:
+            found = rounded(found * np.float32(coding.factor), dtype)
         return rounded(found, coding.dtype)
+
+
+def _scales(parts: Mapping[str, Source], coding: Coding, block: Indices, read: Read) -> Numbers:
+    """The scale of each element, by the number of its block."""
+    scales, nested = parts[coding.scale], coding.scale_coding
+    if nested is None:
+        return _of_blocks(scales, block, read)
+    first = int(block.min())
+    codes = _run(scales, first, int(block.max()) + 1, read)[block - first]
+    numbers: Numbers = read(parts[nested.lookup]).view("<f4")[codes]
+    found: Numbers = numbers * _of_blocks(parts[nested.scale], block // nested.blocks, read) + np.float32(nested.offset)
+    return found
 
 
 def _codes(piece: Encoded, coding: Coding, read: Read) -> Raw:

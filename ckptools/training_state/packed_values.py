@@ -1,0 +1,227 @@
+"""The values of weights that bitsandbytes packed, by its own rule, from the tensors that describe them.
+
+In 4 bits (`Linear4bit`) `w` has two codes to a byte, whatever its dtype is called; `w.absmax` the scale of each block;
+`w.quant_map` the number of each code; and `w.quant_state.bitsandbytes__nf4` a JSON of block size, shape and dtype. The
+scales may be codes themselves (`w.nested_absmax`, `w.nested_quant_map`). In 8 bits (`Linear8bitLt`) `weight` has int8,
+and `SCB` beside it the scale of each row.
+
+Source: bitsandbytes 0.50.2: functional.py (`QuantState.as_dict`, `dequantize_4bit`, `get_4bit_type`), backends/default
+(`_dequantize_4bit_compute`: in float32, then rounded; "matches C++ / CUDA behavior"), _ops.py
+(`int8_vectorwise_dequant`), nn/modules.py (`weight_format` 0 is row-major). Compared bit for bit with what these
+compute. The kernel of 0.50.2 for CPUs with AVX-512 takes wrong scales where a block crosses the end of a row; it is not
+followed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ckptools.dtypes import ITEMSIZE
+from ckptools.errors import ReadError
+from ckptools.files.opening import OpenFiles
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.regions import Box, Ints
+from ckptools.model.source import ScaleCoding
+from ckptools.model.tensor import Coding, Encoded, Shard, Source, Tensor
+from ckptools.model.tree import KeyPath, leaf_at
+from ckptools.pickles.classes.tensor_classes import FLOATS, note_on
+from ckptools.tensor_io.checksums import Record, damaged_records
+from ckptools.tensor_io.dcp_items import with_source
+from ckptools.tensor_io.read import read_shard
+from ckptools.tensor_io.threads import no_progress
+from ckptools.training_state.packed_weights import Packed, count_packed, packed_in
+
+NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+FP4 = tuple(sign * number / 12 for sign in (1, -1) for number in (0, 0.0625, 8, 12, 4, 6, 2, 3))
+TABLES = {"nf4": NF4, "fp4": FP4}
+"""The numbers of 4-bit codes. bitsandbytes computes with these, whatever map a file has."""
+
+BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+MAX_STATE = 64 << 10
+"""Bytes of the JSON of a weight."""
+
+INT8_FACTOR = 7.874015718698502e-3
+"""What `int8_vectorwise_dequant` multiplies with, for 1/127."""
+
+
+def unpacked(checkpoint: Checkpoint, files: OpenFiles, compare: bool) -> Checkpoint:
+    """The checkpoint with one quantized tensor in the place of each packed weight and its parts.
+
+    Args:
+        checkpoint: whose ranks have all been read.
+        files: keeps sources open.
+        compare: whether what is read on the way is compared with its checksums.
+
+    Raises:
+        ReadError: a file cannot be read.
+    """
+    if not count_packed(checkpoint.tree):
+        return checkpoint
+    return replace(checkpoint, tree=_rebuilt(checkpoint.tree, _Reader(files, compare)))
+
+
+def weight_at(tree: Any, path: KeyPath, files: OpenFiles) -> Tensor | None:
+    """The quantized tensor for the packed weight at a key path; None where none is."""
+    node = leaf_at(tree, path[:-1])
+    packed = packed_in(node).get(path[-1]) if isinstance(node, dict) else None
+    return None if packed is None else _Reader(files, compare=False).weight(node, packed)
+
+
+def _rebuilt(node: Any, reader: _Reader) -> Any:
+    if type(node) in (list, tuple):
+        return type(node)(_rebuilt(value, reader) for value in node)
+    if not isinstance(node, dict):
+        return node
+    made, found = copy(node), packed_in(node)
+    for key, value in node.items():
+        packed = found.get(key)
+        made[key] = _rebuilt(value, reader) if packed is None else reader.weight(node, packed)
+    for packed in found.values():
+        for key in {*packed.keys.values()} - found.keys():
+            made.pop(key, None)
+    return made
+
+
+class _OtherFormError(Exception):
+    """The parts of a weight are not as bitsandbytes writes them."""
+
+
+class _Reader:
+    """Make quantized tensors of the parts of packed weights; read the few bytes that describe them."""
+
+    def __init__(self, files: OpenFiles, compare: bool) -> None:
+        self._files, self._compare = files, compare
+
+    def weight(self, node: Mapping[str, Any], packed: Packed) -> Tensor:
+        """The tensor that the parts of a weight make; with a note, where they do not make one."""
+        codes: Tensor = node[packed.keys["codes"]]
+        try:
+            shards = tuple(self._shard(node, packed, shard) for shard in codes.found)
+            first = shards[0].encoded if shards else None
+            if first is None or first.coding is None or any(shard.box != shards[0].box for shard in shards):
+                raise _OtherFormError(
+                    "no file here has its codes" if first is None else "ranks hold it in several shapes"
+                )
+        except _OtherFormError as why:
+            text = f"packed by bitsandbytes as {packed.kind}, but {why}: ckptools does not know its values"
+            return replace(codes, kind="unreadable", note=text)
+        return Tensor(first.shape, first.coding.dtype, shards, "quantized", note=note_on(first))
+
+    def _shard(self, node: Mapping[str, Any], packed: Packed, shard: Shard) -> Shard:
+        """One rank's copy of a weight."""
+        found = {part: _copy_of(node[key], shard.rank, part) for part, key in packed.keys.items()}
+        make = self._eight_bits if packed.kind == "int8" else self._four_bits
+        coding, shape, codes = make(packed.kind, found)
+        parts = {part: place.source for part, place in found.items() if place.source is not None} | {"codes": codes}
+        encoded = Encoded(f"bitsandbytes.{packed.kind}", tuple(parts.items()), coding, shape, Box.whole(shape))
+        return Shard(encoded.box, shard.rank, None, None, encoded)
+
+    def _four_bits(self, kind: str, found: Mapping[str, Shard]) -> tuple[Coding, Ints, Source]:
+        """The rule, the shape and the codes of a weight in 4 bits."""
+        state = self._state(found["quant_state"])
+        sizes, dtype, block = state.get("shape"), state.get("dtype"), state.get("blocksize")
+        if state.get("quant_type") != kind or dtype not in FLOATS or block not in BLOCK_SIZES:
+            raise _OtherFormError("its quant_state describes another form")
+        if not isinstance(sizes, list) or not sizes or not all(type(n) is int and n > 0 for n in sizes):
+            raise _OtherFormError("its quant_state states no shape")
+        shape = tuple(sizes)
+        table = self._numbers(found.get("quant_map"))
+        if not np.array_equal(table, np.array(TABLES[kind], "<f4")):
+            raise _OtherFormError(f"its quant_map is not that of {kind}, which bitsandbytes would take instead")
+        count = -(-prod(shape) // block)
+        nested = self._nested(state, found, count)
+        _check(found, "absmax", "float32" if nested is None else "uint8", (count,))
+        coding = Coding("codes", "absmax", block, "float32", dtype, "quant_map", bits=4, scale_coding=nested)
+        return coding, shape, _packed_codes(found["codes"], prod(shape))
+
+    def _nested(self, state: Mapping[str, Any], found: Mapping[str, Shard], count: int) -> ScaleCoding | None:
+        """The decoding of scales that are codes; None where they are numbers."""
+        if "nested_absmax" not in found and "nested_blocksize" not in state:
+            return None
+        block, offset = state.get("nested_blocksize"), state.get("nested_offset")
+        if state.get("nested_dtype") != "float32" or block not in BLOCK_SIZES or not isinstance(offset, float):
+            raise _OtherFormError("its quant_state does not describe its nested scales")
+        _check(found, "nested_absmax", "float32", (-(-count // block),))
+        _check(found, "nested_quant_map", "float32", (256,))
+        return ScaleCoding("nested_quant_map", "nested_absmax", block, offset)
+
+    def _eight_bits(self, kind: str, found: Mapping[str, Shard]) -> tuple[Coding, Ints, Source]:
+        """The rule, the shape and the codes of a weight in 8 bits."""
+        codes, layout = found["codes"].source, found.get("weight_format")
+        if codes is None or len(codes.shape) != 2:
+            raise _OtherFormError("it is no matrix")
+        _check(found, "SCB", "float32", (codes.shape[0],))
+        if layout is not None and self._bytes(layout) != b"\0":
+            raise _OtherFormError("its weight_format is not row-major")
+        coding = Coding("codes", "SCB", (1, codes.shape[1]), "float32", "float32", factor=INT8_FACTOR)
+        return coding, codes.shape, codes
+
+    def _state(self, shard: Shard) -> dict[str, Any]:
+        """The JSON that describes a weight."""
+        if shard.box.numel > MAX_STATE or shard.source is None or shard.source.dtype != "uint8":
+            raise _OtherFormError("its quant_state is no text")
+        try:
+            state = json.loads(self._bytes(shard))
+        except (ValueError, RecursionError):
+            raise _OtherFormError("its quant_state is no JSON") from None
+        if not isinstance(state, dict):
+            raise _OtherFormError("its quant_state is no JSON object")
+        return state
+
+    def _numbers(self, shard: Shard | None) -> Any:
+        if shard is None or shard.source is None or (shard.source.dtype, shard.source.shape) != ("float32", (16,)):
+            raise _OtherFormError("its quant_map is no table of 16 numbers")
+        return np.frombuffer(self._bytes(shard), "<f4")
+
+    def _bytes(self, shard: Shard) -> bytes:
+        """The bytes of a small part."""
+        if shard.box.numel * ITEMSIZE[shard.source.dtype if shard.source else "uint8"] > MAX_STATE:
+            raise _OtherFormError("what describes it is too long")
+        if self._compare and shard.source is not None:
+            record = Record.of(shard.source)
+            for crc in damaged_records([record], self._files, 1, no_progress).values():
+                raise _OtherFormError(f"{record.path.name} is damaged: {record.damage(crc)}")
+        return bytes(read_shard(shard, self._files).tobytes())
+
+
+def _copy_of(tensor: Any, rank: int | None, part: str) -> Shard:
+    """A rank's copy of a part, or the only one."""
+    here = [shard for shard in tensor.found if not tensor.note] if isinstance(tensor, Tensor) else []
+    own = [shard for shard in here if shard.rank == rank] or here
+    if len(own) != 1 or own[0].box != Box.whole(tensor.shape):
+        raise _OtherFormError(f"its {part} is cut over ranks or not here")
+    try:
+        found = with_source(own[0])
+    except ReadError as error:
+        raise _OtherFormError(f"its {part} cannot be read: {error.reason}") from None
+    if found.source is None:
+        raise _OtherFormError(f"its {part} is a tensor of another class")
+    return found
+
+
+def _check(found: Mapping[str, Shard], part: str, dtype: str, shape: Ints) -> None:
+    """Refuse a weight without a part of this dtype and shape."""
+    source = found[part].source if part in found else None
+    if source is None or (source.dtype, source.shape) != (dtype, shape):
+        raise _OtherFormError(f"its {part} does not fit its shape")
+
+
+def _packed_codes(shard: Shard, numel: int) -> Source:
+    """The bytes of 4-bit codes, whatever dtype they are stored as."""
+    source, nbytes = shard.source, -(-numel // 2)
+    if source is None or not source.contiguous or prod(source.shape) * ITEMSIZE[source.dtype] != nbytes:
+        raise _OtherFormError("its codes do not fit its shape")
+    if source.shape[:1] == (1,):
+        raise _OtherFormError("its codes are those of a transposed weight")
+    return source._replace(dtype="uint8", shape=(nbytes,), strides=(1,))
