@@ -32,8 +32,9 @@ from ckptools.model.source import ScaleCoding
 from ckptools.model.tensor import Coding, Encoded, Shard, Source, Tensor
 from ckptools.model.tree import KeyPath, leaf_at
 from ckptools.pickles.classes.tensor_classes import FLOATS, note_on
-from ckptools.tensor_io.checksums import Record, damaged_records
+from ckptools.tensor_io.checksums import Record
 from ckptools.tensor_io.dcp_items import with_source
+from ckptools.tensor_io.file_records import FileRecords, damaged_records
 from ckptools.tensor_io.read import read_shard
 from ckptools.tensor_io.threads import no_progress
 from ckptools.training_state.packed_weights import Packed, count_packed, packed_in
@@ -188,9 +189,10 @@ class _Reader:
         """The bytes of a small part."""
         if shard.box.numel * ITEMSIZE[shard.source.dtype if shard.source else "uint8"] > MAX_STATE:
             raise _OtherFormError("what describes it is too long")
-        if self._compare and shard.source is not None:
-            record = Record.of(shard.source)
-            for crc in damaged_records([record], self._files, 1, no_progress).values():
+        if self._compare and shard.source is not None and shard.source.crc:
+            record, of = Record.of(shard.source), FileRecords()
+            of.add(record.offset, record.nbytes, record.crc, record.name)
+            for crc in damaged_records({record.path: of}, self._files, 1, no_progress).values():
                 raise _OtherFormError(f"{record.path.name} is damaged: {record.damage(crc)}")
         return bytes(read_shard(shard, self._files).tobytes())
 
