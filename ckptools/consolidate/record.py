@@ -215,7 +215,7 @@ class Consolidated:
 
 def planned_reading(jobs: Sequence[Job], targets: Sequence[Path]) -> PlannedReading:
     """The bytes to read to write some tensors into some files."""
-    sources = {path for job in jobs for path in read_files(job.tensor.shards)}
+    sources = read_files(job.tensor.shards for job in jobs)
     return PlannedReading(sum(job.tensor.nbytes for job in jobs), len(sources), PlannedCopies(jobs, targets))
 
 

@@ -388,11 +388,15 @@ def shard_ranks(shards: Shards) -> set[int | None]:
     return shards.ranks() if isinstance(shards, ItemShards) else {s.rank for s in shards}
 
 
-def read_files(shards: Shards) -> set[Path]:
-    """The files that hold bytes of shards and were read."""
-    if isinstance(shards, ItemShards) and not shards.located and shards.all_read:
-        return {file.path for file in set(shards.files) if file.path is not None}
-    return {source.path for shard in shards for source in shard.sources}
+def read_files(several: Iterable[Shards]) -> set[Path]:
+    """The files that hold bytes of the shards of some tensors and were read."""
+    files, paths = set[HoldingFile](), set[Path]()
+    for shards in several:
+        if isinstance(shards, ItemShards) and not shards.located and shards.all_read:
+            files.update(shards.files)
+        else:
+            paths |= {source.path for shard in shards for source in shard.sources}
+    return paths | {file.path for file in files if file.path is not None}
 
 
 def states_any_crc(shards: Shards) -> bool:

@@ -237,12 +237,14 @@ def _classes(listed: Iterable[_Listed], what: Callable[[Any], Hashable]) -> dict
     return classes
 
 
-def _items_without_checksum(shards: ItemShards) -> list[int]:
+def _items_without_checksum(shards: ItemShards) -> Sequence[int]:
     """The numbers of such shards among items that are like others."""
     if 0 not in shards.crcs:
         return []
-    layouts = {id(layout): layout for layout in shards.layouts if layout is not None}
-    packed = {number for number, of in layouts.items() if prod(of.shape) and is_contiguous(of.shape, of.strides)}
+    layouts = {id(layout): layout for layout in shards.layouts}
+    packed = {n for n, of in layouts.items() if of and prod(of.shape) and is_contiguous(of.shape, of.strides)}
+    if layouts.keys() == packed and not any(shards.crcs) and not shards.located:
+        return range(len(shards))
     found = [i for i, number in enumerate(map(id, shards.layouts)) if number in packed and not shards.crcs[i]]
     return [i for i in found if i not in shards.located and shards.files[i].path is not None]
 

@@ -13,7 +13,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from ckptools.files.opening import File, OpenFiles
-from ckptools.model.shards import ItemShards, states_any_crc, with_bytes
+from ckptools.model.shards import HoldingFile, ItemShards, states_any_crc, with_bytes
 from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.checksums import CHUNK, Record, crc32, read_pieces
 from ckptools.tensor_io.fetch_ahead import Part, in_ranks
@@ -66,6 +66,7 @@ RecordsByFile = Mapping[Path, FileRecords]
 def records_of(tensors: Iterable[Tensor]) -> dict[Path, FileRecords]:
     """The records with a CRC-32 that the shards of some tensors lie in, in the order of their paths and offsets."""
     found: dict[Path, FileRecords] = defaultdict(FileRecords)
+    of_file: dict[HoldingFile, FileRecords] = {}
     for tensor in tensors:
         shards = tensor.shards
         if tensor.kind == "meta" or not states_any_crc(shards):
@@ -74,7 +75,7 @@ def records_of(tensors: Iterable[Tensor]) -> dict[Path, FileRecords]:
             for record in (Record.of(source) for shard in with_bytes(shards) for source in shard.sources if source.crc):
                 found[record.path].add(record.offset, record.nbytes, record.crc, record.name)
             continue
-        of_file = {file: found[file.path] for file in set(shards.files) if file.path is not None}
+        of_file |= {file: found[file.path] for file in {*shards.files} - of_file.keys() if file.path is not None}
         for file, of, start, crc in zip(shards.files, shards.layouts, shards.starts, shards.crcs, strict=False):
             if crc and of is not None:
                 of_file[file].add(start + of.record_span[0], of.record_span[1], crc, of.record)
@@ -84,6 +85,7 @@ def records_of(tensors: Iterable[Tensor]) -> dict[Path, FileRecords]:
 def count_without(tensors: Iterable[Tensor]) -> int:
     """The number of records with bytes, but without a CRC-32, that the shards of some tensors lie in."""
     found: dict[Path, set[int]] = defaultdict(set)
+    of_file: dict[HoldingFile, set[int]] = {}
     for tensor in tensors:
         shards = tensor.shards
         if not isinstance(shards, ItemShards) or shards.located:
@@ -91,7 +93,7 @@ def count_without(tensors: Iterable[Tensor]) -> int:
                 if source.record_span[1]:
                     found[source.path].add(source.record_span[0])
             continue
-        of_file = {file: found[file.path] for file in set(shards.files) if file.path is not None}
+        of_file |= {file: found[file.path] for file in {*shards.files} - of_file.keys() if file.path is not None}
         for file, of, start, crc in zip(shards.files, shards.layouts, shards.starts, shards.crcs, strict=False):
             if not crc and of is not None and of.record_span[1]:
                 of_file[file].add(start + of.record_span[0])

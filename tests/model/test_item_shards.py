@@ -72,7 +72,7 @@ def test_questions_about_columns_have_the_same_answers(rows):
     listed, single = both(rows)
     assert shard_boxes(listed) == shard_boxes(single) and shard_ranks(listed) == shard_ranks(single)
     assert with_bytes(listed) == with_bytes(single) and all_here(listed) == all_here(single)
-    assert shard_sizes(listed) == shard_sizes(single) and read_files(listed) == read_files(single)
+    assert shard_sizes(listed) == shard_sizes(single) and read_files([listed]) == read_files([single])
     assert boxes_with_bytes(listed) == boxes_with_bytes(single) and record_sizes(listed) == record_sizes(single)
 
 
