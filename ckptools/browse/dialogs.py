@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -13,35 +13,39 @@ from textual.widgets import Input, Static
 
 from ckptools.browse.pages import Rows
 from ckptools.browse.row_list import RowList
+from ckptools.display.tables import Screen, wrapped
 
 HELP = (
-    "arrows, h j k l      move, close and open; g and G go to the first and last row",
-    "Tab, Shift+Tab       go to the next list: rows, facts, problems",
-    "1 .. 7               the tabs; 7 lists the checkpoints of the run",
-    "Enter                read what the row leads to: a tensor's shards by file, what each",
-    "                     rank has; a problem's tensor or rank; a checkpoint of the run",
-    "/                    filter the keys while you type; a glob where it has * or ?; Esc ends it",
-    "o                    order of the keys: as saved, size, rms (of what was read), change",
-    "u                    show each layer, or fold those that are the same",
-    "f                    read the values of the tensors of the row: rms, extremes, histogram",
-    "e                    read the elements of a slice, such as 0:4,:8",
-    "c                    with OTHER: read and compare the values of the row's tensors",
-    "r                    read the structure of every rank",
-    "x                    stop what is being read or written",
-    "y                    copy the command line that shows the same",
-    "s                    save the page that report writes",
-    "w                    consolidate what is selected, after its plan was shown",
-    "t                    light or dark",
-    "? and q              these keys, and leave",
-)
+    ("arrows, h j k l", "move, close and open; g, G: first and last row"),
+    ("Tab, Shift+Tab", "the next list: rows, facts, problems"),
+    ("1 .. 7", "the tabs; 7 lists the checkpoints of the run"),
+    ("Enter", "read a tensor's shards by file, or what each rank has; go to the tensor or rank of a problem; "
+              "open a checkpoint of the run"),
+    ("/", "filter the keys while you type: a part of a name, or a glob; Esc ends it"),
+    ("o", "order of the keys: as saved, size, rms, change"),
+    ("u", "show each layer, or fold those that are the same"),
+    ("f", "read values of the row's tensors: rms, extremes, histogram"),
+    ("e", "read the elements of a slice, such as 0:4,:8"),
+    ("c", "with OTHER: read and compare values of the row's tensors"),
+    ("r", "read the structure of every rank"),
+    ("x", "stop what is being read or written"),
+    ("y", "copy the command line that shows the same"),
+    ("s", "save the page that report writes"),
+    ("w", "consolidate what is selected, after its plan was shown"),
+    ("t", "light or dark"),
+    ("? and q", "these keys, and leave"),
+)  # fmt: skip
 
-CSS = """
-Dialog { align: center middle; }
-Dialog > Vertical { width: 90%; max-width: 100; height: auto; max-height: 90%; border: round $primary; padding: 0 1;
-    background: $surface; }
-Dialog Static { height: auto; }
-Dialog RowList { height: auto; max-height: 16; }
-Dialog Input { border: none; height: 1; padding: 0; background: $boost; }
+MOST_WIDE = 100
+"""Columns of a box, at most."""
+
+CSS = f"""
+Dialog {{ align: center middle; }}
+Dialog > Vertical {{ width: 100%; max-width: {MOST_WIDE}; height: auto; border: round $primary; padding: 0 1;
+    background: $surface; }}
+Dialog Static {{ height: auto; text-style: bold; }}
+Dialog RowList {{ height: auto; max-height: 84vh; }}
+Dialog Input, Dialog Input:focus {{ border: none; height: 1; padding: 0; background: $boost; }}
 """
 
 
@@ -60,21 +64,35 @@ class Dialog(ModalScreen[str | None]):
         self.dismiss(None)
 
 
-class HelpDialog(Dialog):
-    """The keys."""
+class TextDialog(Dialog):
+    """Lines to read, wrapped to the width that there is."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("question_mark,q,enter", "leave", "leave", show=False)]
+    def wrapped(self, screen: Screen) -> Iterator[str]:
+        """The lines for a width."""
+        raise NotImplementedError
 
     def compose(self) -> ComposeResult:
         """A title and the lines."""
         with Vertical():
             yield Static(self.words, markup=False)
-            yield RowList("help", has_cursor=False)
+            yield RowList("text", has_cursor=False)
 
-    def on_mount(self) -> None:
-        """Show the lines."""
-        self.query_one(RowList).show(Rows(HELP))
+    def on_resize(self) -> None:
+        """Show the lines; it comes when the box does, too."""
+        width = min(self.app.size.width, MOST_WIDE) - 5  # borders, padding and the scroll bar
+        self.query_one(RowList).show(Rows(self.wrapped(Screen(width))))
         self.query_one(RowList).focus()
+
+
+class HelpDialog(TextDialog):
+    """The keys."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("question_mark,q,enter", "leave", "leave", show=False)]
+
+    def wrapped(self, screen: Screen) -> Iterator[str]:
+        """Each key, and what it does."""
+        for keys, text in HELP:
+            yield from wrapped(f"{keys:17}", text, screen)
 
 
 class LineDialog(Dialog):
@@ -100,7 +118,7 @@ class LineDialog(Dialog):
         self.dismiss(event.value.strip() or None)
 
 
-class PlanDialog(Dialog):
+class PlanDialog(TextDialog):
     """Lines to read before Enter agrees to them; its result is then `yes`."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("q,n", "leave", "leave", show=False)]
@@ -109,16 +127,10 @@ class PlanDialog(Dialog):
         super().__init__(title)
         self.lines = lines
 
-    def compose(self) -> ComposeResult:
-        """A title and the lines."""
-        with Vertical():
-            yield Static(self.words, markup=False)
-            yield RowList("plan", has_cursor=False)
-
-    def on_mount(self) -> None:
-        """Show the lines."""
-        self.query_one(RowList).show(Rows(self.lines))
-        self.query_one(RowList).focus()
+    def wrapped(self, screen: Screen) -> Iterator[str]:
+        """The lines of the plan."""
+        for line in self.lines:
+            yield from wrapped("", line, screen)
 
     def on_row_list_pressed(self, event: RowList.Pressed) -> None:
         """Agree."""

@@ -13,8 +13,22 @@ from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-MARKS = ("bad", "warn", "good", "dim")
+from ckptools.text import clip
+
+COLOURS = {"bad": ("#ff8a80", "#b00020"), "warn": ("#ffc473", "#7a4300"), "good": ("#6ee787", "#006b1e")}
+"""Of each mark, on dark and on light: at least 4.5 to 1, and red, yellow, green where a terminal has 16 colours."""
+
+MARKS = (*COLOURS, "dim")
 _UNDERLINED = Style(underline=True)
+
+
+def coloured(selector: str) -> str:
+    """Rules of CSS that colour what each mark selects, on dark and on light."""
+    return "".join(
+        f"{selector.format(mark=mark, light=light)} {{ color: {colour}; }}\n"
+        for mark, colours in COLOURS.items()
+        for light, colour in zip(("", ":light"), colours, strict=True)
+    )
 
 
 class Source(Protocol):
@@ -44,13 +58,11 @@ class RowList(ScrollView, can_focus=True):
     COMPONENT_CLASSES: ClassVar[set[str]] = {"row", "row--cursor", *(f"row--{mark}" for mark in MARKS)}
 
     DEFAULT_CSS = """
-    RowList { height: 1fr; scrollbar-size-vertical: 1; scrollbar-size-horizontal: 0; }
-    RowList .row--bad { color: $text-error; text-style: bold; }
-    RowList .row--warn { color: $text-warning; }
-    RowList .row--good { color: $text-success; }
+    RowList { height: 1fr; scrollbar-size-vertical: 1; scrollbar-size-horizontal: 0; scrollbar-color: $primary; }
+    RowList .row--bad { text-style: bold; }
     RowList .row--dim { color: $text-muted; }
     RowList .row--cursor { text-style: reverse; }
-    """
+    """ + coloured("RowList{light} .row--{mark}")
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down,j", "move(1)", "down", show=False),
@@ -122,6 +134,7 @@ class RowList(ScrollView, can_focus=True):
         if n >= len(self.source):
             return Strip.blank(width, base)
         text, mark = self.source.line(n, width)
+        text = clip(text, width) if self.has_cursor else text  # a text can be moved to the right
         style = base + self.get_component_styles(f"row--{mark}").rich_style if mark else base
         if self.has_cursor and n == self.cursor:
             style = (

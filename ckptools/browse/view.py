@@ -16,7 +16,7 @@ from textual.widgets import Input, Static
 from ckptools.browse import pages
 from ckptools.browse.jobs import Job, Jobs, StoppedError
 from ckptools.browse.pages import ListPage, Rows, TextPage
-from ckptools.browse.row_list import RowList
+from ckptools.browse.row_list import RowList, coloured
 from ckptools.browse.session import Looked, Session
 from ckptools.display.palette import MARKS
 from ckptools.errors import CkptoolsError
@@ -52,11 +52,10 @@ class View(App[None]):
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (80, "-wide")]  # noqa: RUF012 – the base class annotates it
     CSS = """
     Screen { layout: vertical; }
-    #title, #tabs, #message, #status { height: 1; width: 100%; }
-    #title { text-style: bold; background: $panel; }
-    #title.bad { color: $text-error; }
-    #title.warn { color: $text-warning; }
-    #title.good { color: $text-success; }
+    #title, #tabs, #status { height: 1; width: 100%; text-wrap: nowrap; text-overflow: ellipsis; }
+    #title { text-style: bold; }
+    #message { width: 100%; height: auto; max-height: 3; color: $text-accent; }
+    #message:light { color: $foreground; }
     #main { height: 1fr; }
     #filter { height: 1; border: none; padding: 0; display: none; }
     #filter.typing { display: block; }
@@ -67,9 +66,8 @@ class View(App[None]):
     .-narrow #side, .-narrow #right { width: 100%; height: 1fr; }
     .-narrow #right { border-left: none; border-top: solid $primary; padding-left: 0; }
     #problems { height: auto; max-height: 6; border-top: solid $primary; }
-    #message { color: $text-accent; }
     #status { background: $panel; }
-    """
+    """ + coloured("#title.{mark}{light}")
     BINDINGS: ClassVar[list[BindingType]] = [
         *(Binding(str(n + 1), f"tab({n})", name, show=False) for n, name in enumerate(TABS)),
     ]
@@ -77,7 +75,7 @@ class View(App[None]):
     def __init__(self, path: str, other: str = "", how: Mapping[str, Any] | None = None) -> None:
         super().__init__()
         self.session = Session(path, other, how or {})
-        self.jobs = Jobs(self.call_from_thread)
+        self.jobs = Jobs(self._deliver)
         self.error: CkptoolsError | None = None
         self.bug: Exception | None = None
         self.first_screen = 0.0
@@ -126,7 +124,7 @@ class View(App[None]):
 
     def say(self, text: str) -> None:
         """Say something in the line above the last."""
-        self.query_one("#message", Static).update(printable(text), layout=False)
+        self.query_one("#message", Static).update(printable(text))
 
     def tell_status(self) -> None:
         """Say what was read, and what is being read."""
@@ -147,14 +145,22 @@ class View(App[None]):
         verdict = looked.report.verdict.headline if looked is not None else str(self.error or "opens ...")
         title.update(printable(f"{name}: {verdict}"), layout=False)
         title.set_classes(MARKS[looked.report.verdict.level] if looked is not None else "bad" if self.error else "")
-        named = (f"[{n + 1} {name}]" if n == self.tab else f" {n + 1} {name} " for n, name in enumerate(TABS))
-        self.query_one("#tabs", Static).update("".join(named), layout=False)
+        self.query_one("#tabs", Static).update(_tabs(self.tab, self.size.width), layout=False)
 
     # -- jobs ---------------------------------------------------------------------------------------------------------
 
     def begin(self, name: str, work: Callable[[Job], Any], then: Callable[[Any], None], shown: bool = True) -> None:
         """Do something in a thread, and hand over what comes of it."""
         self.jobs.start(name, work, then, self.failed, shown)
+
+    def _deliver(self, hand_over: Callable[[], None]) -> None:
+        """Hand over what a job found in the thread of the screen, and say at once that it has ended."""
+
+        def deliver() -> None:
+            hand_over()
+            self.tell_status()
+
+        self.call_from_thread(deliver)
 
     def failed(self, error: Exception) -> None:
         """Say what a job met; what is no fault of a file ends the program."""
@@ -233,6 +239,15 @@ class View(App[None]):
 
     def _found(self, rows: Rows, place: int) -> None:
         self.right.show(rows, place)
+
+
+def _tabs(chosen: int, width: int) -> str:
+    """The names of the tabs, the chosen one in brackets; on a narrow screen closer together."""
+    text = "".join(f"[{n + 1} {name}]" if n == chosen else f" {n + 1} {name} " for n, name in enumerate(TABS))
+    if len(text) > width:
+        for long, short in (("optimizer", "optim"), ("  ", " "), ("] ", "]"), (" [", "[")):
+            text = text.replace(long, short)
+    return text
 
 
 def _is_light() -> bool:

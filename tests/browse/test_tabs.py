@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ckptools.browse.row_list import RowList
 from ckptools.display.tables import Screen
 from ckptools.formats.open import open_checkpoint
 from ckptools.inspect.record import inspect_report
@@ -157,3 +158,70 @@ def test_a_smaller_window_puts_what_was_beside_below_and_keeps_the_row():
         assert driven.row.startswith("rank 2")
 
     drive(RANKS, script)
+
+
+@pytest.mark.parametrize("keys", [["question_mark"], ["w", "enter"]])
+@pytest.mark.parametrize("size", [(60, 24), (80, 24)])
+def test_what_a_dialog_says_is_wrapped_and_not_cut(size, keys, tmp_path, monkeypatch):
+    async def script(driven: Driven):
+        await driven.press(*keys)
+        box = driven.app.screen.query_one(RowList)
+        room = box.scrollable_content_region.width
+        assert all(len(row) <= room for row in (box.source.line(n, 0)[0] for n in range(len(box.source))))
+        assert len(box.source) == box.size.height or box.show_vertical_scrollbar
+
+    monkeypatch.chdir(tmp_path)
+    drive(RANKS, script, size=size)
+
+
+@pytest.mark.parametrize("key", ["s", "w"])
+def test_what_is_typed_into_a_dialog_is_seen(key):
+    async def script(driven: Driven):
+        await driven.pilot.press(key, *"X.y")
+        await driven.pilot.pause()
+        assert "X.y" in driven.pictured()
+        await driven.press("escape")
+
+    drive(RANKS, script)
+
+
+def test_all_tabs_are_named_on_a_screen_of_60_columns():
+    async def script(driven: Driven):
+        for tab in "1234567":
+            await driven.press(tab)
+            line = driven.pictured().split("\n")[1]
+            assert line.count("[") == 1 and "7 run" in line and line.split("[")[1].startswith(tab)
+
+    drive(RANKS, script, size=(60, 24))
+
+
+def test_a_row_that_is_cut_says_so():
+    async def script(driven: Driven):
+        causes = driven.pictured().split("\n")[-7:-2]
+        assert any(line.rstrip().endswith("...") for line in causes)
+
+    drive(made.broken_run7(), script, size=(60, 24))
+
+
+@pytest.mark.parametrize("light", [False, True])
+def test_words_are_readable_on_their_background(light):
+    """At least 4.5 to 1. Source: Web Content Accessibility Guidelines 2.1, 1.4.3."""
+
+    async def script(driven: Driven):
+        driven.app.theme = "textual-light" if light else "textual-dark"
+        for tab in "123":
+            await driven.press(tab)
+            for segment in (s for strip in driven.app.screen._compositor.render_strips() for s in strip):
+                colours = segment.style and (segment.style.color, segment.style.bgcolor)
+                if colours and all(colours) and any(map(str.isalnum, segment.text)):
+                    assert contrast(*(colour.get_truecolor() for colour in colours)) >= 4.5, segment
+
+    for checkpoint in (made.broken_run7(), RANKS):
+        drive(checkpoint, script)
+
+
+def contrast(*colours) -> float:
+    """Source: the same, `relative luminance` and `contrast ratio`."""
+    linear = [[v / 255 / 12.92 if v <= 10 else ((v / 255 + 0.055) / 1.055) ** 2.4 for v in one] for one in colours]
+    dark, light = sorted(0.2126 * r + 0.7152 * g + 0.0722 * b for r, g, b in linear)
+    return (light + 0.05) / (dark + 0.05)
