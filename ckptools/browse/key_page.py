@@ -14,6 +14,7 @@ from ckptools.contents.record import Shown
 from ckptools.contents.show import stated
 from ckptools.contents.show_text import figures_line, shown_text
 from ckptools.contents.tree import totals
+from ckptools.diff.record import TensorDifference
 from ckptools.display.tables import Screen, wrapped
 from ckptools.model.records import to_dict
 from ckptools.stats.record import Stats
@@ -103,7 +104,8 @@ class KeyPage:
         row = node.row if node is not None else None
         if self.session.other:
             words = ["--filter", chosen] if chosen else []
-            valued = self.session.difference is not None and self.session.difference.values_compared
+            found = (self.tree.changes.get(row.name) for row in (node.rows if node is not None else []))
+            valued = any(isinstance(one, TensorDifference) and one.change is not None for one in found)
             return command_line("diff", arguments, self.session.other, *(["--values"] if valued else []), *words)
         if row is not None and row.name in self.elements:
             return command_line("show", arguments, row.name, "--values", self.elements[row.name].rows[0].slice)

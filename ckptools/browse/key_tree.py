@@ -216,9 +216,10 @@ def _only_in_b(change: TensorDifference | ValueDifference) -> KeyRow:
 
 
 def _change(change: TensorDifference | ValueDifference) -> float:
-    """The measured change; what was not measured, as by a shape, comes first."""
-    measured = change.change if isinstance(change, TensorDifference) else None
-    return float("inf") if measured is None else measured
+    """The measured change; a tensor without one, as of another shape, comes first, a plain value last."""
+    if not isinstance(change, TensorDifference):
+        return -1.0
+    return float("inf") if change.change is None else change.change
 
 
 def change_text(change: TensorDifference | ValueDifference) -> str:

@@ -144,7 +144,9 @@ def _odd(found: Statistics[Any]) -> list[str]:
     """Numbers of elements that are not finite, and of rows with incomplete figures; of what that was looked for."""
     sections = list(dict.fromkeys(getattr(row, "section", "") or getattr(row, "optimizer", "") for row in found.rows))
     of = f"{printable(sections[0])}: " if len(sections) == 1 and sections[0] else ""
-    finite = [f"{of}{f'{found.nonfinite} not finite' if found.nonfinite else 'all finite'}"] if found.tensors else []
+    nothing_read = found.incomplete and not found.elements
+    finite = [f"{of}{f'{found.nonfinite} not finite' if found.nonfinite else 'all finite'}"]
+    finite = finite if found.tensors and not nothing_read else []
     return [*finite, *([f"{found.incomplete} not read in full"] if found.incomplete else [])]
 
 

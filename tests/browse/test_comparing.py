@@ -8,7 +8,7 @@ from tests.browse.driven import Driven, drive
 
 
 def saved(path, **tensors):
-    torch.save({name: torch.tensor(value) for name, value in tensors.items()}, path)
+    torch.save({key: torch.tensor(value) if isinstance(value, list) else value for key, value in tensors.items()}, path)
     return path
 
 
@@ -26,16 +26,16 @@ def test_what_differs_in_structure_is_listed_before_anything_is_read(tmp_path):
 
 
 def test_the_largest_change_comes_first_once_values_are_compared(tmp_path):
-    a = saved(tmp_path / "a.pt", little=[1.0, 1.0], much=[1.0, 1.0], same=[1.0])
-    b = saved(tmp_path / "b.pt", little=[1.0, 1.001], much=[1.0, 9.0], same=[1.0])
+    a = saved(tmp_path / "a.pt", little=[1.0, 1.0], much=[1.0, 1.0], same=[1.0], step=2)
+    b = saved(tmp_path / "b.pt", little=[1.0, 1.001], much=[1.0, 9.0], same=[1.0], step=4)
 
     async def script(driven: Driven):
         await driven.press("o", "c")
         await driven.press("o", "o")
-        assert [row.split()[0] for row in driven.rows()] == ["much", "little"]
+        assert [row.split()[0] for row in driven.rows()] == ["much", "little", "step"]
         assert any(row.split() == ["max", "8.0"] for row in driven.rows("right"))
         await driven.press("y")
-        assert driven.text("message") == f"ckptools diff {a} {b} --filter much"
+        assert driven.text("message") == f"ckptools diff {a} {b} --values --filter much"
 
     drive(a, script, other=b)
 

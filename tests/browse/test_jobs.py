@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 
@@ -116,6 +117,27 @@ def test_every_rank_is_read_once_however_many_jobs_need_it(monkeypatch):
         monkeypatch.setattr(module, "is_small", lambda *_: False)
     monkeypatch.setattr(session, "with_all_ranks", slowly)
     drive(RANKS, script, wait=False)
+
+
+def test_files_that_vanish_while_it_is_open_are_named_by_every_key(tmp_path, monkeypatch):
+    shutil.copytree(RANKS, tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+
+    async def script(driven: Driven):
+        await driven.press("slash", *"blocks.0.up.w", "enter")
+        shutil.rmtree(tmp_path / "run")
+        await driven.press("f")
+        assert driven.text("message") == "1 tensor, 0 elements, 1 not read in full"
+        assert "rank0.pt: no such file or directory" in driven.rows("right")
+        await driven.press("s", "enter")
+        assert "<title>run: NOT WHOLE" in (tmp_path / "run.html").read_text()
+        await driven.press("s", "enter")
+        assert driven.text("message").startswith("error: run.html: ")  # it is there by now
+        await driven.press("w", "enter", "enter")
+        assert driven.text("message").startswith("error: ") and "no such file" in driven.text("message")
+
+    drive(tmp_path / "run", script)
+    assert [path.name for path in tmp_path.iterdir()] == ["run.html"]
 
 
 def test_a_bug_ends_it_and_is_not_hidden():
