@@ -144,6 +144,8 @@ class ItemTemplate:
         directory_at: byte offset of the directory in the item.
         nbytes: of the directory and what follows.
         directory: pattern of the directory and what follows, with any checksums of records that are not read.
+        tail: those bytes of one item.
+        loose: offsets in those bytes of the checksums of records that are not read.
         crc_at: offset in those bytes of the checksum of the values.
         layout: where the values lie.
     """
@@ -152,6 +154,8 @@ class ItemTemplate:
     directory_at: int
     nbytes: int
     directory: re.Pattern[bytes]
+    tail: bytes
+    loose: tuple[int, ...]
     crc_at: int
     layout: ItemLayout
 
@@ -196,6 +200,10 @@ class ItemLocator:
                 head, crc = data[nbytes:], of.crc_at
                 found.append((of.layout, number(data[crc : crc + 4], "little")))
         return found
+
+    def template(self, kind: ItemKind) -> ItemTemplate | None:
+        """The common layout of items of a kind of which two were located; None if they have none."""
+        return self._templates.get(kind)
 
     def locate(self, file: File, item: Item) -> Stored:
         """Find the values of an item's tensor, or what it stores instead.
@@ -275,7 +283,8 @@ def _template(window: Window, source: Source) -> ItemTemplate | None:
     pattern += re.escape(directory[done:])
     layout = ItemLayout.of(source, window.start)
     compiled = re.compile(pattern, re.DOTALL)
-    return ItemTemplate(window.read(0, values), tail, len(directory), compiled, loose[source.record], layout)
+    head, places = window.read(0, values), tuple(loose.values())
+    return ItemTemplate(head, tail, len(directory), compiled, directory, places, loose[source.record], layout)
 
 
 def _checksums(directory: bytes, count: int) -> Iterator[tuple[str, int]]:

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 
 from ckptools.consolidate.options import ConsolidateOptions
 from ckptools.consolidate.run import consolidate
-from ckptools.formats.dcp import tensors
+from ckptools.formats.dcp import locate, tensors
 from ckptools.formats.dcp.files import DataFile
 from ckptools.formats.dcp.locate import FoundTensor
 from ckptools.formats.dcp.metadata import DcpMetadata, StoredItems, TensorMetadata
 from ckptools.formats.open import open_checkpoint
+from ckptools.model.problems import Problem
 from ckptools.model.shards import ItemShards
-from ckptools.model.tensor import Tensor
+from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import tensors_in
 from tests.truth import FIXTURES
 
@@ -85,3 +86,39 @@ def _listed(node: object) -> object:
     if isinstance(node, list):
         return [*map(_listed, node)]
     return {key: _listed(value) for key, value in node.items()} if isinstance(node, dict) else node
+
+
+def located(folder: Path, many: int) -> tuple[list[list[Shard]], tuple[Problem, ...]]:
+    """The shards of all tensors, and the problems; by column from a number of items on."""
+    with mock.patch.object(locate, "MANY", many):
+        opened = open_checkpoint(folder, all_ranks=True)
+    return [[*tensor.shards] for _, tensor in tensors_in(opened.tree)], opened.problems
+
+
+@pytest.mark.parametrize(
+    "name", ["torch2.13.0-fsdp2-dcp-w3", "dcp-multifile", "dcp-zstd", "torch1.13.1-fsdp1-sharded-dcp-w3"]
+)
+def test_items_of_real_runs_are_located_by_column_as_one_by_one(name: str) -> None:
+    folder = FIXTURES / name / "ckpt"
+    assert located(folder, 0) == located(folder, 1 << 30)
+
+
+def test_items_that_are_alike_are_not_looked_at_one_by_one(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "d")
+    with mock.patch.object(locate.Locator, "_locate") as closely:
+        found, _ = located(folder, 0)
+    assert closely.call_count == 1  # the only item of its kind
+    assert [shard.source is not None for shards in found for shard in shards].count(False) == 1
+
+
+@given(st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=4), st.sampled_from([0, 9]))
+def test_items_with_damaged_bytes_are_located_by_column_as_one_by_one(tmp_path_factory, damage, cut):
+    folder = tmp_path_factory.mktemp("d")
+    state = {f"w{n}": torch.arange(64.0) * n if n % 7 else torch.ones(3 + n % 2, 5) for n in range(30)}
+    dcp.save(state | {"step": 5}, checkpoint_id=folder, no_dist=True)
+    path = next(folder.glob("*.distcp"))
+    data = bytearray(path.read_bytes())
+    for place, value in damage:
+        data[int(place * len(data))] = value
+    path.write_bytes(data[: len(data) - cut])
+    assert located(folder, 0) == located(folder, 1 << 30)

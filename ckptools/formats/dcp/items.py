@@ -30,7 +30,7 @@ from ckptools.model.values import describe_for_error
 from ckptools.pickles.archive import read_archive
 from ckptools.pickles.machine import Machine, load_checked
 from ckptools.pickles.objects import Storage
-from ckptools.tensor_io.dcp_items import CachedWindow, ItemKind, ItemLocator
+from ckptools.tensor_io.dcp_items import CachedWindow, ItemKind, ItemLocator, ItemTemplate
 
 SMALL = 4 << 10
 """Objects up to this many bytes are unpickled once for equal bytes: thousands are the same number."""
@@ -94,6 +94,10 @@ class ItemReader:
             ReadError: the file cannot be read.
         """
         return self._locator.alike(self.open(path), starts, kinds, first)
+
+    def template(self, kind: ItemKind) -> ItemTemplate | None:
+        """The common layout of items of a kind of which two were located; None if they have none."""
+        return self._locator.template(kind)
 
     def unpack(self, path: Path, parts: Iterable[CompressedItem], most: int) -> None:
         """Unpack compressed items of a file together, up to `most` bytes, for later use.

@@ -20,6 +20,7 @@ from typing import Literal
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
 from ckptools.files.compressed import CompressedItem
+from ckptools.files.location import is_remote
 from ckptools.formats.dcp.items import ItemReader, in_safetensors
 from ckptools.formats.dcp.metadata import TensorMetadata
 from ckptools.formats.dcp.other_files import SuspectFile, end_of, is_in_place
@@ -31,6 +32,9 @@ from ckptools.model.tensor import Item, Shard
 from ckptools.pickles.classes.tensor_classes import note_on
 from ckptools.tensor_io.dcp_items import ItemKind, compressed_item, ends_of
 from ckptools.tensor_io.fetch_ahead import Part, count_requests, fetched_runs
+
+MANY = 1000
+"""From this many items on they are located by column, for which numpy is imported."""
 
 MAX_LOCATED = 10_000
 """Up to this many items are all located, even if not all ranks were asked for."""
@@ -85,6 +89,8 @@ class Locator:
     def locate(self, everything: bool) -> None:
         """Locate every tensor, or all in plain archives if they are few, and sample the ends of the others."""
         kinds = {fqn: _kinds(shards) for fqn, shards in self._shards.items()}
+        if everything:
+            self._locate_alike(kinds)
         listed = _in_order(self._listed(kinds, "packed", "archive", "safetensors") if everything else self._some(kinds))
         packed_in: dict[HoldingFile, list[CompressedItem]] = {}
         for one in [one for one in listed if one[0].zstd]:
@@ -95,6 +101,18 @@ class Locator:
             for of_file in map(list, _grouped(run)):
                 for one in self._other_than_alike(of_file):
                     self._locate(one, packed_in.pop(one[0], ()))
+
+    def _locate_alike(self, kinds: Kinds) -> None:
+        """Locate items by column where there are many in archives on the local disk."""
+        plain = {fqn: _places(of, ["archive"]) for fqn, of in kinds.items() if not self._shards[fqn].located}
+        files = {file for fqn, places in plain.items() for file in {*take(self._shards[fqn].files, places)}}
+        if not files or sum(map(len, plain.values())) < MANY:
+            return
+        if self.items.bare or any(is_remote(_path(file)) for file in files):
+            return
+        from ckptools.formats.dcp.alike_items import AlikeItems
+
+        AlikeItems(self._shards, plain).locate(self.items)
 
     def _some(self, kinds: Kinds) -> set[Located]:
         """The items to locate where not all are asked for."""
@@ -112,6 +130,8 @@ class Locator:
         found: list[Located] = []
         for fqn, of in kinds.items():
             shards, places = self._shards[fqn], _places(of, which)
+            if shards.layouts and not (places := [i for i in places if shards.layouts[i] is None]):
+                continue
             files, starts = take(shards.files, places), take(shards.starts, places)
             found += zip(files, starts, repeat(fqn), places, self._item_kinds(shards, places))
         return found
