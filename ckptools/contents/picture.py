@@ -177,7 +177,11 @@ def _drawn(layout: TensorLayout) -> tuple[list[str], float]:
 def _lines(text: str) -> list[str]:
     """Split a fact into at most two lines of the picture."""
     room = int(WIDTH / CHARACTER)
-    return [text] if len(text) <= room else [text[:room], name_text(text[room:], room)]
+    if len(text) <= room:
+        return [text]
+    blank = text.rfind(" ", room // 2, room + 1)
+    end = room if blank < 0 else blank
+    return [text[:end], name_text(text[end:].lstrip(), room)]
 
 
 def _axis(layout: TensorLayout, panel: _Panel) -> str:

@@ -162,11 +162,15 @@ def _unreadable(states: Mapping[str, ByRank]) -> Iterator[Problem]:
 
 
 def _equal_for_all(states: Mapping[str, Prints]) -> Iterator[Problem]:
+    """Generators whose state all ranks share: one problem, as one copied file or one seed is behind all of them."""
+    streams: dict[int, dict[str, str]] = {}
     for stream, prints in states.items():
         if len(prints) > 1 and len(set(prints.values())) == 1:
-            which = next(iter(prints.values()))
-            text = f"all {len(prints)} ranks have the same {stream} state, fingerprint {which}{MAY}"
-            yield Problem(Code.RNG_STATES_EQUAL, text)
+            streams.setdefault(len(prints), {})[stream] = next(iter(prints.values()))
+    for ranks, same in streams.items():
+        s = "s" if len(same) > 1 else ""
+        which = f"{', '.join(same)} state{s}, fingerprint{s} {', '.join(same.values())}"
+        yield Problem(Code.RNG_STATES_EQUAL, f"all {ranks} ranks have the same {which}{MAY}")
 
 
 def _share_a_model(ck: Checkpoint) -> bool:

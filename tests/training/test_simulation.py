@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 import ckptools
 from ckptools.errors import UsageError
 from ckptools.training import Created, CreateOptions, create
-from ckptools.training.options import SimulationOptions
+from ckptools.training.options import ParallelOptions, SimulationOptions
 from tests import demo
 from tests.training.conftest import Command
 from tests.training.rank_files import ckptools as command
@@ -37,15 +37,24 @@ def all_of_fsdp2(folder: Path) -> Created:
     return simulated(folder / "simulated-fsdp2", "fsdp2", full=True)
 
 
-@pytest.mark.parametrize("name", ["all_of_fsdp1", "all_of_fsdp2"])
+@pytest.fixture(scope="session")
+def all_of_hsdp_tp(folder: Path) -> Created:
+    """2 replicas, of which each is cut by 3 ranks, and over 2 ranks before."""
+    simulation = SimulationOptions(simulate_world=12, ranks="all", tiny=True)
+    return create(CreateOptions(folder / "simulated-hsdp-tp", "hsdp-tp", steps=2, full=True, simulation=simulation))
+
+
+@pytest.mark.parametrize("name", ["all_of_fsdp1", "all_of_fsdp2", "all_of_hsdp_tp"])
 def test_all_ranks_together_are_the_run_of_one_process(
     name: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     created: Created = request.getfixturevalue(name)
-    assert ckptools.verify(created.first, deep=True).problems == ()
+    problems = ckptools.verify(created.first, deep=True).problems
+    # With --tiny one random state stands for those of all ranks.
+    assert [p.code for p in problems] == (["CK206"] if name == "all_of_hsdp_tp" else [])
     ckptools.consolidate(created.first, tmp_path / "merged.pt")
     total, different = demo.compare(tmp_path / "merged.pt", created.out / "full.pt")
-    assert (total, different) == (48 + 3 * 43, [])
+    assert (total, different) == (22 + 3 * 17 if name == "all_of_hsdp_tp" else 48 + 3 * 43, [])
 
 
 @pytest.mark.parametrize("name", ["all_of_fsdp1", "all_of_fsdp2"])
@@ -88,6 +97,35 @@ def test_a_simulated_file_of_fsdp2_is_laid_out_as_that_of_a_real_rank(fsdp2: Cre
     real, found = (load(folder / "ep0-ba5-rank1.pt") for folder in (fsdp2.out, tmp_path))
     assert outline(found) == outline(real)
     assert groups(found) == groups(real)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 5])
+def test_a_simulated_file_of_a_mesh_is_laid_out_as_that_of_a_real_rank(
+    rank: int, hsdp_tp: Created, tmp_path: Path
+) -> None:
+    create(CreateOptions(tmp_path, "hsdp-tp", steps=2, simulation=SimulationOptions(8, str(rank))))
+    real, found = (load(folder / f"ep0-ba2-rank{rank}.pt") for folder in (hsdp_tp.out, tmp_path))
+    assert outline(found) == outline(real)
+    assert groups(found) == groups(real)
+
+
+def test_the_1024_ranks_of_a_mesh_are_its_product(tmp_path: Path) -> None:
+    parallel = ParallelOptions(replicas=8, tensor_parallel=8)
+    simulation = SimulationOptions(1024, "1023", tiny=True)
+    create(CreateOptions(tmp_path, "hsdp-tp", steps=1, parallel=parallel, simulation=simulation))
+    (path,) = tmp_path.iterdir()
+    weight = load(path)["state"]["model"]["emb.weight"]
+    assert (weight.device_mesh.shape, weight.device_mesh.mesh_dim_names) == ((8, 16, 8), ("replicate", "shard", "tp"))
+
+
+@pytest.mark.parametrize("world", [5, 6, 7])
+def test_a_world_that_does_not_divide_into_the_mesh_is_refused(world: int, tmp_path: Path) -> None:
+    simulation = SimulationOptions(world, tiny=True)
+    with pytest.raises(UsageError, match=f"--world-size {world} does not divide by --tensor-parallel 2 times"):
+        create(CreateOptions(tmp_path, "hsdp-tp", simulation=simulation))
+    with pytest.raises(UsageError, match="--replicas is 0, must be at least 1"):
+        create(CreateOptions(tmp_path, "hsdp-tp", simulation=simulation, parallel=ParallelOptions(replicas=0)))
 
 
 def groups(content: Any) -> Any:
@@ -150,7 +188,7 @@ def test_ranks_are_told_one_by_one_in_spans_or_all(text: str, expected: tuple[in
         (("--layout", "dcp"), "writes no dcp with fsdp1, only --strategy fsdp1 with --layout composer"),
         (("--jobs", "0"), "--jobs is 0"),
         (("--break", "missing:0"), "options to launch, resume or break do not apply"),
-        (("--sharding", "hybrid"), "leave out how a strategy spreads the model"),
+        (("--sharding", "hybrid"), "takes --replicas and --tensor-parallel; leave out how else it is cut"),
     ],
 )
 def test_what_cannot_be_simulated_is_one_line(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:

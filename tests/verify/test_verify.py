@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 import re
 import shutil
 import zipfile
@@ -322,6 +323,15 @@ def test_an_rng_state_that_some_ranks_share_is_a_warning_that_names_them(tmp_pat
     (new,) = set(found.problems) - set(sound.problems)
     assert (new.code, new.severity) == ("CK206", "warning") and "ranks 1, 3 have the same numpy state (" in new.message
     assert "numpy 3 distinct of 4" in found.detail and "numpy 4 distinct of 4" in sound.detail
+
+
+def test_generators_that_are_alike_on_all_ranks_are_one_problem(tmp_path):
+    numbers = random.Random(0).getstate()
+    for rank in range(3):
+        state = {"model": {"w": torch.ones(2)}, "rng": {"python": numbers, "torch": torch.ones(8, dtype=torch.uint8)}}
+        torch.save(state, tmp_path / f"rank{rank}.pt")
+    (found,) = check(ckptools.verify(tmp_path), "rng").problems
+    assert found.message.startswith("all 3 ranks have the same python, torch states, fingerprints ")
 
 
 @pytest.mark.parametrize(("size", "warned"), [(4, False), (2, True)])

@@ -14,7 +14,7 @@ from ckptools.cluster.waiting import say_nothing
 from ckptools.errors import UsageError, WriteError
 from ckptools.formats.shared.given import shapes_from_json
 from ckptools.text import first_line, plural
-from ckptools.training import option_checks, output, worker
+from ckptools.training import option_checks, output, worker, world_sizes
 from ckptools.training.options import (
     CreateOptions,
     FileOptions,
@@ -29,7 +29,12 @@ if TYPE_CHECKING:
     from ckptools.training.simulated.hollow_rank_files import Shapes
 
 # What a world can be simulated with, and the layouts of which every rank writes files of its own.
-SIMULATED: dict[str, tuple[str, ...]] = {"fsdp1": ("composer",), "fsdp2": ("composer", "verl")}
+SIMULATED: dict[str, tuple[str, ...]] = {
+    "fsdp1": ("composer",),
+    "fsdp2": ("composer", "verl"),
+    "hsdp": ("composer", "verl"),
+    **dict.fromkeys(("tp", "fsdp2-tp", "hsdp-tp"), ("composer",)),
+}
 
 # The same with --hollow.
 HOLLOW: dict[str, tuple[str, ...]] = {"fsdp2": ("composer", "dcp", "huggingface")}
@@ -44,9 +49,11 @@ def create(options: CreateOptions, verbose: bool = False) -> Created:
         WriteError: a file could not be written.
     """
     options = _sized(_check(options).completed())
+    world_sizes.check(options, options.world_size or 1)
     hollow = options.simulation.hollow
     shapes = shapes_from(hollow) if hollow else {}
     calm_torch()
+    option_checks.check_torch(options)
     report = worker.say if verbose else say_nothing
     for line in _explanation(options, shapes):
         report(line)
@@ -93,13 +100,16 @@ def _check(options: CreateOptions) -> CreateOptions:
     simulation, world_size = options.simulation, options.simulation.simulate_world or 0
     option_checks.check_least("simulate-world", world_size)
     option_checks.check_least("jobs", simulation.jobs)
+    option_checks.check_least("replicas", options.parallel.replicas)
+    option_checks.check_least("tensor-parallel", options.parallel.tensor_parallel)
     if options.world_size not in (None, world_size):
         raise UsageError(None, f"--world-size is {options.world_size}, --simulate-world {world_size}; leave one out")
     _check_kind(options)
     if (options.damage, options.resuming, options.launch) != ("", ResumeOptions(), LaunchOptions()):
         raise UsageError(None, "--simulate-world starts no ranks, so options to launch, resume or break do not apply")
-    if options.parallel != ParallelOptions():
-        raise UsageError(None, "--simulate-world cuts over all ranks alike; leave out how a strategy spreads the model")
+    mesh = ParallelOptions(tensor_parallel=options.parallel.tensor_parallel, replicas=options.parallel.replicas)
+    if options.parallel != mesh:
+        raise UsageError(None, "--simulate-world takes --replicas and --tensor-parallel; leave out how else it is cut")
     option_checks.check(options)
     simulation.ranks_written  # noqa: B018  # raises where there is no such rank
     output.refuse_existing(options.out, options.force)
@@ -122,10 +132,18 @@ def _check_kind(options: CreateOptions) -> None:
 
 
 def _sized(options: CreateOptions) -> CreateOptions:
-    """Make the model small with `--tiny`: one block, and an embedding of which each rank has two rows, the last one."""
+    """Make the model small with `--tiny`: one block, and an embedding of which each rank has two rows, the last one.
+
+    Of replicas each has all of them. What is cut twice is even: see `world_sizes`.
+    """
     if not options.simulation.tiny:
         return options
-    size = ModelSize(vocab=2 * (options.world_size or 1) - 1, width=16, layers=1, heads=2, context=15)
+    parallel, twice = options.parallel, options.strategy in ("fsdp2-tp", "hsdp-tp")
+    shards = (options.world_size or 1) // (parallel.replicas if options.strategy in ("hsdp", "hsdp-tp") else 1)
+    cuts = parallel.tensor_parallel_size if twice else shards if options.strategy == "tp" else 1
+    size = ModelSize(
+        vocab=max(2 * shards - (not twice), 1), width=max(16, cuts + cuts % 2), layers=1, heads=2, context=15
+    )
     return dataclasses.replace(options, size=size)
 
 

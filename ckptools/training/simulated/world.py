@@ -1,9 +1,9 @@
 """`--simulate-world 256 --ranks 0,137`: true rank files of a big world, written by one process.
 
 One process trains for real. Then torch's fake process group, which answers every collective at once, lets it be one
-rank after the other of a world that does not exist: what it trained is cut as FSDP cuts it there. So the values are
-those of a run of one process, and the files of all ranks together are that run, to the bit; the layout is that of
-the big world, with every rank's shard of every tensor listed in every file.
+rank after the other of a world that does not exist: what it trained is cut as the strategy cuts it there. So the values
+are those of a run of one process, and the files of all ranks together are that run, to the bit; the layout is that of
+the big world.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ckptools.training.options import CreateOptions, from_json, to_json
 from ckptools.training.output import FULL_STATE
 from ckptools.training.random_states import RandomState
 from ckptools.training.run import Run, full_state, place, prepare, quiet, train
-from ckptools.training.strategies.fsdp import FSDP1, FSDP2
+from ckptools.training.strategies.fsdp import FSDP1
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -113,7 +113,7 @@ def write_rank(trained: Trained, folder: Path, rank: int) -> None:
 def _write_rank(trained: Trained, rank: int, folder: Path) -> None:
     options = trained.options
     with quiet(), fake_group(rank, options.world_size or 1):
-        run = _fsdp1(trained) if options.strategy == "fsdp1" else _fsdp2(trained)
+        run = _fsdp1(trained) if options.strategy == "fsdp1" else _wrapped(trained)
         random_states.restore(trained.rng[rank], run.device)
         if options.layout == "composer":
             # The fake group gathers nothing, so the random states of all ranks come from here.
@@ -141,10 +141,11 @@ def _sharded(tensor: Tensor) -> Any:
     return _create_chunk_sharded_tensor(tensor, dist.get_rank(), world_size, world_size, _get_default_group())
 
 
-def _fsdp2(trained: Trained) -> Run:
-    """Wrap as a real rank does, where `fully_shard` cuts what it finds, and cut the optimizer's state alike."""
+def _wrapped(trained: Trained) -> Run:
+    """Wrap as a real rank does, which cuts the parameters that it finds, and cut the optimizer's state alike."""
     options, saved = trained.options, trained.state["optimizer"]
-    wrapped = FSDP2.wrap(copy.deepcopy(trained.model), options)
+    strategy = strategies.BY_NAME[options.strategy]
+    wrapped = strategy.wrap(copy.deepcopy(trained.model), options)
     decayed = optimizers.decayed_names(trained.model)
     named = dict(strategies.plain_parameters(wrapped))
     optimizer = optimizers.make_optimizer(options.optimizer, named.items(), decayed)
@@ -152,7 +153,7 @@ def _fsdp2(trained: Trained) -> Run:
         optimizer.state[named[fqn]] = {name: _like(named[fqn], value) for name, value in state.items()}
     for group, kept in zip(optimizer.param_groups, saved["param_groups"], strict=True):
         group.update({key: value for key, value in kept.items() if key != "params"})
-    run = dataclasses.replace(trained.run, options=options, strategy=FSDP2, hardware=FAKE)
+    run = dataclasses.replace(trained.run, options=options, strategy=strategy, hardware=FAKE)
     run.model, run.optimizer = wrapped, optimizer
     return run
 

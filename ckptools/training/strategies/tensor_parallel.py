@@ -11,6 +11,9 @@ cut came second.
 
 from __future__ import annotations
 
+from inspect import signature
+from typing import Any
+
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -48,9 +51,15 @@ def plan(layers: int) -> dict[str, ParallelStyle]:
     return styles
 
 
+OWN_VALUES: dict[str, Any] = (
+    {"src_data_rank": None} if "src_data_rank" in signature(parallelize_module).parameters else {}
+)
+"""All ranks have built the same model, so that each cuts its own and receives no values; since torch 2.7."""
+
+
 def cut(model: nn.Module, mesh: DeviceMesh, options: CreateOptions) -> nn.Module:
     """Cut the matrices over a mesh of one dimension; the model stays the object that it was."""
-    parallelize_module(model, mesh, plan(options.size.layers))
+    parallelize_module(model, mesh, plan(options.size.layers), **OWN_VALUES)
     # Both were cut along the vocabulary, each as a parameter of its own: tie them again.
     model.head.weight = model.emb.weight  # type: ignore[union-attr]
     return model
