@@ -70,7 +70,7 @@ body .ckpt.ckpt.ckpt td[data-t]::before{content:attr(data-t) " ";color:var(--ckp
 @page{margin:12mm}
 body{margin:0;padding:0;max-width:none;font-size:9pt}
 body .ckpt h2,body .ckpt summary{break-after:avoid}
-body .ckpt tr,body .ckpt svg,body .ckpt .cause,body .ckpt .tile{break-inside:avoid}
+body .ckpt tr,body .ckpt svg,body .ckpt .cause:not(:has(details)),body .ckpt .tile{break-inside:avoid}
 body .ckpt .wide,body .ckpt pre{overflow:visible}
 body .ckpt.ckpt.ckpt table{margin-left:0;font-size:7pt}
 body .ckpt.ckpt.ckpt thead{display:table-header-group}

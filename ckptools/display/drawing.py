@@ -6,7 +6,7 @@ dark of its reader; what a colour says a letter, a pattern or a number says too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -105,6 +105,11 @@ VIRIDIS = ("#440154", "#482878", "#3e4989", "#31688e", "#26828e", "#1f9e89", "#3
 DIVERGING = ("#08519c", "#3182bd", "#6baed6", "#bdd7e7", "#f2f2f2", "#fdd0a2", "#fd8d3c", "#d94801", "#7f2704")
 """Nine steps from blue by grey to brown, distinct with every kind of colour blindness."""
 
+DIVERGING_ON_DARK = (
+    "#d2e8f7", "#8cc4e8", "#4a94c8", "#2a587a", "#2e353d", "#6e4a26", "#b86a22", "#f39a4d", "#ffd9b5"
+)  # fmt: skip
+"""The same where paper is dark: the middle is near the paper, so that what is usual is quiet there too."""
+
 _THEMED = (
     ("paper", "fill", "#ffffff", "#15181d"),
     ("ink", "fill", "#1f2328", "#dfe3e8"),
@@ -122,6 +127,17 @@ def _themed(within: str, dark: bool) -> str:
     return "".join(f"{within}.ckptsvg .{name}{{{what}:{(a, b)[dark]}}}" for name, what, a, b in _THEMED)
 
 
+def _ramped(within: str, dark: bool) -> str:
+    colors = zip(DIVERGING, DIVERGING_ON_DARK if dark else DIVERGING, strict=True)
+    return "".join(f'{within}.ckptsvg [fill="{color}"]{{fill:{shown}}}' for color, shown in colors)
+
+
+def _by_scheme(rules: Callable[[str, bool], str]) -> str:
+    """Rules for dark paper: where the reader's scheme is dark, and in JupyterLab, whose theme is one of its own."""
+    light, dark = rules("[data-jp-theme-light=true] ", False), rules("[data-jp-theme-light=false] ", True)
+    return f"@media screen and (prefers-color-scheme:dark){{{rules('', True)}{light}}}@media screen{{{dark}}}"
+
+
 STYLE = "".join(
     [
         ".ckptsvg text{font:11px ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace}",
@@ -130,13 +146,13 @@ STYLE = "".join(
         ".ckptsvg .edge,.ckptsvg .grid{fill:none}.ckptsvg .dash{stroke-dasharray:3 2}",
         *(f".ckptsvg .{name}{{fill:{color}}}" for name, color in FILLS.items()),
         _themed("", dark=False),
-        # JupyterLab has a theme of its own, whatever the system's is.
-        f"@media screen and (prefers-color-scheme:dark){{{_themed('', dark=True)}"
-        f"{_themed('[data-jp-theme-light=true] ', dark=False)}}}",
-        f"@media screen{{{_themed('[data-jp-theme-light=false] ', dark=True)}}}",
+        _by_scheme(_themed),
     ]
 )
 """The beginning of every picture. Its classes count only within pictures, so that many may stand on one page."""
+
+RAMP_STYLE = _by_scheme(_ramped)
+"""What a picture with colours of `DIVERGING` needs as well."""
 
 
 def escaped(text: str) -> str:
@@ -262,10 +278,12 @@ def svg(title: str, text: str, parts: Iterable[str], height: float) -> str:
     """
     wide, high = number(WIDTH + 2 * MARGIN), number(height + 30 + 2 * MARGIN)
     head = label(MARGIN, MARGIN + 13, clip_middle(title, int(WIDTH / 8.2)), "ink big")
+    drawn = "".join(parts)
+    style = STYLE + (RAMP_STYLE if f'fill="{DIVERGING[0]}"' in drawn else "")
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="ckptsvg" role="img" viewBox="0 0 {wide} {high}" '
         f'width="{wide}" height="{high}" style="max-width:100%;height:auto">'
-        f"<title>{escaped(title)}</title><desc>{escaped(text)}</desc><style>{STYLE}</style>"
+        f"<title>{escaped(title)}</title><desc>{escaped(text)}</desc><style>{style}</style>"
         f'<rect width="100%" height="100%" rx="6" class="paper"/>{head}'
-        f'<g transform="translate({MARGIN},{MARGIN + 30})">{"".join(parts)}</g></svg>'
+        f'<g transform="translate({MARGIN},{MARGIN + 30})">{drawn}</g></svg>'
     )

@@ -56,7 +56,7 @@ def test_the_median_of_a_row_is_grey_and_forty_times_it_is_the_last_colour(value
 def test_each_row_has_its_own_median_and_every_cell_an_outline():
     found = cells(*((f"h.{n}.{role}", size * (40 if n == 3 else 1), "") for n in range(6) for role, size in SIZES))
     picture = heat_map("rms", found)
-    counts = [picture.svg.count(DIVERGING[n]) for n in (4, 8)]
+    counts = [picture.svg.count(f'fill="{DIVERGING[n]}" class="rim"') for n in (4, 8)]
     assert counts == [10 + 1, 2 + 1]  # one of each is in the ramp
     assert picture.svg.count('class="rim"') == 12 + len(DIVERGING) and "median of the row" in picture.text
 
