@@ -87,10 +87,10 @@ class KeyTree:
         """Fold repeated layers, or show each."""
         self.expanded = expand
         self._nodes = [_node(0, label_text(one.labels), one) for one in branches_of(self.keys, expand)]
-        for node in self._nodes:  # here, in a thread, and not while a row is drawn
-            node.total = _total(node)
         if len(self._nodes) == 1:
             self.open(0)
+        for node in self._nodes:  # here, in a thread, and not while a row is drawn
+            node.total = _total(node)
 
     def compared(self, difference: Difference) -> None:
         """Take over how each key differs from that of the other checkpoint, and show the largest change first."""

@@ -1,4 +1,4 @@
-// Sorts and filters the tables of a report, and marks what is about the same rank or key where the pointer is.
+// Sorts and filters the tables of a report, and marks what is about the same rank or key where the pointer or the focus is.
 "use strict";
 (() => {
   const UNITS = {KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40, k: 1e3, M: 1e6, T: 1e12};
@@ -26,17 +26,23 @@
       : a.number !== null ? -1 : b.number !== null ? 1
       : sign * (a.text < b.text ? -1 : a.text > b.text ? 1 : 0));
     body.append(...keys.map((key) => key.row));
+    tabTo(body);
   }
 
   function filter(table, text) {
     for (const row of table.tBodies[0].rows) row.hidden = !row.textContent.toLowerCase().includes(text.toLowerCase());
+    tabTo(table.tBodies[0]);
   }
 
   for (const table of document.querySelectorAll(".ckpt table")) {
     [...table.tHead.rows[0].cells].forEach((head, column) => {
       head.tabIndex = 0;
       head.addEventListener("click", () => sortBy(table, head, column));
-      head.addEventListener("keydown", (event) => { if (event.key === "Enter") sortBy(table, head, column); });
+      head.addEventListener("keydown", (event) => {
+        if (event.key !== "Enter" && event.key !== " ") return;
+        event.preventDefault();
+        sortBy(table, head, column);
+      });
     });
     if (table.tBodies[0].rows.length < 4) continue;
     const input = document.createElement("input");
@@ -64,7 +70,10 @@
   const of = new Map();
   function note(element, found) {
     of.set(element, found);
-    for (const subject of found) about.set(subject, [...(about.get(subject) || []), element]);
+    for (const subject of found) {
+      if (!about.has(subject)) about.set(subject, []);
+      about.get(subject).push(element);
+    }
   }
   for (const shape of document.querySelectorAll(".ckpt svg rect")) {
     const title = shape.querySelector("title");
@@ -77,10 +86,36 @@
   for (const cause of document.querySelectorAll(".ckpt .cause")) note(cause, subjects(cause.textContent, ""));
 
   let lit = [];
-  document.addEventListener("pointerover", (event) => {
+  function mark(at) {
     for (const element of lit) element.classList.remove("lit");
-    const at = event.target.closest("rect, tbody tr, .cause");
     lit = at && of.has(at) ? [...of.get(at)].flatMap((subject) => about.get(subject)) : [];
     for (const element of lit) element.classList.add("lit");
-  });
+  }
+  for (const name of ["pointerover", "focusin"])
+    document.addEventListener(name, (event) => mark(event.target.closest("rect, tbody tr, .cause")));
+
+  // Tab goes to one element of a map, layout or table; arrows go on from there, in a map also up and down.
+  function members(group) {
+    return [...group.querySelectorAll("rect, tr")].filter((one) => of.has(one) && !one.hidden);
+  }
+  function tabTo(group) {
+    members(group).forEach((one, n) => { one.tabIndex = n ? -1 : 0; });
+  }
+  for (const cause of document.querySelectorAll(".ckpt .cause")) cause.tabIndex = 0;
+  for (const group of document.querySelectorAll(".ckpt svg, .ckpt tbody")) {
+    tabTo(group);
+    group.addEventListener("keydown", (event) => {
+      const step = {ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1}[event.key];
+      const all = members(group);
+      const at = all.indexOf(document.activeElement);
+      if (!step || at < 0) return;
+      const across = event.key === "ArrowRight" || event.key === "ArrowLeft";
+      let n = at + step;
+      while (all[n] && !across && all[n].getAttribute("x") !== all[at].getAttribute("x")) n += step;
+      if (all[n]) {
+        event.preventDefault();
+        all[n].focus();
+      }
+    });
+  }
 })();
