@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from math import prod
-from operator import le
+from operator import le, lt
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -278,8 +278,11 @@ class ItemShards(RowMethods[Shard], Sequence[Shard]):
 
     def in_rank_order(self) -> ItemShards:
         """The same shards by rank, those of one rank by offsets; shards without a rank come first."""
-        ranks = {file: -1 if file.rank is None else file.rank for file in set(self.files)}
-        return self.in_order_of(list(zip(map(ranks.__getitem__, self.files), self.offsets, strict=True)))
+        rank_of = {file: -1 if file.rank is None else file.rank for file in set(self.files)}
+        ranks = list(map(rank_of.__getitem__, self.files))
+        if all(map(lt, ranks, islice(ranks, 1, None))):
+            return self
+        return self.in_order_of(list(zip(ranks, self.offsets, strict=True)))
 
     def in_order_of(self, keys: Sequence[Any]) -> ItemShards:
         """The same shards, sorted by a key for each of them."""

@@ -11,9 +11,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import accumulate, compress, groupby, islice, repeat
+from itertools import accumulate, groupby, islice, repeat
 from math import prod
-from operator import eq, itemgetter, lt
+from operator import itemgetter
 from pathlib import Path
 from typing import Literal
 
@@ -139,9 +139,9 @@ class Locator:
     def _short(self, kinds: Kinds) -> Iterator[Located]:
         """The items in archives that have fewer bytes than their chunks."""
         for fqn, shards in self._shards.items():
-            few = list(map(lt, shards.lengths, map(_nbytes(shards).__getitem__, shards.sizes)))
-            for i in compress(range(len(few)), few) if any(few) else ():
-                if kinds[fqn][i] == "archive":
+            short = {pair for pair in _lengths(shards) if pair[0] < _nbytes(shards.dtype, pair[1])}
+            for i, pair in enumerate(zip(shards.lengths, shards.sizes, strict=True) if short else ()):
+                if pair in short and kinds[fqn][i] == "archive":
                     yield self._located(fqn, i)
 
     def _spread(self, kinds: Kinds, which: Collection[Kind]) -> Iterator[Located]:
@@ -240,9 +240,10 @@ class Locator:
 
 def _places(kinds: Sequence[Kind | None], which: Collection[Kind]) -> Sequence[int]:
     """The numbers of the shards of some kinds."""
-    if {*kinds} <= {*which}:
+    present = {*kinds}
+    if present <= {*which}:
         return range(len(kinds))
-    return [i for i, kind in enumerate(kinds) if kind in which]
+    return () if present.isdisjoint(which) else [i for i, kind in enumerate(kinds) if kind in which]
 
 
 def _in_order(found: Iterable[Located]) -> list[Located]:
@@ -264,21 +265,24 @@ def _path(file: HoldingFile) -> Path:
     return file.path
 
 
-def _nbytes(shards: ItemShards) -> dict[Ints, int]:
-    """Bytes of the values of a shard, by its sizes."""
-    return {sizes: prod(sizes) * ITEMSIZE[shards.dtype] for sizes in set(shards.sizes)}
+def _lengths(shards: ItemShards) -> set[tuple[int, Ints]]:
+    """The lengths of items with the sizes of their shards, equal ones once."""
+    return set(zip(shards.lengths, shards.sizes, strict=True))
+
+
+def _nbytes(dtype: str, sizes: Ints) -> int:
+    return prod(sizes) * ITEMSIZE[dtype]
 
 
 def _kinds(shards: ItemShards) -> list[Kind | None]:
     """How each shard of a tensor is stored; None for what cannot be read. An archive is longer than its values."""
-    nbytes, files = _nbytes(shards), set(shards.files)
-    like_values = list(map(eq, shards.lengths, map(nbytes.__getitem__, shards.sizes)))
-    if not any(like_values) and not any(file.path is None or file.zstd for file in files):
+    alike = {pair for pair in _lengths(shards) if pair[0] == _nbytes(shards.dtype, pair[1])}
+    if not alike and not any(file.path is None or file.zstd for file in set(shards.files)):
         return ["archive"] * len(shards)
     return [
         None if file.path is None
         else "packed" if file.zstd
-        else "safetensors" if alike
+        else "safetensors" if pair in alike
         else "archive"
-        for file, alike in zip(shards.files, like_values, strict=True)
+        for file, pair in zip(shards.files, zip(shards.lengths, shards.sizes, strict=True), strict=True)
     ]  # fmt: skip
