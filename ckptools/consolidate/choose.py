@@ -43,12 +43,14 @@ def select(
     damage: Mapping[Record, int] | None,
     dequantize: bool = False,
     donor: Donor | None = None,
+    right: bool = False,
 ) -> OutputContents:
     """Choose the parts named by `only` from a checkpoint whose ranks have all been read.
 
     `holes` is None to refuse tensors that are not whole, `leave` to leave them out, `nan` or `zero` to fill them.
     `damage` has the records whose checksums do not match, with the CRC-32 that they have; their bytes count as missing.
-    It is None if checksums are not compared. `donor` is another checkpoint of the run that fills gaps first.
+    It is None if checksums are not compared. They are `right` if each was compared and none is wrong. `donor` is
+    another checkpoint of the run that fills gaps first.
 
     Raises:
         NotWholeError: something is missing, overlaps or contradicts; lists everything.
@@ -67,7 +69,7 @@ def select(
     without = [p for p in concerned if p.kind.lacks in ("file", "part") and stands_in_the_way(checkpoint, p)]
     picking.problems += [] if holes else without
     picking.lose({(p.tensor or p.code,): p.message for p in without})
-    picking.ranks.expect(tensors_of(sections.values()))
+    picking.ranks.expect(tensors_of(sections.values()), right)
     trees = {name: picking.copy(s.value, s.path, (name,) if name else ()) for name, s in sections.items()}
     if picking.problems:
         gaps = any(p.kind.lacks == "elements" for p in picking.problems)

@@ -80,6 +80,7 @@ class Picking:
         self.listed: list[KeyPath] = []
         self.spared: list[Problem] = []
         self.models = sections_of_kind(checkpoint, "model")
+        self._orders: dict[int, list[int]] = {}
         self.cut = {f.path for f in checkpoint.files if f.status in ("cut", "bad")}
 
     def lose(self, left_out: Mapping[KeyPath, str]) -> None:
@@ -222,8 +223,12 @@ class Picking:
     def _preferred(self, shards: Shards) -> Iterable[Shard]:
         """The copy of each region that is written."""
         if isinstance(shards, ItemShards) and shards.all_read:
-            of_file = {file: self._preference(file.path, file.rank) for file in set(shards.files)}
-            order = sorted(range(len(shards)), key=lambda i: of_file[shards.files[i]])
+            order = self._orders.get(id(shards.files))
+            if order is None:
+                preferences = [self._preference(file.path, file.rank) for file in shards.files]
+                order = sorted(range(len(shards)), key=preferences.__getitem__)
+                self._orders[id(shards.files)] = order
+            order = order[:1] if shards.one_box else order
             first = {(shards.offsets[i], shards.sizes[i]): i for i in reversed(order)}
             return [shards[i] for i in first.values()]
         found = sorted(with_bytes(shards), key=lambda s: self._preference(s.source and s.source.path, s.rank))

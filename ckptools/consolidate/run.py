@@ -84,7 +84,8 @@ def consolidate(
         if not options.unchecked and (holes or donor or (options.check and options.dry_run)):
             first = compare(tensors_to_write(whole, part), files, options.threads, progress, planned)
         damage = first.damaged if first else None if options.unchecked else {}
-        selection = select(whole, part, holes, options.prefer_rank, files, damage, options.dequantize, donor)
+        right = first is not None and not first.damaged
+        selection = select(whole, part, holes, options.prefer_rank, files, damage, options.dequantize, donor, right)
         selection.with_record = options.provenance
         if original is not None:
             from ckptools.consolidate.like import in_folder, made_like

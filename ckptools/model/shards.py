@@ -232,6 +232,17 @@ class ItemShards(RowMethods[Shard], Sequence[Shard]):
         others = sum(shard.was_read for shard in self.located.values())
         return len(self) == others + (len(self.layouts) - self.layouts.count(None))
 
+    @property
+    def one_layout(self) -> ItemLayout | None:
+        """The layout that all of them have; None where one was not read, or has another."""
+        first = self.layouts[0] if self.layouts and not self.located else None
+        return first if self.layouts.count(first) == len(self) else None
+
+    @property
+    def one_box(self) -> bool:
+        """Whether all of them have one region."""
+        return all(column.count(column[0]) == len(self) > 0 for column in (self.offsets, self.sizes))
+
     def kinds(self) -> dict[tuple[Ints, ItemLayout], int] | None:
         """How many shards have which sizes and layout; None where those of one cannot be found in columns."""
         if self.located or not self.all_read:
@@ -260,7 +271,7 @@ class ItemShards(RowMethods[Shard], Sequence[Shard]):
 
     def boxes(self) -> set[Box]:
         """The regions of the shards, equal ones once."""
-        return set(map(Box._make, zip(self.offsets, self.sizes, strict=True)))
+        return set(map(Box._make, set(zip(self.offsets, self.sizes, strict=True))))
 
     @property
     def has_copies(self) -> bool:

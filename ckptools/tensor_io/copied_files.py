@@ -24,6 +24,7 @@ from ckptools.files.opening import OpenFiles
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints, is_contiguous
 from ckptools.model.shards import states_any_crc
+from ckptools.model.source import ItemLayout
 from ckptools.model.tensor import ItemShards, Shard, Shards, Source, Tensor, with_bytes
 from ckptools.model.tree import KeyPath
 
@@ -241,12 +242,16 @@ def _items_without_checksum(shards: ItemShards) -> Sequence[int]:
     """The numbers of such shards among items that are like others."""
     if 0 not in shards.crcs:
         return []
-    layouts = {id(layout): layout for layout in shards.layouts}
-    packed = {n for n, of in layouts.items() if of and prod(of.shape) and is_contiguous(of.shape, of.strides)}
-    if layouts.keys() == packed and not any(shards.crcs) and not shards.located:
-        return range(len(shards))
+    if shards.one_layout is not None and not any(shards.crcs):
+        return range(len(shards)) if _is_packed(shards.one_layout) else ()
+    layouts = {id(layout): layout for layout in shards.layouts if layout is not None}
+    packed = {number for number, layout in layouts.items() if _is_packed(layout)}
     found = [i for i, number in enumerate(map(id, shards.layouts)) if number in packed and not shards.crcs[i]]
     return [i for i in found if i not in shards.located and shards.files[i].path is not None]
+
+
+def _is_packed(layout: ItemLayout) -> bool:
+    return bool(prod(layout.shape)) and is_contiguous(layout.shape, layout.strides)
 
 
 def _copies_among(paths: Sequence[Path], listed: Sequence[_Listed], files: OpenFiles) -> Iterator[Problem]:

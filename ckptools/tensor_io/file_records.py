@@ -10,10 +10,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from operator import add, itemgetter
 from pathlib import Path
 
 from ckptools.files.opening import File, OpenFiles
-from ckptools.model.shards import HoldingFile, ItemShards, states_any_crc, with_bytes
+from ckptools.model.columns import take
+from ckptools.model.shards import ItemShards, Shards, states_any_crc, with_bytes
+from ckptools.model.source import ItemLayout
 from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.checksums import CHUNK, Record, crc32, read_pieces
 from ckptools.tensor_io.fetch_ahead import Part, in_ranks
@@ -36,12 +39,13 @@ class FileRecords:
     crcs: array[int] = field(default_factory=lambda: array("I"))
     names: list[str] = field(default_factory=list)
 
-    def add(self, start: int, nbytes: int, crc: int, name: str) -> None:
-        """Add a record, which may be there already."""
-        self.starts.append(start)
-        self.lengths.append(nbytes)
-        self.crcs.append(crc)
-        self.names.append(name)
+    def add(self, starts: Sequence[int], layouts: Sequence[ItemLayout], crcs: Sequence[int]) -> None:
+        """Add the records of some items, which may be there already."""
+        spans = [layout.record_span for layout in layouts]
+        self.starts.extend(map(add, starts, map(itemgetter(0), spans)))
+        self.lengths.extend(map(itemgetter(1), spans))
+        self.crcs.extend(crcs)
+        self.names += [layout.record for layout in layouts]
 
     def in_order(self) -> FileRecords:
         """The same records in the order of their offsets, each once."""
@@ -66,38 +70,45 @@ RecordsByFile = Mapping[Path, FileRecords]
 def records_of(tensors: Iterable[Tensor]) -> dict[Path, FileRecords]:
     """The records with a CRC-32 that the shards of some tensors lie in, in the order of their paths and offsets."""
     found: dict[Path, FileRecords] = defaultdict(FileRecords)
-    of_file: dict[HoldingFile, FileRecords] = {}
-    for tensor in tensors:
-        shards = tensor.shards
-        if tensor.kind == "meta" or not states_any_crc(shards):
-            continue
-        if not isinstance(shards, ItemShards) or shards.located:
-            for record in (Record.of(source) for shard in with_bytes(shards) for source in shard.sources if source.crc):
-                found[record.path].add(record.offset, record.nbytes, record.crc, record.name)
-            continue
-        of_file |= {file: found[file.path] for file in {*shards.files} - of_file.keys() if file.path is not None}
-        for file, of, start, crc in zip(shards.files, shards.layouts, shards.starts, shards.crcs, strict=False):
-            if crc and of is not None:
-                of_file[file].add(start + of.record_span[0], of.record_span[1], crc, of.record)
+    stating = [tensor.shards for tensor in tensors if tensor.kind != "meta" and states_any_crc(tensor.shards)]
+    for path, starts, layouts, crcs in _by_file(stating):
+        if 0 in crcs:
+            stated = [i for i, crc in enumerate(crcs) if crc]
+            found[path].add(take(starts, stated), take(layouts, stated), take(crcs, stated))
+        else:
+            found[path].add(starts, layouts, crcs)
     return {path: found[path].in_order() for path in sorted(found, key=str) if found[path].starts}
 
 
 def count_without(tensors: Iterable[Tensor]) -> int:
     """The number of records with bytes, but without a CRC-32, that the shards of some tensors lie in."""
     found: dict[Path, set[int]] = defaultdict(set)
-    of_file: dict[HoldingFile, set[int]] = {}
-    for tensor in tensors:
-        shards = tensor.shards
-        if not isinstance(shards, ItemShards) or shards.located:
-            for source in (source for shard in with_bytes(shards) for source in shard.sources if not source.crc):
-                if source.record_span[1]:
-                    found[source.path].add(source.record_span[0])
-            continue
-        of_file |= {file: found[file.path] for file in {*shards.files} - of_file.keys() if file.path is not None}
-        for file, of, start, crc in zip(shards.files, shards.layouts, shards.starts, shards.crcs, strict=False):
-            if not crc and of is not None and of.record_span[1]:
-                of_file[file].add(start + of.record_span[0])
+    for path, starts, layouts, crcs in _by_file([tensor.shards for tensor in tensors]):
+        spans = [layout.record_span for layout in layouts]
+        if any(crcs) or any(at or not nbytes for at, nbytes in spans):
+            starts = [start + at for start, (at, n), crc in zip(starts, spans, crcs, strict=True) if n and not crc]
+        found[path].update(starts)
     return sum(map(len, found.values()))
+
+
+def _by_file(several: Iterable[Shards]) -> Iterator[tuple[Path, Sequence[int], Sequence[ItemLayout], Sequence[int]]]:
+    """The items of some tensors, for each file: where they begin, their layouts, and the CRC-32s of their records."""
+    alike: dict[int, list[ItemShards]] = defaultdict(list)
+    for shards in several:
+        if isinstance(shards, ItemShards) and shards.one_layout is not None:
+            alike[id(shards.files)].append(shards)
+            continue
+        for source in (source for shard in with_bytes(shards) for source in shard.sources):
+            start = source.record_span[0]
+            yield source.path, [start], [ItemLayout.of(source, start)], [source.crc]
+    for group in alike.values():
+        layouts = [layout for shards in group if (layout := shards.one_layout) is not None]
+        columns = zip(
+            zip(*(s.starts for s in group), strict=True), zip(*(s.crcs for s in group), strict=True), strict=True
+        )
+        for file, (starts, crcs) in zip(group[0].files, columns, strict=True):
+            if file.path is not None:
+                yield file.path, starts, layouts, crcs
 
 
 def damaged_records(records: RecordsByFile, files: OpenFiles, threads: int, progress: Progress) -> dict[Record, int]:

@@ -58,13 +58,16 @@ class RankValues:
         merged = leaf_at(self._checkpoint.tree, path)
         return any(self.differing(tensor, (*path, *below)) for below, tensor in tensors_in(merged))
 
-    def expect(self, tensors: Iterable[tuple[KeyPath, Tensor]]) -> None:
-        """Announce tensors whose copies will be compared, in this order; a store is asked for many at once."""
+    def expect(self, tensors: Iterable[tuple[KeyPath, Tensor]], right: bool = False) -> None:
+        """Announce tensors whose copies will be compared, in this order; a store is asked for many at once.
+
+        `right` is that of `equal_copies`.
+        """
         from ckptools.tensor_io.equal_copies import equal_copies
         from ckptools.tensor_io.fetch_ahead import CopiesAhead
 
         listed = list(tensors)
-        self._ahead, self._equal = CopiesAhead(listed), equal_copies(listed, self._files)
+        self._ahead, self._equal = CopiesAhead(listed), equal_copies(listed, self._files, right)
 
     def differing(self, tensor: Tensor, path: KeyPath) -> dict[Box, Unequal]:
         """The regions of a tensor whose copies differ.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from zlib import crc32
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +26,7 @@ def tensors_in(folder: Path, values: list[list[bytes]], width: int) -> dict[str,
         path.write_bytes(b"x" + b"".join(of_rank))
         for i in range(len(of_rank)):
             at = 1 + i * width
-            source = Source(path, at, "uint8", (width,), (1,), f"data/{i}", (at, width), 7)
+            source = Source(path, at, "uint8", (width,), (1,), f"data/{i}", (at, width), crc32(of_rank[i]))
             shards.setdefault(f"t{i}", []).append(Shard(Box((0,), (width,)), rank, source))
     return {name: Tensor((width,), "uint8", in_columns(own, "uint8", files)) for name, own in shards.items()}
 
@@ -41,6 +42,16 @@ def test_tensors_are_found_equal_that_one_by_one_do_not_differ(values: list[list
         tensors = tensors_in(Path(folder), values, 4)
         one_by_one = {name for name, tensor in tensors.items() if not differing_boxes(tensor.found, files)}
         assert equal_copies(tensors.items(), files) == (one_by_one if len(values) > 1 else set())
+        assert equal_copies(tensors.items(), files, right=True) == equal_copies(tensors.items(), files)
+
+
+def test_of_copies_whose_right_crcs_are_as_long_as_they_nothing_is_read(tmp_path: Path) -> None:
+    for width in (4, 5):
+        tensors = tensors_in(tmp_path, [[b"a" * width]] * 3, width)
+        for rank in range(3):
+            (tmp_path / f"rank{rank}.bin").unlink()
+        with OpenFiles() as files:
+            assert equal_copies(tensors.items(), files, right=True) == ({"t0"} if width == 4 else set())
 
 
 def test_large_tensors_are_left_to_the_comparison_one_by_one(tmp_path: Path) -> None:

@@ -107,17 +107,23 @@ def shards_of_tensors(draw):
     places = st.sampled_from((0, 20)), st.sampled_from(LENGTHS)
     one = st.tuples(st.integers(0, FILES - 1), *places, st.sampled_from("ab"))
     crcs = {(file, record): draw(st.sampled_from((0, 5, 6))) for file in range(FILES) for record in "ab"}
-    listed = draw(st.lists(st.lists(one, min_size=1, max_size=6), min_size=1, max_size=4))
+    some = st.lists(one, min_size=1, max_size=6)
+    cut_alike = one.map(lambda shard: [(file, *shard[1:]) for file in range(FILES)])
+    listed = draw(st.lists(some | cut_alike, min_size=1, max_size=4))
     return [[(*shard, crcs[shard[0], shard[3]]) for shard in shards] for shards in listed]
 
 
 def tensors(folder: Path, drawn, columns: bool):
+    files, lists = {}, {}
     for number, listed in enumerate(drawn):
         shards = []
         for file, at, length, record, crc in listed:
             source = Source(folder / f"{file}.bin", 4 * at, "float32", (length,), (1,), record, (0, 400), crc)
             shards.append(Shard(Box((at,), (length,)), file, source))
-        kept = in_columns(shards, "float32", {}) if columns else tuple(shards)
+        kept = in_columns(shards, "float32", files) if columns else tuple(shards)
+        for name in ("files", "offsets", "sizes") if columns else ():
+            column = getattr(kept, name)
+            setattr(kept, name, lists.setdefault(tuple(column), column))
         yield f"t{number}", Tensor((60,), "float32", kept, "chunks")
 
 
