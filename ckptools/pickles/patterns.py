@@ -38,6 +38,9 @@ MAX_INTERPRETED = 8
 
 UNLIMITED = 1 << 62
 
+SHARD_LISTS = b"ShardedTensor"
+"""In a pickle, the name of a class that a slot must not be handed to: found early, before all of it is interpreted."""
+
 
 class Pattern:
     """A rank file that was interpreted, with slots where others have other values.
@@ -67,7 +70,10 @@ class Pattern:
             if FILE_NAME in archive.records:
                 raise ValueError("written by consolidate")
             check_byte_order(archive)
-            self.spelling = Spelling(archive.read("data.pkl"))
+            data = archive.read("data.pkl")
+            if SHARD_LISTS in data:
+                raise ValueError("tensors that list the shards of all ranks")
+            self.spelling = Spelling(data)
             self._locate, self.records = locator(archive), dict[str, int]()
             self._located: dict[str, tuple[Path, int, str, int]] = {}
             self._interpret(frozenset())
