@@ -25,7 +25,7 @@ from ckptools.tensor_io.checksums import Record
 from ckptools.tensor_io.copied_files import copied_files
 from ckptools.text import and_others, named_ranks, plural, printable
 from ckptools.training_state.judgement import stands_in_the_way, verdict_of
-from ckptools.training_state.rank_values import is_own
+from ckptools.training_state.rank_values import own_paths
 from ckptools.training_state.sections import Section, sections_of, sections_of_kind, tensors_of
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _refuses(checkpoint: Checkpoint, problem: Problem, holes: str | None) -> boo
 
 def _own_values_lost(checkpoint: Checkpoint, parts: Sequence[Section]) -> dict[KeyPath, str]:
     """The ranks' own values in lost files, by key path and rank, with the reason; no tensor has a gap for them."""
-    own = [*(s.path for s in sections_of(checkpoint) if is_own(s)), *checkpoint.differing]
+    own = [*own_paths(sections_of(checkpoint), checkpoint.world_size.exact), *checkpoint.differing]
     own = [path for path in own if any(part.holds(path) for part in parts)]
     own = [path for path in own if not any(path[: len(other)] == other != path for other in own)]
     errors = [p for p in checkpoint.problems if p.severity == "error" and p.kind.lacks in ("file", "value")]

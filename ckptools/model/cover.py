@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints, Run, in_a_row
 from ckptools.model.tensor import Tensor, lie_in_a_row
-from ckptools.text import first_few
+from ckptools.text import first_few, spans
 
 
 class Cover(NamedTuple):
@@ -157,7 +157,7 @@ def cover_problem(tensor: Tensor, fqn: str) -> Problem | None:
         text = f"shards {a}{_whose(tensor, a)} and {b}{_whose(tensor, b)} overlap"
         return Problem(Code.TENSOR_OVERLAP, text, None, fqn)
     ranks = sorted({s.rank for s in tensor.shards if not s.was_read and s.rank is not None})
-    whose = f", held by rank {', '.join(map(str, ranks[:8]))}" if ranks else ""
+    whose = f", held by rank {spans(ranks)}" if ranks else ""
     where = first_few(covered.gaps, 3)
     text = f"gap {where}: {covered.missing} of {tensor.numel} elements are in no file here{whose}"
     return Problem(Code.TENSOR_GAP, text, ranks[0] if ranks else None, fqn)

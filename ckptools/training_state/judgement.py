@@ -23,7 +23,7 @@ from ckptools.model.values import Lost
 from ckptools.model.verdict import Depth, Verdict
 from ckptools.text import few, named_ranks, plural
 from ckptools.training_state.optimizers import Optimizer, optimizers_of
-from ckptools.training_state.rank_values import Shared, is_own
+from ckptools.training_state.rank_values import Shared, is_own, own_paths
 from ckptools.training_state.sections import model_of, sections_of, tensors_of
 from ckptools.training_state.steps import RANKS_DIFFER, contradiction
 
@@ -112,9 +112,11 @@ def lost_with_files(ck: Checkpoint, problems: Iterable[Problem]) -> tuple[str, .
     """Name what was only in lost files of ranks: `what rank 2 had for itself: rng`."""
     wrong = list(problems)
     ranks = {p.rank for p in wrong if p.kind.lacks == "file" and p.rank is not None}
-    own = list(dict.fromkeys([*_own_names(ck), *map(fqn_of, ck.differing)]))
+    paths = [path for path in own_paths(sections_of(ck), ck.world_size.exact) if path]
+    own = list(dict.fromkeys(map(fqn_of, [*paths, *ck.differing])))
     outer = [name for name in own if not any(name.startswith(f"{other}.") for other in own)]
-    found = (f"what {named_ranks(ranks)} had for itself: {few(outer, 3)}",) if ranks and outer else ()
+    itself = "itself" if len(ranks) == 1 else "themselves"
+    found = (f"what {named_ranks(ranks)} had for {itself}: {few(outer, 3)}",) if ranks and outer else ()
     lost = (p for p in wrong if p.kind.lacks == "value" and not p.replicated and p.rank not in ranks)
     return (*found, *(p.tensor for p in lost if p.tensor))
 

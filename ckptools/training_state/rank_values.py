@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, children_of, leaf_at, nodes_in, tensors_in
-from ckptools.training_state.sections import Section, sections_of, tensors_of
+from ckptools.training_state.sections import Section, is_gathered, sections_of, tensors_of
 from ckptools.training_state.steps import COUNTERS
 
 if TYPE_CHECKING:
@@ -117,6 +117,12 @@ RUN_NAMES = ("run_name", "run_id", "rank_zero_seed")
 def is_own(section: Section) -> bool:
     """Whether a section is each rank's own: random number generators, a position in the data."""
     return section.kind == "rng" or bool(section.path and _words(section.path[-1]) & DATA_WORDS)
+
+
+def own_paths(sections: Iterable[Section], world_size: Any) -> list[KeyPath]:
+    """Key paths of what only each rank's own file has; random states that every file lists of all ranks are not."""
+    own = (section for section in sections if is_own(section))
+    return [s.path for s in own if not (is_gathered(s.value) and len(s.value) == world_size)]
 
 
 def counts_steps(path: KeyPath) -> bool:

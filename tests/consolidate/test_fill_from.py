@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -19,6 +20,7 @@ from ckptools.training import CreateOptions, ModelSize
 from ckptools.training.damage_kinds import Target, put_nan
 from ckptools.training.options import ResumeOptions
 from tests.training.forked import create_forked
+from tests.training.rank_files import load
 from tests.truth import FIXTURES
 from tests.watch.runs import flip
 
@@ -95,10 +97,25 @@ def test_the_side_file_has_every_region_with_its_origin(run, tmp_path):
 
 
 def test_what_a_rank_had_for_itself_is_not_taken_from_an_older_save(run, tmp_path):
+    for step, rank in product((2, 4), (0, 1)):
+        with ckptools.offline():
+            content = torch.load(of_step(run, step, rank), weights_only=False)
+            # As frameworks save them that do not gather them.
+            torch.save({**content, "rng": content["rng"][rank]}, of_step(run, step, rank))
     of_step(run, 4, 1).unlink()
     done = ckptools.open(of_step(run, 4)).consolidate(tmp_path / "x.pt", fill_from=of_step(run, 2))
     assert any("what rank 1 had for itself" in why for why in done.left_out.values())
     assert "rng.1" in done.left_out and not any(fqn.startswith("rng") for fqn in done.borrowed)
+
+
+def test_random_states_that_every_file_lists_of_all_ranks_are_not_lost_with_one(run, tmp_path):
+    theirs = load(of_step(run, 4, 1))["rng"][1]["torch"]
+    of_step(run, 4, 1).unlink()
+    ck = ckptools.open(of_step(run, 4))
+    done = ck.consolidate(tmp_path / "x.pt", fill_from=of_step(run, 2))
+    assert not any(name.startswith("rng") for name in done.left_out)
+    assert torch.equal(state(tmp_path / "x.pt")["rng"][1]["torch"], theirs)
+    assert "rng" not in str(ck.verify().verdict.lost)
 
 
 # -- one file, one of whose tensors is damaged ------------------------------------------------------------------------

@@ -185,7 +185,7 @@ def test_ranks_are_told_one_by_one_in_spans_or_all(text: str, expected: tuple[in
         (("--ranks", "3-1"), "'3-1' is no rank"),
         (("--ranks", "x"), "'x' is no rank; expected such as 0,137 or 0-3 or all"),
         (("--world-size", "4"), "--world-size is 4, --simulate-world 8"),
-        (("--layout", "dcp"), "writes no dcp with fsdp1, only --strategy fsdp1 with --layout composer"),
+        (("--layout", "dcp"), "writes no dcp with fsdp1, only --layout composer"),
         (("--jobs", "0"), "--jobs is 0"),
         (("--break", "missing:0"), "options to launch, resume or break do not apply"),
         (("--sharding", "hybrid"), "takes --replicas and --tensor-parallel; leave out how else it is cut"),

@@ -121,7 +121,7 @@ def _check_kind(options: CreateOptions) -> None:
     hollow = options.simulation.hollow is not None
     kinds, command = (HOLLOW, "--hollow") if hollow else (SIMULATED, "--simulate-world")
     if options.layout not in kinds.get(options.strategy, ()):
-        known = "; ".join(f"--strategy {name} with --layout {' or '.join(of)}" for name, of in kinds.items())
+        known = f"--layout {' or '.join(own)}" if (own := kinds.get(options.strategy)) else f"with {', '.join(kinds)}"
         why = "" if hollow else " (a DCP is planned by all ranks, and a fake group has none; but see --hollow)"
         raise UsageError(None, f"{command} writes no {options.layout} with {options.strategy}, only {known}{why}")
     if hollow and (options.full or options.simulation.tiny or options.size != ModelSize()):
