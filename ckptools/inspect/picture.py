@@ -35,7 +35,7 @@ NODE = 8
 MAX_CELLS = 4096
 """At most this many cells are drawn; the text and the counts cover all."""
 
-State = Literal["fine", "looked at", "other", "odd", "step", "cut", "missing"]
+State = Literal["fine", "looked at", "other", "odd", "values", "step", "cut", "missing"]
 """From the least to the most severe: a rank with several problems shows the most severe."""
 
 STATES: dict[State, Key] = {
@@ -43,6 +43,7 @@ STATES: dict[State, Key] = {
     "looked at": Key("pale", "?", "here, not looked into"),
     "other": Key("orange", "!", "a warning, or another problem"),
     "odd": Key("yellow", "O", "odd one out"),
+    "values": Key("bad", "N", "NaN, infinity or zeros"),
     "step": Key("purple", "S", "other step or save"),
     "cut": Key("bad", "C", "cut, damaged or unreadable"),
     "missing": Key("paper edge dash", "M", "missing"),
@@ -52,6 +53,7 @@ CODES: dict[State, tuple[Code, ...]] = {
     "missing": (Code.FILE_MISSING,),
     "cut": (Code.FILE_CUT, Code.FILE_UNREADABLE, Code.BAD_CHECKSUM, Code.VALUE_LOST),
     "step": (Code.MIXED_SAVES,),
+    "values": (Code.NOT_FINITE, Code.ZEROS),
     "odd": (
         Code.LAYOUT_DISAGREES, Code.COPIES_DIFFER, Code.WORLD_SIZES_DISAGREE, Code.ODD_FILE_SIZE,
         Code.NAME_CONTRADICTS, Code.STRAY_FILE, Code.METADATA_CONTRADICTS,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ckptools.display.lines import cause_lines, key_name, value_text
 from ckptools.display.palette import HEADLINES, painted
-from ckptools.display.tables import PIPE, Column, Screen, table, wrapped
+from ckptools.display.tables import PIPE, Column, Screen, broken, table, wrapped
 from ckptools.dtypes import short
 from ckptools.inspect.record import Report, SectionRow
 from ckptools.inspect.section_summary import GroupRow, OptimizerRow, SchedulerRow
@@ -20,6 +20,9 @@ from ckptools.training_state.steps import RANKS_DIFFER
 
 MAX_PROBLEMS = 20
 """At most this many causes on a terminal."""
+
+WIDEST_VALUE = 52
+"""Characters of a fact for which the column of facts is wide enough."""
 
 WIDEST_NAME = 30
 """Characters of a section's name before what it holds."""
@@ -115,10 +118,15 @@ def _whole_words(report: Report) -> str:
 def _fact_lines(report: Report, screen: Screen) -> Iterator[str]:
     rows = [(name, printable(value), printable(source)) for name, value, source in facts(report)]
     name_width = max(len(name) for name, _, _ in rows) + 2
-    value_width = min(max(len(value) for _, value, _ in rows), 52) + 2
+    # A longer value, such as the placements on a mesh of three dimensions, stands out of its column.
+    most = WIDEST_VALUE if screen.width is None else min(WIDEST_VALUE, (screen.width - name_width) // 2)
+    value_width = max((len(value) for _, value, _ in rows if len(value) <= most), default=0)
     for name, value, source in rows:
-        shown_name = printable(name).ljust(name_width)
-        yield from wrapped(f"  {shown_name}{value.ljust(value_width - 2)}  ", source, screen, mark="dim")
+        first = f"  {printable(name).ljust(name_width)}{value.ljust(value_width)}  "
+        if len(value) > value_width and screen.width is not None and len(first) + len(source) > screen.width:
+            yield from broken(first.rstrip(), screen.width)
+            first = " " * (name_width + 4)
+        yield from wrapped(first, source, screen, mark="dim")
 
 
 def _holds_lines(report: Report, private: bool, screen: Screen) -> Iterator[str]:

@@ -106,7 +106,8 @@ def test_a_file_that_was_only_looked_at_is_not_called_read():
         (Code.MIXED_SAVES, "step"),
         (Code.COPIES_DIFFER, "odd"),
         (Code.BAD_CHECKSUM, "cut"),
-        (Code.NOT_FINITE, "other"),
+        (Code.NOT_FINITE, "values"),
+        (Code.STEPS_DISAGREE, "other"),
     ],
 )
 def test_a_problem_marks_every_rank_that_it_is_about(code, state):
