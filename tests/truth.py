@@ -73,6 +73,7 @@ DEEPSPEED = ("lowp/", "buffer/stats.mask", "optim/lm_head.weight/")
 # Norms have the names of fused layers there, and a tied output layer is not stored; a test of its own compares them.
 FUSED = [f"decoder.layers.{n}.{norm}_layernorm." for n in (0, 1) for norm in ("input", "pre_mlp")]
 MEGATRON_DIST = ("stored/", *(f"{what}/{name}" for what in ("model", "optim") for name in ("output_layer.", *FUSED)))
+MEGATRON_STAGES = tuple(name for name in MEGATRON_DIST if "output_layer" not in name)
 
 WHOLE = (
     Known("composer-0.13.5-torch1.13.1-sharded-w4", "ep0-ba5-rank0.pt", "", 4, 5),
@@ -117,6 +118,8 @@ WHOLE = (
     Known("megatron-tp2pp2-fp32", "ckpt", "", 4, 5, MEGATRON_DIST),
     Known("megatron-tp2dp2-distopt", "ckpt", "", 4, 5, MEGATRON_DIST, weights="module"),
     Known("megatron-core0.20-ep2dp2-dpr", "ckpt", "", 4, 3, MEGATRON_DIST, weights="module"),
+    Known("megatron-core0.16-pp2dp2", "ckpt", "", 4, 3, MEGATRON_STAGES, weights="module"),
+    Known("megatron-core0.16-pp2dp2", "fully", "", 4, 3, MEGATRON_STAGES, weights="module"),
     Known("hf-llama-safetensors-bf16", "ckpt", "", 1, None),
     Known("hf-gpt2-bin-tied-fp32", "ckpt/pytorch_model-00003-of-00004.bin", "", 1, None),
     # The model only; of a buffer that differs per rank DCP keeps rank 1's copy.

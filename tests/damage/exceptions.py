@@ -85,6 +85,8 @@ EXCEPTIONS: tuple[Unknowable, ...] = (
     Unknowable("nanotron-", r"flipped .*\.safetensors ", SAFETENSORS),
     Unknowable("nanotron-", r"(swapped|copied) .*/model_(weight|bias)", NO_NAME),
     Unknowable("verl-fsdp1/", "swapped .*/optim_world_size", NO_RANK),
+    Unknowable("megatron-core0.16-pp2dp2", r"another step .*/common\.pt", NO_STEP),
+    Unknowable("megatron-core0.16-pp2dp2", r"deleted .*/metadata\.json", PLAIN_DCP),
     Unknowable("megatron-core0.20-ep2dp2-dpr", r"another step .*/__[23]_0\.distcp", MASTERS),
     Unknowable("megatron-ep2dp2-bf16-legacy", "swapped .*/model_optim_rng", NO_RANK),
     Unknowable("deepspeed-z3-bf16", "swapped .*_optim_states", NO_RANK),

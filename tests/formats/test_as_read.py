@@ -36,7 +36,7 @@ DAMAGED = (
 
 def name_of(known: Known) -> str:
     part = known.path.partition("/")[0]
-    return f"{known.name}-{part}" if part in ("universal", "legacy") else known.name
+    return f"{known.name}-{part}" if part in ("universal", "legacy", "fully") else known.name
 
 
 def compared(name: str, known: Known, lines: Iterable[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count, pairwise
@@ -20,7 +21,7 @@ import ckptools
 from ckptools.errors import NotWholeError
 from ckptools.formats.dcp import locate
 from ckptools.formats.megatron_dist.bucket_order import UnjoinedError
-from ckptools.formats.megatron_dist.buckets import join_buckets
+from ckptools.formats.megatron_dist.buckets import _by_stage, join_buckets
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.tensor_io import read
@@ -412,3 +413,48 @@ def test_norms_whose_place_no_size_tells_are_refused(tmp_path):
     weights["decoder.layers.0.self_attention.linear_proj.weight"] = ((1, 1), 1, 1)
     buffers, _ = write(tmp_path, weights, 1, 1, 10_000)
     assert "more than one order" in refused(buffers, model_of(weights, 1, 1))
+
+
+# -- pipeline stages, and state by weight -----------------------------------------------------------------------------
+
+
+def by_weight(folder: Path, master: torch.Tensor, **args: Any) -> Path:
+    """A checkpoint as `fully_reshardable` saves it, of one weight."""
+    state = {f"optimizer.state.{slot}.{NORM}": master for slot in ("param", "exp_avg", "exp_avg_sq")}
+    return torch_dist(folder, {NORM: torch.ones(6).bfloat16(), **state}, {"iteration": 1, "args": Namespace(**args)})
+
+
+def test_a_master_copy_by_name_that_is_not_its_weight_s_is_refused(tmp_path):
+    run = by_weight(tmp_path / "iter_0000001", torch.full((6,), 0.5))
+    with pytest.raises(NotWholeError, match=rf"CK105  {NORM}.*does not round to the bfloat16 weight"):
+        ckptools.open(run).consolidate(tmp_path / "model.safetensors")
+    ckptools.open(run, weights="module").consolidate(tmp_path / "model.safetensors", only="model")
+    assert codes(ckptools.open(run).verify()) == ["CK105"]
+
+
+def test_a_master_copy_of_a_weight_in_fp8_need_not_round_to_it(tmp_path):
+    run = by_weight(tmp_path / "iter_0000001", torch.full((6,), 1.03), fp8_param_gather=True)
+    ckptools.open(run).consolidate(tmp_path / "model.safetensors")
+    assert codes(ckptools.open(run).verify()) == []
+
+
+def test_buckets_of_pipeline_stages_and_state_by_weight_are_the_same():
+    folder = FIXTURES / "megatron-core0.16-pp2dp2"
+    buckets, named = (moments(ckptools.open(folder / form, all_ranks=True)) for form in ("ckpt", "fully"))
+    assert buckets.keys() == named.keys() and len(named) == 63
+    assert all(torch.equal(tensor.load(), named[name].load()) for name, tensor in buckets.items())
+
+
+def test_a_weight_of_a_rank_that_wrote_no_bucket_is_of_no_known_stage():
+    weights = {f"decoder.layers.{n}.self_attention.linear_proj.weight": tensor_of(n) for n in range(3)}
+    stages = {(n, "bfloat16"): {n} for n in range(2)}
+    with pytest.raises(UnjoinedError, match=r"nothing says which pipeline stage .decoder"):
+        _by_stage(weights, stages)
+    of_each = _by_stage({n: t for n, t in weights.items() if "layers.2" not in n}, stages)
+    assert [len(names) for names in of_each.values()] == [1, 1]
+
+
+def tensor_of(rank: int) -> Tensor:
+    """A whole weight that a rank wrote."""
+    source = Source(Path("x"), 0, "bfloat16", (4, 4), (4, 1), "", (0, 32))
+    return Tensor((4, 4), "bfloat16", (Shard(Box.whole((4, 4)), rank, source),))

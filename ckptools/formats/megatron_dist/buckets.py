@@ -2,8 +2,8 @@
 
     [chained_1.]optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32).bucket_idx_0.param
 
-Each model-parallel rank is a group of its own (`dp_group_idx`), which holds its piece of every weight of one dtype,
-one behind the other, in flat buckets:
+Each model-parallel rank is a group of its own (`dp_group_idx`), which holds its piece of every weight of its pipeline
+stage and of one dtype, one behind the other, in flat buckets:
 
 - The parameters of the model in reverse order, each beginning at a multiple of 64 elements. A bucket ends with its last
   parameter; the next begins at 0 again. How much goes into one is a setting.
@@ -124,7 +124,9 @@ def _of_chain(chain: Chain, weights: Mapping[str, Tensor]) -> Iterator[tuple[str
     ranks = {group: _writers(buckets) for group, buckets in found.items()}
     for dtype in dict.fromkeys(dtype for _, dtype in found):
         own = {name: t for name, t in weights.items() if t.dtype == dtype}
-        groups = [(b, _pieces(own, ranks, at, chain.of_experts)) for at, b in found.items() if at[1] == dtype]
+        writers = {at: ranks[at] for at in found if at[1] == dtype}
+        its = _by_expert(own, writers) if chain.of_experts else _by_stage(own, writers)
+        groups = [(found[at], _pieces(its[at], ranks, at)) for at in writers]
         order = _order(groups, own)
         for buckets, pieces in groups:
             yield from _taken(buckets, pieces, _laid(order, pieces, buckets))
@@ -165,18 +167,40 @@ def _writers(buckets: Sequence[Bucket]) -> set[int]:
     return {rank for rank in ranks if rank is not None}
 
 
-def _pieces(
-    weights: Mapping[str, Tensor], ranks: Mapping[Group, set[int]], at: Group, of_experts: bool
-) -> dict[str, tuple[Box, ...]]:
-    """The boxes of a group's ranks for each weight: those that they wrote, or all of an uncut one."""
+def _by_expert(weights: Mapping[str, Tensor], writers: Mapping[Group, set[int]]) -> dict[Group, dict[str, Tensor]]:
+    """The weights of the experts of which each group wrote a piece."""
+    found = {}
+    for at, mine in writers.items():
+        written = {_expert(name) for name, t in weights.items() if mine.intersection(s.rank for s in t.shards)}
+        found[at] = {name: t for name, t in weights.items() if _expert(name) in written}
+    return found
+
+
+def _by_stage(weights: Mapping[str, Tensor], writers: Mapping[Group, set[int]]) -> dict[Group, dict[str, Tensor]]:
+    """The weights of each group's pipeline stage.
+
+    The groups of a stage wrote pieces of the same weights; of a weight that is not cut, one of them wrote it.
+    """
+    stages: list[tuple[set[Group], set[str]]] = []
+    for name, tensor in weights.items():
+        groups = {at for at, ranks in writers.items() if ranks.intersection(s.rank for s in tensor.shards)}
+        same = [stage for stage in stages if stage[0] & groups]
+        stages = [stage for stage in stages if stage not in same]
+        stages.append((groups.union(*(s[0] for s in same)), {name}.union(*(s[1] for s in same))))
+    if sum(bool(groups) for groups, _ in stages) < 2:
+        return {at: {**weights} for at in writers}
+    unplaced = next((min(names) for groups, names in stages if not groups), None)
+    if unplaced is not None or not all(any(at in groups for groups, _ in stages) for at in writers):
+        raise UnjoinedError(f"nothing says which pipeline stage {describe_for_error(unplaced or 'a group')} is of")
+    return {at: {n: t for n, t in weights.items() if n in names} for groups, names in stages for at in groups}
+
+
+def _pieces(weights: Mapping[str, Tensor], ranks: Mapping[Group, set[int]], at: Group) -> dict[str, tuple[Box, ...]]:
+    """The boxes of a group's ranks for each of its weights: those that they wrote, or all of an uncut one."""
     others = set().union(*(found for (group, _), found in ranks.items() if group != at[0]))
     if ranks[at] & others:
         raise UnjoinedError(f"rank {min(ranks[at] & others)} wrote buckets of several groups")
-    mine = weights
-    if of_experts:
-        written = {_expert(name) for name, t in weights.items() if ranks[at].intersection(s.rank for s in t.shards)}
-        mine = {name: t for name, t in weights.items() if _expert(name) in written}
-    return {name: _piece(name, tensor, ranks[at], ranks[at] | others) for name, tensor in mine.items()}
+    return {name: _piece(name, tensor, ranks[at], ranks[at] | others) for name, tensor in weights.items()}
 
 
 def _expert(name: str) -> tuple[str, str]:

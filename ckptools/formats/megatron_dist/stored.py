@@ -118,6 +118,7 @@ class StoredState:
         masters = {n: t for n in model for slot in MASTERS if (t := state.get(n, {}).get(slot)) is not None}
         chosen = choose_weights(model, masters, weights)
         self.masters_whole = chosen.masters_whole
+        self.rounded = self.rounded or tuple(self._copies(model, masters))
         self.problems += chosen.problems
         tree: dict[Any, Any] = {"model": {**chosen.weights, **extra}}
         tree |= {"optimizer": optimizer} if optimizer is not None else {}
@@ -125,6 +126,20 @@ class StoredState:
         tree |= self._other_objects()
         self.problems += notes_on_model(arguments(self.common), model, version=2)
         return tree
+
+    def _copies(self, model: Mapping[str, Any], masters: Mapping[str, Tensor]) -> Iterator[Rounded]:
+        """The master copies, which must round to the module's weights; none where weights are kept in fp8.
+
+        core 0.16.1 can shift the state of `fully_reshardable` where buckets are padded ("issue #504" in its source).
+        """
+        args = arguments(self.common)
+        if any(args.get(name) for name in ("fp8_param_gather", "fp8_param", "fp4_param_gather", "fp4_param")):
+            return
+        for name, master in masters.items():
+            weight = model[name]
+            same = (master.shape, master.dtype) == (weight.shape, "float32") and not (master.note or weight.note)
+            if same and weight.dtype in HALF:
+                yield Rounded(name, master, weight)
 
     def _unstacked(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, list[str]]]:
         """Each layer's and each expert's tensors, and fused weights joined; and the absent parts of these."""
