@@ -5,7 +5,8 @@ BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 # Tests start thousands of processes: without bytecode each would compile the package anew, a third of a second of `inspect`.
 unexport PYTHONDONTWRITEBYTECODE
-# A process per core; the tests of a file stay together, because they share real runs, in the order of tests/conftest.py.
+# A process more than there are cores; the tests of a file stay together, as they share real runs, in the order of
+# tests/conftest.py.
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-slow test-all check docs changelog repeat bench load fuzz mutants test-oldest test-newest test-nightly clean
