@@ -9,6 +9,9 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +19,7 @@ from typing import Any
 
 from torch.multiprocessing.spawn import ProcessContext, start_processes
 
+from ckptools.__main__ import main
 from ckptools.cluster.environment import calm_torch
 from ckptools.training import Created, CreateOptions, create, worker
 from tests.training.started import PATIENCE, free_port
@@ -53,6 +57,28 @@ def _create(options: CreateOptions, answer: Path) -> None:
     done = create(options)
     if done.rank == 0:
         answer.write_text(worker.to_json(done))
+
+
+def ckptools_forked(world_size: int, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run a command line in every rank, as inside of torchrun; returns rank 0's exit code and what all printed."""
+    words = ["ckptools", *map(str, arguments)]
+    with tempfile.TemporaryDirectory() as folder:
+        run_ranks(world_size, _be_a_command, words, Path(folder))
+        code, out, err = (Path(folder, name).read_text() for name in ("code", "out", "err"))
+    return subprocess.CompletedProcess(words, int(code), out, err)
+
+
+def _be_a_command(words: list[str], folder: Path) -> None:
+    for stream, name in ((1, "out"), (2, "err")):
+        with (folder / name).open("a") as file:
+            os.dup2(file.fileno(), stream)
+    sys.argv, code = words, None
+    try:
+        main()
+    except SystemExit as ended:
+        code = ended.code
+    if os.environ["RANK"] == "0":
+        (folder / "code").write_text(str(code or 0))
 
 
 def _be_a_rank(rank: int, world_size: int, port: int, function: Callable[..., None], arguments: tuple[Any]) -> None:

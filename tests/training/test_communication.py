@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from ckptools.training import run
-from tests.training.rank_files import ckptools
+from tests.training.forked import ckptools_forked
 
 
 @pytest.fixture(scope="module")
 def pipeline(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     out = tmp_path_factory.mktemp("pipeline") / "run"
-    asked = ("--strategy", "pipeline", "--layout", "dcp", "--world-size", 2, "--steps", 2, "--communication")
-    done = ckptools("create", out, *asked)
+    asked = ("--strategy", "pipeline", "--layout", "dcp", "--steps", 2, "--communication")
+    done = ckptools_forked(2, "create", out, *asked)
     assert (done.returncode, done.stderr.count("\n")) == (0, 1), done.stderr
     return done.stdout.splitlines()
 
@@ -47,5 +47,5 @@ def test_ranks_that_did_the_same_share_a_row() -> None:
 
 @pytest.mark.slow
 def test_nothing_is_said_unless_asked(tmp_path: Path) -> None:
-    done = ckptools("create", tmp_path / "run", "--strategy", "ddp", "--world-size", 1, "--steps", 1)
+    done = ckptools_forked(1, "create", tmp_path / "run", "--strategy", "ddp", "--steps", 1)
     assert done.returncode == 0 and "one step" not in done.stdout

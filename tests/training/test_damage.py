@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 
 from ckptools.cli import app
 from ckptools.errors import UsageError
-from ckptools.training import Created, CreateOptions, damage
+from ckptools.training import Created, CreateOptions, create, damage, launch
 from ckptools.training.damage_kinds import KINDS
 from tests.training.conftest import Command
+from tests.training.forked import ckptools_forked, create_forked
 from tests.training.rank_files import ckptools, load, local_tensors
 
 ASKED = tuple(f"{name}:{'1-2' if kind.two else '1'}" for name, kind in KINDS.items() if "run" not in kind.others)
@@ -141,21 +142,21 @@ def test_what_verify_does_not_find_is_not_said_to_be_shown(ranks: Path, torchrun
 
 
 @pytest.mark.slow
-def test_a_real_older_step_and_a_real_other_run_are_shown_with_their_ranks(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    done = ckptools("create", out, "--world-size", 3, "--steps", 2, "--break", "stale:1,mixed-run:2")
-    assert done.returncode == 0, done.stderr
-    rows = [line.split() for line in done.stdout.splitlines() if line.startswith(("stale", "mixed-run"))]
-    assert [row[0] for row in rows] == ["stale:1", "mixed-run:2"]
-    assert all({"CK006", "CK006,"} & set(row) for row in rows)
-    told = ckptools("verify", out / "ep0-ba2-rank0.pt", "--deep").stdout
+def test_a_real_older_step_and_a_real_other_run_are_shown_with_their_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "create", lambda options, verbose=False: create_forked(replace(options, damage="")))
+    created = create(CreateOptions(tmp_path / "run", world_size=3, steps=2, damage="stale:1,mixed-run:2"))
+    assert [(broken.asked.kind, broken.asked.rank) for broken in created.damage] == [("stale", 1), ("mixed-run", 2)]
+    assert all("CK006" in broken.shown for broken in created.damage)
+    told = CliRunner().invoke(app, ["verify", str(created.out / "ep0-ba2-rank0.pt"), "--deep"]).stdout
     assert "(rank 1: 1, others: 2); they are not of one step" in told
     assert "rank_zero_seed: differs between ranks (rank 2: 1, others: 0); they are not of one run" in told
 
 
 @pytest.mark.slow
 def test_the_command_says_what_it_broke_and_which_command_shows_it(tmp_path: Path) -> None:
-    done = ckptools("create", tmp_path / "run", "--world-size", 2, "--steps", 1, "--break", "missing:0,nan:1")
+    done = ckptools_forked(2, "create", tmp_path / "run", "--steps", 1, "--break", "missing:0,nan:1")
     assert done.returncode == 0, done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()[-2:]] == ["nan:1", "missing:0"]
     hint = f"try: ckptools verify {tmp_path / 'run'}/ep0-ba1-rank1.pt --deep --values\n"

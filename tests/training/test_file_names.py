@@ -11,7 +11,7 @@ import pytest
 from ckptools.errors import UsageError
 from ckptools.training import CreateOptions, file_names, option_checks
 from ckptools.training.options import LAYOUTS, FileOptions
-from tests.training.forked import create_forked
+from tests.training.forked import ckptools_forked, create_forked
 from tests.training.rank_files import ckptools, load
 
 VALUES = {
@@ -122,7 +122,7 @@ def test_sub_folders_are_filled_replaced_and_opened(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["{rank}-of-{world_size}.pt", "{rank}/model.pt"])
 def test_what_is_said_to_try_opens_names_that_do_not_say_rank(name: str, tmp_path: Path) -> None:
-    done = ckptools("create", tmp_path / "run", "--world-size", 2, "--steps", 1, "--name", name)
+    done = ckptools_forked(2, "create", tmp_path / "run", "--steps", 1, "--name", name)
     command = shlex.split(done.stderr.removeprefix("try: ckptools "))
     opened = json.loads(ckptools(*command, "--json").stdout)
     assert (opened["whole"], opened["world_size"]["value"]) == (True, 2)

@@ -17,6 +17,7 @@ from ckptools.errors import ReadError
 from ckptools.training import output
 from ckptools.training.resuming import resume
 from tests.demo import same, tensors
+from tests.training.forked import ckptools_forked
 from tests.training.rank_files import ckptools
 from tests.training.test_command import leftovers
 
@@ -26,6 +27,10 @@ RUN = (*SMALL, "--steps", 6, "--full", "--save-every", 2)
 
 def create(out: Path, *options: object, **environment: str) -> subprocess.CompletedProcess[str]:
     return ckptools("create", out, *RUN, *options, env=os.environ | environment)
+
+
+def create_forked(out: Path, *options: object) -> subprocess.CompletedProcess[str]:
+    return ckptools_forked(2, "create", out, *RUN, *options)
 
 
 def same_end(out: Path, other: Path) -> bool:
@@ -42,7 +47,7 @@ def same_end(out: Path, other: Path) -> bool:
 
 @pytest.fixture(scope="session")
 def undisturbed(folder: Path) -> Path:
-    done = create(folder / "undisturbed", "--strategy", "fsdp2")
+    done = create_forked(folder / "undisturbed", "--strategy", "fsdp2")
     assert done.returncode == 0, done.stderr
     return folder / "undisturbed"
 
@@ -136,7 +141,7 @@ def test_what_is_not_whole_is_not_gone_on_from(run: Path) -> None:
 @pytest.mark.slow
 def test_a_run_goes_on_in_its_own_folder(run: Path, undisturbed: Path) -> None:
     (run / "ep1-ba4-rank0.pt").unlink()
-    done = create(run, "--strategy", "fsdp2", "--resume", str(run))
+    done = create_forked(run, "--strategy", "fsdp2", "--resume", run)
     assert done.returncode == 0, done.stderr
     assert "skipped " in done.stdout
     assert f"resumed from {run}/ep0-ba2-rank0.pt: step 2, " in done.stdout
@@ -237,7 +242,7 @@ def test_a_death_while_saving_leaves_nothing_that_looks_whole(
     assert chosen(out)[0] == {"composer": "ep0-ba2-rank0.pt", "dcp": "step-2"}[layout]
     assert leftovers(str(tmp_path)) == []
     if goes_on:
-        done = create(out, *asked, "--resume", str(out))
+        done = create_forked(out, *asked, "--resume", out)
         assert done.returncode == 0, done.stderr
         assert ": step 2, " in done.stdout
         assert same_end(out, undisturbed)
