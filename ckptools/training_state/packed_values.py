@@ -28,7 +28,7 @@ from ckptools.errors import ReadError
 from ckptools.files.opening import OpenFiles
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.regions import Box, Ints
-from ckptools.model.source import ScaleCoding
+from ckptools.model.source import ItemLayout, ScaleCoding
 from ckptools.model.tensor import Coding, Encoded, Shard, Source, Tensor
 from ckptools.model.tree import KeyPath, leaf_at
 from ckptools.pickles.classes.tensor_classes import FLOATS, note_on
@@ -191,7 +191,7 @@ class _Reader:
             raise _OtherFormError("what describes it is too long")
         if self._compare and shard.source is not None and shard.source.crc:
             record, of = Record.of(shard.source), FileRecords()
-            of.add(record.offset, record.nbytes, record.crc, record.name)
+            of.add([0], [ItemLayout.of(shard.source, 0)], [record.crc])
             for crc in damaged_records({record.path: of}, self._files, 1, no_progress).values():
                 raise _OtherFormError(f"{record.path.name} is damaged: {record.damage(crc)}")
         return bytes(read_shard(shard, self._files).tobytes())

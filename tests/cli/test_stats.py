@@ -114,8 +114,9 @@ def test_what_a_rank_does_not_have_is_said_and_the_rest_is_answered(tmp_path, ki
 
 
 def test_of_a_tensor_that_is_in_no_file_no_zeros_are_counted(tmp_path):
+    gone = torch.ones(4, device="meta")
     for rank in (0, 1):
-        torch.save({"model": {f"w{rank}": torch.ones(4), "gone": torch.ones(4, device="meta")}}, tmp_path / f"{rank}.pt")
+        torch.save({"model": {f"w{rank}": torch.ones(4), "gone": gone}}, tmp_path / f"{rank}.pt")
     rows = {line.split()[0]: line.split()[-3:] for line in run(tmp_path / "0.pt")[1].splitlines() if "fp32" in line}
     assert (rows["w0"][:2], rows["gone"][:2]) == (["0", "0"], ["-", "-"])
 
