@@ -170,7 +170,7 @@ class Browser(Writing):
         """Look at another checkpoint of the run."""
         self.jobs.stop_all()
         before, run = self.session, self.pages.get(RUN)
-        self.session = Session(path, "", before.how, before.nbytes, before.seconds)
+        self.session = Session(path, "", before.how, before.elsewhere, before.seconds, before.before)
         self.open()
         self.pages = {RUN: run} if run is not None else {}
         self.action_tab(OVERVIEW)

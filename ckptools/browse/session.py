@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,15 +51,17 @@ class Session:
         path: what the user named.
         other: what it is compared with; "" for nothing.
         how: options of `open_checkpoint`.
-        nbytes: bytes read so far; of rank files that other processes read, those that opening counts.
-        seconds: time that this took.
+        elsewhere: bytes that other processes read of rank files, as opening counts them.
+        seconds: time that reading took.
+        before: what files had given before it began.
     """
 
     path: str
     other: str = ""
     how: Mapping[str, Any] = field(default_factory=dict)
-    nbytes: int = 0
+    elsewhere: int = 0
     seconds: float = 0.0
+    before: int = field(default_factory=lambda: File.total_read)
     looked: Looked | None = None
     keys: Keys | None = None
     entries: Mapping[str, Entry] = field(default_factory=dict)
@@ -70,34 +72,40 @@ class Session:
     _one_reads: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _whole: Looked | None = None
 
-    def read(self, nbytes: int, seconds: float) -> None:
-        """Count what was read."""
-        with self._lock:
-            self.nbytes += nbytes
-            self.seconds += seconds
+    @property
+    def nbytes(self) -> int:
+        """Bytes read so far."""
+        return File.total_read - self.before + self.elsewhere
 
     @contextmanager
-    def counted(self) -> Iterator[None]:
-        """Count what files give meanwhile, and the time."""
-        begun, before = time.perf_counter(), File.total_read
+    def timed(self) -> Iterator[None]:
+        """Count the time that something reads."""
+        begun = time.perf_counter()
         try:
             yield
         finally:
-            self.read(File.total_read - before, time.perf_counter() - begun)
+            with self._lock:
+                self.seconds += time.perf_counter() - begun
+
+    def _counted(self, opens: Callable[[], Checkpoint]) -> Checkpoint:
+        """Open a checkpoint, and count what is not read in this process."""
+        before = File.total_read
+        with self.timed():
+            found = opens()
+        with self._lock:
+            self.elsewhere += max(found.cost.nbytes - (File.total_read - before), 0)
+        return found
 
     # -- opening ------------------------------------------------------------------------------------------------------
 
     def open(self, job: Job) -> Looked:
         """Open the checkpoint as `inspect` does; to be compared, with every rank."""
-        return self._looked(self._opened(self.path, job, all_ranks=bool(self.other)))
+        checkpoint = self._opened(self.path, job, all_ranks=bool(self.other))
+        return Looked(checkpoint, inspect_report(checkpoint))
 
     def _opened(self, path: str, job: Job, all_ranks: bool) -> Checkpoint:
         how = {"read_file": modules.read_file, **self.how, "all_ranks": all_ranks, "on_file": job.on_file}
-        return open_checkpoint(path, **how)
-
-    def _looked(self, checkpoint: Checkpoint) -> Looked:
-        self.read(checkpoint.cost.nbytes, checkpoint.cost.seconds)
-        return Looked(checkpoint, inspect_report(checkpoint))
+        return self._counted(lambda: open_checkpoint(path, **how))
 
     def every_rank(self, job: Job) -> Looked:
         """The checkpoint with every rank's structure; it is read once, and a job waits while another one reads it."""
@@ -110,7 +118,8 @@ class Session:
         try:
             if self._whole is None:
                 again = known.options and {"on_file": job.on_file}
-                self._whole = self._looked(with_all_ranks(_with_options(known, again or {})))
+                whole = self._counted(lambda: with_all_ranks(_with_options(known, again or {})))
+                self._whole = Looked(whole, inspect_report(whole))
             return self._whole
         finally:
             self._one_reads.release()
@@ -137,7 +146,7 @@ class Session:
         from ckptools.contents.show import show
 
         looked = self.every_rank(job)
-        with self.counted():
+        with self.timed():
             return show(looked.checkpoint, keys, values, private=True)
 
     def figures(self, job: Job, names: Sequence[str]) -> Statistics[Stats]:
@@ -149,7 +158,7 @@ class Session:
         wanted = set(names)
         found = [e for e in entries_of(checkpoint) if e.name in wanted and isinstance(e.value, Tensor)]
         parts = [MeasuredPart(entry.name, entry.section, entry.value) for entry in found]
-        with self.counted():
+        with self.timed():
             return statistics(checkpoint.path, parts, True, self.how.get("jobs"), job.on_bytes, look=False)
 
     def compare(self, job: Job, values: bool, names: Sequence[str] = ()) -> Difference:
@@ -158,10 +167,9 @@ class Session:
 
         if self.second is None:
             self.second = self._opened(self.other, job, all_ranks=True)
-            self.read(self.second.cost.nbytes, self.second.cost.seconds)
         selection = Selection(include=tuple(names)) if names else EVERYTHING
         wanted = Wanted(values, selection=selection, jobs=self.how.get("jobs"))
-        with self.counted():
+        with self.timed():
             return compare(self.every_rank(job).checkpoint, self.second, wanted, job.on_bytes)
 
     def list_run(self, job: Job) -> RunFolder:
@@ -169,14 +177,14 @@ class Session:
         from ckptools.ls.listing import checkpoints_in
 
         path = location(self.path)
-        with self.counted():
+        with self.timed():
             return checkpoints_in(path if path.is_dir() else path.parent, on_found=job.on_file)
 
     def diagnose(self, job: Job) -> Diagnosis:
         """What `doctor` says of a path that cannot be opened."""
         from ckptools.api.examination import doctor
 
-        with self.counted():
+        with self.timed():
             return doctor(self.path, on_found=job.on_file)
 
     # -- what is written ----------------------------------------------------------------------------------------------
@@ -187,14 +195,14 @@ class Session:
         from ckptools.consolidate.run import consolidate
 
         options = ConsolidateOptions(only=only, dry_run=dry_run, jobs=self.how.get("jobs"))
-        with self.counted():
+        with self.timed():
             return consolidate(self.every_rank(job).checkpoint, out, options, job.on_bytes)
 
     def write_report(self, job: Job, out: str) -> Path:
         """Write the page that `report` writes; return its path."""
         from ckptools.report.html import write_report
 
-        with self.counted():
+        with self.timed():
             write_report(self.every_rank(job).checkpoint, out, progress=job.on_bytes)
         return Path(out)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import threading
 import time
@@ -84,6 +85,8 @@ def test_a_bucket_that_answers_after_a_while_freezes_nothing(bucket, monkeypatch
             assert driven.app.session.looked is None and len(driven.app.screen_stack) == 2
             await driven.press("escape", "1")
             assert "whole: all 4 rank files are here" in driven.text("title")
+            read, taken = re.match(r"read (\S+) KiB in (\S+) s", driven.text("status")).groups()
+            assert float(read) > 100 and float(taken) > 0.5  # of four files, in requests of 0.1 s each
             await driven.press("slash", *"blocks.0.up.w", "enter")
             before = proxy.requests
             await driven.press("j", "k")
