@@ -11,7 +11,7 @@ from textual.widgets import Input
 from ckptools.browse.pages import ListPage
 from ckptools.browse.row_list import RowList
 from ckptools.browse.session import Session
-from ckptools.browse.view import KEYS, OVERVIEW, RANKS, RUN, VALUES
+from ckptools.browse.view import HINT, KEYS, OVERVIEW, RANKS, RUN, VALUES
 from ckptools.browse.writing import Writing
 from ckptools.model.problems import Problem
 
@@ -59,8 +59,11 @@ class Browser(Writing):
     def action_stop(self) -> None:
         """Stop what is read or written; without any, end the filter."""
         typed = self.query_one("#filter", Input)
+        if "opens" in self.jobs.running:
+            self.waits = "not opened"
         if self.jobs.stop_all(but="looks up"):
             self.say("stopped")
+            self._tell_title()
         elif typed.value:
             typed.value = ""
         typed.remove_class("typing")
@@ -172,6 +175,7 @@ class Browser(Writing):
         before, run = self.session, self.pages.get(RUN)
         self.session = Session(path, "", before.how, before.elsewhere, before.seconds, before.before)
         self.open()
+        self.say(HINT)
         self.pages = {RUN: run} if run is not None else {}
         self.action_tab(OVERVIEW)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ckptools.browse import pages
 from ckptools.browse.session import Looked
-from ckptools.browse.view import KEYS, OVERVIEW, RUN, VALUES, View
+from ckptools.browse.view import KEYS, OPENS, OVERVIEW, RUN, VALUES, View
 from ckptools.errors import CkptoolsError, ReadError, SeveralError
 from ckptools.text import printable
 
@@ -30,11 +30,13 @@ class Loading(View):
         """Open the checkpoint, or say why that cannot be."""
         self.session.looked = self.error = self.key_page = None
         self.pages, self.at = {}, {}
+        self.waits = OPENS
         self._tell_title()
         self.jobs.start("opens", self.session.open, self.looked, self._not_opened)
 
     def _not_opened(self, error: Exception) -> None:
         if isinstance(error, SeveralError):
+            self.waits = "several checkpoints"
             self.say("several checkpoints: Enter opens one")
             self.action_tab(RUN)
         elif isinstance(error, CkptoolsError):

@@ -35,6 +35,9 @@ OVERVIEW, KEYS, RANKS, TRAINING, VALUES, FILES, RUN = range(len(TABS))
 DETAIL_SECONDS = 0.03
 """The cursor rests so long before what it is on is looked up."""
 
+HINT = "? lists the keys"
+OPENS = "opens ..."
+
 STATUS_SECONDS = 0.2
 
 
@@ -45,6 +48,7 @@ class View(App[None]):
         session: what is known of it.
         error: why it cannot be opened; None if it can, or nobody knows yet.
         bug: an exception that is no fault of the checkpoint.
+        waits: what is said in place of a verdict while there is none.
         first_screen: seconds of `time.perf_counter` when the verdict was first on the screen; 0 before.
     """
 
@@ -80,6 +84,7 @@ class View(App[None]):
         self.bug: Exception | None = None
         self.first_screen = 0.0
         self.told = ""
+        self.waits = OPENS
         self.tab = OVERVIEW
         self.pages: dict[int, Page] = {}
         self.key_page: KeyPage | None = None
@@ -105,7 +110,7 @@ class View(App[None]):
         self.theme = "textual-light" if _is_light() else "textual-dark"
         self.set_interval(STATUS_SECONDS, self.tell_status)
         self.left.focus()
-        self.say("? lists the keys")
+        self.say(HINT)
 
     @property
     def left(self) -> RowList:
@@ -142,7 +147,7 @@ class View(App[None]):
         title = self.query_one("#title", Static)
         looked = self.session.looked
         name = looked.report.name if looked is not None else self.session.path
-        verdict = looked.report.verdict.headline if looked is not None else str(self.error or "opens ...")
+        verdict = looked.report.verdict.headline if looked is not None else str(self.error or self.waits)
         title.update(printable(f"{name}: {verdict}"), layout=False)
         title.set_classes(MARKS[looked.report.verdict.level] if looked is not None else "bad" if self.error else "")
         self.query_one("#tabs", Static).update(_tabs(self.tab, self.size.width), layout=False)

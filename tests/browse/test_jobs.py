@@ -68,6 +68,7 @@ def test_keys_are_answered_while_it_opens_and_x_stops_it(monkeypatch):
         assert len(driven.app.screen_stack) == 2
         await driven.pilot.press("escape", "3", "x")
         assert driven.text("message") == "stopped" and not driven.app.jobs.running
+        assert driven.text("title").endswith("not opened")
 
     monkeypatch.setattr(Session, "open", lambda self, job: waits(job))
     drive(RANKS, script, wait=False)

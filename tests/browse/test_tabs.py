@@ -98,6 +98,9 @@ def test_a_folder_of_several_checkpoints_begins_with_their_list(tmp_path):
     async def script(driven: Driven):
         assert driven.text("tabs").endswith("[7 run]")
         assert sorted(row.split()[-1] for row in driven.rows()) == ["step10.pt", "step20.pt"]
+        assert driven.text("title") == f"{tmp_path}: several checkpoints"
+        await driven.press("enter")
+        assert driven.text("title").startswith("step20: ") and driven.text("message") == "? lists the keys"
 
     drive(tmp_path, script)
 
