@@ -11,7 +11,7 @@ from textual.widgets import Input
 from ckptools.browse.pages import ListPage
 from ckptools.browse.row_list import RowList
 from ckptools.browse.session import Session
-from ckptools.browse.view import HINT, KEYS, OVERVIEW, RANKS, RUN, VALUES
+from ckptools.browse.view import HINT, KEYS, OVERVIEW, RANKS, RUN, STOPPED, VALUES
 from ckptools.browse.writing import Writing
 from ckptools.model.problems import Problem
 
@@ -60,8 +60,8 @@ class Browser(Writing):
         """Stop what is read or written; without any, end the filter."""
         typed = self.query_one("#filter", Input)
         if "opens" in self.jobs.running:
-            self.waits = "not opened"
-        if self.jobs.stop_all(but="looks up"):
+            self.waits = STOPPED
+        if self.jobs.stop_shown():
             self.say("stopped")
             self._tell_title()
         elif typed.value:

@@ -124,10 +124,14 @@ class Jobs:
         if job is not None:
             job.stopped.set()
 
-    def stop_all(self, but: str = "") -> int:
-        """Stop every job but one; return how many that the user sees were stopped."""
-        names = [name for name in self.running if name != but]
-        seen = sum(self.running[name].shown for name in names)
+    def stop_all(self) -> None:
+        """Stop every job."""
+        for name in list(self.running):
+            self.stop(name)
+
+    def stop_shown(self) -> bool:
+        """Stop the jobs that the user sees; return whether there are any."""
+        names = [name for name, job in self.running.items() if job.shown]
         for name in names:
             self.stop(name)
-        return seen
+        return bool(names)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ckptools.browse import pages
 from ckptools.browse.session import Looked
-from ckptools.browse.view import KEYS, OPENS, OVERVIEW, RUN, VALUES, View
+from ckptools.browse.view import KEYS, OPENS, OVERVIEW, RUN, STOPPED, VALUES, View
 from ckptools.errors import CkptoolsError, ReadError, SeveralError
 from ckptools.text import printable
 
@@ -94,8 +94,10 @@ class Loading(View):
             self.action_every_rank()
 
     def action_every_rank(self) -> None:
-        """Read the structure of every rank."""
+        """Read the structure of every rank; where opening was stopped, open it."""
         looked = self.session.looked
+        if looked is None and self.waits == STOPPED:
+            self.open()
         reads = "reads every rank" in self.jobs.running
         if looked is not None and not looked.checkpoint.all_ranks and not reads:
             self.begin("reads every rank", self.session.every_rank, self.looked)

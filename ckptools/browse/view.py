@@ -37,6 +37,7 @@ DETAIL_SECONDS = 0.03
 
 HINT = "? lists the keys"
 OPENS = "opens ..."
+STOPPED = "not opened; r opens it"
 
 STATUS_SECONDS = 0.2
 

@@ -44,7 +44,7 @@ def test_what_a_stopped_job_still_returns_is_dropped():
     found, go = [], threading.Event()
     jobs = Jobs(lambda deliver: deliver())
     jobs.start("reads", lambda _: go.wait(10), found.append, found.append)
-    assert jobs.stop_all() == 1 and jobs.is_busy("reads")
+    assert jobs.stop_shown() and jobs.is_busy("reads")
     go.set()
     jobs.finish("reads")
     assert not jobs.is_busy("reads") and found == []
@@ -68,8 +68,12 @@ def test_keys_are_answered_while_it_opens_and_x_stops_it(monkeypatch):
         assert len(driven.app.screen_stack) == 2
         await driven.pilot.press("escape", "3", "x")
         assert driven.text("message") == "stopped" and not driven.app.jobs.running
-        assert driven.text("title").endswith("not opened")
+        assert driven.text("title").endswith("not opened; r opens it")
+        monkeypatch.setattr(Session, "open", opens)
+        await driven.press("r")
+        assert "whole: all 4 rank files are here" in driven.text("title")
 
+    opens = Session.open
     monkeypatch.setattr(Session, "open", lambda self, job: waits(job))
     drive(RANKS, script, wait=False)
 
@@ -142,6 +146,23 @@ def test_files_that_vanish_while_it_is_open_are_named_by_every_key(tmp_path, mon
 
     drive(tmp_path / "run", script)
     assert [path.name for path in tmp_path.iterdir()] == ["run.html"]
+
+
+def test_escape_stops_nothing_that_the_user_does_not_see(monkeypatch):
+    def slowly(self, looked):
+        go.wait(10)
+        return lists(self, looked)
+
+    async def script(driven: Driven):
+        await driven.until(lambda: driven.app.session.looked is not None and "lists keys" in driven.app.jobs.running)
+        await driven.pilot.press("2", "escape")
+        go.set()
+        await driven.settled()
+        assert driven.row.startswith("+ model")
+
+    go, lists = threading.Event(), Session.list_keys
+    monkeypatch.setattr(Session, "list_keys", slowly)
+    drive(RANKS, script, wait=False)
 
 
 def test_a_bug_ends_it_and_is_not_hidden():
