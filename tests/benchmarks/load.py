@@ -5,7 +5,8 @@ stores: rank files in a bucket of a local S3 server, by requests and bytes, with
 scale: worlds of 64, 256 and 1,024 ranks and a model of 70 B parameters, by files whose values are holes.
 
 metadata: DCP folders of a model of 70 B parameters on 64 and 256 ranks, beside torch's reader of their lists;
-metadata-512, by name only: on 512 ranks too.
+metadata-512, by name only: on 512 ranks too. metadata-filled, by name only: with values, of 128 bytes an item on 256
+ranks, in place of holes.
 
 ranks: 64 rank files of 5,000 tensors beside torch.load(mmap=True); ranks-1024, by name only: 64, 256 and 1,024 of them.
 
@@ -205,6 +206,7 @@ SECTIONS = {
 
 BY_NAME = {
     "ranks-1024": Section(ranks.maker(ranks.LARGE), ranks.reporter(ranks.LARGE), 20),
+    "metadata-filled": Section(metadata.make_filled, metadata.reporter(metadata.SMALL, "filled"), 12),
     "metadata-512": Section(metadata.maker(metadata.LARGE), metadata.reporter(metadata.LARGE), 20),
 }
 """Sections that are run only where they are named."""

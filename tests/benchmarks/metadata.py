@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import random
 import sys
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from ckptools.training.simulated.run import shapes_from
 from tests.benchmarks.measure import Run, run, table_as_measured
 from tests.benchmarks.scale import CKPTOOLS, hollow, slope_of
 
@@ -41,15 +45,46 @@ def maker(worlds: Sequence[int]) -> Callable[[Path], None]:
     return make
 
 
-def _folder(work: Path, ranks: int) -> Path:
-    return work / "metadata" / str(ranks) / "run"
+def _folder(work: Path, ranks: int, kind: str = "metadata") -> Path:
+    return work / kind / str(ranks) / "run"
 
 
-def reporter(worlds: Sequence[int]) -> Callable[[Path], Iterable[str]]:
+def make_filled(work: Path) -> None:
+    """Write the small worlds with 128 bytes of values in an item in place of holes, and a CRC-32 of them."""
+    shapes = work / "filled.json"
+    shapes.write_text(json.dumps({name: (max(SMALL) * 8, 8) for name in shapes_from("llama3-70b")}))
+    for ranks in SMALL:
+        folder = _folder(work, ranks, "filled")
+        if not folder.exists():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            hollow(folder, ranks, str(shapes), "--layout", "dcp")
+            for path in folder.glob("*.distcp"):
+                path.write_bytes(_filled(path.read_bytes()))
+
+
+def _filled(data: bytes) -> bytes:
+    """The bytes of a file of items, with random numbers and their CRC-32 for values of 64 bytes and more.
+
+    A name stands twice in an archive, 30 bytes behind the beginning of its entry and 46 behind that of its line in the
+    directory, which has the CRC-32 and the size. Source: APPNOTE, 4.3.7 and 4.3.12.
+    """
+    found, at = bytearray(data), 0
+    while (name := data.find(b"archive/data/0", at)) >= 0:
+        start = name + 14 + int.from_bytes(data[name - 2 : name], "little")
+        listed = data.index(b"archive/data/0", start)
+        nbytes = int.from_bytes(data[listed - 22 : listed - 18], "little")
+        if nbytes >= 64:
+            found[start : start + nbytes] = random.randbytes(nbytes)
+            found[listed - 30 : listed - 26] = zlib.crc32(found[start : start + nbytes]).to_bytes(4, "little")
+        at = listed + 1
+    return bytes(found)
+
+
+def reporter(worlds: Sequence[int], kind: str = "metadata") -> Callable[[Path], Iterable[str]]:
     """What prints the table of some worlds; peaks and ratios are of the largest."""
     titles = ("DCP of Llama 3 70B", *(f"{ranks} ranks" for ranks in worlds), "slope")
     titles += ("x read_metadata", "peak", "x read_metadata", "x inspect")
-    return lambda work: table_as_measured(titles, _rows([_folder(work, ranks) for ranks in worlds], worlds))
+    return lambda work: table_as_measured(titles, _rows([_folder(work, ranks, kind) for ranks in worlds], worlds))
 
 
 def _rows(folders: Sequence[Path], worlds: Sequence[int]) -> Iterator[list[str]]:
