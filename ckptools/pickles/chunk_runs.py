@@ -15,6 +15,7 @@ fetches any of it again (Megatron's plans do), or does something else with entri
 from __future__ import annotations
 
 import re
+import struct
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
@@ -293,7 +294,9 @@ def _adjacent(pattern: re.Pattern[bytes], data: bytes, start: int) -> Sequence[S
 
 def _numbers(column: Sequence[bytes]) -> list[int]:
     """The numbers of a column in which few are equal: the places of items in a file."""
-    read = int.from_bytes
+    joined, read = b"".join(column), int.from_bytes
+    if joined[::5] == BININT * len(column) and len(joined) == 5 * len(column):
+        return list(struct.unpack("<" + "xi" * len(column), joined))
     return [
         read(data[2:], "little", signed=True) if data[:1] == LONG1
         else read(data[1:], "little", signed=data[:1] == BININT)

@@ -8,9 +8,10 @@ looks at it closely.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import repeat
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,7 @@ AT_ONCE = 4000
 """Items of which the bytes around the values are in memory together, about 1 KB each."""
 
 Numbers = npt.NDArray[np.int64]
+T = TypeVar("T", bound=Hashable)
 
 
 class AlikeItems:
@@ -47,10 +49,10 @@ class AlikeItems:
         file, start, kind = list[int](), list[int](), list[int]()
         for fqn, of_tensor in places.items():
             one = shards[fqn]
-            of_items = zip(take(one.lengths, of_tensor), repeat(one.dtype), take(one.sizes, of_tensor), strict=False)
-            file += [files.setdefault(holder, len(files)) for holder in take(one.files, of_tensor)]
+            of_items = list(zip(take(one.lengths, of_tensor), repeat(one.dtype), take(one.sizes, of_tensor)))
+            file += _numbered(take(one.files, of_tensor), files)
             start += take(one.starts, of_tensor)
-            kind += [kinds.setdefault(of_item, len(kinds)) for of_item in of_items]
+            kind += _numbered(of_items, kinds)
         self.files, self.kinds = list(files), list(kinds)
         self.file, self.start, self.kind = (np.array(column, np.int64) for column in (file, start, kind))
 
@@ -100,6 +102,13 @@ class AlikeItems:
                 shards.layouts[i], shards.crcs[i] = layout, crc
 
 
+def _numbered(column: Sequence[T], numbers: dict[T, int]) -> Iterable[int]:
+    """The number of each value of a column; a new one has the next number."""
+    for value in {*column} - numbers.keys():
+        numbers[value] = len(numbers)
+    return map(numbers.__getitem__, column)
+
+
 def _compared(
     file: File, starts: Numbers, kinds: Numbers, templates: Sequence[ItemTemplate | None], sizes: Numbers
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.uint32]]:
@@ -123,7 +132,7 @@ def _compared(
     for kind in np.unique(kinds).tolist():
         rows, template = np.flatnonzero(kinds == kind), templates[kind]
         assert template is not None
-        found[rows] = [front == template.head for front in take(fronts, rows.tolist())]
+        found[rows] = list(map(template.head.__eq__, take(fronts, rows.tolist())))
         joined = b"".join([tail[: template.nbytes] for tail in take(tails, rows.tolist())])
         if len(joined) < len(rows) * template.nbytes:
             raise ReadError(file.path, "became shorter while it was read")
