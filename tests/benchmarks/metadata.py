@@ -6,7 +6,7 @@ import json
 import random
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ckptools.training.simulated.run import shapes_from
@@ -19,7 +19,7 @@ SMALL, LARGE = (64, 256), (64, 256, 512)
 
 ROUNDS = 3
 TENSOR = "model.layers.0.self_attn.q_proj.weight"
-FILLED = ["--dry-run", "--only", "all", "--allow-missing", "--fill", "zero"]
+PLAN = ["consolidate", ".", "-o", "../plan.pt", "--dry-run", "--only", "all"]
 
 COMMANDS = {
     "inspect": ["inspect", "."],
@@ -29,7 +29,7 @@ COMMANDS = {
     "ls": ["ls", ".."],
     "verify": ["verify", "."],
     "doctor": ["doctor", "."],
-    "consolidate --dry-run": ["consolidate", ".", "-o", "../plan.pt", *FILLED],
+    "consolidate --dry-run": PLAN,
     "diff with itself": ["diff", ".", "."],
 }
 
@@ -84,14 +84,19 @@ def reporter(worlds: Sequence[int], kind: str = "metadata") -> Callable[[Path], 
     """What prints the table of some worlds; peaks and ratios are of the largest."""
     titles = ("DCP of Llama 3 70B", *(f"{ranks} ranks" for ranks in worlds), "slope")
     titles += ("x read_metadata", "peak", "x read_metadata", "x inspect")
-    return lambda work: table_as_measured(titles, _rows([_folder(work, ranks, kind) for ranks in worlds], worlds))
+    # Of holes a plan needs values that stand in their place.
+    fill = [] if kind == "filled" else ["--allow-missing", "--fill", "zero"]
+    commands = {**COMMANDS, "consolidate --dry-run": [*PLAN, *fill]}
+    return lambda work: table_as_measured(
+        titles, _rows([_folder(work, ranks, kind) for ranks in worlds], worlds, commands)
+    )
 
 
-def _rows(folders: Sequence[Path], worlds: Sequence[int]) -> Iterator[list[str]]:
+def _rows(folders: Sequence[Path], worlds: Sequence[int], commands: Mapping[str, Sequence[str]]) -> Iterator[list[str]]:
     theirs = [_median([*PEER, "metadata", str(folder)]) for folder in folders]
     yield [*_row("torch's read_metadata()", theirs, theirs, worlds), ""]
     opened = 0.0
-    for what, command in COMMANDS.items():
+    for what, command in commands.items():
         ours = [_median([*CKPTOOLS, *_at(folder, command)]) for folder in folders]
         opened = opened or ours[-1].cpu
         yield [*_row(what, ours, theirs, worlds), f"{ours[-1].cpu / opened:.2f}"]
