@@ -8,7 +8,7 @@ from math import prod
 from typing import NamedTuple
 
 from ckptools.model.problems import Code, Problem
-from ckptools.model.regions import Box, Ints, Run, in_a_row
+from ckptools.model.regions import Box, Ints, Run, in_slabs
 from ckptools.model.tensor import Tensor, lie_in_a_row
 from ckptools.text import first_few, spans
 
@@ -52,7 +52,7 @@ def cover(shape: Sequence[int], boxes: Iterable[Box]) -> Cover:
         TangledLayoutError: this would take too long.
     """
     boxes = list(boxes)
-    if in_a_row(shape, [b.offsets for b in boxes], [b.sizes for b in boxes]):
+    if in_slabs(tuple(shape), [b.offsets for b in boxes], [b.sizes for b in boxes]):
         return Cover(0, (), (), ())
     filled = [b for b in boxes if b.numel or not b.inside(shape)]
     outside = tuple(b for b in filled if not b.inside(shape))[:MAX_NAMED]

@@ -8,7 +8,7 @@ Everything here is arithmetic in Python integers, which do not wrap.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from math import prod
 from operator import add, itemgetter
@@ -98,6 +98,34 @@ def in_a_row(shape: Sequence[int], offsets: Sequence[Ints], sizes: Sequence[Ints
     if starts != sorted(starts):
         starts, lengths = map(list, zip(*sorted(zip(starts, lengths, strict=True)), strict=True))
     return [*starts, whole[dim]] == [0, *map(add, starts, lengths)]
+
+
+def in_slabs(shape: Ints, offsets: Sequence[Ints], sizes: Sequence[Ints]) -> bool:
+    """Whether boxes follow each other as in `in_a_row`, or slabs of them do that are each covered in the same way.
+
+    Layers of a stacked weight are such slabs, and the tiles of a grid. False proves nothing.
+    """
+    if in_a_row(shape, offsets, sizes):
+        return True
+    for dim, length in enumerate(shape):
+        slabs: dict[Run, list[int]] = {}
+        for place, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
+            if not len(offset) == len(size) == len(shape):
+                return False
+            slabs.setdefault((offset[dim], size[dim]), []).append(place)
+        runs = sorted(slabs)
+        starts, lengths = [run[0] for run in runs], [run[1] for run in runs]
+        if len(runs) < 2 or min(lengths) <= 0 or [*starts, length] != [0, *map(add, starts, lengths)]:
+            continue
+        # Each box is in one slab, so that nothing but the slabs need be covered.
+        rest = [[*map(_without(dim), column)] for column in (offsets, sizes)]
+        inner = _without(dim)(shape)
+        return all(in_slabs(inner, *([column[i] for i in of] for column in rest)) for of in slabs.values())
+    return False
+
+
+def _without(dim: int) -> Callable[[Ints], Ints]:
+    return lambda of: (*of[:dim], *of[dim + 1 :])
 
 
 def contiguous_strides(shape: Sequence[int]) -> Ints:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, overload
 
 from ckptools.model.records import RowMethods, displayed
-from ckptools.model.regions import Box, Ints, in_a_row
+from ckptools.model.regions import Box, Ints, in_slabs
 from ckptools.model.source import Encoded, Item, ItemLayout, Source
 from ckptools.text import clip_middle
 
@@ -264,9 +264,9 @@ class ItemShards(RowMethods[Shard], Sequence[Shard]):
         return tuple(self.files), tuple(self.starts)
 
     def lie_in_a_row(self, shape: Ints) -> bool:
-        """Whether they follow each other through a tensor of `shape`; asked several times and worked out once."""
+        """Whether they, or slabs of them, follow each other through a tensor of `shape`; worked out once."""
         if self._in_a_row is None or self._in_a_row[:2] != (len(self), shape):
-            self._in_a_row = len(self), shape, in_a_row(shape, self.offsets, self.sizes)
+            self._in_a_row = len(self), shape, in_slabs(shape, self.offsets, self.sizes)
         return self._in_a_row[2]
 
     def boxes(self) -> set[Box]:

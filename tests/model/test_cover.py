@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from itertools import combinations_with_replacement, product
+from itertools import combinations_with_replacement, pairwise, product
 from math import prod
 
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptools.model.cover import MAX_NAMED, TangledLayoutError, cover
-from ckptools.model.regions import Box
+from ckptools.model.regions import Box, in_slabs
 
 shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 
@@ -141,3 +141,37 @@ def test_a_layout_too_tangled_to_judge_is_refused(copies):
     crossing = [Box((i, 2500 - i), (2500, 1)) for i in range(2500)]
     with pytest.raises(TangledLayoutError, match="tangled"):
         cover((5000, 2501), crossing * copies)
+
+
+@st.composite
+def tilings(draw, shape):
+    """Boxes that cover a tensor once: slabs of it, each cut in a way of its own."""
+    if not shape or draw(st.booleans()):
+        return [Box((0,) * len(shape), shape)]
+    dim = draw(st.integers(0, len(shape) - 1))
+    cuts = sorted({0, shape[dim], *draw(st.lists(st.integers(0, shape[dim]), max_size=3))})
+    boxes = []
+    for low, high in pairwise(cuts):
+        slab = (*shape[:dim], high - low, *shape[dim + 1 :])
+        for box in draw(tilings(slab)):
+            moved = (*box.offsets[:dim], box.offsets[dim] + low, *box.offsets[dim + 1 :])
+            boxes.append(Box(moved, box.sizes))
+    return boxes
+
+
+@settings(max_examples=150, deadline=None)
+@given(shape=st.lists(st.integers(1, 5), max_size=3).map(tuple), data=st.data())
+def test_boxes_in_slabs_cover_each_element_once(shape, data):
+    boxes = data.draw(st.permutations(data.draw(tilings(shape))))
+    boxes += data.draw(st.lists(boxes_of(shape), max_size=1))
+    if data.draw(st.booleans()):
+        boxes = boxes[1:]
+    proven = in_slabs(shape, [box.offsets for box in boxes], [box.sizes for box in boxes])
+    assert not proven or counted(shape, boxes) == (0, False, ())
+
+
+@pytest.mark.parametrize("layers", [1, 3, 200])
+def test_a_grid_is_proven_without_comparing_each_pair(layers):
+    boxes = [Box((layer, row, 0), (1, 2, 8)) for layer in range(layers) for row in range(0, 400, 2)]
+    assert in_slabs((layers, 400, 8), *zip(*boxes, strict=True)) and cover((layers, 400, 8), boxes).exact
+    assert not in_slabs((layers, 400, 8), *zip(*boxes[1:], strict=True))
