@@ -22,6 +22,7 @@ import ckptools
 from ckptools.errors import NotWholeError, ReadError, UnsafePathError, UsageError
 from ckptools.formats import options as limits
 from ckptools.formats.dcp import locate
+from ckptools.formats.megatron_dist import stacked
 from ckptools.formats.megatron_dist.stored import StoredState
 from ckptools.model.regions import Box, contiguous_strides
 from ckptools.model.tensor import Shard, Source, Tensor
@@ -115,13 +116,15 @@ ARGS = Namespace(num_layers=3, world_size=8)
 COMMON = {"args": ARGS, "iteration": 9, "optimizer": {"state": {"common_step": 9}, "param_groups": [{"lr": 0.1}]}}
 
 
-def test_stacked_layers_come_apart_in_the_order_of_the_layers(tmp_path):
-    stacked = torch.arange(24.0).reshape(3, 4, 2)
-    flat = {"decoder.layers.a": stacked, "decoder.layers.b": stacked * 2, "decoder.final": torch.ones(2)}
+@pytest.mark.parametrize("by_column", [1, stacked.MIN_COLUMNS])
+def test_stacked_layers_come_apart_in_the_order_of_the_layers(tmp_path, monkeypatch, by_column):
+    monkeypatch.setattr(stacked, "MIN_COLUMNS", by_column)
+    layers = torch.arange(24.0).reshape(3, 4, 2)
+    flat = {"decoder.layers.a": layers, "decoder.layers.b": layers * 2, "decoder.final": torch.ones(2)}
     ck = ckptools.open(write(tmp_path / "out", flat, COMMON), all_ranks=True)
-    layers = [f"decoder.layers.{n}.{part}" for n in range(3) for part in "ab"]
-    assert list(ck.model) == [*layers, "decoder.final"]
-    assert torch.equal(ck.model["decoder.layers.2.b"].load(), stacked[2] * 2)
+    names = [f"decoder.layers.{n}.{part}" for n in range(3) for part in "ab"]
+    assert list(ck.model) == [*names, "decoder.final"]
+    assert torch.equal(ck.model["decoder.layers.2.b"].load(), layers[2] * 2)
 
 
 def test_layers_with_a_number_are_kept_as_they_are(tmp_path):

@@ -18,8 +18,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from ckptools.formats.shared.merge import MIN_COLUMNS
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
+from ckptools.model.shards import Holding, in_columns
 from ckptools.model.tensor import Shard, Source, Tensor, in_rank_order
 
 LAYERS = re.compile(r"(?P<block>(?:.*?\.)?layers)\.(?P<rest>(?!\d+\.).+)", re.DOTALL)
@@ -93,11 +95,12 @@ def _rows_of(tensor: Tensor) -> list[Tensor]:
         first, box = shard.box.offsets[0], Box(shard.box.offsets[1:], shard.box.sizes[1:])
         for n in range(first, min(first + shard.box.sizes[0], len(shards))):
             shards[n].append(Shard(box, shard.rank, _row(shard.source, n - first) if shard.source else None))
-    rows, whole = [], Box.whole(tensor.shape[1:])
+    rows, whole, files = [], Box.whole(tensor.shape[1:]), Holding()
     for mine in shards:
         plain = tensor.kind == "chunks" and all(s.box == whole for s in mine)
         kind = "plain" if plain else tensor.kind
-        rows.append(replace(tensor, shape=whole.sizes, shards=tuple(mine), kind=kind))
+        kept = in_columns(mine, tensor.dtype, files) if len(mine) >= MIN_COLUMNS else tuple(mine)
+        rows.append(replace(tensor, shape=whole.sizes, shards=kept, kind=kind))
     return rows
 
 
