@@ -168,14 +168,8 @@ def share(part: int, whole: int) -> str:
 
 
 def not_finite(row: Stats) -> str:
-    """Numbers of NaN and of infinities: `0`, `3 NaN, 1 Inf`; `-` where nothing was read."""
-    if row.numel and not row.elements:
-        return "-"
+    """Numbers of NaN and of infinities: `0`, `3 NaN, 1 Inf`."""
     return ", ".join([f"{n} {kind}" for n, kind in ((row.nan, "NaN"), (row.inf, "Inf")) if n]) or "0"
-
-
-def _zeros(row: Stats) -> str:
-    return share(row.zeros, row.elements) if row.elements or not row.numel else "-"
 
 
 def histogram(counts: Sequence[int], ascii: bool = False) -> str:
@@ -199,7 +193,7 @@ MIN = Field(Column("min", "number"), lambda row: figure(row.min))
 MAX = Field(Column("max", "number"), lambda row: figure(row.max))
 MEAN = Field(Column("mean", "number", 4), lambda row: figure(row.mean))
 STD = Field(Column("std", "number", 3), lambda row: figure(row.std))
-ZEROS = Field(Column("zeros", "number", 6), _zeros)
+ZEROS = Field(Column("zeros", "number", 6), lambda row: share(row.zeros, row.elements))
 NOT_FINITE = Field(Column("non-finite", "number"), not_finite)
 READ = Field(Column("read", "number"), lambda row: share(row.elements, row.numel))
 

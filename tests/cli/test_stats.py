@@ -113,14 +113,6 @@ def test_what_a_rank_does_not_have_is_said_and_the_rest_is_answered(tmp_path, ki
     assert {r["rank"] for r in ranks if r["problem"]} == {2}
 
 
-def test_of_a_tensor_that_is_in_no_file_no_zeros_are_counted(tmp_path):
-    gone = torch.ones(4, device="meta")
-    for rank in (0, 1):
-        torch.save({"model": {f"w{rank}": torch.ones(4), "gone": gone}}, tmp_path / f"{rank}.pt")
-    rows = {line.split()[0]: line.split()[-3:] for line in run(tmp_path / "0.pt")[1].splitlines() if "fp32" in line}
-    assert (rows["w0"][:2], rows["gone"][:2]) == (["0", "0"], ["-", "-"])
-
-
 def test_a_file_that_goes_bad_between_opening_and_reading_is_named_in_its_rows(tmp_path, monkeypatch):
     torch.save({"a": torch.ones(3), "b": torch.ones(300_000)}, tmp_path / "m.pt")
     from ckptools.cli.commands import stats as command
