@@ -212,7 +212,8 @@ def _drawn(grid: HeatGrid, scale: Scale | RowScale | None) -> tuple[list[str], f
 def _key(letter: Letter, means: str, in_part: bool) -> Key:
     """The entry of a letter; cells that were read in part are hatched in its place."""
     partial = letter == "?" and in_part
-    return Key("hatched", "", "not read in full") if partial else Key("pale rim", letter, means)
+    kind = "hatched" if partial else "bad" if letter == "N" else "pale rim"
+    return Key(kind, "" if partial else letter, "not read in full" if partial else means)
 
 
 def _block(
@@ -255,7 +256,8 @@ def _cell(cell: HeatCell, role: str, at: Rect, scale: Scale | RowScale | None) -
     if cell.letter == "?" and value is not None:  # read in part
         yield hatched(at, hover)
     elif scale is None or value is None or not drawable(value) or cell.letter:
-        yield rect(at, "pale edge" if cell.letter == "N" else "pale rim", hover) + mark(at, cell.letter, "ink")
+        bad = cell.letter == "N"
+        yield rect(at, "bad" if bad else "pale rim", hover) + mark(at, cell.letter, "on" if bad else "ink")
     else:
         yield colored(at, scale.color(value, role), hover)
 
