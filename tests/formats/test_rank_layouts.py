@@ -23,7 +23,7 @@ from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor, Sharde
 import ckptools
 from tests.fake_world import fake_group
 from tests.pickles.test_tensors import same_bits
-from tests.truth import FIXTURES
+from tests.truth import FIXTURES, load_truth
 
 WORLD = 3
 VERL = FIXTURES / "verl-fsdp2-bf16" / "ckpt" / "global_step_3" / "actor"
@@ -190,3 +190,13 @@ def test_hsdp_of_verl_is_read_with_every_replica(tmp_path):
     assert (ck.whole, ck.model["w"].mesh) == (True, (2, 2))
     same_bits(ck.model["w"].load(), full)
     assert ckptools.consolidate(tmp_path, tmp_path / "w.safetensors").tensors == 1
+
+
+def test_state_of_torchrec_s_fused_optimizer_equals_the_truth():
+    held = ckptools.open(FIXTURES / "torchrec-w3/ckpt", all_ranks=True).raw["optimizer"]["state"]
+    truth = {key: value for key, value in load_truth("torchrec-w3").items() if key.startswith("optim/")}
+    assert {key.split("/")[1] for key in truth} == held.keys() and len(truth) == 4
+    for key, (dtype, data, shape) in truth.items():
+        _, table, slot = key.split("/")
+        value = held[table][slot].load()
+        assert (str(value.dtype), tuple(value.shape), value.numpy().tobytes()) == (f"torch.{dtype}", shape, data)
