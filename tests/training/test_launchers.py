@@ -134,20 +134,12 @@ def test_a_forked_rank_that_fails_is_told_and_none_is_left() -> None:
 
 
 @pytest.mark.slow
-def test_spawned_ranks_write_the_same_bytes(fsdp1: Command, tmp_path: Path) -> None:
-    arguments = ("--world-size", 3, "--launcher", "spawn", *FSDP1)
-    [(code, said, complained)] = finish([start(tmp_path / "run", *arguments)])
-    assert (code, said.count("saved ")) == (0, 1), complained
-    assert same(tmp_path / "run", fsdp1.out)
-
-
-@pytest.mark.slow
-def test_torch_distributed_launch_passes_a_local_rank_and_gets_the_same_bytes(fsdp1: Command, tmp_path: Path) -> None:
-    launch = ("torch.distributed.launch", "--nproc-per-node", "3", "--master-port", str(free_port()))
-    command = [sys.executable, "-m", *launch, "-m", "ckptools", "create", str(tmp_path / "run"), *FSDP1]
+def test_torch_distributed_launch_passes_a_local_rank(tmp_path: Path) -> None:
+    launch = ("torch.distributed.launch", "--nproc-per-node", "1", "--master-port", str(free_port()))
+    command = [sys.executable, "-m", *launch, "-m", "ckptools", "create", str(tmp_path / "run"), "--steps", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
-    assert same(tmp_path / "run", fsdp1.out)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["ep0-ba1-rank0.pt"]
 
 
 @pytest.mark.parametrize("spelling", ["--local-rank=1", "--local_rank=1"])

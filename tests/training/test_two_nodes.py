@@ -25,7 +25,6 @@ def two(port: int, first: tuple[object, ...], second: tuple[object, ...]) -> lis
 @pytest.mark.parametrize(
     ("backend", "launcher", "counts"),
     [
-        ("static", "elastic", "2,1"),
         ("c10d", "elastic", "2,1"),
         ("static", "spawn", "1,2"),
     ],
