@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from operator import add, itemgetter
+from operator import add, itemgetter, lt
 from pathlib import Path
 
 from ckptools.files.opening import File, OpenFiles
@@ -49,12 +49,17 @@ class FileRecords:
 
     def in_order(self) -> FileRecords:
         """The same records in the order of their offsets, each once."""
+        if all(map(lt, self.starts, self.starts[1:])):
+            return self
         rows = sorted(set(zip(self.starts, self.lengths, self.crcs, self.names, strict=True)))
         starts, lengths, crcs, names = zip(*rows, strict=True)
         return FileRecords(array("Q", starts), array("Q", lengths), array("I", crcs), list(names))
 
     def batches(self) -> Iterator[range]:
         """Records that are read together: those that follow each other, as far as they are small."""
+        if sum(self.lengths) <= CHUNK:
+            yield range(len(self.lengths))
+            return
         first = nbytes = 0
         for place, length in enumerate(self.lengths):
             if place > first and nbytes + length > CHUNK:
@@ -83,9 +88,12 @@ def records_of(tensors: Iterable[Tensor]) -> dict[Path, FileRecords]:
 def count_without(tensors: Iterable[Tensor]) -> int:
     """The number of records with bytes, but without a CRC-32, that the shards of some tensors lie in."""
     found: dict[Path, set[int]] = defaultdict(set)
+    known: Sequence[ItemLayout] = ()
     for path, starts, layouts, crcs in _by_file([tensor.shards for tensor in tensors]):
-        spans = [layout.record_span for layout in layouts]
-        if any(crcs) or any(at or not nbytes for at, nbytes in spans):
+        if layouts is not known:  # those of all files of a group
+            known, spans = layouts, [layout.record_span for layout in layouts]
+            at_starts = all(not at and nbytes for at, nbytes in spans)
+        if any(crcs) or not at_starts:
             starts = [start + at for start, (at, n), crc in zip(starts, spans, crcs, strict=True) if n and not crc]
         found[path].update(starts)
     return sum(map(len, found.values()))
@@ -138,6 +146,8 @@ def damaged_records(records: RecordsByFile, files: OpenFiles, threads: int, prog
     damaged = {}
     for (path, places), crcs in zip(batches, each, strict=True):
         of = records[path]
+        if of.crcs[places.start : places.stop] == array("I", crcs):
+            continue
         for i, crc in zip(places, crcs, strict=True):
             if crc != of.crcs[i]:
                 damaged[Record(path, of.names[i], of.starts[i], of.lengths[i], of.crcs[i])] = crc
