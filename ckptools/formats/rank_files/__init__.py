@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 NAME = "rank_files"
 READS = "one torch.save file per rank: Composer, verl, OLMo, Accelerate (FSDP1, FSDP2, HSDP, TP)"
 KNOWN_BY = "a rank in the file name, such as ep0-ba5-rank3.pt, or a folder of such files"
-TRIED = ("torch 1.13.1 to 2.15.0", "Composer 0.13.5 and 0.14.1", "verl 0.9.1", "torchao 0.18.0")
+TRIED = ("torch 1.13.1 to 2.15.0", "Composer 0.13.5 and 0.14.1", "verl 0.9.1", "torchao 0.18.0", "torchrec 1.8.0")
 JOINS = ("model", "optimizer", "rest")
 
 LOCAL = "per-rank .pt, FSDP flat parameters (local state)"
