@@ -47,6 +47,9 @@ LINES: dict[str, list[list[str]]] = {
 }
 """The same for --jsonl."""
 
+OTHER_ROWS = ("diff",)
+"""Commands whose lines are other rows than --json has, which every fixture shows already."""
+
 FILES = {"map", "digests"}
 """Schemas of files that commands write and read, which have tests of their own."""
 
@@ -105,10 +108,10 @@ def test_what_cannot_be_opened_is_what_the_schema_says_too(command, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
 def test_every_line_is_a_row_of_the_schema(folder):
-    for command, calls in LINES.items():
-        row = {"$ref": "#/$defs/row", "$defs": validator(command).schema["$defs"]}
-        lines = printed(command, folder, *calls[0], "--jsonl").splitlines()
-        wrong = [e.message for line in lines for e in Draft202012Validator(row).iter_errors(json.loads(line))]
+    for command in LINES if folder in FOLDERS[::4] else OTHER_ROWS:
+        row = Draft202012Validator({"$ref": "#/$defs/row", "$defs": validator(command).schema["$defs"]})
+        lines = printed(command, folder, *LINES[command][0], "--jsonl").splitlines()
+        wrong = [e.message for line in lines for e in row.iter_errors(json.loads(line))]
         assert (command, wrong) == (command, [])
 
 
