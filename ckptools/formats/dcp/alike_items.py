@@ -75,12 +75,13 @@ class AlikeItems:
         self._note(found, crcs, templates)
 
     def _learn(self, items: ItemReader, order: Numbers) -> None:
-        """Look closely at the first two items of each kind: the second one shows what they have in common."""
+        """Look closely at the first two of several items of a kind: the second shows what they have in common."""
         order = order[np.argsort(self.kind[order], kind="stable")]
         firsts = np.flatnonzero(np.diff(self.kind[order], prepend=-1))
+        firsts = firsts[np.diff(firsts, append=len(order)) > 2]
         ends = np.cumsum([len(places) for places in self.places.values()])
         listed = list(self.places.items())
-        for row in order[np.unique([*firsts, *np.minimum(firsts + 1, len(order) - 1)])].tolist():
+        for row in order[np.sort(np.concatenate([firsts, firsts + 1]))].tolist():
             number = int(np.searchsorted(ends, row, "right"))
             fqn, places = listed[number]
             with suppress(ReadError):  # `Locator` meets it again
