@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import re
 import signal
@@ -79,6 +80,12 @@ def pytest_xdist_auto_num_workers() -> int | None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {name: place for place, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(order)))
+
+
+def pytest_collection_finish() -> None:
+    """Search for cycles seldom, as `ckptools.__main__` does, and never among what was collected."""
+    gc.freeze()
+    gc.set_threshold(100_000)
 
 
 @pytest.fixture(autouse=True, scope="session")
