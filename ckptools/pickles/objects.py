@@ -82,14 +82,21 @@ class ShardRecord:
     def __init__(self, offsets: Ints, sizes: Ints, rank: int | None) -> None:
         self.shard = Shard(Box(offsets, sizes), rank, None)
         self.without_rank = Shard(self.shard.box, None, None)
-        self.placement = PlacementRecord()
+        self.placement = PlacementRecord(rank)
         self.shapes: tuple[Ints, ...] = ()
 
 
 class PlacementRecord:
-    """Stands for the `_remote_device` of a record, which a ChunkShardingSpec lists again."""
+    """Stands for the `_remote_device` of a record, which a ChunkShardingSpec or another tensor's record has again.
 
-    __slots__ = ()
+    Attributes:
+        rank: of the placement.
+    """
+
+    __slots__ = ("rank",)
+
+    def __init__(self, rank: int | None) -> None:
+        self.rank = rank
 
 
 # -- entries of `chunk_runs`, by column ------------------------------------------------------------------------------

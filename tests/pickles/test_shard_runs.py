@@ -24,7 +24,7 @@ from ckptools.pickles.objects import PlacementRecord, ShardRecord
 from tests.pickles.forge import number, text
 from tests.truth import FIXTURES
 
-FILES = sorted(FIXTURES.glob("*/*rank*.pt"))
+FILES = sorted([*FIXTURES.glob("*/*rank*.pt"), *FIXTURES.glob("*/ckpt/*rank*.pt")])
 WITH_RECORDS = ("composer-0.13", "torch1.13", "torch2.0.1", "torch2.13.0-fsdp1")
 
 

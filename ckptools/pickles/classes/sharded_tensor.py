@@ -25,7 +25,7 @@ from ckptools.model.tensor import Shard, ShardList, Shards, Tensor
 from ckptools.model.values import describe_for_error
 from ckptools.pickles.classes.device_mesh import OTHERS, Mesh
 from ckptools.pickles.machine_state import MachineState
-from ckptools.pickles.objects import MAX_NDIM, ShardRecord, attributes
+from ckptools.pickles.objects import MAX_NDIM, PlacementRecord, ShardRecord, attributes
 
 MAX_WORLD = 1 << 20
 """Ranks of a world; more than any cluster has."""
@@ -127,7 +127,8 @@ def _record(m: MachineState, value: Any) -> ShardRecord:
         raise ValueError("a shard without offsets and sizes")
     if not all(type(n) is int and n >= 0 for n in (*offsets, *sizes)):
         raise ValueError(f"a shard at {describe_for_error(offsets)} of {describe_for_error(sizes)}")
-    rank = attributes(fields.get("placement")).get("_rank")
+    placement = fields.get("placement")
+    rank = placement.rank if isinstance(placement, PlacementRecord) else attributes(placement).get("_rank")
     return m.repeated.record(tuple(offsets), tuple(sizes), rank if type(rank) is int else None)
 
 
