@@ -86,6 +86,9 @@ LONG = 8
 MAX_BRIEF = 6
 """Plain arguments of a foreign object that is shown in one line."""
 
+MAX_AGAIN = 10_000
+"""Containers in foreign objects that are entered again; a small pickle may share them so that 2^40 values unfold."""
+
 HOLDING = (dict, list, tuple, Opaque)
 """Types that may hold other values; everything else, which is most, is a leaf."""
 
@@ -106,6 +109,8 @@ def leaves_of(tree: Any) -> Iterator[tuple[KeyPath, Any]]:
 
     A foreign object is a leaf with its attributes behind it. It may hold itself, so it is not entered twice on a path.
     """
+    entered: set[int] = set()
+    again = 0
     stack: list[tuple[KeyPath, Any, frozenset[int]]] = [((), tree, frozenset())]
     while stack:
         path, node, above = stack.pop()
@@ -114,6 +119,10 @@ def leaves_of(tree: Any) -> Iterator[tuple[KeyPath, Any]]:
             yield path, node
             continue
         children = [] if len(path) >= MAX_DEPTH or id(node) in above or is_run(node) else children_inside(node)
+        if above and children:
+            again += id(node) in entered
+            entered.add(id(node))
+            children = children if again <= MAX_AGAIN else []
         if isinstance(node, Opaque) or not children:
             yield path, node
         above = above | {id(node)} if isinstance(node, Opaque) else above
