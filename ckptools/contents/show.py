@@ -22,7 +22,7 @@ from ckptools.model.tree import KeyPath
 from ckptools.model.values import Absent
 from ckptools.tensor_io.dcp_items import ItemLocator, with_items_read
 from ckptools.text import no_such_key
-from ckptools.training_state.packed_values import weight_at
+from ckptools.training_state.packed_weights import is_packed
 from ckptools.training_state.sections import sections_of
 
 SMALL = 1 << 20
@@ -112,7 +112,11 @@ def _rows(ck: Checkpoint, entries: Sequence[Entry], values: str | None) -> Rows[
 
 def _as_weight(ck: Checkpoint, entry: Entry, files: OpenFiles) -> Entry:
     """The entry, with the weight in the place of codes that bitsandbytes packed."""
-    weight = weight_at(ck.tree, entry.path, files) if isinstance(entry.value, Tensor) and entry.path else None
+    if not isinstance(entry.value, Tensor) or not is_packed(ck.tree, entry.path):
+        return entry
+    from ckptools.training_state.packed_values import weight_at  # needs numpy
+
+    weight = weight_at(ck.tree, entry.path, files)
     return entry if weight is None else entry._replace(value=weight)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import nodes_in
+from ckptools.model.tree import KeyPath, leaf_at, nodes_in
 
 STATE = ".quant_state.bitsandbytes__"
 """Between a weight's name and its kind, in the name of the JSON that describes it."""
@@ -54,3 +54,9 @@ def count_packed(tree: Any) -> Counter[str]:
     """The number of packed weights in a tree, by kind."""
     dicts = (node for _, node in nodes_in(tree, (dict,)))
     return Counter(packed.kind for node in dicts for packed in packed_in(node).values())
+
+
+def is_packed(tree: Any, path: KeyPath) -> bool:
+    """Whether a key path is that of a packed weight's codes."""
+    node = leaf_at(tree, path[:-1]) if path else None
+    return isinstance(node, dict) and path[-1] in packed_in(node)
