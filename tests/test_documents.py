@@ -58,7 +58,7 @@ def test_every_command_on_a_bucket_prints_what_the_guide_shows(run7: Path, tmp_p
 def test_the_first_commands_on_a_bucket_or_a_cluster_run(run7: Path, tmp_path: Path) -> None:
     run7.rename(tmp_path / "run")
     page = (DOCS / "getting-started.md").read_text()
-    section = page.partition("## In a bucket, on a cluster")[2].partition("\n## ")[0]
+    section = page.partition("## In a bucket, on a cluster")[2].partition("\n## ")[0].replace("\\\n", "")
     lines = re.findall(r"^(?:ckptools|torchrun) .*$", section, re.MULTILINE)
     # One node of two ranks stands for four of eight.
     here = [re.sub(r"--nnodes.*node0", "--standalone --nproc-per-node 2", line) for line in lines]

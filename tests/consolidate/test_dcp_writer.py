@@ -70,7 +70,7 @@ def truth_of(fixture: Known) -> dict[str, tuple[str, bytes, tuple[int, ...]]]:
     if len(optimizers) > 1:
         at |= {name: ".".join(map(str, o.path)) for o in optimizers for name in o.state}
     names |= {k: ".".join([at[name], "state", key.get(name, name), *slot]) for k, (name, *slot) in of_optimizer.items()}
-    if fixture.name in ("megatron-tp2dp2-distopt", "megatron-core0.20-ep2dp2-dpr"):  # call master copies otherwise
+    if fixture.weights == "module" and fixture.name != "megatron-ep2dp2-bf16-legacy":  # call master copies otherwise
         names = {k: name.replace(".fp32_param", ".param") for k, name in names.items()}
     return {name: kept[k] for k, name in names.items()}
 

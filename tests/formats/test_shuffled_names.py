@@ -225,7 +225,7 @@ BY_NUMBER = (
 # There the reader put names in the place of numbers.
 NAMED_WHEN_READ = (
     "megatron-tp2pp2-fp32", "megatron-tp2dp2-distopt", "megatron-ep2dp2-bf16-legacy", "verl-fsdp1",
-    "fairscale-fsdp-tied-w3", "megatron-core0.20-ep2dp2-dpr",
+    "fairscale-fsdp-tied-w3", "megatron-core0.20-ep2dp2-dpr", "megatron-core0.16-pp2dp2",
 )  # fmt: skip
 
 

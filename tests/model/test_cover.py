@@ -130,9 +130,11 @@ def test_ten_thousand_holes_are_all_found_quickly():
 @pytest.mark.slow
 def test_a_whole_layout_too_tangled_to_compare_is_refused():
     n = 2500
-    columns = [(Box((0, j), (j + 1, 1)), Box((j + 1, j), (n - j, 1))) for j in range(n)]
+    columns = [(Box((1, j), (j, 1)), Box((j + 1, j), (n + 2 - j, 1))) for j in range(1, n + 1)]
+    # A ring of four around them, of which no cut goes through all; else each column would be proven for itself.
+    ring = [Box((0, 0), (1, n + 1)), Box((0, n + 1), (n + 3, 1)), Box((n + 3, 1), (1, n + 1)), Box((1, 0), (n + 3, 1))]
     with pytest.raises(TangledLayoutError, match="find overlaps"):
-        cover((n + 1, n), [box for column in columns for box in column])
+        cover((n + 4, n + 2), [*ring, *(box for column in columns for box in column)])
 
 
 @pytest.mark.slow
