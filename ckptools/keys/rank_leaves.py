@@ -86,7 +86,7 @@ LONG = 8
 MAX_BRIEF = 6
 """Plain arguments of a foreign object that is shown in one line."""
 
-MAX_AGAIN = 10_000
+MAX_AGAIN = 1_000
 """Containers in foreign objects that are entered again; a small pickle may share them so that 2^40 values unfold."""
 
 HOLDING = (dict, list, tuple, Opaque)
