@@ -21,9 +21,7 @@ from ckptools.formats.dcp.composite import CompositeBuilder, is_dcp
 from ckptools.formats.dcp.files import METADATA
 from ckptools.formats.dcp.folder import PLANNED
 from ckptools.formats.options import Options
-from ckptools.formats.shared.companions import Companion, CompanionFiles
-from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
-from ckptools.model.problems import Code, Problem
+from ckptools.model.checkpoint import Checkpoint, Fact
 
 NAME = "byte_checkpoint"
 READS = "ByteCheckpoint: a step folder with model/ and optimizer/ (bare .distcp) and extra_state/ of each rank"
@@ -69,17 +67,7 @@ def _add_extra(parts: CompositeBuilder, folder: Path, world: int) -> None:
     parts.check_link(folder)
     with reading(folder):
         files = {int(m["rank"]): p for p in sorted(folder.iterdir()) if (m := OF_A_RANK.fullmatch(p.name))}
-    found, states = CompanionFiles(), {}
-    parts.options.read_ahead(list(files.values()))
-    for rank, path in sorted(files.items()):
-        parts.check_link(path)
-        state = found.read(Companion(path, EXTRA, rank), parts.options)
-        if found.files[-1].status == "read":
-            states[rank] = state
-    found.tree = {EXTRA: states} if states else {}
+    parts.add_states(EXTRA, files)
     for rank in range(min(world, MAX_RANKS)):
         if rank not in files:
-            name = f"extra_state_rank_{rank}.pt"
-            found.files.append(RankFile(folder / name, rank, EXTRA, "missing", 0, None))
-            found.problems.append(Problem(Code.FILE_MISSING, f"no file {EXTRA}/{name}", rank, EXTRA))
-    parts.add_companions(found)
+            parts.miss_state(folder / f"extra_state_rank_{rank}.pt", EXTRA, rank)

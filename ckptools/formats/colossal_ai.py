@@ -77,8 +77,7 @@ def _add_model(parts: CompositeBuilder, path: Path) -> ModuleOrder:
     except ReadError as error:
         parts.problems.append(Fault.of(error, folder).problem(folder.name, None, "model"))
         return AS_SAVED
-    parts.add_checkpoint(made, "model")
-    parts.tree["model"] = made.tree["model"] if set(made.tree) == {"model"} else made.tree
+    parts.add_checkpoint(made, "model", "model")
     return made.module_order
 
 

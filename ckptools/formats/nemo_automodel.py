@@ -35,7 +35,7 @@ from ckptools.formats.flat_parameters import parameters
 from ckptools.formats.options import Options
 from ckptools.formats.shared.companions import Companion, CompanionFiles
 from ckptools.formats.shared.given import Shapes
-from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder, RankFile
+from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
@@ -272,13 +272,10 @@ class _AutomodelFolder:
             if found.files[-1].status == "read":
                 states[rank if len(kinds) == 1 else f"{kind}_{rank}"] = state
         found.tree = {key: states} if states else {}
-        for kind in sorted(kinds):
-            ranks = {rank for k, rank in files if k == kind}
-            for rank in _absent(kind, ranks, world):
-                path = self.folder / key / f"{key}_{kind}_rank_{rank}.pt"
-                found.files.append(RankFile(path, rank, key, "missing", 0, None))
-                found.problems.append(Problem(Code.FILE_MISSING, f"no file {key}/{path.name}", rank, key))
         self.parts.add_companions(found)
+        for kind in sorted(kinds):
+            for rank in _absent(kind, {rank for k, rank in files if k == kind}, world):
+                self.parts.miss_state(self.folder / key / f"{key}_{kind}_rank_{rank}.pt", key, rank)
 
 
 def _absent(kind: str, ranks: set[int], world: int) -> list[int]:

@@ -87,7 +87,7 @@ RANK_FILES = Format("rank_files", r"rank", per_rank=True)
 """The format for files that the caller gives one by one, or by a pattern."""
 
 # Most specific first: any rank file is a torch file too, so the plain file comes last. What training leaves goes before
-# Hugging Face's names, which an export into the same folder has.
+# Hugging Face's names, which an export into the same folder has. No name suggests a composite, so it is asked last.
 FORMATS: tuple[Format, ...] = (
     Format("deepspeed", r"_states\.pt$|^latest|^global_step|(^|/)zero(/|$)|zero_to_fp32"),
     Format("megatron", r"latest_checkpointed|(^|/)(iter_\d+|release)$|mp_rank_\d|_optim_rng\.pt|model_rng\.pt"),
@@ -113,6 +113,7 @@ FORMATS: tuple[Format, ...] = (
     RANK_FILES,
     Format("hugging_face", r"\.safetensors|\.bin|^adapter|^diffusion|^trainer_state\.json$"),
     Format("torch_file", r"", per_rank=True),
+    Format("composite", r"(?!)", of_folders=True),
 )
 
 

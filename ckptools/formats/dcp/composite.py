@@ -5,7 +5,7 @@ Each part is read by its own format, and its problems name the part.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from ckptools.formats.dcp.folder import Folder, Writers, read_folder
 from ckptools.formats.dcp.folder import world_size as world_size_of
 from ckptools.formats.options import Options
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault
-from ckptools.formats.shared.companions import CompanionFiles
+from ckptools.formats.shared.companions import Companion, CompanionFiles
 from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder, RankFile
 from ckptools.model.problems import Code, Problem, Severity
 from ckptools.pickles.machine import Machine, load_checked
@@ -214,19 +214,43 @@ class CompositeBuilder:
         self.nbytes += sum(f.nbytes for f in found.files)
         self.builder.add_read(sum(f.status == "read" for f in found.files), found.bytes_read, found.names)
 
-    def add_checkpoint(self, other: Checkpoint, key: str) -> None:
-        """Add a checkpoint that was opened on its own as `tree[key]`."""
-        self.tree[key] = other.tree
+    def add_checkpoint(self, other: Checkpoint, key: str, top: str | None = None) -> None:
+        """Add a checkpoint that was opened on its own as `tree[key]`; `top` is its only top-level key, or as above."""
+        dropped = top is not None and isinstance(other.tree, dict) and set(other.tree) == {top}
+        self.tree[key] = other.tree[top] if dropped else other.tree
+        cut, prefix = (1, f"{top}.") if dropped else (0, "")
         for problem in other.problems:
-            tensor = None if problem.tensor is None else f"{key}.{problem.tensor}"
+            tensor = None if problem.tensor is None else f"{key}.{problem.tensor.removeprefix(prefix)}"
             self.problems.append(replace(problem, tensor=tensor))
         self.files += (f._replace(part=key) for f in other.files)
-        self.builder.differing += ((key, *path) for path in other.differing)
-        self.builder.per_rank |= {(key, *path): values for path, values in other.per_rank.items()}
-        self.builder.unequal |= {(key, *path): values for path, values in other.unequal.items()}
+        self.builder.differing += ((key, *path[cut:]) for path in other.differing)
+        self.builder.per_rank |= {(key, *path[cut:]): values for path, values in other.per_rank.items()}
+        self.builder.unequal |= {(key, *path[cut:]): values for path, values in other.unequal.items()}
         self.writers |= Writers(tuple(range(other.world_size.value or 0)))
         self.nbytes += other.bytes_expected or 0
         self.builder.add_read(other.cost.files, other.cost.nbytes, other.names)
+
+    def add_states(self, key: str, files: Mapping[int, Path]) -> None:
+        """Add what each rank has for itself as `tree[key]`, by rank; problems where a file cannot be read.
+
+        Raises:
+            UnsafePathError: a file is a link out of the checkpoint.
+        """
+        found, states = CompanionFiles(), {}
+        self.options.read_ahead([files[rank] for rank in sorted(files)])
+        for rank, path in sorted(files.items()):
+            self.check_link(path)
+            state = found.read(Companion(path, key, rank), self.options)
+            if found.files[-1].status == "read":
+                states[rank] = state
+        found.tree = {key: states} if states else {}
+        self.add_companions(found)
+
+    def miss_state(self, path: Path, key: str, rank: int, severity: Severity = "error") -> None:
+        """Note that a rank's file is missing."""
+        self.files.append(RankFile(path, rank, key, "missing", 0, None))
+        text = f"no file {path.parent.name}/{path.name}"
+        self.problems.append(Problem(Code.FILE_MISSING, text, rank, key, severity))
 
     def checkpoint(
         self, saved_as: str, world_size: Fact, order: ModuleOrder, steps: Iterable[str] | None = None

@@ -1,0 +1,174 @@
+"""A folder of parts by their names: what makes it one checkpoint, what is named, and what stays refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import ckptools
+from ckptools.errors import CkptoolsError, NotWholeError, UnsafePathError
+from ckptools.formats.registry import FORMATS, recognised
+from tests.truth import FIXTURES
+
+SAMPLE = FIXTURES / "composite-dcp-fsdp2" / "ckpt" / "step_5"
+
+
+@pytest.fixture
+def step(tmp_path) -> Path:
+    return Path(shutil.copytree(SAMPLE, tmp_path / "run" / "step_5"))
+
+
+def of(ck: ckptools.Checkpoint, severity: str) -> list[str]:
+    return [p.message for p in ck.problems if p.severity == severity]
+
+
+def test_each_part_is_a_section_by_its_name():
+    ck = ckptools.open(SAMPLE)
+    assert [s.name for s in ck.sections] == ["model", "optim", "scheduler", "train_state", "rng", "dataloader"]
+    assert ck.saved_as.startswith("a composite of parts by their names: model (DCP folder")
+    assert (ck.step.value, ck.world_size.value, ck.whole, ck.problems) == (5, 2, True, ())
+
+
+def test_no_key_of_a_part_is_renamed(step):
+    names = {f"optim.{key}" for key in ckptools.open(step / "optim").raw["optim"]["state"]}
+    assert names == {f"optim.{key}" for key in ckptools.open(step).raw["optim"]["state"]}
+    (step / "optim").rename(step / "optimizer")
+    assert list(ckptools.open(step).raw["optimizer"]) == ["optim"]  # under the name that the part has inside
+
+
+def test_a_flat_model_keeps_keys_that_begin_as_its_part_is_called(tmp_path):
+    torch.save({"model.weight": torch.ones(2), "model.bias": torch.ones(1)}, tmp_path / "model.pt")
+    torch.save({"step": 3}, tmp_path / "train_state.pt")
+    ck = ckptools.open(tmp_path)
+    assert (ck.format, list(ck.model)) == ("composite", ["model.weight", "model.bias"])
+
+
+def test_plain_files_by_their_names_are_one_checkpoint(tmp_path):
+    net = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(net.parameters())
+    net(torch.ones(3)).sum().backward()
+    optimizer.step()
+    torch.save(net.state_dict(), tmp_path / "model.pt")
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    ck = ckptools.open(tmp_path)
+    assert ck.whole and set(ck.optimizers["optimizer"].state) == {"weight", "bias"}
+    assert torch.equal(ck.model["weight"].load(), net.weight)
+
+
+def test_the_model_may_be_of_hugging_face(step):
+    shutil.rmtree(step / "model")
+    shutil.copytree(FIXTURES / "hf-llama-safetensors-bf16" / "ckpt", step / "model")
+    ck = ckptools.open(step)
+    assert ck.format == "composite" and "lm_head.weight" in ck.model
+
+
+@pytest.mark.parametrize("file", ["model/.metadata", "model/__1_0.distcp", "optim/.metadata", "optim/__0_0.distcp"])
+def test_a_missing_file_is_named_and_nothing_complete_is_written(step, file, tmp_path):
+    (step / file).unlink()
+    ck = ckptools.open(step)
+    assert (ck.format, ck.whole) == ("composite", False)
+    assert any(text.startswith(f"{file[:5]}") and Path(file).name in text for text in of(ck, "error"))
+    with pytest.raises(NotWholeError):
+        ck.consolidate(tmp_path / "out.pt", only="all")
+
+
+def test_a_rank_without_a_random_state_is_an_error(step):
+    (step / "rng/rng_rank_1.pt").unlink()
+    ck = ckptools.open(step)
+    assert ck.whole is False and of(ck, "error") == ["no file rng/rng_rank_1.pt"]
+
+
+@pytest.mark.parametrize("file", ["optim/__1_0.distcp", "rng/rng_rank_0.pt", "scheduler.pt", "train_state.json"])
+def test_a_cut_file_is_named_and_nothing_is_whole(step, file):
+    (step / file).write_bytes((step / file).read_bytes()[:10])
+    ck = ckptools.open(step)
+    assert ck.whole is False and Path(file).name in of(ck, "error")[0]
+
+
+def test_what_none_may_have_lost_is_a_warning(step):
+    (step / "dataloader/dataloader_rank_1.pt").unlink()  # there may be one data-parallel rank
+    shutil.rmtree(step / "optim")
+    ck = ckptools.open(step)
+    assert [text.partition(",")[0] for text in of(ck, "warning")] == [
+        "no file dataloader/dataloader_rank_1.pt",
+        "a scheduler is here",
+    ]
+
+
+def test_an_optimizer_that_no_format_recognises_is_named(step):
+    (step / "optim").rename(step / "x")
+    (step / "optim").mkdir()
+    (step / "x").rename(step / "optim" / "step_5")
+    ck = ckptools.open(step)
+    assert ck.whole is False and "optim holds nothing of a format" in of(ck, "error")[0]
+
+
+def test_what_belongs_to_no_part_is_named(step):
+    (step / "config.yaml").write_text("a: 1")
+    (step / "rng" / "notes.txt").write_text("a")
+    notes = of(ckptools.open(step), "note")
+    assert any("config.yaml" in text for text in notes) and any("notes.txt" in text for text in notes)
+
+
+def test_parts_of_different_steps_are_a_warning(step):
+    (step / "train_state.json").write_text(json.dumps({"step": 5}))
+    torch.save({"step": 4}, step / "extra_state.pt")
+    assert "extra_state.step 4, train_state.step 5" in of(ckptools.open(step), "warning")[0]
+
+
+def test_an_optimizer_of_another_step_is_a_warning(step):
+    (step / "train_state.json").write_text(json.dumps({"step": 7}))
+    found = ckptools.open(step.rename(step.parent / "here")).verify(deep=True)
+    assert "CK204" in [p.code for p in found.problems]
+
+
+def test_a_part_that_is_a_link_out_of_the_folder_is_refused(step):
+    (step / "model").rename(step.parent / "m")
+    (step / "model").symlink_to(step.parent / "m")
+    with pytest.raises(UnsafePathError):
+        ckptools.open(step)
+
+
+def only_the_model(step: Path) -> None:
+    for entry in step.iterdir():
+        if entry.name != "model":
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+
+def no_model(step: Path) -> None:
+    shutil.rmtree(step / "model")
+
+
+def two_of_one_name(step: Path) -> None:
+    torch.save({"lr": 1.0}, step / "optim.pt")
+
+
+def runs(step: Path) -> None:
+    for name in ("model", "optim"):
+        (step / name).rename(step / "x")
+        (step / name).mkdir()
+        (step / "x").rename(step / name / "step_5")
+
+
+def a_format_of_its_own(step: Path) -> None:
+    shutil.rmtree(step / "optim")
+    shutil.copytree(FIXTURES / "deepspeed-z1-fp32" / "ckpt", step / "optim")
+
+
+@pytest.mark.parametrize("change", [only_the_model, no_model, two_of_one_name, runs, a_format_of_its_own])
+def test_what_is_not_sure_to_be_one_checkpoint_is_none(step, change):
+    change(step)
+    try:
+        found = recognised(step, FORMATS)
+    except CkptoolsError:
+        return
+    assert found is None or found.NAME != "composite"
+
+
+def test_a_run_folder_holds_one_for_each_step(step):
+    shutil.copytree(step, step.parent / "step_6")
+    assert [row.format for row in ckptools.checkpoints_in(step.parent).rows] == ["composite", "composite"]
