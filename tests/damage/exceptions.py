@@ -45,6 +45,9 @@ NO_RANK = "nothing in the files says whose they are, and they fit each rank"
 NO_NAME = "only the file's name says which parameter it is of, and it fits each of that shape"
 RNG = f"{NO_RANK}; verify warns of two equal RNG states where others have their own, and cannot know whose it was"
 OPTIONAL = "nothing names the file: a run without a scheduler leaves the same folder"
+DATA_RANKS = "as many data loaders as are left may be all of them, under tensor parallelism; a warning names the other"
+NO_LIST = "nothing lists the parts of a composite folder, and another trainer leaves none of this name"
+JSON = "JSON has no checksum"
 UNIT_ORDER = (
     "runs of flattened parameters fit either way where they end at a parameter's end; which parameters share a unit, "
     "and so which run must come first, no file says"
@@ -80,6 +83,10 @@ EXCEPTIONS: tuple[Unknowable, ...] = (
     Unknowable("nemo-automodel-fsdp2", r"flipped .*/\.metadata ", METADATA),
     Unknowable("nemo-automodel-fsdp2", r"another step .*(\.distcp|_rank_\d\.pt|step_scheduler\.pt)", NO_STEP),
     Unknowable("nemo-automodel-fsdp2", r"(swapped|copied) .*/(rng|dataloader)_\w+_rank", RNG),
+    Unknowable("composite-dcp-", r"another step .*(/model/.*\.distcp|_rank_\d\.pt)", NO_STEP),
+    Unknowable("composite-dcp-", "deleted .*/dataloader_rank", DATA_RANKS),
+    Unknowable("composite-dcp-", r"deleted .*/train_state\.json", NO_LIST),
+    Unknowable("composite-dcp-", r"flipped .*/train_state\.json ", JSON),
     Unknowable("bytecheckpoint-", r"flipped .*\.distcp ", BARE),
     Unknowable("verl-", "(swapped|copied) .*/extra_state", RNG),
     Unknowable("nanotron-", r"flipped .*\.safetensors ", SAFETENSORS),
