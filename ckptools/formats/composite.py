@@ -17,16 +17,31 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ckptools.errors import CkptoolsError, ReadError, UnsafePathError
 from ckptools.files.opening import reading
-from ckptools.formats import rank_files
+from ckptools.formats import (
+    accelerate,
+    dcp,
+    dcp_safetensors,
+    deepspeed,
+    fsdp_shards,
+    hugging_face,
+    megatron,
+    megatron_dist,
+    meta_llama,
+    model_parts,
+    nanotron,
+    rank_files,
+    torch_checkpointing,
+    torch_file,
+    torchsnapshot,
+)
 from ckptools.formats.dcp.composite import CompositeBuilder
 from ckptools.formats.dcp.files import looks_like_dcp
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search.rank_names import parse
-from ckptools.formats.registry import FORMATS, Format, recognised
 from ckptools.formats.shared.checkpoint_builder import Fault, file_now
 from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder
 from ckptools.model.problems import Code, Problem, Severity
@@ -48,8 +63,14 @@ RNG, UNCOUNTED = "rng", ("rng", "dataloader")
 NAMES = (MODEL, *OPTIMIZERS, *SCHEDULERS, "extra_state", "train_state", *UNCOUNTED)
 FILE = re.compile(r"(?P<key>\w+)\.(?:pt|pth|bin|ckpt|pkl|json|safetensors)")
 SAVED = (".pt", ".pth", ".ckpt")
-READERS = ("dcp", "dcp_safetensors", "rank_files", "hugging_face", "torch_file")
-"""Formats of parts. Those of one framework have more than a tree and its problems, and are opened by themselves."""
+READERS: tuple[Any, ...] = (dcp, dcp_safetensors, rank_files, hugging_face, torch_file)
+"""Formats of parts."""
+
+OWN: tuple[Any, ...] = (
+    *(deepspeed, megatron, megatron_dist, nanotron, accelerate, torchsnapshot, torch_checkpointing),
+    *(fsdp_shards, meta_llama, model_parts),
+)
+"""Formats of one framework, with more than a tree and its problems: a part in one is opened by itself."""
 
 
 class Part(NamedTuple):
@@ -57,13 +78,12 @@ class Part(NamedTuple):
 
     key: str
     path: Path
-    format: Format | None
+    format: Any
 
     @property
     def is_by_rank(self) -> bool:
         """Whether each rank has a state of its own there, which is neither model nor optimizer."""
-        of_ranks = self.format is not None and self.format.NAME == "rank_files"
-        return of_ranks and self.key not in (MODEL, *OPTIMIZERS)
+        return self.format is rank_files and self.key not in (MODEL, *OPTIMIZERS)
 
 
 def detect(path: Path) -> bool:
@@ -74,7 +94,7 @@ def detect(path: Path) -> bool:
         parts = list(_parts(path))
     except CkptoolsError:  # a part holds several checkpoints
         return False
-    apart = all(part.format is None or part.format.NAME in READERS for part in parts)
+    apart = all(part.format is None or part.format in READERS for part in parts)
     model = any(part.key == MODEL and (part.format or part.path.suffix in SAVED) for part in parts)
     others = any(part.key != MODEL and (part.format or part.path.is_file()) for part in parts)
     return len({part.key for part in parts}) == len(parts) and model and others and apart
@@ -86,10 +106,9 @@ def _parts(folder: Path) -> Iterator[Part]:
         named = [(key, entry) for entry in folder.iterdir() if (key := _key(entry)) in NAMES]
     if len({key for key, _ in named}) < 2:
         return
-    others = [f for f in FORMATS if f.NAME != NAME]
     for key, path in sorted(named, key=lambda part: NAMES.index(part[0])):
-        found = recognised(path, others)
-        nested = found is not None and found.NAME == "dcp" and not looks_like_dcp(path)  # a run with one step
+        found = next((f for f in ((*OWN, *READERS) if path.is_dir() else READERS) if f.detect(path)), None)
+        nested = found is dcp and not looks_like_dcp(path)  # a run with one step
         yield Part(key, path, None if nested else found)
 
 
@@ -138,9 +157,9 @@ class _PartsFolder:
         else:
             self._add_opened(part, part.format)
 
-    def _add_opened(self, part: Part, format: Format) -> None:
+    def _add_opened(self, part: Part, format: Any) -> None:
         # All ranks, so that no tensor has to search for the rest of it from inside of this folder.
-        of_ranks, alone = format.NAME == "rank_files", part.path.is_file()
+        of_ranks, alone = format is rank_files, part.path.is_file()
         options = replace(self.options, all_ranks=self.options.all_ranks or of_ranks, only_this_file=alone)
         name = part.path.name
         try:
