@@ -95,9 +95,10 @@ def detect(path: Path) -> bool:
     except CkptoolsError:  # a part holds several checkpoints
         return False
     apart = all(part.format is None or part.format in READERS for part in parts)
+    folder = any(part.path.is_dir() for part in parts)  # single files beside each other may be anything
     model = any(part.key == MODEL and (part.format or part.path.suffix in SAVED) for part in parts)
     others = any(part.key != MODEL and (part.format or part.path.is_file()) for part in parts)
-    return len({part.key for part in parts}) == len(parts) and model and others and apart
+    return len({part.key for part in parts}) == len(parts) and folder and model and others and apart
 
 
 def _parts(folder: Path) -> Iterator[Part]:

@@ -42,12 +42,15 @@ def test_no_key_of_a_part_is_renamed(step):
 
 def test_a_flat_model_keeps_keys_that_begin_as_its_part_is_called(tmp_path):
     torch.save({"model.weight": torch.ones(2), "model.bias": torch.ones(1)}, tmp_path / "model.pt")
-    torch.save({"step": 3}, tmp_path / "train_state.pt")
+    (tmp_path / "rng").mkdir()
+    torch.save({"torch": torch.get_rng_state()}, tmp_path / "rng" / "rng_rank_0.pt")
     ck = ckptools.open(tmp_path)
     assert (ck.format, list(ck.model)) == ("composite", ["model.weight", "model.bias"])
 
 
-def test_plain_files_by_their_names_are_one_checkpoint(tmp_path):
+def test_plain_files_beside_a_folder_of_a_part_are_one_checkpoint(tmp_path):
+    (tmp_path / "rng").mkdir()
+    torch.save({"torch": torch.get_rng_state()}, tmp_path / "rng" / "rng_rank_0.pt")
     net = torch.nn.Linear(3, 2)
     optimizer = torch.optim.AdamW(net.parameters())
     net(torch.ones(3)).sum().backward()
