@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import Key, KeyPath, children_of, leaf_at
+from ckptools.model.tree import CycleError, Key, KeyPath, TreeLimitError, check_tree_limits, children_of, leaf_at
 from ckptools.model.values import Global, NumpyArray, Opaque, plain, scalar
 from ckptools.text import MAX_BITS
 from ckptools.training_state.sections import Section, is_gathered
@@ -86,9 +86,6 @@ LONG = 8
 MAX_BRIEF = 6
 """Plain arguments of a foreign object that is shown in one line."""
 
-MAX_AGAIN = 1_000
-"""Containers in foreign objects that are entered again; a small pickle may share them so that 2^40 values unfold."""
-
 HOLDING = (dict, list, tuple, Opaque)
 """Types that may hold other values; everything else, which is most, is a leaf."""
 
@@ -109,8 +106,6 @@ def leaves_of(tree: Any) -> Iterator[tuple[KeyPath, Any]]:
 
     A foreign object is a leaf with its attributes behind it. It may hold itself, so it is not entered twice on a path.
     """
-    entered: set[int] = set()
-    again = 0
     stack: list[tuple[KeyPath, Any, frozenset[int]]] = [((), tree, frozenset())]
     while stack:
         path, node, above = stack.pop()
@@ -119,10 +114,6 @@ def leaves_of(tree: Any) -> Iterator[tuple[KeyPath, Any]]:
             yield path, node
             continue
         children = [] if len(path) >= MAX_DEPTH or id(node) in above or is_run(node) else children_inside(node)
-        if above and children:
-            again += id(node) in entered
-            entered.add(id(node))
-            children = children if again <= MAX_AGAIN else []
         if isinstance(node, Opaque) or not children:
             yield path, node
         above = above | {id(node)} if isinstance(node, Opaque) else above
@@ -132,8 +123,17 @@ def leaves_of(tree: Any) -> Iterator[tuple[KeyPath, Any]]:
 def children_inside(node: Any) -> list[tuple[Key, Any]]:
     """The children of a container, or the data of a foreign object beyond what its own line has."""
     if isinstance(node, Opaque):
-        return [] if is_brief(node) else list(node.fields.items())
+        return [] if is_brief(node) or _unfolds(node) else list(node.fields.items())
     return children_of(node) or []
+
+
+def _unfolds(node: Opaque) -> bool:
+    """Whether the data of a foreign object share containers, so that a small pickle stands for 2^40 values."""
+    try:
+        check_tree_limits([*node.fields.values()])
+    except TreeLimitError as error:
+        return not isinstance(error, CycleError)
+    return False
 
 
 def is_run(node: Any) -> bool:
