@@ -130,11 +130,12 @@ def _of_optimizer(section: Section, optimizer: Optimizer) -> Iterator[Entry]:
 def _with_own_names(entries: Iterator[Entry]) -> Iterator[Entry]:
     """The entries, those whose name another has already under the name of their section too, or with a number."""
     used: set[str] = set()
+    numbers: dict[tuple[str, str], int] = {}
     for entry in entries:
-        name, number = entry.name, 1
+        name, same = entry.name, (entry.section, entry.name)
         while name in used:
+            number = numbers[same] = numbers.get(same, 0) + 1
             name = f"{entry.section}.{entry.name}" if number == 1 else f"{entry.section}.{entry.name} {number}"
-            number += 1
         used.add(name)
         yield entry if name == entry.name else entry._replace(name=name)
 
