@@ -172,16 +172,18 @@ class Meeting:
         return f"{self.count - len(missing)} of {self.count} {self.role}s came"
 
     def cause(self, error: Exception) -> Exception:
-        """The error that another member reports within some seconds, else this one.
+        """The error that another member reports within some seconds, or that it has left; else this one.
 
         For a member that only notices a lost connection.
         """
         deadline = time.monotonic() + _EXPLANATION
-        with suppress(CkptoolsError):
+        try:
             while self.count > 1 and time.monotonic() < deadline:
                 if failure := self.failure():
                     return failure
                 time.sleep(PAUSE)
+        except CkptoolsError as left:
+            return left
         return error
 
     def _has(self, key: str) -> bool:

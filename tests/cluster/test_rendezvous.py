@@ -204,6 +204,14 @@ def test_who_lost_the_others_says_what_they_said() -> None:
     assert str(got[0]) == "the cause"
 
 
+def test_who_lost_the_host_without_a_word_says_that_it_has_left() -> None:
+    with hosted_elsewhere("ours") as port:
+        store = open_store("localhost", port, False, LONG).store
+        meeting = Meeting(store, "rank", 1, 2, LONG)
+    found = meeting.cause(RuntimeError("gloo: connection closed by peer"))
+    assert isinstance(found, RendezvousError) and "rank 0 has left" in str(found)
+
+
 def test_options_that_differ_are_named_with_both_values() -> None:
     port = free_port()
 
