@@ -11,7 +11,7 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
-from ckptools.browse.pages import Rows
+from ckptools.browse.pages import PageRows
 from ckptools.browse.row_list import RowList
 from ckptools.display.tables import Screen, wrapped
 
@@ -80,7 +80,7 @@ class TextDialog(Dialog):
     def on_resize(self) -> None:
         """Show the lines; it comes when the box does, too."""
         width = min(self.app.size.width, MOST_WIDE) - 5  # borders, padding and the scroll bar
-        self.query_one(RowList).show(Rows(self.wrapped(Screen(width))))
+        self.query_one(RowList).show(PageRows(self.wrapped(Screen(width))))
         self.query_one(RowList).focus()
 
 

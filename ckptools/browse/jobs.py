@@ -14,11 +14,11 @@ from ckptools.text import plural, size
 Result = TypeVar("Result")
 
 
-class StoppedError(Exception):
+class JobStoppedError(Exception):
     """The user stopped a job, or asked for something else."""
 
 
-class Job:
+class BackgroundJob:
     """One piece of work, and how far it is.
 
     Attributes:
@@ -47,10 +47,10 @@ class Job:
         """End the work if the user has stopped it.
 
         Raises:
-            StoppedError: it is stopped.
+            JobStoppedError: it is stopped.
         """
         if self.stopped.is_set():
-            raise StoppedError
+            raise JobStoppedError
 
     @property
     def words(self) -> str:
@@ -70,20 +70,20 @@ class Jobs:
 
     def __init__(self, deliver: Callable[[Callable[[], None]], None]) -> None:
         self._deliver = deliver
-        self.running: dict[str, Job] = {}
-        self._threads: dict[Job, threading.Thread] = {}
+        self.running: dict[str, BackgroundJob] = {}
+        self._threads: dict[BackgroundJob, threading.Thread] = {}
 
     def start(
         self,
         name: str,
-        work: Callable[[Job], Result],
+        work: Callable[[BackgroundJob], Result],
         then: Callable[[Result], None],
         failed: Callable[[Exception], None],
         shown: bool = True,
     ) -> None:
         """Begin a job in place of one of the same name; `then` gets its result, `failed` what it raised."""
         self.stop(name)
-        job = self.running[name] = Job(name, shown)
+        job = self.running[name] = BackgroundJob(name, shown)
 
         def run() -> None:
             result: Any = None
@@ -101,7 +101,7 @@ class Jobs:
         self._threads[job] = threading.Thread(target=run, name=f"ckptools {name}", daemon=True)
         self._threads[job].start()
 
-    def _ended(self, job: Job, hand_over: Callable[[], None]) -> None:
+    def _ended(self, job: BackgroundJob, hand_over: Callable[[], None]) -> None:
         if self.running.get(job.name) is job:
             del self.running[job.name]
         if not job.stopped.is_set():

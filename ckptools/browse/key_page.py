@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from ckptools.browse.command_lines import glob_of
 from ckptools.browse.command_lines import line as command_line
-from ckptools.browse.key_tree import KeyTree, Node
-from ckptools.browse.pages import Rows
+from ckptools.browse.key_tree import KeyTree, TreeNode
+from ckptools.browse.pages import PageRows
 from ckptools.browse.session import Session
 from ckptools.contents.record import Shown
 from ckptools.contents.show import stated
@@ -49,16 +49,16 @@ class KeyPage:
     def fit(self, _width: int) -> None:
         """A row is cut when it is drawn."""
 
-    def node(self, n: int) -> Node | None:
+    def node(self, n: int) -> TreeNode | None:
         """The node of a row; None where the list is empty."""
         return self.tree.node(n) if n < len(self.tree) else None
 
-    def detail(self, n: int, width: int) -> Callable[[], Rows]:
+    def detail(self, n: int, width: int) -> Callable[[], PageRows]:
         """What finds out what is known of a row, without opening a file."""
         node = self.node(n)
-        return lambda: Rows(self._about(node, Screen(max(width, 20))) if node is not None else ())
+        return lambda: PageRows(self._about(node, Screen(max(width, 20))) if node is not None else ())
 
-    def _about(self, node: Node, screen: Screen) -> Iterator[str]:
+    def _about(self, node: TreeNode, screen: Screen) -> Iterator[str]:
         row = node.row
         if row is None:
             yield from self._branch(node, screen)
@@ -78,7 +78,7 @@ class KeyPage:
         if known is not None:
             yield from shown_text(known, screen).split("\n")
 
-    def _branch(self, node: Node, screen: Screen) -> Iterator[str]:
+    def _branch(self, node: TreeNode, screen: Screen) -> Iterator[str]:
         """Totals of a branch, and the first of its keys."""
         rows = node.rows
         found = totals(rows)

@@ -23,7 +23,7 @@ MAX_VALUE = 60
 
 
 @dataclass(slots=True)
-class Node:
+class TreeNode:
     """A row: a branch of the tree, or one key.
 
     Attributes:
@@ -52,19 +52,19 @@ class Node:
         """Whether something is inside."""
         return self.branch is not None and bool(self.branch.children or len(self.branch.items) > 1)
 
-    def inside(self) -> Iterator[Node]:
+    def inside(self) -> Iterator[TreeNode]:
         """The nodes of the next level."""
         if self.branch is None:
             return
         if len(self.branch.items) > 1:
-            yield from (Node(self.depth + 1, row.name, row=row) for row in self.branch.items)
+            yield from (TreeNode(self.depth + 1, row.name, row=row) for row in self.branch.items)
         for child in self.branch.children:
             yield _node(self.depth + 1, *joined(child))
 
 
-def _node(depth: int, name: str, branch: Branch[KeyRow]) -> Node:
+def _node(depth: int, name: str, branch: Branch[KeyRow]) -> TreeNode:
     alone = branch.items[0] if len(branch.items) == 1 and not branch.children else None
-    return Node(depth, name, branch, alone)
+    return TreeNode(depth, name, branch, alone)
 
 
 class KeyTree:
@@ -76,7 +76,7 @@ class KeyTree:
         self.text = ""
         self.changes: dict[str, TensorDifference | ValueDifference] = {}
         self.figures: dict[str, Stats] = {}
-        self._nodes: list[Node] = []
+        self._nodes: list[TreeNode] = []
         self._flat: Sequence[KeyRow] | None = None
         self._by_name = {row.name: row for row in keys.rows}
         self.unfold(expand)
@@ -127,9 +127,9 @@ class KeyTree:
     def __len__(self) -> int:
         return len(self._nodes) if self._flat is None else len(self._flat)
 
-    def node(self, n: int) -> Node:
+    def node(self, n: int) -> TreeNode:
         """The node of a row."""
-        return self._nodes[n] if self._flat is None else Node(0, self._flat[n].name, row=self._flat[n])
+        return self._nodes[n] if self._flat is None else TreeNode(0, self._flat[n].name, row=self._flat[n])
 
     # -- moving in it -------------------------------------------------------------------------------------------------
 
@@ -187,7 +187,7 @@ class KeyTree:
         change = self.changes.get(node.row.name) if node.row is not None else None
         return f"{before}{name:{room}} {behind}", "warn" if change is not None else ""
 
-    def _behind(self, node: Node) -> str:
+    def _behind(self, node: TreeNode) -> str:
         """What stands behind the name: size or value, and what the list is sorted by."""
         row = node.row
         if row is None:
@@ -200,7 +200,7 @@ class KeyTree:
         return size(row.bytes) if row.type == "tensor" else clip(values_text([row]), MAX_VALUE)
 
 
-def _total(node: Node) -> str:
+def _total(node: TreeNode) -> str:
     """The size of what is inside, or the number of values; before it how many keys are folded into one."""
     rows = node.rows
     found = totals(rows)

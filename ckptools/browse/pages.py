@@ -33,7 +33,7 @@ class Row(NamedTuple):
     target: Any = None
 
 
-class Rows:
+class PageRows:
     """Rows that are known as a whole; also what a pane shows while there are none."""
 
     def __init__(self, rows: Iterable[Row | str] = ()) -> None:
@@ -47,15 +47,15 @@ class Rows:
         return self.rows[n].text, self.rows[n].mark
 
 
-def text_rows(text: str, mark: str = "") -> Rows:
+def text_rows(text: str, mark: str = "") -> PageRows:
     """Lines of a text that is safe to print."""
-    return Rows(Row(line, mark) for line in text.split("\n"))
+    return PageRows(Row(line, mark) for line in text.split("\n"))
 
 
 # -- problems ---------------------------------------------------------------------------------------------------------
 
 
-def problem_rows(looked: Looked) -> Rows:
+def problem_rows(looked: Looked) -> PageRows:
     """A row for each cause, the worst first, its way out below it; each leads to its problems."""
     problems = looked.report.problems
     rows = []
@@ -66,7 +66,7 @@ def problem_rows(looked: Looked) -> Rows:
     for following in consequences_of(problems):
         of_code = tuple(problem for problem in problems if problem.code == following.code)
         rows.append(Row(printable(f"       -> {following.text}"), "dim", of_code))
-    return Rows(rows or [Row("no problem was found", "good")])
+    return PageRows(rows or [Row("no problem was found", "good")])
 
 
 # -- tabs -------------------------------------------------------------------------------------------------------------
@@ -78,16 +78,16 @@ class TextPage:
 
     text: Callable[[Screen], str]
     command: str
-    rows: Rows = field(default_factory=Rows)
+    rows: PageRows = field(default_factory=PageRows)
     wide = True
 
     def fit(self, width: int) -> None:
         """Cut the text to a width."""
         self.rows = text_rows(self.text(Screen(width)))
 
-    def detail(self, _n: int, _width: int) -> Callable[[], Rows]:
+    def detail(self, _n: int, _width: int) -> Callable[[], PageRows]:
         """Nothing: the text says all."""
-        return Rows
+        return PageRows
 
     def command_of(self, _n: int) -> str:
         """The command that prints it."""
@@ -98,7 +98,7 @@ class TextPage:
 class ListPage:
     """A tab with a list, and a text about the row that the cursor is on."""
 
-    rows: Rows
+    rows: PageRows
     about: Callable[[Any, Screen], Iterable[str]]
     command: Callable[[Any], str]
     wide = False
@@ -106,10 +106,10 @@ class ListPage:
     def fit(self, _width: int) -> None:
         """Nothing depends on the width."""
 
-    def detail(self, n: int, width: int) -> Callable[[], Rows]:
+    def detail(self, n: int, width: int) -> Callable[[], PageRows]:
         """What finds out what is known of a row."""
         target = self.rows.rows[n].target if n < len(self.rows) else None
-        return lambda: Rows(() if target is None else self.about(target, Screen(max(width, 20))))
+        return lambda: PageRows(() if target is None else self.about(target, Screen(max(width, 20))))
 
     def command_of(self, n: int) -> str:
         """The command that prints the same."""
@@ -152,7 +152,9 @@ def files(session: Session, looked: Looked) -> ListPage:
             yield f"saved {moment(file.modified)}"
         yield from _problems(looked.report.problems, screen, file.rank, file.path.name)
 
-    return ListPage(Rows(rows or [Row("it has no files")]), about, lambda _: command_line("verify", session.arguments))
+    return ListPage(
+        PageRows(rows or [Row("it has no files")]), about, lambda _: command_line("verify", session.arguments)
+    )
 
 
 def _problems(problems: Sequence[Problem], screen: Screen, rank: int | None, name: str = "") -> Iterable[str]:
@@ -180,7 +182,7 @@ def ranks(session: Session, looked: Looked) -> ListPage:
         yield from _problems(looked.report.problems, screen, cells[n].rank)
 
     return ListPage(
-        Rows(rows or [Row("it has no files")]),
+        PageRows(rows or [Row("it has no files")]),
         about,
         lambda _: command_line("inspect", session.arguments, "--all-ranks"),
     )
@@ -241,7 +243,9 @@ def unshared(session: Session, looked: Looked, full: dict[str, Shown]) -> ListPa
 
     empty = [Row(f"all ranks that were read share every value{unread}")]
     return ListPage(
-        Rows(rows or empty), about, lambda name: command_line("show", session.arguments, *([name] if name else ["rng"]))
+        PageRows(rows or empty),
+        about,
+        lambda name: command_line("show", session.arguments, *([name] if name else ["rng"])),
     )
 
 
@@ -261,4 +265,6 @@ def checkpoints(session: Session, run: RunFolder) -> ListPage:
             yield from wrapped("", printable(text), screen) if text else []
         yield "<- newest whole" if row.newest_whole else ""
 
-    return ListPage(Rows(rows or [Row("no checkpoint is in it")]), about, lambda _: command_line("ls", str(run.path)))
+    return ListPage(
+        PageRows(rows or [Row("no checkpoint is in it")]), about, lambda _: command_line("ls", str(run.path))
+    )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ckptools.stats.record import Statistics, Stats
 
 
-class Reading(Loading):
+class ReadingView(Loading):
     """Reads what belongs to the row under the cursor."""
 
     def show_key(self, page: KeyPage, name: str) -> None:

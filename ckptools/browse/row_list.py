@@ -31,7 +31,7 @@ def coloured(selector: str) -> str:
     )
 
 
-class Source(Protocol):
+class RowSource(Protocol):
     """Rows of text; `line` gives one, cut to a width if it wants, and its mark: `bad`, `warn`, `good`, `dim` or ""."""
 
     def __len__(self) -> int: ...
@@ -95,9 +95,9 @@ class RowList(ScrollView, can_focus=True):
     def __init__(self, id: str, has_cursor: bool = True) -> None:
         super().__init__(id=id)
         self.has_cursor = has_cursor
-        self.source: Source = Nothing()
+        self.source: RowSource = Nothing()
 
-    def show(self, source: Source, cursor: int = 0) -> None:
+    def show(self, source: RowSource, cursor: int = 0) -> None:
         """Show other rows, with the cursor on one of them."""
         self.source = source
         self.refit()

@@ -26,7 +26,7 @@ from ckptools.model.tensor import Tensor
 from ckptools.training_state import modules
 
 if TYPE_CHECKING:
-    from ckptools.browse.jobs import Job
+    from ckptools.browse.jobs import BackgroundJob
     from ckptools.consolidate.record import Consolidated
     from ckptools.contents.record import KeyRow, Keys, Shown
     from ckptools.diff.record import Difference
@@ -98,16 +98,16 @@ class Session:
 
     # -- opening ------------------------------------------------------------------------------------------------------
 
-    def open(self, job: Job) -> Looked:
+    def open(self, job: BackgroundJob) -> Looked:
         """Open the checkpoint as `inspect` does; to be compared, with every rank."""
         checkpoint = self._opened(self.path, job, all_ranks=bool(self.other))
         return Looked(checkpoint, inspect_report(checkpoint))
 
-    def _opened(self, path: str, job: Job, all_ranks: bool) -> Checkpoint:
+    def _opened(self, path: str, job: BackgroundJob, all_ranks: bool) -> Checkpoint:
         how = {"read_file": modules.read_file, **self.how, "all_ranks": all_ranks, "on_file": job.on_file}
         return self._counted(lambda: open_checkpoint(path, **how))
 
-    def every_rank(self, job: Job) -> Looked:
+    def every_rank(self, job: BackgroundJob) -> Looked:
         """The checkpoint with every rank's structure; it is read once, and a job waits while another one reads it."""
         assert self.looked is not None
         known = self.looked.checkpoint
@@ -141,7 +141,7 @@ class Session:
 
     # -- on request ---------------------------------------------------------------------------------------------------
 
-    def show(self, job: Job, keys: Sequence[str], values: str | None = None) -> Shown:
+    def show(self, job: BackgroundJob, keys: Sequence[str], values: str | None = None) -> Shown:
         """What `show` has of some keys: shards by file, small figures, the elements of a slice, values by rank."""
         from ckptools.contents.show import show
 
@@ -149,7 +149,7 @@ class Session:
         with self.timed():
             return show(looked.checkpoint, keys, values, private=True)
 
-    def figures(self, job: Job, names: Sequence[str]) -> Statistics[Stats]:
+    def figures(self, job: BackgroundJob, names: Sequence[str]) -> Statistics[Stats]:
         """Figures and histograms of tensors, whose values are read for it."""
         from ckptools.stats.figures import statistics
         from ckptools.stats.reading import MeasuredPart
@@ -161,7 +161,7 @@ class Session:
         with self.timed():
             return statistics(checkpoint.path, parts, True, self.how.get("jobs"), job.on_bytes, look=False)
 
-    def compare(self, job: Job, values: bool, names: Sequence[str] = ()) -> Difference:
+    def compare(self, job: BackgroundJob, values: bool, names: Sequence[str] = ()) -> Difference:
         """Compare with the other checkpoint: structure and plain values, with `values` those of tensors too."""
         from ckptools.diff.compare import Wanted, compare
 
@@ -172,7 +172,7 @@ class Session:
         with self.timed():
             return compare(self.every_rank(job).checkpoint, self.second, wanted, job.on_bytes)
 
-    def list_run(self, job: Job) -> RunFolder:
+    def list_run(self, job: BackgroundJob) -> RunFolder:
         """The checkpoints of the run: those in the folder that was named, or in the one that its file is in."""
         from ckptools.ls.listing import checkpoints_in
 
@@ -180,7 +180,7 @@ class Session:
         with self.timed():
             return checkpoints_in(path if path.is_dir() else path.parent, on_found=job.on_file)
 
-    def diagnose(self, job: Job) -> Diagnosis:
+    def diagnose(self, job: BackgroundJob) -> Diagnosis:
         """What `doctor` says of a path that cannot be opened."""
         from ckptools.api.examination import doctor
 
@@ -189,7 +189,7 @@ class Session:
 
     # -- what is written ----------------------------------------------------------------------------------------------
 
-    def consolidate(self, job: Job, out: str, only: str | None, dry_run: bool) -> Consolidated:
+    def consolidate(self, job: BackgroundJob, out: str, only: str | None, dry_run: bool) -> Consolidated:
         """Plan to write a part of the checkpoint, or write it."""
         from ckptools.consolidate.options import ConsolidateOptions
         from ckptools.consolidate.run import consolidate
@@ -198,7 +198,7 @@ class Session:
         with self.timed():
             return consolidate(self.every_rank(job).checkpoint, out, options, job.on_bytes)
 
-    def write_report(self, job: Job, out: str) -> Path:
+    def write_report(self, job: BackgroundJob, out: str) -> Path:
         """Write the page that `report` writes; return its path."""
         from ckptools.report.html import write_report
 

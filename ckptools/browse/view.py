@@ -14,8 +14,8 @@ from textual.containers import Horizontal, Vertical
 from textual.widgets import Input, Static
 
 from ckptools.browse import pages
-from ckptools.browse.jobs import Job, Jobs, StoppedError
-from ckptools.browse.pages import ListPage, Rows, TextPage
+from ckptools.browse.jobs import BackgroundJob, Jobs, JobStoppedError
+from ckptools.browse.pages import ListPage, PageRows, TextPage
 from ckptools.browse.row_list import RowList, coloured
 from ckptools.browse.session import Looked, Session
 from ckptools.display.palette import MARKS
@@ -155,7 +155,9 @@ class View(App[None]):
 
     # -- jobs ---------------------------------------------------------------------------------------------------------
 
-    def begin(self, name: str, work: Callable[[Job], Any], then: Callable[[Any], None], shown: bool = True) -> None:
+    def begin(
+        self, name: str, work: Callable[[BackgroundJob], Any], then: Callable[[Any], None], shown: bool = True
+    ) -> None:
         """Do something in a thread, and hand over what comes of it."""
         self.jobs.start(name, work, then, self.failed, shown)
 
@@ -172,7 +174,7 @@ class View(App[None]):
         """Say what a job met; what is no fault of a file ends the program."""
         if isinstance(error, CkptoolsError):
             self.say(f"error: {error}")
-        elif not isinstance(error, StoppedError):
+        elif not isinstance(error, JobStoppedError):
             self.bug = error
             self.exit()
 
@@ -243,7 +245,7 @@ class View(App[None]):
         place = self.right.scroll_offset.y if keep else 0
         self.begin("looks up", lambda _: work(), lambda rows: self._found(rows, place), shown=False)
 
-    def _found(self, rows: Rows, place: int) -> None:
+    def _found(self, rows: PageRows, place: int) -> None:
         self.right.show(rows, place)
 
 

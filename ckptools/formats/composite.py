@@ -73,7 +73,7 @@ OWN: tuple[Any, ...] = (
 """Formats of one framework, with more than a tree and its problems: a part in one is opened by itself."""
 
 
-class Part(NamedTuple):
+class NamedPart(NamedTuple):
     """A folder or file with the name of a part, and the format that recognises it, if any."""
 
     key: str
@@ -101,7 +101,7 @@ def detect(path: Path) -> bool:
     return len({part.key for part in parts}) == len(parts) and folder and model and others and apart
 
 
-def _parts(folder: Path) -> Iterator[Part]:
+def _parts(folder: Path) -> Iterator[NamedPart]:
     """What has the name of a part: the model, the optimizer, then the others."""
     with reading(folder):
         named = [(key, entry) for entry in folder.iterdir() if (key := _key(entry)) in NAMES]
@@ -110,7 +110,7 @@ def _parts(folder: Path) -> Iterator[Part]:
     for key, path in sorted(named, key=lambda part: NAMES.index(part[0])):
         found = next((f for f in ((*OWN, *READERS) if path.is_dir() else READERS) if f.detect(path)), None)
         nested = found is dcp and not looks_like_dcp(path)  # a run with one step
-        yield Part(key, path, None if nested else found)
+        yield NamedPart(key, path, None if nested else found)
 
 
 def _key(path: Path) -> str:
@@ -147,7 +147,7 @@ class _PartsFolder:
         self.order: ModuleOrder = AS_SAVED
         self.saved_as: list[str] = []
 
-    def add(self, part: Part) -> None:
+    def add(self, part: NamedPart) -> None:
         """Add a part that all ranks have in common; a problem where it cannot be read."""
         self.parts.check_link(part.path)
         if part.format is None and part.path.is_dir():
@@ -158,7 +158,7 @@ class _PartsFolder:
         else:
             self._add_opened(part, part.format)
 
-    def _add_opened(self, part: Part, format: Any) -> None:
+    def _add_opened(self, part: NamedPart, format: Any) -> None:
         # All ranks, so that no tensor has to search for the rest of it from inside of this folder.
         of_ranks, alone = format is rank_files, part.path.is_file()
         options = replace(self.options, all_ranks=self.options.all_ranks or of_ranks, only_this_file=alone)
@@ -180,7 +180,7 @@ class _PartsFolder:
         self._count(made.world_size)
         self.order = made.module_order if part.key == MODEL else self.order
 
-    def _add_unknown(self, part: Part) -> None:
+    def _add_unknown(self, part: NamedPart) -> None:
         with reading(part.path):
             empty = not any(part.path.iterdir())
         text = f"the folder {part.path.name} " + (
@@ -193,7 +193,7 @@ class _PartsFolder:
         if (world.value or 0) > (self.world.value or 0) or (world.value == self.world.value and self.world.at_least):
             self.world = world
 
-    def add_by_rank(self, part: Part) -> None:
+    def add_by_rank(self, part: NamedPart) -> None:
         """Add what each rank has for itself, and name the ranks that have nothing.
 
         Each rank has a random state. Of anything else there may be as many as data-parallel ranks, whose number divides

@@ -37,7 +37,7 @@ from ckptools.tensor_io.dcp_items import with_source
 from ckptools.tensor_io.file_records import FileRecords, damaged_records
 from ckptools.tensor_io.read import read_shard
 from ckptools.tensor_io.threads import no_progress
-from ckptools.training_state.packed_weights import Packed, count_packed, packed_in
+from ckptools.training_state.packed_weights import PackedWeight, count_packed, packed_in
 
 NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
@@ -104,7 +104,7 @@ class _Reader:
     def __init__(self, files: OpenFiles, compare: bool) -> None:
         self._files, self._compare = files, compare
 
-    def weight(self, node: Mapping[str, Any], packed: Packed) -> Tensor:
+    def weight(self, node: Mapping[str, Any], packed: PackedWeight) -> Tensor:
         """The tensor that the parts of a weight make; with a note, where they do not make one."""
         codes: Tensor = node[packed.keys["codes"]]
         try:
@@ -119,7 +119,7 @@ class _Reader:
             return replace(codes, kind="unreadable", note=text)
         return Tensor(first.shape, first.coding.dtype, shards, "quantized", note=note_on(first))
 
-    def _shard(self, node: Mapping[str, Any], packed: Packed, shard: Shard) -> Shard:
+    def _shard(self, node: Mapping[str, Any], packed: PackedWeight, shard: Shard) -> Shard:
         """One rank's copy of a weight."""
         found = {part: _copy_of(node[key], shard.rank, part) for part, key in packed.keys.items()}
         make = self._eight_bits if packed.kind == "int8" else self._four_bits

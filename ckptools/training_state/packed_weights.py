@@ -19,7 +19,7 @@ FOUR_BITS = ("nf4", "fp4")
 """Kinds of two codes to a byte."""
 
 
-class Packed(NamedTuple):
+class PackedWeight(NamedTuple):
     """A packed weight: its kind (`nf4`, `fp4` or `int8`), and the keys of its parts in its state dict.
 
     Attributes:
@@ -31,7 +31,7 @@ class Packed(NamedTuple):
     keys: Mapping[str, str]
 
 
-def packed_in(node: Mapping[Any, Any]) -> dict[str, Packed]:
+def packed_in(node: Mapping[Any, Any]) -> dict[str, PackedWeight]:
     """The weights of a state dict that bitsandbytes packed, by name; by the names beside them alone."""
     found = {}
     for key in node:
@@ -41,12 +41,12 @@ def packed_in(node: Mapping[Any, Any]) -> dict[str, Packed]:
         if between and kind in FOUR_BITS and isinstance(node.get(name), Tensor):
             parts = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
             beside = {part: f"{name}.{part}" for part in parts if f"{name}.{part}" in node}
-            found[name] = Packed(kind, {"codes": name, **beside, "quant_state": key})
+            found[name] = PackedWeight(kind, {"codes": name, **beside, "quant_state": key})
         elif key == "SCB" or key.endswith(".SCB"):
             name, layout = f"{key[:-3]}weight", f"{key[:-3]}weight_format"
             if isinstance(node.get(name), Tensor) and node[name].dtype == "int8":
                 beside = {"weight_format": layout} if layout in node else {}
-                found[name] = Packed("int8", {"codes": name, "SCB": key, **beside})
+                found[name] = PackedWeight("int8", {"codes": name, "SCB": key, **beside})
     return found
 
 

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from ckptools.browse import session
-from ckptools.browse.jobs import Job, Jobs, StoppedError
+from ckptools.browse.jobs import BackgroundJob, Jobs, JobStoppedError
 from ckptools.browse.session import Session
 from ckptools.files.remote import path as remote_path
 from ckptools.formats import open as opening
@@ -25,7 +25,7 @@ from tests.unreliable_store import proxy_of
 RANKS = FIXTURES / "torch2.13.0-fsdp1-sharded-w4"
 
 
-def waits(job: Job):
+def waits(job: BackgroundJob):
     while True:
         time.sleep(0.005)
         job.check()
@@ -51,12 +51,12 @@ def test_what_a_stopped_job_still_returns_is_dropped():
 
 
 def test_a_job_says_how_far_it_is_and_ends_where_it_is_stopped():
-    job = Job("reads every rank")
+    job = BackgroundJob("reads every rank")
     job.on_file(RANKS)
     job.on_bytes(2048, "w")
     assert job.words.startswith("reads every rank: 1 file, 2.0 KiB, ")
     job.stopped.set()
-    with pytest.raises(StoppedError):
+    with pytest.raises(JobStoppedError):
         job.on_file(RANKS)
 
 

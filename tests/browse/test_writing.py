@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from ckptools.browse.jobs import StoppedError
+from ckptools.browse.jobs import JobStoppedError
 from ckptools.browse.session import Session
 from tests.browse.driven import Driven, drive
 from tests.truth import FIXTURES
@@ -81,7 +81,7 @@ def test_s_saves_the_page_of_report(tmp_path):
 
 
 def writes_until_stopped(self, job, out, only, dry_run):
-    with suppress(StoppedError):
+    with suppress(JobStoppedError):
         while True:
             Path(out).write_text("half of it")
             job.check()
