@@ -45,6 +45,7 @@ LONGEST_FIRST = (
     "tests/training/test_damage.py",
     "tests/training/test_frameworks.py",
     "tests/training/test_resume.py",
+    "tests/transcripts/test_transcripts.py",
     "tests/verify/test_flipped_bits.py",
 )
 """Files whose tests take longest: begun last, one would keep one process busy after the others have ended."""
