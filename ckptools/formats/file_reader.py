@@ -67,7 +67,7 @@ class FileReader:
     def ahead(self, paths: Sequence[Path]) -> None:
         """Announce that these files will be read, in this order."""
         if self._read is modules.read_file and len(paths) >= MIN_FILES:
-            self._alike = AlikeFiles(first_of_many(paths))
+            self._alike = AlikeFiles(first_of_many(paths), len(paths))
         if self._read is modules.read_file and len(paths) >= MIN_FILES and self._most_processes(len(paths)) > 1:
             self._ahead = dict.fromkeys(paths)
         elif self._read is modules.read_file:

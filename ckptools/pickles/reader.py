@@ -141,7 +141,13 @@ MAX_MISSES = 8
 """Files that may be unlike those before, beyond as many as are like one, before no other is compared."""
 
 MAX_PATTERNS = 4
-"""Files that others are compared with; each is interpreted several times."""
+"""Files that others are compared with; each is interpreted several times, by every process that reads."""
+
+FILES_PER_PATTERN = 64
+"""Files for each of these but the first: that many repay it."""
+
+MIN_HITS = 4
+"""Files that must be like another, for each of these beyond two: where each file is another, none repays it."""
 
 MIN_ALIKE = 8
 """Files whose names differ in numbers alone, from which on they are compared."""
@@ -159,15 +165,17 @@ class AlikeFiles:
 
     Args:
         first: the file that others are compared with; None to compare none.
+        files: how many files there are.
 
     Attributes:
         firsts: all files that others are compared with.
     """
 
-    def __init__(self, first: Path | None) -> None:
+    def __init__(self, first: Path | None, files: int = 0) -> None:
         self.firsts = [] if first is None else [first]
+        self._most = min(max(files // FILES_PER_PATTERN, 1), MAX_PATTERNS)
         self._patterns: list[Pattern | None] = []
-        self._misses = self._last = 0
+        self._hits = self._misses = self._last = 0
         self._unlike: Path | None = None
 
     def read(self, path: Path) -> Saved | None:
@@ -179,7 +187,7 @@ class AlikeFiles:
             if pattern is not None and found is not None:
                 own, claims, at_least, size, modified, nread = found
                 alike = Alike(pattern, path, own._replace(like=number))
-                self._last, self._misses = number, self._misses - 1
+                self._last, self._misses, self._hits = number, self._misses - 1, self._hits + 1
                 return Saved(path, alike, claims, pattern.names, size, modified, nread, "", at_least)
         self._misses += 1
         return None
@@ -187,7 +195,8 @@ class AlikeFiles:
     def missed(self, path: Path) -> Path | None:
         """Take note of a file that is like no other; return the one before, if others are compared with that now."""
         before, self._unlike = self._unlike, path
-        if before is None or len(self.firsts) >= MAX_PATTERNS or self.pattern(0) is None:
+        repaid = self._hits >= MIN_HITS * (len(self.firsts) - 1)
+        if before is None or len(self.firsts) >= self._most or not repaid or self.pattern(0) is None:
             return None
         self.firsts.append(before)
         return before
@@ -204,6 +213,7 @@ class AlikeFiles:
             raise ValueError("a file that is not like another")
         if not len(own.starts) // 8 == len(own.crcs) // 4 == len(pattern.records):
             raise ValueError("another number of records")
+        self._hits += 1
         return saved._replace(tree=Alike(pattern, saved.path, own), names=pattern.names)
 
     def pattern(self, number: int) -> Pattern | None:

@@ -170,6 +170,7 @@ def test_ranks_of_several_kinds_are_the_same_as_opcode_by_opcode(world, tmp_path
         rank_file(folder, rank).unlink()
         save(folder, rank, stage="stage" * kind(rank))
     monkeypatch.setattr(alike_ranks, "MIN_RANKS", least)
+    monkeypatch.setattr(reader, "FILES_PER_PATTERN", 1)
     found = told(folder, jobs)
     with one_by_one():
         assert found == told(folder)
@@ -177,7 +178,8 @@ def test_ranks_of_several_kinds_are_the_same_as_opcode_by_opcode(world, tmp_path
 
 @pytest.mark.parametrize("rows", [2, 3], ids=["whole", "short of elements"])
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_the_last_ranks_of_an_uneven_cut_are_joined_with_the_others_by_column(tmp_path, jobs, rows):
+def test_the_last_ranks_of_an_uneven_cut_are_joined_with_the_others_by_column(tmp_path, monkeypatch, jobs, rows):
+    monkeypatch.setattr(reader, "FILES_PER_PATTERN", 1)
     for rank in range(WORLD):
         save_uneven(tmp_path, rank, rows)
     found = told(tmp_path, jobs)
@@ -203,7 +205,7 @@ def test_another_file_is_compared_with_after_two_that_are_like_none(world, tmp_p
     for rank in range(10, WORLD):
         rank_file(folder, rank).unlink()
         save(folder, rank, stage="other")
-    alike = AlikeFiles(rank_file(folder, 0))
+    alike = AlikeFiles(rank_file(folder, 0), 2 * reader.FILES_PER_PATTERN)
     compared = []
     for rank in range(WORLD):
         compared.append(alike.read(rank_file(folder, rank)) is not None)
