@@ -19,7 +19,7 @@ from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import cover, cover_problem
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
-from ckptools.model.shards import ItemShards, Shards, lie_in_a_row, with_bytes
+from ckptools.model.shards import HoldingFile, ItemShards, Shards, lie_in_a_row, with_bytes
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import KeyPath, fqn_of, walk
 from ckptools.model.values import Global, Lost, NumpyArray, Opaque, describe_for_error
@@ -80,7 +80,7 @@ class Picking:
         self.listed: list[KeyPath] = []
         self.spared: list[Problem] = []
         self.models = sections_of_kind(checkpoint, "model")
-        self._orders: dict[int, list[int]] = {}
+        self._orders: dict[int, tuple[Sequence[HoldingFile], list[int]]] = {}
         self.cut = {f.path for f in checkpoint.files if f.status in ("cut", "bad")}
 
     def lose(self, left_out: Mapping[KeyPath, str]) -> None:
@@ -223,16 +223,20 @@ class Picking:
     def _preferred(self, shards: Shards) -> Iterable[Shard]:
         """The copy of each region that is written."""
         if isinstance(shards, ItemShards) and shards.all_read:
-            order = self._orders.get(id(shards.files))
-            if order is None:
-                preferences = [self._preference(file.path, file.rank) for file in shards.files]
-                order = sorted(range(len(shards)), key=preferences.__getitem__)
-                self._orders[id(shards.files)] = order
+            order = self._order(shards.files)
             order = order[:1] if shards.one_box else order
             first = {(shards.offsets[i], shards.sizes[i]): i for i in reversed(order)}
             return [shards[i] for i in first.values()]
         found = sorted(with_bytes(shards), key=lambda s: self._preference(s.source and s.source.path, s.rank))
         return {s.box: s for s in reversed(found)}.values()
+
+    def _order(self, files: Sequence[HoldingFile]) -> list[int]:
+        """The numbers of files by preference; worked out once for tensors that share the list."""
+        known = self._orders.get(id(files))
+        if known is None:  # kept with its list, so that no other list gets the same id
+            preferences = [self._preference(file.path, file.rank) for file in files]
+            known = self._orders[id(files)] = files, sorted(range(len(files)), key=preferences.__getitem__)
+        return known[1]
 
     def _right_copies(self, tensor: Tensor, fqn: str, differing: Collection[Box]) -> Tensor:
         """Remove copies whose checksums do not match if other copies are right."""

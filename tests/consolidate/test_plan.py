@@ -10,12 +10,17 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import ckptools
+from ckptools.consolidate.picking import Picking
 from ckptools.consolidate.writers import dcp
+from ckptools.files.opening import OpenFiles
 from ckptools.model.regions import Box, contiguous_strides
+from ckptools.model.shards import in_columns
 from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.tensor_io import stream
 from ckptools.tensor_io.checksums import Record
 from ckptools.tensor_io.stream import Band, Copy, count_parts, parts_of
+from tests.truth import FIXTURES
 
 FILE = Path("x")
 RECORD = Record(FILE, "data/0", 64, 60, 1234)
@@ -99,3 +104,14 @@ def test_a_view_of_a_larger_storage_knows_that_the_checksum_is_of_more():
     source = Source(FILE, 64, "float32", (1, 5), (5, 1), "data/0", (64, 60), 1234)
     tensor = Tensor((1, 5), "float32", (Shard(Box((0, 0), (1, 5)), 0, source),))
     assert list(parts_of(tensor, "float32")) == [Copy(FILE, 64, 0, 20, RECORD)]
+
+
+def test_tensors_that_come_and_go_are_each_chosen_in_an_order_of_their_own() -> None:
+    path = FIXTURES / "torch2.13.0-fsdp1-sharded-w4" / "rank0.pt"
+    with OpenFiles() as files:
+        picking = Picking(ckptools.open(path), None, None, files, None, dequantize=False)
+        for count in (5, 2, 7, 3) * 20:  # the list of one that is gone leaves its id to a later one
+            source = Source(path, 0, "float32", (1,), (1,), "data/0", (0, 4))
+            shards = [Shard(Box((n,), (1,)), n, source) for n in range(count)]
+            chosen = picking._preferred(in_columns(shards, "float32", {}))
+            assert sorted(shard.rank for shard in chosen) == [*range(count)]
