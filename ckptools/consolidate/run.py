@@ -157,10 +157,11 @@ def _donor(whole: Checkpoint, part: str, files: OpenFiles, options: ConsolidateO
 
 def _with_values(whole: Checkpoint, files: OpenFiles, options: ConsolidateOptions) -> Checkpoint:
     """The checkpoint with quantized tensors in the place of packed weights, if their values are wanted."""
-    from ckptools.training_state.packed_values import unpacked
     from ckptools.training_state.packed_weights import count_packed
 
     if options.dequantize:
+        from ckptools.training_state.packed_values import unpacked  # needs numpy
+
         return unpacked(whole, files, compare=not options.unchecked)
     if options.dtype is not None and (count := count_packed(whole.tree).total()):
         packed = f"bitsandbytes packed {plural(count, 'weight')} here, whose codes and scales are no values to convert"
