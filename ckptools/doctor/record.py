@@ -65,13 +65,8 @@ class Diagnosis:
     def _summary(self) -> str:
         wrong = [row.question for row in self.rows if row.ok is False]
         doubtful = [row.question for row in self.rows if row.doubtful]
-        words = (
-            f"BAD: {few(wrong)}"
-            if wrong
-            else f"worth a look: {few(doubtful)}"
-            if doubtful
-            else "nothing wrong was found"
-        )
+        words = f"worth a look: {few(doubtful)}" if doubtful else "nothing wrong was found"
+        words = f"BAD: {few(wrong)}" if wrong else words
         return f"{clip_middle(str(self.path), 60)}: {words}"
 
     def to_dicts(self) -> list[dict[str, Any]]:

@@ -62,6 +62,13 @@ class Vote(Generic[T]):
         return next((group for group in self.groups if 2 * len(group[1]) > count), None)
 
     @property
+    def _others(self) -> tuple[Sequence[tuple[T, tuple[int, ...]]], int]:
+        """The first values that are not the majority's, with their ranks; and how many ranks have further ones."""
+        usual = self.majority
+        groups = [group for group in self.groups if group is not usual]
+        return groups[:MAX_SHOWN], sum(len(ranks) for _, ranks in groups[MAX_SHOWN:]) + len(self.ungrouped)
+
+    @property
     def odd(self) -> tuple[int, ...]:
         """The ranks that the majority contradicts; none where there is no majority."""
         usual = self.majority
@@ -76,12 +83,11 @@ class Vote(Generic[T]):
         Args:
             words: how a value is shown; as in other messages by default.
         """
-        shown, usual = words or in_words, self.majority
-        groups = [group for group in self.groups if group is not usual]
-        hidden = sum(len(ranks) for _, ranks in groups[MAX_SHOWN:]) + len(self.ungrouped)
-        found = ", ".join(f"rank{'s' * (len(ranks) > 1)} {spans(ranks)}: {shown(v)}" for v, ranks in groups[:MAX_SHOWN])
+        in_message, usual = words or in_words, self.majority
+        shown, hidden = self._others
+        found = ", ".join(f"rank{'s' * (len(ranks) > 1)} {spans(ranks)}: {in_message(v)}" for v, ranks in shown)
         more = f" and {plural(hidden, 'more rank')}" if hidden else ""
-        return found + more + (f", others: {shown(usual[0])}" if usual else "")
+        return found + more + (f", others: {in_message(usual[0])}" if usual else "")
 
     def differing(self, name: str, words: Callable[[T], str] | None = None, plain: bool = True) -> Differing:
         """The same as data, for the way out; numbers have six digits where they differ in those.
@@ -92,15 +98,13 @@ class Vote(Generic[T]):
             plain: whether it is a plain value, not a tensor.
         """
         usual = self.majority
-        groups = [group for group in self.groups if group is not usual]
-        shown, hidden = groups[:MAX_SHOWN], groups[MAX_SHOWN:]
+        shown, hidden = self._others
         values = [value for value, _ in shown] + ([usual[0]] if usual else [])
         texts = list(map(words or _in_few_words, values))
         if len(set(texts)) < len(texts):
             texts = list(map(in_words, values))
-        more = sum(len(ranks) for _, ranks in hidden) + len(self.ungrouped)
         listed = tuple((text, ranks) for text, (_, ranks) in zip(texts, shown, strict=False))
-        return Differing(clip_middle(printable(name), MAX_FEW_WORDS), listed, texts[-1] if usual else "", more, plain)
+        return Differing(clip_middle(printable(name), MAX_FEW_WORDS), listed, texts[-1] if usual else "", hidden, plain)
 
 
 def _in_few_words(value: Any) -> str:
