@@ -226,7 +226,7 @@ def _classes(listed: Iterable[_Listed], what: Callable[[Any], Hashable]) -> dict
     done, new = set[object](), count()
     for one in listed:
         if one.columns in done:
-            continue  # it tells the same files apart
+            continue  # it distinguishes the same files
         done.add(one.columns)
         found: dict[Path, set[Hashable]] = defaultdict(set)
         for row in one.rows():
@@ -262,19 +262,19 @@ def _copies_among(paths: Sequence[Path], listed: Sequence[_Listed], files: OpenF
             numbers[one.columns] = {path: number for path, number, _, _ in one.rows()}
     groups, varied = [list(paths)], dict.fromkeys(paths, 0)
     pairs = [(one, numbers[one.columns]) for one in listed]
-    of_first = {one.name: one.shards[held[paths[0]]].box.numel for one, held in pairs if paths[0] in held}
+    of_first = {one.name: one.shards[numbered[paths[0]]].box.numel for one, numbered in pairs if paths[0] in numbered}
     for name in sorted(of_first, key=lambda name: -of_first[name])[:MAX_COMPARED]:
         sources = {
             path: source
-            for one, held in pairs
+            for one, numbered in pairs
             if one.name == name
             for path in paths
-            if path in held and (source := one.shards[held[path]].source) is not None
+            if path in numbered and (source := one.shards[numbered[path]].source) is not None
         }
         groups = [part for group in groups if len(group) > 1 for part in _split(group, sources, files, varied)]
     for first, *others in groups:
         for copy in (path for path in others if varied[path] >= MIN_VARIED):
-            one, number = next((one, held[copy]) for one, held in pairs if copy in held)
+            one, number = next((one, numbered[copy]) for one, numbered in pairs if copy in numbered)
             yield Problem(Code.STRAY_FILE, _text(copy, first), one.shards[number].rank)
 
 
