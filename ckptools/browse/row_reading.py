@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ckptools.stats.record import Statistics, Stats
 
 
-class ReadingView(Loading):
+class RowReading(Loading):
     """Reads what belongs to the row under the cursor."""
 
     def show_key(self, page: KeyPage, name: str) -> None:

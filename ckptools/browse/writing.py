@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ckptools.browse.reading import ReadingView
+from ckptools.browse.row_reading import RowReading
 from ckptools.browse.view import KEYS
 from ckptools.text import printable
 
@@ -16,7 +16,7 @@ WRITES = "writes"
 """The name of the job that writes: whoever ends the program waits until it has taken away what it began."""
 
 
-class Writing(ReadingView):
+class Writing(RowReading):
     """Copies, saves and consolidates; the only part of `browse` that writes."""
 
     def action_copy(self) -> None:

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from ckptools.files.opening import reading
 from ckptools.formats import rank_files
-from ckptools.formats.dcp.composite import CompositeBuilder, is_dcp
+from ckptools.formats.dcp.composite_builder import CompositeBuilder, is_dcp
 from ckptools.formats.dcp.files import METADATA, looks_like_dcp
 from ckptools.formats.dcp.folder import PLANNED
 from ckptools.formats.flat_parameters import parameters as flat_optimizers

@@ -21,7 +21,7 @@ from ckptools.errors import ReadError
 from ckptools.files.json_file import read_json
 from ckptools.files.location import is_plain_name
 from ckptools.formats import hugging_face
-from ckptools.formats.dcp.composite import CompositeBuilder
+from ckptools.formats.dcp.composite_builder import CompositeBuilder
 from ckptools.formats.options import Options
 from ckptools.formats.shared.checkpoint_builder import Fault, file_now
 from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder, RankFile

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ckptools.formats.dcp.composite import CompositeBuilder, is_dcp
+from ckptools.formats.dcp.composite_builder import CompositeBuilder, is_dcp
 from ckptools.formats.dcp.folder import PLANNED
 from ckptools.formats.options import Options
 from ckptools.model.checkpoint import Checkpoint, Fact

@@ -38,7 +38,7 @@ from ckptools.formats import (
     torch_file,
     torchsnapshot,
 )
-from ckptools.formats.dcp.composite import CompositeBuilder
+from ckptools.formats.dcp.composite_builder import CompositeBuilder
 from ckptools.formats.dcp.files import looks_like_dcp
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search.rank_names import parse

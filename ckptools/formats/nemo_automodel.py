@@ -28,7 +28,7 @@ from ckptools.errors import ReadError
 from ckptools.files.json_file import read_json
 from ckptools.files.opening import reading
 from ckptools.formats import dcp, dcp_safetensors, hugging_face, torch_file
-from ckptools.formats.dcp.composite import CompositeBuilder
+from ckptools.formats.dcp.composite_builder import CompositeBuilder
 from ckptools.formats.dcp.files import looks_like_dcp
 from ckptools.formats.dcp.folder import PLANNED
 from ckptools.formats.flat_parameters import parameters
