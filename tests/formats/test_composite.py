@@ -11,6 +11,7 @@ import torch
 
 import ckptools
 from ckptools.errors import CkptoolsError, NotWholeError, UnsafePathError
+from ckptools.formats import composite
 from ckptools.formats.registry import FORMATS, recognised
 from tests.truth import FIXTURES
 
@@ -170,6 +171,12 @@ def test_what_is_not_sure_to_be_one_checkpoint_is_none(step, change):
     except CkptoolsError:
         return
     assert found is None or found.NAME != "composite"
+
+
+def test_every_format_is_one_of_a_part_or_one_that_is_opened_by_itself():
+    around = {"nemo_automodel", "byte_checkpoint", "colossal_ai", "olmo_core", "composer_folder", "olmo_local"}
+    known = {module.__name__.rpartition(".")[2] for module in (*composite.READERS, *composite.OWN)}
+    assert {format_.NAME for format_ in FORMATS} == known | around | {"composite"}
 
 
 def test_a_run_folder_holds_one_for_each_step(step):
