@@ -13,7 +13,7 @@ import torch
 import ckptools
 from ckptools.errors import NotWholeError
 from ckptools.formats import composer_folder, olmo_core
-from ckptools.formats.dcp import composite
+from ckptools.formats.dcp import composite_builder
 from ckptools.model.values import Opaque
 from tests.formats.test_accelerate import MODEL, OPTIMIZER, raw, save
 
@@ -132,7 +132,7 @@ def test_a_damaged_pickle_is_named(composer, data):
 
 
 def test_a_pickle_that_is_too_large_is_named_with_its_size(composer, monkeypatch):
-    monkeypatch.setattr(composite, "MAX_PICKLE", 50)
+    monkeypatch.setattr(composite_builder, "MAX_PICKLE", 50)
     size = (composer / "resumption.pkl").stat().st_size
     (problem,) = ckptools.open(composer).problems
     assert (problem.code, problem.tensor) == ("CK002", "resumption")
