@@ -109,7 +109,7 @@ def read(path: Path, options: Options) -> Checkpoint:
     for folder in _bare_folders(path):
         text = f"no file {folder.name}/{METADATA}, the only list of what the .distcp files there hold"
         parts.problems.append(Problem(Code.FILE_MISSING, text))
-    companions = read_companions(path, options)
+    companions = read_companions(path, options, max(parts.writers.ranks, default=-1) + 1)
     parts.add_companions(companions)
     order = PLANNED if any(p.what == "model" and p.kind == "dcp" for p in found) else AS_SAVED
     counting = [key for key in parts.tree if not key.startswith("scheduler")]

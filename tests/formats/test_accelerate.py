@@ -134,13 +134,15 @@ def test_a_missing_optimizer_does_not_keep_the_model_from_being_written(sample, 
     assert torch.load(tmp_path / "m.pt")["embed.weight"].shape == ckptools.open(SAMPLE).model["embed.weight"].shape
 
 
-def test_a_missing_rng_state_is_an_error_and_consolidate_says_that_it_is_lost(sample, tmp_path):
-    (sample / "random_states_1.pkl").unlink()
+@pytest.mark.parametrize("rank", [1, 3])
+def test_a_missing_rng_state_is_an_error_and_consolidate_says_that_it_is_lost(sample, rank, tmp_path):
+    (sample / f"random_states_{rank}.pkl").unlink()
     ck = ckptools.open(sample)
-    assert [(p.code, p.severity, p.rank) for p in ck.problems] == [("CK001", "error", 1)]
-    assert (ck.verdict.whole, ck.verdict.recoverable) == (False, True)
-    lost = {"rng.1": "what rank 1 had for itself: no file random_states_1.pkl"}
-    assert ck.consolidate(tmp_path / "all.pt").left_out == lost
+    assert [(p.code, p.severity, p.rank) for p in ck.problems] == [("CK001", "error", rank)]
+    assert (ck.verdict.whole, ck.verdict.recoverable, ck.world_size.value) == (False, True, 4)
+    done = ck.consolidate(tmp_path / "all.pt")
+    assert done.left_out == {f"rng.{rank}": f"what rank {rank} had for itself: no file random_states_{rank}.pkl"}
+    assert not any("shared" in note for note in done.notes)  # no other rank has it
     assert ck.consolidate(tmp_path / "model.pt", only="model").left_out == {}
 
 

@@ -140,8 +140,10 @@ def _order(key: str) -> int:
     return next((n for n, name in enumerate(ORDER) if key.startswith(name)), len(ORDER))
 
 
-def read_companions(folder: Path, options: Options) -> CompanionFiles:
+def read_companions(folder: Path, options: Options, ranks: int = 0) -> CompanionFiles:
     """Read the companions in a folder; those that cannot be read become problems.
+
+    If ranks left RNG states there, at least so many `ranks` did: each that wrote the rest of the checkpoint.
 
     Raises:
         UnsafePathError: one of them is a link out of the folder.
@@ -159,7 +161,7 @@ def read_companions(folder: Path, options: Options) -> CompanionFiles:
             found.tree[companion.key] = value
         else:
             found.tree.setdefault(companion.key, {})[companion.rank] = value
-    _count_ranks(found, here)
+    _count_ranks(found, here, ranks)
     return found
 
 
@@ -179,14 +181,14 @@ def step_of_accelerate(tree: Any, world_size: Fact) -> Fact:
     return Fact(None)
 
 
-def _count_ranks(found: CompanionFiles, here: list[Companion]) -> None:
-    """Set the world size from the ranks' files, and find missing ranks."""
+def _count_ranks(found: CompanionFiles, here: list[Companion], ranks: int) -> None:
+    """Set the world size from the ranks' files, of which there are at least `ranks`, and find missing ones."""
     ranked = {c.rank: c for c in here if c.rank is not None}
     if not ranked:
         return
-    world, first = max(ranked) + 1, next(iter(ranked.values()))
-    found.world_size = Fact(world, ("RNG files",))
-    for rank in sorted(set(range(world)) - set(ranked)):
+    counted, first = max(ranked) + 1, next(iter(ranked.values()))
+    found.world_size = Fact(counted, ("RNG files",)) if counted >= ranks else Fact(ranks, ("files found",))
+    for rank in sorted(set(range(max(counted, ranks))) - set(ranked)):
         path = first.path.with_name(re.sub(r"_\d+\.", f"_{rank}.", first.path.name))
         found.files.append(RankFile(path, rank, "rng", "missing", 0, None))
-        found.problems.append(Problem(Code.FILE_MISSING, f"no file {path.name}", rank))
+        found.problems.append(Problem(Code.FILE_MISSING, f"no file {path.name}", rank, "rng"))
