@@ -28,7 +28,7 @@ from ckptools.errors import ReadError
 from ckptools.files.json_file import read_json
 from ckptools.files.opening import reading
 from ckptools.formats import dcp, dcp_safetensors, hugging_face, torch_file
-from ckptools.formats.dcp.composite_builder import CompositeBuilder
+from ckptools.formats.dcp.composite_builder import CompositeBuilder, unlike_states
 from ckptools.formats.dcp.files import looks_like_dcp
 from ckptools.formats.dcp.folder import PLANNED
 from ckptools.formats.flat_parameters import parameters
@@ -273,6 +273,7 @@ class _AutomodelFolder:
                 states[rank if len(kinds) == 1 else f"{kind}_{rank}"] = state
         found.tree = {key: states} if states else {}
         self.parts.add_companions(found)
+        self.parts.problems += unlike_states(key, states)
         for kind in sorted(kinds):
             for rank in _absent(kind, {rank for k, rank in files if k == kind}, world):
                 self.parts.miss_state(self.folder / key / f"{key}_{kind}_rank_{rank}.pt", key, rank)

@@ -5,7 +5,7 @@ Each part is read by its own format, and its problems name the part.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from ckptools.formats.shared.companions import Companion, CompanionFiles
 from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder, RankFile
 from ckptools.model.problems import Code, Problem, Severity
 from ckptools.pickles.machine import Machine, load_checked
+from ckptools.text import few, first_few
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
 
@@ -245,6 +246,7 @@ class CompositeBuilder:
                 states[rank] = state
         found.tree = {key: states} if states else {}
         self.add_companions(found)
+        self.problems += unlike_states(key, states)
 
     def miss_state(self, path: Path, key: str, rank: int, severity: Severity = "error") -> None:
         """Note that a rank's file is missing."""
@@ -278,3 +280,14 @@ class CompositeBuilder:
             bytes_expected=self.nbytes,
             all_ranks=self.options.all_ranks,
         )
+
+
+def unlike_states(key: str, states: Mapping[Any, Any]) -> Iterator[Problem]:
+    """Warn where the states of ranks, in one part, hold different keys: one may be of another part."""
+    held: dict[tuple[str, ...], list[str]] = {}
+    for rank, state in states.items():
+        keys = sorted(map(str, state)) if isinstance(state, Mapping) else [type(state).__name__]
+        held.setdefault(tuple(keys), []).append(str(rank))
+    if len(held) > 1:
+        said = "; ".join(f"{few(keys, 3) or 'nothing'} of rank {first_few(ranks, 3)}" for keys, ranks in held.items())
+        yield Problem(Code.NAME_CONTRADICTS, f"files of one part hold different things: {said}", None, key)
