@@ -24,7 +24,7 @@ from ckptools.tensor_io import replicas
 from ckptools.tensor_io.checksums import Record
 from ckptools.tensor_io.copied_files import copied_files
 from ckptools.text import and_others, named_ranks, plural, printable
-from ckptools.training_state.judgement import stands_in_the_way, verdict_of
+from ckptools.training_state.judgement import is_of_one_rank, may_concern, stands_in_the_way, verdict_of
 from ckptools.training_state.rank_values import own_paths
 from ckptools.training_state.sections import Section, sections_of, sections_of_kind, tensors_of
 
@@ -169,7 +169,8 @@ def _own_values_lost(checkpoint: Checkpoint, parts: Sequence[Section]) -> dict[K
     own = [path for path in own if not any(path[: len(other)] == other != path for other in own)]
     errors = [p for p in checkpoint.problems if p.severity == "error" and p.kind.lacks in ("file", "value")]
     lost = [p for p in errors if p.rank is not None and not stands_in_the_way(checkpoint, p)]
-    return {(*path, p.rank): f"what rank {p.rank} had for itself: {printable(p.message)}" for p in lost for path in own}
+    found = ((path, p) for p in lost for path in own if may_concern(p, path))
+    return {(*path, p.rank): f"what rank {p.rank} had for itself: {printable(p.message)}" for path, p in found}
 
 
 def _from_replicas(checkpoint: Checkpoint, parts: Iterable[Section]) -> tuple[FromReplicas | None, list[str]]:
@@ -179,6 +180,7 @@ def _from_replicas(checkpoint: Checkpoint, parts: Iterable[Section]) -> tuple[Fr
         return None, []
     errors = [p for p in checkpoint.problems if p.severity == "error" and p.all_ranks]
     lost = [p for p in errors if p.kind.lacks == "file" or p.replicated]
+    lost = [p for p in lost if p.tensor is None or not is_of_one_rank(checkpoint, p.tensor)]
     if not lost:
         return None, []
     ranks = {rank for p in lost for rank in p.all_ranks}
@@ -186,7 +188,7 @@ def _from_replicas(checkpoint: Checkpoint, parts: Iterable[Section]) -> tuple[Fr
     if not others:
         return None, []
     more = and_others(len(lost) - 1)
-    note = f"{named_ranks(others)} also have what {named_ranks(ranks)} had: {printable(str(lost[0]))}{more}"
+    note = f"what {named_ranks(ranks)} shared is read from {named_ranks(others)}: {printable(str(lost[0]))}{more}"
     return FromReplicas(tuple(sorted(ranks)), tuple(sorted(others))), [note]
 
 
@@ -215,4 +217,4 @@ def _summary(checkpoint: Checkpoint, problems: Sequence[Problem]) -> str:
 def _names_lost_ranks(headline: str, cause: Cause) -> bool:
     """Whether a headline says all there is to a cause: `ranks 1, 3 missing`; the name of a file of no rank is more."""
     lost = {kind.code for kind in FATES}
-    return cause.code in lost and cause.text.startswith("rank") and cause.text in headline
+    return cause.code in lost and cause.where.startswith("rank") and cause.text in headline

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ckptools.model.problems import Code, Problem, Severity
@@ -128,10 +128,19 @@ def without_consequences(problems: Iterable[Problem]) -> list[Problem]:
 def _split(problems: Iterable[Problem]) -> tuple[list[Problem], list[Problem]]:
     """Distinct problems: those that are causes, and those that follow from lost files."""
     found = list(dict.fromkeys(problems))
-    gone = {p.rank for p in found if _loses_a_file(p)} - {None}
-    follows = [p.kind in CONSEQUENCES and bool(gone) and p.rank in {None, *gone} for p in found]
+    gone: dict[int | None, set[str | None]] = {}
+    for problem in found:
+        if _loses_a_file(problem) and problem.rank is not None:
+            gone.setdefault(problem.rank, set()).add(problem.tensor)
+            gone.setdefault(None, set()).add(problem.tensor)
+    follows = [p.kind in CONSEQUENCES and p.rank in gone and _lies_in(p.tensor, gone[p.rank]) for p in found]
     kept = [p for p, is_one in zip(found, follows, strict=True) if not is_one]
     return kept, [p for p, is_one in zip(found, follows, strict=True) if is_one]
+
+
+def _lies_in(tensor: str | None, parts: Collection[str | None]) -> bool:
+    """Whether a tensor lies in one of the parts; None is a file of all parts."""
+    return None in parts or any(f"{tensor}.".startswith(f"{part}.") for part in parts)
 
 
 def _loses_a_file(problem: Problem) -> bool:
@@ -219,9 +228,7 @@ def _words(kind: Code, group: Sequence[Problem]) -> str:
     whose = f" ({named_ranks(ranks)})" if ranks else ""
     fate = FATES.get(kind)
     if fate:
-        others = sum(not p.all_ranks for p in group)
-        words = [named_ranks(ranks)] if ranks else []
-        return f"{' and '.join([*words, *([plural(others, 'file')] if others else [])])} {fate}"
+        return f"{' and '.join(_lost_files(group))} {fate}"
     names = list(dict.fromkeys(p.tensor for p in group if p.tensor is not None))
     if names:
         return f"{kind.meaning}: {clip_middle(printable(names[0]), MAX_WORDS)}{and_more(len(names) - 1)}{whose}"
@@ -231,3 +238,20 @@ def _words(kind: Code, group: Sequence[Problem]) -> str:
     if ranks:
         return f"{kind.meaning}{whose}"
     return clip(printable(group[0].message), MAX_MESSAGE) + and_others(len(group) - 1)
+
+
+def _lost_files(group: Sequence[Problem]) -> Iterator[str]:
+    """Name the ranks whose files are lost, parts of ranks that had a file each, and how many others there are."""
+    whole = {rank for p in group if p.tensor is None for rank in p.all_ranks}
+    parts: dict[str, set[int]] = {}
+    for problem in group:
+        if problem.tensor is not None:
+            parts.setdefault(problem.tensor, set()).update(set(problem.all_ranks) - whole)
+    if whole:
+        yield named_ranks(whole)
+    for part, ranks in parts.items():
+        if ranks:
+            yield f"{clip_middle(printable(part), MAX_WORDS)} of {named_ranks(ranks)}"
+    others = sum(not p.all_ranks for p in group)
+    if others:
+        yield plural(others, "file")

@@ -93,10 +93,22 @@ def stands_in_the_way(ck: Checkpoint, problem: Problem) -> bool:
     if kind.forbids == "any output":
         return True
     if kind.lacks == "file":
-        return problem.rank is None or (problem.tensor is not None and not is_of_one_rank(ck, problem.tensor))
+        return problem.rank is None or (problem.tensor is not None and not _others_have(ck, problem))
     if problem.tensor is None:
         return kind is not Code.BAD_CHECKSUM  # of a part of the archive that holds nothing of ours
     return not (kind.lacks == "value" and is_of_one_rank(ck, problem.tensor))
+
+
+def _others_have(ck: Checkpoint, problem: Problem) -> bool:
+    """Whether nothing of a part is lost with a rank's file but what is the rank's own: other ranks have the rest.
+
+    A part that is kept by rank holds a value for each of them, and no rank has another's.
+    """
+    part = problem.tensor or ""
+    kept = ck.tree.get(part) if isinstance(ck.tree, Mapping) else None
+    ranks = {f.rank for f in ck.files if f.part == part and f.status == "read" and f.rank != problem.rank}
+    shared = ranks and not (isinstance(kept, Mapping) and ranks & kept.keys())
+    return bool(shared) or is_of_one_rank(ck, part)
 
 
 def is_of_one_rank(ck: Checkpoint, name: str) -> bool:
@@ -111,14 +123,22 @@ def _own_names(ck: Checkpoint) -> list[str]:
 def lost_with_files(ck: Checkpoint, problems: Iterable[Problem]) -> tuple[str, ...]:
     """Name what was only in lost files of ranks: `what rank 2 had for itself: rng`."""
     wrong = list(problems)
-    ranks = {p.rank for p in wrong if p.kind.lacks == "file" and p.rank is not None}
+    lost = [p for p in wrong if p.kind.lacks == "file" and p.rank is not None]
+    ranks = {p.rank for p in lost if p.rank is not None}
     paths = [path for path in own_paths(sections_of(ck), ck.world_size.exact) if path]
-    own = list(dict.fromkeys(map(fqn_of, [*paths, *ck.differing])))
-    outer = [name for name in own if not any(name.startswith(f"{other}.") for other in own)]
+    own = [path for path in dict.fromkeys([*paths, *ck.differing]) if any(may_concern(p, path) for p in lost)]
+    names = list(dict.fromkeys(map(fqn_of, own)))
+    outer = [name for name in names if not any(name.startswith(f"{other}.") for other in names)]
     itself = "itself" if len(ranks) == 1 else "themselves"
     found = (f"what {named_ranks(ranks)} had for {itself}: {few(outer, 3)}",) if ranks and outer else ()
-    lost = (p for p in wrong if p.kind.lacks == "value" and not p.replicated and p.rank not in ranks)
-    return (*found, *(p.tensor for p in lost if p.tensor))
+    values = (p for p in wrong if p.kind.lacks == "value" and not p.replicated and p.rank not in ranks)
+    return (*found, *(p.tensor for p in values if p.tensor))
+
+
+def may_concern(problem: Problem, path: KeyPath) -> bool:
+    """Whether what is at a key path may have been in the part of the tree that a problem is about."""
+    name, part = f"{fqn_of(path)}.", f"{problem.tensor}."
+    return problem.tensor is None or name.startswith(part) or part.startswith(name)
 
 
 def is_alone(ck: Checkpoint) -> bool:

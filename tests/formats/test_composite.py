@@ -86,11 +86,31 @@ def test_a_rank_without_a_random_state_is_an_error(step):
     assert ck.whole is False and of(ck, "error") == ["no file rng/rng_rank_1.pt"]
 
 
+@pytest.mark.parametrize("harm", ["missing", "cut"])
+def test_only_the_lost_part_of_a_rank_is_said_to_be_lost(step, harm, tmp_path):
+    file = step / "rng/rng_rank_0.pt"
+    file.unlink() if harm == "missing" else file.write_bytes(file.read_bytes()[:-9])
+    ck = ckptools.open(step)
+    fate = "missing" if harm == "missing" else "cut short or damaged"
+    assert ck.verdict.headline.startswith(f"NOT WHOLE: rng of rank 0 {fate}; recoverable")
+    assert ck.verdict.lost == ("what rank 0 had for itself: rng",)
+    done = ck.consolidate(tmp_path / "out.pt", only="all")
+    assert list(done.left_out) == ["rng.0"] and not any("shared" in note for note in done.notes)
+    assert set(torch.load(tmp_path / "out.pt", weights_only=True)["dataloader"]) == {0, 1}
+
+
 @pytest.mark.parametrize("file", ["optim/__1_0.distcp", "rng/rng_rank_0.pt", "scheduler.pt", "train_state.json"])
 def test_a_cut_file_is_named_and_nothing_is_whole(step, file):
     (step / file).write_bytes((step / file).read_bytes()[:10])
     ck = ckptools.open(step)
     assert ck.whole is False and Path(file).name in of(ck, "error")[0]
+
+
+def test_a_file_in_the_place_of_another_parts_is_a_warning(step):
+    assert not of(ckptools.open(step), "warning")
+    shutil.copy(step / "dataloader/dataloader_rank_0.pt", step / "rng/rng_rank_0.pt")
+    (text,) = of(ckptools.open(step), "warning")
+    assert text == "files of one part hold different things: epoch, position of rank 0; torch of rank 1"
 
 
 def test_what_none_may_have_lost_is_a_warning(step):

@@ -49,7 +49,7 @@ def test_what_one_rank_lacks_is_told_and_taken_from_the_others(name, odd, tmp_pa
     assert told(folder) == [("CK005", 1, name)]
     assert (verdict.whole, verdict.recoverable, verdict.joinable, verdict.lost) == (False, True, True, ())
     done = ckptools.consolidate(folder, tmp_path / "all.pt", only="all")
-    assert any("ranks 0, 2, 3 also have what rank 1 had" in note for note in done.notes)
+    assert any("what rank 1 shared is read from ranks 0, 2, 3" in note for note in done.notes)
     assert torch.equal(torch.load(tmp_path / "all.pt")["model"]["l2.weight"], torch.arange(12.0).reshape(3, 4) + 2)
 
 

@@ -54,6 +54,19 @@ def test_the_way_out_counts_files_of_no_rank(names, copied):
     assert cause.remedy.startswith(f"copy {copied};")
 
 
+def test_the_parts_of_a_rank_that_had_a_file_each_are_named():
+    lost = [Problem(Code.FILE_MISSING, "no file", rank, part) for rank, part in ((0, "rng"), (2, "rng"), (1, None))]
+    lost += [Problem(Code.FILE_MISSING, "no file", 1, "rng"), Problem(Code.FILE_MISSING, "no file", 0, "optim")]
+    (cause,) = causes_of(lost)
+    assert cause.text == "rank 1 and rng of ranks 0, 2 and optim of rank 0 missing"
+
+
+def test_a_gap_follows_only_from_a_lost_file_of_its_part():
+    lost, gap = Problem(Code.FILE_MISSING, "no file", 0, "optim"), Code.TENSOR_GAP
+    problems = [lost, *(Problem(gap, "gap [0:9]", 0, name) for name in ("optim.state.w", "optimizer.w", "model.w"))]
+    assert [one.problems for one in consequences_of(problems)] == [1]
+
+
 def test_one_missing_rank_keeps_its_words():
     assert said(*missing(201)) == [("rank 201", "no file ep0-ba12000-rank201.pt")]
 

@@ -134,7 +134,8 @@ class _RankGroup:
         tensors = list(tensors_in(tree))
         sharded = [t for _, t in tensors if t.sharded]
         sections = find_sections(tree)
-        self.problems += rank_checks.check_files(files, self.read.faults, world.value, bool(sharded), in_parts)
+        keys = tree if isinstance(tree, dict) else ()
+        self.problems += rank_checks.check_files(files, self.read.faults, world.value, bool(sharded), in_parts, keys)
         self.problems += rank_optimizers.lost_parts(files) if in_parts else ()
         self.problems += self._left_out()
         if not (sharded or local):

@@ -29,20 +29,27 @@ UNNAMED = "?"
 
 
 def check_files(
-    files: Sequence[RankFile], faults: Mapping[Path, Fault], world: int, sharded: bool, in_parts: bool = False
+    files: Sequence[RankFile],
+    faults: Mapping[Path, Fault],
+    world: int,
+    sharded: bool,
+    in_parts: bool = False,
+    keys: Collection[Any] = (),
 ) -> Iterator[Problem]:
     """Problems of files that are missing, cut, odd, stray or duplicate.
 
-    If ranks have parameters of their own (`in_parts`), files may differ in size.
+    If ranks have parameters of their own (`in_parts`), files may differ in size. A part whose name is one of the top
+    level `keys` of the tree holds nothing else.
     """
     sizes = sorted(f.nbytes for f in files if f.is_here)
     usual = sizes[len(sizes) // 2] if sizes else 0
     here = {f.path for f in files if f.status != "missing"}
     for file in files:
+        part = file.part if file.part in keys else None
         if file.status == "missing":
-            yield Problem(Code.FILE_MISSING, _missing(file, here), file.rank)
+            yield Problem(Code.FILE_MISSING, _missing(file, here), file.rank, part)
         else:
-            yield from _check_file(file, faults, world, sharded, 0 if in_parts else usual)
+            yield from _check_file(file, part, faults, world, sharded, 0 if in_parts else usual)
     for (rank, part), count in Counter((f.rank, f.part) for f in files).items():
         if count > 1:
             paths = [f.path for f in files if (f.rank, f.part) == (rank, part)]
@@ -68,11 +75,11 @@ def _missing(file: RankFile, here: Collection[Path]) -> str:
 
 
 def _check_file(
-    file: RankFile, faults: Mapping[Path, Fault], world: int, sharded: bool, usual: int
+    file: RankFile, part: str | None, faults: Mapping[Path, Fault], world: int, sharded: bool, usual: int
 ) -> Iterator[Problem]:
     name = file.path.name
     if file.status in ("cut", "bad"):
-        yield faults[file.path].problem(name, file.rank)
+        yield faults[file.path].problem(name, file.rank, part)
     elif file.rank is not None and file.rank >= world and sharded:
         yield Problem(Code.STRAY_FILE, f"{name} is rank {file.rank} of a world of {world}", file.rank)
     elif not file.part and file.nbytes < usual * ODD_SIZE:
