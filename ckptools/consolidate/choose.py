@@ -82,7 +82,8 @@ def select(
         raise RefusedError(checkpoint.path, f"is nothing that can be written, but {why}")
     picking.lose(_own_values_lost(checkpoint, parts))
     contents.from_replicas, notes = _from_replicas(checkpoint, parts)
-    contents.notes += [*picking.notes_for(checkpoint, parts), *notes]
+    warnings = [p for p in checkpoint.problems if p.severity == "warning" and _concerns(p, parts, only)]
+    contents.notes += [*_notes_on_warnings(warnings), *picking.notes_for(checkpoint, parts), *notes]
     contents.notes += [] if only in ONLY else [_note_on_glob(checkpoint, parts, only)]
     contents.tree = trees[""] if list(trees) == [""] else trees
     contents.part = only
@@ -190,6 +191,17 @@ def _from_replicas(checkpoint: Checkpoint, parts: Iterable[Section]) -> tuple[Fr
     more = and_others(len(lost) - 1)
     note = f"what {named_ranks(ranks)} shared is read from {named_ranks(others)}: {printable(str(lost[0]))}{more}"
     return FromReplicas(tuple(sorted(ranks)), tuple(sorted(others))), [note]
+
+
+DOUBTFUL = (Code.FILE_MISSING, Code.FILE_CUT, Code.ODD_FILE_SIZE, Code.MIXED_SAVES, Code.NAME_CONTRADICTS)
+"""Warnings that the files may not be what was saved."""
+
+
+def _notes_on_warnings(warnings: Sequence[Problem]) -> Iterator[str]:
+    """What may be wrong with the source, and so with the output."""
+    yield from (p.message for p in warnings if p.kind.lacks == "part")
+    for cause in causes_of(p for p in warnings if p.kind in DOUBTFUL):
+        yield f"warning of the source: {cause.code} {cause_words(cause)}"
 
 
 def check_files(checkpoint: Checkpoint, part: str, files: OpenFiles) -> None:

@@ -264,8 +264,7 @@ class Picking:
 
     def notes_for(self, checkpoint: Checkpoint, parts: Iterable[Section]) -> list[str]:
         """Collect the notes for the user on a checkpoint with nothing missing."""
-        notes = [p.message for p in checkpoint.problems if p.severity == "warning" and p.kind.lacks == "part"]
-        notes += [f"dequantized, as {name} does: {few(fqns, 1)}" for name, fqns in self.dequantized.items()]
+        notes = [f"dequantized, as {name} does: {few(fqns, 1)}" for name, fqns in self.dequantized.items()]
         if self.spared:
             more = and_others(len(self.spared) - 1)
             notes.append(f"{self.spared[0]}{more}; another rank's copy is right, and is written")

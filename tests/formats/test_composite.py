@@ -113,6 +113,13 @@ def test_a_file_in_the_place_of_another_parts_is_a_warning(step):
     assert text == "files of one part hold different things: epoch, position of rank 0; torch of rank 1"
 
 
+def test_consolidate_repeats_what_may_be_wrong_with_the_parts_that_it_writes(step, tmp_path):
+    shutil.copy(step / "dataloader/dataloader_rank_0.pt", step / "rng/rng_rank_0.pt")
+    notes = ckptools.consolidate(step, tmp_path / "all.pt", only="all").notes
+    assert any(note.startswith("warning of the source: CK010 rng: files of one part") for note in notes)
+    assert not any("warning" in note for note in ckptools.consolidate(step, tmp_path / "m.pt", only="model").notes)
+
+
 def test_what_none_may_have_lost_is_a_warning(step):
     (step / "dataloader/dataloader_rank_1.pt").unlink()  # there may be one data-parallel rank
     shutil.rmtree(step / "optim")
