@@ -60,6 +60,9 @@ MODEL, OPTIMIZERS, SCHEDULERS = "model", ("optim", "optimizer"), ("scheduler", "
 RNG, UNCOUNTED = "rng", ("rng", "dataloader")
 """Parts whose counters are of an epoch or of a rank, and not the training step."""
 
+KINDS = {MODEL: "model", **dict.fromkeys(OPTIMIZERS, "optimizer"), **dict.fromkeys(SCHEDULERS, "scheduler")}
+"""The kind of section in parts whose name promises one."""
+
 NAMES = (MODEL, *OPTIMIZERS, *SCHEDULERS, "extra_state", "train_state", *UNCOUNTED)
 FILE = re.compile(r"(?P<key>\w+)\.(?:pt|pth|bin|ckpt|pkl|json|safetensors)")
 SAVED = (".pt", ".pth", ".ckpt")
@@ -224,6 +227,7 @@ class _PartsFolder:
             raise ReadError(self.path, f"no part of it can be read: {few([p.message for p in self.problems])}")
         self._name_the_rest()
         self._compare_steps(self.parts.tree)
+        self._compare_kinds(self.parts.tree)
         here = {part.key for part in self.found}
         if not here.isdisjoint(SCHEDULERS) and here.isdisjoint(OPTIMIZERS):
             text = "a scheduler is here, and the optimizer whose learning rates it sets is not"
@@ -240,6 +244,13 @@ class _PartsFolder:
         if rest:
             text = f"also here, of no part, and not read: {few(rest)}"
             self.problems.append(Problem(Code.NOT_READ, text, files=tuple(rest)))
+
+    def _compare_kinds(self, tree: Mapping[str, object]) -> None:
+        """Warn where a part does not hold what its name promises."""
+        for key, kind in KINDS.items():
+            if key in tree and kind not in {s.kind for s in find_sections({key: tree[key]})}:
+                text = f"holds nothing that is known to be {'an' if kind == 'optimizer' else 'a'} {kind}"
+                self.problems.append(Problem(Code.NAME_CONTRADICTS, text, None, key))
 
     def _compare_steps(self, tree: Mapping[str, object]) -> None:
         """Warn where the counters of two parts have different values."""

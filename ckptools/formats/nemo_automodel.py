@@ -28,12 +28,12 @@ from ckptools.errors import ReadError
 from ckptools.files.json_file import read_json
 from ckptools.files.opening import reading
 from ckptools.formats import dcp, dcp_safetensors, hugging_face, torch_file
-from ckptools.formats.dcp.composite_builder import CompositeBuilder, unlike_states
+from ckptools.formats.dcp.composite_builder import CompositeBuilder
 from ckptools.formats.dcp.files import looks_like_dcp
 from ckptools.formats.dcp.folder import PLANNED
 from ckptools.formats.flat_parameters import parameters
 from ckptools.formats.options import Options
-from ckptools.formats.shared.companions import Companion, CompanionFiles
+from ckptools.formats.shared.companions import Companion, CompanionFiles, unlike_states
 from ckptools.formats.shared.given import Shapes
 from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder
 from ckptools.model.problems import Code, Problem

@@ -5,7 +5,7 @@ Each part is read by its own format, and its problems name the part.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,10 @@ from ckptools.formats.dcp.folder import Folder, Writers, read_folder
 from ckptools.formats.dcp.folder import world_size as world_size_of
 from ckptools.formats.options import Options
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault
-from ckptools.formats.shared.companions import Companion, CompanionFiles
+from ckptools.formats.shared.companions import Companion, CompanionFiles, unlike_states
 from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder, RankFile
 from ckptools.model.problems import Code, Problem, Severity
 from ckptools.pickles.machine import Machine, load_checked
-from ckptools.text import few, first_few
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
 
@@ -280,14 +279,3 @@ class CompositeBuilder:
             bytes_expected=self.nbytes,
             all_ranks=self.options.all_ranks,
         )
-
-
-def unlike_states(key: str, states: Mapping[Any, Any]) -> Iterator[Problem]:
-    """Warn where the states of ranks, in one part, hold different keys: one may be of another part."""
-    held: dict[tuple[str, ...], list[str]] = {}
-    for rank, state in states.items():
-        keys = sorted(map(str, state)) if isinstance(state, Mapping) else [type(state).__name__]
-        held.setdefault(tuple(keys), []).append(str(rank))
-    if len(held) > 1:
-        said = "; ".join(f"{few(keys, 3) or 'nothing'} of rank {first_few(ranks, 3)}" for keys, ranks in held.items())
-        yield Problem(Code.NAME_CONTRADICTS, f"files of one part hold different things: {said}", None, key)

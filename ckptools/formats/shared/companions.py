@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -34,6 +35,7 @@ from ckptools.formats.options import Options
 from ckptools.formats.shared.checkpoint_builder import Fault, file_now
 from ckptools.model.checkpoint import Fact, RankFile
 from ckptools.model.problems import Code, Problem
+from ckptools.text import few, first_few
 
 OF_A_RANK = re.compile(r"(?:rng_state_(\d{1,5})\.pth|random_states_(\d{1,5})\.pkl)")
 OF_ALL = re.compile(
@@ -162,6 +164,8 @@ def read_companions(folder: Path, options: Options, ranks: int = 0) -> Companion
         else:
             found.tree.setdefault(companion.key, {})[companion.rank] = value
     _count_ranks(found, here, ranks)
+    if found.world_size.value is not None:
+        found.problems += unlike_states("rng", found.tree.get("rng", {}))
     return found
 
 
@@ -192,3 +196,14 @@ def _count_ranks(found: CompanionFiles, here: list[Companion], ranks: int) -> No
         path = first.path.with_name(re.sub(r"_\d+\.", f"_{rank}.", first.path.name))
         found.files.append(RankFile(path, rank, "rng", "missing", 0, None))
         found.problems.append(Problem(Code.FILE_MISSING, f"no file {path.name}", rank, "rng"))
+
+
+def unlike_states(key: str, states: Mapping[Any, Any]) -> Iterator[Problem]:
+    """Warn where the states of ranks, in one part, hold different keys: one may be of another part."""
+    held: dict[tuple[str, ...], list[str]] = {}
+    for rank, state in states.items():
+        keys = sorted(map(str, state)) if isinstance(state, Mapping) else [type(state).__name__]
+        held.setdefault(tuple(keys), []).append(str(rank))
+    if len(held) > 1:
+        said = "; ".join(f"{few(keys, 3) or 'nothing'} of rank {first_few(ranks, 3)}" for keys, ranks in held.items())
+        yield Problem(Code.NAME_CONTRADICTS, f"files of one part hold different things: {said}", None, key)
