@@ -192,18 +192,20 @@ class _SafetensorsPieces:
                 self.problems.append(Problem(Code.FILE_MISSING, text, rank, severity="warning"))
 
     def _check_copies(self) -> None:
-        """Files of two ranks with the same pieces: DCP writes each once, so one was copied over the other's."""
-        boxes: dict[int, set[tuple[str, Box]]] = {}
+        """Files with the same pieces: DCP writes each once, so one was copied over another."""
+        pieces: dict[Path, set[tuple[str, Box]]] = {}
+        ranks: dict[Path, int | None] = {}
         for name, whole in self.wholes.items():
             for shard in whole.shards:
-                if shard.rank is not None and shard.box.numel:
-                    boxes.setdefault(shard.rank, set()).add((name, shard.box))
-        first: dict[frozenset[tuple[str, Box]], int] = {}
-        for rank in sorted(boxes):
-            other = first.setdefault(frozenset(boxes[rank]), rank)
-            if other != rank:
-                text = f"its pieces are those of rank {other}, and each is written once; one is a copy"
-                self.problems.append(Problem(Code.STRAY_FILE, text, rank))
+                if shard.source is not None and shard.box.numel:
+                    pieces.setdefault(shard.source.path, set()).add((name, shard.box))
+                    ranks[shard.source.path] = shard.rank
+        first: dict[frozenset[tuple[str, Box]], Path] = {}
+        for path in sorted(pieces):
+            other = first.setdefault(frozenset(pieces[path]), path)
+            if other != path:
+                text = f"{path.name} has the pieces of {other.name}, and each is written once; one is a copy"
+                self.problems.append(Problem(Code.STRAY_FILE, text, ranks[path]))
 
     def _check_names(self) -> None:
         """Find tensors that only lost files had, which leave no gap."""

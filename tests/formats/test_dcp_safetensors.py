@@ -119,6 +119,13 @@ def test_a_rank_that_lacks_one_of_its_files_is_told(shards):
     assert not ck.whole
 
 
+def test_a_file_that_is_a_copy_of_another_of_its_rank_is_noticed(shards):
+    one, other = (shards / f"shard-00004-model-0000{n}-of-00002.safetensors" for n in (1, 2))
+    shutil.copy(one, other)
+    found = [p.message for p in ckptools.open(shards).problems if p.code == "CK009"]
+    assert found == [f"{other.name} has the pieces of {one.name}, and each is written once; one is a copy"]
+
+
 def test_only_this_file_is_not_called_whole(shards, tmp_path):
     ck = ckptools.open(shards / name(0, 1), only_this_file=True)
     assert (codes(ck), len(ck.files)) == (["CK011"], 1)
