@@ -216,6 +216,10 @@ def check_arguments(grid: Grid, trees: Mapping[Coordinates, Any]) -> Iterator[Pr
         elif grid.cp == 1 and rank // grid.etp % grid.ep != at.ep:
             text = f"{grid.folder(at)} was written by rank {rank} (args.rank), another expert-parallel rank"
             yield Problem(Code.STRAY_FILE, f"{text} than its name says", grid.rank(at))
+        elif any(before > rank for other, before in ranks.items() if other[1:] == at[1:] and other.pp < at.pp):
+            # Whatever the order of ranks, those of a later stage have higher numbers.
+            text = f"{grid.folder(at)} was written by rank {rank} (args.rank), one of an earlier pipeline stage"
+            yield Problem(Code.STRAY_FILE, f"{text} than its name says", grid.rank(at))
 
 
 # -- the run: its tracker and iterations ------------------------------------------------------------------------------
