@@ -152,8 +152,12 @@ class Tensor:
         return f"{known}{missing}, {'CANNOT BE LOADED' if self.note else 'not loaded'}"
 
 
+ROUNDED_TO = ("bfloat16", "float16", "float32")
+"""dtypes of weights that show whether an fp32 copy is theirs: it rounds to them, or equals them."""
+
+
 class Rounded(NamedTuple):
-    """A half-precision weight and its fp32 copy, whose place was found and not stated.
+    """A weight and its fp32 copy, which lie in different files or whose place was found and not stated.
 
     Attributes:
         fqn: the weight's name.

@@ -176,7 +176,8 @@ def _mismatch(pair: Rounded) -> Problem | None:
     from ckptools.tensor_io import read  # brings numpy, and few checkpoints have pairs
 
     unread = None
-    for box in sorted({s.box for s in pair.weight.shards}, key=lambda box: box.offsets):
+    pieces = {s.box for s in (*pair.weight.shards, *pair.copy.shards) if s.box.numel}
+    for box in sorted(pieces, key=lambda box: (box.offsets, box.sizes)):
         try:
             sample = _first_rows(box)
             same = _rounds_to(read.read_box(pair.copy, sample), read.read_box(pair.weight, sample), pair.weight.dtype)

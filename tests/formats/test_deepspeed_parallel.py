@@ -200,6 +200,35 @@ def test_a_universal_checkpoint_that_lacks_a_slot_is_not_whole(universal, tmp_pa
     ckptools.consolidate(universal, tmp_path / "model.safetensors")
 
 
+@pytest.mark.parametrize(
+    ("name", "other", "holds"),
+    [
+        ("mp_rank_00_model_states.pt", "zero/scale/fp32.pt", "model states"),
+        ("zero/optimizer_state.pt", "zero/scale/fp32.pt", "param groups"),
+        ("zero/scale/step.pt", "zero/embed.weight/exp_avg.pt", "step"),
+        ("zero/scale/fp32.pt", "zero/optimizer_state.pt", "tensor"),
+    ],
+)
+def test_a_file_in_the_place_of_another_kind_is_named(universal, name, other, holds, tmp_path):
+    shutil.copy(universal / other, universal / name)
+    ck = ckptools.open(universal)
+    (problem,) = (p for p in ck.problems if p.severity == "error")
+    assert (problem.code, problem.message) == ("CK018", f"{name} holds no {holds}; it is another file")
+    with pytest.raises(NotWholeError):
+        ck.consolidate(tmp_path / "out.pt", only="all")
+
+
+def test_fp32_copies_of_two_parameters_that_changed_places_do_not_round_to_the_weights(universal, tmp_path):
+    one, other = (universal / "zero" / name / "fp32.pt" for name in ("block.norm.bias", "block.up.bias"))
+    first = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(first)
+    ck = ckptools.open(universal)
+    assert [p.code for p in ck.verify(deep=True).problems if p.severity == "error"] == ["CK105", "CK105"]
+    with pytest.raises(NotWholeError, match="does not round to the float32 weight"):
+        ck.consolidate(tmp_path / "out.pt")
+
+
 def test_a_cut_file_of_a_universal_checkpoint_is_named(universal):
     cut = universal / "zero" / "scale" / "exp_avg.pt"
     cut.write_bytes(cut.read_bytes()[:300])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ckptools.formats.deepspeed.slices import CutRules, SliceError
 from tests.formats.deepspeed_writer import SLOTS, Run, values
 from tests.formats.test_deepspeed import of_torch, raw
 from tests.formats.test_deepspeed_parallel import edited
+from tests.truth import FIXTURES
 
 SHAPES = {"col.weight": (7, 4), "row.weight": (4, 7), "norm.weight": (5,), "qkv.weight": (14, 3), "half.weight": (8, 3)}
 INFO: dict[str, Any] = {
@@ -118,6 +120,19 @@ def test_what_does_not_show_how_it_was_cut_is_refused_by_name(tmp_path, change, 
     save(tmp_path, INFO | change)
     with pytest.raises(NotWholeError, match=why):
         ckptools.consolidate(tmp_path, tmp_path / "out.pt")
+
+
+@pytest.mark.parametrize("swapped", [True, False])
+def test_a_file_in_the_place_of_another_tensor_parallel_ranks_is_refused(tmp_path, swapped):
+    folder = shutil.copytree(FIXTURES / "deepspeed-autotp-tp2dp2-z1-fp32" / "ckpt" / "global_step5", tmp_path / "c")
+    one, other = (folder / f"zero_pp_rank_0_mp_rank_0{mp}_optim_states.pt" for mp in (0, 1))
+    first, second = one.read_bytes(), other.read_bytes()
+    one.write_bytes(second if swapped else first)
+    other.write_bytes(first)
+    ck = ckptools.open(folder)
+    assert [p.code for p in ck.problems if p.severity == "error"] == ([] if swapped else ["CK009"])
+    with pytest.raises(NotWholeError, match="does not round to the float32 weight"):
+        ck.consolidate(tmp_path / "out.pt")
 
 
 def test_a_scaled_piece_is_refused():

@@ -30,8 +30,7 @@ from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault
 from ckptools.formats.shared.merge import Merge
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.problems import Code, Problem
-from ckptools.model.tensor import Tensor
-from ckptools.tensor_io.copied_files import check_copies
+from ckptools.model.tensor import Rounded, Tensor
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
 
@@ -73,6 +72,7 @@ class TagFolder:
         # How many ranks each model-parallel rank's parameters are cut over; a missing one's are like the others'.
         usual = next((p.world for p in self.layouts.values() if p.world), self.ranks.dp)
         self.worlds = {mp: layout.world or usual for mp, layout in self.layouts.items()}
+        self.rounded: tuple[Rounded, ...] = ()
 
     def _read(self) -> None:
         """Read one file of each kind and model-parallel rank, or all of them; and every layer."""
@@ -122,7 +122,6 @@ class TagFolder:
         self.problems += leftover_files(self.files, self.ranks, self.worlds)
         self.problems += experts.check_files(self.expert_trees)
         self.problems += check_copied_ranks(self.optims, element_counts(self.layouts.values()), self.ranks)
-        self.problems += check_copies((("model", fqn), t) for fqn, t in self.frozen.items())
         self.builder.add_saved(self.files.saved.values())
         return self.builder.checkpoint(
             name=self.files.folder.name,
@@ -134,6 +133,7 @@ class TagFolder:
             module_order=GROUPED,
             all_ranks=self.all_ranks,
             bytes_expected=expected_bytes(files),
+            rounded=self.rounded,
         )
 
     def _lost_experts(self) -> Iterator[RankFile]:
@@ -198,6 +198,7 @@ class TagFolder:
             if low:
                 model = weights.module_model(base, shapes, self.sharded)
             else:
+                self.rounded = tuple(weights.rounded(base.module or {}, masters))
                 model = weights.fp32_model(base, masters, self.frozen, self.sharded)
         own = experts.own_weights(self.expert_trees)
         model |= {fqn: t for fqn, t in own.items() if fqn not in model}
@@ -229,7 +230,9 @@ class TagFolder:
             self.problems += weights.misplaced_layers(layers, assembler.shapes)
         if low:
             return weights.module_pipeline(layers, assembler.shapes)
-        return weights.fp32_pipeline(layers, assembler.masters_by_name())
+        masters = assembler.masters_by_name()
+        self.rounded = tuple(weights.rounded(weights.module_pipeline(layers, assembler.shapes), masters))
+        return weights.fp32_pipeline(layers, masters)
 
     @cached_property
     def frozen(self) -> dict[str, Tensor]:

@@ -105,6 +105,7 @@ class _UniversalFolder:
             step=find_step(self.folder, tuple(s for s in sections if s.path == ("global_steps",))),
             module_order=GROUPED,
             bytes_expected=rank_checks.expected_bytes(files),
+            rounded=weights.rounded({} if self.sharded else self.base.module or {}, self._masters()),
         )
 
     def _check_files(self, files: tuple[RankFile, ...]) -> Iterator[Problem]:
@@ -117,6 +118,22 @@ class _UniversalFolder:
                 yield Problem(Code.FILE_MISSING, f"no file {name}", None, whose)
             elif file.status in ("cut", "bad"):
                 yield self.files.faults[file.path].problem(str(name))
+        yield from (
+            Problem(Code.FILE_CONTRADICTS, f"{path.relative_to(self.folder)} holds no {what}; it is another file")
+            for path, what in self._of_another_kind()
+        )
+
+    def _of_another_kind(self) -> Iterator[tuple[Path, str]]:
+        """Files that were read and do not hold what their name promises, and what that is."""
+        read = {path: saved.tree for path, saved in self.files.saved.items()}
+        for path in (model.path for model in self.models):
+            if not isinstance(read.get(path), Mapping) or {"module", "param_shapes"}.isdisjoint(read[path]):
+                yield path, "model states"
+        if self.common in read and not (isinstance(read[self.common], Mapping) and "param_groups" in read[self.common]):
+            yield self.common, "param groups"
+        for file in self.slot_files:
+            if file.path in read and not _is_of_slot(read[file.path], file.slot):
+                yield file.path, "step" if file.slot == "step" else "tensor"
 
     def _tree(self) -> dict[Any, Any]:
         common = self._common()
@@ -137,12 +154,16 @@ class _UniversalFolder:
             if module is not None:
                 return weights.module_model(self.base, self.shapes, self.sharded)
             return {fqn: replace(t, shards=(), note=NO_MODULE) for fqn, t in self._stored(MASTER).items()}
-        stored = self._stored(MASTER)
-        trained = {fqn: t for fqn, t in stored.items() if fqn in self.shapes or module is None}
+        stored, trained = self._stored(MASTER), self._masters()
         others = self._frozen()
         others |= {fqn: t for fqn, t in stored.items() if fqn not in trained | others and self._only_here(fqn)}
         absent = {fqn: weights.absent(shape) for fqn, shape in self.shapes.items() if fqn not in stored}
         return weights.fp32_model(self.base, {**trained, **absent}, others, self.sharded)
+
+    def _masters(self) -> dict[str, Tensor]:
+        """The fp32 copies of trained parameters."""
+        stored, module = self._stored(MASTER), self.base.module
+        return {fqn: t for fqn, t in stored.items() if fqn in self.shapes or module is None}
 
     def _frozen(self) -> dict[str, Tensor]:
         counts = [OptimStates(self.common, t).counts[0] for t in [self._common()] if "partition_count" in t]
@@ -206,6 +227,13 @@ class _UniversalFolder:
         slots = dict.fromkeys(slot for fqn, slot in here if slot != MASTER and fqn in self.shapes)
         parameters = [fqn for fqn in self.shapes if (fqn, MASTER) in here]
         yield from ((fqn, slot) for fqn in parameters for slot in sorted(slots) if (fqn, slot) not in here)
+
+
+def _is_of_slot(tree: Any, slot: str) -> bool:
+    """Whether the file of a slot holds a tensor; or one number, where it counts steps."""
+    if slot == "step":
+        return isinstance(tree, (int, float)) or (isinstance(tree, Tensor) and tree.numel == 1)
+    return isinstance(tree.get("param") if isinstance(tree, Mapping) else tree, Tensor)
 
 
 def _reshaped(tensor: Tensor, shape: Ints) -> Tensor:

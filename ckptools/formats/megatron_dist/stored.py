@@ -25,7 +25,7 @@ from ckptools.formats.megatron_dist.stacked import (
 )
 from ckptools.formats.options import Weights
 from ckptools.model.problems import Code, Problem
-from ckptools.model.tensor import Rounded, Tensor
+from ckptools.model.tensor import ROUNDED_TO, Rounded, Tensor
 from ckptools.model.tree import tensors_in
 
 OBJECT = re.compile(
@@ -37,8 +37,6 @@ SIZES = re.compile(r".*\.per_bucket_numel(?:_unpadded)?(?:/shard_0_1)?", re.DOTA
 
 ROUTER = ".router.weight"
 COMMON_KEY = "common_state/shard_0_1"
-COPIED = (*HALF, "float32")
-"""dtypes of weights that show whether a copy found by its place is theirs: it rounds to them, or equals them."""
 
 MASTERS = (MASTER, "param")
 """Slots of the master copy: of Float16Optimizer and older distributed optimizers, of `fully_reshardable`."""
@@ -239,7 +237,8 @@ class StoredState:
         self.buffers = {n: v for n, v in self.buffers.items() if not any(tensors_in(v)) and not SIZES.fullmatch(n)}
         self.by_order = frozenset(joined)
         pairs = ((n, entry.get("param"), model[n]) for n, entry in joined.items())
-        self.rounded = tuple(Rounded(n, t, w) for n, t, w in pairs if t and t.dtype == "float32" and w.dtype in COPIED)
+        found = [Rounded(n, t, w) for n, t, w in pairs if t and w.dtype in ROUNDED_TO]
+        self.rounded = tuple(one for one in found if one.copy.dtype == "float32")
         self.problems.append(Problem(Code.LAYOUT_INFERRED, JOINED, None, "optimizer"))
         return dict(joined)
 
