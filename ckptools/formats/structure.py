@@ -11,6 +11,7 @@ from ckptools.model.problems import Code, Problem, worst_first
 from ckptools.model.tensor import shard_ranks
 from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.pickles.foreign_names import unsafe_names
+from ckptools.tensor_io.copied_files import check_copies
 from ckptools.text import few
 from ckptools.training_state.judgement import copy_problems, is_placed, optimizer_problems, step_problems
 from ckptools.training_state.sections import sections_of, tensors_of
@@ -23,6 +24,7 @@ def with_structure_problems(ck: Checkpoint) -> Checkpoint:
     """Add the problems that the structure shows; those of tensors once every rank was read."""
     found = [*ck.problems]
     found += _tensor_problems(ck, {p.tensor for p in found if p.kind in OF_TENSORS}) if ck.structure_read else []
+    found += _copies(ck, {p.rank for p in found if p.kind is Code.STRAY_FILE}) if ck.structure_read else []
     found += _unjoined(ck, [p.message for p in found if p.kind is Code.TENSOR_NOT_JOINED])
     found += copy_problems(ck)
     found += optimizer_problems(ck)
@@ -57,6 +59,11 @@ def _tensor_problems(ck: Checkpoint, known: set[str | None]) -> Iterator[Problem
         for first, *others in groups.values():
             more = f"; and {len(others)} more tensors of {section.name or 'it'}" if others else ""
             yield replace(first, message=f"{first.message}{more}")
+
+
+def _copies(ck: Checkpoint, known: set[int | None]) -> Iterator[Problem]:
+    """Files that are copies of another rank's; a reader that knows more of its format has its own words for some."""
+    return (p for p in check_copies(tensors_in(ck.tree)) if p.rank not in known)
 
 
 def _unjoined(ck: Checkpoint, messages: Iterable[str]) -> Iterator[Problem]:

@@ -75,11 +75,17 @@ def check_copies(tensors: Iterable[tuple[KeyPath, Tensor]]) -> Iterator[Problem]
         for shard, source in _stated(tensor.shards, unique):
             ranks[source.path] = shard.rank or 0
             places.setdefault(source.path, {})[path, shard.box, source.record] = _facts(source)
-    first: dict[frozenset[tuple[str, str, int, int]], Path] = {}
+    first: dict[object, Path] = {}
     for file, stated in places.items():
-        other = first.setdefault(frozenset(stated.values()), file)
+        names = {path for path, _, _ in stated}
+        # Tied weights may have a file each; two files of the same tensor's pieces have one name.
+        other = first.setdefault((frozenset(stated.values()), *(names if len(names) == 1 else ())), file)
+        if other == file:
+            continue
+        # What a file has twice, as experts that were made of one layer, another file may have too.
+        times = Counter(facts[1:] for facts in set(stated.values()))
         elsewhere = (facts[1:] for place, facts in stated.items() if place not in places[other])
-        if other != file and proves_a_copy(elsewhere):
+        if proves_a_copy(facts for facts in elsewhere if times[facts] == 1):
             yield Problem(Code.STRAY_FILE, _text(file, other), ranks[file])
 
 
@@ -299,4 +305,5 @@ def _beginning(source: Source, files: OpenFiles) -> bytes:
 
 
 def _text(copy: Path, other: Path) -> str:
-    return f"{copy.name} has the same bytes as {other.name}, which is another part of the tensors; one is a copy"
+    names = [file.name if copy.name != other.name else f"{file.parent.name}/{file.name}" for file in (copy, other)]
+    return f"{names[0]} has the same bytes as {names[1]}, which is another part of the tensors; one is a copy"

@@ -137,8 +137,11 @@ def stray(drawn):
                 stated.setdefault(file, {})[number, at, length, record] = facts
     first, found = {}, []
     for file, facts in stated.items():
-        other = first.setdefault(frozenset(facts.values()), file)
+        names = {number for number, *_ in facts}
+        other = first.setdefault((frozenset(facts.values()), names.pop() if len(names) == 1 else None), file)
+        times = [v[1:] for v in set(facts.values())]
         elsewhere = [v[1:] for place, v in facts.items() if place not in stated[other]]
+        elsewhere = [v for v in elsewhere if times.count(v) == 1]
         if other != file and proves_a_copy(elsewhere):
             found.append(file)
     return found
@@ -153,6 +156,19 @@ def test_stated_checksums_in_columns_prove_the_copies_that_each_shard_proves(fir
             patched.setattr(module, "FIRST_RECORDS", first)
             found = check_copies([((name,), t) for name, t in tensors(floats, drawn, columns)])
             assert [p.rank for p in found] == stray(drawn)
+
+
+def test_tied_weights_in_a_file_each_are_no_copies(floats):
+    drawn = [[(0, 0, 20, "a", 5), (1, 20, 20, "a", 6)], [(2, 0, 20, "a", 5), (3, 20, 20, "a", 6)]]
+    assert [*check_copies([((name,), t) for name, t in tensors(floats, drawn, columns=False)])] == []
+    copied = [[(0, 0, 20, "a", 5), (1, 20, 20, "a", 5)], *drawn[1:]]
+    assert [p.rank for p in check_copies([((name,), t) for name, t in tensors(floats, copied, columns=False)])] == [1]
+
+
+def test_what_each_file_has_twice_proves_no_copy(floats):
+    experts = [[(file, place, 20, record, 5)] for file, place, record in ((0, 0, "a"), (0, 20, "b"))]
+    experts = [[*one, (1, one[0][1] + 40, 20, one[0][3], 5)] for one in experts]
+    assert [*check_copies([((name,), t) for name, t in tensors(floats, experts, columns=False)])] == []
 
 
 def same_bytes(drawn):

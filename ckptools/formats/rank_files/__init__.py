@@ -30,7 +30,6 @@ from ckptools.model.checkpoint import Checkpoint, Fact, GivenNames, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of, tensors_in
-from ckptools.tensor_io.copied_files import check_copies
 from ckptools.text import named_ranks
 from ckptools.training_state.parameter_names import AS_SAVED, is_flat_parameter
 from ckptools.training_state.sections import Section, find_sections
@@ -131,8 +130,7 @@ class _RankGroup:
         tree = found.tree
         files = tuple(self._files(world.value))
         self.problems += self.wrapped.problems if self.wrapped else ()
-        tensors = list(tensors_in(tree))
-        sharded = [t for _, t in tensors if t.sharded]
+        sharded = [t for _, t in tensors_in(tree) if t.sharded]
         sections = find_sections(tree)
         keys = tree if isinstance(tree, dict) else ()
         self.problems += rank_checks.check_files(files, self.read.faults, world.value, bool(sharded), in_parts, keys)
@@ -143,7 +141,6 @@ class _RankGroup:
         self.problems += () if in_parts else rank_checks.check_lacking(merge, tree, sections)
         self.builder.add_rank_values(found)
         self.problems += rank_checks.check_gathered_rng(sections, merge.differing)
-        self.problems += check_copies(tensors)
         self.problems += (Problem(Code.LAYOUT_INFERRED, note, None, fqn_of(path)) for path, note in notes.items())
         self.builder.add_saved(self.read.saved.values())
         plainly = LOCAL if local else _saved_as(sharded, len(self.group), in_parts)

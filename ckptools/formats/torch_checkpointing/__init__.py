@@ -36,7 +36,6 @@ from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tree import tensors_in
 from ckptools.pickles.reader import Saved
-from ckptools.tensor_io.copied_files import check_copies
 from ckptools.text import and_others, few
 from ckptools.training_state.parameter_names import AS_SAVED, SORTED
 from ckptools.training_state.sections import find_sections
@@ -149,9 +148,8 @@ class _ItemsFolder:
             raise ReadError(self.folder, f"none of its files can be read: {few([p.message for p in self.problems])}")
         merge = Merge()
         found = rank_checks.compare_ranks(merge, self._completed(merge.trees(ranked)))
-        tensors = list(tensors_in(found.tree))
         self.builder.add_rank_values(found)
-        self.problems += [*items.check_groups(merge), *check_copies(tensors), *items.check_cover(tensors)]
+        self.problems += [*items.check_groups(merge), *items.check_cover(tensors_in(found.tree))]
         self.builder.add_saved(self.saved)
         kinds = sorted(self._kinds() - {"raw"})
         return self.builder.checkpoint(

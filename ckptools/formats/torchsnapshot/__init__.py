@@ -33,7 +33,6 @@ from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import KeyPath, fqn_of, leaf_at, tensors_in
-from ckptools.tensor_io.copied_files import check_copies
 from ckptools.text import few, plural, spans
 from ckptools.training_state.rank_values import Shared
 from ckptools.training_state.sections import find_sections
@@ -86,7 +85,6 @@ def read(path: Path, options: Options) -> Checkpoint:
     tree = merge.trees([(rank, trees.of_rank(rank)) for rank in manifest.entries])
     tree, kept = _of_lowest_rank(_with_lost(tree, trees.lost), trees.own)
     found = rank_checks.compare_ranks(merge, tree)
-    tensors = list(tensors_in(found.tree))
     files = trees.files.items()
     builder.problems += [
         *_ranks_lacking(manifest),
@@ -99,7 +97,7 @@ def read(path: Path, options: Options) -> Checkpoint:
         what = f"{plural(len(kept), 'tensor')} of model and optimizer are each rank's own by {METADATA}"
         text = f"{what}; the lowest rank's are taken: {few(list(map(fqn_of, kept)), 3)}"
         builder.problems.append(Problem(Code.KEPT_AS_SAVED, text))
-    builder.problems += [*check_copies(tensors), *check_cover(tensors)]
+    builder.problems += check_cover(tensors_in(found.tree))
     builder.add_read(1, manifest.nbytes)
     builder.add_saved(trees.saved.values())
     listed = [file_now(metadata, None, "metadata", "read"), *(_listed(*named) for named in files)]
