@@ -232,7 +232,7 @@ class _ByteChecks:
             problems, own = [*problems, unreadable(error)], ""
         if not pairs and not problems and not own and not ck.rounded:
             return skipped("copies equal", "nothing is stored twice")
-        parts = [f"{plural(len(pairs), 'tensor')} stored more than once"]
+        parts = [f"{plural(len(pairs), 'tensor')} stored more than once"] if pairs or not ck.rounded else []
         right = rounded - len(contradicted)
         parts += [f"{plural(right, 'weight')} beside fp32 copies that round to them"] if ck.rounded else []
         return judged("copies equal", problems, "; ".join([*parts, *([own] if own else [])]))
