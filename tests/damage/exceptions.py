@@ -73,7 +73,6 @@ EXCEPTIONS: tuple[Unknowable, ...] = (
         "megatron-(tp2pp2-fp32|tp2dp2-distopt|core0.20-ep2dp2-dpr)/ckpt", r"deleted .*/metadata\.json", PLAIN_DCP
     ),
     Unknowable("lightning-fabric-fsdp2", r"another step .*/meta\.pt", NO_STEP),
-    Unknowable("deepspeed-(z1-fp32|moe-ep2-z1-fp32)/ckpt", "another step .*/mp_rank_00_model_states", NO_STEP),
     Unknowable("deepspeed-z1-fp32/universal", "another step .*/(fp32|exp_avg)", NO_STEP),
     Unknowable("hf-gpt2-bin-tied-fp32", r"another step .*\.bin", NO_STEP),
     Unknowable("accelerate-fsdp2", "another step .*/random_states", NO_STEP),
