@@ -30,7 +30,7 @@ from ckptools.formats.dcp.files import METADATA, looks_like_dcp
 from ckptools.formats.dcp.folder import PLANNED
 from ckptools.formats.flat_parameters import parameters as flat_optimizers
 from ckptools.formats.options import Options
-from ckptools.formats.shared.companions import read_companions, step_of_accelerate
+from ckptools.formats.shared.companions import path_that_states_a_step, read_companions, step_of_accelerate
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.training_state.parameter_names import AS_SAVED
@@ -113,7 +113,8 @@ def read(path: Path, options: Options) -> Checkpoint:
     parts.add_companions(companions)
     order = PLANNED if any(p.what == "model" and p.kind == "dcp" for p in found) else AS_SAVED
     counting = [key for key in parts.tree if not key.startswith("scheduler")]
-    made = parts.checkpoint(f"Accelerate, {_saved_as(found, parts)}", companions.world_size, order, counting)
+    saved_as, named = f"Accelerate, {_saved_as(found, parts)}", path_that_states_a_step(path)
+    made = parts.checkpoint(saved_as, companions.world_size, order, counting, named)
     return made if made.step.value is not None else replace(made, step=step_of_accelerate(made.tree, made.world_size))
 
 

@@ -99,6 +99,19 @@ def test_a_model_of_accelerate_without_fsdp_has_no_step_of_all_processes(tmp_pat
     assert (ck.format, ck.step.value) == ("hugging_face", 5) and "assumed" in ck.step.sources[0]
 
 
+@pytest.mark.parametrize("form", ["fsdp", "plain"])
+def test_the_number_of_a_save_is_no_step(tmp_path, form):
+    folder = tmp_path / "checkpoints" / "checkpoint_1"
+    shutil.copytree(SAMPLE, folder)
+    if form == "plain":
+        save_file(MODEL, folder / "model.safetensors")
+        shutil.rmtree(folder / "pytorch_model_fsdp_0")
+        shutil.rmtree(folder / "optimizer_0")
+    ck = ckptools.open(folder)
+    assert (ck.step.value, ck.step.agree) == (5, True)
+    assert not any("name" in source for source in ck.step.sources)
+
+
 def test_the_param_groups_are_those_of_the_truth():
     (optimizer,) = ckptools.open(SAMPLE).optimizers.values()
     groups = json.loads((SAMPLE.parent / "truth.json").read_text())["param_groups"]

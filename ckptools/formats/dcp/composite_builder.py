@@ -254,7 +254,12 @@ class CompositeBuilder:
         self.problems.append(Problem(Code.FILE_MISSING, text, rank, key, severity))
 
     def checkpoint(
-        self, saved_as: str, world_size: Fact, order: ModuleOrder, steps: Iterable[str] | None = None
+        self,
+        saved_as: str,
+        world_size: Fact,
+        order: ModuleOrder,
+        steps: Iterable[str] | None = None,
+        named: Path | None = None,
     ) -> Checkpoint:
         """Build the checkpoint from the parts.
 
@@ -263,6 +268,7 @@ class CompositeBuilder:
             world_size: as the parts state it; without a value, the DCP files decide.
             order: whether the model's names come in the order of the module, and why.
             steps: keys of the tree that may count steps; None for all.
+            named: the path whose names may state the step; by default its own.
         """
         if world_size.value is None:
             world_size = world_size_of(self.writers, self.tree)
@@ -273,7 +279,7 @@ class CompositeBuilder:
             tree=self.tree,
             files=self.files,
             world_size=world_size,
-            step=find_step(self.path, tuple(counting)),
+            step=find_step(named or self.path, tuple(counting)),
             module_order=order,
             text_keys=True,
             bytes_expected=self.nbytes,

@@ -40,6 +40,7 @@ from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
 from ckptools.formats.shared.companions import (
     CompanionFiles,
     lacks_its_model,
+    path_that_states_a_step,
     read_companions,
     step_of_accelerate,
 )
@@ -203,5 +204,6 @@ def _step(path: Path, tree: Any, companions: CompanionFiles) -> Fact:
     sections = find_sections(tree)
     if not companions.from_accelerate:
         return find_step(path, sections)
-    step = find_step(path, tuple(s for s in sections if s.kind != "scheduler"))
+    named = path_that_states_a_step(path if path.is_dir() else path.parent)
+    step = find_step(named, tuple(s for s in sections if s.kind != "scheduler"))
     return step if step.value is not None else step_of_accelerate(tree, companions.world_size)

@@ -10,12 +10,13 @@
     custom_checkpoint_{N}.pkl                           registered objects
     training_args.bin                                   an object of the Trainer's class: named, never made
 
+With automatic naming Accelerate calls its folders `checkpoints/checkpoint_{N}`, N being how often it saved: no step.
 An `AcceleratedScheduler` is stepped once for every process, unless batches are split, which no file records. Its
 count divided by the processes is taken for the training step. `step` beside Accelerate's random states counts how often
 `accumulate` was entered since the data loader began.
 
-All but the JSON are torch.save files, `.pkl` too. Source: accelerate/checkpointing.py and utils/constants.py,
-transformers/trainer.py; read on files of Accelerate 1.15.
+All but the JSON are torch.save files, `.pkl` too. Source: accelerate/checkpointing.py, utils/constants.py and
+accelerator.py (`save_state`, `save_iteration`), transformers/trainer.py; read on files of Accelerate 1.15.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ OF_ALL = re.compile(
     r"((?:optimizer|scheduler|scaler|sampler|dl_state_dict)(?:_\d{1,4})?)\.(?:pt|bin)"
     r"|(custom_checkpoint_\d{1,4})\.pkl|(training_args)\.bin|(trainer_state)\.json|(rng)_state\.pth"
 )
+NTH_SAVE = re.compile(r"checkpoint_\d+")
 ORDER = ("optimizer", "scheduler", "scaler", "rng", "trainer_state", "sampler", "dl_state_dict", "custom_checkpoint")
 
 
@@ -167,6 +169,12 @@ def read_companions(folder: Path, options: Options, ranks: int = 0) -> Companion
     if found.world_size.value is not None:
         found.problems += unlike_states("rng", found.tree.get("rng", {}))
     return found
+
+
+def path_that_states_a_step(folder: Path) -> Path:
+    """The folder, or one without a name where Accelerate gave it the number of its saves, which is no step."""
+    own = folder.absolute()
+    return Path("-") if own.parent.name == "checkpoints" and NTH_SAVE.fullmatch(own.name) else folder
 
 
 def step_of_accelerate(tree: Any, world_size: Fact) -> Fact:
