@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ckptools.dtypes import ITEMSIZE
 from ckptools.model.causes import causes_of, consequences_of
@@ -220,15 +221,28 @@ def _grouped(ck: Checkpoint, optimizer: Optimizer) -> Iterator[Problem]:
 
 def _shaped(ck: Checkpoint, optimizer: Optimizer) -> Iterator[Problem]:
     model = model_of(ck)
+    rank_of = {fqn: group.get("rank") for group in optimizer.param_groups for fqn in group.names if "rank" in group}
     for fqn, slots in optimizer.state.items():
         parameter = model.get(fqn) if isinstance(fqn, str) else None
         if not isinstance(parameter, Tensor) or not isinstance(slots, Mapping):
             continue
         for slot, moment in slots.items():
             comparable = isinstance(moment, Tensor) and not moment.note and not parameter.note
-            if comparable and slot in ELEMENTWISE and moment.shape != parameter.shape:
+            if not comparable or slot not in ELEMENTWISE or _is_projected(moment, parameter, rank_of.get(fqn)):
+                continue
+            if moment.shape != parameter.shape:
                 text = f"{slot} has shape {list(moment.shape)}, its parameter {list(parameter.shape)}"
                 yield Problem(Code.OPTIMIZER_STATE_SHAPE, text, None, fqn)
+
+
+def _is_projected(moment: Tensor, parameter: Tensor, rank: Any) -> bool:
+    """Whether a moment is of the gradient's projection to the `rank` of its param group, as GaLore and APOLLO keep it.
+
+    Source: galore_torch/adamw.py, galore_projector.py (`project`): one dimension of the gradient becomes the rank, or
+    both (`proj_type="full"`).
+    """
+    sizes = zip(moment.shape, parameter.shape, strict=False)
+    return len(moment.shape) == len(parameter.shape) and all(own in (whole, rank) for own, whole in sizes)
 
 
 # -- stated copies ----------------------------------------------------------------------------------------------------

@@ -58,6 +58,15 @@ def test_slots_of_other_shapes_by_nature_are_not_compared():
     assert told(trained({**STATE, "b.w": {"step": plain(), "exp_avg_sq_row": plain(7)}})) == []
 
 
+@pytest.mark.parametrize(("shape", "told_of"), [((3, 2), 0), ((2, 5), 0), ((2, 2), 0), ((3, 4), 1), ((2,), 1)])
+def test_a_moment_may_be_projected_to_the_rank_of_its_param_group(shape, told_of):
+    groups = [{**group(0.1, 0, ["a.w"]), "rank": 2}, group(0.1, 0, ["b.w"])]
+    state = {**STATE, "a.w": {"exp_avg": plain(*shape, record="2")}}
+    model = {"a.w": plain(3, 5, record="0"), "b.w": plain(3, record="1")}
+    found = told(checkpoint({"model": model, "optim": {"state": state, "param_groups": groups}}))
+    assert [code for code, *_ in found] == ["CK209"] * told_of
+
+
 def test_state_that_has_no_sure_name_is_one_warning():
     state = {n: {"exp_avg": plain(4)} for n in range(3)}
     ck = checkpoint({"optim": {"state": state, "param_groups": [group(0.1, 0, [0, 1, 2])]}})
