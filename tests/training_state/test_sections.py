@@ -44,6 +44,11 @@ def test_nothing_but_tensors_is_a_model():
     assert kinds(MODEL) == [("model", "model")]
 
 
+def test_counters_in_tensors_are_no_model():
+    tree = {"state_dict": MODEL, "averaging_state": {"n_averaged": tensor((), dtype="int64")}}
+    assert [k for k, _ in kinds(tree)] == ["model", "other"]
+
+
 def test_a_snapshot_is_told_from_its_content_not_from_its_keys():
     tree = {"MODEL_STATE": MODEL, "OPT": OPTIMIZER, "S": SCHEDULER, "EPOCHS_RUN": 3}
     assert [k for k, _ in kinds(tree)] == ["model", "optimizer", "scheduler", "other"]
