@@ -18,14 +18,16 @@ from tests.hugging_face.trainer_names import save_megatron, torchtitan_state
 
 pytest.importorskip("transformers")
 
+TRAINED = ("llama", "llama-tied", "gpt2", "qwen2-moe", "qwen3-moe", "mixtral", "phi3")
 
-def trained_with_fsdp(name: str, folder: Path) -> Any:
-    """The model that two ranks trained; `folder/run` is its checkpoint."""
-    command = [sys.executable, "-m", "tests.hugging_face.train_with_fsdp", name, str(folder)]
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one for each model that two ranks trained; `NAME/run` is its checkpoint."""
+    out = tmp_path_factory.mktemp("trained")
+    command = [sys.executable, "-m", "tests.hugging_face.train_with_fsdp", str(out), *TRAINED]
     subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, timeout=250)
-    model = toy_model(name)
-    model.load_state_dict(torch.load(folder / "trained.pt"))
-    return model
+    return out
 
 
 def save_torchtitan(model: Any, folder: Path, newer: bool) -> Path:
@@ -49,11 +51,12 @@ def is_same(model: Any, folder: Path) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama", "llama-tied", "gpt2", "qwen2-moe", "qwen3-moe", "mixtral", "phi3"])
-def test_a_model_trained_with_fsdp_comes_home(name, tmp_path):
-    model = trained_with_fsdp(name, tmp_path)
-    home(tmp_path / "run", save_original(name, tmp_path / "original"))
-    assert is_same(model, tmp_path / "hf")
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_model_trained_with_fsdp_comes_home(name, trained, tmp_path):
+    model = toy_model(name)
+    model.load_state_dict(torch.load(trained / name / "trained.pt"))
+    home(trained / name / "run", save_original(name, tmp_path / "original"))
+    assert is_same(model, trained / name / "hf")
     assert not torch.equal(logits(model), logits(toy_model(name))), "training has changed nothing"
 
 
