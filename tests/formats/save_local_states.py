@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # as every optimizer does, here once for all ranks
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
