@@ -18,7 +18,7 @@ from ckptools.training import CreateOptions, option_checks
 from ckptools.training.layouts.huggingface import file_numbers, untied
 from ckptools.training.options import FileOptions
 from tests.demo import same
-from tests.training.rank_files import ckptools as run
+from tests.training.forked import ckptools_forked
 
 pytestmark = pytest.mark.slow
 
@@ -115,9 +115,9 @@ def test_options_that_a_layout_does_not_have_are_refused(layout: str, files: Fil
 
 
 def test_another_form_takes_the_place_of_one_that_was_there(tmp_path: Path) -> None:
-    asked = ("create", tmp_path / "run", "--world-size", 2, "--steps", 1, "--layout", "huggingface")
-    first = run(*asked, "--save-distributed", "--max-shard-size", "200KB")
+    asked = (2, "create", tmp_path / "run", "--steps", 1, "--layout", "huggingface")
+    first = ckptools_forked(*asked, "--save-distributed", "--max-shard-size", "200KB")
     assert "sharded/shard-{00001..00002}-model-{00001..00005}-of-00005.safetensors" in first.stdout
-    assert run(*asked).returncode == 4
-    assert run(*asked, "--force").returncode == 0
+    assert ckptools_forked(*asked).returncode == 4
+    assert ckptools_forked(*asked, "--force").returncode == 0
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"config.json", "model.safetensors"}
