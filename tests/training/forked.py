@@ -59,20 +59,27 @@ def _create(options: CreateOptions, answer: Path) -> None:
         answer.write_text(worker.to_json(done))
 
 
-def ckptools_forked(world_size: int, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run a command line in every rank, as inside of torchrun; returns rank 0's exit code and what all printed."""
+def ckptools_forked(
+    world_size: int, *arguments: object, before: Callable[[], object] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command line in every rank, as inside of torchrun; returns rank 0's exit code and what all printed.
+
+    Each rank calls `before` first.
+    """
     words = ["ckptools", *map(str, arguments)]
     with tempfile.TemporaryDirectory() as folder:
-        run_ranks(world_size, _be_a_command, words, Path(folder))
+        run_ranks(world_size, _be_a_command, words, Path(folder), before)
         code, out, err = (Path(folder, name).read_text() for name in ("code", "out", "err"))
     return subprocess.CompletedProcess(words, int(code), out, err)
 
 
-def _be_a_command(words: list[str], folder: Path) -> None:
+def _be_a_command(words: list[str], folder: Path, before: Callable[[], object] | None) -> None:
     for stream, name in ((1, "out"), (2, "err")):
         with (folder / name).open("a") as file:
             os.dup2(file.fileno(), stream)
     sys.argv, code = words, None
+    if before:
+        before()
     try:
         main()
     except SystemExit as ended:

@@ -8,20 +8,24 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from torch.multiprocessing.spawn import ProcessExitedException
 
 from ckptools.errors import ReadError
 from ckptools.training import output
 from ckptools.training.resuming import resume
 from tests.demo import same, tensors
+from tests.training.dying import die_at
 from tests.training.forked import ckptools_forked
 from tests.training.rank_files import ckptools
 from tests.training.test_command import leftovers
 
 SMALL = ("--world-size", 2, "--vocab", 31, "--width", 20, "--layers", 1, "--context", 7, "--batch", 128)
+ROOT = Path(__file__).parents[2]
 RUN = (*SMALL, "--steps", 6, "--full", "--save-every", 2)
 
 
@@ -29,8 +33,10 @@ def create(out: Path, *options: object, **environment: str) -> subprocess.Comple
     return ckptools("create", out, *RUN, *options, env=os.environ | environment)
 
 
-def create_forked(out: Path, *options: object) -> subprocess.CompletedProcess[str]:
-    return ckptools_forked(2, "create", out, *RUN, *options)
+def create_forked(
+    out: Path, *options: object, before: Callable[[], None] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return ckptools_forked(2, "create", out, *RUN, *options, before=before)
 
 
 def same_end(out: Path, other: Path) -> bool:
@@ -133,9 +139,10 @@ def test_a_broken_one_is_passed_over_and_said(damage: Callable[[Path], None], sa
 def test_what_is_not_whole_is_not_gone_on_from(run: Path) -> None:
     for path in run.glob("*-rank1.pt"):
         path.unlink()
-    done = create(run, "--strategy", "fsdp2", "--resume", str(run))
+    done = create_forked(run, "--strategy", "fsdp2", "--resume", run)
     assert done.returncode == 4, done.stderr
-    assert (done.stderr.count("\n"), done.stdout.count("skipped ")) == (1, 2)
+    why = f"error: {run}/ep1-ba4-rank0.pt: is not whole, and no other checkpoint is there to go on from\n"
+    assert (done.stderr.count(why), done.stdout.count("skipped ")) == (1, 2)
 
 
 @pytest.mark.slow
@@ -202,22 +209,6 @@ def test_a_set_that_was_moved_by_half_is_not_whole(layout: str, request: pytest.
             assert chosen(out)[0] == ""
 
 
-DIES = """
-import os, signal, sys
-
-count = 0
-
-def die_at(event, arguments):
-    global count
-    if event == "{event}" and "growing" in str(arguments[0]) and {name!r} in str(arguments[0]):
-        count += 1
-        if count == {count}:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-if os.environ.get("RANK") == "{rank}" and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
-    sys.addaudithook(die_at)
-"""
-
 MOMENTS = [
     pytest.param("composer", 0, "os.rename", "rank0", 2, False, id="before the second is moved"),
     pytest.param("composer", 0, "os.rename", "rank1", 2, True, id="when the second is moved by half"),
@@ -227,22 +218,34 @@ MOMENTS = [
 ]
 """When a rank dies, and whether a run goes on to the end from there: once for each layout."""
 
+NEWEST = {"composer": "ep0-ba2-rank0.pt", "dcp": "step-2"}
+"""The checkpoint that is whole when the second is not."""
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("layout", "rank", "event", "name", "count", "goes_on"), MOMENTS)
 def test_a_death_while_saving_leaves_nothing_that_looks_whole(
     layout: str, rank: int, event: str, name: str, count: int, goes_on: bool, undisturbed: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text(DIES.format(rank=rank, event=event, name=name, count=count))
     out = tmp_path / "run"
     asked = ("--strategy", "fsdp2", "--layout", layout)
-    done = create(out, *asked, PYTHONPATH=str(tmp_path))
-    assert (done.returncode, done.stderr.count("\n")) == (3, 1), done.stderr
-    assert "was killed by SIGKILL" in done.stderr
-    assert chosen(out)[0] == {"composer": "ep0-ba2-rank0.pt", "dcp": "step-2"}[layout]
-    assert leftovers(str(tmp_path)) == []
+    with pytest.raises(ProcessExitedException, match="SIGKILL"):
+        create_forked(out, *asked, before=partial(die_at, rank, event, name, count))
+    assert chosen(out)[0] == NEWEST[layout]
     if goes_on:
         done = create_forked(out, *asked, "--resume", out)
         assert done.returncode == 0, done.stderr
         assert ": step 2, " in done.stdout
         assert same_end(out, undisturbed)
+
+
+@pytest.mark.slow
+def test_a_launcher_says_in_one_line_that_a_rank_died_while_saving(tmp_path: Path) -> None:
+    dying = f"from {die_at.__module__} import die_at; die_at(1, 'open', 'distcp', 2)"
+    (tmp_path / "sitecustomize.py").write_text(dying)
+    found = os.pathsep.join([str(tmp_path), str(ROOT)])
+    done = create(tmp_path / "run", "--strategy", "fsdp2", "--layout", "dcp", PYTHONPATH=found)
+    assert (done.returncode, done.stderr.count("\n")) == (3, 1), done.stderr
+    assert "was killed by SIGKILL" in done.stderr
+    assert chosen(tmp_path / "run")[0] == NEWEST["dcp"]
+    assert leftovers(str(tmp_path)) == []
