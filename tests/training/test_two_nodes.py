@@ -21,46 +21,30 @@ def two(port: int, first: tuple[object, ...], second: tuple[object, ...]) -> lis
     return [start(*first, *at), start(*second, *at)]
 
 
+NUMBERED = ("--rdzv-backend", "static", "--launcher", "spawn", "--nproc-per-node", "1,2", "--node-rank")
+THEMSELVES = ("--rdzv-backend", "c10d", "--launcher", "elastic", "--nnodes", 2, "--rdzv-id", "a", "--nproc-per-node")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("backend", "launcher", "counts"),
+    ("how", "first", "second"),
     [
-        ("c10d", "elastic", "2,1"),
-        ("static", "spawn", "1,2"),
+        pytest.param(NUMBERED, 0, 1, id="numbered, with a list of ranks per node"),
+        pytest.param(THEMSELVES, 2, 1, id="that number themselves, each with ranks of its own"),
     ],
 )
 def test_unequal_nodes_write_what_one_node_writes(
-    backend: str, launcher: str, counts: str, fsdp1: Command, tmp_path: Path
+    how: tuple[object, ...], first: int, second: int, fsdp1: Command, tmp_path: Path
 ) -> None:
     port, out = free_port(), tmp_path / "run"
-    asked = (out, *FSDP1, "--nproc-per-node", counts, "--rdzv-backend", backend, "--launcher", launcher)
-    ended = finish(two(port, (*asked, "--node-rank", 0), (*asked, "--node-rank", 1)))
+    asked = (out, *FSDP1, *how)
+    ended = finish(two(port, (*asked, first), (*asked, second)))
     assert [code for code, _, _ in ended] == [0, 0], ended
     assert "".join(said for _, said, _ in ended).count("saved ") == 1
     assert [path.name for path in sorted(out.iterdir())] == [f"ep0-ba5-rank{rank}.pt" for rank in range(3)]
     assert same(out, fsdp1.out)
     assert leftovers(str(tmp_path)) == []
     assert is_free(port)
-
-
-@pytest.mark.slow
-def test_equal_nodes_that_number_themselves_make_one_world(tmp_path: Path) -> None:
-    asked = (
-        tmp_path / "run",
-        "--steps",
-        2,
-        "--nnodes",
-        2,
-        "--world-size",
-        2,
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-id",
-        "a",
-    )
-    ended = finish(two(free_port(), asked, asked))
-    assert [code for code, _, _ in ended] == [0, 0], ended
-    assert [path.name for path in sorted((tmp_path / "run").iterdir())] == ["ep0-ba2-rank0.pt", "ep0-ba2-rank1.pt"]
 
 
 def test_a_node_that_never_comes_is_named_and_nothing_is_left(tmp_path: Path) -> None:
@@ -88,10 +72,9 @@ def test_a_node_whose_folder_is_another_one_is_noticed_by_both(tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["elastic", "spawn"])
-def test_a_rank_that_is_killed_on_one_node_is_named_by_both(launcher: str, tmp_path: Path) -> None:
+def test_a_rank_that_is_killed_on_one_node_is_named_by_both(tmp_path: Path) -> None:
     port = free_port()
-    asked = (tmp_path / "run", *ENDLESS, "--nnodes", 2, "--world-size", 2, "--launcher", launcher)
+    asked = (tmp_path / "run", *ENDLESS, "--nnodes", 2, "--world-size", 2, "--launcher", "spawn")
     nodes = two(port, (*asked, "--node-rank", 0), (*asked, "--node-rank", 1))
     wait_for_training(nodes[0])
     # Python's own tracker of resources is a child of a spawning process too, and the first.
