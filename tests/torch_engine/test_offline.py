@@ -22,6 +22,7 @@ from ckptools.errors import CkptoolsError, ForeignClassError, ReadError, UnsafeP
 from ckptools.model.tree import tensors_in
 from ckptools.pickles import reader
 from ckptools.torch_engine.offline import load_shard, offline
+from tests.training.forked import forkserver
 from tests.truth import FIXTURES, load_truth
 from tests.versions import TORCH, torch_that_loads
 
@@ -164,14 +165,22 @@ def test_threads_share_one_group():
     assert held_by_torch() == before
 
 
+def load_once_both_are_here(meeting):
+    with offline():
+        meeting.wait(timeout=60)
+        load_shard(COMPOSER / "ep0-ba5-rank1.pt")
+        meeting.wait(timeout=60)
+
+
 @pytest.mark.slow
 def test_two_processes_at_once_do_not_collide():
-    shard = str(COMPOSER / "ep0-ba5-rank1.pt")
-    code = f"from ckptools.torch_engine.offline import *\nwith offline(): input(); load_shard({shard!r})"
-    both = [subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) for _ in range(2)]
+    meeting = forkserver().Barrier(2)
+    both = [forkserver().Process(target=load_once_both_are_here, args=(meeting,)) for _ in range(2)]
     for process in both:
-        process.communicate(b"\n")
-    assert [process.returncode for process in both] == [0, 0]
+        process.start()
+    for process in both:
+        process.join()
+    assert [process.exitcode for process in both] == [0, 0]
 
 
 def test_a_sharded_tensor_saved_again_says_who_saved_it_first():

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,12 @@ PRELOADED = ["ckptools.training.rank", "torch._dynamo"]
 """What every rank imports."""
 
 
+def forkserver() -> BaseContext:
+    """Start processes as forks of the server."""
+    multiprocessing.set_forkserver_preload(PRELOADED)
+    return multiprocessing.get_context("forkserver")
+
+
 def run_ranks(world_size: int, function: Callable[..., None], *arguments: Any) -> None:
     """Call a function of a module in every rank of a world, and wait until all have returned.
 
@@ -35,7 +42,7 @@ def run_ranks(world_size: int, function: Callable[..., None], *arguments: Any) -
         ProcessRaisedException: it raised in one; the others are ended.
         TimeoutError: it did not return in one.
     """
-    multiprocessing.set_forkserver_preload(PRELOADED)
+    forkserver()
     calm_torch()
     shared = (world_size, free_port(), function, arguments)
     ranks = start_processes(_be_a_rank, shared, world_size, join=False, daemon=True, start_method="forkserver")
@@ -62,15 +69,16 @@ def _create(options: CreateOptions, answer: Path) -> None:
 def ckptools_forked(
     world_size: int, *arguments: object, before: Callable[[], object] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command line in every rank, as inside of torchrun; returns rank 0's exit code and what all printed.
+    """Run a command line in every rank, as inside of torchrun; returns the largest exit code and what all printed.
 
     Each rank calls `before` first.
     """
     words = ["ckptools", *map(str, arguments)]
     with tempfile.TemporaryDirectory() as folder:
         run_ranks(world_size, _be_a_command, words, Path(folder), before)
-        code, out, err = (Path(folder, name).read_text() for name in ("code", "out", "err"))
-    return subprocess.CompletedProcess(words, int(code), out, err)
+        out, err = (Path(folder, name).read_text() for name in ("out", "err"))
+        code = max(int(Path(folder, f"code-{rank}").read_text()) for rank in range(world_size))
+    return subprocess.CompletedProcess(words, code, out, err)
 
 
 def _be_a_command(words: list[str], folder: Path, before: Callable[[], object] | None) -> None:
@@ -84,8 +92,7 @@ def _be_a_command(words: list[str], folder: Path, before: Callable[[], object] |
         main()
     except SystemExit as ended:
         code = ended.code
-    if os.environ["RANK"] == "0":
-        (folder / "code").write_text(str(code or 0))
+    (folder / f"code-{os.environ['RANK']}").write_text(str(code or 0))
 
 
 def _be_a_rank(rank: int, world_size: int, port: int, function: Callable[..., None], arguments: tuple[Any]) -> None:

@@ -15,10 +15,11 @@ import ckptools
 from ckptools.errors import NotWholeError, ReadError, UsageError
 from ckptools.training import Created, CreateOptions, create
 from ckptools.training.options import FileOptions, SimulationOptions
-from ckptools.training.simulated import hollow_rank_files
+from ckptools.training.simulated import hollow_rank_files, world
 from ckptools.training.simulated.hollow_dcp import HollowDcp
 from ckptools.training.simulated.hollow_rank_files import HollowRun
 from ckptools.training.simulated.run import KNOWN, llama3, shapes_from
+from tests.training.forked import forkserver
 from tests.training.rank_files import ckptools as command
 from tests.training.rank_files import load
 from tests.truth import FIXTURES
@@ -131,7 +132,10 @@ def test_the_shapes_of_llama_3_have_as_many_elements_as_its_name_says() -> None:
 
 
 @pytest.mark.slow
-def test_several_processes_write_what_one_does(tmp_path: Path) -> None:
+def test_several_processes_write_what_one_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # Processes that import torch anew are those of test_simulation.
+    forked = forkserver()
+    monkeypatch.setattr(world.multiprocessing, "get_context", lambda _: forked)
     one, two = hollow(tmp_path / "one", world_size=5), hollow(tmp_path / "two", world_size=5, jobs=2)
     assert [path.read_bytes() for path in one.files] == [path.read_bytes() for path in two.files]
 
