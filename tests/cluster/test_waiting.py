@@ -126,11 +126,9 @@ def reads(process: subprocess.Popen[str]) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(PATIENCE)
-@pytest.mark.parametrize("backend", ["static", pytest.param("c10d", marks=pytest.mark.slow)])
-def test_a_node_that_waits_for_another_says_so(backend: str, tmp_path: Path) -> None:
+def test_a_node_that_waits_for_another_says_so(tmp_path: Path) -> None:
     port = free_port()
-    node = start(tmp_path / "run", "--nnodes", 2, "--node-rank", 0, "--rdzv-endpoint", f"localhost:{port}",
-                 "--rdzv-backend", backend)  # fmt: skip
+    node = start(tmp_path / "run", "--nnodes", 2, "--node-rank", 0, "--rdzv-endpoint", f"localhost:{port}")
     line = reads(node)
     node.send_signal(signal.SIGINT)
     expected = rf"waiting for node 1 at localhost:{port} \(1 of 2 nodes came\); gives up after 300 s, \d+ s are over\n"
