@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from ckptools.cli import app
 from ckptools.errors import UsageError
 from ckptools.training.backends import Chosen, Hardware, absence, choose, default_in_words, rows
 from ckptools.training.options import BackendOptions
 from tests.training.conftest import Command
-from tests.training.rank_files import ckptools, load
+from tests.training.rank_files import load
 
 LAPTOP = Hardware("2.13.0+cpu")
 ONE_GPU = Hardware("2.13.0", gpus=1, cuda=True, nccl=True)
@@ -86,20 +88,20 @@ def test_every_backend_has_a_row_that_says_yes_or_why_not() -> None:
 
 
 def test_the_backends_are_told_without_a_folder() -> None:
-    done = ckptools("create", "--backends")
-    assert (done.returncode, done.stderr) == (0, "")
+    done = CliRunner().invoke(app, ["create", "--backends"])
+    assert (done.exit_code, done.stderr) == (0, "")
     assert [line.split()[:2] for line in done.stdout.splitlines()[2:3]] == [["gloo", "yes"]]
 
 
 def test_a_folder_that_is_not_given_is_asked_for() -> None:
-    done = ckptools("create", "--world-size", 2)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    done = CliRunner().invoke(app, ["create", "--world-size", "2"])
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert "OUT is missing" in done.stderr
 
 
 def test_a_backend_that_is_not_here_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    done = ckptools("create", tmp_path / "run", "--backend", "mpi")
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    done = CliRunner().invoke(app, ["create", str(tmp_path / "run"), "--backend", "mpi"])
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert not (tmp_path / "run").exists()
 
 

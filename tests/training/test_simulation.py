@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor
+from typer.testing import CliRunner
 
 import ckptools
+from ckptools.cli import app
 from ckptools.errors import UsageError
 from ckptools.training import Created, CreateOptions, create
 from ckptools.training.options import ParallelOptions, SimulationOptions
@@ -136,8 +138,9 @@ def groups(content: Any) -> Any:
 @pytest.mark.slow
 def test_fewer_than_all_ranks_are_not_whole(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    done = command("create", out, "--simulate-world", 256, "--ranks", "0,137", "--tiny", "--steps", 1)
-    assert done.returncode == 0, done.stderr
+    asked = ["--simulate-world", "256", "--ranks", "0,137", "--tiny", "--steps", "1"]
+    done = CliRunner().invoke(app, ["create", str(out), *asked])
+    assert done.exit_code == 0, done.stderr
     assert "one process for 2 of 256 ranks, by torch's fake process group; fsdp1\nvalues: true" in done.stdout
     assert f"saved {out}/ep0-ba1-rank{{0,137}}.pt (" in done.stdout
     ck = ckptools.open(out)

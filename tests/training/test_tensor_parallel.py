@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.tensor import DTensor
+from typer.testing import CliRunner
 
 import ckptools
+from ckptools.cli import app
 from ckptools.training import Created
 from tests import demo
 from tests.training.rank_files import assert_same_moments, load, load_all, local_tensors
-from tests.training.rank_files import ckptools as command
 
 pytestmark = pytest.mark.slow
 
@@ -103,6 +104,7 @@ def test_composer_counts_the_samples_of_a_group_once(tp: Created, fsdp2_tp: Crea
 
 
 def test_the_refusal_comes_before_anything_starts(tmp_path: Path) -> None:
-    done = command("create", tmp_path / "run", "--strategy", "fsdp2-tp", "--world-size", 5)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    asked = ["create", str(tmp_path / "run"), "--strategy", "fsdp2-tp", "--world-size", "5"]
+    done = CliRunner().invoke(app, asked)
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert not (tmp_path / "run").exists()
