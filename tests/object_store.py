@@ -21,14 +21,15 @@ BUCKET = "checkpoints"
 
 SERVE = """
 import sys
-from moto.server import DomainDispatcherApplication, create_backend_app
+from moto.server import create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 class Quiet(WSGIRequestHandler):
     protocol_version = "HTTP/1.1"
     def log(self, *_): pass
 
-moto = DomainDispatcherApplication(create_backend_app)
+# Not its dispatcher, which looks through the folders of all services at each request.
+moto = create_backend_app("s3")
 
 def app(environ, start_response):
     # Nothing can be written below `refused/`, and no parts of files below `broken/`.
