@@ -127,6 +127,14 @@ def test_a_file_that_is_a_link_out_of_the_folder_is_refused_unless_asked_for(z1,
     assert ckptools.open(z1, follow_symlinks=True).whole
 
 
+def test_stray_optimizer_states_of_another_model_parallel_rank_leave_the_rest_readable(z1):
+    shutil.copy(z1 / OPTIM.format(2), z1 / OPTIM.format(2).replace("mp_rank_00", "mp_rank_01"))
+    ck = ckptools.open(z1)
+    stray = [p.message for p in ck.problems if p.code == "CK009"]
+    assert stray == ["zero_pp_rank_2_mp_rank_01_optim_states.pt is model-parallel rank 1 of 1 (mp_world_size)"]
+    assert ck.model["embed.weight"].shape == ckptools.open(Z1).model["embed.weight"].shape
+
+
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
     (tmp_path / "latest").write_text("weights")
     (tmp_path / "weights").mkdir()

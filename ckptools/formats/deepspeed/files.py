@@ -203,8 +203,16 @@ def list_files(
                     yield RankFile(files.folder / missing, ranks.of((mp, dp)), part, "missing", 0, None)
 
 
-def leftover_files(files: Files, ranks: RankLayout, worlds: Mapping[int, int]) -> Iterator[Problem]:
-    """Optimizer states of more ranks than the parameters are cut over (`worlds`), which are left from another save."""
+def leftover_files(files: Files, ranks: RankLayout, worlds: Mapping[int, int], base: ModelStates) -> Iterator[Problem]:
+    """Files of more ranks than those of the save, which are left from another one.
+
+    The parameters are cut over `worlds`. Without a pipeline, `base` states the number of model-parallel ranks.
+    """
+    stated = base.number("mp_world_size") if base.module is not None else None
+    for name in (*files.of("model"), *files.of("optim")) if stated else ():
+        if name.place[0] >= (stated or 0):
+            text = f"{name.path.name} is model-parallel rank {name.place[0]} of {stated} (mp_world_size)"
+            yield Problem(Code.STRAY_FILE, text, ranks.of(name.place))
     for name in files.of("optim"):
         mp, dp = name.place
         world = worlds.get(mp, 0)

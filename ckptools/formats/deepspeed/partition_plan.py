@@ -41,6 +41,8 @@ def plan_partitions(
         layout.refused = dict.fromkeys(layout.shapes, NO_OPTIMIZER)
     elif not _worlds(layout, model, optims):
         layout.refused = dict.fromkeys(layout.shapes, "the files disagree on the number of ranks")
+    elif model is None and not layout.shapes:
+        pass  # nothing shows what the partitions hold; that the model states are missing has its own problem
     elif next(iter(optims.values())).sharded:
         _plan_stage3(layout, groups, optims, ranks)
     else:

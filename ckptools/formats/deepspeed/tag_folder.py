@@ -119,7 +119,7 @@ class TagFolder:
             )
         self.problems += assembler.problems
         self.builder.add_rank_values(found)
-        self.problems += leftover_files(self.files, self.ranks, self.worlds)
+        self.problems += leftover_files(self.files, self.ranks, self.worlds, self.base)
         self.problems += experts.check_files(self.expert_trees)
         self.problems += check_copied_ranks(self.optims, element_counts(self.layouts.values()), self.ranks)
         self.builder.add_saved(self.files.saved.values())
