@@ -242,6 +242,13 @@ def test_two_swapped_files_are_told_or_put_right(folder, tmp_path):
         assert "CK104" in codes
 
 
+def test_a_file_of_another_item_in_a_ranks_place_is_a_warning(st):
+    shutil.copy(st / "step_0.pt", st / "trainer_2.pt")
+    (problem,) = (p for p in ckptools.open(st).problems if p.severity == "warning")
+    assert (problem.code, problem.tensor) == ("CK010", "trainer")
+    assert problem.message == "files of one part hold different things: epoch, tokens of ranks 0, 1, 3; int of rank 2"
+
+
 def test_a_file_that_is_a_copy_of_another_ranks_is_not_written_from(st, tmp_path):
     shutil.copy2(st / "model_1.safetensors", st / "model_2.safetensors")
     assert [p.code for p in ckptools.verify(st).problems] == ["CK009"]

@@ -213,5 +213,8 @@ def unlike_states(key: str, states: Mapping[Any, Any]) -> Iterator[Problem]:
         keys = sorted(map(str, state)) if isinstance(state, Mapping) else [type(state).__name__]
         held.setdefault(tuple(keys), []).append(str(rank))
     if len(held) > 1:
-        said = "; ".join(f"{few(keys, 3) or 'nothing'} of rank {first_few(ranks, 3)}" for keys, ranks in held.items())
+        said = "; ".join(
+            f"{few(keys, 3) or 'nothing'} of rank{'s' * (len(ranks) > 1)} {first_few(ranks, 3)}"
+            for keys, ranks in held.items()
+        )
         yield Problem(Code.NAME_CONTRADICTS, f"files of one part hold different things: {said}", None, key)

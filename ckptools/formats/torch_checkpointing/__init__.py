@@ -28,6 +28,7 @@ from ckptools.files.safetensors_header import read_header
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search import rank_checks
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, file_now, was_read
+from ckptools.formats.shared.companions import unlike_states
 from ckptools.formats.shared.merge import Merge
 from ckptools.formats.torch_checkpointing import items
 from ckptools.formats.torch_checkpointing.items import ItemFile
@@ -146,6 +147,9 @@ class _ItemsFolder:
         ranked = self._ranked()
         if not ranked:
             raise ReadError(self.folder, f"none of its files can be read: {few([p.message for p in self.problems])}")
+        for name in dict.fromkeys(name for _, tree in ranked for name in tree):
+            if self._state_of(name) is not None:
+                self.problems += unlike_states(name, {rank: tree[name] for rank, tree in ranked if name in tree})
         merge = Merge()
         found = rank_checks.compare_ranks(merge, self._completed(merge.trees(ranked)))
         self.builder.add_rank_values(found)
