@@ -122,6 +122,15 @@ def test_what_does_not_show_how_it_was_cut_is_refused_by_name(tmp_path, change, 
         ckptools.consolidate(tmp_path, tmp_path / "out.pt")
 
 
+def test_model_states_of_the_first_tensor_parallel_rank_that_are_missing_leave_a_verdict(tmp_path):
+    save(tmp_path)
+    (tmp_path / "mp_rank_00_model_states.pt").unlink()
+    ck = ckptools.open(tmp_path)
+    assert ck.verdict.headline.startswith("NOT WHOLE: rank 0 missing")
+    with pytest.raises(NotWholeError, match="model states of 2 tensor-parallel ranks are needed"):
+        ck.consolidate(tmp_path / "out.pt")
+
+
 @pytest.mark.parametrize("swapped", [True, False])
 def test_a_file_in_the_place_of_another_tensor_parallel_ranks_is_refused(tmp_path, swapped):
     folder = shutil.copytree(FIXTURES / "deepspeed-autotp-tp2dp2-z1-fp32" / "ckpt" / "global_step5", tmp_path / "c")

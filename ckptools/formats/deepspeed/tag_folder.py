@@ -189,7 +189,7 @@ class TagFolder:
         if self.base.module is None:
             model = self._pipeline(assembler, low)
         else:
-            modules = [(self.ranks.of(p), m.module or {}) for p, m in sorted(self.models.items()) if p[0] == 0]
+            modules = [(self.ranks.of(p), m.module or {}) for p, m in sorted(self.models.items()) if p[0] == self.base.mp]
             self.problems += weights.differing_buffers(modules)
             base = self._joined_module() if self.cut is not None else self.base
             self.problems += weights.mismatched_shapes(base, assembler.shapes, self.sharded)
@@ -239,7 +239,7 @@ class TagFolder:
         """Frozen parameters that every rank's model states have a piece of."""
         if not self.sharded:
             return {}
-        models = [m for (mp, _), m in sorted(self.models.items()) if mp == 0]
+        models = [m for (mp, _), m in sorted(self.models.items()) if mp == self.base.mp]
         return frozen_parameters(models, min(self.worlds[0], MAX_WORLD), self.ranks.of, self.ranks.world)
 
     def _prefix(self) -> str | None:
