@@ -124,7 +124,7 @@ def test_what_does_not_show_how_it_was_cut_is_refused_by_name(tmp_path, change, 
 
 def test_model_states_of_the_first_tensor_parallel_rank_that_are_missing_leave_a_verdict(tmp_path):
     save(tmp_path)
-    (tmp_path / "mp_rank_00_model_states.pt").unlink()
+    next(tmp_path.rglob("mp_rank_00_model_states.pt")).unlink()
     ck = ckptools.open(tmp_path)
     assert ck.verdict.headline.startswith("NOT WHOLE: rank 0 missing")
     with pytest.raises(NotWholeError, match="model states of 2 tensor-parallel ranks are needed"):
