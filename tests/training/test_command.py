@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import resource
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -81,18 +78,3 @@ def test_a_rank_that_cannot_write_is_one_line_and_leaves_nothing(tmp_path: Path)
     assert (done.returncode, done.stderr.count("\n")) == (3, 1)
     assert done.stderr.startswith(f"error: {tmp_path / 'run'}: could not be written")
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-def test_an_interrupt_ends_every_rank_and_leaves_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "ckptools", "create", str(tmp_path / "run"), "--world-size", "2"]
-    with subprocess.Popen(
-        [*command, "--steps", "100000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
-    assert (process.returncode, said.count("\n")) == (130, 1)
-    assert not (tmp_path / "run").exists()
-    assert leftovers(str(tmp_path)) == []

@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from ckptools.errors import WriteError
+from ckptools.training import CreateOptions, create
+from ckptools.training.options import LaunchOptions
 from tests.training.conftest import FSDP1, Command
 from tests.training.started import children, finish, free_port, is_free, same, start
 from tests.training.test_command import leftovers
@@ -56,18 +60,18 @@ def test_a_node_that_never_comes_is_named_and_nothing_is_left(tmp_path: Path) ->
     assert is_free(port)
 
 
-@pytest.mark.slow
 def test_a_node_whose_folder_is_another_one_is_noticed_by_both(tmp_path: Path) -> None:
-    asked = ("--nnodes", 2, "--world-size", 2)
-    ended = finish(
-        two(
-            free_port(),
-            (tmp_path / "here", *asked, "--node-rank", 0),
-            (tmp_path / "elsewhere", *asked, "--node-rank", 1),
-        )
-    )
-    expected = f"error: {tmp_path / 'elsewhere'}: on node 1 is not the folder that number 0 writes to"
-    assert [(code, said.partition(";")[0]) for code, _, said in ended] == [(3, expected)] * 2
+    port, outs = free_port(), [tmp_path / "here", tmp_path / "elsewhere"]
+
+    def refused(node: int) -> str:
+        launch = LaunchOptions(nnodes=2, node_rank=node, rdzv_endpoint=f"localhost:{port}")
+        with pytest.raises(WriteError) as raised:
+            create(CreateOptions(outs[node], world_size=2, launch=launch))
+        return str(raised.value).partition(";")[0]
+
+    with ThreadPoolExecutor(2) as nodes:
+        said = list(nodes.map(refused, [0, 1]))
+    assert said == [f"{outs[1]}: on node 1 is not the folder that number 0 writes to"] * 2
     assert list(tmp_path.iterdir()) == []
 
 
@@ -88,13 +92,14 @@ def test_a_rank_that_is_killed_on_one_node_is_named_by_both(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_an_interrupt_on_one_node_ends_both(tmp_path: Path) -> None:
-    asked = (tmp_path / "run", *ENDLESS, "--nnodes", 2, "--world-size", 2)
+def test_an_interrupt_on_one_node_ends_every_rank_of_both_and_leaves_nothing(tmp_path: Path) -> None:
+    asked = (tmp_path / "run", *ENDLESS, "--nproc-per-node", "1,2")
     nodes = two(free_port(), (*asked, "--node-rank", 0), (*asked, "--node-rank", 1))
     wait_for_training(nodes[0])
     nodes[1].send_signal(signal.SIGINT)
-    (code, _, said), (interrupted, _, _) = finish(nodes)
-    assert (code, said, interrupted) == (3, "error: node 1 was interrupted\n", 130)
+    (code, _, said), (interrupted, _, told) = finish(nodes)
+    assert (code, said) == (3, "error: node 1 was interrupted\n")
+    assert (interrupted, told.count("\n")) == (130, 1)
     assert list(tmp_path.iterdir()) == []
     assert leftovers(str(tmp_path)) == []
 
