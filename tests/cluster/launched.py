@@ -18,19 +18,19 @@ CLEAN = {
 }
 
 
-def torchrun(*words: object, nodes: int = 2, nproc: int = 2) -> list[str]:
-    """Run `torchrun ... WORDS` on several nodes; return the stdout of each.
+def torchrun(*words: object, tasks: Sequence[int]) -> list[str]:
+    """Run `torchrun ... WORDS` on several nodes with so many tasks each; return the stdout of each.
 
     Raises:
         AssertionError: one failed.
     """
     port, started = free_port(), []
-    for node in range(nodes):
-        own = ["--nnodes", nodes, "--nproc-per-node", nproc, "--node-rank", node]
+    for node, nproc in enumerate(tasks):
+        own = ["--nnodes", len(tasks), "--nproc-per-node", nproc, "--node-rank", node]
         meet = ["--master-addr", "127.0.0.1", "--master-port", port]
         started.append(_started([str(TORCHRUN), *map(str, (*own, *meet, *words))], {"OMP_NUM_THREADS": "1"}))
     done = [process.communicate(timeout=PATIENCE) for process in started]
-    assert [process.returncode for process in started] == [0] * nodes, done
+    assert [process.returncode for process in started] == [0] * len(tasks), done
     return [out for out, _ in done]
 
 

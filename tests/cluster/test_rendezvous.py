@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 
 import pytest
+from torch.distributed import TCPStore
 
 from ckptools.cluster.rendezvous import Meeting, name_rank
 from ckptools.cluster.rendezvous_store import open_store
 from ckptools.errors import CkptoolsError, RendezvousError, UsageError
 from ckptools.training.nodes import agree
 from ckptools.training.options import CreateOptions
+from tests.training.forked import forkserver
 
 LONG = 60.0
 SHORT = 1.0
@@ -152,31 +153,29 @@ def test_of_two_errors_at_the_same_time_one_is_everybodys() -> None:
     assert {told, other_told} == {True, False}
 
 
-STORES = {
-    "ours": """
-from ckptools.cluster.rendezvous_store import open_store
-store = open_store("localhost", {port}, True, 60)
-""",
-    "another": """
-from torch.distributed import TCPStore
-store = TCPStore("localhost", {port}, None, True, wait_for_workers=False)
-""",
-}
+def host(whose: str, port: int, heard: Connection) -> None:
+    """Host a store until this process is killed."""
+    if whose == "ours":
+        store = open_store("localhost", port, True, LONG).store
+    else:
+        store = TCPStore("localhost", port, None, True, wait_for_workers=False)
+    heard.send(store.port)
+    heard.recv()
 
 
 @contextmanager
 def hosted_elsewhere(whose: str) -> Iterator[int]:
-    """Another process that hosts a store of torch's; yields its port."""
+    """Another process that hosts a store; yields its port."""
     port = free_port()
-    code = f"{STORES[whose].format(port=port)}\nprint('up', flush=True)\ninput()"
-    command = [sys.executable, "-c", code]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "up\n"
-        try:
-            yield port
-        finally:
-            process.kill()
+    here, there = forkserver().Pipe()
+    process = forkserver().Process(target=host, args=(whose, port, there), daemon=True)
+    process.start()
+    try:
+        assert here.poll(60) and here.recv() == port
+        yield port
+    finally:
+        process.kill()
+        process.join()
 
 
 def test_a_port_that_another_node_of_a_run_hosts_is_joined_so_that_the_numbers_tell() -> None:

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from multiprocessing.context import BaseContext
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ PRELOADED = ["ckptools.training.rank", "torch._dynamo"]
 """What every rank imports."""
 
 
-def forkserver() -> BaseContext:
+def forkserver() -> ForkServerContext:
     """Start processes as forks of the server."""
     multiprocessing.set_forkserver_preload(PRELOADED)
     return multiprocessing.get_context("forkserver")
