@@ -20,7 +20,7 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 from ckptools.errors import CkptoolsError
 from ckptools.training import CreateOptions, create
 from ckptools.training.options import LaunchOptions
-from tests.training.conftest import FSDP1, Command
+from tests.training.conftest import Command
 from tests.training.forked import create_forked, run_ranks
 from tests.training.started import FOREIGN, PATIENCE, finish, free_job, free_port, port_of, same, start
 
@@ -65,16 +65,6 @@ ASKED: dict[str, Any] = {"seed": 7, "optimizer": "DecoupledAdamW", "scheduler": 
 """As `FSDP1` has it."""
 
 
-@pytest.mark.slow
-def test_ranks_of_a_scheduler_write_what_the_elastic_launcher_writes(fsdp1: Command, tmp_path: Path) -> None:
-    job, out = free_job(), tmp_path / "run"
-    ended = finish([start(out, *FSDP1, variables=slurm(rank, job, tmp_path)) for rank in range(3)])
-    assert [code for code, _, _ in ended] == [0, 0, 0], ended
-    assert [said.count("saved ") for _, said, _ in ended] == [1, 0, 0]
-    assert [path.name for path in sorted(out.iterdir())] == [f"ep0-ba5-rank{rank}.pt" for rank in range(3)]
-    assert same(out, fsdp1.out)
-
-
 Scheduler = Callable[[int, int, Path], dict[str, object]]
 
 
@@ -102,7 +92,7 @@ def scheduled(scheduler: Scheduler, count: int, folder: Path, options: CreateOpt
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheduler", [open_mpi, mpich, pbs, argument])
+@pytest.mark.parametrize("scheduler", [slurm, open_mpi, mpich, pbs, argument])
 def test_ranks_of_any_scheduler_write_the_same_bytes(scheduler: Scheduler, fsdp1: Command, tmp_path: Path) -> None:
     asked = LaunchOptions(world_size_from="argument") if scheduler is argument else LaunchOptions()
     options = CreateOptions(tmp_path / "run", "fsdp1", 3 if scheduler is argument else None, launch=asked, **ASKED)
