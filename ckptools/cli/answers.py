@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckptools.cli.printing import screen, show
@@ -35,9 +36,11 @@ def opened(
 
     with CountLine("read the structure of", "file") as line:
         reader = read or modules.read_file
-        return open_checkpoint(
+        found = open_checkpoint(
             paths, all_ranks=all_ranks, read_file=reader, on_file=line, every_item=every_item, **vars(how)
         )
+    # What opens it again, such as for another rank, has no line to draw on: this one has been erased.
+    return replace(found, options=found.options and replace(found.options, on_file=None))
 
 
 def arranged(rows: Rows[Row], how: RowOptions) -> Rows[Row]:

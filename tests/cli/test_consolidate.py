@@ -13,9 +13,12 @@ from typer.testing import CliRunner
 
 import ckptools
 from ckptools.cli import app
+from ckptools.cli.answers import opened
 from ckptools.cli.progress import CountLine, ProgressLine
+from ckptools.cli.shared_options import OpeningOptions
 from ckptools.consolidate.options import ConsolidateOptions, write_options
 from ckptools.errors import ReadError, UsageError
+from ckptools.formats.open import open_again
 from ckptools.pickles import reader
 from tests.cli.test_json_schemas import problems
 from tests.truth import FIXTURES
@@ -114,6 +117,15 @@ def test_a_terminal_s_line_is_gone_before_an_error_is_printed(capsys, monkeypatc
         line(reader.read(FIXTURES / "nothing.pt").path)
     shown = capsys.readouterr().err
     assert "read the structure of 1 file  rank0.pt" in shown and shown.endswith("\r\x1b[K")
+
+
+def test_a_checkpoint_that_is_opened_again_draws_no_line_that_nothing_erases(capsys, monkeypatch):
+    monkeypatch.setattr("ckptools.cli.progress.TERMINAL_SECONDS", 0.0)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    found = opened([str(FIXTURES / "torch2.4.1-fsdp2-w3")], OpeningOptions())
+    assert "read the structure of 3 files" in capsys.readouterr().err
+    open_again(found.path, found.options)
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("options", [[], ["--check"], ["--dtype", "bf16"]], ids=str)
