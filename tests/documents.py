@@ -16,14 +16,15 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from threading import Timer
 
 from ckptools.__main__ import main
-from tests.training.forked import run_ranks
+from tests.training.forked import forkserver, run_ranks
 
 DOCS = Path(__file__).parent.parent / "docs"
 TRAINING = DOCS / "training.md"
@@ -117,18 +118,26 @@ def _abridged(shown: Sequence[str], printed: Sequence[str]) -> Iterator[str]:
 
 def run(step: Step, folder: Path) -> str:
     """Run a command as a reader would, and return all that a terminal would show."""
-    if step.command.startswith("ckptools create ") and not _SHELL.search(step.command):
-        make = _trained if "--resume" in step.command else _created
-        return make(step.command, folder)
-    return _run(step.command, folder)
+    command = step.command.replace("\\\n", " ").removesuffix(_ASKS)
+    if not command.startswith("ckptools ") or _SHELL.search(_QUOTED.sub("", command)) or _LAUNCHED.search(command):
+        return _run(step.command, folder)
+    if command != step.command.replace("\\\n", " "):
+        shown, code = _forked(command, folder)
+        return f"{shown}exit code {code}\n"
+    if command.startswith("ckptools create "):
+        make = _trained if "--resume" in command else _created
+        return make(command, folder)
+    return _forked(command, folder)[0]
 
 
-_SHELL = re.compile(r"[|&;<>$`]")
-"""What a command of a training has in it when it does more than to train."""
+_ASKS = '; echo "exit code $?"'
+_QUOTED = re.compile(r"'[^']*'")
+_SHELL = re.compile(r"""[|&;<>$`"*?~{\[]""")
+"""What only a shell understands, outside of quotes."""
 
 _FORKED = re.compile(r"ckptools create \S+ .*--world-size (\d+)")
-_LAUNCHED = re.compile(r"--max-restarts|--nnodes|--break .*(stale|mixed-run)")
-"""What a training has in it that only the launcher does: to start ranks again, or to train another run."""
+_LAUNCHED = re.compile(r"--max-restarts|--kill|--nnodes|--break .*(stale|mixed-run)|^ckptools shell")
+"""What needs a process of its own: to start ranks again, to end them, to train another run, to be `__main__`."""
 
 WIDTH = 100
 """Columns of the terminal that guides show."""
@@ -160,8 +169,8 @@ def _created(command: str, folder: Path) -> str:
 def _trained(command: str, folder: Path) -> str:
     """What a training prints, by ranks that are forks where they can be: starting them takes longer than all else."""
     asked = _FORKED.match(command)
-    if not asked or _LAUNCHED.search(command):
-        return _run(command, folder)
+    if not asked:
+        return _forked(command, folder)[0]
     file = Path(tempfile.mkdtemp(dir=folder.parent)) / "printed"
     run_ranks(int(asked[1]), _be_a_rank, command, folder, file)
     return file.read_text()
@@ -188,8 +197,38 @@ def _environment(folder: Path) -> dict[str, str]:
     return {"PATH": path, "COLUMNS": str(WIDTH), "TMPDIR": str(folder), "NO_COLOR": "1"}
 
 
+def _forked(command: str, folder: Path) -> tuple[str, int | None]:
+    """Run a command of ckptools in a fork of the server that ranks are forks of; what it shows, and its exit code."""
+    ours, its = os.openpty()
+    environment = os.environ | _environment(folder)
+    words = shlex.split(command), folder, dict(environment), os.ttyname(its)
+    process = forkserver().Process(target=_be_a_command, args=words, daemon=True)
+    process.start()
+    threading.Thread(target=_close_after, args=(process, its)).start()
+    return _shown(ours, process.kill), process.exitcode
+
+
+def _close_after(process: BaseProcess, terminal: int) -> None:
+    process.join()
+    os.close(terminal)
+
+
+def _be_a_command(words: list[str], folder: Path, environment: dict[str, str], terminal: str) -> None:
+    """Be a command on a terminal, as if a shell had started it."""
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    file = os.open(terminal, os.O_RDWR | os.O_NOCTTY)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.argv = words
+    main()
+
+
 def _run(command: str, folder: Path) -> str:
-    """Run a command on a terminal of `WIDTH` columns, and return what stays on it."""
+    """Run a command line on a terminal of `WIDTH` columns, and return what stays on it."""
     ours, its = os.openpty()
     process = subprocess.Popen(
         ["bash", "-c", command],
@@ -200,13 +239,20 @@ def _run(command: str, folder: Path) -> str:
         stderr=its,
     )
     os.close(its)
-    watch = Timer(SECONDS, process.kill)
+    try:
+        return _shown(ours, process.kill)
+    finally:
+        process.wait()
+
+
+def _shown(terminal: int, kill: Callable[[], None]) -> str:
+    """What stays on a terminal when the last process on it has ended; it is killed after `SECONDS`."""
+    watch = threading.Timer(SECONDS, kill)
     watch.start()
     try:
-        shown = b"".join(iter(lambda: _read(ours), b"")).decode()
+        shown = b"".join(iter(lambda: _read(terminal), b"")).decode()
     finally:
-        os.close(ours)
-        process.wait()
+        os.close(terminal)
         watch.cancel()
     return _PROGRESS.sub("", shown.replace("\r\n", "\n")).expandtabs()
 
