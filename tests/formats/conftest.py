@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,5 @@ from tests.formats import save_local_states
 def local_states(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that `save_local_states` fills."""
     out = tmp_path_factory.mktemp("local") / "out"
-    out.mkdir()
-    subprocess.run([sys.executable, save_local_states.__file__, str(out)], check=True, timeout=200)
+    save_local_states.save_all(out)
     return out

@@ -1,20 +1,17 @@
-"""`python save_local_states.py OUT`: real LOCAL_STATE_DICT checkpoints of FSDP1, four ranks each, and their values.
+"""Real LOCAL_STATE_DICT checkpoints of FSDP1, four ranks each, and their values.
 
-Writes `OUT/<variant>/rank{R}.pt`, and of the same moment `OUT/<variant>.pt`, the full state dict, and
+`save_all(OUT)` writes `OUT/<variant>/rank{R}.pt`, and of the same moment `OUT/<variant>.pt`, the full state dict, and
 `OUT/<variant>-moments.pt`, `{fqn: {slot: values}}`. `OUT/accelerate/` holds `flat_named` as Accelerate lays it out.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # as every optimizer does, here once for all ranks
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
@@ -27,6 +24,8 @@ from torch.distributed.fsdp import (
     StateDictType,
 )
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+from tests.training.forked import run_ranks
 
 WORLD = 4
 Moments = dict[str, dict[str, torch.Tensor]]
@@ -162,33 +161,25 @@ def joined(model: nn.Module, optimizer: torch.optim.Optimizer, weights: dict[str
     return moments
 
 
-def in_ranks(out: Path, names: Iterable[str], save: Callable[[Path, str, int], None]) -> int:
-    """Save every variant in forked ranks, so that torch is imported once; whether one failed."""
+def in_ranks(out: Path, names: Iterable[str], save: Callable[[Path, str, int], None]) -> None:
+    """Save every variant in ranks that this forks, each in a folder of its name."""
+    for name in names:
+        (out / name).mkdir(parents=True)
+    run_ranks(WORLD, be_a_rank, out, tuple(names), save)
+
+
+def be_a_rank(out: Path, names: tuple[str, ...], save: Callable[[Path, str, int], None]) -> None:
+    """Be one rank of all variants."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    children = []
-    for rank in range(WORLD):
-        child = os.fork()
-        if child == 0:
-            _run(out, names, save, rank)
-            os._exit(0)
-        children.append(child)
-    return max(os.waitstatus_to_exitcode(os.waitpid(c, 0)[1]) != 0 for c in children)
-
-
-def _run(out: Path, names: Iterable[str], save: Callable[[Path, str, int], None], rank: int) -> None:
-    dist.init_process_group("gloo", store=dist.FileStore(str(out / "store"), WORLD), rank=rank, world_size=WORLD)
+    dist.init_process_group("gloo")
     for name in names:
-        save(out, name, rank)
+        save(out, name, dist.get_rank())
+    dist.barrier()
     dist.destroy_process_group()
 
 
-def main(out: Path) -> int:
-    """Make the folders, then save."""
-    for name in (*VARIANTS, "accelerate"):
-        (out / name).mkdir(parents=True)
-    return in_ranks(out, VARIANTS, save)
-
-
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+def save_all(out: Path) -> None:
+    """Fill a folder."""
+    (out / "accelerate").mkdir(parents=True)
+    in_ranks(out, VARIANTS, save)

@@ -1,12 +1,11 @@
-"""`python save_unit_states.py OUT`: FSDP1 with `use_orig_params=False`, models by name beside plain optimizer states.
+"""FSDP1 with `use_orig_params=False`, models by name beside plain optimizer states.
 
-Writes `OUT/<variant>/rank{R}.pt`, and of the same moment `OUT/<variant>.pt`, the full state dict, and
+`save_all(OUT)` writes `OUT/<variant>/rank{R}.pt`, and of the same moment `OUT/<variant>.pt`, the full state dict, and
 `OUT/<variant>-moments.pt`, `{fqn: {slot: values}}`, both as torch gathers them.
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +51,6 @@ def save(out: Path, name: str, rank: int) -> None:
         torch.save(moments, out / f"{name}-moments.pt")
 
 
-def main(out: Path) -> int:
-    """Make the folders, then save."""
-    for name in VARIANTS:
-        (out / name).mkdir(parents=True)
-    return in_ranks(out, VARIANTS, save)
-
-
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+def save_all(out: Path) -> None:
+    """Fill a folder."""
+    in_ranks(out, VARIANTS, save)
