@@ -189,8 +189,8 @@ class TagFolder:
         if self.base.module is None:
             model = self._pipeline(assembler, low)
         else:
-            modules = [(self.ranks.of(p), m.module or {}) for p, m in sorted(self.models.items()) if p[0] == self.base.mp]
-            self.problems += weights.differing_buffers(modules)
+            here = ((place, model) for place, model in sorted(self.models.items()) if place[0] == self.base.mp)
+            self.problems += weights.differing_buffers([(self.ranks.of(place), m.module or {}) for place, m in here])
             base = self._joined_module() if self.cut is not None else self.base
             self.problems += weights.mismatched_shapes(base, assembler.shapes, self.sharded)
             shapes = {**assembler.shapes, **base.frozen}
