@@ -29,9 +29,9 @@ from tests.truth import ASKED, FIXTURES, LOCAL, WHOLE, Known
 pytestmark = pytest.mark.slow
 
 ALIKE = 2
-"""Files that are damaged of those whose names differ in numbers only."""
+"""Files that are damaged of those whose names differ in several numbers only."""
 
-AT_MOST = 6
+AT_MOST = 8
 """Files that are damaged of one checkpoint."""
 
 FORMS = ("pt", "safetensors")
@@ -101,8 +101,22 @@ def _some(name: str, folder: Path, files: list[Path]) -> tuple[Path, ...]:
     for file in files:
         kinds.setdefault(re.sub(r"\d+", "#", str(file.relative_to(folder))), []).append(file)
     chosen = random.Random(name)
-    few = [f for kind in kinds.values() for f in chosen.sample(kind, min(ALIKE, len(kind)))]
-    return tuple(sorted(chosen.sample(few, min(AT_MOST, len(few)))))
+    few = [_alike(kind, chosen) for kind in kinds.values()]
+    firsts, others = [first for first, *_ in few], [file for _, *rest in few for file in rest]
+    every = [*chosen.sample(firsts, len(firsts)), *chosen.sample(others, len(others))]
+    return tuple(sorted(every[:AT_MOST]))
+
+
+def _alike(kind: list[Path], chosen: random.Random) -> list[Path]:
+    """One file of a kind, and for each number in its name one that differs in that number alone, if there is one."""
+    first = chosen.choice(kind)
+    own = re.split(r"(\d+)", str(first))
+    found = [first]
+    for place in range(1, len(own), 2):
+        split = {file: re.split(r"(\d+)", str(file)) for file in kind}
+        others = [f for f, name in split.items() if [n for n, part in enumerate(name) if part != own[n]] == [place]]
+        found += [chosen.choice(others)] if others else []
+    return found if len(found) > 1 else chosen.sample(kind, min(ALIKE, len(kind)))
 
 
 def consolidated(path: Path | str, options: tuple[str, ...], form: str, place: Path) -> tuple[Result, Content | None]:
