@@ -95,7 +95,17 @@ def test_a_missing_stage_is_named(tmp_path):
     for file in (tmp_path / "global_step7").glob("*mp_rank_01*"):
         file.unlink()
     ck = ckptools.open(tmp_path)
-    assert [(p.code, p.rank) for p in ck.problems] == [("CK001", 3), ("CK001", 3), ("CK001", 4), ("CK001", 5)]
+    lost = [("CK001", 3), ("CK001", 3), ("CK001", 4), ("CK001", 5)]
+    assert [(p.code, p.rank) for p in ck.problems] == [*lost, ("CK107", 3)] and ck.verdict.recoverable is False
+
+
+def test_a_stage_without_model_states_has_no_names_for_its_moments(tmp_path):
+    pipeline(tmp_path)
+    (tmp_path / "global_step7" / "mp_rank_00_model_states.pt").unlink()
+    ck = ckptools.open(tmp_path)
+    assert ("CK107", 0) in [(p.code, p.rank) for p in ck.problems] and ck.verdict.recoverable is False
+    with pytest.raises(NotWholeError, match="which alone name what the stage had of the optimizer"):
+        ck.consolidate(tmp_path / "out.pt")
 
 
 def test_a_missing_layer_file_is_a_gap_in_the_modules_own_weights(tmp_path):

@@ -118,6 +118,7 @@ class TagFolder:
                 p if p.rank is None else replace(p, rank=self.ranks.of((mp, p.rank))) for p in layout.problems
             )
         self.problems += assembler.problems
+        self.problems += self._unnamed_parts()
         self.builder.add_rank_values(found)
         self.problems += leftover_files(self.files, self.ranks, self.worlds, self.base)
         self.problems += experts.check_files(self.expert_trees)
@@ -135,6 +136,16 @@ class TagFolder:
             bytes_expected=expected_bytes(files),
             rounded=self.rounded,
         )
+
+    def _unnamed_parts(self) -> Iterator[Problem]:
+        """Pipeline stages without model states: only these name the parameters of a rank's flat partitions.
+
+        Tensor-parallel ranks have the same parameters; what one lacks is noted in each tensor.
+        """
+        here = {mp for mp, _ in self.models}
+        for mp in sorted({*range(self.ranks.mps)} - here) if self.ranks.tp == 1 else ():
+            text = f"no model states of stage {mp} can be read, which alone name what the stage had of the optimizer"
+            yield Problem(Code.MODEL_PART_MISSING, text, self.ranks.of((mp, 0)))
 
     def _lost_experts(self) -> Iterator[RankFile]:
         """Files of experts that are not here; ZeRO-3 writes none, and of several stages no file says who has which."""
