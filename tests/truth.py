@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -12,8 +12,11 @@ import numpy as np
 from safetensors import safe_open
 
 import ckptools
+from tests.thorough import THOROUGH
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
+GOLDEN = Path(__file__).parent / "formats" / "golden"
+"""What tests/formats/test_as_read.py compares each fixture with."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,18 @@ class Known:
     @property
     def file(self) -> Path:
         return self.folder / self.path
+
+    @property
+    def label(self) -> str:
+        """Its name, with the part of it that is opened where it has several."""
+        part = self.path.partition("/")[0]
+        return f"{self.name}-{part}" if part in ("universal", "legacy", "fully") else self.name
+
+    @property
+    def form(self) -> tuple[object, ...]:
+        """What decides which code reads it: format and layout, in the words of the report, and what a user must add."""
+        described = (GOLDEN / "sound" / f"{self.label}.txt").read_text().partition("\n")[0].partition(" (")[2]
+        return described, bool(self.shapes), bool(self.names), *self.written_with
 
     @property
     def write_options(self) -> tuple[str, ...]:
@@ -178,6 +193,19 @@ _ONE_OF_A_KIND = {
     "hf-llama-safetensors-bf16": "ckpt",
     "hf-gpt2-bin-tied-fp32": "ckpt/pytorch_model-00003-of-00004.bin",
 }
+
+
+def one_of_each_form(fixtures: Iterable[Known]) -> list[Known]:
+    """The first of the fixtures that have one `form`; all of them if tests are to be `THOROUGH`.
+
+    For tests that multiply fixtures by damages or commands. Two fixtures of one form differ in the version of their
+    writer, the number of ranks or the names of keys, and tests that open each fixture once take both.
+    """
+    fixtures = list(fixtures)
+    if THOROUGH:
+        return fixtures
+    return list({known.form: known for known in reversed(fixtures)}.values())[::-1]
+
 
 KINDS = tuple(known for known in WHOLE if _ONE_OF_A_KIND.get(known.name) == known.path)
 """One fixture for each way of storing a checkpoint."""

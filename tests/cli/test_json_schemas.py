@@ -15,9 +15,13 @@ from ckptools.cli import app
 from ckptools.cli.program import flat_parameters
 from ckptools.cli.start import COMMANDS, function_of
 from tests.schemas import SCHEMAS
-from tests.truth import FIXTURES
+from tests.truth import ASKED, FIXTURES, LOCAL, OWN_BUFFERS, WHOLE, one_of_each_form
 
-FOLDERS = sorted(path for path in FIXTURES.iterdir() if path.is_dir())
+KNOWN = (*WHOLE, *LOCAL, *OWN_BUFFERS, *ASKED)
+ALIKE = {known.folder for known in KNOWN} - {known.folder for known in one_of_each_form(KNOWN)}
+FOLDERS = sorted(path for path in FIXTURES.iterdir() if path.is_dir() and path not in ALIKE)
+"""Folders of fixtures, of those whose form (`Known.form`) several have the first."""
+
 COMPOSER = FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4"
 
 CALLS: dict[str, list[list[str]]] = {

@@ -18,9 +18,8 @@ import pytest
 
 from ckptools.errors import CkptoolsError
 from tests.formats.described import described, digest, facts, leaves
-from tests.truth import ASKED, LOCAL, OWN_BUFFERS, WHOLE, Known
+from tests.truth import ASKED, GOLDEN, LOCAL, OWN_BUFFERS, WHOLE, Known
 
-GOLDEN = Path(__file__).parent / "golden"
 EVERY = (*WHOLE, *LOCAL, *ASKED, *OWN_BUFFERS)
 DAMAGED = (
     "torch2.13.0-fsdp1-sharded-w4", "torch2.13.0-fsdp2-tp2x2-w4", "torch2.6.0-fsdp1-hsdp2x2-w4", "verl-fsdp1",
@@ -34,14 +33,9 @@ DAMAGED = (
 """One or two fixtures of each reader."""
 
 
-def name_of(known: Known) -> str:
-    part = known.path.partition("/")[0]
-    return f"{known.name}-{part}" if part in ("universal", "legacy", "fully") else known.name
-
-
 def compared(name: str, known: Known, lines: Iterable[str]) -> None:
     """Compare lines with the file of that name."""
-    file = GOLDEN / name / f"{name_of(known)}.txt"
+    file = GOLDEN / name / f"{known.label}.txt"
     text = "\n".join(lines).replace(f"{known.folder}/", "").replace(str(known.folder), ".")
     text = re.sub("as zstd: .*", "as zstd", text) + "\n"  # as the library words it
     if os.environ.get("CKPTOOLS_REWRITE_GOLDEN"):
@@ -50,7 +44,7 @@ def compared(name: str, known: Known, lines: Iterable[str]) -> None:
     assert text.splitlines() == file.read_text(encoding="utf-8").splitlines()
 
 
-@pytest.mark.parametrize("known", EVERY, ids=name_of)
+@pytest.mark.parametrize("known", EVERY, ids=lambda known: known.label)
 def test_a_checkpoint_is_read_as_it_was(known):
     compared("sound", known, described(known.open(all_ranks=True)))
 
@@ -90,7 +84,7 @@ def swapped(file: Path) -> None:
 HARMS: tuple[Callable[[Path], None], ...] = (gone, halved, doubled, swapped)
 
 
-@pytest.mark.parametrize("known", [k for k in EVERY if k.name in DAMAGED], ids=name_of)
+@pytest.mark.parametrize("known", [k for k in EVERY if k.name in DAMAGED], ids=lambda known: known.label)
 def test_a_damaged_checkpoint_is_read_as_it_was(known, tmp_path):
     """Lines of the facts that damage adds are kept, and those that go."""
     copy = replace(known, place=tmp_path)

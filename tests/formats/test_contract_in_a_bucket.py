@@ -14,7 +14,7 @@ from tests.formats.test_contract import (
     test_the_shards_of_a_tensor_are_in_rank_order,
 )
 from tests.object_store import Bucketful
-from tests.truth import KINDS, Known
+from tests.truth import KINDS, Known, one_of_each_form
 
 __all__ = [
     "test_consolidating_and_reopening_gives_the_same_state",
@@ -30,7 +30,7 @@ def _param(known: Known) -> object:
     return pytest.param(known, id=known.name, marks=() if known in KINDS else pytest.mark.slow)
 
 
-@pytest.fixture(params=map(_param, EVERY))
+@pytest.fixture(params=[_param(known) for known in EVERY if known in KINDS or known in one_of_each_form(EVERY)])
 def known(request: pytest.FixtureRequest, bucket: Bucketful) -> Known:
-    """A fixture that was put into a bucket."""
+    """A fixture that was put into a bucket: one of each form (`Known.form`), and of each way of storing."""
     return bucket.holding(request.param)
