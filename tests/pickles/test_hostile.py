@@ -20,7 +20,6 @@ from ckptools.pickles import reader
 from ckptools.pickles.machine import Machine
 from tests.memory import forget_peak, peak
 from tests.pickles.forge import in_stream, in_tar, number, one_line, text, with_pickle
-from tests.thorough import examples
 from tests.truth import FIXTURES
 
 PACKAGE = Path(ckptools.__file__).parent
@@ -307,7 +306,7 @@ for _path in sorted(FIXTURES.glob("*/*rank0.pt")):
         )
 
 
-@settings(max_examples=examples(250), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_damaged_pickle_with_a_right_checksum_is_read_or_refused_in_one_line(tmp_path, data):
     from tests.pickles.forge import Member, archive
