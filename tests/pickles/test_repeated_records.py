@@ -25,6 +25,7 @@ from tests.pickles.test_shard_runs import (
     spelled,
     text,
 )
+from tests.thorough import examples
 from tests.truth import FIXTURES
 
 FOLDERS = [
@@ -65,7 +66,7 @@ RANKS = [sorted(folder.glob("*rank*.pt")) for folder in FOLDERS]
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_a_mutated_pickle_reads_the_same_after_the_other_ranks(data):
     ranks = data.draw(st.sampled_from(RANKS))

@@ -20,6 +20,7 @@ import ckptools
 from ckptools.errors import CkptoolsError
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import walk
+from tests.thorough import examples
 from tests.truth import FIXTURES
 
 pytestmark = pytest.mark.slow
@@ -78,7 +79,7 @@ def copied(request, tmp_path_factory):
     return Copy(path, content(path), consolidated)
 
 
-FLIPS = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+FLIPS = settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @contextmanager
