@@ -42,10 +42,8 @@ BARE = "ByteCheckpoint keeps no checksums"
 SNAPSHOT = "torchsnapshot keeps no checksums"
 NO_STEP = "the file holds what has one dtype and shape in every step; a count in it that others contradict is warned of"
 NO_RANK = "nothing in the files says whose they are, and they fit each rank"
-NO_NAME = "only the file's name says which parameter it is of, and it fits each of that shape"
 RNG = f"{NO_RANK}; verify warns of two equal RNG states where others have their own, and cannot know whose it was"
 OPTIONAL = "nothing names the file: a run without a scheduler leaves the same folder"
-DATA_RANKS = "as many data loaders as are left may be all of them, under tensor parallelism; a warning names the other"
 NO_LIST = "nothing lists the parts of a composite folder, and another trainer leaves none of this name"
 JSON = "JSON has no checksum"
 UNIT_ORDER = (
@@ -84,7 +82,6 @@ EXCEPTIONS: tuple[Unknowable, ...] = (
     Unknowable("nemo-automodel-fsdp2", r"deleted .*/(losses\.json|step_scheduler\.pt)", OPTIONAL),
     Unknowable("nemo-automodel-fsdp2", r"(swapped|copied) .*/(rng|dataloader)_\w+_rank", RNG),
     Unknowable("composite-dcp-", r"another step .*(/model/.*\.distcp|_rank_\d\.pt|scheduler\.pt)", NO_STEP),
-    Unknowable("composite-dcp-", "deleted .*/dataloader_rank", DATA_RANKS),
     Unknowable("composite-dcp-", r"deleted .*/train_state\.json", NO_LIST),
     Unknowable("composite-dcp-", r"flipped .*/train_state\.json ", JSON),
     Unknowable("bytecheckpoint-", r"flipped .*\.distcp ", BARE),
@@ -92,7 +89,6 @@ EXCEPTIONS: tuple[Unknowable, ...] = (
     Unknowable("nanotron-", r"flipped .*\.safetensors ", SAFETENSORS),
     Unknowable("nanotron-", r"another step .*/lr_scheduler\.pt", NO_STEP),
     Unknowable("nanotron-", r"flipped .*/checkpoint_metadata\.json ", JSON),
-    Unknowable("nanotron-", r"(swapped|copied) .*/model_(weight|bias)", NO_NAME),
     Unknowable("verl-fsdp1/", "swapped .*/optim_world_size", NO_RANK),
     Unknowable("megatron-core0.16-pp2dp2", r"another step .*/common\.pt", NO_STEP),
     Unknowable("megatron-core0.16-pp2dp2", r"deleted .*/metadata\.json", PLAIN_DCP),
