@@ -6,7 +6,9 @@ import resource
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from ckptools.cli import app
 from tests.training.conftest import Command
 from tests.training.rank_files import ckptools
 
@@ -64,8 +66,8 @@ def test_a_world_size_that_contradicts_torchrun_is_refused(tmp_path: Path) -> No
 
 
 def test_an_existing_checkpoint_is_not_overwritten(fsdp1: Command) -> None:
-    done = ckptools("create", fsdp1.out)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (4, "", 1)
+    done = CliRunner().invoke(app, ["create", str(fsdp1.out)])
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (4, "", 1)
     assert "ep0-ba5-rank0.pt" in done.stderr
     assert "--force" in done.stderr
 

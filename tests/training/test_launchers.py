@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -20,8 +21,9 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 from ckptools.errors import CkptoolsError
 from ckptools.training import CreateOptions, create
 from ckptools.training.options import LaunchOptions
+from ckptools.training.worker import record_failure
 from tests.training.conftest import Command
-from tests.training.forked import create_forked, run_ranks
+from tests.training.forked import create_forked, forkserver, run_ranks
 from tests.training.started import FOREIGN, PATIENCE, finish, free_job, free_port, port_of, same, start
 
 # Variables that each scheduler would set for three ranks on two nodes, as far as they differ by rank.
@@ -184,13 +186,17 @@ def test_a_mistake_is_said_by_one_rank_for_all(tmp_path: Path) -> None:
     assert "".join(said for _, said in ended).count("already holds a checkpoint") == 1
 
 
+def die_while_failing(file: str) -> None:
+    os.environ["TORCHELASTIC_ERROR_FILE"] = file
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+    record_failure(ValueError("x" * 100_000))
+
+
 def test_a_rank_that_dies_while_it_writes_why_it_failed_leaves_no_part_of_it(tmp_path: Path) -> None:
-    file = tmp_path / "error.json"
-    dying = (
-        "import resource, signal; from ckptools.training.worker import record_failure;"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_DFL); resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096));"
-        "record_failure(ValueError('x' * 100_000))"
-    )
-    done = subprocess.run([sys.executable, "-c", dying], env={**os.environ, "TORCHELASTIC_ERROR_FILE": str(file)})
-    assert done.returncode == -signal.SIGXFSZ
-    assert ProcessFailure(0, 1, done.returncode, str(file)).signal_name() == "SIGXFSZ"
+    file = str(tmp_path / "error.json")
+    rank = forkserver().Process(target=die_while_failing, args=(file,))
+    rank.start()
+    rank.join()
+    assert rank.exitcode == -signal.SIGXFSZ
+    assert ProcessFailure(0, 1, rank.exitcode, file).signal_name() == "SIGXFSZ"

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 from torch.multiprocessing.spawn import ProcessExitedException
+from typer.testing import CliRunner
 
+from ckptools.cli import app
 from ckptools.errors import ReadError
 from ckptools.training import output
 from ckptools.training.resuming import resume
@@ -168,8 +170,8 @@ def test_a_run_goes_on_in_its_own_folder(run: Path, undisturbed: Path) -> None:
     ],
 )
 def test_what_cannot_be_is_one_line(options: tuple[object, ...], says: str, tmp_path: Path) -> None:
-    done = create(tmp_path / "run", *options)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    done = CliRunner().invoke(app, ["create", str(tmp_path / "run"), *map(str, (*RUN, *options))])
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert says in done.stderr
     assert not (tmp_path / "run").exists()
 

@@ -18,7 +18,6 @@ from ckptools.training import Created, CreateOptions, create
 from ckptools.training.options import ParallelOptions, SimulationOptions
 from tests import demo
 from tests.training.conftest import Command
-from tests.training.rank_files import ckptools as command
 from tests.training.rank_files import load
 
 WORLD = 6
@@ -195,8 +194,8 @@ def test_ranks_are_told_one_by_one_in_spans_or_all(text: str, expected: tuple[in
     ],
 )
 def test_what_cannot_be_simulated_is_one_line(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
-    done = command("create", tmp_path / "run", "--simulate-world", 8, *arguments)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    done = CliRunner().invoke(app, ["create", str(tmp_path / "run"), "--simulate-world", "8", *arguments])
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert says in done.stderr
     assert not (tmp_path / "run").exists()
 
