@@ -22,11 +22,13 @@ from torch.multiprocessing.spawn import ProcessContext, start_processes
 
 from ckptools.__main__ import main
 from ckptools.cluster.environment import calm_torch
+from ckptools.formats import registry
 from ckptools.training import Created, CreateOptions, create, worker
 from tests.training.started import PATIENCE, free_port
 
-PRELOADED = ["ckptools.training.rank", "torch._dynamo"]
-"""What every rank imports."""
+FORMATS = [f"ckptools.formats.{one.NAME}" for one in registry.FORMATS]
+PRELOADED = ["ckptools.training.rank", "torch._dynamo", "ckptools.api", *FORMATS]
+"""What every rank imports, and those that go on from a checkpoint."""
 
 
 def forkserver() -> ForkServerContext:
