@@ -60,6 +60,7 @@ def test_a_node_that_never_comes_is_named_and_nothing_is_left(tmp_path: Path) ->
     assert is_free(port)
 
 
+@pytest.mark.slow  # each waits some seconds for what the other says
 def test_a_node_whose_folder_is_another_one_is_noticed_by_both(tmp_path: Path) -> None:
     port, outs = free_port(), [tmp_path / "here", tmp_path / "elsewhere"]
 
