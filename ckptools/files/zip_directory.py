@@ -112,6 +112,19 @@ def read_directory(file: File | Window) -> dict[str, ZipEntry]:
     return records
 
 
+def root_of(head: bytes) -> str:
+    """The root folder of an archive by the header of its first entry; empty where `head` has no such header.
+
+    torch gives it the name of the file that it writes, without the suffix, and `archive` where it writes into a stream.
+    Source: caffe2/serialize/inline_container.cc (`PyTorchStreamWriter`, `basename`).
+    """
+    if len(head) < LOCAL.size or not head.startswith(b"PK\3\4"):
+        return ""
+    name = head[LOCAL.size : LOCAL.size + LOCAL.unpack_from(head)[9]]
+    root, below, _ = name.partition(b"/")
+    return root.decode("utf-8", "replace") if below else ""
+
+
 def find_directory(file: File | Window) -> tuple[int, int, int]:
     """Return `(offset, size, entry count)` of the central directory, which must end where the end record begins.
 

@@ -18,6 +18,7 @@ from ckptools.errors import ReadError
 from ckptools.files.file_type import content_of, head_of
 from ckptools.files.opening import File
 from ckptools.files.zip_archive import Container
+from ckptools.files.zip_directory import root_of
 from ckptools.model.provenance import FILE_NAME
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Shard, Source, Tensor
@@ -188,7 +189,8 @@ class Pattern:
         """What a file has for itself that is like this one; None where it is not, or where it cannot be read."""
         try:
             with File(path) as file:
-                if file.descriptor is None or content_of(head_of(file)) != "zip":
+                head = head_of(file)
+                if file.descriptor is None or content_of(head) != "zip":
                     return None
                 columns = self.directory.read(file)
         except ReadError:
@@ -203,7 +205,7 @@ class Pattern:
         if claims is None:
             return None
         own = own._replace(values={number: value for number, value in values.items() if number in self.visible})
-        return Read(own, *claims, columns.nbytes, columns.modified, columns.bytes_read)
+        return Read(own, *claims, columns.nbytes, columns.modified, columns.bytes_read, root_of(head))
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -220,6 +222,7 @@ class Read(NamedTuple):
     nbytes: int
     modified: float
     bytes_read: int
+    root: str
 
 
 class CutKind(NamedTuple):

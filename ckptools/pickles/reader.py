@@ -44,6 +44,7 @@ class _SavedFields(NamedTuple):
     modules: bool = False
     provenance: Said | None = None
     cut: bool = False
+    root: str = ""
 
 
 class Saved(_SavedFields):
@@ -62,6 +63,7 @@ class Saved(_SavedFields):
         modules: whether an object in it has the state of an `nn.Module`.
         provenance: what it says of where it comes from, if `consolidate` wrote it.
         cut: whether it is cut short, and the tree has tensors without bytes where these are behind the cut.
+        root: the root folder of its archive, which torch calls as it called the file.
     """
 
     __slots__ = ()
@@ -100,10 +102,9 @@ def read(path: Path, repeated: RepeatedRecords | None = None, salvage: bool = Fa
         nread = min(opened.bytes_read, file.size) if opened is file else file.bytes_read + opened.bytes_read
         form = ", ".join(filter(None, map(FORMS.get, forms, forms)))
         claims, at_least = claims_in(machine)
-        size, modified, origin = file.size, file.modified, machine.provenance
-        return Saved(
-            path, tree, claims, names, size, modified, nread, form, at_least, machine.modules, origin, machine.cut
-        )
+        size, modified, origin, modules = file.size, file.modified, machine.provenance, machine.modules
+        found = Saved(path, tree, claims, names, size, modified, nread, form, at_least, modules, origin, machine.cut)
+        return found._replace(root=zip_directory.root_of(head_of(file)))
 
 
 def claims_in(machine: Machine) -> tuple[frozenset[Claim], bool]:
@@ -185,10 +186,10 @@ class AlikeFiles:
             pattern = self.pattern(number)
             found = pattern.read(path) if pattern is not None else None
             if pattern is not None and found is not None:
-                own, claims, at_least, size, modified, nread = found
+                own, claims, at_least, size, modified, nread, root = found
                 alike = Alike(pattern, path, own._replace(like=number))
                 self._last, self._misses, self._hits = number, self._misses - 1, self._hits + 1
-                return Saved(path, alike, claims, pattern.names, size, modified, nread, "", at_least)
+                return Saved(path, alike, claims, pattern.names, size, modified, nread, "", at_least, root=root)
         self._misses += 1
         return None
 

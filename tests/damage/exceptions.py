@@ -42,14 +42,9 @@ BARE = "ByteCheckpoint keeps no checksums"
 SNAPSHOT = "torchsnapshot keeps no checksums"
 NO_STEP = "the file holds what has one dtype and shape in every step; a count in it that others contradict is warned of"
 NO_RANK = "nothing in the files says whose they are, and they fit each rank"
-RNG = f"{NO_RANK}; verify warns of two equal RNG states where others have their own, and cannot know whose it was"
 OPTIONAL = "nothing names the file: a run without a scheduler leaves the same folder"
 NO_LIST = "nothing lists the parts of a composite folder, and another trainer leaves none of this name"
 JSON = "JSON has no checksum"
-UNIT_ORDER = (
-    "runs of flattened parameters fit either way where they end at a parameter's end; which parameters share a unit, "
-    "and so which run must come first, no file says"
-)
 
 MASTERS = (
     "the file holds fp32 copies and moments alone, and what differs in a low bit rounds to the weights all the same; "
@@ -80,22 +75,17 @@ EXCEPTIONS: tuple[Unknowable, ...] = (
     Unknowable("nemo-automodel-fsdp2", r"flipped .*/\.metadata ", METADATA),
     Unknowable("nemo-automodel-fsdp2", r"another step .*(\.distcp|_rank_\d\.pt|step_scheduler\.pt)", NO_STEP),
     Unknowable("nemo-automodel-fsdp2", r"deleted .*/(losses\.json|step_scheduler\.pt)", OPTIONAL),
-    Unknowable("nemo-automodel-fsdp2", r"(swapped|copied) .*/(rng|dataloader)_\w+_rank", RNG),
     Unknowable("composite-dcp-", r"another step .*(/model/.*\.distcp|_rank_\d\.pt|scheduler\.pt)", NO_STEP),
     Unknowable("composite-dcp-", r"deleted .*/train_state\.json", NO_LIST),
     Unknowable("composite-dcp-", r"flipped .*/train_state\.json ", JSON),
     Unknowable("bytecheckpoint-", r"flipped .*\.distcp ", BARE),
-    Unknowable("verl-", "(swapped|copied) .*/extra_state", RNG),
     Unknowable("nanotron-", r"flipped .*\.safetensors ", SAFETENSORS),
     Unknowable("nanotron-", r"another step .*/lr_scheduler\.pt", NO_STEP),
     Unknowable("nanotron-", r"flipped .*/checkpoint_metadata\.json ", JSON),
-    Unknowable("verl-fsdp1/", "swapped .*/optim_world_size", NO_RANK),
     Unknowable("megatron-core0.16-pp2dp2", r"another step .*/common\.pt", NO_STEP),
     Unknowable("megatron-core0.16-pp2dp2", r"deleted .*/metadata\.json", PLAIN_DCP),
     Unknowable("megatron-core0.20-ep2dp2-dpr", r"another step .*/__[23]_0\.distcp", MASTERS),
     Unknowable("megatron-ep2dp2-bf16-legacy", "swapped .*/model_optim_rng", NO_RANK),
-    Unknowable("deepspeed-z3-bf16", "swapped .*_optim_states", NO_RANK),
-    Unknowable("verl-fsdp1-orig", "swapped .*/optim_world_size", UNIT_ORDER),
 )
 
 

@@ -222,20 +222,30 @@ def test_one_ranks_file_under_two_names_is_an_error(tmp_path, stage, code, said)
     tag = run.save(tmp_path)
     shutil.copy(tag / OPTIM.format(1), tag / OPTIM.format(2))
     ck = ckptools.open(tag, all_ranks=True)
-    assert told(ck) == [(code, 2)]
+    assert told(ck) == [(code, 2), ("CK009", None)]
     assert said in ck.problems[0].message
+    assert f"{OPTIM.format(2)} was saved as {OPTIM.format(1)}, which is here too" in ck.problems[1].message
     with pytest.raises(NotWholeError):
         ckptools.consolidate(tag, tmp_path / "out.pt")
 
 
-@pytest.mark.parametrize(
-    ("frozen", "code"), [(torch.arange(99.0), ["CK009"]), (torch.ones(99), []), (torch.zeros(99), [])]
-)
-def test_model_states_with_another_ranks_frozen_pieces_are_a_copy_unless_those_tell_nothing(tmp_path, frozen, code):
+@pytest.mark.parametrize(("frozen", "told_of"), [(torch.arange(99.0), 2), (torch.ones(99), 1), (torch.zeros(99), 1)])
+def test_model_states_with_another_ranks_frozen_pieces_are_a_copy(tmp_path, frozen, told_of):
     run = Run(values({"a": (30, 7)}), [["a"]], 3, 3, torch.bfloat16, frozen={"still": frozen})
     tag = run.save(tmp_path)
     shutil.copy(tag / "zero_pp_rank_1_mp_rank_00_model_states.pt", tag / "zero_pp_rank_0_mp_rank_00_model_states.pt")
-    assert [p.code for p in ckptools.open(tag, all_ranks=True).problems] == code
+    assert [p.code for p in ckptools.open(tag, all_ranks=True).problems] == ["CK009"] * told_of
+
+
+def test_swapped_optimizer_states_of_zero_3_are_known_by_the_names_they_were_saved_under(tmp_path):
+    run = Run(values({"a": (30, 7), "b": (40,)}), [["a", "b"]], 2, 3)
+    tag = run.save(tmp_path)
+    for name, to in ((0, 2), (1, 0), (2, 1)):
+        (tag / OPTIM.format(name)).rename(tag / OPTIM.format(to))
+    ck = ckptools.open(tag, all_ranks=True)
+    assert [p.code for p in ck.problems] == ["CK009", "CK009"]
+    with pytest.raises(NotWholeError, match="was saved as"):
+        ckptools.consolidate(tag, tmp_path / "out.pt")
 
 
 def test_swapped_files_of_zero_1_contradict_their_mappings(z1):

@@ -108,7 +108,7 @@ def test_a_stage_that_lies_over_another_is_suspected(to: int, absent: str | None
 
 def test_every_stage_on_as_many_ranks_is_no_copy(run: Path) -> None:
     for rank in range(3):
-        shutil.copy(file(run, rank), file(run, rank + 3))
+        torch.save(torch.load(file(run, rank), weights_only=False), file(run, rank + 3))
     assert told(run) == [STATED]
 
 

@@ -142,7 +142,7 @@ class _RankGroup:
         self.builder.add_rank_values(found)
         self.problems += rank_checks.check_gathered_rng(sections, merge.differing)
         self.problems += (Problem(Code.LAYOUT_INFERRED, note, None, fqn_of(path)) for path, note in notes.items())
-        self.builder.add_saved(self.read.saved.values())
+        self.builder.add_saved(self.read.saved.values(), placed=not in_parts)
         plainly = LOCAL if local else _saved_as(sharded, len(self.group), in_parts)
         saved_as = self.wrapped.saved_as if self.wrapped else plainly
         # The number in the path that is the rank counts no steps.

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 from ckptools.errors import ReadError, ReadErrorKind
 from ckptools.files.opening import reading
 from ckptools.files.remote.path import RemotePath
+from ckptools.formats.shared.swapped_files import swapped_files
 from ckptools.model.checkpoint import Checkpoint, Fact, GivenNames, ModuleOrder, RankFile, ReadCost
 from ckptools.model.problems import Code, Problem, worst_first
 from ckptools.model.tensor import Rounded
@@ -61,9 +62,11 @@ class CheckpointBuilder:
         self.bytes_read += nbytes
         self.names |= dict.fromkeys(names)
 
-    def add_saved(self, saved: Iterable[Saved]) -> None:
-        """Count torch.save files that were read."""
-        for one in saved:
+    def add_saved(self, saved: Iterable[Saved], placed: bool = True) -> None:
+        """Count torch.save files that were read, and note those that were saved as others; see `swapped_files`."""
+        read = list(saved)
+        self.problems += swapped_files(read, placed)
+        for one in read:
             self.add_read(1, one.bytes_read, one.names)
 
     def add_rank_values(self, found: RankDifferences | CheckpointBuilder) -> None:

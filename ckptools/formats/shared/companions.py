@@ -36,6 +36,7 @@ from ckptools.formats.options import Options
 from ckptools.formats.shared.checkpoint_builder import Fault, file_now
 from ckptools.model.checkpoint import Fact, RankFile
 from ckptools.model.problems import Code, Problem
+from ckptools.pickles.reader import Saved
 from ckptools.text import few, first_few
 
 OF_A_RANK = re.compile(r"(?:rng_state_(\d{1,5})\.pth|random_states_(\d{1,5})\.pkl)")
@@ -67,6 +68,7 @@ class CompanionFiles:
         names: dotted names that their pickles mention.
         world_size: ranks that left RNG states; no value when there are none by rank.
         bytes_read: how much was read.
+        saved: the torch.save files among them that were read.
     """
 
     tree: dict[str, Any] = field(default_factory=dict)
@@ -75,6 +77,7 @@ class CompanionFiles:
     names: list[str] = field(default_factory=list)
     world_size: Fact = field(default_factory=lambda: Fact(None))
     bytes_read: int = 0
+    saved: list[Saved] = field(default_factory=list)
 
     @property
     def from_accelerate(self) -> bool:
@@ -100,6 +103,7 @@ class CompanionFiles:
             self.bytes_read += path.stat().st_size
             return read_json(path)
         saved = options.read_file(path)
+        self.saved.append(saved)
         self.names += saved.names
         self.bytes_read += saved.bytes_read
         return saved.tree

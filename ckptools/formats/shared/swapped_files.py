@@ -1,0 +1,46 @@
+"""Files that torch saved under the name of another: swapped with it, or a copy of it.
+
+A torch.save archive keeps the name of the file that it was written to as that of its root folder (`root_of`). What a
+file holds often fits every rank alike, above all flat partitions and random states, so that nothing else tells.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from ckptools.formats.rank_search.rank_names import COUNTS_STEPS
+from ckptools.model.problems import Code, Problem
+from ckptools.pickles.reader import Saved
+
+NUMBER = re.compile(r"[0-9]+")
+
+
+def swapped_files(saved: Iterable[Saved], placed: bool = True) -> Iterator[Problem]:
+    """Problems of files of one checkpoint whose archive has the name of another rank, stage, layer or part.
+
+    Where the file of that name is here too, both cannot be what they are called: an error. Where it is not, somebody
+    may have renumbered them: a warning, as it is where files are not `placed` by their names, since stages of a
+    pipeline have names of their own in them. Numbers of steps are nothing, since a whole checkpoint may be renamed,
+    and a file whose content states its rank is judged by that.
+    """
+    read = list(saved)
+    here = {one.path for one in read}
+    for one in read if len(read) > 1 else ():
+        other = "" if one.claims else _other_name(one)
+        if not other:
+            continue
+        both, text = one.path.with_name(other) in here, f"{one.path.name} was saved as {other}"
+        text += ", which is here too: swapped with it, or a copy of it" if both else ""
+        yield Problem(Code.STRAY_FILE if both and placed else Code.NAME_CONTRADICTS, text)
+
+
+def _other_name(saved: Saved) -> str:
+    """The name that a file was saved under, where it differs in a number that counts no steps; else empty."""
+    stem, dot, suffix = saved.path.name.rpartition(".")
+    same = dot and NUMBER.sub("#", stem) == NUMBER.sub("#", saved.root)
+    return saved.root + dot + suffix if same and _numbers(stem) != _numbers(saved.root) else ""
+
+
+def _numbers(name: str) -> list[str]:
+    return NUMBER.findall(COUNTS_STEPS.sub("", name))
