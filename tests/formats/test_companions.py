@@ -50,6 +50,21 @@ def test_a_missing_rank_of_the_rng_is_an_error_that_names_the_rank(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("names", "lacking"),
+    [
+        (["optimizer_1.bin"], ["no file optimizer.bin, and later ones are here"]),
+        (["optimizer.bin", "optimizer_2.bin"], ["no file optimizer_1.bin, and later ones are here"]),
+        (["custom_checkpoint_1.pkl"], ["no file custom_checkpoint_0.pkl, and later ones are here"]),
+        (["optimizer.bin", "optimizer_1.bin", "scheduler.bin", "sampler_1.bin"], []),
+    ],
+)
+def test_a_gap_in_the_numbers_is_a_missing_file(tmp_path, names, lacking):
+    for name in names:
+        torch.save({"a": 1}, tmp_path / name)
+    assert [p.message for p in read(tmp_path).problems] == lacking
+
+
+@pytest.mark.parametrize(
     ("name", "key", "rank"),
     [
         ("optimizer.bin", "optimizer", None),

@@ -44,6 +44,9 @@ OF_ALL = re.compile(
     r"((?:optimizer|scheduler|scaler|sampler|dl_state_dict)(?:_\d{1,4})?)\.(?:pt|bin)"
     r"|(custom_checkpoint_\d{1,4})\.pkl|(training_args)\.bin|(trainer_state)\.json|(rng)_state\.pth"
 )
+NUMBERED = re.compile(r"(optimizer|scheduler|custom_checkpoint)(?:_(\d{1,4}))?")
+"""Keys of files that Accelerate numbers from 0 without a gap, the first of most kinds without its number."""
+
 NTH_SAVE = re.compile(r"checkpoint_\d+")
 ORDER = ("optimizer", "scheduler", "scaler", "rng", "trainer_state", "sampler", "dl_state_dict", "custom_checkpoint")
 
@@ -172,6 +175,7 @@ def read_companions(folder: Path, options: Options, ranks: int = 0) -> Companion
     _count_ranks(found, here, ranks)
     if found.world_size.value is not None:
         found.problems += unlike_states("rng", found.tree.get("rng", {}))
+    found.problems += _gaps(here)
     return found
 
 
@@ -222,3 +226,17 @@ def unlike_states(key: str, states: Mapping[Any, Any]) -> Iterator[Problem]:
             for keys, ranks in held.items()
         )
         yield Problem(Code.NAME_CONTRADICTS, f"files of one part hold different things: {said}", None, key)
+
+
+def _gaps(here: list[Companion]) -> Iterator[Problem]:
+    """Find numbers below which Accelerate left a file too: an optimizer, a scheduler, a registered object."""
+    kinds: dict[str, dict[int, Companion]] = {}
+    for companion in here:
+        if numbered := NUMBERED.fullmatch(companion.key):
+            kinds.setdefault(numbered[1], {})[int(numbered[2] or 0)] = companion
+    for kind, have in kinds.items():
+        suffix = next(iter(have.values())).path.suffix
+        lacking = sorted(set(range(max(have))) - set(have))
+        names = [f"{kind}_{n}{suffix}" if n or kind == "custom_checkpoint" else f"{kind}{suffix}" for n in lacking]
+        if names:
+            yield Problem(Code.FILE_MISSING, f"no file {few(names, 3)}, and later ones are here", None, kind)
