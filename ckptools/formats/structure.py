@@ -24,7 +24,7 @@ def with_structure_problems(ck: Checkpoint) -> Checkpoint:
     """Add the problems that the structure shows; those of tensors once every rank was read."""
     found = [*ck.problems]
     found += _tensor_problems(ck, {p.tensor for p in found if p.kind in OF_TENSORS}) if ck.structure_read else []
-    found += _copies(ck, {p.rank for p in found if p.kind is Code.STRAY_FILE}) if ck.structure_read else []
+    found += _copies(ck) if ck.structure_read else []
     found += _unjoined(ck, [p.message for p in found if p.kind is Code.TENSOR_NOT_JOINED])
     found += copy_problems(ck)
     found += optimizer_problems(ck)
@@ -61,9 +61,11 @@ def _tensor_problems(ck: Checkpoint, known: set[str | None]) -> Iterator[Problem
             yield replace(first, message=f"{first.message}{more}")
 
 
-def _copies(ck: Checkpoint, known: set[int | None]) -> Iterator[Problem]:
-    """Files that are copies of another rank's; a reader that knows more of its format has its own words for some."""
-    return (p for p in check_copies(tensors_in(ck.tree)) if p.rank not in known)
+def _copies(ck: Checkpoint) -> Iterator[Problem]:
+    """Files that are copies of another rank's, and of which no reader has said so by what it knows of its format."""
+    stray = [p for p in ck.problems if p.kind is Code.STRAY_FILE]
+    ranks, files = {p.rank for p in stray} - {None}, {name for p in stray for name in p.files}
+    return (p for p in check_copies(tensors_in(ck.tree)) if p.rank not in ranks and files.isdisjoint(p.files))
 
 
 def _unjoined(ck: Checkpoint, messages: Iterable[str]) -> Iterator[Problem]:

@@ -86,7 +86,7 @@ def check_copies(tensors: Iterable[tuple[KeyPath, Tensor]]) -> Iterator[Problem]
         times = Counter(facts[1:] for facts in set(stated.values()))
         elsewhere = (facts[1:] for place, facts in stated.items() if place not in places[other])
         if proves_a_copy(facts for facts in elsewhere if times[facts] == 1):
-            yield Problem(Code.STRAY_FILE, _text(file, other), ranks[file])
+            yield Problem(Code.STRAY_FILE, _text(file, other), ranks[file], files=(file.name,))
 
 
 def _facts(source: Source) -> tuple[str, str, int, int]:

@@ -139,7 +139,7 @@ def test_a_file_in_the_place_of_another_tensor_parallel_ranks_is_refused(tmp_pat
     one.write_bytes(second if swapped else first)
     other.write_bytes(first)
     ck = ckptools.open(folder)
-    assert [p.code for p in ck.problems if p.severity == "error"] == ["CK009", "CK009"]
+    assert [p.code for p in ck.problems if p.severity == "error"] == ["CK009"] * (2 if swapped else 1)
     with pytest.raises(NotWholeError, match="does not round to the float32 weight"):
         ck.consolidate(tmp_path / "out.pt")
 

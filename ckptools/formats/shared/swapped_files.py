@@ -32,7 +32,7 @@ def swapped_files(saved: Iterable[Saved], placed: bool = True) -> Iterator[Probl
             continue
         both, text = one.path.with_name(other) in here, f"{one.path.name} was saved as {other}"
         text += ", which is here too: swapped with it, or a copy of it" if both else ""
-        yield Problem(Code.STRAY_FILE if both and placed else Code.NAME_CONTRADICTS, text)
+        yield Problem(Code.STRAY_FILE if both and placed else Code.NAME_CONTRADICTS, text, files=(one.path.name,))
 
 
 def _other_name(saved: Saved) -> str:
