@@ -159,6 +159,19 @@ def test_a_missing_rng_state_is_an_error_and_consolidate_says_that_it_is_lost(sa
     assert ck.consolidate(tmp_path / "model.pt", only="model").left_out == {}
 
 
+def test_random_states_that_changed_places_do_not_keep_the_model_from_being_written(sample, tmp_path):
+    one, other = (sample / f"random_states_{rank}.pkl" for rank in (1, 2))
+    first = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(first)
+    ck = ckptools.open(sample)
+    errors = [(p.code, p.rank, p.tensor) for p in ck.problems if p.severity == "error"]
+    assert sorted(errors) == [("CK009", 1, "rng"), ("CK009", 2, "rng")]
+    with pytest.raises(NotWholeError):
+        ck.consolidate(tmp_path / "all.pt", only="all")
+    assert ck.consolidate(tmp_path / "m.pt", only="model").left_out == {}
+
+
 def test_a_damaged_companion_is_named(sample):
     (sample / "scheduler.bin").write_bytes(b"PK\3\4")
     (problem,) = ckptools.open(sample).problems

@@ -22,7 +22,6 @@ from ckptools.formats.dcp.folder import world_size as world_size_of
 from ckptools.formats.options import Options
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault
 from ckptools.formats.shared.companions import Companion, CompanionFiles, unlike_states
-from ckptools.formats.shared.swapped_files import swapped_files
 from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder, RankFile
 from ckptools.model.problems import Code, Problem, Severity
 from ckptools.pickles.machine import Machine, load_checked
@@ -206,7 +205,7 @@ class CompositeBuilder:
         """Add companion files, without replacing parts."""
         both = [key for key in found.tree if key in self.tree]
         self.tree |= {key: value for key, value in found.tree.items() if key not in both}
-        self.problems += [*found.problems, *swapped_files(found.saved)]
+        self.problems += [*found.problems, *found.swapped()]
         self.problems += (
             Problem(Code.METADATA_CONTRADICTS, f"{key} is here twice; the DCP folder is read", severity="warning")
             for key in both

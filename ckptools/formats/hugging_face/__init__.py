@@ -44,7 +44,6 @@ from ckptools.formats.shared.companions import (
     read_companions,
     step_of_accelerate,
 )
-from ckptools.formats.shared.swapped_files import swapped_files
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.text import few
@@ -156,7 +155,7 @@ def _checkpoint(
         for problem in model.problems:
             tensor = f"{section}.{problem.tensor}" if nested and problem.tensor is not None else problem.tensor
             builder.problems.append(replace(problem, tensor=tensor))
-    builder.problems += [*companions.problems, *swapped_files(companions.saved)]
+    builder.problems += [*companions.problems, *companions.swapped()]
     pickled = (n for m in models.values() for h in m.weight_files for n in h.names)
     whole = not any(f.status in ("missing", "cut", "bad") for f in files)
     world_size = companions.world_size

@@ -34,6 +34,7 @@ from ckptools.files.location import check_stays_inside
 from ckptools.files.opening import reading
 from ckptools.formats.options import Options
 from ckptools.formats.shared.checkpoint_builder import Fault, file_now
+from ckptools.formats.shared.swapped_files import swapped_files
 from ckptools.model.checkpoint import Fact, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.pickles.reader import Saved
@@ -86,6 +87,13 @@ class CompanionFiles:
     def from_accelerate(self) -> bool:
         """Whether Accelerate wrote it, whose scheduler counts for every process."""
         return any(file.path.name.startswith("random_states_") for file in self.files)
+
+    def swapped(self) -> Iterator[Problem]:
+        """Files that were saved under the name of another, each with its key and rank: the rest is not concerned."""
+        known = {file.path.name: file for file in self.files}
+        for problem in swapped_files(self.saved):
+            file = known[problem.files[0]]
+            yield replace(problem, tensor=file.part, rank=file.rank)
 
     def read(self, companion: Companion, options: Options) -> Any:
         """Read one companion and note what it cost; None, and a problem, when that is not possible."""
