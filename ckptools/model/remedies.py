@@ -21,7 +21,7 @@ REMEDIES = {
     Code.MIXED_SAVES: f"put the files of one save together: {AGAIN}",
     Code.METADATA_CONTRADICTS: "copy the metadata again from where it was saved",
     Code.LEFT_OVER: "delete it, once no process writes there",
-    Code.STRAY_FILE: "move the file that does not belong here out of the folder",
+    Code.STRAY_FILE: "move what does not belong here away; give files that changed places their names back",
     Code.NAME_CONTRADICTS: "rename what has the wrong name, if you trust the content",
     Code.ONE_OF_SEVERAL: "open its files together, by their folder; `ckptools formats` lists what is joined",
     Code.MANIFEST_DIFFERS: f"{AGAIN}, or write the manifest anew",
