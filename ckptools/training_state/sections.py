@@ -198,14 +198,14 @@ def _is_model(path: KeyPath, node: Any) -> bool:
     """Whether most values of a dict with text keys are tensors, whatever else (extra state) lies between.
 
     Random states by name and dtype do not count: they make no model of the dict that holds one beside them. Among
-    weights they may be buffers of a module, and stay with them. Nothing but whole numbers are counters, such as
-    `n_averaged` of Lightning's `averaging_state`.
+    weights they may be buffers of a module, and stay with them. Below the root, nothing but scalars of whole
+    numbers are counters, such as `n_averaged` of Lightning's `averaging_state`.
     """
     if not isinstance(node, Mapping) or not node or not all(isinstance(k, str) for k in node):
         return False
     states = len(_random_states(node))
     found = [v for v in node.values() if isinstance(v, Tensor)]
-    if not any(t.shape or is_floating(t.dtype) for t in found):
+    if path and not any(t.shape or is_floating(t.dtype) for t in found):
         return False
     tensors = len(found) - states
     return tensors * 2 > len(node) - states and not any(str(p).lower() in (*RNG_WORDS, *OPTIMIZER_WORDS) for p in path)
