@@ -21,7 +21,7 @@ from ckptools.model.values import describe_for_error
 from ckptools.text import clip
 from ckptools.training_state.optimizers import optimizers_of
 from ckptools.training_state.parameter_names import UNNAMED, Naming, without_ddp
-from ckptools.training_state.sections import GROUPS, STATE, Section, is_flat_optimizer, sections_of_kind
+from ckptools.training_state.sections import Section, flat_key, is_flat_optimizer, sections_of_kind
 
 NewKey = Callable[[Any], Any]
 """Maps a key of a section to its new key."""
@@ -121,8 +121,8 @@ def _with_new_keys(selection: OutputContents, new_key_of: Callable[[Section], Ne
             new = _renamed_section(section, leaf_at(tree, at), new_key, selection.source.path)
             tree = with_value(tree, at, new)
             moves.append((section, at, new_key))
-            if section.kind == "model":  # at the root of a tree it has only some of its keys
-                mine = {new_key(key) for key in section.value}
+            if not at:  # at the root of a tree it has only some of its keys
+                mine = {_moved((key,), moves[-1:])[0] for key in section.value}
                 new = {key: value for key, value in new.items() if key in mine}
             section = section._replace(value=new)
         places.append((section, at))
@@ -157,15 +157,14 @@ def _renamed_section(section: Section, node: Any, new_key: NewKey, path: Path) -
         made = _with_keys(node, new_key, path)
         return _with_new_modules(made, [(key, new_key(key)) for key in node])
     if is_flat_optimizer(section.value):
-        return _with_keys(node, lambda key: _flat_key(key, new_key), path)
+        return _with_keys(node, lambda key: _flat_key(key, new_key) if key in section.value else key, path)
     groups = type(node["param_groups"])(_renamed_group(group, new_key) for group in node["param_groups"])
     return with_value(with_value(node, ("state",), _with_keys(node["state"], new_key, path)), ("param_groups",), groups)
 
 
 def _flat_key(key: str, new_key: NewKey) -> str:
     """Rename a key such as `state.<fqn>.exp_avg` by the new name of its parameter."""
-    kind = STATE if key.startswith(STATE) else GROUPS
-    fqn, _, slot = key[len(kind) :].rpartition(".")
+    kind, fqn, slot = flat_key(key)
     return f"{kind}{new_key(fqn)}.{slot}"
 
 

@@ -22,8 +22,6 @@ from ckptools.training_state.sections import (
     generator_of,
     is_gathered,
     schedulers_of,
-    section_name,
-    sections_of,
     sections_of_kind,
     storage_identity,
     stream_of,
@@ -186,14 +184,14 @@ def optimizer_rows(ck: Checkpoint) -> tuple[OptimizerRow, ...]:
 
 
 def _optimizer_row(ck: Checkpoint, optimizer: Optimizer) -> OptimizerRow:
-    raw = next(s.value for s in sections_of(ck) if s.path == optimizer.path)
-    listed = [bool(ids) or not optimizer.state for ids in group_ids(nested(raw))]
+    section = next(s for s in sections_of_kind(ck, "optimizer") if s.path == optimizer.path)
+    listed = [bool(ids) or not optimizer.state for ids in group_ids(nested(section.value))]
     sizes = _sizes(ck, optimizer)
     rows = tuple(_group_row(g, sizes, known) for g, known in zip(optimizer.param_groups, listed, strict=False))
     naming = optimizer.naming
     return OptimizerRow(
         name=optimizer.name,
-        section=section_name(optimizer.path),
+        section=section.name,
         parameters=len(optimizer.state),
         slots=tuple(map(str, _slots(optimizer.state))),
         named_by=naming.by,

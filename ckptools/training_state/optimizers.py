@@ -23,7 +23,7 @@ from ckptools.training_state.optimizer_names import (
     only_shape,
 )
 from ckptools.training_state.parameter_names import Id, Naming, believed, model_for_names, named_when_read
-from ckptools.training_state.sections import GROUPS, STATE, free_name, is_flat_optimizer, sections_of_kind
+from ckptools.training_state.sections import STATE, flat_key, free_name, is_flat_optimizer, sections_of_kind
 
 
 def nested(value: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -36,8 +36,7 @@ def nested(value: Mapping[str, Any]) -> Mapping[str, Any]:
     state: dict[str, dict[str, Any]] = {}
     settings: dict[str, dict[str, Any]] = {}
     for key, leaf in value.items():
-        kind = STATE if key.startswith(STATE) else GROUPS
-        fqn, _, name = key[len(kind) :].rpartition(".")
+        kind, fqn, name = flat_key(key)
         (state if kind == STATE else settings).setdefault(fqn, {})[name] = leaf
     groups: dict[str, dict[str, Any]] = {}
     for fqn, values in settings.items():

@@ -129,13 +129,34 @@ def find_sections(tree: Any) -> tuple[Section, ...]:
 
 def _weights_beside_an_optimizer(tree: Any) -> tuple[Section, ...]:
     """The sections of a tree that holds tensors and an optimizer at its root, when nothing else is the model."""
-    if not isinstance(tree, Mapping) or not any(map(is_optimizer, tree.values())):
+    if not isinstance(tree, Mapping):
         return ()
-    weights = {k: v for k, v in tree.items() if isinstance(k, str) and isinstance(v, Tensor)}
-    rest = tuple(_sections((), {k: v for k, v in tree.items() if k not in weights}))
+    flat = _flat_optimizer_in(tree)
+    if not flat and not any(map(is_optimizer, tree.values())):
+        return ()
+    others = {k: v for k, v in tree.items() if k not in flat}
+    weights = {k: v for k, v in others.items() if isinstance(k, str) and isinstance(v, Tensor)}
+    rest = tuple(_sections((), {k: v for k, v in others.items() if k not in weights}))
+    optimizer = (Section("optimizer", "optimizer", (), flat),) if flat else ()
     if len(weights) == len(_random_states(weights)) or any(s.kind == "model" for s in rest):
-        return ()
-    return (Section("model", "model", (), weights), *rest)
+        return (*_sections((), others), *optimizer) if flat else ()
+    return (Section("model", "model", (), weights), *rest, *optimizer)
+
+
+def _flat_optimizer_in(tree: Mapping[Any, Any]) -> dict[str, Any]:
+    """The keys of a flattened optimizer that lie between others at the root, as `{**model, **optim}` has them.
+
+    They are one where every `state.` key is of a parameter that has `param_groups.` keys, and no value of those has a
+    shape: a module of a model may be called `state` too.
+    """
+    mine = {k: v for k, v in tree.items() if isinstance(k, str) and k.startswith((STATE, GROUPS))}
+    if len(mine) == len(tree) or not is_flat_optimizer(mine):
+        return {}
+    groups = {k: v for k, v in mine.items() if k.startswith(GROUPS)}
+    if any(isinstance(v, Tensor) and v.shape for v in groups.values()):
+        return {}
+    grouped, stated = ({flat_key(k)[1] for k in keys} for keys in (groups, mine.keys() - groups.keys()))
+    return mine if stated <= grouped else {}
 
 
 def _sections(path: KeyPath, node: Any) -> Iterator[Section]:
@@ -192,6 +213,13 @@ def is_flat_optimizer(node: Any) -> bool:
 
 
 STATE, GROUPS = "state.", "param_groups."
+
+
+def flat_key(key: str) -> tuple[str, str, str]:
+    """Split a key such as `state.<fqn>.exp_avg` into `STATE` or `GROUPS`, the fqn and the name of the value."""
+    kind = STATE if key.startswith(STATE) else GROUPS
+    fqn, _, name = key[len(kind) :].rpartition(".")
+    return kind, fqn, name
 
 
 def _is_model(path: KeyPath, node: Any) -> bool:

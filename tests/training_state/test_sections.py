@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -88,6 +89,32 @@ def test_weights_beside_an_optimizer_are_the_model_and_the_rest_keeps_its_sectio
 def test_a_tensor_at_the_root_is_no_model_where_there_is_a_real_one():
     tree = {"nets": {"generator": MODEL}, "optimizer": OPTIMIZER, "loss": tensor()}
     assert [(s.kind, s.name) for s in find_sections(tree) if s.kind == "model"] == [("model", "nets.generator")]
+
+
+FLAT = {"state.w.exp_avg": tensor(), "state.b.exp_avg": tensor(), "param_groups.w.lr": 0.1, "param_groups.b.lr": 0.1}
+
+
+@pytest.mark.parametrize("weights", [MODEL, {"model": MODEL}], ids=["at the root too", "below a key"])
+def test_a_flattened_optimizer_at_the_root_is_one_beside_the_model(weights):
+    sections = find_sections({**weights, **FLAT, "epoch": 3})
+    assert {s.kind: list(s.value) for s in sections if s.kind != "other"} == {"model": [*MODEL], "optimizer": [*FLAT]}
+
+
+@pytest.mark.parametrize("more", [{"state.proj.weight": tensor()}, {"param_groups.0.weight": tensor()}])
+def test_keys_at_the_root_that_may_be_weights_split_off_no_optimizer(more):
+    assert "optimizer" not in dict(kinds({**MODEL, **FLAT, **more}))
+
+
+def test_a_dcp_with_all_keys_at_the_root_is_shown_and_renamed_by_its_parts(tmp_path):
+    state = {name: torch.ones(2) if isinstance(value, Tensor) else value for name, value in {**MODEL, **FLAT}.items()}
+    dcp.save(state, checkpoint_id=tmp_path / "flat", no_dist=True)
+    with ckptools.open(tmp_path / "flat") as ck:
+        assert [(o.section, o.parameters, len(o.groups)) for o in inspect_report(ck).optimizers] == [
+            ("optimizer", 2, 1)
+        ]
+        ck.consolidate(tmp_path / "new.pt", only="all", rename=["w=x"])
+    renamed = torch.load(tmp_path / "new.pt")
+    assert set(renamed) == {name.replace("w", "x") for name in state}
 
 
 def test_a_flattened_optimizer_is_an_optimizer_and_a_flattened_model_is_none():

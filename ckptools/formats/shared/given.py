@@ -37,7 +37,7 @@ from ckptools.model.values import describe_for_error
 from ckptools.training_state.optimizer_names import group_ids
 from ckptools.training_state.optimizers import optimizers_of
 from ckptools.training_state.parameter_names import AS_WRITTEN, BY_UNIT, believed
-from ckptools.training_state.sections import is_flat_optimizer, sections_of, sections_of_kind, storage_identity
+from ckptools.training_state.sections import is_flat_optimizer, sections_of_kind, storage_identity
 
 MAX_DIMS = 64
 MAX_SIZE = (1 << 63) - 1
@@ -220,7 +220,7 @@ def _of_optimizer(checkpoint: Checkpoint) -> tuple[tuple[str, ...], ...]:
     named = [o for o in optimizers_of(checkpoint).values() if o.naming.by == "fqn" and o.state]
     if len(named) != 1 or not checkpoint.module_order.kept:
         return ()
-    value = next(s.value for s in sections_of(checkpoint) if s.path == named[0].path)
+    value = next(s.value for s in sections_of_kind(checkpoint, "optimizer") if s.path == named[0].path)
     if is_flat_optimizer(value) or not any(group_ids(value)):
         return ()
     names = named[0].naming.names
