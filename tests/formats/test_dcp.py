@@ -797,3 +797,13 @@ def test_an_item_that_is_not_like_the_others_is_opened_itself(tmp_path: Path, da
     item.path.write_bytes(data)
     broken = read_folder(folder, Options(all_ranks=True))
     assert [(p.code, p.tensor) for p in broken.problems] == [("CK106", "w4")]
+
+
+@pytest.mark.parametrize("names", [["w"], [0]], ids=["by name", "by number"])
+def test_an_optimizer_without_state_yet_is_one_though_dcp_saves_no_empty_dict(tmp_path, names):
+    optim = {"state": {}, "param_groups": [{"lr": 0.1, "params": names}]}
+    dcp.save({"model": {"w": torch.ones(2)}, "optim": optim}, checkpoint_id=tmp_path / "sgd", no_dist=True)
+    with ckptools.open(tmp_path / "sgd") as ck:
+        assert (len(ck.optimizers["optim"].param_groups), ck.raw["optim"]) == (1, optim)
+        ck.consolidate(tmp_path / "all.pt", only="all")
+    assert torch.load(tmp_path / "all.pt")["optim"] == optim

@@ -224,7 +224,20 @@ def _container(node: Any, holes: list[int]) -> Any:
         return _list(children, holes)
     if any(type(key) is int for key in children):
         raise ContradictionError(f"{describe_for_error(next(iter(children)))} and an index are keys of one container")
+    children = _with_empty_state(children)
     return _numbered(children) if is_optimizer(children) else children
+
+
+def _with_empty_state(children: dict[str, Any]) -> dict[str, Any]:
+    """Give an optimizer that had no state yet its empty `state` back: DCP saves no empty containers.
+
+    Source: torch/distributed/checkpoint/_traverse.py, `traverse_state_dict`; torch/optim/optimizer.py, `state_dict`.
+    """
+    groups = children.get("param_groups")
+    if children.keys() != {"param_groups"} or not isinstance(groups, list):
+        return children
+    list_parameters = all(isinstance(g, dict) and isinstance(g.get("params"), list) for g in groups)
+    return {"state": {}, **children} if list_parameters else children
 
 
 def _list(children: dict[int, Any], holes: list[int]) -> list[Any]:
