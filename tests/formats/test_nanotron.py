@@ -179,6 +179,20 @@ def test_an_optimizer_file_that_is_a_copy_of_another_rank_is_noticed(tmp_path, z
     assert "CK009" in {p.code for p in ckptools.open(tmp_path).problems}
 
 
+def test_optimizer_files_of_two_ranks_that_are_swapped_are_known_by_their_saved_names(tmp_path):
+    save(tmp_path, 3)
+    second, third = zero_1_files(tmp_path)[1:]
+    away = second.rename(tmp_path / "away")
+    third.rename(second)
+    away.rename(third)
+    assert [f"{second.name} was saved as {third.name}" in p.message for p in ckptools.open(tmp_path).problems] == [
+        True,
+        False,
+    ]
+    with pytest.raises(NotWholeError, match="was saved as"):
+        ckptools.consolidate(tmp_path, tmp_path / "out.pt")
+
+
 def test_moments_of_zero_1_in_another_place_than_the_configuration_says_are_not_joined(tmp_path):
     save(tmp_path, dp=2, zero_1=True)
     config = tmp_path / "optimizer/optimizer_config.json"

@@ -93,6 +93,7 @@ class _NanotronFolder:
             tree["optimizer"] = self.optimizer.state_dict(self.weights)
         tree |= {"checkpoint_metadata": self.found.metadata, **self._others()}
         self._check_files(tree)
+        self.found.builder.add_saved(self.found.saved)
         step = leaf_at(self.found.metadata, ("metas", "last_train_step"))
         step = step if type(step) is int and step >= 0 else None
         return self.found.builder.checkpoint(
@@ -117,7 +118,7 @@ class _NanotronFolder:
                 except ReadError as error:
                     self.found.add_fault(path, error, None)
                     continue
-                self.found.builder.add_saved([saved])
+                self.found.saved.append(saved)
                 self.found.files.append(file_now(path, None, self.found.part(path), "read"))
                 found.setdefault(part, {})[path.stem] = saved.tree
         return {part: next(iter(of.values())) if list(of) == [part] else of for part, of in found.items()}

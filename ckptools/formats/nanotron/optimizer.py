@@ -94,7 +94,7 @@ class OptimizerFiles:
             except ReadError as error:
                 folder.add_fault(path, error, self._rank(rank))
                 continue
-            folder.builder.add_saved([saved])
+            folder.saved.append(saved)
             folder.files.append(file_now(path, self._rank(rank), folder.part(path), "read"))
             yield rank, saved.tree
 
