@@ -30,7 +30,12 @@ from ckptools.formats.dcp.files import METADATA, looks_like_dcp
 from ckptools.formats.dcp.folder import PLANNED
 from ckptools.formats.flat_parameters import parameters as flat_optimizers
 from ckptools.formats.options import Options
-from ckptools.formats.shared.companions import path_that_states_a_step, read_companions, step_of_accelerate
+from ckptools.formats.shared.companions import (
+    path_that_states_a_step,
+    read_companions,
+    step_of_accelerate,
+    without_optimizer,
+)
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.training_state.parameter_names import AS_SAVED
@@ -111,6 +116,7 @@ def read(path: Path, options: Options) -> Checkpoint:
         parts.problems.append(Problem(Code.FILE_MISSING, text))
     companions = read_companions(path, options, max(parts.writers.ranks, default=-1) + 1)
     parts.add_companions(companions)
+    parts.problems += without_optimizer(path, parts.tree)
     order = PLANNED if any(p.what == "model" and p.kind == "dcp" for p in found) else AS_SAVED
     counting = [key for key in parts.tree if not key.startswith("scheduler")]
     saved_as, named = f"Accelerate, {_saved_as(found, parts)}", path_that_states_a_step(path)

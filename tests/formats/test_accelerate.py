@@ -56,6 +56,14 @@ def test_a_part_without_its_metadata_is_missing_and_nothing_is_written_without_i
         ckptools.consolidate(sample, tmp_path / "out.pt")
 
 
+def test_an_optimizer_that_is_gone_is_missed_where_its_scheduler_is_here(sample):
+    shutil.rmtree(sample / "optimizer_0")
+    (problem,) = (p for p in ckptools.open(sample).problems if p.severity == "warning")
+    assert (problem.code, problem.tensor) == ("CK001", "optimizer") and "scheduler is here" in problem.message
+    (sample / "scheduler.bin").unlink()
+    assert "CK001" not in {p.code for p in ckptools.open(sample).problems}
+
+
 def test_the_parts_stand_side_by_side():
     ck = ckptools.open(SAMPLE)
     assert list(ck.tree) == ["model", "optimizer", "scheduler", "rng", "custom_checkpoint_0"]

@@ -323,6 +323,14 @@ def test_meta_pt_belongs_to_the_state():
     assert [f.path.name for f in ck.files][-1] == "meta.pt"
 
 
+@pytest.mark.parametrize("keys", [("model", "optimizer_0", "optimizer_1"), ("model", "optimizer")])
+def test_meta_pt_is_missed_where_the_parts_are_called_as_lightning_calls_them(tmp_path, keys):
+    state = {key: {"w": torch.ones(2)} for key in keys}
+    dcp.save(state, checkpoint_id=tmp_path / "ckpt", no_dist=True)
+    found = [(p.code, p.severity) for p in ckptools.open(tmp_path / "ckpt").problems if "meta.pt" in p.message]
+    assert found == ([("CK001", "warning")] if "optimizer_0" in keys else [])
+
+
 def test_meta_pt_does_not_take_the_place_of_what_dcp_holds(tmp_path):
     folder = copy(FABRIC, tmp_path / "ckpt")
     torch.save({"model": "another", "step": 5}, folder / "meta.pt")

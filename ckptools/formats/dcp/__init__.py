@@ -39,6 +39,11 @@ JOINS = ("model", "optimizer", "rest")
 COMPANION = "meta.pt"
 """Lightning's file for everything that is not sharded."""
 
+LACKING = (
+    f"no file {COMPANION}: Lightning, which calls its parts model and optimizer_0, keeps steps and schedulers there"
+)
+"""Source: lightning/pytorch/strategies/fsdp.py and model_parallel.py, `save_checkpoint`: it writes both, always."""
+
 
 def detect(path: Path) -> bool:
     """A DCP folder, a file of one, or a run folder with one step."""
@@ -83,7 +88,8 @@ def _with_companion(found: Folder, options: Options) -> tuple[dict[str, Any], Sa
     """Add the keys of `meta.pt` to the tree, without replacing DCP's own."""
     path = found.path / COMPANION
     if not path.exists():
-        return found.tree, None, []
+        lacks = {"model", "optimizer_0"} <= found.tree.keys() <= {"model", *(f"optimizer_{n}" for n in range(64))}
+        return found.tree, None, [Problem(Code.FILE_MISSING, LACKING, severity="warning") for _ in range(lacks)]
     if not options.follow_symlinks:
         check_stays_inside(path, found.path)
     try:

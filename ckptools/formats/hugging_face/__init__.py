@@ -43,6 +43,7 @@ from ckptools.formats.shared.companions import (
     path_that_states_a_step,
     read_companions,
     step_of_accelerate,
+    without_optimizer,
 )
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.problems import Code, Problem
@@ -156,6 +157,7 @@ def _checkpoint(
             tensor = f"{section}.{problem.tensor}" if nested and problem.tensor is not None else problem.tensor
             builder.problems.append(replace(problem, tensor=tensor))
     builder.problems += [*companions.problems, *companions.swapped()]
+    builder.problems += without_optimizer(builder.path, companions.tree)
     pickled = (n for m in models.values() for h in m.weight_files for n in h.names)
     whole = not any(f.status in ("missing", "cut", "bad") for f in files)
     world_size = companions.world_size

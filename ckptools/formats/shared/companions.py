@@ -236,6 +236,19 @@ def unlike_states(key: str, states: Mapping[Any, Any]) -> Iterator[Problem]:
         yield Problem(Code.NAME_CONTRADICTS, f"files of one part hold different things: {said}", None, key)
 
 
+def without_optimizer(folder: Path, tree: Mapping[str, Any]) -> Iterator[Problem]:
+    """Warn where a scheduler is in a folder, and no optimizer that it could step: both are saved, or neither.
+
+    A folder in it, other than those that FSDP's model is in, may have the optimizer: DeepSpeed's.
+    """
+    with reading(folder):
+        entries = list(folder.iterdir()) if "scheduler" in tree else []
+    may_have = (p for p in entries if p.is_dir() and not p.name.startswith("pytorch_model_"))
+    if entries and not any(p.name.startswith("optimizer") for p in entries) and not any(may_have):
+        text = "no file or folder of an optimizer, though that of its scheduler is here"
+        yield Problem(Code.FILE_MISSING, text, None, "optimizer", severity="warning")
+
+
 def _gaps(here: list[Companion]) -> Iterator[Problem]:
     """Find numbers below which Accelerate left a file too: an optimizer, a scheduler, a registered object."""
     kinds: dict[str, dict[int, Companion]] = {}
