@@ -128,11 +128,16 @@ def model_for_names(models: Sequence[Mapping[str, Any]], stated: ModuleOrder) ->
     """The state dict that names an optimizer's parameters: the only one, or the one that all others are copies of.
 
     A copy (an average of the weights, a teacher) has the same names and shapes, or some of them. Of several that are
-    alike the first is taken whose order is believed.
+    alike the first is taken whose order is believed. If two such orders disagree, they are of different modules, and
+    nothing says whose parameters the numbers are.
     """
     shapes = [{k: v.shape for k, v in model.items() if isinstance(v, Tensor)} for model in models]
     whole = [m for m, own in zip(models, shapes, strict=True) if all(o.items() <= own.items() for o in shapes)]
-    return next((m for m in whole if believed(stated, m).kept), whole[0] if whole else None)
+    ordered = [m for m in models if believed(stated, m).kept] if whole else []
+    shared = set(whole[0]).intersection(*ordered) if ordered else set()
+    if len({tuple(name for name in m if name in shared) for m in ordered}) > 1:
+        return None
+    return next((m for m in whole if any(m is o for o in ordered)), whole[0] if whole else None)
 
 
 def order_of(model: Mapping[str, Any], modules: Any) -> ModuleOrder:

@@ -123,3 +123,15 @@ def test_an_optimizer_beside_a_model_and_its_average_is_named(tmp_path):
     state = ckptools.open(tmp_path / "both.pt").optimizers["optimizer"].state
     for name, parameter in net.named_parameters():
         assert torch.equal(state[name]["exp_avg"].load(), optimizer.state[parameter]["exp_avg"])
+
+
+def test_models_with_the_same_names_in_other_orders_name_no_numbers(tmp_path):
+    layers = {name: nn.Linear(4, 4, bias=False) for name in "ab"}
+    one, other = nn.ModuleDict(layers), nn.ModuleDict(dict(reversed(layers.items())))
+    optimizer = torch.optim.AdamW(other.parameters())
+    other["b"](other["a"](torch.ones(4))).sum().backward()
+    optimizer.step()
+    saved = {"model": one.state_dict(), "model_1": other.state_dict(), "optimizer_1": optimizer.state_dict()}
+    torch.save(saved, tmp_path / "two.pt")
+    naming = ckptools.open(tmp_path / "two.pt").optimizers["optimizer_1"].naming
+    assert (naming.names, naming.unnamed) == ({}, (0, 1))
