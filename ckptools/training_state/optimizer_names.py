@@ -152,11 +152,11 @@ def by_shape(entries: Mapping[Id, Any], params: Parameters, pieces: bool = False
 
 
 def only_shape(entry: Any, pieces: bool) -> Ints | None:
-    """The shape that all moments of a parameter have; None where they differ, as factored ones (Adafactor) do.
+    """The shape that all moments of a parameter have; None where they differ, as low-rank ones do.
 
     Pieces of flattened parameters got their shape from a name, so that it cannot prove one.
     """
-    moments = [moment for moment in moments_of(entry) if moment.shape]
+    moments = [moment for moment in _unfactored(entry) if moment.shape]
     runs = any(t.kind == "flat_pieces" or (pieces and not t.sharded and len(t.shape) == 1) for t in moments)
     shapes = {t.shape for t in moments}
     return shapes.pop() if len(shapes) == 1 and not runs else None
@@ -237,14 +237,39 @@ def _lay(
 
 def moments_of(entry: Any) -> list[Tensor]:
     """The tensors of a parameter's state without its step counter."""
+    return list(_moments_by_slot(entry).values())
+
+
+def _moments_by_slot(entry: Any) -> dict[Any, Tensor]:
     slots = entry.items() if isinstance(entry, Mapping) else ()
-    return [value for slot, value in slots if isinstance(value, Tensor) and slot != "step"]
+    return {slot: value for slot, value in slots if isinstance(value, Tensor) and slot != "step"}
+
+
+def _unfactored(entry: Any) -> list[Tensor]:
+    """Those tensors, with one of the shape that they stand for in place of two factors."""
+    slots = _moments_by_slot(entry)
+    for names, cut in FACTORS.items():
+        row, column = (slots.get(name) for name in names)
+        if row is None or column is None or not (row.shape and column.shape):
+            continue
+        above = row.shape[: len(row.shape) - cut]
+        if row.shape == (*above, *(1,) * cut) and column.shape == (*above[:-1], *(1,) * cut, column.shape[-1]):
+            slots = {k: v for k, v in slots.items() if k not in names}
+            slots[names[0]] = Tensor((*above, column.shape[-1]), row.dtype, ())
+    return list(slots.values())
+
+
+FACTORS = {("row_var", "col_var"): 1, ("exp_avg_sq_row", "exp_avg_sq_col"): 0}
+"""Slots of a factored second moment: means over the last and over the last but one dimension, kept as 1 or left out.
+
+Source: torch/optim/_adafactor.py, `_init_group`; transformers/optimization.py, `Adafactor.step`.
+"""
 
 
 def _moment(entry: Any) -> Tensor | None:
     """A tensor of a parameter's state that is laid out as the parameter is; None when the state has none."""
     # Some optimizers keep 0-d counters of other names beside their moments.
-    return min(moments_of(entry), key=lambda t: (not t.sharded, -len(t.shape)), default=None)
+    return min(_unfactored(entry), key=lambda t: (not t.sharded, -len(t.shape)), default=None)
 
 
 def _fits(moment: Tensor | None, parameter: Tensor, pieces: bool) -> bool:

@@ -6,9 +6,12 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
+import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import ckptools
 from ckptools.model.checkpoint import ModuleOrder
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Source, Tensor
@@ -253,3 +256,23 @@ def test_runs_belong_to_the_flattened_parameter_that_the_same_ranks_hold():
     (shard,) = elsewhere.shards
     elsewhere = replace(elsewhere, shards=(shard._replace(rank=1),))
     assert name_parameters(value, {"a": elsewhere, "b": run_of(2, 2, at=30)}).names == {0: "b"}
+
+
+@pytest.mark.parametrize("slots", [("row_var", "col_var", 1), ("exp_avg_sq_row", "exp_avg_sq_col", 0)])
+def test_factors_of_a_moment_prove_the_shape_that_they_stand_for(tmp_path, slots):
+    model = {"a": torch.ones(2, 3, 4), "b": torch.ones(2, 4, 3), "c": torch.ones(3, 4)}
+    row, col, kept = slots
+    state = {
+        n: {row: p.mean(-1, bool(kept)), col: p.mean(-2, bool(kept))} for n, p in enumerate(reversed(model.values()))
+    }
+    groups = [{"lr": 0.1, "params": [0, 1, 2]}]
+    torch.save({"model": model, "optimizer": {"state": state, "param_groups": groups}}, tmp_path / "factored.pt")
+    naming = ckptools.open(tmp_path / "factored.pt").optimizers["optimizer"].naming
+    assert (naming.names, naming.by) == ({0: "c", 1: "b", 2: "a"}, "shape")
+
+
+def test_factors_that_are_of_no_one_shape_prove_nothing(tmp_path):
+    model, factors = {"a": torch.ones(2, 3)}, {"row_var": torch.ones(2, 1), "col_var": torch.ones(2, 3)}
+    optimizer = {"state": {0: factors}, "param_groups": [{"lr": 0.1, "params": [0]}]}
+    torch.save({"model": model, "optimizer": optimizer}, tmp_path / "odd.pt")
+    assert ckptools.open(tmp_path / "odd.pt").optimizers["optimizer"].naming.names == {}
