@@ -38,6 +38,7 @@ from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, file_n
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tree import leaf_at
+from ckptools.pickles.reader import Saved
 from ckptools.training_state.parameter_names import SORTED
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
@@ -93,7 +94,6 @@ class _NanotronFolder:
             tree["optimizer"] = self.optimizer.state_dict(self.weights)
         tree |= {"checkpoint_metadata": self.found.metadata, **self._others()}
         self._check_files(tree)
-        self.found.builder.add_saved(self.found.saved)
         step = leaf_at(self.found.metadata, ("metas", "last_train_step"))
         step = step if type(step) is int and step >= 0 else None
         return self.found.builder.checkpoint(
@@ -111,6 +111,7 @@ class _NanotronFolder:
     def _others(self) -> dict[str, Any]:
         """Schedulers and random states, each rank's file as it is."""
         found: dict[str, Any] = {}
+        read: list[Saved] = []
         for part in OTHERS:
             for path in self.found.below(part, ".pt"):
                 try:
@@ -118,9 +119,10 @@ class _NanotronFolder:
                 except ReadError as error:
                     self.found.add_fault(path, error, None)
                     continue
-                self.found.saved.append(saved)
+                read.append(saved)
                 self.found.files.append(file_now(path, None, self.found.part(path), "read"))
                 found.setdefault(part, {})[path.stem] = saved.tree
+        self.found.builder.add_saved(read)
         return {part: next(iter(of.values())) if list(of) == [part] else of for part, of in found.items()}
 
     def _check_files(self, tree: Mapping[str, Any]) -> None:

@@ -13,7 +13,6 @@ from ckptools.files.opening import reading
 from ckptools.formats.options import Options
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, file_now
 from ckptools.model.checkpoint import RankFile
-from ckptools.pickles.reader import Saved
 
 METADATA = "checkpoint_metadata.json"
 CONFIG = "optimizer_config.json"
@@ -48,7 +47,6 @@ class NanotronFiles:
         own = (p for p in (folder / METADATA, folder / "optimizer" / CONFIG) if p.is_file())
         self.files: list[RankFile] = [file_now(p, None, p.name, "read") for p in own]
         self.faults: dict[Path, Fault] = {}
-        self.saved: list[Saved] = []
         self.tp, self.pp, self.dp = self._size("tp"), 1, self._size("dp")
 
     def _size(self, key: str) -> int:

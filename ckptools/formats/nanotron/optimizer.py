@@ -29,6 +29,7 @@ from ckptools.model.checkpoint import RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import leaf_at, tensors_in
+from ckptools.pickles.reader import Saved
 from ckptools.tensor_io.copied_files import check_copies
 from ckptools.text import few
 
@@ -66,7 +67,9 @@ class OptimizerFiles:
         self.zero_1 = any(found["dp"] for _, found in self.found)
         self.note = EXPERTS if any(int(found["exps"]) > 1 for _, found in self.found) else ""
         self.offsets = self._stated_offsets() if self.zero_1 else {}
+        self.saved: list[Saved] = []
         self.trees = dict(self._read())
+        folder.builder.add_saved(self.saved)
 
     def _stated_offsets(self) -> Mapping[Any, Any]:
         """The cuts in the configuration: first element and one past the last, as text, by name and rank."""
@@ -94,7 +97,7 @@ class OptimizerFiles:
             except ReadError as error:
                 folder.add_fault(path, error, self._rank(rank))
                 continue
-            folder.saved.append(saved)
+            self.saved.append(saved)
             folder.files.append(file_now(path, self._rank(rank), folder.part(path), "read"))
             yield rank, saved.tree
 
@@ -147,7 +150,8 @@ class OptimizerFiles:
             made[COPIES] = {f: self._slot(merge, weights, (COPIES, f), values) for f, values in copies.items()}
         # What ranks have alike lies in their files' copies too; only what is cut proves one.
         cut = ((path, tensor) for path, tensor in tensors_in(made) if len(tensor.found_boxes) > 1)
-        self.problems += [*merge.problems, *check_copies(cut)]
+        named = {name for p in self.problems if p.kind is Code.STRAY_FILE for name in p.files}
+        self.problems += [*merge.problems, *(p for p in check_copies(cut) if named.isdisjoint(p.files))]
         return made
 
     def _slot(self, merge: Merge, weights: Weights, path: tuple[str, ...], values: Ranked) -> Any:
