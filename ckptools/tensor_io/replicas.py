@@ -187,8 +187,8 @@ def _mismatch(pair: Rounded) -> Problem | None:
         if not same:
             text = (
                 f"{sample}: its fp32 copy does not round to the {pair.weight.dtype} weight, so the layout that was "
-                "found is not the one that was saved, or one of both is damaged; --only model --weights module writes "
-                "the model"
+                "found is not the one that was saved, one of both is damaged or another file's, or the weight was "
+                "changed by hand; --only model --weights module writes the model"
             )
             return Problem(Code.COPIES_DIFFER, text, None, pair.fqn)
     if unread is not None:
