@@ -161,6 +161,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
 @pytest.mark.parametrize("least", [2, alike_ranks.MIN_RANKS])
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

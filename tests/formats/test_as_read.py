@@ -84,6 +84,7 @@ def swapped(file: Path) -> None:
 HARMS: tuple[Callable[[Path], None], ...] = (gone, halved, doubled, swapped)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [k for k in EVERY if k.name in DAMAGED], ids=lambda known: known.label)
 def test_a_damaged_checkpoint_is_read_as_it_was(known, tmp_path):
     """Lines of the facts that damage adds are kept, and those that go."""

@@ -72,6 +72,7 @@ def test_an_existing_checkpoint_is_not_overwritten(fsdp1: Command) -> None:
     assert "--force" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_rank_that_cannot_write_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     def small_files_only() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))

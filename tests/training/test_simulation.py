@@ -45,6 +45,7 @@ def all_of_hsdp_tp(folder: Path) -> Created:
     return create(CreateOptions(folder / "simulated-hsdp-tp", "hsdp-tp", steps=2, full=True, simulation=simulation))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["all_of_fsdp1", "all_of_fsdp2", "all_of_hsdp_tp"])
 def test_all_ranks_together_are_the_run_of_one_process(
     name: str, request: pytest.FixtureRequest, tmp_path: Path

@@ -23,6 +23,8 @@ from ckptools.display.tables import Screen
 from tests.damage.damages import damages
 from tests.truth import ASKED, KINDS, LOCAL, OWN_BUFFERS, WHOLE, Known, one_of_each_form
 
+pytestmark = pytest.mark.slow
+
 GOLDEN = Path(__file__).parent / "golden"
 SAVED = 1_700_000_000
 """When all files of all fixtures were written, as far as the commands can see."""
