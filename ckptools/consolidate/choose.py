@@ -19,7 +19,7 @@ from ckptools.model.causes import FATES, Cause, causes_of, consequences_of
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import KeyPath, fqn_of
+from ckptools.model.tree import KeyPath, fqn_of, is_within
 from ckptools.tensor_io import replicas
 from ckptools.tensor_io.checksums import Record
 from ckptools.tensor_io.copied_files import copied_files
@@ -144,7 +144,7 @@ def _concerns(problem: Problem, parts: Iterable[Section], only: str) -> bool:
     if problem.tensor is None or problem.kind is Code.MIXED_SAVES:
         return True
     paths = [path for s in parts for path in ([s.path] if only in ONLY else [(*s.path, key) for key in s.value])]
-    return any(not fqn or f"{problem.tensor}.".startswith(f"{fqn}.") for fqn in map(fqn_of, paths))
+    return any(not fqn or is_within(problem.tensor, fqn) for fqn in map(fqn_of, paths))
 
 
 def _note_on_glob(checkpoint: Checkpoint, parts: Iterable[Section], glob: str) -> str:

@@ -18,7 +18,7 @@ from ckptools.keys.value_digests import content_of
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.records import Rows
 from ckptools.model.tensor import ItemShards, Tensor, in_rank_order
-from ckptools.model.tree import KeyPath
+from ckptools.model.tree import KeyPath, is_within
 from ckptools.model.values import Absent
 from ckptools.tensor_io.dcp_items import ItemLocator, with_items_read
 from ckptools.text import no_such_key
@@ -206,8 +206,8 @@ def entries_at(ck: Checkpoint, key: str) -> list[Entry]:
 
 
 def _beginning(entries: Sequence[Entry], key: str) -> list[Entry]:
-    found = [entry for entry in entries if entry.name == key or entry.name.startswith(f"{key}.")]
-    return found or [e for e in entries if any(name == key or name.startswith(f"{key}.") for name in e.names)]
+    found = [entry for entry in entries if is_within(entry.name, key)]
+    return found or [e for e in entries if any(is_within(name, key) for name in e.names)]
 
 
 def _of_kind(ck: Checkpoint, key: str) -> list[Entry]:
@@ -220,7 +220,7 @@ def _of_kind(ck: Checkpoint, key: str) -> list[Entry]:
     if is_glob(rest):
         wanted = pattern((rest,))
         return [entry for entry in inside if wanted.fullmatch(entry.inside)]
-    return [entry for entry in inside if not rest or f"{entry.inside}.".startswith(f"{rest}.")]
+    return [entry for entry in inside if not rest or is_within(entry.inside, rest)]
 
 
 # -- values that differ between ranks -----------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ckptools.model.problems import Code, Problem, Severity
 from ckptools.model.records import displayed
 from ckptools.model.remedies import remedy_of
+from ckptools.model.tree import is_within
 from ckptools.text import and_more, and_others, clip, clip_middle, named_ranks, plural, printable
 
 FATES = {
@@ -133,14 +134,14 @@ def _split(problems: Iterable[Problem]) -> tuple[list[Problem], list[Problem]]:
         if _loses_a_file(problem) and problem.rank is not None:
             gone.setdefault(problem.rank, set()).add(problem.tensor)
             gone.setdefault(None, set()).add(problem.tensor)
-    follows = [p.kind in CONSEQUENCES and p.rank in gone and _lies_in(p.tensor, gone[p.rank]) for p in found]
+    follows = [p.kind in CONSEQUENCES and p.rank in gone and _was_in(p.tensor, gone[p.rank]) for p in found]
     kept = [p for p, is_one in zip(found, follows, strict=True) if not is_one]
     return kept, [p for p, is_one in zip(found, follows, strict=True) if is_one]
 
 
-def _lies_in(tensor: str | None, parts: Collection[str | None]) -> bool:
-    """Whether a tensor lies in one of the parts; None is a file of all parts."""
-    return None in parts or any(f"{tensor}.".startswith(f"{part}.") for part in parts)
+def _was_in(tensor: str | None, parts: Collection[str | None]) -> bool:
+    """Whether a tensor was in one of the lost parts; None is a file of all parts."""
+    return None in parts or any(is_within(tensor or "", part) for part in parts if part is not None)
 
 
 def _loses_a_file(problem: Problem) -> bool:

@@ -18,6 +18,11 @@ def fqn_of(path: KeyPath) -> str:
     return ".".join(map(str, path))
 
 
+def is_within(name: str, part: str) -> bool:
+    """Whether a dotted name is that of a part, or of something in it."""
+    return f"{name}.".startswith(f"{part}.")
+
+
 def walk(tree: Any) -> Iterator[tuple[KeyPath, Any]]:
     """Yield `(key path, leaf)` of a tree of dicts, lists and tuples, in order, without recursion.
 

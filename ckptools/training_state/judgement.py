@@ -19,7 +19,7 @@ from ckptools.model.rank_vote import vote
 from ckptools.model.regions import Box
 from ckptools.model.shards import states_one_crc
 from ckptools.model.tensor import Shard, Tensor
-from ckptools.model.tree import KeyPath, fqn_of, tensors_in
+from ckptools.model.tree import KeyPath, fqn_of, is_within, tensors_in
 from ckptools.model.values import Lost
 from ckptools.model.verdict import Depth, Verdict
 from ckptools.text import few, named_ranks, plural
@@ -114,7 +114,7 @@ def _others_have(ck: Checkpoint, problem: Problem) -> bool:
 
 def is_of_one_rank(ck: Checkpoint, name: str) -> bool:
     """Whether a name lies in a part that is each rank's own: random states, a position in the data."""
-    return any(name == own or name.startswith(f"{own}.") for own in _own_names(ck))
+    return any(is_within(name, own) for own in _own_names(ck))
 
 
 def _own_names(ck: Checkpoint) -> list[str]:
@@ -129,7 +129,7 @@ def lost_with_files(ck: Checkpoint, problems: Iterable[Problem]) -> tuple[str, .
     paths = [path for path in own_paths(sections_of(ck), ck.world_size.exact) if path]
     own = [path for path in dict.fromkeys([*paths, *ck.differing]) if any(may_concern(p, path) for p in lost)]
     names = list(dict.fromkeys(map(fqn_of, own)))
-    outer = [name for name in names if not any(name.startswith(f"{other}.") for other in names)]
+    outer = [name for name in names if not any(name != other and is_within(name, other) for other in names)]
     itself = "itself" if len(ranks) == 1 else "themselves"
     found = (f"what {named_ranks(ranks)} had for {itself}: {few(outer, 3)}",) if ranks and outer else ()
     values = (p for p in wrong if p.kind.lacks == "value" and not p.replicated and p.rank not in ranks)
@@ -138,8 +138,8 @@ def lost_with_files(ck: Checkpoint, problems: Iterable[Problem]) -> tuple[str, .
 
 def may_concern(problem: Problem, path: KeyPath) -> bool:
     """Whether what is at a key path may have been in the part of the tree that a problem is about."""
-    name, part = f"{fqn_of(path)}.", f"{problem.tensor}."
-    return problem.tensor is None or name.startswith(part) or part.startswith(name)
+    name, part = fqn_of(path), problem.tensor
+    return part is None or is_within(name, part) or is_within(part, name)
 
 
 def is_alone(ck: Checkpoint) -> bool:
