@@ -6,7 +6,7 @@ printed, compared, pickled. Nothing here opens a file, and torch is not needed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal, NamedTuple
@@ -168,3 +168,16 @@ class Rounded(NamedTuple):
     fqn: str
     copy: Tensor
     weight: Tensor
+
+    @classmethod
+    def pairs(cls, copies: Mapping[str, Any], weights: Mapping[str, Any], prefix: str = "") -> Iterator[Rounded]:
+        """The fp32 copies that must round to the weights of their names, where both can be read and are as large.
+
+        `prefix` comes before the names.
+        """
+        for name, copy in copies.items():
+            weight = weights.get(name)
+            if not isinstance(copy, Tensor) or not isinstance(weight, Tensor) or copy.note or weight.note:
+                continue
+            if copy.dtype == "float32" and weight.dtype in ROUNDED_TO and copy.shape == weight.shape:
+                yield cls(f"{prefix}{name}", copy, weight)

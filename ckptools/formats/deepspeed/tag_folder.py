@@ -209,7 +209,7 @@ class TagFolder:
             if low:
                 model = weights.module_model(base, shapes, self.sharded)
             else:
-                self.rounded = tuple(weights.rounded(base.module or {}, masters))
+                self.rounded = tuple(Rounded.pairs(masters, base.module or {}, "model."))
                 model = weights.fp32_model(base, masters, self.frozen, self.sharded)
         own = experts.own_weights(self.expert_trees)
         model |= {fqn: t for fqn, t in own.items() if fqn not in model}
@@ -242,7 +242,7 @@ class TagFolder:
         if low:
             return weights.module_pipeline(layers, assembler.shapes)
         masters = assembler.masters_by_name()
-        self.rounded = tuple(weights.rounded(weights.module_pipeline(layers, assembler.shapes), masters))
+        self.rounded = tuple(Rounded.pairs(masters, weights.module_pipeline(layers, assembler.shapes), "model."))
         return weights.fp32_pipeline(layers, masters)
 
     @cached_property

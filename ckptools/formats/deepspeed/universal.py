@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +31,7 @@ from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints
-from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.tensor import Rounded, Shard, Tensor
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
 
@@ -105,7 +106,7 @@ class _UniversalFolder:
             step=find_step(self.folder, tuple(s for s in sections if s.path == ("global_steps",))),
             module_order=GROUPED,
             bytes_expected=rank_checks.expected_bytes(files),
-            rounded=weights.rounded({} if self.sharded else self.base.module or {}, self._masters()),
+            rounded=Rounded.pairs(self._masters, {} if self.sharded else self.base.module or {}, "model."),
         )
 
     def _check_files(self, files: tuple[RankFile, ...]) -> Iterator[Problem]:
@@ -154,12 +155,13 @@ class _UniversalFolder:
             if module is not None:
                 return weights.module_model(self.base, self.shapes, self.sharded)
             return {fqn: replace(t, shards=(), note=NO_MODULE) for fqn, t in self._stored(MASTER).items()}
-        stored, trained = self._stored(MASTER), self._masters()
+        stored, trained = self._stored(MASTER), self._masters
         others = self._frozen()
         others |= {fqn: t for fqn, t in stored.items() if fqn not in trained | others and self._only_here(fqn)}
         absent = {fqn: weights.absent(shape) for fqn, shape in self.shapes.items() if fqn not in stored}
         return weights.fp32_model(self.base, {**trained, **absent}, others, self.sharded)
 
+    @cached_property
     def _masters(self) -> dict[str, Tensor]:
         """The fp32 copies of trained parameters."""
         stored, module = self._stored(MASTER), self.base.module

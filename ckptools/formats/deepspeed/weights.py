@@ -25,7 +25,7 @@ from typing import Any
 from ckptools.formats.deepspeed.states import ModelStates
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints
-from ckptools.model.tensor import ROUNDED_TO, Rounded, Shard, Tensor
+from ckptools.model.tensor import Shard, Tensor
 from ckptools.tensor_io.copied_files import Checksum, proves_a_copy, stated_checksum
 from ckptools.text import few
 from ckptools.training_state.sections import storage_identity
@@ -77,16 +77,6 @@ def fp32_model(
             found[fqn] = replace(value, shards=(), note=UNKNOWN)
     rest = {**stored, **{alias: stored[name] for alias, name in other_names.items()}}
     return found | {fqn: tensor for fqn, tensor in rest.items() if fqn not in found}
-
-
-def rounded(module: Mapping[str, Any], masters: Mapping[str, Tensor]) -> Iterator[Rounded]:
-    """The fp32 copies that must round to the module's own weights, where it has them as large."""
-    for fqn, master in masters.items():
-        weight = module.get(fqn)
-        if not isinstance(master, Tensor) or not isinstance(weight, Tensor) or weight.note or master.note:
-            continue
-        if weight.shape == master.shape and master.dtype == "float32" and weight.dtype in ROUNDED_TO:
-            yield Rounded(f"model.{fqn}", master, weight)
 
 
 def module_model(model: ModelStates, shapes: Mapping[str, Ints], sharded: bool) -> dict[str, Any]:

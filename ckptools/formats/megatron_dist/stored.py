@@ -25,7 +25,7 @@ from ckptools.formats.megatron_dist.stacked import (
 )
 from ckptools.formats.options import Weights
 from ckptools.model.problems import Code, Problem
-from ckptools.model.tensor import ROUNDED_TO, Rounded, Tensor
+from ckptools.model.tensor import Rounded, Tensor
 from ckptools.model.tree import tensors_in
 
 OBJECT = re.compile(
@@ -133,11 +133,7 @@ class StoredState:
         args = arguments(self.common)
         if any(args.get(name) for name in ("fp8_param_gather", "fp8_param", "fp4_param_gather", "fp4_param")):
             return
-        for name, master in masters.items():
-            weight = model[name]
-            same = (master.shape, master.dtype) == (weight.shape, "float32") and not (master.note or weight.note)
-            if same and weight.dtype in HALF:
-                yield Rounded(name, master, weight)
+        yield from (pair for pair in Rounded.pairs(masters, model) if pair.weight.dtype in HALF)
 
     def _unstacked(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, list[str]]]:
         """Each layer's and each expert's tensors, and fused weights joined; and the absent parts of these."""
@@ -236,9 +232,7 @@ class StoredState:
             return {}
         self.buffers = {n: v for n, v in self.buffers.items() if not any(tensors_in(v)) and not SIZES.fullmatch(n)}
         self.by_order = frozenset(joined)
-        pairs = ((n, entry.get("param"), model[n]) for n, entry in joined.items())
-        found = [Rounded(n, t, w) for n, t, w in pairs if t and w.dtype in ROUNDED_TO]
-        self.rounded = tuple(one for one in found if one.copy.dtype == "float32")
+        self.rounded = tuple(Rounded.pairs({n: entry.get("param") for n, entry in joined.items()}, model))
         self.problems.append(Problem(Code.LAYOUT_INFERRED, JOINED, None, "optimizer"))
         return dict(joined)
 
