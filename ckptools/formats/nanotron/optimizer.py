@@ -28,9 +28,8 @@ from ckptools.formats.shared.merge import Merge
 from ckptools.model.checkpoint import RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Shard, Tensor
-from ckptools.model.tree import leaf_at, tensors_in
+from ckptools.model.tree import leaf_at
 from ckptools.pickles.reader import Saved
-from ckptools.tensor_io.copied_files import check_copies
 from ckptools.text import few
 
 FILE = re.compile(
@@ -148,10 +147,7 @@ class OptimizerFiles:
         }
         if copies:
             made[COPIES] = {f: self._slot(merge, weights, (COPIES, f), values) for f, values in copies.items()}
-        # What ranks have alike lies in their files' copies too; only what is cut proves one.
-        cut = ((path, tensor) for path, tensor in tensors_in(made) if len(tensor.found_boxes) > 1)
-        named = {name for p in self.problems if p.kind is Code.STRAY_FILE for name in p.files}
-        self.problems += [*merge.problems, *(p for p in check_copies(cut) if named.isdisjoint(p.files))]
+        self.problems += merge.problems
         return made
 
     def _slot(self, merge: Merge, weights: Weights, path: tuple[str, ...], values: Ranked) -> Any:
