@@ -67,7 +67,7 @@ def _add_extra(parts: CompositeBuilder, folder: Path, world: int) -> None:
     parts.check_link(folder)
     with reading(folder):
         files = {int(m["rank"]): p for p in sorted(folder.iterdir()) if (m := OF_A_RANK.fullmatch(p.name))}
-    parts.add_states(EXTRA, files)
+    parts.add_states(EXTRA, {("", rank): path for rank, path in files.items()})
     for rank in range(min(world, MAX_RANKS)):
         if rank not in files:
             parts.miss_state(folder / f"extra_state_rank_{rank}.pt", EXTRA, rank)

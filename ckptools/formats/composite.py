@@ -211,7 +211,7 @@ class _PartsFolder:
         if rest:
             text = f"in the folder {part.path.name}, and not read: {few(rest)}"
             self.problems.append(Problem(Code.NOT_READ, text, files=tuple(rest)))
-        self.parts.add_states(part.key, files)
+        self.parts.add_states(part.key, {("", rank): path for rank, path in files.items()})
         self.saved_as.append(part.key)
         count, world = max(files) + 1, self.world.value or 0
         self._count(Fact(count, (f"{part.key} files",)))

@@ -33,7 +33,6 @@ from ckptools.formats.dcp.files import looks_like_dcp
 from ckptools.formats.dcp.folder import PLANNED
 from ckptools.formats.flat_parameters import parameters
 from ckptools.formats.options import Options
-from ckptools.formats.shared.companions import Companion, CompanionFiles, unlike_states
 from ckptools.formats.shared.given import Shapes
 from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder
 from ckptools.model.problems import Code, Problem
@@ -263,18 +262,8 @@ class _AutomodelFolder:
                 self.parts.add_file(path, path.stem)
 
     def _add_states(self, key: str, files: Mapping[tuple[str, int], Path], world: int) -> None:
-        found, states = CompanionFiles(), {}
-        kinds = {kind for kind, _ in files}
-        self.options.read_ahead([files[one] for one in sorted(files)])
-        for kind, rank in sorted(files):
-            self.parts.check_link(files[kind, rank])
-            state = found.read(Companion(files[kind, rank], key, rank), self.options)
-            if found.files[-1].status == "read":
-                states[rank if len(kinds) == 1 else f"{kind}_{rank}"] = state
-        found.tree = {key: states} if states else {}
-        self.parts.add_companions(found)
-        self.parts.problems += unlike_states(key, states)
-        for kind in sorted(kinds):
+        self.parts.add_states(key, files)
+        for kind in sorted({kind for kind, _ in files}):
             for rank in _absent(kind, {rank for k, rank in files if k == kind}, world):
                 self.parts.miss_state(self.folder / key / f"{key}_{kind}_rank_{rank}.pt", key, rank)
 

@@ -230,19 +230,22 @@ class CompositeBuilder:
         self.nbytes += other.bytes_expected or 0
         self.builder.add_read(other.cost.files, other.cost.nbytes, other.names)
 
-    def add_states(self, key: str, files: Mapping[int, Path]) -> None:
-        """Add what each rank has for itself as `tree[key]`, by rank; problems where a file cannot be read.
+    def add_states(self, key: str, files: Mapping[tuple[str, int], Path]) -> None:
+        """Add what each rank has for itself as `tree[key]`; problems where a file cannot be read.
+
+        Files are by the kind of rank, such as `dp`, and its number. The tree has numbers alone where there is one kind.
 
         Raises:
             UnsafePathError: a file is a link out of the checkpoint.
         """
-        found, states = CompanionFiles(), {}
-        self.options.read_ahead([files[rank] for rank in sorted(files)])
-        for rank, path in sorted(files.items()):
+        found, states = CompanionFiles(), dict[int | str, Any]()
+        alone = len({kind for kind, _ in files}) == 1
+        self.options.read_ahead([files[one] for one in sorted(files)])
+        for (kind, rank), path in sorted(files.items()):
             self.check_link(path)
             state = found.read(Companion(path, key, rank), self.options)
             if found.files[-1].status == "read":
-                states[rank] = state
+                states[rank if alone else f"{kind}_{rank}"] = state
         found.tree = {key: states} if states else {}
         self.add_companions(found)
         self.problems += unlike_states(key, states)
