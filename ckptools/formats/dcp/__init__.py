@@ -89,7 +89,7 @@ def _with_companion(found: Folder, options: Options) -> tuple[dict[str, Any], Sa
     path = found.path / COMPANION
     if not path.exists():
         lacks = {"model", "optimizer_0"} <= found.tree.keys() <= {"model", *(f"optimizer_{n}" for n in range(64))}
-        return found.tree, None, [Problem(Code.FILE_MISSING, LACKING, severity="warning") for _ in range(lacks)]
+        return found.tree, None, [Problem(Code.FILE_MISSING, LACKING, severity="warning")] if lacks else []
     if not options.follow_symlinks:
         check_stays_inside(path, found.path)
     try:

@@ -209,8 +209,8 @@ def leftover_files(files: Files, ranks: RankLayout, worlds: Mapping[int, int], b
     The parameters are cut over `worlds`. Without a pipeline, `base` states the number of model-parallel ranks.
     """
     stated = base.number("mp_world_size") if base.module is not None else None
-    for name in (*files.of("model"), *files.of("optim")) if stated else ():
-        if name.place[0] >= (stated or 0):
+    for name in (*files.of("model"), *files.of("optim")):
+        if stated and name.place[0] >= stated:
             text = f"{name.path.name} is model-parallel rank {name.place[0]} of {stated} (mp_world_size)"
             yield Problem(Code.STRAY_FILE, text, ranks.of(name.place))
     for name in files.of("optim"):

@@ -224,14 +224,14 @@ def _count_ranks(found: CompanionFiles, here: list[Companion], ranks: int) -> No
 
 def unlike_states(key: str, states: Mapping[Any, Any]) -> Iterator[Problem]:
     """Warn where the states of ranks, in one part, hold different keys: one may be of another part."""
-    held: dict[tuple[str, ...], list[str]] = {}
+    having: dict[tuple[str, ...], list[str]] = {}
     for rank, state in states.items():
         keys = sorted(map(str, state)) if isinstance(state, Mapping) else [type(state).__name__]
-        held.setdefault(tuple(keys), []).append(str(rank))
-    if len(held) > 1:
+        having.setdefault(tuple(keys), []).append(str(rank))
+    if len(having) > 1:
         said = "; ".join(
             f"{few(keys, 3) or 'nothing'} of rank{'s' * (len(ranks) > 1)} {first_few(ranks, 3)}"
-            for keys, ranks in held.items()
+            for keys, ranks in having.items()
         )
         yield Problem(Code.NAME_CONTRADICTS, f"files of one part hold different things: {said}", None, key)
 
