@@ -15,9 +15,9 @@ import numpy as np
 from ckptools.files.file_type import head_of
 from ckptools.files.opening import File
 from ckptools.files.zip_archive import MAX_PICKLE, STRUCTURE, Container
-from ckptools.files.zip_directory import CENTRAL, DESCRIPTOR, ENCRYPTED, LOCAL, MAX_32, find_directory
+from ckptools.files.zip_directory import CENTRAL, DESCRIPTOR, ENCRYPTED, LOCAL, MAX_32, find_directory, zip64_span
 
-# Offsets of fields. Source: APPNOTE.TXT 4.3.12 (an entry of the directory) and 4.3.7 (a local header).
+# Offsets of fields. Source: APPNOTE.TXT 4.3.12 (an entry of the directory), 4.3.7 (a local header) and 4.5.3 (zip64).
 CRC, PACKED, SIZE, NAME, HEADER = 16, 20, 24, 28, 42
 FLAGS, METHOD, LOCAL_CRC, LOCAL_SIZE, LOCAL_NAME, LOCAL_EXTRA = 6, 8, 14, 22, 26, 28
 VARIES = (*range(CRC, SIZE + 4), NAME, NAME + 1, *range(HEADER, HEADER + 4))
@@ -55,9 +55,6 @@ class Directory:
     Args:
         archive: the archive, in a file on the local disk.
         names: records whose payloads are asked for.
-
-    Raises:
-        ValueError: a record is so large, or lies so far behind, that its numbers stand in a zip64 field.
     """
 
     def __init__(self, archive: Container, names: Sequence[str]) -> None:
@@ -66,13 +63,14 @@ class Directory:
         data = np.frombuffer(file.read(start, size), np.uint8)
         self.offsets = _offsets(bytes(data))
         self.root = _root_of(bytes(data))
-        heads, self.tails = self._split(data, self.offsets, len(self.root))
+        heads, tails = self._split(data, self.offsets, len(self.root))
         self.name_lengths = _numbers(heads, NAME, 2) - len(self.root)
         self.last = len(data) - int(self.offsets[-1])
         self.fixed = np.delete(heads[:, : CENTRAL.size], VARIES, axis=1)
-        fields = _fields(heads)
-        if (fields[:, 1:] == MAX_32).any():
-            raise ValueError("zip64 records")
+        self.full = _are_full(_fields(heads))
+        self.wide = self._places_of_wide(bytes(data))
+        self.tails = np.delete(tails, self.wide)
+        fields = self._widened(heads, tails)
         self.order = np.argsort(fields[:, 3], kind="stable")
         self.place = np.argsort(self.order)
         by_header = {int(header): i for i, header in enumerate(fields[:, 3])}
@@ -81,7 +79,18 @@ class Directory:
         self.asked = np.array([by_header[record.header] for record in records], np.int64)
         self.names = [record.full_name[len(self.root) :] for record in records]
         self.pickle = self.asked[0]
-        self.sizes = np.delete(fields[:, 2], self.pickle)
+        self.sizes = np.delete(fields[:, 1], self.pickle)
+
+    def _places_of_wide(self, data: bytes) -> Ints:
+        """Where in the tails the numbers stand that full fields leave to zip64: a row of eight bytes for each."""
+        starts: list[int] = []
+        for i in np.flatnonzero(self.full.any(axis=1)).tolist():
+            front = CENTRAL.size + len(self.root)
+            extra = int(self.offsets[i]) + front + int(self.name_lengths[i])
+            at, _ = zip64_span(data[extra : extra + CENTRAL.unpack_from(data, self.offsets[i])[11]])
+            first = extra + at - (i + 1) * front
+            starts += range(first, first + 8 * int(self.full[i].sum()), 8)
+        return np.array(starts, np.int64)[:, None] + np.arange(8)
 
     @staticmethod
     def _split(data: Ints, offsets: Ints, root: int) -> tuple[Ints, Ints]:
@@ -112,13 +121,17 @@ class Directory:
         rows, tails = self._split(data, self.offsets + shift * np.arange(count), len(root))
         if not np.array_equal(np.delete(rows[:, : CENTRAL.size], VARIES, axis=1), self.fixed):
             return None
-        same = np.array_equal(tails, self.tails) and (rows[:, CENTRAL.size :] == np.frombuffer(root, np.uint8)).all()
-        if not same or (_numbers(rows, NAME, 2) - len(root) != self.name_lengths).any():
+        below_root = (rows[:, CENTRAL.size :] == np.frombuffer(root, np.uint8)).all()
+        if not below_root or not np.array_equal(np.delete(tails, self.wide), self.tails):
             return None
-        fields = _fields(rows)
-        _, packed, sizes, headers = fields.T
+        if (_numbers(rows, NAME, 2) - len(root) != self.name_lengths).any():
+            return None
+        if not np.array_equal(_are_full(_fields(rows)), self.full):
+            return None
+        fields = self._widened(rows, tails)
+        _, sizes, packed, headers = fields.T
         limits = np.append(headers[self.order][1:], start)[self.place]
-        odd = (fields[:, 1:] == MAX_32).any() or (sizes != packed).any() or headers[self.order[0]]
+        odd = (fields >> 62).any() or (sizes != packed).any() or headers[self.order[0]]  # sums stay below 2^63
         odd = odd or (headers + LOCAL.size + len(root) + self.name_lengths + sizes > limits).any()
         if odd or not np.array_equal(np.delete(sizes, self.pickle), self.sizes):
             return None
@@ -130,9 +143,15 @@ class Directory:
         nbytes = min(file.bytes_read, file.size)
         return Columns(pickle, starts[count:], own[count:, 0], file.size, file.modified, nbytes)
 
+    def _widened(self, heads: Ints, tails: Ints) -> Ints:
+        """The fields of entries, of full ones what zip64 states."""
+        fields = _fields(heads)
+        fields[self.full] = _numbers(tails[self.wide], 0, 8)
+        return fields
+
     def _payloads(self, file: File, root: bytes, fields: Ints, limits: Ints) -> Ints | None:
         """Where the payloads that are asked for begin, by local headers that say the same as the directory."""
-        crcs, _, sizes, headers = fields.T
+        crcs, sizes, _, headers = fields.T
         fixed, names = LOCAL.size, [root + name for name in self.names]
         lengths = np.array([fixed + len(name) for name in names], np.int64)
         data = np.frombuffer(file.read_each(headers.tolist(), lengths.tolist()), np.uint8)
@@ -153,7 +172,7 @@ class Directory:
     def _pickle(self, file: File, starts: Sequence[int], fields: Sequence[Sequence[int]]) -> bytes | None:
         """The pickle; None where it, or the byte order, is not as it should be."""
         found = []
-        for start, (crc, _, size, _) in zip(starts, fields, strict=True):
+        for start, (crc, size, _, _) in zip(starts, fields, strict=True):
             data = file.read(start, size) if size <= MAX_PICKLE else b""
             if len(data) < size or (crc and zlib.crc32(data) != crc):
                 return None
@@ -186,8 +205,15 @@ def _is_name(root: bytes) -> bool:
 
 
 def _fields(rows: Ints) -> Ints:
-    """CRC-32, packed size, size and header offset of each entry."""
-    return np.stack([_numbers(rows, at, 4) for at in (CRC, PACKED, SIZE, HEADER)], 1)
+    """CRC-32, size, packed size and header offset of each entry; zip64 has them in this order too."""
+    return np.stack([_numbers(rows, at, 4) for at in (CRC, SIZE, PACKED, HEADER)], 1)
+
+
+def _are_full(fields: Ints) -> Ints:
+    """Which fields leave their number to zip64; a CRC-32 may be any number."""
+    full: Ints = fields == MAX_32
+    full[:, 0] = False
+    return full
 
 
 def _numbers(rows: Ints, at: int, width: int) -> Ints:

@@ -253,7 +253,8 @@ def _zip64_sizes(file: File | Window, extra: bytes, size: int, packed: int, head
     values = [size, packed, header]
     if MAX_32 not in values:
         return size, packed, header
-    wide = _zip64_field(extra)
+    at, length = zip64_span(extra)
+    wide = extra[at : at + length]
     for i, value in enumerate(values):
         if value == MAX_32:
             if len(wide) < 8:
@@ -262,14 +263,15 @@ def _zip64_sizes(file: File | Window, extra: bytes, size: int, packed: int, head
     return values[0], values[1], values[2]
 
 
-def _zip64_field(extra: bytes) -> bytes:
+def zip64_span(extra: bytes) -> tuple[int, int]:
+    """Return `(start, length)` of the zip64 values in the extra field of an entry; length 0 where there are none."""
     at = 0
     while at + 4 <= len(extra):
         tag, length = struct.unpack_from("<HH", extra, at)
         if tag == 1:
-            return extra[at + 4 : at + 4 + length]
+            return at + 4, length
         at += 4 + length
-    return b""
+    return at, 0
 
 
 def name_below_root(file: File | Window, full: bytes, first: bytes) -> str:

@@ -292,11 +292,67 @@ def test_changed_bytes_outside_of_the_pickle_mean_the_same(comparing, changes):
     assert_same_or_left_to_others(pattern, path)
 
 
-def test_files_of_more_than_4_gib_are_read_opcode_by_opcode(tmp_path):
-    for rank in range(2):
-        with torch.serialization.skip_data():  # a hole of 5 GiB, behind which offsets stand in zip64 fields
-            tree = {"a": torch.empty(5 << 30, dtype=torch.uint8), "b": torch.ones(3)}
-            torch.save(tree, tmp_path / f"ep0-ba1-rank{rank}.pt")
-    first, other = (tmp_path / f"ep0-ba1-rank{rank}.pt" for rank in range(2))
-    assert AlikeFiles(first).read(other) is None
-    assert modules.read_file(other).tree["b"].shards[0].source.offset > 5 << 30
+# -- more than 4 GiB --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """Two files with a hole of 5 GiB. The offsets of the records behind it stand in zip64 fields."""
+    paths = [tmp_path_factory.mktemp("wide") / f"ep0-ba1-rank{rank}.pt" for rank in range(2)]
+    for rank, path in enumerate(paths):
+        with torch.serialization.skip_data():
+            tree = {"a": torch.empty(5 << 30, dtype=torch.uint8), "b": torch.ones(3), "c": torch.ones(2), "rank": rank}
+            torch.save(tree, path)
+    return paths
+
+
+def changed_at_the_end(path: Path, folder: Path, tail: bytes) -> Path:
+    """A copy with other last bytes, and holes before them."""
+    changed = folder / path.name
+    size = path.stat().st_size
+    with path.open("rb") as source, changed.open("wb") as file:
+        file.write(source.read(1 << 14))
+        file.seek(size - len(tail))
+        file.write(tail)
+    return changed
+
+
+def tail_of(path: Path) -> bytes:
+    """What lies behind the hole: local headers, the directory, the end records."""
+    with path.open("rb") as file:
+        file.seek(-(4 << 10), 2)
+        return file.read()
+
+
+def test_files_of_more_than_4_gib_are_compared(wide):
+    saved = AlikeFiles(wide[0]).read(wide[1])
+    assert fields(saved) == fields(modules.read_file(wide[1]))
+    assert saved.tree["b"].shards[0].source.offset > 5 << 30
+
+
+def test_a_hole_of_another_size_is_left_to_others(wide, tmp_path):
+    path = tmp_path / "ep0-ba1-rank1.pt"
+    with torch.serialization.skip_data():
+        tree = {"a": torch.empty(6 << 30, dtype=torch.uint8), "b": torch.ones(3), "c": torch.ones(2), "rank": 1}
+        torch.save(tree, path)
+    assert AlikeFiles(wide[0]).read(path) is None
+
+
+@pytest.mark.parametrize("offset", [0, 1, 1 << 62, (1 << 63) - 1, (1 << 64) - 1])
+def test_an_absurd_zip64_offset_is_left_to_others(wide, tmp_path, offset):
+    with File(wide[1]) as file:
+        right = Container(file).records["data/2"].header.to_bytes(8, "little")
+    tail = tail_of(wide[1])
+    at = tail.rindex(right, 0, tail.rindex(b"PK\6\6"))
+    path = changed_at_the_end(wide[1], tmp_path, tail[:at] + offset.to_bytes(8, "little") + tail[at + 8 :])
+    assert AlikeFiles(wide[0]).read(path) is None
+
+
+@given(changes=changes)
+@settings(deadline=None, max_examples=200)
+def test_changed_bytes_behind_4_gib_mean_the_same(wide, tmp_path_factory, changes):
+    tail = bytearray(tail_of(wide[1]))
+    for where, byte in changes:
+        tail[int(where * len(tail))] = byte
+    path = changed_at_the_end(wide[1], tmp_path_factory.getbasetemp(), bytes(tail))
+    assert_same_or_left_to_others(Pattern(wide[0]), path)
