@@ -17,9 +17,10 @@ from ckptools.files.opening import OpenFiles
 from ckptools.formats.shared.merge import empty_like
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import cover, cover_problem
+from ckptools.model.item_shards import HoldingFile, ItemShards
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
-from ckptools.model.shards import HoldingFile, ItemShards, Shards, lie_in_a_row, with_bytes
+from ckptools.model.shards import Shards, lie_in_a_row, with_bytes
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import KeyPath, fqn_of, walk
 from ckptools.model.values import Global, Lost, NumpyArray, Opaque, describe_for_error

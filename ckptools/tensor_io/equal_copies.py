@@ -14,7 +14,8 @@ from typing import NamedTuple, TypeVar
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
 from ckptools.files.opening import OpenFiles
-from ckptools.model.shards import HoldingFile, ItemShards, states_one_crc
+from ckptools.model.item_shards import HoldingFile, ItemShards
+from ckptools.model.shards import states_one_crc
 from ckptools.model.tensor import Tensor
 
 K = TypeVar("K", bound=Hashable)

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from ckptools.files.opening import File, OpenFiles
 from ckptools.model.columns import take
-from ckptools.model.shards import ItemShards, Shards, states_any_crc, with_bytes
+from ckptools.model.item_shards import ItemShards
+from ckptools.model.shards import Shards, states_any_crc, with_bytes
 from ckptools.model.source import ItemLayout
 from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.checksums import CHUNK, Record, crc32, read_pieces

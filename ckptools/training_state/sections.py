@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple
 
 from ckptools.dtypes import is_floating
 from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.item_shards import ItemShards
 from ckptools.model.records import Rows, displayed, to_dict
-from ckptools.model.shards import ItemShards
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, children_of, fqn_of, nodes_in, tensors_in
 from ckptools.model.values import Lost, NumpyArray, Opaque

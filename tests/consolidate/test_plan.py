@@ -14,8 +14,8 @@ import ckptools
 from ckptools.consolidate.picking import Picking
 from ckptools.consolidate.writers import dcp
 from ckptools.files.opening import OpenFiles
+from ckptools.model.item_shards import in_columns
 from ckptools.model.regions import Box, contiguous_strides
-from ckptools.model.shards import in_columns
 from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.tensor_io import stream
 from ckptools.tensor_io.checksums import Record

@@ -21,7 +21,7 @@ from ckptools.files.zip_archive import Container, checksum_places
 from ckptools.formats.open import open_checkpoint
 from ckptools.formats.reader_worker import Receiver, Sender
 from ckptools.formats.shared import alike_ranks, merge
-from ckptools.model.shards import ItemShards
+from ckptools.model.item_shards import ItemShards
 from ckptools.model.tree import tensors_in
 from ckptools.pickles import reader
 from ckptools.pickles.patterns import Pattern

@@ -19,8 +19,8 @@ from ckptools.formats.dcp.files import DataFile
 from ckptools.formats.dcp.locate import FoundTensor
 from ckptools.formats.dcp.metadata import DcpMetadata, StoredItems, TensorMetadata
 from ckptools.formats.open import open_checkpoint
+from ckptools.model.item_shards import ItemShards
 from ckptools.model.problems import Problem
-from ckptools.model.shards import ItemShards
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import tensors_in
 from tests.truth import FIXTURES

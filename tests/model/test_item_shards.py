@@ -8,14 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckptools.model.item_shards import HoldingFile, ItemShards
 from ckptools.model.regions import Box
+from ckptools.model.shard import Shard, in_rank_order
 from ckptools.model.shards import (
-    HoldingFile,
-    ItemShards,
-    Shard,
     all_here,
     boxes_with_bytes,
-    in_rank_order,
     read_files,
     record_sizes,
     shard_boxes,

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptools.files.opening import OpenFiles
+from ckptools.model.item_shards import in_columns
 from ckptools.model.regions import Box
-from ckptools.model.shards import in_columns
 from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.tensor_io import file_records
 from ckptools.tensor_io.checksums import Record

@@ -25,8 +25,8 @@ from ckptools.formats.dcp.items import ItemReader, in_safetensors
 from ckptools.formats.dcp.metadata import TensorMetadata
 from ckptools.formats.dcp.other_files import SuspectFile, end_of, is_in_place
 from ckptools.model.columns import by_value, take
+from ckptools.model.item_shards import HoldingFile, ItemShards
 from ckptools.model.regions import Ints
-from ckptools.model.shards import HoldingFile, ItemShards
 from ckptools.model.source import ItemLayout
 from ckptools.model.tensor import Item, Shard
 from ckptools.pickles.classes.tensor_classes import note_on

@@ -21,9 +21,9 @@ from ckptools.formats.dcp.metadata import DcpMetadata, StoredItems, TensorMetada
 from ckptools.formats.dcp.other_files import SuspectFile
 from ckptools.model.columns import take
 from ckptools.model.cover import TangledLayoutError, cover
+from ckptools.model.item_shards import HoldingFile, ItemShards
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
-from ckptools.model.shards import HoldingFile, ItemShards
 from ckptools.model.tensor import Tensor, TensorKind
 from ckptools.model.values import Opaque, describe_for_error
 from ckptools.pickles.classes.tensors import WHY_NOT

@@ -19,9 +19,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ckptools.formats.shared.merge import MIN_COLUMNS
+from ckptools.model.item_shards import Holding, in_columns
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
-from ckptools.model.shards import Holding, in_columns
 from ckptools.model.tensor import Shard, Source, Tensor, in_rank_order
 
 LAYERS = re.compile(r"(?P<block>(?:.*?\.)?layers)\.(?P<rest>(?!\d+\.).+)", re.DOTALL)

@@ -10,8 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from ckptools.model.item_shards import HoldingFile, ItemShards
 from ckptools.model.regions import Box
-from ckptools.model.shards import HoldingFile, ItemShards, Shard, Shards
+from ckptools.model.shard import Shard
+from ckptools.model.shards import Shards
 from ckptools.model.source import ItemLayout, Source
 from ckptools.model.tensor import Tensor
 from ckptools.pickles.alike import Alike
