@@ -32,7 +32,8 @@ from ckptools.model.values import (
 )
 from ckptools.text import MAX_BITS, clip, plural, shape
 from ckptools.training_state.judgement import verdict_of
-from ckptools.training_state.sections import sections_of, sections_of_kind, storage_identity
+from ckptools.training_state.section_size import storage_identity
+from ckptools.training_state.sections import sections_of, sections_of_kind
 
 MAX_FULL = 10_000
 """At most this many items of a list or array, or characters of a text, are shown in full."""

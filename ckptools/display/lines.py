@@ -15,7 +15,8 @@ from ckptools.model.tensor import Tensor
 from ckptools.model.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, TorchName, scalar
 from ckptools.text import MAX_BITS, clip, clip_middle, number, plural, printable, shape, size
 from ckptools.training_state.judgement import perhaps_more, verdict_of
-from ckptools.training_state.sections import measure, sections_of
+from ckptools.training_state.section_size import measure
+from ckptools.training_state.sections import sections_of
 
 MAX_LINE = 500
 """Characters of a message; names from files have any number."""

@@ -19,7 +19,8 @@ from ckptools.model.records import Rows, record_fields
 from ckptools.model.tensor import Tensor
 from ckptools.model.values import Opaque
 from ckptools.text import count, moment, plural, shape, size
-from ckptools.training_state.sections import Section, measure
+from ckptools.training_state.section_size import measure
+from ckptools.training_state.sections import Section
 
 PROBLEM_COLUMNS = (
     Column("code"), Column("severity", "verdict"), Column("where"), Column("what"), Column("what to do")

@@ -9,7 +9,8 @@ from ckptools.display.drawing import FILLS, WIDTH, Key, Picture, Rect, label, le
 from ckptools.dtypes import short
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.text import plural, size
-from ckptools.training_state.sections import measure, sections_of
+from ckptools.training_state.section_size import measure
+from ckptools.training_state.sections import sections_of
 
 MAX_BARS = 40
 """At most this many sections, the largest, have a bar."""

@@ -21,7 +21,8 @@ from ckptools.model.verdict import Verdict
 from ckptools.pickles.foreign_names import foreign_classes, foreign_problems, suspicious_names
 from ckptools.training_state.judgement import verdict_of
 from ckptools.training_state.modules import module_problems
-from ckptools.training_state.sections import Section, SectionKind, SectionSize, measure, sections_of, sections_of_kind
+from ckptools.training_state.section_size import SectionSize, measure
+from ckptools.training_state.sections import Section, SectionKind, sections_of, sections_of_kind
 
 TORCH_KEYS = ("torch_version", "pytorch_version", "torch")
 WRITER_KEYS = (

@@ -13,19 +13,12 @@ from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, nodes_in, tensors_in, walk
 from ckptools.model.values import NumpyArray, scalar
 from ckptools.text import plural
+from ckptools.training_state.generators import generator_of, is_gathered, stream_of
 from ckptools.training_state.optimizer_names import group_ids, moments_of
 from ckptools.training_state.optimizers import Optimizer, ParamGroup, nested, optimizers_of
 from ckptools.training_state.packed_weights import count_packed
-from ckptools.training_state.sections import (
-    Section,
-    SectionSize,
-    generator_of,
-    is_gathered,
-    schedulers_of,
-    sections_of_kind,
-    storage_identity,
-    stream_of,
-)
+from ckptools.training_state.section_size import SectionSize, storage_identity
+from ckptools.training_state.sections import Section, schedulers_of, sections_of_kind
 from ckptools.training_state.steps import COUNTERS, EPOCH_COUNTERS, learning_rates
 
 MAX_WORDS = 8

@@ -19,7 +19,8 @@ from ckptools.model.values import describe_for_error
 from ckptools.torch_engine import module_shapes
 from ckptools.torch_engine.module_shapes import NamedShape, StateDictShapes
 from ckptools.training_state.parameter_names import believed
-from ckptools.training_state.sections import Section, sections_of, sections_of_kind, storage_identity
+from ckptools.training_state.section_size import storage_identity
+from ckptools.training_state.sections import Section, sections_of, sections_of_kind
 
 DTYPES = {
     **{name: name for name in ITEMSIZE},

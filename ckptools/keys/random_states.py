@@ -21,7 +21,8 @@ from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath
 from ckptools.model.values import NumpyArray
 from ckptools.tensor_io.fetch_ahead import fetched
-from ckptools.training_state.sections import Section, sections_of_kind, stream_of, twister_of
+from ckptools.training_state.generators import stream_of, twister_of
+from ckptools.training_state.sections import Section, sections_of_kind
 
 MAX_STATE = 64 << 20
 """Bytes of a tensor that is a state; one that all ranks gathered has 5 KB for each."""

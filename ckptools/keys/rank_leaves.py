@@ -12,7 +12,8 @@ from ckptools.model.tensor import Tensor
 from ckptools.model.tree import CycleError, Key, KeyPath, TreeLimitError, check_tree_limits, children_of, leaf_at
 from ckptools.model.values import Global, NumpyArray, Opaque, plain, scalar
 from ckptools.text import MAX_BITS
-from ckptools.training_state.sections import Section, is_gathered
+from ckptools.training_state.generators import is_gathered
+from ckptools.training_state.sections import Section
 
 
 class RankLeaf(NamedTuple):

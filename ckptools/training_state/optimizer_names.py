@@ -24,7 +24,7 @@ from ckptools.model.checkpoint import ModuleOrder
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
 from ckptools.training_state.parameter_names import FITS, GIVE, UNNAMED, Id, Naming, note_of, without_ddp
-from ckptools.training_state.sections import storage_identity
+from ckptools.training_state.section_size import storage_identity
 
 Parameters = Sequence[tuple[str, Tensor]]
 

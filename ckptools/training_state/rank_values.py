@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, children_of, leaf_at, nodes_in, tensors_in
-from ckptools.training_state.sections import Section, is_gathered, sections_of, tensors_of
+from ckptools.training_state.generators import is_gathered
+from ckptools.training_state.sections import Section, sections_of, tensors_of
 from ckptools.training_state.steps import COUNTERS
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from ckptools.model.values import Opaque, Size
 from ckptools.pickles import reader
 from ckptools.torch_engine import describe
 from ckptools.torch_engine.offline import offline
-from ckptools.training_state.sections import find_sections, measure
+from ckptools.training_state.section_size import measure
+from ckptools.training_state.sections import find_sections
 from tests.other_classes import adam_state, of_class, with_pieces
 from tests.truth import FIXTURES
 from tests.versions import torch_that_loads

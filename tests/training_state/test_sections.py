@@ -14,14 +14,8 @@ from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.model.tree import walk
 from ckptools.model.values import Lost, Opaque
-from ckptools.training_state.sections import (
-    find_sections,
-    free_name,
-    is_optimizer,
-    measure,
-    section_name,
-    storage_identity,
-)
+from ckptools.training_state.section_size import measure, storage_identity
+from ckptools.training_state.sections import find_sections, free_name, is_optimizer, section_name
 from tests.truth import FIXTURES
 
 OPTIMIZER = {"state": {}, "param_groups": [{"lr": 0.1, "params": [0]}]}

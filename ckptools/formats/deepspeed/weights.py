@@ -28,7 +28,7 @@ from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.tensor_io.copied_files import Checksum, proves_a_copy, stated_checksum
 from ckptools.text import few
-from ckptools.training_state.sections import storage_identity
+from ckptools.training_state.section_size import storage_identity
 
 PLACEHOLDER = (
     "ZeRO-3 keeps no copy of it in module, only a placeholder; without --weights module the optimizer's fp32 copy "

@@ -36,7 +36,7 @@ from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.model.values import describe_for_error
 from ckptools.text import few, plural
-from ckptools.training_state.sections import storage_identity
+from ckptools.training_state.section_size import storage_identity
 
 FILE = re.compile(
     r"(?P<head>[^/]*?)(?:-(?P<number>\d{1,6})-of-(?P<total>\d{1,6}))?(?P<variant>\.(?![^./]*-of-\d)[^./]+)?\.(?P<kind>safetensors|bin)",

@@ -18,8 +18,9 @@ from ckptools.model.rank_vote import Vote, same_records, vote
 from ckptools.model.tree import KeyPath, fqn_of, leaf_at, tensors_in
 from ckptools.model.values import Absent
 from ckptools.text import few, spans
+from ckptools.training_state.generators import is_gathered
 from ckptools.training_state.rank_values import RUN_NAMES, Shared, counts_steps, is_own
-from ckptools.training_state.sections import Section, find_sections, is_gathered
+from ckptools.training_state.sections import Section, find_sections
 
 ODD_SIZE = 0.5
 """A rank file smaller than this fraction of the median is named; uneven shards alone are never so small."""

@@ -37,7 +37,8 @@ from ckptools.model.values import describe_for_error
 from ckptools.training_state.optimizer_names import group_ids
 from ckptools.training_state.optimizers import optimizers_of
 from ckptools.training_state.parameter_names import AS_WRITTEN, BY_UNIT, believed
-from ckptools.training_state.sections import is_flat_optimizer, sections_of_kind, storage_identity
+from ckptools.training_state.section_size import storage_identity
+from ckptools.training_state.sections import is_flat_optimizer, sections_of_kind
 
 MAX_DIMS = 64
 MAX_SIZE = (1 << 63) - 1
