@@ -78,7 +78,9 @@ class RunSearch(FolderSearch):
         entries = [path for path in self.entries(folder) if not is_temporary(path.name)]
         trackers = trackers_in(folder)
         self.trackers += trackers
-        itself = None if any(map(_names_another, trackers)) else self._recognised(folder)
+        # Beside the tag folder of DeepSpeed that a tracker names, the Trainer leaves what belongs to it.
+        of_a_run = any(map(_names_another, trackers)) and not any(map(is_companion, entries))
+        itself = None if of_a_run else self._recognised(folder)
         if isinstance(itself, UnknownFormatError):  # a format that is refused: everything in it is part of it
             self._failed(folder, itself, [path for path in entries if path.is_file()])
             return

@@ -10,6 +10,8 @@ all of them are read: their pickles are small.
 The tree has `model`, `optimizer` (state and param groups by name), everything else that the model states hold under
 its own name, and `zero_optimizer` for what ZeRO keeps beside the state (loss scaler, overflow, clip_grad).
 
+`beside` adds what transformers' Trainer and Accelerate leave beside the tag folder.
+
 Tensor-parallel weights are joined where the model states say how each was cut (`slices`). Expert
 parameters have the model's numbers: `experts` has how they are spread.
 """
@@ -20,6 +22,7 @@ from pathlib import Path
 
 from ckptools.formats import torch_file
 from ckptools.formats.deepspeed import universal
+from ckptools.formats.deepspeed.beside import with_state_beside
 from ckptools.formats.deepspeed.files import Files
 from ckptools.formats.deepspeed.names import find_tag, is_deepspeed, names_in
 from ckptools.formats.deepspeed.tag_folder import TagFolder
@@ -52,6 +55,6 @@ def read(path: Path, options: Options) -> Checkpoint:
     builder = CheckpointBuilder(NAME, path)
     folder = find_tag(path, options.follow_symlinks)
     if (folder / "zero").is_dir():
-        return universal.read(builder, folder, options)
+        return with_state_beside(universal.read(builder, folder, options), path, folder, options)
     files = Files(folder, names_in(folder, options.follow_symlinks), options, path)
-    return TagFolder(builder, files).checkpoint()
+    return with_state_beside(TagFolder(builder, files).checkpoint(), path, folder, options)

@@ -101,7 +101,7 @@ def is_deepspeed(path: Path) -> bool:
     """Whether a path leads to a DeepSpeed checkpoint, by names and the few bytes of `latest`."""
     if not path.is_dir():
         return parse(path) is not None or _is_slot_file(path)
-    if is_tag_folder(path) or _tags(path):
+    if is_tag_folder(path) or tags_in(path):
         return True
     pointer = _pointer(path)
     return pointer is not None and ((path / "zero_to_fp32.py").exists() or "global_step" in text_of(pointer))
@@ -117,7 +117,8 @@ def _pointer(folder: Path) -> Path | None:
     return next((folder / name for name in POINTERS if (folder / name).is_file()), None)
 
 
-def _tags(folder: Path) -> list[Path]:
+def tags_in(folder: Path) -> list[Path]:
+    """The tag folders in a folder."""
     return sorted((p for p in folder.iterdir() if p.is_dir() and is_tag_folder(p)), key=lambda p: p.name)
 
 
@@ -136,7 +137,7 @@ def find_tag(path: Path, follow_symlinks: bool = False) -> Path:
     pointer = _pointer(path)
     if pointer is not None:
         return _pointed(pointer, follow_symlinks)
-    tags = _tags(path)
+    tags = tags_in(path)
     if len(tags) > 1:
         raise several(path, tags, " and no file latest")
     return tags[0]
@@ -153,7 +154,7 @@ def _pointed(pointer: Path, follow_symlinks: bool) -> Path:
     if not follow_symlinks:
         check_stays_inside(folder, pointer.parent)
     if not is_tag_folder(folder):
-        here = few([tag.name for tag in _tags(pointer.parent)]) or "no other checkpoint"
+        here = few([tag.name for tag in tags_in(pointer.parent)]) or "no other checkpoint"
         what = f"which {'holds no DeepSpeed files' if folder.is_dir() else 'is not there'}; here are {here}"
         raise ReadError(pointer, f"names the tag {describe_for_error(tag)}, {what}: name the one you mean")
     return folder

@@ -10,6 +10,7 @@ from typing import Any
 from ckptools.errors import ReadError
 from ckptools.formats.deepspeed import experts, slices, weights
 from ckptools.formats.deepspeed.assembler import ZeroAssembler, frozen_parameters
+from ckptools.formats.deepspeed.beside import path_of_step
 from ckptools.formats.deepspeed.experts import ExpertLayout
 from ckptools.formats.deepspeed.files import (
     GROUPED,
@@ -130,7 +131,7 @@ class TagFolder:
             tree=tree,
             files=files,
             world_size=self._world_size(),
-            step=find_step(self.files.folder, tuple(s for s in sections if s.path == ("global_steps",))),
+            step=find_step(path_of_step(self.files.folder), tuple(s for s in sections if s.path == ("global_steps",))),
             module_order=GROUPED,
             all_ranks=self.all_ranks,
             bytes_expected=expected_bytes(files),

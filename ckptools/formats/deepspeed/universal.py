@@ -21,6 +21,7 @@ from ckptools.files.location import check_stays_inside
 from ckptools.files.opening import reading
 from ckptools.formats.deepspeed import weights
 from ckptools.formats.deepspeed.assembler import frozen_parameters, names_by_param_group
+from ckptools.formats.deepspeed.beside import path_of_step
 from ckptools.formats.deepspeed.files import GROUPED, Files
 from ckptools.formats.deepspeed.names import StateName, names_in
 from ckptools.formats.deepspeed.partition_layout import MAX_WORLD
@@ -103,7 +104,7 @@ class _UniversalFolder:
             tree=tree,
             files=files,
             world_size=Fact(world, ("dp_world_size",) if "dp_world_size" in self.base.tree else ()),
-            step=find_step(self.folder, tuple(s for s in sections if s.path == ("global_steps",))),
+            step=find_step(path_of_step(self.folder), tuple(s for s in sections if s.path == ("global_steps",))),
             module_order=GROUPED,
             bytes_expected=rank_checks.expected_bytes(files),
             rounded=Rounded.pairs(self._masters, {} if self.sharded else self.base.module or {}, "model."),
