@@ -511,3 +511,16 @@ def test_listing_imports_neither_torch_nor_numpy(rank_files):
     code = "import sys, ckptools; ckptools.checkpoints_in(sys.argv[1]); print({'torch', 'numpy'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code, str(rank_files)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_a_tracker_in_a_checkpoint_is_compared_with_what_lies_below_it_only(tmp_path):
+    """The Trainer leaves DeepSpeed's `latest` in each of its checkpoints, and its own state beside the tag folder."""
+    for step in (5, 6):
+        shutil.copytree(FIXTURES / "deepspeed-z1-fp32" / "ckpt", tmp_path / f"checkpoint-{step}")
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(f'{{"global_step": {step}}}')
+    found = ckptools.checkpoints_in(tmp_path)
+    assert [(row.name, row.step) for row in found.rows] == [("checkpoint-6", 6), ("checkpoint-5", 5)]
+    assert [(t.name, t.checkpoint, t.problem) for t in found.trackers] == [
+        ("checkpoint-5/latest", "checkpoint-5", ""),
+        ("checkpoint-6/latest", "checkpoint-6", ""),
+    ]
