@@ -4,6 +4,7 @@
     pytorch_model_fsdp_rank{R}.bin      LOCAL_STATE_DICT: FSDP1's flat parameters; `pytorch_model_fsdp_1_rank{R}.bin`
     pytorch_model_fsdp.bin              FULL_STATE_DICT, from rank 0; `pytorch_model_fsdp_1.bin`
     optimizer_0/                        a DCP whose only top is `optimizer`, under SHARDED and LOCAL
+    optimizer_0_rank{R}.bin             the same with `use_dcp=False`; the model is in pytorch_model_fsdp_0_rank{R}.bin
     optimizer.bin                       under FULL
     scheduler.bin, random_states_{R}.pkl, sampler.bin, trainer_state.json, …     see `companions`
 
@@ -30,12 +31,14 @@ from ckptools.formats.dcp.files import METADATA, looks_like_dcp
 from ckptools.formats.dcp.folder import PLANNED
 from ckptools.formats.flat_parameters import parameters as flat_optimizers
 from ckptools.formats.options import Options
+from ckptools.formats.rank_search.rank_names import parse
 from ckptools.formats.shared.companions import (
     path_that_states_a_step,
     read_companions,
     step_of_accelerate,
     without_optimizer,
 )
+from ckptools.formats.shared.given import Shapes
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.training_state.parameter_names import AS_SAVED
@@ -50,7 +53,15 @@ JOINS = ("model", "optimizer", "rest")
 MODEL = re.compile(r"pytorch_model(?:_fsdp)?_(\d{1,4})")
 OPTIMIZER = re.compile(r"optimizer_(\d{1,4})")
 RANK_FILE = re.compile(r"pytorch_model_fsdp(?:_(\d{1,4}))?_rank(\d{1,7})\.bin")
+OPTIMIZER_RANK_FILE = re.compile(r"optimizer_(\d{1,4})_rank(\d{1,7})\.bin")
 FULL = re.compile(r"pytorch_model_fsdp(?:_(\d{1,4}))?\.bin")
+
+FILES = (
+    (RANK_FILE, "rank files", "model"),
+    (OPTIMIZER_RANK_FILE, "rank files", "optimizer"),
+    (FULL, "full", "model"),
+)
+"""Files that are a part, or one rank's piece of it."""
 
 
 class _AcceleratePart(NamedTuple):
@@ -89,9 +100,9 @@ def _part(path: Path) -> _AcceleratePart | None:
     for pattern, what in ((MODEL, "model"), (OPTIMIZER, "optimizer")):
         if (found := pattern.fullmatch(path.name)) and is_dcp(path):
             return _AcceleratePart(path, "dcp", what, int(found[1]))
-    for pattern, kind in ((RANK_FILE, "rank files"), (FULL, "full")):
+    for pattern, kind, what in FILES:
         if (found := pattern.fullmatch(path.name)) and path.is_file():
-            return _AcceleratePart(path, kind, "model", int(found[1] or 0))
+            return _AcceleratePart(path, kind, what, int(found[1] or 0))
     return None
 
 
@@ -105,8 +116,10 @@ def read(path: Path, options: Options) -> Checkpoint:
     found = sorted(_parts(path), key=lambda p: (p.what, p.number))
     parts, optimizers = CompositeBuilder(NAME, path, options), CompositeBuilder(NAME, path, options)
     for part in found:
-        if part.what == "optimizer":
+        if part.kind == "dcp" and part.what == "optimizer":
             optimizers.add_dcp(part.path, part.key, "optimizer")
+        elif part.what == "optimizer":
+            _add_rank_files(optimizers, part)
     for part in found:
         if part.what == "model":
             _add_model(parts, part, optimizers.tree.get(part._replace(what="optimizer").key))
@@ -139,9 +152,16 @@ def _add_model(parts: CompositeBuilder, part: _AcceleratePart, optimizer: Any) -
         parts.add_file(part.path, part.key)
     else:
         known = isinstance(optimizer, Mapping) and is_optimizer(optimizer)
-        by_name = flat_optimizers.shapes_by_name(optimizer, of_dcp=True) if known else None
-        # All ranks, so that no tensor has to search for the rest of it from inside of this folder.
-        parts.add_checkpoint(rank_files.read(part.path, replace(parts.options, all_ranks=True), by_name), part.key)
+        _add_rank_files(parts, part, flat_optimizers.shapes_by_name(optimizer, of_dcp=True) if known else None)
+
+
+def _add_rank_files(parts: CompositeBuilder, part: _AcceleratePart, by_name: Shapes | None = None) -> None:
+    folder = part.path.parent
+    of_it = (p for p in folder.iterdir() if (one := _part(p)) and one._replace(path=part.path) == part)
+    group = sorted(filter(None, map(parse, of_it)), key=lambda name: name.rank)
+    # All ranks, so that no tensor has to search for the rest of it from inside of this folder.
+    options = replace(parts.options, all_ranks=True)
+    parts.add_checkpoint(rank_files.read_group(folder, group[0].path, group, options, by_name), part.key)
 
 
 def _saved_as(found: list[_AcceleratePart], parts: CompositeBuilder) -> str:

@@ -82,14 +82,18 @@ def read(path: Path, options: Options, by_name: Shapes | None = None) -> Checkpo
     return _opening(builder, name, group, options).checkpoint(by_name)
 
 
-def read_group(path: Path, first: Path, group: Sequence[RankName], options: Options) -> Checkpoint:
+def read_group(
+    path: Path, first: Path, group: Sequence[RankName], options: Options, by_name: Shapes | None = None
+) -> Checkpoint:
     """Open the checkpoint of a path: of its `first` file, and the others in its group, which a format has found.
+
+    Shapes as in `read`.
 
     Raises:
         ReadError: the file itself, or of a folder every one, cannot be read.
     """
     name = next(n for n in group if n.path == first)
-    return _opening(CheckpointBuilder(NAME, path), name, group, options).checkpoint(None)
+    return _opening(CheckpointBuilder(NAME, path), name, group, options).checkpoint(by_name)
 
 
 def _opening(builder: CheckpointBuilder, name: RankName, group: Sequence[RankName], options: Options) -> _RankGroup:
