@@ -7,6 +7,7 @@ content does not.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -28,6 +29,9 @@ RNG_WORDS = (
 )  # fmt: skip
 OPTIMIZER_WORDS = ("optim", "optimizer", "optimizers", "optim_state_dict", "optimizer_state_dict")
 """Keys below which no tensors are a model, also where an optimizer was saved without its param groups."""
+
+REGISTERED = re.compile(r"custom_checkpoint_\d{1,4}")
+"""Keys of the objects that a script registered with Accelerate; tensors of one, such as averages, are not the model."""
 
 SCHEDULER_KEYS = ("last_epoch", "_last_lr", "base_lrs", "last_batch_iteration", "lr_decay_style", "decay_style")
 MAX_SECTION_DEPTH = 5
@@ -234,7 +238,7 @@ def _is_model(path: KeyPath, node: Any) -> bool:
         return False
     states = len(_random_states(node))
     found = [v for v in node.values() if isinstance(v, Tensor)]
-    if path and not any(t.shape or is_floating(t.dtype) for t in found):
+    if path and (REGISTERED.fullmatch(str(path[0])) or not any(t.shape or is_floating(t.dtype) for t in found)):
         return False
     tensors = len(found) - states
     return tensors * 2 > len(node) - states and not any(str(p).lower() in (*RNG_WORDS, *OPTIMIZER_WORDS) for p in path)

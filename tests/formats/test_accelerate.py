@@ -274,3 +274,13 @@ def test_a_missing_rank_of_a_local_state_dict_is_named(local_states, tmp_path):
 def test_an_empty_folder_of_such_a_name_is_no_part(tmp_path, name):
     (tmp_path / name).mkdir()
     assert not accelerate.detect(tmp_path)
+
+
+def test_tensors_of_a_registered_object_are_not_the_model(sample, tmp_path):
+    torch.save({"averages": {"w": torch.ones(3)}, "decay": 0.9}, sample / "custom_checkpoint_0.pkl")
+    ck = ckptools.open(sample)
+    assert [s.name for s in ck.sections if s.kind == "model"] == ["model"]
+    ck.consolidate(tmp_path / "model.safetensors")
+    assert ckptools.open(tmp_path / "model.safetensors").tree.keys() == ck.model.keys()
+    ck.consolidate(tmp_path / "all.pt", only="all")
+    assert torch.load(tmp_path / "all.pt")["custom_checkpoint_0"]["averages"]["w"].tolist() == [1.0, 1.0, 1.0]
