@@ -36,7 +36,7 @@ BY_HAND = ("NeMo's .nemo",)
 JOINS = ("model", "optimizer", "rest")
 
 
-PART = re.compile(r"(?<!\d)(\d+)-of-(\d+)(?!\d)|(?<![A-Za-z])rank[_-]?(\d+)")
+PART = re.compile(r"(?<!\d)(\d+)-of-(?!0*1(?!\d))(\d+)(?!\d)|(?<![A-Za-z])rank[_-]?(\d+)")
 
 
 def detect(path: Path) -> bool:

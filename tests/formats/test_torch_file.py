@@ -12,14 +12,14 @@ from ckptools.errors import SeveralError
 from ckptools.formats import torch_file
 
 
-@pytest.mark.parametrize("name", ["pytorch_model-00001-of-00004.bin", "my_rank_00_part.pt"])
+@pytest.mark.parametrize("name", ["pytorch_model-00001-of-00004.bin", "x-1-of-10.pt", "my_rank_00_part.pt"])
 def test_one_file_of_several_is_not_called_whole(tmp_path, name):
     torch.save({"w": torch.ones(3)}, tmp_path / name)
     ck = ckptools.open(tmp_path / name)
     assert (ck.whole, [p.code for p in ck.problems]) == (False, ["CK011"])
 
 
-@pytest.mark.parametrize("name", ["model.pt", "frank1.pt", "step-1-of.pt", "best.ckpt"])
+@pytest.mark.parametrize("name", ["model.pt", "frank1.pt", "step-1-of.pt", "best.ckpt", "model-00001-of-00001.bin"])
 def test_an_ordinary_name_is_whole(tmp_path, name):
     torch.save({"w": torch.ones(3)}, tmp_path / name)
     assert ckptools.open(tmp_path / name).whole
