@@ -201,10 +201,15 @@ def replicated(ck: Checkpoint) -> list[tuple[str, Tensor]]:
     """
     found, shared = [], Shared(sections_of(ck))
     for path, tensor in tensors_of(sections_of(ck)):
-        unjoined = tensor.kind == "tensor_parallel" and bool(tensor.note)
-        if not unjoined and tensor.has_copies and shared.holds(path):
+        if tensor.has_copies and not _without_places(tensor) and shared.holds(path):
             found.append((fqn_of(path), tensor))
     return found
+
+
+def _without_places(tensor: Tensor) -> bool:
+    """Whether nothing says where the pieces of a tensor lie: each begins at its own first element."""
+    runs = tensor.kind == "flat_pieces" and not any(any(shard.box.offsets) for shard in tensor.shards)
+    return bool(tensor.note) and (runs or tensor.kind == "tensor_parallel")
 
 
 def fetch_copies(ck: Checkpoint) -> None:

@@ -109,6 +109,18 @@ def test_ranks_that_hold_different_lengths_are_not_joined(saved, tmp_path):
         ck.tree["optim"]["state"][0]["exp_avg"].load()
 
 
+def test_chunks_that_nothing_places_are_not_compared_as_copies(tmp_path):
+    for file in VERL.glob("*.pt"):
+        saved = torch.load(file, weights_only=False)
+        if file.name.startswith("optim"):
+            (group,) = saved["param_groups"]
+            saved["param_groups"] = [{**group, "params": ids} for ids in (group["params"][:1], group["params"][1:])]
+        torch.save(saved, tmp_path / file.name)
+    found = ckptools.open(tmp_path, all_ranks=True).verify()
+    codes = {p.code for p in found.problems}
+    assert "CK106" in codes and "CK105" not in codes and found.verdict.whole
+
+
 def test_a_file_without_the_model_beside_it_stays_as_it_is():
     ck = ckptools.open(VERL / "optim_world_size_4_rank_0.pt", only_this_file=True)
     assert list(ck.tree["optim"]["state"] if "optim" in ck.tree else ck.tree["state"]) == [0, 1, 2]
