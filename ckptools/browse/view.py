@@ -35,6 +35,9 @@ OVERVIEW, KEYS, RANKS, TRAINING, VALUES, FILES, RUN = range(len(TABS))
 DETAIL_SECONDS = 0.03
 """The cursor rests so long before what it is on is looked up."""
 
+WIDE = 80
+"""Columns from which on facts stand beside the list."""
+
 HINT = "? lists the keys"
 OPENS = "opens ..."
 STOPPED = "not opened; r opens it"
@@ -54,7 +57,6 @@ class View(App[None]):
     """
 
     ENABLE_COMMAND_PALETTE = False
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (80, "-wide")]  # noqa: RUF012 – the base class annotates it
     CSS = """
     Screen { layout: vertical; }
     #title, #tabs, #status { height: 1; width: 100%; text-wrap: nowrap; text-overflow: ellipsis; }
@@ -67,9 +69,9 @@ class View(App[None]):
     #side { width: 1fr; }
     #right { width: 1fr; border-left: solid $primary; padding-left: 1; }
     #main.wide #right { display: none; }
-    .-narrow #main { layout: vertical; }
-    .-narrow #side, .-narrow #right { width: 100%; height: 1fr; }
-    .-narrow #right { border-left: none; border-top: solid $primary; padding-left: 0; }
+    .narrow #main { layout: vertical; }
+    .narrow #side, .narrow #right { width: 100%; height: 1fr; }
+    .narrow #right { border-left: none; border-top: solid $primary; padding-left: 0; }
     #problems { height: auto; max-height: 6; border-top: solid $primary; }
     #status { background: $panel; }
     """ + coloured("#title.{mark}{light}")
@@ -97,7 +99,7 @@ class View(App[None]):
         """Title, tabs, list and facts, problems, what was done, what was read."""
         yield Static(id="title", markup=False)
         yield Static(id="tabs", markup=False)
-        with Horizontal(id="main"):
+        with Horizontal(id="main", classes="wide"):
             with Vertical(id="side"):
                 yield RowList("left")
                 yield Input(id="filter", placeholder="part of a name, or a glob")
@@ -225,8 +227,9 @@ class View(App[None]):
         page.fit(max(self.size.width - 1, 20))
         self.left.show(page.rows, self.at.get(self.tab, 0))
 
-    def on_resize(self, _: events.Resize) -> None:
-        """Cut the texts to the new width."""
+    def on_resize(self, event: events.Resize) -> None:
+        """Cut the texts to the new width; where it is small, facts go below the list."""
+        self.screen_stack[0].set_class(event.size.width < WIDE, "narrow")
         self.at[self.tab] = self.left.cursor
         self.call_after_refresh(self.show_tab)
 
