@@ -11,7 +11,7 @@ from ckptools.dtypes import short
 from ckptools.errors import UsageError
 from ckptools.inspect.record import Report
 from ckptools.inspect.text import optimizer_lines
-from ckptools.keys.entries import KINDS, is_private_value
+from ckptools.keys.entries import is_private_value
 from ckptools.keys.rank_leaves import fingerprint, leaves_of
 from ckptools.keys.sharding import placement
 from ckptools.model.checkpoint import Checkpoint
@@ -68,8 +68,8 @@ def section_details(ck: Checkpoint, wanted: str, private: bool = True) -> tuple[
     """
     found = [s for s in sections_of(ck) if wanted in (s.kind, s.name)]
     if not found:
-        names = ", ".join([*KINDS, *(s.name for s in sections_of(ck) if s.name not in KINDS)])
-        raise UsageError(ck.path, f"has no section {wanted!r}; there are {names}")
+        here = dict.fromkeys(word for section in sections_of(ck) for word in (section.kind, section.name))
+        raise UsageError(ck.path, f"has no section {wanted!r}; it has {', '.join(here) or 'none'}")
     return tuple(_detail(ck, section, private) for section in found)
 
 

@@ -252,7 +252,7 @@ def test_random_states_are_listed_and_who_holds_them_against_each_other_is_said(
 def test_a_section_that_is_not_there_is_a_usage_error_that_lists_them():
     code, out, err = run(RANK_0, "--section", "modle")
     assert (code, out) == (2, "")
-    assert "has no section 'modle'; there are model, optimizer" in err
+    assert "has no section 'modle'; it has model, optimizer" in err
 
 
 def test_trust_is_refused_where_there_is_nothing_to_trust():
