@@ -110,7 +110,7 @@ class KeyPage:
         if row is not None and row.name in self.elements:
             return command_line("show", arguments, row.name, "--values", self.elements[row.name].rows[0].slice)
         if row is not None and row.name in self.tree.figures:
-            every = ["--section", "all", "--filter", chosen or row.name, "--histogram"]
+            every = ["--section", "all", "--filter", chosen or row.name, "--hist"]
             return command_line("stats", arguments, *every)
         if row is not None:
             return command_line("show", arguments, row.name)

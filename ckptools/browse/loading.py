@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ckptools.browse import pages
 from ckptools.browse.session import Looked
-from ckptools.browse.view import KEYS, OPENS, OVERVIEW, RUN, STOPPED, VALUES, View
+from ckptools.browse.view import KEYS, OPENS, OVERVIEW, RUN, SEVERAL, STOPPED, VALUES, View
 from ckptools.errors import CkptoolsError, ReadError, SeveralError
 from ckptools.text import printable
 
@@ -36,8 +36,7 @@ class Loading(View):
 
     def _not_opened(self, error: Exception) -> None:
         if isinstance(error, SeveralError):
-            self.waits = "several checkpoints"
-            self.say("several checkpoints: Enter opens one")
+            self.waits = SEVERAL
             self.action_tab(RUN)
         elif isinstance(error, CkptoolsError):
             self.error = error

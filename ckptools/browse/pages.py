@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptools.browse.command_lines import line as command_line
 from ckptools.browse.session import Looked, Session
 from ckptools.display.lines import cause_words
+from ckptools.display.next_command import quoted
 from ckptools.display.tables import Screen, table, wrapped
 from ckptools.inspect.text import optimizer_lines, report_text, scheduler_words
 from ckptools.model.causes import consequences_of, problems_by_cause
 from ckptools.model.checkpoint import RankFile
 from ckptools.model.problems import Problem
+from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of
-from ckptools.text import moment, plural, printable, size
+from ckptools.text import clip_middle, moment, plural, printable, size
 
 if TYPE_CHECKING:
     from ckptools.contents.record import Shown
     from ckptools.inspect.picture import Grouping, RankCell
-    from ckptools.ls.record import RunFolder
+    from ckptools.keys.entries import Entry
+    from ckptools.ls.record import CheckpointRow, RunFolder
 
 MARKS = {"error": "bad", "warning": "warn", "note": "dim"}
 
 
 class Row(NamedTuple):
-    """A row of a list: its text, its mark, and what it leads to."""
+    """A row of a list: its text, its mark, what it leads to, and a name at its end, whose middle is cut if need be."""
 
     text: str
     mark: str = ""
     target: Any = None
+    name: str = ""
 
 
 class PageRows:
@@ -42,9 +46,10 @@ class PageRows:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def line(self, n: int, _width: int) -> tuple[str, str]:
+    def line(self, n: int, width: int) -> tuple[str, str]:
         """A row as text, and its mark."""
-        return self.rows[n].text, self.rows[n].mark
+        row = self.rows[n]
+        return row.text + clip_middle(printable(row.name), max(width - len(row.text), 8)), row.mark
 
 
 def text_rows(text: str, mark: str = "") -> PageRows:
@@ -57,16 +62,17 @@ def text_rows(text: str, mark: str = "") -> PageRows:
 
 def problem_rows(looked: Looked) -> PageRows:
     """A row for each cause, the worst first, its way out below it; each leads to its problems."""
-    problems = looked.report.problems
-    rows = []
+    return PageRows(list(_cause_rows(looked.report.problems)) or [Row("no problem was found", "good")])
+
+
+def _cause_rows(problems: Sequence[Problem]) -> Iterator[Row]:
     for cause, own in problems_by_cause(problems, ("error", "warning", "note")):
-        rows.append(Row(printable(f"{cause.code}  {cause_words(cause)}"), MARKS[cause.severity], own))
+        yield Row(printable(f"{cause.code}  {cause_words(cause)}"), MARKS[cause.severity], own)
         if cause.remedy:
-            rows.append(Row(printable(f"       {cause.remedy}"), "dim", own))
+            yield Row(printable(f"       {cause.remedy}"), "dim", own)
     for following in consequences_of(problems):
         of_code = tuple(problem for problem in problems if problem.code == following.code)
-        rows.append(Row(printable(f"       -> {following.text}"), "dim", of_code))
-    return PageRows(rows or [Row("no problem was found", "good")])
+        yield Row(printable(f"       -> {following.text}"), "dim", of_code)
 
 
 # -- tabs -------------------------------------------------------------------------------------------------------------
@@ -128,10 +134,15 @@ def training(session: Session, looked: Looked) -> TextPage:
     def text(screen: Screen) -> str:
         blocks = [optimizer_lines(optimizer, screen) for optimizer in report.optimizers]
         for scheduler in report.schedulers:
-            blocks.append(wrapped(f"{printable(scheduler.section)}: ", printable(scheduler_words(scheduler)), screen))
+            blocks.append(
+                wrapped(
+                    f"{printable(scheduler.section)}: ", printable(scheduler_words(scheduler, private=True)), screen
+                )
+            )
         return "\n\n".join("\n".join(block) for block in blocks) or "it has neither optimizer nor scheduler"
 
-    return TextPage(text, command_line("inspect", session.arguments, "--section", "optimizer"))
+    here = "optimizer" if report.optimizers else "scheduler" if report.schedulers else ""
+    return TextPage(text, command_line("inspect", session.arguments, *(["--section", here] if here else [])))
 
 
 def files(session: Session, looked: Looked) -> ListPage:
@@ -139,7 +150,7 @@ def files(session: Session, looked: Looked) -> ListPage:
     found = looked.checkpoint.files
     marks = {"missing": "bad", "cut": "bad", "bad": "bad", "seen": "dim", "listed": "dim"}
     rows = [
-        Row(f"{file.status:8} {size(file.nbytes):>10}  {printable(file.path.name)}", marks.get(file.status, ""), file)
+        Row(f"{file.status:8} {size(file.nbytes):>10}  ", marks.get(file.status, ""), file, file.path.name)
         for file in found
     ]
 
@@ -158,10 +169,10 @@ def files(session: Session, looked: Looked) -> ListPage:
 
 
 def _problems(problems: Sequence[Problem], screen: Screen, rank: int | None, name: str = "") -> Iterable[str]:
-    """The problems of a rank or a file."""
-    for problem in problems:
-        if (rank is not None and rank in problem.all_ranks) or (name and name in problem.files):
-            yield from wrapped(f"{problem.code}  ", printable(problem.message), screen)
+    """The problems of a rank or a file, by cause."""
+    own = [p for p in problems if (rank is not None and rank in p.all_ranks) or (name and name in p.files)]
+    for row in _cause_rows(own):
+        yield from wrapped(row.text[:7], row.text[7:], screen)
 
 
 def ranks(session: Session, looked: Looked) -> ListPage:
@@ -216,22 +227,24 @@ def rank_grid(cells: Sequence[RankCell], how: Grouping, at: int, width: int) -> 
     return lines
 
 
-def unshared(session: Session, looked: Looked, full: dict[str, Shown]) -> ListPage:
+def unshared(session: Session, looked: Looked, full: dict[str, Shown]) -> ListPage | TextPage:
     """Values of which ranks have their own, or should not; what each has is read when asked for."""
     ck = looked.checkpoint
-    differing = set(ck.differing)
-    rows = []
     own = {**ck.unequal, **ck.per_rank}
-    names: dict[KeyPath, str] = {}
-    for entry in session.entries.values() if own else ():
-        above = next((entry.path[:n] for n in range(len(entry.path) + 1) if entry.path[:n] in own), None)
-        if above is not None:
-            names.setdefault(above, entry.name)
+    if not own:
+        unread = "" if ck.structure_read else "; not every rank was read"
+        words = f"no value was found that a rank has for itself, or that ranks should share and do not{unread}"
+        command = command_line("inspect", session.arguments, "--all-ranks")
+        return TextPage(lambda screen: "\n".join(wrapped("", words, screen)), command)
+    below = _entries_below(session, own)
+    rows, what_enter_reads = [], {}
     for path, by_rank in own.items():
-        word = "should be equal" if path in ck.unequal else "differs" if path in differing else "own"
-        text = f"{word:15} {plural(len(by_rank), 'rank')}  {printable(fqn_of(path))}"
-        rows.append(Row(text, "warn" if path in ck.unequal else "", names.get(path, fqn_of(path))))
-    unread = "" if ck.structure_read else "; not every rank was read"
+        name, entry = below.get(path, (fqn_of(path), None))
+        word = "should be equal" if path in ck.unequal else "differs" if path in set(ck.differing) else "own"
+        rows.append(Row(f"{word:15} ", "warn" if path in ck.unequal else "", name, name))
+        one = entry is not None and isinstance(entry.value, Tensor) and entry.kind != "rng"
+        what = f"that of rank {min(by_rank)}" if one else "what each has"
+        what_enter_reads[name] = f"{word}, on {plural(len(by_rank), 'rank')}; Enter reads {what}"
 
     def about(name: str, screen: Screen) -> Iterable[str]:
         if name in full:
@@ -239,32 +252,40 @@ def unshared(session: Session, looked: Looked, full: dict[str, Shown]) -> ListPa
 
             yield from shown_text(full[name], screen).split("\n")
         else:
-            yield from wrapped("", f"{printable(name)}: Enter reads what each rank has", screen)
+            yield from wrapped("", printable(name), screen)
+            yield from wrapped("", what_enter_reads[name], screen)
 
-    empty = [Row(f"all ranks that were read share every value{unread}")]
-    return ListPage(
-        PageRows(rows or empty),
-        about,
-        lambda name: command_line("show", session.arguments, *([name] if name else ["rng"])),
-    )
+    return ListPage(PageRows(rows), about, lambda name: command_line("show", session.arguments, name))
+
+
+def _entries_below(session: Session, paths: Container[KeyPath]) -> dict[KeyPath, tuple[str, Entry]]:
+    """For each of some paths its name, as `show` takes it, and the first key there or below."""
+    found: dict[KeyPath, tuple[str, Entry]] = {}
+    for entry in session.entries.values():
+        n = next((n for n in range(len(entry.path) + 1) if entry.path[:n] in paths), None)
+        if n is not None:
+            inside = fqn_of(entry.path[n:])
+            found.setdefault(entry.path[:n], (entry.name.removesuffix(f".{inside}") if inside else entry.name, entry))
+    return found
 
 
 def checkpoints(session: Session, run: RunFolder) -> ListPage:
     """The checkpoints of the run, the newest first; Enter opens one."""
-    from ckptools.ls.text import COLUMNS, all_cells, headline
+    from ckptools.ls.record import seconds_of
+    from ckptools.ls.text import COLUMNS, WHOLE, all_cells, headline
 
-    lines = table(COLUMNS[:4], [cells[:4] for cells in all_cells(run)], Screen(200))
-    names = [printable(row.name) for row in run.rows]
+    cells = [(step, of_ranks, whole.partition(":")[0]) for step, of_ranks, _, whole, *_ in all_cells(run)]
+    lines = table((*COLUMNS[:2], COLUMNS[WHOLE]), cells, Screen(200))
     marks = ["good" if row.newest_whole else "bad" if row.whole is False else "" for row in run.rows]
-    rows = [Row(f"{line}  {name}", mark, row) for line, name, mark, row in zip(lines[2:], names, marks, run.rows,
-                                                                              strict=False)]  # fmt: skip
+    rows = [Row(f"{line}  ", mark, row, row.name) for line, mark, row in zip(lines[2:], marks, run.rows, strict=False)]
 
-    def about(row: Any, screen: Screen) -> Iterable[str]:
+    def about(row: CheckpointRow, screen: Screen) -> Iterable[str]:
         yield from wrapped("", headline(run), screen)
         for text in (row.path, row.verdict, row.why, row.remedy, f"looked into by {row.looked_into}", *row.notes):
             yield from wrapped("", printable(text), screen) if text else []
+        yield size(row.bytes) + (f", saved {moment(seconds_of(row.saved))}" if row.saved else "")
         yield "<- newest whole" if row.newest_whole else ""
 
     return ListPage(
-        PageRows(rows or [Row("no checkpoint is in it")]), about, lambda _: command_line("ls", str(run.path))
+        PageRows(rows or [Row("no checkpoint is in it")]), about, lambda _: command_line("ls", quoted([str(run.path)]))
     )

@@ -19,6 +19,7 @@ from ckptools.browse.pages import ListPage, PageRows, TextPage
 from ckptools.browse.row_list import RowList, coloured
 from ckptools.browse.session import Looked, Session
 from ckptools.display.palette import MARKS
+from ckptools.display.tables import wrapped
 from ckptools.errors import CkptoolsError
 from ckptools.text import duration, printable, size
 
@@ -41,6 +42,7 @@ WIDE = 80
 HINT = "? lists the keys"
 OPENS = "opens ..."
 STOPPED = "not opened; r opens it"
+SEVERAL = "several checkpoints; 7 lists them, Enter opens one"
 
 STATUS_SECONDS = 0.2
 
@@ -149,9 +151,11 @@ class View(App[None]):
     def _tell_title(self) -> None:
         title = self.query_one("#title", Static)
         looked = self.session.looked
-        name = looked.report.name if looked is not None else self.session.path
-        verdict = looked.report.verdict.headline if looked is not None else str(self.error or self.waits)
-        title.update(printable(f"{name}: {verdict}"), layout=False)
+        if looked is not None:
+            text = f"{looked.report.name}: {looked.report.verdict.headline}"
+        else:
+            text = str(self.error or f"{self.session.path}: {self.waits}")
+        title.update(printable(text), layout=False)
         title.set_classes(MARKS[looked.report.verdict.level] if looked is not None else "bad" if self.error else "")
         self.query_one("#tabs", Static).update(_tabs(self.tab, self.size.width), layout=False)
 
@@ -188,10 +192,18 @@ class View(App[None]):
         if self.tab not in self.pages:
             made = self._made()
             if made is None:
-                waits = "looks for checkpoints ..." if self.tab == RUN else "is being read ..."
-                return TextPage(lambda _: waits, f"ckptools inspect {self.session.arguments}")
+                words = printable(self._why_empty())
+                command = f"ckptools inspect {self.session.arguments}"
+                return TextPage(lambda screen: "\n".join(wrapped("", words, screen)), command)
             self.pages[self.tab] = made
         return self.pages[self.tab]
+
+    def _why_empty(self) -> str:
+        if self.tab == RUN:
+            return "looks for checkpoints ..."
+        if self.session.looked is not None or (self.error is None and self.waits == OPENS):
+            return "is being read ..."
+        return f"cannot be opened: {self.error}" if self.error is not None else self.waits
 
     def _made(self) -> Page | None:
         looked = self.session.looked

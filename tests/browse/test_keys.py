@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
+
 import pytest
+from typer.testing import CliRunner
 
 from ckptools.browse.command_lines import glob_of
 from ckptools.browse.key_tree import KeyTree
+from ckptools.cli import app
 from ckptools.contents.tree import keys_of
 from ckptools.files.opening import File
 from ckptools.model.checkpoint import Fact
@@ -133,6 +138,23 @@ def test_the_copied_command_shows_the_same():
         assert driven.text("message") == copied[-1]
 
     drive(RANKS, script)
+
+
+@pytest.mark.parametrize("fixture", [RANKS, FIXTURES / "torch2.13.0-fsdp2-dcp-w3/ckpt", FIXTURES / "dcp-hf/ckpt"])
+def test_every_command_that_y_copies_runs(fixture, tmp_path):
+    copied: list[str] = []
+
+    async def script(driven: Driven):
+        driven.app.copy_to_clipboard = copied.append  # type: ignore[method-assign]
+        for tab in "1234567":
+            await driven.press(tab, "y")
+        await driven.press("slash", *"weight", "enter", "f", "y")
+
+    path = shutil.copytree(fixture, tmp_path / "a run")
+    drive(path, script)
+    assert len(copied) == 8 and "--hist" in copied[-1]
+    for words in map(shlex.split, copied):
+        assert CliRunner().invoke(app, words[1:]).exit_code == 0, words
 
 
 @pytest.mark.slow

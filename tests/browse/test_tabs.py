@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from ckptools.browse.row_list import RowList
@@ -62,12 +64,72 @@ def test_optimizer_and_scheduler_have_a_tab():
 def test_values_that_ranks_do_not_share_are_listed_and_read_on_request():
     async def script(driven: Driven):
         await driven.press("5")
-        assert driven.row.split()[:3] == ["own", "4", "ranks"] and "rng" in driven.row
-        assert "Enter reads" in "".join(driven.rows("right"))
+        assert driven.row.split() == ["own", "rng"]
+        assert driven.rows("right") == ["rng", "own, on 4 ranks; Enter reads what", "each has"]
         await driven.press("enter")
         assert "torch: 1 distinct of 4" in "".join(driven.rows("right"))
 
     drive(RANKS, script)
+
+
+def test_values_below_a_container_are_read_together():
+    async def script(driven: Driven):
+        await driven.press("5", "enter")
+        shown = "".join(driven.rows("right"))
+        assert driven.row.split() == ["own", "dataset_state"] and "train" in shown and "eval" in shown
+
+    drive(RUN, script)
+
+
+def test_a_tensor_that_ranks_have_each_is_not_said_to_be_read_of_all():
+    async def script(driven: Driven):
+        await driven.press("5")
+        assert driven.row == "should be equal stats.running_mean"
+        assert driven.rows("right")[1:] == ["should be equal, on 2 ranks; Enter", "reads that of rank 0"]
+
+    drive(FIXTURES / "torchsnapshot-fsdp1/ckpt", script)
+
+
+def test_where_ranks_share_every_value_a_whole_line_says_so():
+    shown = pressed(FIXTURES / "torch2.13.0-fsdp2-dcp-w3/ckpt", "5")
+    assert " ".join(shown).startswith("no value was found that a rank has for itself")
+
+
+def test_a_rank_has_its_problems_by_cause_with_their_tensors(tmp_path):
+    folder = shutil.copytree(FIXTURES / "torch2.13.0-fsdp2-dcp-w3/ckpt", tmp_path / "ckpt")
+    first, second = folder / "__1_0.distcp", folder / "__2_0.distcp"
+    first.rename(tmp_path / "kept"), second.rename(first), (tmp_path / "kept").rename(second)
+
+    async def script(driven: Driven):
+        await driven.press("3", "j")
+        shown = driven.rows("right")
+        assert [row[:5] for row in shown if row.startswith("CK")] == ["CK018"]
+        assert shown[-1].strip() == "-> 17 values are lost"
+
+    drive(folder, script)
+
+
+def test_a_name_that_is_too_long_loses_its_middle():
+    async def script(driven: Driven):
+        await driven.press("6")
+        shown = [line.partition("│")[0].rstrip() for line in driven.pictured().split("\n")[2:6]]
+        names = [row.split()[-1] for row in driven.rows()]
+        assert all(line.endswith(name[-8:]) for line, name in zip(shown, names, strict=False))
+
+    drive(FIXTURES / "torchsnapshot-fsdp1/ckpt", script)
+
+
+def test_a_checkpoint_of_the_run_has_its_name_beside_a_long_verdict(tmp_path):
+    shutil.copytree(RANKS, tmp_path / "step7")
+
+    async def script(driven: Driven):
+        await driven.press("7")
+        line = driven.pictured().split("\n")[2]
+        cells = line.partition("│")[0].split()
+        assert (*cells[:3], cells[-1]) == ("5", "4/4", "whole,", "step7")
+        assert any("KiB, saved" in row for row in driven.rows("right"))
+
+    drive(tmp_path, script)
 
 
 def test_files_are_listed_with_what_is_known_of_each():
@@ -98,7 +160,10 @@ def test_a_folder_of_several_checkpoints_begins_with_their_list(tmp_path):
     async def script(driven: Driven):
         assert driven.text("tabs").endswith("[7 run]")
         assert sorted(row.split()[-1] for row in driven.rows()) == ["step10.pt", "step20.pt"]
-        assert driven.text("title") == f"{tmp_path}: several checkpoints"
+        assert driven.text("title") == f"{tmp_path}: several checkpoints; 7 lists them, Enter opens one"
+        await driven.press("2")
+        assert driven.rows() == ["several checkpoints; 7 lists them, Enter opens one"]
+        await driven.press("7")
         await driven.press("enter")
         assert driven.text("title").startswith("step20: ") and driven.text("message") == "? lists the keys"
 
@@ -131,7 +196,11 @@ def test_what_cannot_be_opened_says_so_with_the_answers_of_doctor(tmp_path):
     torn.write_bytes((RANKS / "rank0.pt").read_bytes()[:5000])
 
     async def script(driven: Driven):
+        assert driven.text("title") == str(driven.app.error) and driven.text("title").count(str(torn)) == 1
         assert "is cut short" in driven.text("title")
+        await driven.press("3")
+        assert " ".join(driven.rows()).startswith("cannot be opened: ")
+        await driven.press("1")
         assert any("whole?" in row for row in driven.rows())
 
     app = drive(torn, script)
