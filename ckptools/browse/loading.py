@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ckptools.browse import pages
 from ckptools.browse.session import Looked
 from ckptools.browse.view import KEYS, OPENS, OVERVIEW, RUN, SEVERAL, STOPPED, VALUES, View
+from ckptools.display.tables import wrapped
 from ckptools.errors import CkptoolsError, ReadError, SeveralError
 from ckptools.text import printable
 
@@ -51,9 +52,11 @@ class Loading(View):
     def _diagnosed(self, found: Diagnosis) -> None:
         from ckptools.doctor.text import diagnosis_text
 
-        text = f"cannot be opened: {printable(str(self.error))}"
+        words = printable(f"cannot be opened: {self.error}")
         command = f"ckptools doctor {self.session.arguments}"
-        self.pages[OVERVIEW] = pages.TextPage(lambda screen: f"{text}\n\n{diagnosis_text(found, screen)}", command)
+        self.pages[OVERVIEW] = pages.TextPage(
+            lambda screen: "\n".join([*wrapped("", words, screen), "", diagnosis_text(found, screen)]), command
+        )
         self.action_tab(OVERVIEW)
 
     def looked(self, looked: Looked) -> None:

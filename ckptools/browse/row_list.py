@@ -20,6 +20,8 @@ COLOURS = {"bad": ("#ff8a80", "#b00020"), "warn": ("#ffc473", "#7a4300"), "good"
 
 MARKS = (*COLOURS, "dim")
 _UNDERLINED = Style(underline=True)
+MORE = ">"
+"""The last column of a line that goes on behind it, as in `less -S`."""
 
 
 def coloured(selector: str) -> str:
@@ -134,7 +136,10 @@ class RowList(ScrollView, can_focus=True):
         if n >= len(self.source):
             return Strip.blank(width, base)
         text, mark = self.source.line(n, width)
-        text = clip(text, width) if self.has_cursor else text  # a text can be moved to the right
+        if self.has_cursor:
+            text = clip(text, width)
+        elif len(text) > scroll_x + width:  # a text can be moved to the left; without a sign a number would be another
+            text = f"{text[: scroll_x + width - 1]}{MORE}"
         style = base + self.get_component_styles(f"row--{mark}").rich_style if mark else base
         if self.has_cursor and n == self.cursor:
             style = (

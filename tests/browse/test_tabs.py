@@ -198,6 +198,7 @@ def test_what_cannot_be_opened_says_so_with_the_answers_of_doctor(tmp_path):
     async def script(driven: Driven):
         assert driven.text("title") == str(driven.app.error) and driven.text("title").count(str(torn)) == 1
         assert "is cut short" in driven.text("title")
+        assert " ".join(driven.rows()[:2]).startswith(f"cannot be opened: {torn}")
         await driven.press("3")
         assert " ".join(driven.rows()).startswith("cannot be opened: ")
         await driven.press("1")
@@ -277,6 +278,18 @@ def test_a_row_that_is_cut_says_so():
         assert any(line.rstrip().endswith("...") for line in causes)
 
     drive(made.broken_run7(), script, size=(60, 24))
+
+
+def test_a_line_of_facts_that_is_cut_says_so_and_can_be_moved():
+    async def script(driven: Driven):
+        await driven.press("slash", *"emb.weight", "enter", "enter")
+        shown = [line.partition("│ ")[2] for line in driven.pictured().split("\n") if "__0_0." in line]
+        assert "__0_0." in shown[0] and shown[0].rstrip().endswith(">")
+        driven.app.right.focus()
+        await driven.press("l", "l")
+        assert any(row.split()[-1] in driven.pictured() for row in driven.rows("right") if "__0_0." in row)
+
+    drive(FIXTURES / "torch2.13.0-fsdp2-dcp-w3/ckpt", script)
 
 
 @pytest.mark.parametrize("light", [False, True])
