@@ -112,16 +112,20 @@ class ScaleCoding(NamedTuple):
     """The decoding of scales that are codes themselves: each becomes a number, times a scale, plus an offset.
 
     Attributes:
-        lookup: the part that has the number of each code.
+        lookup: the part that has the number of each code; "" where a code is a number itself.
         scale: the part that has a scale for each block of codes.
         blocks: codes that follow each other and share a scale.
-        offset: what is added in the end.
+        offset: what is added in the end, or the part that has it.
+        dtype: torch dtype that numbers are computed in.
+        divides: whether numbers are divided by the scale, not multiplied with it.
     """
 
     lookup: str
     scale: str
     blocks: int
-    offset: float
+    offset: float | str = 0.0
+    dtype: str = "float32"
+    divides: bool = False
 
 
 class Coding(NamedTuple):
@@ -136,9 +140,13 @@ class Coding(NamedTuple):
         dtype: torch dtype of the values.
         lookup: the part that has the number of each code; "" where a code is a number itself.
         zero: the part that has the zero point of each block; "" where there is none.
-        bits: of a code; two of 4 bits share a byte, the first of them in its upper half.
+        bits: of a code; two of 4 bits share a byte.
         scale_coding: the decoding of the scales; None where they are numbers.
         factor: what every value is multiplied with in the end.
+        numbers: the number of each code, where the class has them and not the file.
+        upper_first: whether the first of two codes is in the upper half of a byte.
+        scale_dtype: torch dtype that scales become before anything is done with them; "" where it is their own.
+        tiled: whether scales lie in the tiles of 128 x 4 that NVIDIA's cuBLAS takes.
     """
 
     codes: str
@@ -151,6 +159,10 @@ class Coding(NamedTuple):
     bits: int = 8
     scale_coding: ScaleCoding | None = None
     factor: float = 1.0
+    numbers: tuple[float, ...] = ()
+    upper_first: bool = True
+    scale_dtype: str = ""
+    tiled: bool = False
 
 
 class Encoded(NamedTuple):
@@ -162,6 +174,7 @@ class Encoded(NamedTuple):
         coding: how the parts make values; None where ckptools does not know.
         shape: sizes of what is encoded together.
         box: the piece, as a region of that.
+        stated: the extent of a block, as an object says whose coding is not known; empty where it says none.
     """
 
     name: str
@@ -169,6 +182,7 @@ class Encoded(NamedTuple):
     coding: Coding | None
     shape: Ints
     box: Box
+    stated: Ints = ()
 
     @property
     def sources(self) -> tuple[Source, ...]:

@@ -88,30 +88,66 @@ def _values(piece: Encoded, coding: Coding, read: Read) -> Numbers:
     parts, block = dict(piece.parts), _blocks(piece.box, piece.shape, coding.blocks)
     codes = _codes(piece, coding, read)
     dtype = coding.first
+    if coding.tiled:
+        assert not isinstance(coding.blocks, int)
+        block = _in_tiles(block, piece.shape[-1] // coding.blocks[-1])
     with np.errstate(all="ignore"):
-        if coding.lookup:
-            found = read(parts[coding.lookup]).view("<f4")[codes]
+        if coding.numbers:
+            found = rounded(np.array(coding.numbers, "<f4")[codes], dtype)
+        elif coding.lookup:
+            found = _numbers(parts[coding.lookup], read)[codes]
         else:
             found = rounded(decoded(codes, parts[coding.codes].dtype).astype("<f4"), dtype)
         if coding.zero:
             found = rounded(found - rounded(_of_blocks(parts[coding.zero], block, read), dtype), dtype)
         if coding.scale:
-            dtype = _promoted(dtype, "float32" if coding.scale_coding else parts[coding.scale].dtype)
+            dtype = _promoted(dtype, _scale_dtype(parts, coding))
             found = rounded(found * _scales(parts, coding, block, read), dtype)
         if coding.factor != 1:
             found = rounded(found * np.float32(coding.factor), dtype)
         return rounded(found, coding.dtype)
 
 
+def _scale_dtype(parts: Mapping[str, Source], coding: Coding) -> str:
+    """The dtype of scales once they are decoded."""
+    if coding.scale_coding is not None:
+        return coding.scale_coding.dtype
+    return coding.scale_dtype or parts[coding.scale].dtype
+
+
 def _scales(parts: Mapping[str, Source], coding: Coding, block: Indices, read: Read) -> Numbers:
     """The scale of each element, by the number of its block."""
     scales, nested = parts[coding.scale], coding.scale_coding
     if nested is None:
-        return _of_blocks(scales, block, read)
-    first = int(block.min())
-    codes = _run(scales, first, int(block.max()) + 1, read)[block - first]
-    numbers: Numbers = read(parts[nested.lookup]).view("<f4")[codes]
-    found: Numbers = numbers * _of_blocks(parts[nested.scale], block // nested.blocks, read) + np.float32(nested.offset)
+        return rounded(_of_blocks(scales, block, read), coding.scale_dtype)
+    if nested.lookup:
+        first = int(block.min())
+        codes = _run(scales, first, int(block.max()) + 1, read)[block - first]
+        numbers = _numbers(parts[nested.lookup], read)[codes]
+    else:
+        numbers = _of_blocks(scales, block, read)
+    own = _of_blocks(parts[nested.scale], block // nested.blocks, read)
+    found: Numbers = rounded(numbers / own if nested.divides else numbers * own, nested.dtype)
+    if isinstance(nested.offset, str):
+        return rounded(found + _numbers(parts[nested.offset], read), nested.dtype)
+    return rounded(found + np.float32(nested.offset), nested.dtype) if nested.offset else found
+
+
+def _numbers(source: Source, read: Read) -> Numbers:
+    """The numbers of a small part."""
+    found: Numbers = decoded(read(source).reshape(-1), source.dtype).astype("<f4")
+    return found
+
+
+def _in_tiles(block: Indices, columns: int) -> Indices:
+    """The places of scales that lie in tiles of 128 rows and 4 columns, by their numbers in row-major order.
+
+    In a tile the rows r, r + 32, r + 64 and r + 96 lie beside each other, 4 scales of each. Source: NVIDIA's cuBLAS
+    documentation, "1D Block Scaling Factors Layout"; torchao's `to_blocked`.
+    """
+    row, column = np.divmod(block, columns)
+    tile = row // 128 * -(-columns // 4) + column // 4
+    found: Indices = ((tile * 32 + row % 32) * 4 + row % 128 // 32) * 4 + column % 4
     return found
 
 
@@ -123,7 +159,7 @@ def _codes(piece: Encoded, coding: Coding, read: Read) -> Raw:
     at = _index(piece.box, contiguous_strides(piece.shape))
     first = int(at.min()) // 2
     packed = _run(source, first, int(at.max()) // 2 + 1, read)[at // 2 - first]
-    return np.where(at % 2, packed & 15, packed >> 4)
+    return np.where(at % 2 == coding.upper_first, packed & 15, packed >> 4)
 
 
 def _blocks(box: Box, shape: Ints, blocks: int | Ints) -> Indices:

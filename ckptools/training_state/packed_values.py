@@ -31,7 +31,8 @@ from ckptools.model.regions import Box, Ints
 from ckptools.model.source import ItemLayout, ScaleCoding
 from ckptools.model.tensor import Coding, Encoded, Shard, Source, Tensor
 from ckptools.model.tree import KeyPath, leaf_at
-from ckptools.pickles.classes.tensor_classes import FLOATS, note_on
+from ckptools.pickles.classes.codings import FLOATS
+from ckptools.pickles.classes.tensor_classes import note_on
 from ckptools.tensor_io.checksums import Record
 from ckptools.tensor_io.dcp_items import with_source
 from ckptools.tensor_io.file_records import FileRecords, damaged_records

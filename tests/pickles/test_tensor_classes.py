@@ -12,7 +12,8 @@ from torch.distributed.tensor import DTensor, Shard
 import ckptools
 from ckptools.errors import ReadError
 from ckptools.pickles import reader
-from ckptools.pickles.classes.tensor_classes import CODINGS, WRAPPERS
+from ckptools.pickles.classes.codings import CODINGS
+from ckptools.pickles.classes.tensor_classes import WRAPPERS
 from ckptools.tensor_io.dequantize import dequantized
 from ckptools.tensor_io.read import load
 from tests.fake_world import fake_group
