@@ -179,6 +179,7 @@ ASKED = (
         written_with={"dequantize": True},
     ),
     Known("torchao-int8", "ckpt/model.pt", "", 1, 5, written_with={"dequantize": True}),
+    Known("torchao-flattened", "ckpt", "", 1, None, written_with={"dequantize": True}),
 )
 
 _ONE_OF_A_KIND = {

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ckptools.errors import ReadError
@@ -20,6 +22,7 @@ from ckptools.formats.hugging_face.files import (
     missing_files,
     read_index,
 )
+from ckptools.formats.hugging_face.flattened import Description, descriptions, put_together
 from ckptools.formats.options import Options
 from ckptools.formats.shared.checkpoint_builder import Fault, file_now
 from ckptools.model.checkpoint import RankFile
@@ -71,6 +74,7 @@ class WeightModel:
             self.problems += check_index(index, {one.path.name: one.tree for one in self.weight_files})
         if index and not lost:
             self.problems += check_total_size(index, (t for t in self.tree.values() if isinstance(t, Tensor)))
+        self._put_together()
         if lost and not index:
             text = "what the missing or damaged files hold is not known, not even by name"
             self.problems.append(Problem(Code.MODEL_PART_MISSING, text))
@@ -150,6 +154,18 @@ class WeightModel:
                 tree[name], where[name] = value, one.path.name
         return tree
 
+    def _put_together(self) -> None:
+        """Put the parts of torchao's tensors together, by the descriptions that all files have."""
+        described: dict[str, Description] = {}
+        for one in self.weight_files:
+            for name, told in one.described.items():
+                if described.setdefault(name, told) != told:
+                    text = f"{one.path.name} and another file describe {name} in two ways"
+                    self.problems.append(Problem(Code.METADATA_CONTRADICTS, text, None, name))
+        if described and isinstance(self.tree, dict):
+            self.tree, problems = put_together(self.tree, described)
+            self.problems += problems
+
     def _check_kinds(self) -> None:
         """Find files that are not of the kind in their names."""
         for one in self.weight_files:
@@ -169,7 +185,8 @@ MAX_LIKELY = 1 << 32
 class WeightFile(NamedTuple):
     """The structure of one weight file: names and tensors of safetensors, or the whole tree of torch.save.
 
-    A `sharded` one says that its tensors are pieces of larger ones (DCP); `names` are the dotted ones of its pickle.
+    A `sharded` one says that its tensors are pieces of larger ones (DCP); `names` are the dotted ones of its pickle;
+    `described` is what torchao says of the tensors that the file holds in parts.
     """
 
     path: Path
@@ -180,6 +197,7 @@ class WeightFile(NamedTuple):
     safetensors: bool
     sharded: bool = False
     names: tuple[str, ...] = ()
+    described: Mapping[str, Description] = MappingProxyType({})
 
 
 def is_safetensors(head: bytes, path: Path) -> bool:
@@ -215,7 +233,10 @@ def _of_safetensors(file: File, head: bytes, options: Options) -> WeightFile:
         tree = {name: _tensor(source_of(file, name, entry)) for name, entry in header.tensors.items()}
     if KEY in header.metadata:
         options.said[file.path] = Said(header.metadata[KEY])
-    return WeightFile(file.path, tree, file.size, file.modified, header.size, True, _says_pieces(header))
+    described = descriptions(header.metadata)
+    return WeightFile(
+        file.path, tree, file.size, file.modified, header.size, True, _says_pieces(header), described=described
+    )
 
 
 def _tensor(source: Source) -> Tensor:
