@@ -236,11 +236,11 @@ def unshared(session: Session, looked: Looked, full: dict[str, Shown]) -> ListPa
         words = f"no value was found that a rank has for itself, or that ranks should share and do not{unread}"
         command = command_line("inspect", session.arguments, "--all-ranks")
         return TextPage(lambda screen: "\n".join(wrapped("", words, screen)), command)
-    below = _entries_below(session, own)
+    below, differing = _entries_below(session, own), set(ck.differing)
     rows, what_enter_reads = [], {}
     for path, by_rank in own.items():
         name, entry = below.get(path, (fqn_of(path), None))
-        word = "should be equal" if path in ck.unequal else "differs" if path in set(ck.differing) else "own"
+        word = "should be equal" if path in ck.unequal else "differs" if path in differing else "own"
         rows.append(Row(f"{word:15} ", "warn" if path in ck.unequal else "", name, name))
         one = entry is not None and isinstance(entry.value, Tensor) and entry.kind != "rng"
         what = f"that of rank {min(by_rank)}" if one else "what each has"
