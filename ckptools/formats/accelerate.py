@@ -41,6 +41,7 @@ from ckptools.formats.shared.companions import (
 from ckptools.formats.shared.given import Shapes
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
+from ckptools.model.tree import tensors_in
 from ckptools.training_state.parameter_names import AS_SAVED
 from ckptools.training_state.sections import is_optimizer
 
@@ -123,6 +124,9 @@ def read(path: Path, options: Options) -> Checkpoint:
     for part in found:
         if part.what == "model":
             _add_model(parts, part, optimizers.tree.get(part._replace(what="optimizer").key))
+            if next(tensors_in(parts.tree.get(part.key)), None) is None:
+                text = f"{part.path.name} holds no tensors; the model was not saved with its optimizer"
+                parts.problems.append(Problem(Code.MODEL_PART_MISSING, text, None, part.key))
     parts.add_parts(optimizers)
     for folder in _bare_folders(path):
         text = f"no file {folder.name}/{METADATA}, the only list of what the .distcp files there hold"

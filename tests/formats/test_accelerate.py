@@ -284,3 +284,13 @@ def test_tensors_of_a_registered_object_are_not_the_model(sample, tmp_path):
     assert ckptools.open(tmp_path / "model.safetensors").tree.keys() == ck.model.keys()
     ck.consolidate(tmp_path / "all.pt", only="all")
     assert torch.load(tmp_path / "all.pt")["custom_checkpoint_0"]["averages"]["w"].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_model_of_which_nothing_was_saved_is_an_error(sample, tmp_path):
+    """transformers 5.24 with PEFT 0.21 leaves an adapter under FSDP1 so."""
+    shutil.rmtree(sample / "pytorch_model_fsdp_0")
+    save(sample / "pytorch_model_fsdp_0", {"model": {}})
+    (problem,) = (p for p in ckptools.open(sample).problems if p.severity == "error")
+    assert (problem.code, problem.tensor) == ("CK107", "model") and "holds no tensors" in problem.message
+    with pytest.raises(NotWholeError):
+        ckptools.consolidate(sample, tmp_path / "all.pt", only="all")
