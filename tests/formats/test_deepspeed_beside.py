@@ -76,6 +76,13 @@ def test_random_states_that_changed_places_are_an_error(trainer, tmp_path):
 
 def test_counters_of_another_step_contradict_the_tag_folder(trainer):
     (trainer / "trainer_state.json").write_text(json.dumps({"global_step": 6}))
+    (problem,) = (p for p in ckptools.open(trainer).problems if p.severity == "warning")
+    assert (problem.code, problem.message) == ("CK204", "trainer_state.json is of step 6, and global_step5 of step 5")
+
+
+def test_the_step_of_model_states_contradicts_the_name_of_their_folder_still(trainer):
+    (trainer / "global_step5").rename(trainer / "global_step6")
+    (trainer / "latest").write_text("global_step6")
     assert not ckptools.open(trainer).step.agree
 
 

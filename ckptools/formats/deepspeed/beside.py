@@ -15,14 +15,11 @@ from pathlib import Path
 from ckptools.formats.deepspeed.names import tags_in
 from ckptools.formats.options import Options
 from ckptools.formats.shared.companions import CompanionFiles, companions_in, path_that_states_a_step, read_companions
-from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.checkpoint import Checkpoint, Fact
 from ckptools.model.problems import Code, Problem, worst_first
 from ckptools.text import few, plural
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
-
-STEPS = ("global_steps", "trainer_state", "scheduler")
-"""Keys of the tree that count steps."""
 
 
 def with_state_beside(made: Checkpoint, path: Path, tag: Path, options: Options) -> Checkpoint:
@@ -52,9 +49,7 @@ def _joined(made: Checkpoint, found: CompanionFiles, tag: Path) -> Checkpoint:
         Problem(Code.METADATA_CONTRADICTS, f"{key} is here twice; the tag folder is read", severity="warning")
         for key in sorted(both)
     )
-    problems += _of_too_many(made, found)
-    # Accelerate's scheduler counts for every process.
-    counting = STEPS[:-1] if found.from_accelerate else STEPS
+    problems += [*_of_too_many(made, found), *_of_another_step(made, found)]
     nbytes = None if made.bytes_expected is None else made.bytes_expected + sum(f.nbytes for f in found.files)
     read = sum(file.status == "read" for file in found.files)
     cost = made.cost._replace(files=made.cost.files + read, nbytes=made.cost.nbytes + found.bytes_read)
@@ -65,7 +60,7 @@ def _joined(made: Checkpoint, found: CompanionFiles, tag: Path) -> Checkpoint:
         problems=worst_first(problems),
         names=tuple(dict.fromkeys([*made.names, *found.names])),
         world_size=made.world_size._replace(sources=(*made.world_size.sources, *found.world_size.sources)),
-        step=find_step(path_of_step(tag), tuple(s for s in find_sections(tree) if s.path and s.path[0] in counting)),
+        step=_step(made.step, found, tag),
         bytes_expected=nbytes,
         cost=cost,
     )
@@ -78,6 +73,25 @@ def _of_too_many(made: Checkpoint, found: CompanionFiles) -> Iterator[Problem]:
         if file.rank is not None and file.rank >= world:
             text = f"{file.path.name} is of rank {file.rank}, and {plural(world, 'rank')} saved {made.name}"
             yield Problem(Code.STRAY_FILE, text, file.rank, file.part, severity="warning")
+
+
+def _of_another_step(made: Checkpoint, found: CompanionFiles) -> Iterator[Problem]:
+    """The Trainer's counter, where it is not DeepSpeed's."""
+    counters = found.tree.get("trainer_state")
+    stated = counters.get("global_step") if isinstance(counters, Mapping) else None
+    if type(stated) is int and made.step.value not in (None, stated):
+        text = f"trainer_state.json is of step {stated}, and {made.name} of step {made.step.value}"
+        yield Problem(Code.STEPS_DISAGREE, text, None, "trainer_state")
+
+
+def _step(own: Fact, found: CompanionFiles, tag: Path) -> Fact:
+    """The step of the tag folder, and what beside it confirms that; Accelerate's scheduler counts every process."""
+    counting = ("other",) if found.from_accelerate else ("other", "scheduler")
+    beside = find_step(path_of_step(tag), tuple(s for s in find_sections(found.tree) if s.kind in counting))
+    if own.value is None:
+        return beside
+    confirmed = (s for s in beside.sources if beside.value == own.value and s not in own.sources)
+    return own._replace(sources=(*own.sources, *confirmed))
 
 
 def path_of_step(tag: Path) -> Path:
