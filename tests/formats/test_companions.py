@@ -49,6 +49,14 @@ def test_a_missing_rank_of_the_rng_is_an_error_that_names_the_rank(tmp_path):
     assert problem.message == "no file rng_state_2.pth"
 
 
+def test_a_random_state_with_a_number_is_not_the_only_one(tmp_path):
+    folder = trainer_folder(tmp_path, world=2)
+    (folder / "rng_state_1.pth").unlink()
+    found = read(folder)
+    assert [(p.code, p.rank, p.message) for p in found.problems] == [("CK001", 1, "no file rng_state_1.pth")]
+    assert (found.world_size.value, found.world_size.at_least) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("names", "lacking"),
     [

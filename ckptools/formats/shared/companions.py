@@ -215,7 +215,11 @@ def _count_ranks(found: CompanionFiles, here: list[Companion], ranks: int) -> No
     if not ranked:
         return
     counted, first = max(ranked) + 1, next(iter(ranked.values()))
-    found.world_size = Fact(counted, ("RNG files",)) if counted >= ranks else Fact(ranks, ("files found",))
+    # The Trainer numbers them only where there are several.
+    alone = counted == 1 and first.path.name.startswith("rng_state_")
+    counted += alone
+    named = Fact(counted, ("RNG files",), at_least=alone)
+    found.world_size = named if counted >= ranks else Fact(ranks, ("files found",))
     for rank in sorted(set(range(max(counted, ranks))) - set(ranked)):
         path = first.path.with_name(re.sub(r"_\d+\.", f"_{rank}.", first.path.name))
         found.files.append(RankFile(path, rank, "rng", "missing", 0, None))
