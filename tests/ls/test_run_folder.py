@@ -24,6 +24,7 @@ from ckptools.model.verdict import Verdict
 from ckptools.training import CreateOptions, ModelSize
 from ckptools.training.options import ResumeOptions
 from tests.display.made import HOSTILE
+from tests.formats.deepspeed_writer import deepspeed_classes
 from tests.training.forked import create_forked
 from tests.truth import FIXTURES, WHOLE
 
@@ -516,8 +517,11 @@ def test_listing_imports_neither_torch_nor_numpy(rank_files):
 def test_a_tracker_in_a_checkpoint_is_compared_with_what_lies_below_it_only(tmp_path):
     """The Trainer leaves DeepSpeed's `latest` in each of its checkpoints, and its own state beside the tag folder."""
     for step in (5, 6):
-        shutil.copytree(FIXTURES / "deepspeed-z1-fp32" / "ckpt", tmp_path / f"checkpoint-{step}")
-        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(f'{{"global_step": {step}}}')
+        folder = Path(shutil.copytree(FIXTURES / "deepspeed-z1-fp32" / "ckpt", tmp_path / f"checkpoint-{step}"))
+        (folder / "trainer_state.json").write_text(f'{{"global_step": {step}}}')
+    states = folder / "global_step5" / "mp_rank_00_model_states.pt"
+    with deepspeed_classes():
+        torch.save(torch.load(states, weights_only=False) | {"global_steps": 6}, states)
     found = ckptools.checkpoints_in(tmp_path)
     assert [(row.name, row.step) for row in found.rows] == [("checkpoint-6", 6), ("checkpoint-5", 5)]
     assert [(t.name, t.checkpoint, t.problem) for t in found.trackers] == [
