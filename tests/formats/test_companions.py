@@ -49,6 +49,14 @@ def test_a_missing_rank_of_the_rng_is_an_error_that_names_the_rank(tmp_path):
     assert problem.message == "no file rng_state_2.pth"
 
 
+def test_a_trainers_folder_without_the_file_that_it_writes_last_is_worth_a_warning(tmp_path):
+    folder = trainer_folder(tmp_path, world=2)
+    assert read(folder).problems == []
+    (folder / "trainer_state.json").unlink()
+    (problem,) = read(folder).problems
+    assert (problem.code, problem.severity, problem.tensor) == ("CK001", "warning", "trainer_state")
+
+
 def test_a_random_state_with_a_number_is_not_the_only_one(tmp_path):
     folder = trainer_folder(tmp_path, world=2)
     (folder / "rng_state_1.pth").unlink()

@@ -183,7 +183,7 @@ def read_companions(folder: Path, options: Options, ranks: int = 0) -> Companion
     _count_ranks(found, here, ranks)
     if found.world_size.value is not None:
         found.problems += unlike_states("rng", found.tree.get("rng", {}))
-    found.problems += _gaps(here)
+    found.problems += [*_gaps(here), *_without_counters(here)]
     return found
 
 
@@ -251,6 +251,14 @@ def without_optimizer(folder: Path, tree: Mapping[str, Any]) -> Iterator[Problem
     if entries and not any(p.name.startswith("optimizer") for p in entries) and not any(may_have):
         text = "no file or folder of an optimizer, though that of its scheduler is here"
         yield Problem(Code.FILE_MISSING, text, None, "optimizer", severity="warning")
+
+
+def _without_counters(here: list[Companion]) -> Iterator[Problem]:
+    """Warn where the Trainer's scheduler and random states are here, and not the file that it writes last."""
+    names = {companion.path.name for companion in here}
+    if "scheduler.pt" in names and any(n.startswith("rng_state") for n in names) and "trainer_state.json" not in names:
+        text = "no file trainer_state.json, which the Trainer writes last; the save may have been interrupted"
+        yield Problem(Code.FILE_MISSING, text, None, "trainer_state", severity="warning")
 
 
 def _gaps(here: list[Companion]) -> Iterator[Problem]:
