@@ -338,6 +338,13 @@ def test_meta_pt_does_not_take_the_place_of_what_dcp_holds(tmp_path):
     assert isinstance(ck.tree["model"], dict) and "meta.pt" in ck.problems[0].message
 
 
+def test_a_file_beside_it_that_is_not_read_is_named(tmp_path):
+    folder = copy(FABRIC, tmp_path / "ckpt")
+    torch.save({"offset": 7}, folder / "dataloader_0.pt")
+    ck = ckptools.open(folder)
+    assert [(p.code, p.files) for p in ck.problems] == [("CK013", ("dataloader_0.pt",))] and ck.whole
+
+
 def test_the_writer_is_told_by_the_spelling_of_its_classes():
     told = {name: ckptools.open(FIXTURES / name).saved_as for name in (COMPOSER.name, "dcp-objects/ckpt")}
     assert list(told.values()) == ["DCP folder, torch 2.0 to 2.3", "DCP folder, torch 2.4 or later"]

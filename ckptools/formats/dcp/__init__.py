@@ -17,7 +17,7 @@ from typing import Any
 
 from ckptools.errors import ReadError
 from ckptools.files.location import check_stays_inside
-from ckptools.formats.dcp.files import dcp_folder_of
+from ckptools.formats.dcp.files import MAX_NAMED, dcp_folder_of, names_in
 from ckptools.formats.dcp.folder import PLANNED, Folder, read_folder, world_size
 from ckptools.formats.options import Options
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, was_read
@@ -25,6 +25,7 @@ from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.model.values import describe_for_error
 from ckptools.pickles.reader import Saved
+from ckptools.text import few
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
 
@@ -45,6 +46,10 @@ LACKING = (
 """Source: lightning/pytorch/strategies/fsdp.py and model_parallel.py, `save_checkpoint`: it writes both, always."""
 
 
+SAVED = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
+"""Suffixes of files that a trainer saves beside its DCP, such as the data loader's state of each rank."""
+
+
 def detect(path: Path) -> bool:
     """A DCP folder, a file of one, or a run folder with one step."""
     return dcp_folder_of(path) is not None
@@ -63,7 +68,7 @@ def read(path: Path, options: Options) -> Checkpoint:
         raise ReadError(path, "neither .metadata nor .distcp files in this folder")
     found = read_folder(folder, options)
     tree, companion, problems = _with_companion(found, options)
-    builder.problems += [*found.problems, *problems]
+    builder.problems += [*found.problems, *problems, *_not_read(found)]
     builder.differing += found.differing
     builder.per_rank |= found.per_rank
     builder.unequal |= found.unequal
@@ -106,3 +111,11 @@ def _with_companion(found: Folder, options: Options) -> tuple[dict[str, Any], Sa
         saved,
         [Problem(Code.METADATA_CONTRADICTS, text, severity="warning") for _ in both[:1]],
     )
+
+
+def _not_read(found: Folder) -> list[Problem]:
+    """A note on what lies beside the DCP and is in no part of it."""
+    names = names_in(found.path) - {file.path.name for file in found.files} - {COMPANION}
+    others = sorted(name for name in names if name.endswith(SAVED))
+    text = f"{few(others, MAX_NAMED)}: beside .metadata, which does not name it; open it by itself"
+    return [Problem(Code.NOT_READ, text, files=tuple(others))] if others else []
