@@ -90,7 +90,7 @@ rows of tables are cards. On paper folds are open, heads of tables are repeated,
 
 
 SCRIPT_STYLE = """
-.ckpt th{cursor:pointer}
+.ckpt th[tabindex]{cursor:pointer}
 .ckpt th[aria-sort=ascending]::after{content:" \\25b2"}
 .ckpt th[aria-sort=descending]::after{content:" \\25bc"}
 .ckpt .find{display:block;margin:4px 0 2px 16px;font:inherit}

@@ -35,6 +35,7 @@
   }
 
   for (const table of document.querySelectorAll(".ckpt table")) {
+    if (!table.tHead.rows[0].cells[0].textContent) continue;  // a fact of several rows has its name in the first alone
     [...table.tHead.rows[0].cells].forEach((head, column) => {
       head.tabIndex = 0;
       head.addEventListener("click", () => sortBy(table, head, column));

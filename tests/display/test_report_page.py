@@ -293,6 +293,21 @@ def test_in_a_browser_tables_sort_by_their_numbers_and_filter(tmp_path):
 
 @needs_browser
 @pytest.mark.slow
+def test_in_a_browser_facts_of_several_rows_stay_together(tmp_path):
+    act = """
+    const table = [...document.querySelectorAll("table")].find((one) => !one.tHead.rows[0].cells[0].textContent);
+    const text = () => table.tBodies[0].textContent;
+    const before = text();
+    for (const head of table.tHead.rows[0].cells) head.click();
+    document.body.dataset.same = text() === before && !table.parentNode.previousElementSibling?.matches(".find");
+    """
+    page = tmp_path / "page.html"
+    page.write_text(runs_too(report_page(found_in(run7()), interactive=True), act))
+    assert 'data-same="true"' in elements_of(page).partition("<body")[2].partition(">")[0]
+
+
+@needs_browser
+@pytest.mark.slow
 def test_in_a_browser_a_rank_under_the_pointer_is_marked_wherever_it_is(tmp_path):
     act = """
     const cell = [...document.querySelectorAll("rect")]
