@@ -66,7 +66,7 @@ class RowReading(Loading):
             self.say("choose one tensor in the tab of keys first")
             return
         name = row.name
-        every = ",".join(["0:4", ":8"][: len(row.shape or ())] or [":"])
+        every = ",".join(["0:4", ":8"][: len(row.shape or ())]) or "..."
 
         def typed(text: str | None) -> None:
             if text:

@@ -123,8 +123,12 @@ def _tensor_lines(row: ShownKey, screen: Screen) -> Iterator[str]:
         yield from wrapped("", figures_line(row.statistics), screen)
     if row.values is not None:
         yield f"[{printable(row.slice)}]"
-        for line in element_lines(row.values, row.dtype):
-            yield from wrapped("", line, screen)
+        lines = list(element_lines(row.values, row.dtype))
+        if screen.width is not None and max(map(len, lines), default=0) > screen.width:
+            lines = list(element_lines(row.values, row.dtype, placed=True))  # else nobody sees where a row begins
+        for line in lines:
+            place, bracket, cells = line.rpartition("]  ")
+            yield from wrapped(place + bracket, cells, screen)
     else:
         yield from shard_map(row.shape or (), row.shards)
         yield from table(SHARD_COLUMNS, [shard_cells(shard) for shard in row.shards if not shard.parts], screen)
@@ -175,8 +179,8 @@ def part_cells(shard: ShardRow) -> Iterator[list[str]]:
         yield [rank, region, holds, file, part.record or "-", str(part.offset), size(part.bytes), part.crc or "-"]
 
 
-def element_lines(values: Any, dtype: str) -> Iterator[str]:
-    """Elements row by row; beyond two dimensions, the index of each matrix stands before it."""
+def element_lines(values: Any, dtype: str, placed: bool = False) -> Iterator[str]:
+    """Elements row by row; beyond two dimensions, or where it is asked for, the index of a row stands before it."""
     if not isinstance(values, list):
         yield _element(values, dtype)
         return
@@ -184,7 +188,7 @@ def element_lines(values: Any, dtype: str) -> Iterator[str]:
     cells = [[_element(value, dtype) for value in row] for _, row in rows]
     width = max((len(cell) for row in cells for cell in row), default=0)
     for (place, _), row in zip(rows, cells, strict=True):
-        before = f"[{', '.join(map(str, place))}]  " if len(place) > 1 else ""
+        before = f"[{', '.join(map(str, place))}]  " if len(place) > 1 or (placed and place) else ""
         yield before + "  ".join(cell.rjust(width) for cell in row)
 
 

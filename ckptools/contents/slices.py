@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckptools.dtypes import short
 from ckptools.errors import NotWholeError, UsageError
@@ -17,6 +17,9 @@ from ckptools.tensor_io.dcp_items import with_source
 from ckptools.tensor_io.slicing import slicing_of
 from ckptools.text import few
 
+if TYPE_CHECKING:
+    from types import EllipsisType
+
 MAX_ELEMENTS = 10_000
 """At most this many elements are shown."""
 
@@ -25,14 +28,17 @@ UNDECODED = ("complex32", "float4_e2m1fn_x2")
 INDEX = re.compile(r"\s*(-?\d{1,18})?\s*(?:(:)\s*(-?\d{1,18})?\s*)?")
 
 
-def index_of(text: str) -> tuple[int | slice, ...]:
-    """Parse an index such as `0:4,:8`: ints and slices with step 1, `-1` for the last.
+def index_of(text: str) -> tuple[int | slice | EllipsisType, ...]:
+    """Parse an index such as `0:4,:8`: ints and slices with step 1, `-1` for the last, `...` for all dimensions left.
 
     Raises:
         UsageError: the text is no index.
     """
-    found: list[int | slice] = []
+    found: list[int | slice | EllipsisType] = []
     for part in text.strip().strip("[]").split(","):
+        if part.strip() == "...":
+            found.append(...)
+            continue
         spelled = INDEX.fullmatch(part)
         if spelled is None or not (spelled[1] or spelled[2]):
             raise UsageError(None, f"--values {text!r}: {part.strip()!r} is no index; write slices such as '0:4,:8'")

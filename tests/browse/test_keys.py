@@ -111,6 +111,23 @@ def test_enter_reads_the_shards_by_file():
     drive(RANKS, script)
 
 
+def test_the_one_element_of_a_scalar_is_shown_as_it_is():
+    async def script(driven: Driven):
+        await driven.press("slash", *"seen", "enter", "e", "enter")
+        assert driven.rows("right")[-1].strip() == "123456789012"
+
+    drive(RANKS, script)
+
+
+def test_rows_of_elements_that_are_wrapped_say_where_each_begins():
+    async def script(driven: Driven):
+        await driven.press("slash", *"mix.weight", "enter", "e", "enter")
+        shown = driven.rows("right")
+        assert [row[:3] for row in shown if row.startswith("[") and ":" not in row] == ["[0]", "[1]", "[2]", "[3]"]
+
+    drive(RANKS, script)
+
+
 def test_u_shows_each_layer():
     folded, each = pressed(RANKS, "2", "l"), pressed(RANKS, "2", "u", "l", "j", "l")
     assert any("{0,1}" in row for row in folded) and not any("{0,1}" in row for row in each)

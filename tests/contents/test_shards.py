@@ -104,6 +104,14 @@ def test_a_slice_of_what_is_here_is_read_and_another_one_is_refused(tmp_path):
         elements(tensor, f"{first - 1}:{first + 1},:2")
 
 
+def test_three_dots_stand_for_the_dimensions_that_are_left():
+    model = ckptools.open(FSDP, all_ranks=True).model
+    assert elements(model["seen"], "...") == 123456789012
+    assert elements(model["emb.weight"], "...,:1") == elements(model["emb.weight"], ":,:1")
+    with pytest.raises(UsageError):
+        elements(model["seen"], "...,...")
+
+
 @pytest.mark.parametrize("text", ["", "a", "0:4:2", "1,,2", "0:4,x", "1e3", "--", "9" * 30])
 def test_what_is_no_slice_is_refused(text):
     with pytest.raises(UsageError, match="is no index; write slices such as '0:4,:8'"):

@@ -59,6 +59,7 @@ def test_values_are_a_table_and_one_alone_stands_in_full():
 def test_elements_of_a_slice_stand_below_each_other_to_the_right():
     assert list(element_lines([[1, -20], [300, 4]], "int64")) == ["  1  -20", "300    4"]
     assert list(element_lines([[[1], [22]]], "int64")) == ["[0, 0]   1", "[0, 1]  22"]
+    assert list(element_lines([[1, -20], [300, 4]], "int64", placed=True)) == ["[0]    1  -20", "[1]  300    4"]
 
 
 def test_bytes_alone_stand_behind_their_description():
