@@ -16,7 +16,7 @@ from tests.truth import FIXTURES
 
 FLATTENED = FIXTURES / "torchao-flattened"
 LLAMA, OTHERS = FLATTENED / "ckpt", FLATTENED / "others"
-VALUES = {n.removeprefix("model/"): t for n, t in load_file(FLATTENED / "truth-others.safetensors").items()}
+VALUES = {n.removeprefix("model/"): t for n, t in load_file(FLATTENED / "others" / "truth.safetensors").items()}
 NOT_FLATTENED = {"nf4.weight", "nf4_float.weight"}
 INT4, UP = "int4.weight", "model.layers.0.mlp.up_proj.weight"
 

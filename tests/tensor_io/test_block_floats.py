@@ -14,7 +14,7 @@ from tests.other_classes import of_class
 from tests.truth import FIXTURES
 
 FOLDER = FIXTURES / "torchao-flattened"
-VALUES = {n.removeprefix("model/"): t for n, t in load_file(FOLDER / "truth-others.safetensors").items()}
+VALUES = {n.removeprefix("model/"): t for n, t in load_file(FOLDER / "others" / "truth.safetensors").items()}
 MX = "torchao.prototype.mx_formats.mx_tensor.MXTensor"
 
 
