@@ -102,6 +102,7 @@ class Browser(Writing):
     def action_order(self) -> None:
         """Go on to the next order of the keys."""
         if self.key_page is None:
+            self.say(self.why_unknown())
             return
         tree = self.key_page.tree
         known: dict[Order, object] = {"rms": tree.figures, "change": tree.changes}
@@ -117,6 +118,7 @@ class Browser(Writing):
         """Show each layer, or fold those that are the same."""
         page = self.key_page
         if page is None:
+            self.say(self.why_unknown())
             return
         from ckptools.browse.key_tree import KeyTree
 

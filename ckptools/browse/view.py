@@ -192,15 +192,14 @@ class View(App[None]):
         if self.tab not in self.pages:
             made = self._made()
             if made is None:
-                words = printable(self._why_empty())
+                words = "looks for checkpoints ..." if self.tab == RUN else printable(self.why_unknown())
                 command = f"ckptools inspect {self.session.arguments}"
                 return TextPage(lambda screen: "\n".join(wrapped("", words, screen)), command)
             self.pages[self.tab] = made
         return self.pages[self.tab]
 
-    def _why_empty(self) -> str:
-        if self.tab == RUN:
-            return "looks for checkpoints ..."
+    def why_unknown(self) -> str:
+        """Why nothing, or not enough, is known of the checkpoint."""
         if self.session.looked is not None or (self.error is None and self.waits == OPENS):
             return "is being read ..."
         return f"cannot be opened: {self.error}" if self.error is not None else self.waits

@@ -27,7 +27,7 @@ class Writing(RowReading):
 
     def action_save(self) -> None:
         """Save the page of `report`."""
-        if self.session.looked is None or self.is_writing():
+        if not self._can_write():
             return
 
         def typed(out: str | None) -> None:
@@ -43,6 +43,11 @@ class Writing(RowReading):
     def end_writing(self) -> None:
         """Stop what is being written, and wait until what it began is taken away."""
         self.jobs.finish(WRITES)
+
+    def _can_write(self) -> bool:
+        if self.session.looked is None:
+            self.say(self.why_unknown())
+        return self.session.looked is not None and not self.is_writing()
 
     def is_writing(self) -> bool:
         """Whether something is being written, which `x` stops; it is said."""
@@ -61,7 +66,7 @@ class Writing(RowReading):
 
     def action_consolidate(self) -> None:
         """Consolidate what is selected: ask for a name, show the plan, write."""
-        if self.session.looked is None or self.is_writing():
+        if not self._can_write():
             return
         only: str | None = None
         if self.tab == KEYS and self.key_page is not None:

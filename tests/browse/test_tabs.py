@@ -199,6 +199,10 @@ def test_what_cannot_be_opened_says_so_with_the_answers_of_doctor(tmp_path):
         assert driven.text("title") == str(driven.app.error) and driven.text("title").count(str(torn)) == 1
         assert "is cut short" in driven.text("title")
         assert " ".join(driven.rows()[:2]).startswith(f"cannot be opened: {torn}")
+        for key in "oswu":
+            driven.app.say("")
+            await driven.press(key)
+            assert driven.text("message").startswith("cannot be opened: ")
         await driven.press("3")
         assert " ".join(driven.rows()).startswith("cannot be opened: ")
         await driven.press("1")
