@@ -48,7 +48,7 @@ from ckptools.training_state.sections import is_optimizer
 NAME = "accelerate"
 READS = "Accelerate's save_state and transformers' Trainer under FSDP: a folder with DCP folders or rank files in it"
 KNOWN_BY = "a folder with pytorch_model_fsdp_0/, pytorch_model_fsdp_rank0.bin or pytorch_model_fsdp.bin"
-TRIED = ("Accelerate 1.15.0", "transformers 5.23.0")
+TRIED = ("Accelerate 1.1.1 and 1.15.0", "transformers 4.46.3 and 5.24.0")
 JOINS = ("model", "optimizer", "rest")
 
 MODEL = re.compile(r"pytorch_model(?:_fsdp)?_(\d{1,4})")
