@@ -34,6 +34,7 @@ from ckptools.files.remote.path import RemotePath
 from ckptools.model import values
 from ckptools.model.provenance import Said
 from ckptools.model.regions import Box
+from ckptools.model.source import ScaleCoding
 from ckptools.model.tensor import Coding, Encoded, Item, Shard, ShardList, Source, Tensor
 from ckptools.pickles.alike import Alike, Own
 from ckptools.pickles.archive import FetchAhead
@@ -127,11 +128,12 @@ MAX_SENT = 1 << 24
 OVERHEAD = 32
 """Cost of remembering one value, beside its length."""
 
-TUPLES = (Box, Coding, Encoded, Item, Own, Said, Shard, Source, Saved)
+TUPLES = (Box, Coding, Encoded, Item, Own, Said, ScaleCoding, Shard, Source, Saved)
 """Records that are sent as a call with their fields, the fastest way."""
 
 RECORDS = (
-    *(Tensor, Box, Coding, Encoded, Item, Own, Said, Shard, ShardList, Source, Saved, ModuleState, Storage),
+    *(Tensor, Box, Coding, Encoded, Item, Own, Said, ScaleCoding, Shard, ShardList, Source, Saved),
+    *(ModuleState, Storage),
     *(values.Cycle, values.Device, values.Global, values.Lost, values.Opaque, values.Size, values.TorchName),
     *(values.NumpyArray, values.NumpyDtype, values.NumpyScalar),
     *(Counter, OrderedDict, defaultdict, date, datetime, timedelta, type(Path()), RemotePath),
