@@ -119,11 +119,12 @@ def _suspicious(name: str) -> bool:
 
 
 def _of_torch(name: str, names: Sequence[str], foreign: Mapping[str, Any]) -> bool:
-    """Whether it is the one `getattr` that every ShardedTensor's pickle has: it names a nested class.
+    """Whether it is the `getattr` that pickles of tensors have: it names what is inside of the tensor's class.
 
     Any other call of it would have stayed in the tree as a foreign object.
     """
-    called = any(n.endswith(".ShardedTensor.ProcessGroupState") for n in names) and name not in foreign
+    inside = (".ShardedTensor.ProcessGroupState", "Tensor._make_in_reduce_ex")
+    called = any(n.endswith(inside) for n in names) and name not in foreign
     return name in ("builtins.getattr", "__builtin__.getattr") and called
 
 

@@ -22,7 +22,7 @@ from ckptools.errors import ReadError
 from ckptools.model.tree import CycleError, TreeLimitError, check_tree_limits
 from ckptools.model.values import Cycle
 from ckptools.pickles import object_opcodes  # noqa: F401 - it registers opcodes
-from ckptools.pickles.classes import tensors  # noqa: F401 - it registers what tensors are rebuilt of
+from ckptools.pickles.classes import tensors, transformer_engine  # noqa: F401 - they register what tensors are made of
 from ckptools.pickles.machine_state import BLOCK, CutError, Locate, MachineState, PickleError, Reader, UnusualError
 from ckptools.pickles.opcodes import DISPATCH, Handler, Stop
 from ckptools.pickles.repeated import RepeatedRecords

@@ -106,6 +106,17 @@ def _fp8_weight(shape: Ints, dtype: str, state: Attributes) -> Coding | None:
     return _in_blocks(shape, dtype, state, ("qdata", "scale", ""), blocks, "float32")
 
 
+def _fp8_of_transformer_engine(shape: Ints, dtype: str, state: Attributes) -> Coding | None:
+    """Transformer Engine's `Float8Tensor`: `(data.float() * scale_inv).to(dtype)`, with one scale for all elements.
+
+    Source: `_FromFloat8Func` of transformer_engine/pytorch/tensor/storage/float8_tensor_storage.py, on a CPU.
+    """
+    data = _plain(state, "data")
+    if data is None or not data.dtype.startswith("float8"):
+        return None
+    return _in_blocks(shape, dtype, state, ("data", "scale_inv", ""), shape, "float32")
+
+
 def _int8_rows(shape: Ints, dtype: str, state: Attributes) -> Coding | None:
     """`Int8QuantizedTrainingLinearWeight`: `int_data * scale.view(-1, 1)`, in the scale's dtype."""
     scale = _plain(state, "scale")
@@ -243,6 +254,15 @@ def sizes_in(value: Any) -> Ints | None:
     return tuple(value) if ok else None
 
 
+def coding_of(name: str, shape: Ints, dtype: str, state: Attributes) -> Coding | None:
+    """The coding of a tensor by the dotted name of its class; None where that is not known, or not in this form."""
+    library, last = name.partition(".")[0], name.rpartition(".")[2]
+    found = CODINGS.get(last) if library == "torchao" else OF_TRANSFORMER_ENGINE.get(name)
+    return found(shape, dtype, state) if found else None
+
+
+OF_TRANSFORMER_ENGINE = {"transformer_engine.Float8Tensor": _fp8_of_transformer_engine}
+
 CODINGS: dict[str, Callable[[Ints, str, Attributes], Coding | None]] = {
     "OptimState8bit": _by_lookup(8),
     "OptimState4bit": _by_lookup(4),
@@ -256,5 +276,5 @@ CODINGS: dict[str, Callable[[Ints, str, Attributes], Coding | None]] = {
     "Int8QuantizedTrainingLinearWeight": _int8_rows,
     "AffineQuantizedTensor": _affine_of_impl,
 }
-"""The classes whose `dequantize()` is known, by their last names. Each makes a coding from a tensor's shape, dtype and
-attributes, or nothing where these are not as the class writes them."""
+"""torchao's classes whose `dequantize()` is known, by their last names. Each makes a coding from a tensor's shape,
+dtype and attributes, or nothing where these are not as the class writes them."""

@@ -5,6 +5,7 @@ Nothing here looks a name up: a dotted name selects a function of this package b
 
 from __future__ import annotations
 
+import re
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from datetime import date, datetime, timedelta
@@ -23,6 +24,9 @@ from ckptools.model.values import (
 )
 from ckptools.pickles.machine_state import MachineState, PickleError
 from ckptools.pickles.objects import MAX_NDIM, array_data, array_shape, build_array, build_dtype
+
+NESTED = re.compile(r"ShardedTensor\.ProcessGroupState|\w{1,40}Tensor\._make_in_reduce_ex")
+"""Names inside of a class: of torch's ShardedTensor, and what rebuilds tensors of Transformer Engine."""
 
 STATELESS = (int, float, complex, str, bytes, type(None))
 """Types without `__setstate__` and attributes, so that no pickler gives them a state; Python's refuses it too."""
@@ -177,11 +181,12 @@ def _date(_: MachineState, args: tuple[Any, ...]) -> Any:
 
 @rebuilds(*python_names("getattr"))
 def _getattr(m: MachineState, args: tuple[Any, ...]) -> Any:
-    # Protocol 2 cannot name a nested class; this is the one that torch's ShardedTensor needs. Still only a name.
+    # Protocol 2 cannot name what is inside of a class; these are the ones that tensors need. Still only a name.
     owner, attribute = args if len(args) == 2 else (None, None)
-    if isinstance(owner, Global) and owner.name == "ShardedTensor" and attribute == "ProcessGroupState":
-        return m.name(owner.module, "ShardedTensor.ProcessGroupState")
-    return None
+    if not isinstance(owner, Global) or not isinstance(attribute, str):
+        return None
+    inside = f"{owner.name}.{attribute}"
+    return m.name(owner.module, inside) if NESTED.fullmatch(inside) else None
 
 
 # -- torch's small types -------------------------------------------------------------------------------------

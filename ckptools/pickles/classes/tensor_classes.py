@@ -15,7 +15,7 @@ from typing import Any
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Encoded, Shard, Source, Tensor
 from ckptools.model.values import Opaque
-from ckptools.pickles.classes.codings import CODINGS, Attributes, sizes_in
+from ckptools.pickles.classes.codings import Attributes, coding_of, sizes_in
 from ckptools.pickles.objects import MAX_NDIM
 from ckptools.text import clip, clip_middle, first_few
 from ckptools.text import shape as shape_text
@@ -65,7 +65,7 @@ def of_class(name: str, shape: Ints, dtype: str, state: Attributes) -> Tensor:
     if isinstance(inside, Tensor) and (inside.shape, inside.dtype) == (shape, dtype):
         return inside
     parts = tuple(_parts(state))
-    found = CODINGS[last](shape, dtype, state) if known and last in CODINGS else None
+    found = coding_of(name, shape, dtype, state)
     if not parts:
         return Tensor(shape, dtype, (), "unreadable", note=_unknown(name, ()))
     stated = () if found else sizes_in(state.get("block_size")) or ()
