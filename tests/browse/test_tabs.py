@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -191,8 +192,9 @@ def test_enter_on_a_problem_goes_to_its_tensor():
     drive(FIXTURES.parent / "tests/odd/step10.pt", script)
 
 
-def test_what_cannot_be_opened_says_so_with_the_answers_of_doctor(tmp_path):
-    torn = tmp_path / "torn.pt"
+def test_what_cannot_be_opened_says_so_with_the_answers_of_doctor(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a short path, which no line breaks
+    torn = Path("torn.pt")
     torn.write_bytes((RANKS / "rank0.pt").read_bytes()[:5000])
 
     async def script(driven: Driven):
