@@ -189,10 +189,16 @@ class Difference:
     proof: Proof | None = None
 
     def _summary(self) -> str:
-        found = {True: "the same", False: "DIFFERENT", None: "nothing that was compared differs"}[self.same]
-        which = [row.subject for row in self.subjects if row.different]
-        names = f"{clip_middle(self.a.name, 30)} and {clip_middle(self.b.name, 30)}"
-        return f"{names}: {found}{f': {few(which)}' if which else ''}"
+        found = {True: "the same", False: self.unlike, None: "nothing that was compared differs"}[self.same]
+        return f"{clip_middle(self.a.name, 30)} and {clip_middle(self.b.name, 30)}: {found}"
+
+    @property
+    def unlike(self) -> str:
+        """The subjects that differ, and those that nothing could compare, in words: these may still be the same."""
+        found = [row.subject for row in self.subjects if row.verdict in DIFFERENT - {"cannot be compared"}]
+        open_ = [row.subject for row in self.subjects if row.verdict == "cannot be compared"]
+        parts = [f"different: {few(found, 12)}" if found else "not proven the same"]
+        return "; ".join([*parts, f"cannot be compared: {few(open_, 12)}"] if open_ else parts)
 
     @property
     def rows(self) -> Rows[Any]:

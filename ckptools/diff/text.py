@@ -189,8 +189,7 @@ def verdict_line(found: Difference) -> str:
     if found.proof is not None and found.same:
         parts = [f"every element of A is B's: {found.proof}"]
     elif found.same is False:
-        which = [row.subject for row in found.subjects if row.verdict in DIFFERENT or row.different]
-        parts = [f"different: {few(which, 12)}"]
+        parts = [found.unlike]
     elif found.same:
         count = f"{plural(len(found.tensors), 'tensor')}, {plural(len(found.values), 'value')}"
         tolerant = any(row.verdict == "within tolerance" for row in found.tensors)

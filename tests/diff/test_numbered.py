@@ -11,6 +11,7 @@ import torch
 import ckptools
 from ckptools.diff.digest_file import write_digest_file
 from ckptools.diff.record import DIFFERENT
+from ckptools.diff.text import verdict_line
 
 
 def saved(path: Path, tree: Any) -> Path:
@@ -77,6 +78,12 @@ def test_where_the_order_is_not_proven_no_state_is_said_to_be_on_one_side_alone(
     states = [row for row in found.rows if ".state." in row.name]
     assert {row.verdict for row in states} == {"cannot be compared"} and found.same is False
     assert all("order is not proven" in row.detail for row in states)
+
+
+def test_what_nothing_could_compare_is_not_called_different(tmp_path):
+    path = saved(tmp_path / "a.pt", by_number(halves()))
+    found = ckptools.diff(path, path, section="optimizer")
+    assert verdict_line(found).startswith("not proven the same; cannot be compared: moments")
 
 
 def test_a_folder_that_has_lost_the_order_of_its_groups_proves_none(tmp_path):
