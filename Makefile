@@ -5,7 +5,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 # Tests start thousands of processes: without bytecode each would compile the package anew, a third of a second of `inspect`.
 unexport PYTHONDONTWRITEBYTECODE
-# A process more than there are cores; the tests of a file stay together, as they share real runs, in the order of
+# Two processes more than there are cores; the tests of a file stay together, as they share real runs, in the order of
 # tests/conftest.py.
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
