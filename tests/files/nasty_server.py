@@ -11,6 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
 
+from ckptools.files.remote import path
+
 DATA = bytes(range(251)) * 400
 
 
@@ -53,6 +55,9 @@ def nasty_server(tls: ssl.SSLContext | None = None, idle: float | None = None) -
     server.daemon_threads = True
     server.socket = tls.wrap_socket(server.socket, server_side=True) if tls else server.socket
     told.port = server.server_port
+    # The system may give the port of an earlier server again, whose URLs had other queries.
+    for scheme in ("http", "https"):
+        path._queries.pop((scheme, f"127.0.0.1:{told.port}"), None)
     Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
         yield told
