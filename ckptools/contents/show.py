@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ckptools.contents.record import KeyRow, RankValue, Shown, ShownKey
+from ckptools.contents.saved_bytes import with_inside
 from ckptools.contents.shards import holes, shard_rows, stated_row
 from ckptools.contents.tree import described, full_value, is_short, key_rows
 from ckptools.errors import NotWholeError, ReadError, UsageError
@@ -104,9 +105,11 @@ def _rows(ck: Checkpoint, entries: Sequence[Entry], values: str | None) -> Rows[
     with OpenFiles() as files:
         unequal = UnequalValues(ck, files)
         entries = entries if values is not None else [_as_weight(ck, entry, files) for entry in entries]
-        for row, entry in zip(key_rows(ck, entries), entries, strict=True):
+        found = list(with_inside(entries, ck.path))
+        for row, (entry, is_inside) in zip(key_rows(ck, (entry for entry, _ in found)), found, strict=True):
             value = with_items_read(entry.value, locator, files) if isinstance(entry.value, Tensor) else entry.value
-            rows.append(_shown(row, value, values, tensors)._replace(ranks=unequal.at(entry)))
+            shown = _shown(row, value, values, tensors)
+            rows.append(shown._replace(shards=()) if is_inside else shown._replace(ranks=unequal.at(entry)))
     return Rows(rows)
 
 

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date, timedelta
-from itertools import islice
 from math import prod
-from pathlib import Path
 from struct import calcsize, unpack
 from typing import Any
 
 from ckptools.contents.record import KeyRow, Keys, KeySection, Totals
-from ckptools.errors import CkptoolsError
+from ckptools.contents.saved_bytes import pickled_text
 from ckptools.keys.entries import EVERYTHING, Entry, Selection, asks_for_private, entries_of, is_private
-from ckptools.keys.rank_leaves import LONG, fingerprint, is_plain, is_run, leaves_of
+from ckptools.keys.rank_leaves import LONG, fingerprint
 from ckptools.keys.sharding import placement
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.records import Rows
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import fqn_of
 from ckptools.model.values import (
     NUMPY_CODES,
     Device,
@@ -47,12 +44,6 @@ TYPES = (
     (date, "date"), (NumpyArray, "array"), (NumpyScalar, "number"), (Global, "class"),
     ((TorchName, Device, NumpyDtype), "name"),
 )  # fmt: skip
-
-MAX_BYTES = 1 << 20
-"""Longer bytes are not parsed as a pickle."""
-
-MOST = 12
-"""At most this many values of pickled bytes are shown."""
 
 
 def keys_of(ck: Checkpoint, wanted: Selection = EVERYTHING, private: bool = False) -> Keys:
@@ -205,36 +196,3 @@ def described(value: Any) -> str:
         return clip(value.name, MAX_TEXT)
     other = value.dotted if isinstance(value, Global) else f"numpy {getattr(value, 'dtype', type(value).__name__)}"
     return clip(other, MAX_TEXT)
-
-
-# -- pickled bytes ----------------------------------------------------------------------------------------------------
-
-
-def pickled_text(data: bytes | bytearray) -> str:
-    """The values in pickled bytes, such as `step 2, epoch 0`; "" for other bytes. No code in it is run.
-
-    Source: torchtitan/components/dataloader.py, `ParallelAwareDataloader.state_dict`.
-    """
-    if not (2 < len(data) <= MAX_BYTES and data[:1] == b"\x80" and data[-1:] == b"."):
-        return ""
-    from ckptools.pickles.machine import Machine, load_checked
-
-    try:
-        machine = Machine(bytes(data))
-        tree = load_checked(machine, Path(), "a value")
-    except CkptoolsError:
-        return ""
-    if machine.stopped_at != len(data):
-        return ""
-    shown = [_brief(fqn_of(path), value) for path, value in islice(leaves_of(tree), MOST + 1)]
-    return ", ".join(shown[:MOST]) + (" and more" if len(shown) > MOST else "")
-
-
-def _brief(name: str, value: Any) -> str:
-    value = scalar(value)
-    if isinstance(value, (list, tuple)) and is_run(value) and len(value) > MOST:
-        shown = plural(len(value), "value")
-    else:
-        brief = is_plain(value) or is_run(value)
-        shown = clip(repr(value), 40) if brief else clip(getattr(value, "name", type(value).__name__), 40)
-    return f"{clip(name, 60)} {shown}".strip()
