@@ -1,24 +1,26 @@
 """Parts of one model that are not joined here: each rank's file of another framework, by names or contents.
 
 vLLM's and SGLang's `model-rank-0-part-0.safetensors`, DeepSeek's `model0-mp4.safetensors`, TensorRT-LLM's
-`rank0.safetensors`, Fast-LLM's `rank_0.safetensors`, NeMo's `mp_rank_00/model_weights.ckpt`. Slices look like whole
-tensors, so the contents are shown side by side, each under its file's name, and the model is never called whole. A rule
-file (`--rules`) of a user who knows along which dimensions they were cut joins them.
+`rank0.safetensors`, Fast-LLM's `rank_0.safetensors`, NeMo's `mp_rank_00/model_weights.ckpt`, in a folder or in a
+`.nemo`. Slices look like whole tensors, so the contents are shown side by side, each under its file's name, and the
+model is never called whole. A rule file (`--rules`) of a user who knows along which dimensions they were cut joins
+them.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from ckptools.errors import ReadError
 from ckptools.formats.options import Options
-from ckptools.formats.rank_search.part_files import PartFiles, not_joined, ranks_of
+from ckptools.formats.rank_search.part_files import NUMBER, PartFiles, not_joined, ranks_of
 from ckptools.formats.rank_search.parts import parts_by_content, parts_in
 from ckptools.formats.rank_search.sibling_search import are_of_one
-from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, file_now
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, file_now, was_read
 from ckptools.formats.shared.tensor_parallel import (
     NO_RULE,
     GivenRules,
@@ -32,17 +34,16 @@ from ckptools.formats.shared.tensor_parallel import (
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
+from ckptools.pickles import reader
 from ckptools.training_state.parameter_names import AS_SAVED
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
 
-if TYPE_CHECKING:
-    from ckptools.formats.hugging_face.model import WeightFile
-
 NAME = "model_parts"
 READS = "files of other frameworks that are parts of one model (vLLM, TensorRT-LLM, DeepSeek, NeMo): joined by --rules"
 KNOWN_BY = (
-    "a folder whose files are called model-rank-0-part-0, model0-mp4, rank0.safetensors, x-shard0, tp_00, mp_rank_00/"
+    "a folder whose files are called model-rank-0-part-0, model0-mp4, rank0.safetensors, x-shard0, tp_00, mp_rank_00/; "
+    "a .nemo of several ranks"
 )
 TRIED = ()
 BY_HAND = ("vLLM", "SGLang", "TensorRT-LLM", "DeepSeek", "Fast-LLM", "NeMo", "SageMaker smp")
@@ -51,35 +52,43 @@ JOINS = ()
 WORLD = re.compile(r"model\d+-mp(\d{1,4})")
 """A name that states how many ranks there are."""
 
+NEMO = ".nemo"
+"""What NeMo calls its tars; others are not looked into for parts."""
+
 MAX_READ = 64
 """Most files whose structure is read."""
 
 
 def detect(path: Path) -> bool:
-    """A folder whose files of weights are all parts, by names or contents, without a statement of how they join."""
+    """A folder whose files of weights are all parts, by names or contents, without a statement of how they join.
+
+    Or NeMo's `.nemo` of several ranks.
+    """
+    if path.suffix == NEMO and path.is_file():
+        with suppress(ReadError):
+            return reader.holds_ranks(path)
     found = _parts(path) if path.is_dir() else None
     return found is not None and not (found.files[0].suffix != ".safetensors" and are_of_one(found.files))
 
 
 def read(path: Path, options: Options) -> Checkpoint:
-    """Open the parts in a folder, side by side.
+    """Open the parts in a folder or in a `.nemo`, side by side.
 
     Raises:
         ReadError: none of them can be read.
     """
-    builder, parts = CheckpointBuilder(NAME, path), _parts(path)
-    if parts is None:
-        raise ReadError(path, "holds no parts of a model")
-    files, found = _read(builder, parts, options)
-    for one in found.values():
-        builder.add_read(1, one.bytes_read, one.names)
+    builder = CheckpointBuilder(NAME, path)
+    if path.is_file():
+        parts, files, found = _read_nemo(builder)
+    else:
+        parts, files, found = _read(builder, options)
     joined = _joined(builder, parts, found, options) if options.rules else None
     if joined is None:
         builder.problems.insert(0, Problem(Code.ONE_OF_SEVERAL, not_joined(parts)))
     tree = {name: one.tree for name, one in found.items()} if joined is None else joined
     return builder.checkpoint(
         name=path.absolute().name,
-        saved_as=f"{len(files)} files, each a part of the model" + ("" if joined is None else ", joined by --rules"),
+        saved_as=f"{_described(builder, files, parts)} of the model{'' if joined is None else ', joined by --rules'}",
         tree=tree,
         files=files,
         world_size=Fact(len(parts.files), ("files found",)),
@@ -93,26 +102,58 @@ def _parts(folder: Path) -> PartFiles | None:
     return parts_in(folder) or parts_by_content(folder)
 
 
-def _read(
-    builder: CheckpointBuilder, parts: PartFiles, options: Options
-) -> tuple[list[RankFile], dict[str, WeightFile]]:
-    """The list of files, and the contents of the readable ones, by name, or by folder where all have one name."""
+class _Part(NamedTuple):
+    """The structure of one part; the path of what lies in a `.nemo` goes on behind that of the tar."""
+
+    path: Path
+    tree: Any
+
+
+def _read(builder: CheckpointBuilder, options: Options) -> tuple[PartFiles, list[RankFile], dict[str, _Part]]:
+    """The parts, the list of files, and the readable ones by name, or by folder where all have one name."""
     from ckptools.formats.hugging_face.model import read_weights
 
+    parts = _parts(builder.path)
+    if parts is None:
+        raise ReadError(builder.path, "holds no parts of a model")
     files: list[RankFile] = []
-    found: dict[str, WeightFile] = {}
+    found: dict[str, _Part] = {}
     error: ReadError | None = None
     for path in parts.files[:MAX_READ]:
         try:
-            one = found[path.parent.name if "/" in parts.pattern else path.stem] = read_weights(path, options)
+            one = read_weights(path, options)
             files.append(RankFile(path, None, "", "read", one.nbytes, one.modified))
+            found[_name(path, parts)] = _Part(path, one.tree)
+            builder.add_read(1, one.bytes_read, one.names)
         except ReadError as failed:
             error, fault = failed, Fault.of(failed, path)
             builder.problems.append(fault.problem(path.name))
             files.append(file_now(path, None, "", fault.status))
     if not found:
         raise error or ReadError(builder.path, "holds nothing that can be read")
-    return files, found
+    return parts, files, found
+
+
+def _read_nemo(builder: CheckpointBuilder) -> tuple[PartFiles, list[RankFile], dict[str, _Part]]:
+    """The same of a `.nemo`, which is one file."""
+    saved = reader.read_ranks(builder.path)
+    first = next(iter(saved.values()))
+    for one in saved.values():
+        builder.add_read(0, 0, one.names)
+    builder.add_read(1, first.bytes_read)
+    parts = PartFiles(tuple(builder.path / name for name in saved), NUMBER.sub("*", next(iter(saved))))
+    found = {_name(path, parts): _Part(path, one.tree) for path, one in zip(parts.files, saved.values(), strict=True)}
+    return parts, [was_read(first)], found
+
+
+def _described(builder: CheckpointBuilder, files: list[RankFile], parts: PartFiles) -> str:
+    if builder.path.is_file():
+        return f"a .nemo of {len(parts.files)} ranks, each a part"
+    return f"{len(files)} files, each a part"
+
+
+def _name(path: Path, parts: PartFiles) -> str:
+    return path.parent.name if "/" in parts.pattern else path.stem
 
 
 # -- joined by the rules that the user gives --------------------------------------------------------------------------
@@ -123,7 +164,7 @@ ALL_RANKS = (
 
 
 def _joined(
-    builder: CheckpointBuilder, parts: PartFiles, found: Mapping[str, WeightFile], options: Options
+    builder: CheckpointBuilder, parts: PartFiles, found: Mapping[str, _Part], options: Options
 ) -> dict[str, Any] | None:
     """The model, joined by the given rules; None where the files are not those of ranks with flat state dicts."""
     ranks, of_rank = ranks_of(parts), dict[int, dict[str, Any]]()

@@ -9,14 +9,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckptools.errors import CkptoolsError, ReadError
+from ckptools.errors import CkptoolsError
 from ckptools.files import zip_directory
 from ckptools.files.file_type import COMPRESSIONS, content_of, head_of
-from ckptools.files.opening import File, Window
+from ckptools.files.opening import File
 from ckptools.files.remote.path import RemotePath
 from ckptools.model.provenance import Said
 from ckptools.model.tree import TreeLimitError
-from ckptools.model.values import describe_for_error
 from ckptools.pickles.alike import Alike
 from ckptools.pickles.archive import read_archive
 from ckptools.pickles.classes.device_mesh import Claim, claims_of, note_mesh
@@ -95,16 +94,49 @@ def read(path: Path, repeated: RepeatedRecords | None = None, salvage: bool = Fa
     """
     with File(path) as file, decompressed(file) as (opened, forms):
         if forms[-1:] == ("tar",):
+            from ckptools.pickles.tar_checkpoint import read_tar
+
             machine, tree = read_tar(opened)
         else:
             machine, tree = read_archive(opened, repeated, salvage)
-        names = tuple(g.dotted for g in machine.globals.values())
-        nread = min(opened.bytes_read, file.size) if opened is file else file.bytes_read + opened.bytes_read
-        form = ", ".join(filter(None, map(FORMS.get, forms, forms)))
-        claims, at_least = claims_in(machine)
-        size, modified, origin, modules = file.size, file.modified, machine.provenance, machine.modules
-        found = Saved(path, tree, claims, names, size, modified, nread, form, at_least, modules, origin, machine.cut)
-        return found._replace(root=zip_directory.root_of(head_of(file)))
+        return _saved(file, opened, forms, machine, tree)
+
+
+def holds_ranks(path: Path) -> bool:
+    """Whether a file is a `.nemo` with the weights of several ranks, by the names in it.
+
+    Raises:
+        ReadError: it cannot be read.
+    """
+    with File(path) as file, decompressed(file) as (opened, forms):
+        if forms[-1:] != ("tar",):
+            return False
+        from ckptools.pickles.tar_checkpoint import ranks_in
+
+        return bool(ranks_in(opened))
+
+
+def read_ranks(path: Path) -> dict[str, Saved]:
+    """Read the weights of each model-parallel rank in a `.nemo`, by the name of the member.
+
+    Raises:
+        ReadError: it is cut or damaged.
+    """
+    from ckptools.pickles import tar_checkpoint
+
+    with File(path) as file, decompressed(file) as (opened, forms):
+        ranks = tar_checkpoint.read_ranks(opened)
+        return {name: _saved(file, opened, forms, machine, tree) for name, (machine, tree) in ranks.items()}
+
+
+def _saved(file: File, opened: File, forms: tuple[str, ...], machine: Machine, tree: Any) -> Saved:
+    names = tuple(g.dotted for g in machine.globals.values())
+    nread = min(opened.bytes_read, file.size) if opened is file else file.bytes_read + opened.bytes_read
+    form = ", ".join(filter(None, map(FORMS.get, forms, forms)))
+    claims, at_least = claims_in(machine)
+    size, modified, origin, modules = file.size, file.modified, machine.provenance, machine.modules
+    found = Saved(file.path, tree, claims, names, size, modified, nread, form, at_least, modules, origin, machine.cut)
+    return found._replace(root=zip_directory.root_of(head_of(file)))
 
 
 def claims_in(machine: Machine) -> tuple[frozenset[Claim], bool]:
@@ -247,66 +279,3 @@ def decompressed(file: File) -> Iterator[tuple[File, tuple[str, ...]]]:
 
     with File(unpacked(file, content)) as inside:
         yield inside, (content, content_of(head_of(inside)))
-
-
-# -- a checkpoint in a tar, of which nothing is extracted -------------------------------------------------------------
-
-
-# Composer writes `ep0-ba5-rank0.tar` (or `.tar.gz`, `.tgz`, `.tar.bz2`, `.tar.lzma`) where a file name asks for it. The
-# state is the member `composer_states.pt`; in DeepSpeed runs a folder `deepspeed` lies beside it, in the tar of every
-# rank. Source: composer/utils/checkpoint.py of Composer 0.7 to 0.28 (`tarball.add(tmpdir, arcname="")`, so the folder
-# itself is a member called `/`).
-
-# NeMo's `.nemo` is a tar, compressed or not, of `model_config.yaml`, `model_weights.ckpt`, and others (a tokenizer's),
-# which are not read. Under model parallelism the weights lie in `mp_rank_XX` of each rank. Source:
-# nemo/core/connectors/save_restore_connector.py.
-
-STATES = "composer_states.pt"
-NEMO_CONFIG, NEMO_WEIGHTS = "model_config.yaml", "model_weights.ckpt"
-DEEPSPEED = "deepspeed"
-TORCH_0_1 = frozenset({"sys_info", "pickle", "tensors", "storages"})
-"""Members of a file of torch 0.1, which ckptools does not read. Source: torch/serialization.py (`legacy_load`)."""
-
-
-def read_tar(file: File) -> tuple[Machine, Any]:
-    """Read the torch.save file in a tar; return the machine that read it, and its tree.
-
-    Raises:
-        ReadError: it holds none, several, or a DeepSpeed run's, or torch 0.1 wrote it.
-    """
-    from ckptools.files.tar_archive import members
-
-    name, part = _checkpoint_of(file, members(file))
-    if content_of(head_of(part)) not in ("zip", "legacy"):
-        raise ReadError(file.path, f"its member {describe_for_error(name)} is no torch.save file; unpack the tar first")
-    return read_archive(part)
-
-
-def _checkpoint_of(file: File, found: dict[str, Window]) -> tuple[str, Window]:
-    """The name and the bytes of the torch.save file among the members of a tar."""
-    if any(name.startswith(f"{DEEPSPEED}/") for name in found):
-        text = "a Composer tar of a DeepSpeed run: unpack the tars of all ranks into one folder and open that"
-        raise ReadError(file.path, text)
-    if found.keys() >= TORCH_0_1:
-        way = "if you trust it, convert it: torch.save(torch.load(OLD, weights_only=False), NEW)"
-        raise ReadError(file.path, f"is a tar of torch 0.1, which ckptools does not read; {way}")
-    states = STATES if STATES in found else _weights_of_nemo(found)
-    if states is not None:
-        return states, found[states]
-    if len(found) == 1:
-        return next(iter(found.items()))
-    if NEMO_CONFIG in found and any(name.endswith(f"/{NEMO_WEIGHTS}") for name in found):
-        text = "a .nemo of several model-parallel ranks: unpack it with tar, and open the folder (with --rules FILE)"
-        raise ReadError(file.path, text)
-    listed = (
-        f" ({', '.join(describe_for_error(name) for name in list(found)[:4])}{' …' if len(found) > 4 else ''})"
-        if found
-        else ""
-    )
-    raise ReadError(file.path, f"a tar of {len(found)} files{listed}: unpack it, and open what is inside")
-
-
-def _weights_of_nemo(found: dict[str, Window]) -> str | None:
-    """The member with the weights of a `.nemo` of one rank."""
-    weights = [name for name in found if name.rpartition("/")[2] == NEMO_WEIGHTS]
-    return weights[0] if NEMO_CONFIG in found and len(weights) == 1 else None

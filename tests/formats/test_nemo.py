@@ -1,8 +1,9 @@
-"""NeMo's `.nemo`: the weights in a tar are read where they lie; several ranks' are refused by name. Made by hand."""
+"""NeMo's `.nemo`: the weights in a tar are read where they lie; several ranks' are joined by given rules. Made by hand."""
 
 from __future__ import annotations
 
 import io
+import json
 import tarfile
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import ckptools
-from ckptools.errors import ReadError
+from ckptools.errors import NotWholeError, ReadError
 
 WEIGHTS = {"encoder.weight": torch.arange(12.0).reshape(3, 4), "decoder.bias": torch.ones(3, dtype=torch.bfloat16)}
 
@@ -38,10 +39,33 @@ def test_the_weights_of_one_rank_are_read_without_unpacking(tmp_path, mode, weig
     assert all(torch.equal(model[name].load(), tensor) for name, tensor in WEIGHTS.items())
 
 
-def test_several_ranks_are_refused_by_name(tmp_path):
-    path = nemo(tmp_path / "gpt.nemo", "w:", *(f"mp_rank_0{r}/model_weights.ckpt" for r in range(2)))
-    with pytest.raises(ReadError, match=r"a \.nemo of several model-parallel ranks: unpack it"):
-        ckptools.open(path)
+RANKS = tuple(f"mp_rank_0{rank}/model_weights.ckpt" for rank in range(2))
+
+
+@pytest.mark.parametrize("mode", ["w:", "w:gz"])
+def test_several_ranks_are_shown_side_by_side_and_never_whole(tmp_path, mode):
+    opened = ckptools.open(nemo(tmp_path / "gpt.nemo", mode, *RANKS))
+    assert not opened.whole
+    assert list(opened.tree) == ["mp_rank_00", "mp_rank_01"]
+    assert "mp_rank_00/model_weights.ckpt, mp_rank_01" in str(opened.problems[0])
+    with pytest.raises(NotWholeError, match="part of 2 files"):
+        ckptools.consolidate(tmp_path / "gpt.nemo", tmp_path / "out.safetensors")
+
+
+@pytest.mark.parametrize("mode", ["w:", "w:gz"])
+def test_several_ranks_are_joined_by_rules_without_unpacking(tmp_path, mode):
+    path, rules = nemo(tmp_path / "gpt.nemo", mode, *RANKS), tmp_path / "rules.json"
+    rules.write_text(json.dumps({"*.weight": {"dim": 1}, "*": "replicated"}))
+    ckptools.open(path, rules=rules).consolidate(tmp_path / "out.safetensors")
+    model = ckptools.open(tmp_path / "out.safetensors").model
+    assert torch.equal(model["encoder.weight"].load(), torch.cat([WEIGHTS["encoder.weight"]] * 2, 1))
+    assert torch.equal(model["decoder.bias"].load(), WEIGHTS["decoder.bias"])
+
+
+def test_a_rank_that_is_lost_from_the_middle_is_missed(tmp_path):
+    path, rules = nemo(tmp_path / "gpt.nemo", "w:", RANKS[0], "mp_rank_02/model_weights.ckpt"), tmp_path / "rules.json"
+    rules.write_text(json.dumps({"*": {"dim": 0}}))
+    assert any("rank 1" in str(problem) for problem in ckptools.open(path, rules=rules).problems)
 
 
 def test_a_tar_without_its_configuration_is_no_nemo(tmp_path):

@@ -40,7 +40,9 @@ def not_joined(parts: PartFiles) -> str:
     text = f"part of {len(parts.files)} files by their names ({parts.pattern})"
     if len(parts.files) == 1:
         text = f"part of several files by its name ({parts.pattern}), of which this one is here"
-    return f"{text}: {few([p.name for p in parts.files])}; how they join is not known{_instead(parts)}; {BY_RULES}"
+    depth = 1 + parts.pattern.count("/")
+    names = few(["/".join(path.parts[-depth:]) for path in parts.files])
+    return f"{text}: {names}; how they join is not known{_instead(parts)}; {BY_RULES}"
 
 
 def _instead(parts: PartFiles) -> str:
