@@ -1,4 +1,4 @@
-"""NeMo's `.nemo`: the weights in a tar are read where they lie; several ranks' are joined by given rules. Made by hand."""
+"""NeMo's `.nemo`: weights in a tar are read where they lie; several ranks' are joined by given rules. Made by hand."""
 
 from __future__ import annotations
 
