@@ -181,6 +181,21 @@ def test_an_optimizer_keyed_by_number_gets_its_numbers_back(tmp_path):
     assert list(ck.optimizers["optimizer"].state) == ["weight", "bias"]
 
 
+def test_an_optimizer_that_is_all_of_a_folder_gets_its_numbers_back(tmp_path):
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    ck = ckptools.open(save(tmp_path / "out", optimizer.state_dict()))
+    assert list(ck.tree["state"]) == [0, 1]
+    assert [problem.code for problem in ck.problems] == ["CK210"]  # its numbers have no names
+
+
+def test_an_optimizer_without_state_that_is_all_of_a_folder_has_an_empty_one(tmp_path):
+    optimizer = torch.optim.SGD(torch.nn.Linear(3, 2).parameters())
+    assert ckptools.open(save(tmp_path / "out", optimizer.state_dict())).tree["state"] == {}
+
+
 def test_many_items_of_one_shape_are_told_apart(tmp_path):
     state = {f"layers.{i}": torch.full((3, 5), float(i)) for i in range(40)}
     ck = ckptools.open(save(tmp_path / "out", {"model": state}), all_ranks=True)

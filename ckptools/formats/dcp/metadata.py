@@ -212,7 +212,7 @@ def nest(leaves: Iterable[tuple[str, Any]], paths: Mapping[str, KeyPath]) -> tup
             )
         node[last] = leaf
     holes = [0]
-    return {key: _container(value, holes) for key, value in root.items()}, holes[0]
+    return _state_dict({key: _container(value, holes) for key, value in root.items()}), holes[0]
 
 
 def _container(node: Any, holes: list[int]) -> Any:
@@ -224,6 +224,11 @@ def _container(node: Any, holes: list[int]) -> Any:
         return _list(children, holes)
     if any(type(key) is int for key in children):
         raise ContradictionError(f"{describe_for_error(next(iter(children)))} and an index are keys of one container")
+    return _state_dict(children)
+
+
+def _state_dict(children: dict[str, Any]) -> dict[str, Any]:
+    """The dict, with what flattening lost where it is an optimizer's state."""
     children = _with_empty_state(children)
     return _numbered(children) if is_optimizer(children) else children
 
