@@ -14,7 +14,8 @@ from ckptools.model.tree import KeyPath, nodes_in, tensors_in, walk
 from ckptools.model.values import NumpyArray, scalar
 from ckptools.text import plural
 from ckptools.training_state.generators import generator_of, is_gathered, stream_of
-from ckptools.training_state.optimizer_names import group_ids, moments_of
+from ckptools.training_state.moments import moments_of
+from ckptools.training_state.optimizer_names import group_ids
 from ckptools.training_state.optimizers import Optimizer, ParamGroup, nested, optimizers_of
 from ckptools.training_state.packed_weights import count_packed
 from ckptools.training_state.section_size import SectionSize, storage_identity

@@ -18,7 +18,7 @@ from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of
 from ckptools.text import plural, printable, shape, size
-from ckptools.training_state.optimizer_names import moments_of
+from ckptools.training_state.moments import moments_of
 from ckptools.training_state.optimizers import optimizers_of
 from ckptools.training_state.sections import Section, sections_of
 

@@ -23,6 +23,7 @@ from ckptools.dtypes import is_floating
 from ckptools.model.checkpoint import ModuleOrder
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
+from ckptools.training_state.moments import in_full
 from ckptools.training_state.parameter_names import FITS, GIVE, UNNAMED, Id, Naming, note_of, without_ddp
 from ckptools.training_state.section_size import storage_identity
 
@@ -68,7 +69,9 @@ def name_parameters(
     params, pieces = _parameters(model, len(ids))
     proven = by_shape({i: state.get(i) for i in ids}, params, pieces)
     ordered = order.kept and _are_in_order(optimizer, ids)
-    return _naming(ids, proven, by_order(groups, state, params, pieces) if ordered else {}, order, whose)
+    laid = by_order(groups, state, params, pieces) if ordered else {}
+    without_shape = sum(_moment(state.get(i)) is None for i in laid if i not in proven)
+    return _naming(ids, proven, laid, order, whose, without_shape)
 
 
 def numbered_groups(optimizer: Mapping[str, Any]) -> list[list[Id]]:
@@ -85,14 +88,20 @@ def _are_in_order(optimizer: Mapping[str, Any], ids: Sequence[Id]) -> bool:
 
 
 def _naming(
-    ids: Sequence[Id], proven: Mapping[Id, str], laid: Mapping[Id, str], order: ModuleOrder, whose: str
+    ids: Sequence[Id],
+    proven: Mapping[Id, str],
+    laid: Mapping[Id, str],
+    order: ModuleOrder,
+    whose: str,
+    without_shape: int,
 ) -> Naming:
     names = {**laid, **proven}
     assumed = tuple(i for i in ids if i in laid and i not in proven)
     unnamed = tuple(i for i in ids if i not in names)
     why = FITS if order.kept else f"their shapes fit several or none, and {order.why}"
     by: Literal["order", "shape", "none"] = "order" if assumed else "shape" if proven else "none"
-    return Naming(names, by, assumed, unnamed, note_of(len(proven), len(assumed), len(unnamed), why, whose))
+    note = note_of(len(proven), len(assumed), len(unnamed), why, whose, without_shape)
+    return Naming(names, by, assumed, unnamed, note)
 
 
 # -- what the file says ----------------------------------------------------------------------------------------
@@ -156,7 +165,7 @@ def only_shape(entry: Any, pieces: bool) -> Ints | None:
 
     Pieces of flattened parameters got their shape from a name, so that it cannot prove one.
     """
-    moments = [moment for moment in _unfactored(entry) if moment.shape]
+    moments = [moment for moment in in_full(entry) if moment.shape]
     runs = any(t.kind == "flat_pieces" or (pieces and not t.sharded and len(t.shape) == 1) for t in moments)
     shapes = {t.shape for t in moments}
     return shapes.pop() if len(shapes) == 1 and not runs else None
@@ -235,41 +244,10 @@ def _lay(
     return placed
 
 
-def moments_of(entry: Any) -> list[Tensor]:
-    """The tensors of a parameter's state without its step counter."""
-    return list(_moments_by_slot(entry).values())
-
-
-def _moments_by_slot(entry: Any) -> dict[Any, Tensor]:
-    slots = entry.items() if isinstance(entry, Mapping) else ()
-    return {slot: value for slot, value in slots if isinstance(value, Tensor) and slot != "step"}
-
-
-def _unfactored(entry: Any) -> list[Tensor]:
-    """Those tensors, with one of the shape that they stand for in place of two factors."""
-    slots = _moments_by_slot(entry)
-    for names, cut in FACTORS.items():
-        row, column = (slots.get(name) for name in names)
-        if row is None or column is None or not (row.shape and column.shape):
-            continue
-        above = row.shape[: len(row.shape) - cut]
-        if row.shape == (*above, *(1,) * cut) and column.shape == (*above[:-1], *(1,) * cut, column.shape[-1]):
-            slots = {k: v for k, v in slots.items() if k not in names}
-            slots[names[0]] = Tensor((*above, column.shape[-1]), row.dtype, ())
-    return list(slots.values())
-
-
-FACTORS = {("row_var", "col_var"): 1, ("exp_avg_sq_row", "exp_avg_sq_col"): 0}
-"""Slots of a factored second moment: means over the last and over the last but one dimension, kept as 1 or left out.
-
-Source: torch/optim/_adafactor.py, `_init_group`; transformers/optimization.py, `Adafactor.step`.
-"""
-
-
 def _moment(entry: Any) -> Tensor | None:
     """A tensor of a parameter's state that is laid out as the parameter is; None when the state has none."""
     # Some optimizers keep 0-d counters of other names beside their moments.
-    return min(_unfactored(entry), key=lambda t: (not t.sharded, -len(t.shape)), default=None)
+    return min(in_full(entry), key=lambda t: (not t.sharded, -len(t.shape)), default=None)
 
 
 def _fits(moment: Tensor | None, parameter: Tensor, pieces: bool) -> bool:

@@ -54,11 +54,14 @@ class Naming(NamedTuple):
     note: str
 
 
-def note_of(proven: int, assumed: int, unnamed: int, why: str, whose: str = "the model") -> str:
-    """Describe how names were found that the file does not have."""
+def note_of(proven: int, assumed: int, unnamed: int, why: str, whose: str = "the model", without_shape: int = 0) -> str:
+    """Describe how names were found that the file does not have; `without_shape` of those assumed have no moments."""
     notes = ["keyed by number"]
     notes += [f"{proven} named by a shape that only one parameter has"] if proven else []
-    order = f"named in the order of {whose}, assumed to be that of the groups (shapes agree)"
+    known = assumed - without_shape
+    fits = "no shapes to compare" if not known else "shapes agree"
+    fits += f" of {known}, the others have none" if known and without_shape else ""
+    order = f"named in the order of {whose}, assumed to be that of the groups ({fits})"
     notes += [f"{assumed} {order}"] if assumed else []
     notes += [f"{unnamed} of {proven + assumed + unnamed} without a name ({why}): {GIVE}"] if unnamed else []
     return "; ".join(notes)

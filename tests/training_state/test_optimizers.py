@@ -15,6 +15,7 @@ import ckptools
 from ckptools.model.checkpoint import ModuleOrder
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.training_state.moments import QUANT_STATE
 from ckptools.training_state.optimizer_names import name_parameters as name_by
 from ckptools.training_state.optimizers import Optimizer, optimizers_of
 from ckptools.training_state.parameter_names import CONFIRMED, Naming
@@ -276,3 +277,30 @@ def test_factors_that_are_of_no_one_shape_prove_nothing(tmp_path):
     optimizer = {"state": {0: factors}, "param_groups": [{"lr": 0.1, "params": [0]}]}
     torch.save({"model": model, "optimizer": optimizer}, tmp_path / "odd.pt")
     assert ckptools.open(tmp_path / "odd.pt").optimizers["optimizer"].naming.names == {}
+
+
+def of_bitsandbytes(*shapes: tuple[int, ...], packed: bool) -> dict[str, Any]:
+    """An optimizer of bitsandbytes in 8 bits; 0.48 on packs its own tensors."""
+    beside = {"qmap1": tensor(256), "absmax1": tensor(1), "gnorm_vec": tensor(100)}
+    own = [{"state1": tensor(*s, dtype="uint8"), "state2": tensor(*s, dtype="uint8"), **beside} for s in shapes]
+    entries = [{"step": 1, QUANT_STATE: slots} if packed else {"step": 1, **slots} for slots in own]
+    return {"state": dict(enumerate(entries)), "param_groups": [{"params": list(range(len(shapes)))}]}
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_moments_of_bitsandbytes_prove_names_by_their_shape(packed):
+    value = of_bitsandbytes((4, 3), (2,), packed=packed)
+    assert name_parameters(value, model(b=(2,), w=(4, 3))).names == {0: "w", 1: "b"}
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_moments_of_bitsandbytes_in_another_order_than_the_model_are_not_named_by_order(packed):
+    value = of_bitsandbytes((4, 3), (2,), (2,), packed=packed)
+    assert name_parameters(value, model(a=(2,), b=(2,), w=(4, 3))).names == {0: "w"}
+
+
+def test_names_without_any_shape_are_not_said_to_agree_in_shape():
+    value = {"state": {i: {"inside": {"moment": tensor(2)}} for i in range(2)}, "param_groups": [{"params": [0, 1]}]}
+    assert name_parameters(value, model(a=(2,), b=(3,))).note.endswith("(no shapes to compare)")
+    value["state"][1] = {"exp_avg": tensor(2)}
+    assert name_parameters(value, model(a=(2,), b=(2,))).note.endswith("(shapes agree of 1, the others have none)")
