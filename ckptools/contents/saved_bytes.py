@@ -74,13 +74,10 @@ def with_inside(entries: Iterable[Entry], original: Path) -> Iterator[tuple[Entr
 
     An extra state is an `io.BytesIO`, whose own fields are left out then, or a tensor of bytes of that name. Errors
     about what is in them name `original`.
-
-    Raises:
-        NoSpaceError: there is no room for a temporary file.
     """
     above: Entry | None = None
     for entry in entries:
-        if above is not None and entry.path[: len(above.path)] == above.path:
+        if above is not None and above.path and entry.path[: len(above.path)] == above.path:
             continue
         yield entry, False
         inside = _inside(entry, original)

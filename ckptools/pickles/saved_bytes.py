@@ -26,25 +26,23 @@ MOST = 256
 
 
 def tree_in(data: bytes, original: Path) -> Any:
-    """The tree of bytes that `torch.save` or `pickle.dumps` wrote; None for other bytes. No code in it is run.
+    """The tree of bytes that `torch.save` or `pickle.dumps` wrote; no code in it is run.
+
+    None for other bytes, and where there is no room for the temporary file.
 
     Args:
         data: the bytes.
-        original: the file that they were read from, which errors about them name.
-
-    Raises:
-        NoSpaceError: there is no room for the temporary file.
+        original: the file that they were read from, which errors about values in them name.
     """
     if data[:1] != b"\x80" and data[:2] != b"PK":
         return None
-    target = temporary_file(original, "saved-bytes")
-    with room_in(target, original, len(data)):
-        target.write_bytes(data)
     try:
-        with File(target) as file:
-            return read_archive(file)[1] if content_of(head_of(file)) in ("zip", "legacy") else _unpickled(file)
+        target = temporary_file(original, "saved-bytes")
+        with room_in(target, original, len(data)):
+            target.write_bytes(data)
+            with File(target) as file:
+                return read_archive(file)[1] if content_of(head_of(file)) in ("zip", "legacy") else _unpickled(file)
     except CkptoolsError:
-        target.unlink()
         return None
 
 
