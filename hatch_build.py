@@ -74,7 +74,8 @@ EXIT = """\
 
 def _printed(root: str | Path, *words: str, **environment: str) -> str:
     """What the program prints, on a terminal of 78 columns."""
-    env = {**os.environ, "PYTHONPATH": str(root), "COLUMNS": "78", **environment}
+    # What the build requires is on this process's path alone: pip builds in an environment of its own.
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *sys.path]), "COLUMNS": "78", **environment}
     done = subprocess.run([sys.executable, "-c", RUN, *words], env=env, capture_output=True, text=True, check=True)
     return done.stdout.lstrip("\n")
 

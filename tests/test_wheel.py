@@ -24,6 +24,9 @@ RUN = FIXTURES / "torch2.13.0-fsdp1-sharded-w4"
 LIBRARIES = ("typer", "tabulate", "numpy")
 """What `docs/install.md` installs beside the package to do without torch."""
 
+BUILD = ("hatchling", "typer", "tabulate")
+"""What `pyproject.toml` requires to build the wheel."""
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
@@ -36,18 +39,29 @@ def pip(*words: str | Path) -> None:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    pip("wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", folder, ROOT)
+    """The wheel, built as pip builds it: what that requires is on the path of the building process alone."""
+    folder, required = tmp_path_factory.mktemp("wheel"), tmp_path_factory.mktemp("required")
+    python = empty_environment(tmp_path_factory.mktemp("builder")) / "python"
+    for name in with_requirements(BUILD):
+        link(distribution(name), required)
+    command = [python, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(required)}, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
     (made,) = folder.glob("*.whl")
     return made
+
+
+def empty_environment(folder: Path) -> Path:
+    """Make an environment with nothing in it; return the folder of its programs."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    return Path(sysconfig.get_path("scripts", "venv", {"base": str(folder)}))
 
 
 @pytest.fixture(scope="module")
 def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the programs of an environment that has the wheel and three libraries, and no torch."""
     folder = tmp_path_factory.mktemp("bare")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-    scripts = Path(sysconfig.get_path("scripts", "venv", {"base": str(folder)}))
+    scripts = empty_environment(folder)
     pip("--python", scripts / "python", "install", "--no-deps", "--no-index", wheel)
     (packages,) = folder.glob("lib/*/site-packages")
     for name in with_requirements(LIBRARIES):
