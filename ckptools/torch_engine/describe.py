@@ -28,7 +28,7 @@ from ckptools.model.values import Device, Global, NumpyArray, NumpyDtype, NumpyS
 from ckptools.pickles import reader
 from ckptools.pickles.classes import sharded_tensor, tensor_classes
 from ckptools.pickles.classes.device_mesh import Mesh, claims_of, note_mesh, worlds
-from ckptools.pickles.classes.dtensor import Placement, local_runs
+from ckptools.pickles.classes.dtensor import Placement, in_turn, local_runs
 from ckptools.pickles.classes.tensors import WHY_NOT
 from ckptools.pickles.machine import without_cycles
 from ckptools.pickles.reader import Saved
@@ -214,7 +214,8 @@ class _Describer:
         mesh = _mesh_of(tensor.device_mesh)
         note_mesh(mesh, self.claims, self.meshes)
         shape, dtype = tuple(tensor.shape), _dtype_name(tensor.dtype)
-        placements = tuple(map(_placement_of, tensor.placements))
+        order = [(one.tensor_dim, one.mesh_dims) for one in getattr(tensor._spec, "shard_order", None) or ()]
+        placements = in_turn(tuple(map(_placement_of, tensor.placements)), order)
         words = tuple(map(str, placements))
         strange = [p.kind for p in placements if p.kind not in ("Shard", "_StridedShard", "Replicate")]
         if strange:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _utils, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _dtensor_spec, _utils, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import ckptools
@@ -27,6 +27,7 @@ from ckptools.pickles.classes.dtensor import DTensorLayout, Placement, _all_shar
 from ckptools.pickles.machine import Machine
 from tests.fake_world import fake_group
 from tests.pickles.forge import number, one_line, storage, tensor, text, with_pickle
+from tests.torch_engine.test_describe import assert_both_ways_agree
 from tests.truth import FIXTURES
 from tests.versions import TORCH
 
@@ -41,9 +42,9 @@ def layouts(draw, strided):
     """A shape, a mesh, and a placement for every mesh dimension."""
     shape, mesh = draw(shapes), draw(meshes)
     dims = st.integers(0, len(shape) - 1)
-    kinds = [st.just(Placement("Replicate")), st.builds(Placement, st.just("Shard"), dims)]
+    kinds = [st.just(Placement("Replicate")), dims.map(lambda dim: Placement("Shard", dim))]
     if strided:
-        kinds.append(st.builds(Placement, st.just("_StridedShard"), dims, st.integers(1, 4)))
+        kinds.append(st.tuples(dims, st.integers(1, 4)).map(lambda cut: Placement("_StridedShard", *cut)))
     return tuple(shape), tuple(mesh), tuple(draw(st.one_of(kinds)) for _ in mesh)
 
 
@@ -188,6 +189,27 @@ def test_strided_shards_scatter_rows_and_are_put_together(tmp_path):
     assert torch.equal(ck.model["w"].load(), FULL)
 
 
+def ordered_last_first(mesh):
+    """Rows that the last mesh dimension cuts first."""
+    placements, meta = (Shard(0),) * mesh.ndim, _dtensor_spec.TensorMeta(FULL.shape, FULL.stride(), FULL.dtype)
+    rows = torch.arange(len(FULL))
+    for n in reversed(range(mesh.ndim)):
+        rows = split(rows, mesh.size(n))[mesh.get_coordinate()[n]]
+    order = (_dtensor_spec.ShardOrderEntry(0, tuple(reversed(range(mesh.ndim)))),)
+    spec = _dtensor_spec.DTensorSpec(mesh, placements, meta, shard_order=order)
+    return DTensor(FULL[rows], spec, requires_grad=False)
+
+
+@pytest.mark.skipif(not hasattr(_dtensor_spec, "ShardOrderEntry"), reason=f"{TORCH} has no order of shards")
+@pytest.mark.parametrize(("mesh", "placed"), [((2, 3), (1, 0)), ((2, 2, 2), (2, 1, 0))])
+def test_a_dimension_that_mesh_dimensions_cut_in_another_order_is_put_together(tmp_path, mesh, placed):
+    path = save_ranks(tmp_path, mesh, lambda m: {"w": ordered_last_first(m), "b": torch.ones(2)})
+    ck = ckptools.open(path, all_ranks=True)
+    assert ck.whole and torch.equal(ck.model["w"].load(), FULL)
+    assert ck.model["w"].placements == tuple(f"Shard(0)[{turn}]" for turn in placed)
+    assert_both_ways_agree(path)
+
+
 @pytest.mark.parametrize("reduce_op", ["sum", "avg"])
 def test_partial_is_named_and_refused(tmp_path, reduce_op):
     path = save_ranks(
@@ -240,10 +262,10 @@ def mesh_of(sizes=(2,), coordinate=(0,), ranks=(0, 1), **more):
     return thing("DeviceMesh", **{**known, "_rank": number(0), **more})
 
 
-def made(size=(4,), placements=None, mesh=None, local=None, state=None):
+def made(size=(4,), placements=None, mesh=None, local=None, state=None, order=b"N"):
     name = b"ctorch.distributed.tensor\nDTensor\n"
     placed = b"](" + (shard() if placements is None else placements) + b"e"
-    spec = thing("DTensorSpec", mesh=mesh or mesh_of(), placements=placed)
+    spec = thing("DTensorSpec", mesh=mesh or mesh_of(), placements=placed, shard_order=order)
     held = state or b"N" + dict_of(_local_tensor=local or tensor((2,)), _spec=spec) + b"\x86"
     inner = b"(" + name + b"ctorch\nfloat32\n(" + b"".join(map(number, size)) + b"tNNNN\x89t"
     return (
@@ -321,6 +343,10 @@ ODD = {
     "a mesh without layout": {"mesh": thing("DeviceMesh")},
     "a mesh of another form": {"mesh": thing("DeviceMesh", mesh=text("2"))},
     "a coordinate outside": {"mesh": mesh_of(coordinate=(2,))},
+    "an order of shards that is a number": {"order": number(0)},
+    "an order of shards without mesh dimensions": {"order": b"]" + ints(0) + b"a"},
+    "an order of shards by no such mesh dimension": {"order": b"](" + number(0) + b"(" + number(1) + b"t\x86e"},
+    "an order of shards that has one twice": {"order": b"](" + number(0) + b"(" + number(0) * 2 + b"t\x86e"},
     "a coordinate that is a text": {"mesh": mesh_of(_coordinate_on_dim=b"]" + text("0") + b"a")},
 }  # fmt: skip
 

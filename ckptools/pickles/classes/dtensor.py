@@ -2,9 +2,9 @@
 
 The pickled state holds `_local_tensor` and `_spec`, a `DTensorSpec` of mesh, placements and tensor_meta; the global
 shape and dtype are in the call's own arguments. What lies where follows from the mesh coordinate: going through the
-mesh dimensions from left to right, `Shard(d)` keeps this coordinate's chunk of the index list of dimension d,
-`_StridedShard(d, sf)` keeps it in each of sf pieces, `Replicate` keeps all. `Partial` would have to be reduced over
-ranks, so it is named and not read.
+mesh dimensions from left to right, or in the order that newer specs say (`shard_order`), `Shard(d)` keeps this
+coordinate's chunk of the index list of dimension d, `_StridedShard(d, sf)` keeps it in each of sf pieces, `Replicate`
+keeps all. `Partial` would have to be reduced over ranks, so it is named and not read.
 
 Source: torch/distributed/tensor/_dtensor_spec.py, tensor/placement_types.py; checked on files of
 torch 2.2.2, 2.4.1, 2.6.0 and 2.13.0, and with torch's own full tensors for uneven 2-D strided shards.
@@ -12,6 +12,7 @@ torch 2.2.2, 2.4.1, 2.6.0 and 2.13.0, and with torch's own full tensors for unev
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 from ckptools.model.regions import Box, Ints, Run, chunk_runs, grid_boxes, strided_chunk_runs
 from ckptools.model.tensor import Shard, ShardList, Shards, Tensor, in_rank_order
 from ckptools.model.values import Opaque, describe_for_error
-from ckptools.pickles.classes.device_mesh import MAX_MESH, Mesh, mesh_of
+from ckptools.pickles.classes.device_mesh import MAX_MESH, MAX_MESH_DIMS, Mesh, mesh_of
 from ckptools.pickles.machine_state import MachineState
 from ckptools.pickles.objects import attributes
 
@@ -38,17 +39,19 @@ class Placement(NamedTuple):
         kind: `Shard`, `_StridedShard`, `Replicate`, or the name of one that cannot be placed.
         dim: tensor dimension, for the two kinds of shard.
         split_factor: pieces that were cut before, for `_StridedShard`.
+        turn: when it cuts its dimension, from 0, where mesh dimensions do not cut it from left to right.
     """
 
     kind: str
     dim: int = 0
     split_factor: int = 1
+    turn: int | None = None
 
     def __str__(self) -> str:
         if self.kind.startswith("Partial("):
             return self.kind
         inner = {"Shard": f"{self.dim}", "_StridedShard": f"{self.dim}, sf={self.split_factor}"}
-        return f"{self.kind}({inner.get(self.kind, '')})"
+        return f"{self.kind}({inner.get(self.kind, '')}){'' if self.turn is None else f'[{self.turn}]'}"
 
 
 def describe(m: MachineState, shape: Ints, dtype: str, state: Any) -> Tensor:
@@ -68,6 +71,7 @@ def describe(m: MachineState, shape: Ints, dtype: str, state: Any) -> Tensor:
     placements = tuple(_placement(p, len(shape)) for p in (listed if isinstance(listed, (list, tuple)) else ())[:99])
     if len(placements) != len(mesh.sizes):
         raise ValueError(f"a DTensor with {len(placements)} placements on a mesh of {len(mesh.sizes)} dimensions")
+    placements = in_turn(placements, _shard_order(spec.get("shard_order")))
     return m.placed(placed(m, shape, dtype, local, mesh, placements), local, spec["mesh"], placements)
 
 
@@ -196,7 +200,8 @@ def _all_shards(
 def local_runs(shape: Ints, sizes: Ints, coordinate: Ints, placements: tuple[Placement, ...]) -> list[list[Run]]:
     """Index list per tensor dimension that the rank at `coordinate` holds, as `(start, length)` runs."""
     runs: list[list[Run]] = [[(0, n)] for n in shape]
-    for size, c, placement in zip(sizes, coordinate, placements, strict=True):
+    cuts = zip(sizes, coordinate, placements, strict=True)
+    for size, c, placement in sorted(cuts, key=lambda cut: cut[2].turn or 0):
         d = placement.dim
         if placement.kind == "Shard":
             runs[d] = chunk_runs(runs[d], size, c)
@@ -216,6 +221,43 @@ def _placement(value: Any, ndim: int) -> Placement:
     if kind in ("Partial", "_Partial"):
         return Placement(f"Partial({_word(fields.get('reduce_op', ''))})")
     return Placement(_word(kind), dim if kind in SHARDS else 0, split if kind in SHARDS else 1)
+
+
+def in_turn(placements: tuple[Placement, ...], order: Sequence[tuple[int, Ints]]) -> tuple[Placement, ...]:
+    """Placements with their turns, by the mesh dimensions that cut each tensor dimension, first to last.
+
+    Raises:
+        ValueError: the order names others than the placements.
+    """
+    found = list(placements)
+    for dim, mesh_dims in order:
+        if sorted(mesh_dims) != [n for n, p in enumerate(placements) if p.kind in SHARDS and p.dim == dim]:
+            raise ValueError(
+                f"a DTensor whose shard order {describe_for_error((dim, mesh_dims))} is not its placements'"
+            )
+        for turn, n in enumerate(mesh_dims if mesh_dims != tuple(sorted(mesh_dims)) else ()):
+            found[n] = found[n]._replace(turn=turn)
+    return tuple(found)
+
+
+def _shard_order(value: Any) -> list[tuple[int, Ints]]:
+    """The entries of a `shard_order`; none where the file has none, as of older torch or with `_StridedShard`.
+
+    Raises:
+        ValueError: it is no such order.
+    """
+    listed = list(value[:99]) if isinstance(value, (list, tuple)) else [] if value is None else [value]
+    entries = [entry.args if isinstance(entry, Opaque) else entry for entry in listed]
+    if not all(map(_is_entry, entries)):
+        raise ValueError("a DTensor with a shard order of unknown form")
+    return entries
+
+
+def _is_entry(entry: Any) -> bool:
+    """Whether a value is a tensor dimension with mesh dimensions."""
+    if not (isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[1], tuple)):
+        return False
+    return len(entry[1]) <= MAX_MESH_DIMS and all(type(n) is int for n in (entry[0], *entry[1]))
 
 
 def _word(value: Any) -> str:
