@@ -74,6 +74,15 @@ def test_every_link_of_a_page_leads_somewhere(guide: Path) -> None:
     assert [t for t in targets if not t.startswith("https://") and not (guide.parent / t).exists()] == []
 
 
+def test_every_test_that_the_promises_name_is_there() -> None:
+    text = (DOCS / "security.md").read_text()
+    named = {Path(name) for name in re.findall(r"`((?:tests/|test_)[\w/.]+)`", text)}
+    tests = {path.relative_to(DOCS.parent) for path in (DOCS.parent / "tests").rglob("*")}
+    assert len(named) > 15
+    known = {*tests, *(Path(path.name) for path in tests)}
+    assert named - known == set()
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_a_page_that_the_readme_leads_to(command: str) -> None:
     assert f"[{command}](docs/{command}.md)" in README.read_text()
