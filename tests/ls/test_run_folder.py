@@ -284,6 +284,13 @@ def test_a_tracker_of_an_older_checkpoint_is_a_warning_in_words(folders):
     assert any(line.split()[-4:] == ["step-4", "latest", "points", "here"] for line in lines)
 
 
+def test_a_tracker_of_an_older_checkpoint_is_compared_with_the_newest_whole_one(folders):
+    (folders / "latest").write_text("step-2")
+    (folders / "step-6" / "rank1.pt").unlink()
+    (tracker,) = ckptools.checkpoints_in(folders).trackers
+    assert tracker.problem == "CK016 names step 2; the newest whole one is step 4"
+
+
 def test_checkpoints_without_a_step_are_in_the_order_of_their_times_and_called_by_their_names(tmp_path):
     for n, name in enumerate(("b.pt", "c.pt", "a.pt")):
         torch.save({"model": {"w": torch.ones(2)}}, tmp_path / name)
