@@ -193,8 +193,10 @@ def _from_replicas(checkpoint: Checkpoint, parts: Iterable[Section]) -> tuple[Fr
     return FromReplicas(tuple(sorted(ranks)), tuple(sorted(others))), [note]
 
 
-DOUBTFUL = (Code.FILE_MISSING, Code.FILE_CUT, Code.ODD_FILE_SIZE, Code.MIXED_SAVES, Code.NAME_CONTRADICTS)
-"""Warnings that the files may not be what was saved."""
+DOUBTFUL = (
+    Code.FILE_MISSING, Code.FILE_CUT, Code.ODD_FILE_SIZE, Code.MIXED_SAVES, Code.NAME_CONTRADICTS, Code.LAYOUT_INFERRED
+)  # fmt: skip
+"""Warnings that the files, or what is put together from them, may not be what was saved."""
 
 
 def _notes_on_warnings(warnings: Sequence[Problem]) -> Iterator[str]:

@@ -385,6 +385,27 @@ def test_both_spellings_of_the_class_are_read(home):
     assert Machine(data).load().kind == "dtensor"
 
 
+OLDER = "torch.distributed._tensor.api"
+
+
+@pytest.mark.parametrize(
+    ("home", "last", "told"),
+    [(OLDER, 0, True), (OLDER, 1, False), ("torch.distributed.tensor", 0, False)],
+)
+def test_the_order_in_which_an_older_torch_cut_a_dimension_twice_is_called_unsure(tmp_path, home, last, told):
+    axes = b"](" + b"".join(thing("_FlatLayout", shape=ints(2), stride=ints(n)) for n in (2, 1)) + b"e"
+    for rank in range(4):
+        layout = {"_layout": thing("_MeshLayout", axes=axes), "_rank": number(rank)}
+        mesh = mesh_of((2, 2), divmod(rank, 2), range(4), **layout)
+        cut = made((4, 2), shard() + shard(last), mesh, tensor(*(((1, 2), (2, 1)) if last == 0 else ((2, 1), (1, 1)))))
+        data = b"\x80\x02}" + text("model") + b"}" + text("w") + cut[:-1] + b"ss."
+        with_pickle(tmp_path / f"rank{rank}.pt", data.replace(b"torch.distributed.tensor", home.encode()), bytes(16))
+    ck = ckptools.open(tmp_path, all_ranks=True)
+    assert [p.severity for p in ck.problems if p.code == "CK108"] == ["warning"] * told and ck.whole
+    notes = " ".join(ckptools.consolidate(ck, tmp_path / "out.safetensors").notes)
+    assert ("FSDP2 of torch 2.3" in notes) == told
+
+
 @pytest.mark.parametrize("ranks", [(0, 1, 2), (2, 0, 1)])
 @pytest.mark.parametrize("rank", [0, 1, 2, 9])
 def test_shards_are_in_the_order_of_ranks_whether_or_not_the_mesh_is(ranks: tuple[int, ...], rank: int) -> None:

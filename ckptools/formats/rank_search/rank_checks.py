@@ -15,6 +15,7 @@ from ckptools.model.checkpoint import RankFile
 from ckptools.model.cover import cover_problem
 from ckptools.model.problems import Code, Problem
 from ckptools.model.rank_vote import Vote, same_records, vote
+from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of, leaf_at, tensors_in
 from ckptools.model.values import Absent
 from ckptools.text import few, spans
@@ -199,6 +200,34 @@ def check_lacking(merge: Merge, tree: Any, sections: Sequence[Section]) -> Itera
             text = f"rank {spans(lacking)} lacks it; the other {len(having) - len(lacking)} ranks have it"
             odd = tuple(lacking)
             yield Problem(Code.VALUE_LOST, text, lacking[0], fqn_of(path), ranks=odd, replicated=not gap)
+
+
+OLDER_DTENSOR = "torch.distributed._tensor."
+"""Module of DTensor's classes up to torch 2.4."""
+
+
+def check_cut_order(tree: Any, names: Iterable[str]) -> Iterator[Problem]:
+    """A problem of DTensors of older torch that two mesh dimensions cut along one dimension, in an order not stated.
+
+    FSDP1 over tensor parallel cut as the mesh has them. FSDP2 of torch 2.3 wrote the same placements, although the
+    last one had cut first; torch 2.4 refused to save such a model, and 2.5 writes `_StridedShard`.
+    Source: pytorch#129206, #129627, #130760; found in files of torch 2.3.1.
+    """
+    if not any(name.startswith(OLDER_DTENSOR) for name in names):
+        return
+    doubtful = [fqn_of(path) for path, tensor in tensors_in(tree) if _is_cut_twice(tensor)]
+    if doubtful:
+        text = (
+            f"two mesh dimensions cut one dimension of {few(doubtful, 3)}; rows are read in the order of the mesh, "
+            "which FSDP2 of torch 2.3 over tensor parallel did not keep (pytorch#129206)"
+        )
+        only = doubtful[0] if len(doubtful) == 1 else None
+        yield Problem(Code.LAYOUT_INFERRED, text, None, only, severity="warning")
+
+
+def _is_cut_twice(tensor: Tensor) -> bool:
+    cuts = [p for n, p in zip(tensor.mesh or (), tensor.placements or (), strict=False) if n > 1]
+    return any(cut.startswith("Shard(") and cuts.count(cut) > 1 for cut in cuts)
 
 
 def expected_bytes(files: Sequence[RankFile]) -> int | None:
