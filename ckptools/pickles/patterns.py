@@ -26,7 +26,7 @@ from ckptools.model.tree import TreeLimitError, check_tree_limits, tensors_in
 from ckptools.pickles.alike import Alike, Own
 from ckptools.pickles.archive import check_byte_order, locator
 from ckptools.pickles.classes import dtensor
-from ckptools.pickles.classes.device_mesh import Claim, Mesh, claims_of, mesh_of, note_mesh
+from ckptools.pickles.classes.device_mesh import Claim, Mesh, claims_of, mesh_of
 from ckptools.pickles.machine import gc_paused
 from ckptools.pickles.machine_state import FREE_WORK, WORK_PER_BYTE, PickleError
 from ckptools.pickles.objects import Storage
@@ -143,10 +143,7 @@ class Pattern:
         ))  # fmt: skip
         if not fits or not all(same):
             return None
-        claims, listed = set(self.machine.claims), set(self.machine.meshes)
-        for mesh in meshes.values():
-            note_mesh(mesh, claims, listed)
-        return claims_of(claims, listed)
+        return claims_of(self.machine.claims, {*self.machine.meshes, *meshes.values()})
 
     def _fits(self, kind: CutKind, mesh: Mesh) -> bool:
         """Whether a local tensor has the sizes of its rank."""

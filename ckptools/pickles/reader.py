@@ -18,7 +18,7 @@ from ckptools.model.provenance import Said
 from ckptools.model.tree import TreeLimitError
 from ckptools.pickles.alike import Alike
 from ckptools.pickles.archive import read_archive
-from ckptools.pickles.classes.device_mesh import Claim, claims_of, note_mesh
+from ckptools.pickles.classes.device_mesh import Claim, claims_of
 from ckptools.pickles.machine import Machine
 from ckptools.pickles.machine_state import PickleError
 from ckptools.pickles.repeated import RepeatedRecords
@@ -141,10 +141,7 @@ def _saved(file: File, opened: File, forms: tuple[str, ...], machine: Machine, t
 
 def claims_in(machine: Machine) -> tuple[frozenset[Claim], bool]:
     """The claims of the pickle that a machine has read; see `claims_of`."""
-    claims, meshes = set(machine.claims), set(machine.meshes)
-    for _, mesh in machine.read_meshes.values():
-        note_mesh(mesh, claims, meshes)
-    return claims_of(claims, meshes)
+    return claims_of(machine.claims, {*machine.meshes, *(mesh for _, mesh in machine.read_meshes.values())})
 
 
 def probe(path: Path) -> None:

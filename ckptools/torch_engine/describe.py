@@ -27,7 +27,7 @@ from ckptools.model.tensor import Shard, Source, Tensor, in_rank_order
 from ckptools.model.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, Size, TorchName
 from ckptools.pickles import reader
 from ckptools.pickles.classes import sharded_tensor, tensor_classes
-from ckptools.pickles.classes.device_mesh import Mesh, claims_of, note_mesh, worlds
+from ckptools.pickles.classes.device_mesh import Mesh, claims_of, worlds
 from ckptools.pickles.classes.dtensor import Placement, in_turn, local_runs
 from ckptools.pickles.classes.tensors import WHY_NOT
 from ckptools.pickles.machine import without_cycles
@@ -67,7 +67,7 @@ class _Describer:
 
     Attributes:
         claims: `(rank, world size)` as the sharded tensors say, so far.
-        meshes: device meshes that may be slices of larger ones.
+        meshes: device meshes, which may be slices of larger ones.
     """
 
     def __init__(self, path: Path) -> None:
@@ -212,7 +212,7 @@ class _Describer:
 
     def _dtensor(self, tensor: Any) -> Tensor:
         mesh = _mesh_of(tensor.device_mesh)
-        note_mesh(mesh, self.claims, self.meshes)
+        self.meshes.add(mesh)
         shape, dtype = tuple(tensor.shape), _dtype_name(tensor.dtype)
         order = [(one.tensor_dim, one.mesh_dims) for one in getattr(tensor._spec, "shard_order", None) or ()]
         placements = in_turn(tuple(map(_placement_of, tensor.placements)), order)
@@ -274,14 +274,13 @@ def _name(cls: type) -> str:
 def _mesh_of(device_mesh: Any) -> Mesh:
     found = mesh_ranks(vars(device_mesh))
     ranks = None if found is None else tuple(found.flatten().tolist())
-    coordinate, root = device_mesh.get_coordinate(), device_mesh._ckptools_names_root
+    coordinate = device_mesh.get_coordinate()
     return Mesh(
         tuple(device_mesh.shape),
         None if coordinate is None else tuple(coordinate),
         device_mesh._ckptools_rank,
         ranks,
-        *worlds(device_mesh._ckptools_world_size, ranks, root),
-        root,
+        *worlds(device_mesh._ckptools_world_size, device_mesh._ckptools_root_ranks or ranks),
     )
 
 

@@ -84,7 +84,7 @@ def _set_mesh(mesh: Any, state: State) -> None:
     mesh._dim_group_infos = [("", [], NO_GROUP)] * ndim  # torch 2.6: tag, ranks and name of each group
     mesh._ckptools_rank = rank
     mesh._ckptools_world_size = _world_size(state, ranks)
-    mesh._ckptools_names_root = "_layout" in state
+    mesh._ckptools_root_ranks = tuple(state.get("_flatten_rank_map") or ())
 
 
 def mesh_ranks(state: State) -> Any:

@@ -192,6 +192,27 @@ def test_hsdp_of_verl_is_read_with_every_replica(tmp_path):
     assert ckptools.consolidate(tmp_path, tmp_path / "w.safetensors").tensors == 1
 
 
+@pytest.mark.parametrize("world_too", [False, True])
+def test_meshes_over_some_of_the_ranks_do_not_contradict_each_other(world_too, tmp_path):
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import Shard as Sharded
+
+    full = torch.arange(28.0).reshape(7, 4)
+    for rank in range(4):
+        with fake_group(rank, 4):
+            model, meshes = {}, {f"stage{rank // 2}": DeviceMesh("cpu", [0, 1] if rank < 2 else [2, 3])}
+            for name, mesh in (meshes | ({"all": init_device_mesh("cpu", (4,))} if world_too else {})).items():
+                local = full.chunk(mesh.size())[mesh.get_local_rank()].clone()
+                model[name] = DTensor.from_local(local, mesh, [Sharded(0)], shape=full.shape, stride=full.stride())
+            torch.save({"model": model}, tmp_path / f"rank{rank}.pt")
+    ck = ckptools.open(tmp_path, all_ranks=True)
+    assert (ck.whole, ck.world_size.value, len(ck.model)) == (True, 4, 2 + world_too)
+    same_bits(ck.model["stage1"].load(), full)
+    (tmp_path / "rank3.pt").unlink()
+    assert [p.code for p in ckptools.open(tmp_path, all_ranks=True).problems][:1] == ["CK001"]
+
+
 def test_state_of_torchrec_s_fused_optimizer_equals_the_truth():
     held = ckptools.open(FIXTURES / "torchrec-w3/ckpt", all_ranks=True).raw["optimizer"]["state"]
     truth = {key: value for key, value in load_truth("torchrec-w3").items() if key.startswith("optim/")}

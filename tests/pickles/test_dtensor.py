@@ -410,7 +410,7 @@ def test_the_order_in_which_an_older_torch_cut_a_dimension_twice_is_called_unsur
 @pytest.mark.parametrize("rank", [0, 1, 2, 9])
 def test_shards_are_in_the_order_of_ranks_whether_or_not_the_mesh_is(ranks: tuple[int, ...], rank: int) -> None:
     at = (ranks.index(rank) if rank in ranks else 0,)
-    mesh = Mesh((3,), at, rank, ranks, 10, 10, True)
+    mesh = Mesh((3,), at, rank, ranks, 10, 10)
     cells = _all_shards((6, 2), (3,), ranks, (Placement("Shard", 0, 1),))
     ordered = in_rank_order(shard for _, shards in cells for shard in shards)
     own = [Piece(cells[at[0]][1][0].box, rank, None)]

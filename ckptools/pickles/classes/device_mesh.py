@@ -38,7 +38,6 @@ class Mesh(NamedTuple):
         ranks: rank of every coordinate in row-major order; None if the file does not state it.
         world_size: ranks of the world; None if the file does not state it.
         at_least: ranks that the world has at least.
-        names_root: whether a slice would name the mesh that it was cut from; older ones do not.
     """
 
     sizes: Ints
@@ -47,7 +46,6 @@ class Mesh(NamedTuple):
     ranks: Ints | None
     world_size: int | None
     at_least: int
-    names_root: bool
 
 
 def mesh_of(value: Any) -> Mesh:
@@ -67,23 +65,23 @@ def mesh_of(value: Any) -> Mesh:
         raise ValueError(f"a mesh coordinate {describe_for_error(place)} outside {describe_for_error(sizes)}")
     known = _rank_list(fields.get("_flatten_rank_map") or fields.get("_flatten_mesh_list"))
     rank = fields.get("_rank") if type(fields.get("_rank")) is int else None
-    ranks, root = _ranks(known, sizes, strides, place, rank), layout is not None
+    ranks = _ranks(known, sizes, strides, place, rank)
     if rank is None and ranks is not None and place is not None:
         rank = ranks[_flat_index(sizes, place)]
-    return Mesh(sizes, place, rank, ranks, *worlds(_world_size(fields, sizes), ranks, root), root)
+    return Mesh(sizes, place, rank, ranks, *worlds(_world_size(fields, sizes), ranks if layout is None else known))
 
 
-def worlds(outermost: int, ranks: Ints | None, names_root: bool) -> tuple[int | None, int]:
+def worlds(outermost: int, ranks: Ints | None) -> tuple[int | None, int]:
     """Ranks of the world, and ranks that it has at least.
+
+    A mesh may be made over some of the ranks, as a pipeline stage's `DeviceMesh("cuda", [2, 3])` is.
 
     Args:
         outermost: ranks of the outermost mesh that is known.
-        ranks: of the mesh itself; None if the file does not state them.
-        names_root: whether a slice would name the mesh that it was cut from. Older ones do not, and then the largest
-            rank of a slice is no world size.
+        ranks: of that mesh, or of a slice that does not name it; None if the file does not state them.
     """
     at_least = max(outermost, max(ranks or (0,)) + 1)
-    whole = names_root or ranks is None or sorted(ranks) == list(range(at_least))
+    whole = ranks is None or sorted(ranks) == list(range(at_least))
     return at_least if whole else None, at_least
 
 
@@ -91,8 +89,8 @@ def claims_of(claims: Iterable[Claim], meshes: Iterable[Mesh]) -> tuple[frozense
     """The claims of a file, and whether its world sizes are only lower bounds.
 
     Args:
-        claims: what ShardedTensors say, and meshes that name the one that they were cut from.
-        meshes: the others. Several in one file may be slices of one world: the one with the most ranks speaks for all.
+        claims: what ShardedTensors say.
+        meshes: several in one file may be parts of one world: the one with the most ranks speaks for all.
     """
     listed, sure = list(meshes), max((world for _, world in claims), default=0)
     most = max((mesh.at_least for mesh in listed), default=0)
@@ -163,13 +161,5 @@ def _flat_index(sizes: Ints, coordinate: Ints) -> int:
     return index
 
 
-OTHERS = Mesh((), None, None, None, None, 2, False)
+OTHERS = Mesh((), None, None, None, None, 2)
 """Stands for what a file says that holds pieces of a tensor and not all: that there is another rank."""
-
-
-def note_mesh(mesh: Mesh, claims: set[Claim], meshes: set[Mesh]) -> None:
-    """Note what a mesh says of the world: as a claim where it names its root, else among the meshes that may not."""
-    if mesh.names_root and mesh.world_size is not None:
-        claims.add((mesh.rank, mesh.world_size))
-    else:
-        meshes.add(mesh)
