@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 
 def main() -> None:
     """Run the command line and exit with its code."""
@@ -9,9 +11,13 @@ def main() -> None:
 
     # A short command makes many small objects and no cycles; looking for cycles so often costs it some percent.
     gc.set_threshold(1_000_000)
-    from ckptools.cli import run
+    try:
+        from ckptools.cli import run
 
-    run()
+        run()
+    except KeyboardInterrupt:  # before the command began, which says it itself
+        sys.stderr.write("interrupted; nothing was left behind\n")
+        raise SystemExit(130) from None
 
 
 if __name__ == "__main__":

@@ -10,8 +10,9 @@ import atexit
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ckptools.cli.printing import Ending
+from ckptools.cli.printing import Ending, open_closed_streams, say_output_error
 from ckptools.cli.start import COMMANDS, GROUPS, HELP, function_of, start
+from ckptools.errors import CkptoolsError
 
 if TYPE_CHECKING:
     import typer
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 def run() -> None:
     """Entry point of the `ckptools` command."""
     atexit.register(Ending.leave)  # first of all, so that it is run last
+    open_closed_streams()
     words = sys.argv[1:]
     if words[:1] == ["help"]:
         words = sys.argv[1:] = [*words[1:2], "--help"]
@@ -32,6 +34,9 @@ def run() -> None:
         if done.code is None or isinstance(done.code, int):
             Ending.code = done.code or 0
         raise
+    except OSError as error:  # of the help, which no command prints
+        say_output_error(error)
+        raise SystemExit(CkptoolsError.exit_code) from error
 
 
 def __getattr__(name: str) -> Any:

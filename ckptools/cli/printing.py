@@ -50,6 +50,21 @@ def discard_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def say_output_error(error: OSError) -> None:
+    """Say that the output of the command itself cannot be written, and write no more of it."""
+    say(f"error: {error.filename or 'standard output'}: {(error.strerror or str(error)).lower()}")
+    discard_stdout()
+
+
+def open_closed_streams() -> None:
+    """Open what the caller has closed (`>&-`) to nowhere; the next file to be opened would take its place."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            number = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(number, True)  # for the ranks that `create` starts
+            setattr(sys, name, os.fdopen(number, mode))
+
+
 def remark_private(left_out: int) -> None:
     """Say how many private values were left out, and how to see them."""
     if left_out:

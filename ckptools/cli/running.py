@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from ckptools.cli.printing import Ending, Printing, discard_stdout, remark, say, screen
+from ckptools.cli.printing import Ending, Printing, discard_stdout, remark, say, say_output_error, screen
 from ckptools.cli.shared_options import OutputOptions, call, fill
 from ckptools.errors import CkptoolsError
 from ckptools.text import clip_middle, duration, size
@@ -51,8 +51,7 @@ def one_line_errors(function: Callable[..., None]) -> Callable[..., None]:
             raise SystemExit(0) from None
         except OSError as error:
             # What a format or writer meets is a CkptoolsError by now; this is the output of the command itself.
-            say(f"error: {error.filename or 'standard output'}: {(error.strerror or str(error)).lower()}")
-            discard_stdout()
+            say_output_error(error)
             raise SystemExit(CkptoolsError.exit_code) from error
         except Exception as error:
             if isinstance(error, ModuleNotFoundError) and error.name in LIBRARIES:

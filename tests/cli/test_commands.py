@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from ckptools.__main__ import main
 from ckptools._version import __version__
 from ckptools.cli import app
 from ckptools.cli.program import program
@@ -321,6 +322,35 @@ def test_an_output_that_cannot_be_printed_is_one_line_and_code_3():
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.returncode == 3
     assert "error: standard output: no space left on device" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("words", ["--help", "verify --help"])
+def test_help_that_cannot_be_printed_is_one_line_and_code_3(words):
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m ckptools {words} > /dev/full"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (3, "error: standard output: no space left on device\n")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a shell that closes streams")
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&- <&-"])
+def test_a_stream_that_the_caller_closed_changes_no_verdict(closed, tmp_path):
+    shutil.copy(COMPOSER, tmp_path)  # one rank of four
+    for path, code in ((COMPOSER, 0), (tmp_path, 1)):
+        command = f"{sys.executable} -m ckptools inspect {path} {closed}"
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+        assert (done.returncode, "bug" in done.stderr, "Exception" in done.stderr) == (code, False, False)
+
+
+def test_an_interrupt_before_the_command_begins_is_one_line_and_code_130(monkeypatch, capsys):
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ckptools.cli.run", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert (ended.value.code, capsys.readouterr().err) == (130, "interrupted; nothing was left behind\n")
 
 
 def test_a_bug_is_code_70_and_says_how_to_report_it(monkeypatch):
