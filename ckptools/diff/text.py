@@ -37,16 +37,16 @@ NOT_LISTED: frozenset[Verdict] = frozenset({"same", "same checksum", "not compar
 
 
 def difference_text(
-    found: Difference, tensors: Sequence[TensorDifference], values: Sequence[ValueDifference], screen: Screen = PIPE
+    found: Difference, tensors: Sequence[TensorDifference], limit: int | None = None, screen: Screen = PIPE
 ) -> str:
-    """Render a difference as text with some rows of tensors and values, without those that are the same."""
+    """Render a difference as text with some rows of tensors and `limit` of values, without those that are the same."""
     mark = {True: mark_of("same"), False: mark_of("differs"), None: mark_of("warn")}[found.same]
     lines = wrapped("", verdict_line(found), screen, mark=mark)
     for letter, side in (("A  ", found.a), ("B  ", found.b)):
         lines += wrapped(letter, printable(side_line(side)), screen, label="heading")
     lines += ["", *_subjects(found, screen)]
     lines += [line for note in found.notes for line in wrapped("note  ", printable(note), screen, mark="dim")]
-    lines += [*_tensors(found, tensors, screen), *_unchanged(found, screen), *_values(found, values, screen)]
+    lines += [*_tensors(found, tensors, screen), *_unchanged(found, screen), *_values(found, limit, screen)]
     return "\n".join([*lines, "", *wrapped("", cost_line(found), screen, mark="dim")])
 
 
@@ -93,15 +93,15 @@ def _tensors(found: Difference, rows: Sequence[TensorDifference], screen: Screen
     if first and screen.width is not None:
         first = max(map(len, table(*_tensor_table(rows, measured, first, False)))) <= screen.width
     made = _tensor_table(rows, measured, first, detailed)
-    return ["", _heading("tensor", found.tensors, rows, screen), *_short(screen, lambda at: table(*made, at))]
+    return ["", _heading("tensor", found.tensors, len(rows), screen), *_short(screen, lambda at: table(*made, at))]
 
 
-def _heading(noun: str, every: Sequence[_Row], shown: Sequence[_Row], screen: Screen) -> str:
+def _heading(noun: str, every: Sequence[_Row], shown: int, screen: Screen) -> str:
     """How many rows there are, and their verdict where that is one: `45 tensors differ; 3 are shown`."""
     rows = [row for row in every if row.verdict not in NOT_LISTED]
     verdict = WORDS[rows[0].verdict] if len({row.verdict for row in rows}) == 1 else "are not the same"
     verdict = "differs" if len(rows) == 1 and verdict == "differ" else verdict
-    limited = f"; {len(shown)} shown" if len(shown) < len(rows) else ""
+    limited = f"; {shown} shown" if shown < len(rows) else ""
     return painted(f"{plural(len(rows), noun)} {verdict}{limited}", "heading", screen.color)
 
 
@@ -158,12 +158,13 @@ def _unchanged(found: Difference, screen: Screen) -> list[str]:
     return wrapped("unchanged weights: ", printable(few(same)) + "   (frozen, or not loaded?)", screen)
 
 
-def _values(found: Difference, rows: Sequence[ValueDifference], screen: Screen) -> list[str]:
-    rows = [row for row in rows if row.verdict not in NOT_LISTED]
+def _values(found: Difference, limit: int | None, screen: Screen) -> list[str]:
+    rows = _folded([row for row in found.values if row.verdict not in NOT_LISTED])[: limit or None]
     if not rows:
         return []
-    columns, cells = _value_table(_folded(rows))
-    return ["", _heading("value", found.values, rows, screen), *_short(screen, lambda at: table(columns, cells, at))]
+    columns, cells = _value_table(rows)
+    heading = _heading("value", found.values, sum(count for _, count in rows), screen)
+    return ["", heading, *_short(screen, lambda at: table(columns, cells, at))]
 
 
 def _value_table(folded: Sequence[tuple[ValueDifference, int]]) -> tuple[list[Column], list[list[str]]]:

@@ -94,7 +94,10 @@ def test_a_side_that_lost_a_rank_is_never_the_same(tmp_path):
     [
         (["{a}"], "diff compares two"),
         (["{a}", "{b}", "--hash", "{a}.json"], "leave out B"),
+        (["{a}", "--hash", "{a}.json", "--json"], "prints no answer"),
+        (["{a}", "--hash", "{a}.json", "--section", "model"], "digests of every key"),
         (["{a}", "{b}", "--sort", "zzz", "--values"], "there is no such column"),
+        (["{a}", "{b}", "--sort", "zzz"], "there is no such column"),
         (["{a}", "{b}", "--filter", "zzz"], "no key of either"),
         (["{a}", "{b}", "--atol", "-1"], "a tolerance is at least 0"),
         (["{a}", "{b}", "--json", "--jsonl"], "give one of them"),

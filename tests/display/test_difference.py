@@ -26,7 +26,7 @@ def found(request):
 
 
 def shown(found, screen=PIPE):
-    return difference_text(found, found.tensors, found.values, screen)
+    return difference_text(found, found.tensors, screen=screen)
 
 
 @pytest.mark.parametrize("width", [80, 200])
@@ -47,6 +47,13 @@ def test_of_rows_with_many_lines_each_a_few_are_shown_and_the_others_are_counted
     a, b = ({name: plain(2, n, record=name) for name in long} for n in (2, 3))
     found = compare(checkpoint(a), checkpoint(b), Wanted())
     assert "3 more; all of them when piped, as in | less" in shown(found, Screen(40, 40)).splitlines()
+
+
+def test_a_limit_is_one_of_rows_each_of_which_counts_all_its_keys():
+    a, b = ({"steps": {f"{n}.step": step for n in range(5)}, "rate": 1 / step} for step in (2, 4))
+    found = compare(checkpoint(a), checkpoint(b), Wanted())
+    shown = difference_text(found, found.tensors, limit=1)
+    assert "6 values differ; 5 shown" in shown and "steps.0.step     5  2 → 4" in shown and "\nrate" not in shown
 
 
 def test_names_from_files_are_printable(found):

@@ -54,7 +54,7 @@ def diff(
     3 unreadable, 4 refused (the file for digests is there).
     """
     if b is None or how.hash is not None:
-        _write_digests(a, b, how, form, opening)
+        _write_digests(a, b, how, selection, form, opening)
         return
     with answered_in_json(form.json, "ckptools/diff/1", "same", [a, b]):
         found = _compared(a, b, how, selection, opening)
@@ -92,19 +92,32 @@ def show(found: Difference, rows: RowOptions, form: AnswerOptions) -> None:
     every = form.json or form.jsonl
     listed_tensors = found.tensors if every else most_changed(t for t in found.tensors if t.verdict not in NOT_LISTED)
     tensors = arranged(listed_tensors, rows)
+    if not tensors:
+        arranged(found.tensors, rows)  # refuses a column that there is not
     values = Rows(v for v in found.values if every or v.verdict not in NOT_LISTED)[: rows.limit or None]
     listed = replace(found, tensors=tensors, values=values)
     answer = listed if every else found
-    show_answer(form, "diff", answer, listed.rows, lambda a, at: difference_text(a, tensors, values, at))
+    show_answer(form, "diff", answer, listed.rows, lambda a, at: difference_text(a, tensors, rows.limit, at))
 
 
 def _write_digests(
-    path: str, b: str | None, how: ComparisonOptions, form: AnswerOptions, opening: OpeningOptions
+    path: str,
+    b: str | None,
+    how: ComparisonOptions,
+    selection: SelectionOptions,
+    form: AnswerOptions,
+    opening: OpeningOptions,
 ) -> None:
     if how.hash is None:
         raise UsageError(None, "diff compares two: give B too, or --hash FILE to write digests of A")
     if b is not None:
         raise UsageError(None, "--hash FILE writes digests of A alone; leave out B, and compare FILE with it")
+    if any([*vars(form).values(), *vars(selection).values()]):
+        raise UsageError(
+            None,
+            "--hash FILE writes digests of every key, and prints no answer: it takes no --json or the "
+            "like, and no --filter, --exclude or --section",
+        )
     from ckptools.cli.progress import ProgressLine
     from ckptools.diff.digest_file import write_digest_file
 
