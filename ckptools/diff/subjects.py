@@ -87,7 +87,7 @@ def _of_tensors(rows: Sequence[TensorDifference]) -> Iterator[str]:
     floats = [row for row in measured if not holds_integers(row)]
     if measured:
         most = max(floats or measured, key=lambda row: row.change or 0.0)
-        apart = ", integers apart" if floats and len(floats) < len(measured) else ""
+        apart = ", without integers" if floats and len(floats) < len(measured) else ""
         yield f"|dW|/|W| up to {most.change:.1e} ({clip_middle(most.name, 60)}){apart}"
 
 

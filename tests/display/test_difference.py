@@ -94,7 +94,7 @@ def test_what_changed_most_comes_first_and_counters_last():
 
 def test_the_line_of_a_subject_names_no_counter_where_a_weight_changed():
     rows = [changed("seen", 9.0, "int64"), changed("b", 0.1), changed("a", 0.2), changed("nan", 0.0, detail=NOT_FINITE)]
-    assert list(_of_tensors(rows)) == ["4 tensors differ", "|dW|/|W| up to 2.0e-01 (a), integers apart"]
+    assert list(_of_tensors(rows)) == ["4 tensors differ", "|dW|/|W| up to 2.0e-01 (a), without integers"]
     assert list(_of_tensors(rows[:1])) == ["1 tensor differ", "|dW|/|W| up to 9.0e+00 (seen)"]
 
 
