@@ -99,6 +99,10 @@ def write_options(options: ConsolidateOptions, streamed: bool) -> WriteOptions:
     """The options of the writer, with the dtype's full name in place of a short one, such as `bf16`."""
     from ckptools.consolidate.writers.layout import WriteOptions
 
+    if options.dry_run and options.check and options.unchecked:
+        raise UsageError(
+            None, "--check compares the source with its checksums, and --unchecked does not: give one of them"
+        )
     name = options.dtype
     dtype = None if name is None else {short: long for long, short in SHORT.items()}.get(name, name)
     if dtype is not None and (dtype not in ITEMSIZE or not is_floating(dtype) or dtype.startswith("float4")):

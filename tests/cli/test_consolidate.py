@@ -218,3 +218,12 @@ def test_what_is_refused_is_json_too_and_leaves_nothing(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     code, stdout, stderr = run(COMPOSER, "-o", tmp_path / "m.pt", "--dry-run", "--copies", "--json")
     assert (code, stdout) == (2, "") and "--copies prints a table" in stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["--copies"], "--copies prints the copies of a plan"), (["--dry-run", "--check", "--unchecked"], "give one of")],
+)
+def test_an_option_that_could_do_nothing_is_refused_before_a_file_is_written(tmp_path, words, said):
+    code, stdout, stderr = run(COMPOSER, "-o", tmp_path / "m.pt", *words)
+    assert (code, stdout, [*tmp_path.iterdir()]) == (2, "", []) and said in stderr

@@ -183,7 +183,7 @@ show PATH KEY
 stats PATH --limit 0
 verify PATH --deep --values
 doctor PATH
-consolidate PATH -o out.safetensors --allow-missing --copies WRITE
+consolidate PATH -o out.safetensors --allow-missing WRITE
 match PATH --to PATH
 ls .
 """

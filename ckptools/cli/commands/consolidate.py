@@ -52,6 +52,8 @@ def consolidate(
     from ckptools.consolidate import text as consolidate_text
     from ckptools.consolidate.run import consolidate as run
 
+    if copies and not how.dry_run:
+        raise UsageError(None, "--copies prints the copies of a plan; it needs --dry-run")
     if copies and json:
         raise UsageError(None, "--copies prints a table, and --json has the place of each key: give one of them")
     with answered_in_json(json, "ckptools/consolidate/1", "", paths):
