@@ -56,6 +56,11 @@ class Following:
         self._said: dict[str, str] = {}
         self._may_go: set[str] = set()
 
+    @property
+    def remembers(self) -> bool:
+        """Whether the state was written after the last look."""
+        return not self._said.get("state")
+
     def look(self) -> Watched:
         """Look once, and do what follows.
 

@@ -75,7 +75,8 @@ def _on(watching: Following, form: AnswerOptions) -> bool:
 def _first(watching: Following) -> Watched:
     """Look for the first time, and say where that is remembered; a folder that is not there is a mistake."""
     found = watching.look()
-    remark(f"remembers what was verified in {watching.watcher.memory.path}")
+    if watching.remembers:
+        remark(f"remembers what was verified in {watching.watcher.memory.path}")
     return found
 
 
