@@ -32,6 +32,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from ckptools.cluster.variables import restarts
 from ckptools.cluster.waiting import Say
+from ckptools.text import plural
 from ckptools.training import backends, file_names, optimizers, random_states, strategies
 from ckptools.training.backends import Chosen
 from ckptools.training.data import Loader, Position, ShareSampler, batches, make_loader, with_noise
@@ -122,7 +123,7 @@ def prepare(options: CreateOptions, report: Say) -> Run:
     count = sum(param.numel() for param in model.parameters())
     parameters = f"{count / 1e6:.1f} M" if count >= 1e6 else f"{count / 1e3:.0f} k"
     report(
-        f"{dist.get_world_size()} processes, {hardware.backend}, {hardware.device_in_words}; "
+        f"{plural(dist.get_world_size(), 'process', 'processes')}, {hardware.backend}, {hardware.device_in_words}; "
         f"{options.size.layers}-block transformer, {parameters} parameters, "
         f"{options.strategy}, {options.optimizer} + {options.scheduler}"
     )
