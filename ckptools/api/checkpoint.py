@@ -152,7 +152,7 @@ class Checkpoint(ValueMethods, checkpoint_data.Checkpoint):
             keys: names as `records` has them, beginnings of names (`rng`), kinds of sections, or globs.
             values: a slice of each tensor whose elements are read, such as `0:4,:8`; only their bytes are.
             private: show also values whose names begin with `_`.
-            all_ranks: read every rank's file, also of more than 32 for what all ranks should share.
+            all_ranks: read every rank's file, also of more than 64 for what all ranks should share.
 
         Raises:
             UsageError: nothing is at a key, or it is no slice of its tensor.

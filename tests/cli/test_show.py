@@ -21,6 +21,7 @@ from ckptools.cli import app
 from ckptools.contents.show import UnequalValues
 from ckptools.contents.tree import as_data
 from ckptools.files.opening import OpenFiles
+from ckptools.formats.options import MAX_RANKS
 from ckptools.formats.rank_search.rank_checks import compare_ranks
 from ckptools.formats.shared.merge import Merge
 from ckptools.keys.entries import entries_of
@@ -322,3 +323,9 @@ def test_a_tensor_of_many_ranks_is_shown_with_the_shards_of_all(large_world):
     (name,) = [n for n, t in list(ckptools.open(path).model.items())[:1]]
     (row,) = ckptools.open(path).show(name).rows
     assert {shard.status for shard in row.shards} == {"here"} and len({shard.rank for shard in row.shards}) == 3
+
+
+def test_its_help_says_up_to_how_many_ranks_all_are_read():
+    stdout = " ".join(CliRunner().invoke(app, ["show", "--help"], env={"COLUMNS": "200"}).stdout.split())
+    assert f"also of more than {MAX_RANKS} for what all ranks should share" in stdout
+    assert f"also of more than {MAX_RANKS} for what all ranks" in str(ckptools.Checkpoint.show.__doc__)

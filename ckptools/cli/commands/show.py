@@ -23,7 +23,7 @@ class ShowOptions:
     values: str | None = option(
         None, "Print the elements of a slice, such as '0:4,:8'; only their bytes are read.", metavar="SLICE"
     )
-    all_ranks: bool = option(False, "Read every rank, also of more than 32 for what all ranks should share.")
+    all_ranks: bool = option(False, "Read every rank, also of more than 64 for what all ranks should share.")
     limit: int | None = option(None, "Show this many rows of a table; 0 for all. [default: what fits a terminal]")
 
 
