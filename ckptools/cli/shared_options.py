@@ -97,6 +97,14 @@ class OpeningOptions:
     salvage: bool = option(False, "Read a .pt that is cut short up to the cut; what is behind it is a gap.")
     jobs: int | None = option(None, "Threads, and processes that open many rank files.", flag="--jobs -j")
 
+
+@dataclass(frozen=True)
+class RunOptions(OpeningOptions):
+    """Options of opening each checkpoint of a run; those that go with one checkpoint are refused, and in no help."""
+
+    ranks: str | None = option(None, "The names of one checkpoint's rank files.", hidden=True)
+    only_this_file: bool = option(False, "One file of one checkpoint.", hidden=True)
+
     def of_run(self, command: str) -> dict[str, Any]:
         """How each checkpoint of a run is opened; options that go with one checkpoint alone are refused."""
         for word, given in (("--ranks", self.ranks is not None), ("--only-this-file", self.only_this_file)):
@@ -182,6 +190,15 @@ class AnswerOptions(TableOptions):
     """The form in which an answer of rows is printed."""
 
     jsonl: bool = option(False, "Print one JSON object per row, each on its line.")
+
+
+@dataclass(frozen=True)
+class EventOptions(AnswerOptions):
+    """The form in which the events of a watch are printed."""
+
+    json: bool = option(False, "With --once: print one JSON object for other programs.")
+    table_format: str | None = option(None, "A table cannot grow with each event.", hidden=True)
+    jsonl: bool = option(False, "Print one JSON object per event, each on its line.")
 
 
 Color = Literal["auto", "always", "never"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ckptools.cli.answers import answered_in_json, arranged, show_answer
 from ckptools.cli.printing import remark, say
-from ckptools.cli.shared_options import AnswerOptions, OpeningOptions, RowOptions
+from ckptools.cli.shared_options import AnswerOptions, RowOptions, RunOptions
 
 if TYPE_CHECKING:
     from ckptools.cli.arguments import DeepOfNewest, RunFolderPath
@@ -20,7 +20,7 @@ def ls(
     *,
     rows: RowOptions,
     form: AnswerOptions,
-    opening: OpeningOptions,
+    opening: RunOptions,
 ) -> None:
     """List a run's checkpoints, and the newest that is whole.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ckptools.cli.answers import answered_in_json, show_answer
 from ckptools.cli.printing import remark, say
-from ckptools.cli.shared_options import AnswerOptions, OpeningOptions
+from ckptools.cli.shared_options import EventOptions, RunOptions
 from ckptools.errors import UsageError
 from ckptools.text import encodable
 from ckptools.watch.options import WatchOptions
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ckptools.watch.record import Watched, WatchEvent
 
 
-def watch(folder: RunFolderPath, how: WatchOptions, *, form: AnswerOptions, opening: OpeningOptions) -> None:
+def watch(folder: RunFolderPath, how: WatchOptions, *, form: EventOptions, opening: RunOptions) -> None:
     """Verify each new checkpoint of a run, and report problems.
 
     A line for each event. What was verified is remembered by size, time and digest, and not read again before it
@@ -43,7 +43,7 @@ def watch(folder: RunFolderPath, how: WatchOptions, *, form: AnswerOptions, open
         raise SystemExit(1)
 
 
-def _once(watching: Following, form: AnswerOptions) -> bool:
+def _once(watching: Following, form: EventOptions) -> bool:
     """Look once, and once more if something was written just before; return whether there is a problem."""
     from dataclasses import replace
 
@@ -59,7 +59,7 @@ def _once(watching: Following, form: AnswerOptions) -> bool:
     return not found.ok
 
 
-def _on(watching: Following, form: AnswerOptions) -> bool:
+def _on(watching: Following, form: EventOptions) -> bool:
     """Print events until an interrupt, or until the reader of the output is gone; return whether one was a problem."""
     wrong = False
     with suppress(KeyboardInterrupt):
