@@ -35,6 +35,7 @@ from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.pickles import reader
+from ckptools.text import plural
 from ckptools.training_state.parameter_names import AS_SAVED
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
@@ -54,6 +55,9 @@ WORLD = re.compile(r"model\d+-mp(\d{1,4})")
 
 NEMO = ".nemo"
 """What NeMo calls its tars; others are not looked into for parts."""
+
+CONFIG = "model_config.yaml"
+"""Its member that states how many ranks there are."""
 
 MAX_READ = 64
 """Most files whose structure is read."""
@@ -78,21 +82,19 @@ def read(path: Path, options: Options) -> Checkpoint:
         ReadError: none of them can be read.
     """
     builder = CheckpointBuilder(NAME, path)
-    if path.is_file():
-        parts, files, found = _read_nemo(builder)
-    else:
-        parts, files, found = _read(builder, options)
-    joined = _joined(builder, parts, found, options) if options.rules else None
+    parts = _read_nemo(builder) if path.is_file() else _read(builder, options)
+    joined = _joined(builder, parts, options) if options.rules else None
     if joined is None:
-        builder.problems.insert(0, Problem(Code.ONE_OF_SEVERAL, not_joined(parts)))
-    tree = {name: one.tree for name, one in found.items()} if joined is None else joined
+        builder.problems.insert(0, Problem(Code.ONE_OF_SEVERAL, not_joined(parts.named)))
+    tree = {name: one.tree for name, one in parts.found.items()} if joined is None else joined
+    count = f"a .nemo of {plural(len(parts.found), 'rank')}" if path.is_file() else plural(len(parts.files), "file")
     return builder.checkpoint(
         name=path.absolute().name,
-        saved_as=f"{_described(builder, files, parts)} of the model{'' if joined is None else ', joined by --rules'}",
+        saved_as=f"{count}, each a part of the model{'' if joined is None else ', joined by --rules'}",
         tree=tree,
-        files=files,
-        world_size=Fact(len(parts.files), ("files found",)),
-        step=find_step(path, find_sections(next(iter(found.values())).tree)),
+        files=parts.files,
+        world_size=Fact(parts.world or len(parts.named.files), (parts.stated_by or "files found",)),
+        step=find_step(path, find_sections(next(iter(parts.found.values())).tree)),
         module_order=AS_SAVED,
         bytes_expected=None,
     )
@@ -109,8 +111,25 @@ class _Part(NamedTuple):
     tree: Any
 
 
-def _read(builder: CheckpointBuilder, options: Options) -> tuple[PartFiles, list[RankFile], dict[str, _Part]]:
-    """The parts, the list of files, and the readable ones by name, or by folder where all have one name."""
+class _Parts(NamedTuple):
+    """The parts of a model.
+
+    Attributes:
+        named: all of them, by their names.
+        files: what was looked for on the disk.
+        found: the readable ones by name, or by folder where all have one name.
+        world: how many ranks there are, where anything states it.
+        stated_by: what states it; "" where nothing does.
+    """
+
+    named: PartFiles
+    files: list[RankFile]
+    found: dict[str, _Part]
+    world: int | None
+    stated_by: str
+
+
+def _read(builder: CheckpointBuilder, options: Options) -> _Parts:
     from ckptools.formats.hugging_face.model import read_weights
 
     parts = _parts(builder.path)
@@ -131,25 +150,20 @@ def _read(builder: CheckpointBuilder, options: Options) -> tuple[PartFiles, list
             files.append(file_now(path, None, "", fault.status))
     if not found:
         raise error or ReadError(builder.path, "holds nothing that can be read")
-    return parts, files, found
+    stated = WORLD.search(parts.files[0].name)
+    return _Parts(parts, files, found, int(stated[1]) if stated else None, "file names" if stated else "")
 
 
-def _read_nemo(builder: CheckpointBuilder) -> tuple[PartFiles, list[RankFile], dict[str, _Part]]:
-    """The same of a `.nemo`, which is one file."""
-    saved = reader.read_ranks(builder.path)
+def _read_nemo(builder: CheckpointBuilder) -> _Parts:
+    """The parts in a `.nemo`, which is one file."""
+    saved, world = reader.read_ranks(builder.path)
     first = next(iter(saved.values()))
+    builder.add_read(1, first.bytes_read)
     for one in saved.values():
         builder.add_read(0, 0, one.names)
-    builder.add_read(1, first.bytes_read)
     parts = PartFiles(tuple(builder.path / name for name in saved), NUMBER.sub("*", next(iter(saved))))
     found = {_name(path, parts): _Part(path, one.tree) for path, one in zip(parts.files, saved.values(), strict=True)}
-    return parts, [was_read(first)], found
-
-
-def _described(builder: CheckpointBuilder, files: list[RankFile], parts: PartFiles) -> str:
-    if builder.path.is_file():
-        return f"a .nemo of {len(parts.files)} ranks, each a part"
-    return f"{len(files)} files, each a part"
+    return _Parts(parts, [was_read(first)], found, world, "" if world is None else CONFIG)
 
 
 def _name(path: Path, parts: PartFiles) -> str:
@@ -163,24 +177,25 @@ ALL_RANKS = (
 )
 
 
-def _joined(
-    builder: CheckpointBuilder, parts: PartFiles, found: Mapping[str, _Part], options: Options
-) -> dict[str, Any] | None:
+def _joined(builder: CheckpointBuilder, parts: _Parts, options: Options) -> dict[str, Any] | None:
     """The model, joined by the given rules; None where the files are not those of ranks with flat state dicts."""
-    ranks, of_rank = ranks_of(parts), dict[int, dict[str, Any]]()
+    ranks, of_rank = ranks_of(parts.named), dict[int, dict[str, Any]]()
     if ranks is None:
         return None
-    for one in found.values():
+    for one in parts.found.values():
         names = _state_dict(one.tree)
         if names is None or not of_rank.setdefault(ranks[one.path], {}).keys().isdisjoint(names):
             return None
         of_rank[ranks[one.path]] |= names
-    stated = WORLD.search(parts.files[0].name)
-    world = int(stated[1]) if stated else 1 + max(ranks.values())
+    least = 1 + max(ranks.values())
+    world = max(parts.world or least, least)
     lost = [rank for rank in range(min(world, MAX_READ)) if rank not in ranks.values()]
     builder.problems += (Problem(Code.FILE_MISSING, "no file of this rank", rank) for rank in lost)
-    if not stated:
+    if parts.world is None:
         builder.problems.append(Problem(Code.ONE_OF_SEVERAL, ALL_RANKS, severity="warning"))
+    elif parts.world < least:
+        text = f"says that there are {parts.world} ranks, and rank {least - 1} is here"
+        builder.problems.append(Problem(Code.WORLD_SIZES_DISAGREE, text))
     rules = read_rules(options.rules)
     names = dict.fromkeys(name for own in of_rank.values() for name in own)
     return {name: _weight(builder, name, of_rank, rules, world) for name in names}

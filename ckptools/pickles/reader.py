@@ -103,7 +103,7 @@ def read(path: Path, repeated: RepeatedRecords | None = None, salvage: bool = Fa
 
 
 def holds_ranks(path: Path) -> bool:
-    """Whether a file is a `.nemo` with the weights of several ranks, by the names in it.
+    """Whether a file is a `.nemo` with weights of model-parallel ranks, by the names in it.
 
     Raises:
         ReadError: it cannot be read.
@@ -111,13 +111,16 @@ def holds_ranks(path: Path) -> bool:
     with File(path) as file, decompressed(file) as (opened, forms):
         if forms[-1:] != ("tar",):
             return False
-        from ckptools.pickles.tar_checkpoint import ranks_in
+        from ckptools.pickles import tar_checkpoint
 
-        return bool(ranks_in(opened))
+        return tar_checkpoint.holds_ranks(opened)
 
 
-def read_ranks(path: Path) -> dict[str, Saved]:
+def read_ranks(path: Path) -> tuple[dict[str, Saved], int | None]:
     """Read the weights of each model-parallel rank in a `.nemo`, by the name of the member.
+
+    Returns:
+        These, and the number of ranks; None where the file does not state it.
 
     Raises:
         ReadError: it is cut or damaged.
@@ -125,8 +128,8 @@ def read_ranks(path: Path) -> dict[str, Saved]:
     from ckptools.pickles import tar_checkpoint
 
     with File(path) as file, decompressed(file) as (opened, forms):
-        ranks = tar_checkpoint.read_ranks(opened)
-        return {name: _saved(file, opened, forms, machine, tree) for name, (machine, tree) in ranks.items()}
+        ranks, stated = tar_checkpoint.read_ranks(opened)
+        return {name: _saved(file, opened, forms, machine, tree) for name, (machine, tree) in ranks.items()}, stated
 
 
 def _saved(file: File, opened: File, forms: tuple[str, ...], machine: Machine, tree: Any) -> Saved:

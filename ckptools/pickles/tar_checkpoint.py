@@ -6,13 +6,14 @@ rank. Source: composer/utils/checkpoint.py of Composer 0.7 to 0.28 (`tarball.add
 itself is a member called `/`).
 
 NeMo's `.nemo` is a tar, compressed or not, of `model_config.yaml`, `model_weights.ckpt`, and others (a tokenizer's),
-which are not read. Under model parallelism the weights of each rank lie in a folder of their own, `mp_rank_00`,
-`tp_rank_00_pp_rank_001`. Sources: nemo/core/connectors/save_restore_connector.py,
+which are not read. Under model parallelism, and only then, the weights of each rank lie in a folder of their own,
+`mp_rank_00`, `tp_rank_00_pp_rank_001`. Sources: nemo/core/connectors/save_restore_connector.py,
 nemo/utils/model_utils.py (`inject_model_parallel_rank`).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +27,9 @@ from ckptools.pickles.machine import Machine
 
 STATES = "composer_states.pt"
 NEMO_CONFIG, NEMO_WEIGHTS = "model_config.yaml", "model_weights.ckpt"
+RANK = re.compile(r"[a-z]+_rank_\d+[^/]*/[^/]+")
+PARALLEL = re.compile(rb"^(tensor|pipeline)_model_parallel_size: (\d{1,5})\r?$", re.MULTILINE)
+MAX_CONFIG = 1 << 20
 DEEPSPEED = "deepspeed"
 TORCH_0_1 = frozenset({"sys_info", "pickle", "tensors", "storages"})
 """Members of a file of torch 0.1, which ckptools does not read. Source: torch/serialization.py (`legacy_load`)."""
@@ -40,23 +44,40 @@ def read_tar(file: File) -> tuple[Machine, Any]:
     return _read_member(file, *_checkpoint_of(file, members(file)))
 
 
-def read_ranks(file: File) -> dict[str, tuple[Machine, Any]]:
-    """Read the weights of each model-parallel rank in a `.nemo`: the machine and the tree, by the name of the member.
+def read_ranks(file: File) -> tuple[dict[str, tuple[Machine, Any]], int | None]:
+    """Read the weights of each model-parallel rank in a `.nemo`, and the number of ranks that its configuration states.
+
+    Returns:
+        The machine and the tree by the name of the member; None where the configuration does not state the number.
 
     Raises:
         ReadError: one of them cannot be read.
     """
-    return {name: _read_member(file, name, part) for name, part in ranks_in(file).items()}
+    found = members(file)
+    ranks = {name: _read_member(file, name, part) for name, part in _of_ranks(found).items()}
+    return ranks, _stated_ranks(found)
 
 
-def ranks_in(file: File) -> dict[str, Window]:
-    """The weights of several model-parallel ranks in a `.nemo`; none in any other tar.
+def holds_ranks(file: File) -> bool:
+    """Whether a tar is a `.nemo` with weights of model-parallel ranks.
 
     Raises:
         ReadError: the tar is cut or damaged.
     """
-    weights = _weights(members(file))
-    return weights if len(weights) > 1 and all(name.count("/") == 1 for name in weights) else {}
+    return bool(_of_ranks(members(file)))
+
+
+def _of_ranks(found: Mapping[str, Window]) -> dict[str, Window]:
+    """The weights that lie in folders of ranks; none where the configuration says that there is one rank."""
+    weights = _weights(found)
+    alone = len(weights) == 1 and _stated_ranks(found) == 1
+    return {} if alone or not all(RANK.fullmatch(name) for name in weights) else weights
+
+
+def _stated_ranks(found: Mapping[str, Window]) -> int | None:
+    config = found[NEMO_CONFIG]
+    sizes = dict(PARALLEL.findall(config.read(0, min(config.size, MAX_CONFIG))))
+    return int(sizes[b"tensor"]) * int(sizes.get(b"pipeline", 1)) if b"tensor" in sizes else None
 
 
 def _weights(found: Mapping[str, Window]) -> dict[str, Window]:

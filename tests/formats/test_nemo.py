@@ -16,22 +16,25 @@ from ckptools.errors import NotWholeError, ReadError
 WEIGHTS = {"encoder.weight": torch.arange(12.0).reshape(3, 4), "decoder.bias": torch.ones(3, dtype=torch.bfloat16)}
 
 
-def nemo(path: Path, mode: str, *weights: str, config: str = "model_config.yaml") -> Path:
+def nemo(path: Path, mode: str, *weights: str, config: str = "model_config.yaml", says: bytes = b"target: x\n") -> Path:
     """A `.nemo` as `_make_nemo_file_from_folder` packs it: names begin with `./`."""
     buffer = io.BytesIO()
     torch.save(WEIGHTS, buffer)
     with tarfile.open(path, mode) as tar:
-        for name, data in ((config, b"target: x\n"), *((w, buffer.getvalue()) for w in weights), ("vocab.txt", b"a\n")):
+        for name, data in ((config, says), *((w, buffer.getvalue()) for w in weights), ("vocab.txt", b"a\n")):
             member = tarfile.TarInfo(f"./{name}")
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
     return path
 
 
+ONE_RANK = b"target: x\ntensor_model_parallel_size: 1\npipeline_model_parallel_size: 1\n"
+
+
 @pytest.mark.parametrize("weights", ["model_weights.ckpt", "mp_rank_00/model_weights.ckpt"])
 @pytest.mark.parametrize("mode", ["w:", "w:gz"])
 def test_the_weights_of_one_rank_are_read_without_unpacking(tmp_path, mode, weights):
-    path = nemo(tmp_path / "asr.nemo", mode, weights)
+    path = nemo(tmp_path / "asr.nemo", mode, weights, says=ONE_RANK)
     for opened in (path, tmp_path):
         assert ckptools.open(opened).whole
     ckptools.consolidate(path, tmp_path / "out.safetensors")
@@ -60,6 +63,23 @@ def test_several_ranks_are_joined_by_rules_without_unpacking(tmp_path, mode):
     model = ckptools.open(tmp_path / "out.safetensors").model
     assert torch.equal(model["encoder.weight"].load(), torch.cat([WEIGHTS["encoder.weight"]] * 2, 1))
     assert torch.equal(model["decoder.bias"].load(), WEIGHTS["decoder.bias"])
+
+
+@pytest.mark.parametrize("says", [b"target: x\n", ONE_RANK.replace(b"1", b"2"), b"  tensor_model_parallel_size: 1\n"])
+def test_a_lone_rank_is_a_part_unless_the_configuration_says_that_there_is_one(tmp_path, says):
+    opened = ckptools.open(nemo(tmp_path / "gpt.nemo", "w:", RANKS[0], says=says))
+    assert not opened.whole
+    assert "of which this one is here" in str(opened.problems[0])
+
+
+@pytest.mark.parametrize(("stated", "codes"), [(1, ["CK103"]), (2, []), (3, ["CK001"])])
+def test_the_configuration_says_how_many_ranks_are_joined(tmp_path, stated, codes):
+    path, rules = tmp_path / "gpt.nemo", tmp_path / "rules.json"
+    nemo(path, "w:", *RANKS, says=b"tensor_model_parallel_size: %d\n" % stated)
+    rules.write_text(json.dumps({"*": "replicated"}))
+    opened = ckptools.open(path, rules=rules)
+    assert [problem.code for problem in opened.problems] == codes
+    assert opened.whole is not bool(codes)
 
 
 def test_a_rank_that_is_lost_from_the_middle_is_missed(tmp_path):
