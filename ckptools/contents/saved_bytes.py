@@ -16,7 +16,7 @@ from ckptools.errors import CkptoolsError
 from ckptools.keys.entries import Entry
 from ckptools.keys.rank_leaves import is_plain, is_run, leaves_of
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import fqn_of
+from ckptools.model.tree import KeyPath, fqn_of
 from ckptools.model.values import Opaque, scalar
 from ckptools.text import clip, plural
 
@@ -68,6 +68,9 @@ def _brief(name: str, value: Any) -> str:
 MAX_INSIDE = 1000
 """At most this many values of one extra state have rows of their own."""
 
+MAX_TOTAL = 64 << 20
+"""Bytes of extra states that are looked into at once."""
+
 
 def with_inside(entries: Iterable[Entry], original: Path) -> Iterator[tuple[Entry, bool]]:
     """The entries, behind each extra state the values in it, and whether an entry is such a value.
@@ -75,20 +78,20 @@ def with_inside(entries: Iterable[Entry], original: Path) -> Iterator[tuple[Entr
     An extra state is an `io.BytesIO`, whose own fields are left out then, or a tensor of bytes of that name. Errors
     about what is in them name `original`.
     """
-    above: Entry | None = None
+    above: KeyPath = ()
+    left = MAX_TOTAL
     for entry in entries:
-        if above is not None and above.path and entry.path[: len(above.path)] == above.path:
+        if above and entry.path[: len(above)] == above:
             continue
         yield entry, False
-        inside = _inside(entry, original)
-        above = entry if inside else None
+        data = _saved_in(entry) if left > 0 else None
+        left -= len(data or b"")
+        inside = [] if data is None else _inside(entry, data, original)
+        above = entry.path if inside else ()
         yield from ((found, True) for found in inside)
 
 
-def _inside(entry: Entry, original: Path) -> list[Entry]:
-    data = _saved_in(entry)
-    if data is None:
-        return []
+def _inside(entry: Entry, data: bytes, original: Path) -> list[Entry]:
     from ckptools.pickles.saved_bytes import tree_in
 
     found = islice(leaves_of(tree_in(data, original)), MAX_INSIDE)
