@@ -194,7 +194,8 @@ def _from_replicas(checkpoint: Checkpoint, parts: Iterable[Section]) -> tuple[Fr
 
 
 DOUBTFUL = (
-    Code.FILE_MISSING, Code.FILE_CUT, Code.ODD_FILE_SIZE, Code.MIXED_SAVES, Code.NAME_CONTRADICTS, Code.LAYOUT_INFERRED
+    Code.FILE_MISSING, Code.FILE_CUT, Code.ODD_FILE_SIZE, Code.MIXED_SAVES, Code.METADATA_CONTRADICTS,
+    Code.NAME_CONTRADICTS, Code.NEVER_WRITTEN, Code.LAYOUT_DISAGREES, Code.COPIES_DIFFER, Code.LAYOUT_INFERRED,
 )  # fmt: skip
 """Warnings that the files, or what is put together from them, may not be what was saved."""
 

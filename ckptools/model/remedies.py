@@ -72,6 +72,8 @@ def remedy_of(kind: Code, group: Sequence[Problem]) -> str:
     remedy = (WITHOUT_MAJORITY if values and not ranks else REMEDIES).get(kind, "")
     if any(p.differing and p.differing.plain for p in group):
         remedy = remedy.removesuffix(WHICH_COPY)
+    if kind is Code.NEVER_WRITTEN and all(p.severity == "warning" for p in group):  # zeros are written as they are
+        remedy = AGAIN
     if kind is Code.FILE_MISSING and len(ranks) * 2 > max(ranks, default=0) + 1 > 2:  # most of them are not here
         files = f"the other {plural(len(ranks), 'rank file')}"
         remedy = remedy.replace("the others", "what is here")

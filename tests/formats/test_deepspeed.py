@@ -140,9 +140,11 @@ def test_buffers_and_frozen_parameters_are_untouched(folder):
     assert ck.model["frozen.weight"].dtype == truth["lowp/frozen.weight"][0]
 
 
-def test_a_buffer_that_differs_between_ranks_is_told_and_rank_0s_is_taken():
+def test_a_buffer_that_differs_between_ranks_is_told_and_rank_0s_is_taken(tmp_path):
     ck = ckptools.open(FIXTURES / "deepspeed-z3-bf16" / "ckpt", all_ranks=True)
     assert [(p.code, p.severity, p.tensor) for p in ck.problems] == [("CK105", "warning", "model.stats.running_mean")]
+    notes = ckptools.consolidate(ck, tmp_path / "m.safetensors").notes
+    assert any("warning of the source: CK105 ranks 1..3, model.stats.running_mean: " in note for note in notes)
 
 
 def test_a_buffer_that_one_rank_saved_as_a_part_of_more_is_not_said_to_differ(tmp_path):

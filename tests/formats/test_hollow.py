@@ -21,6 +21,7 @@ from ckptools.errors import NotWholeError
 from ckptools.files.holes import Holes
 from ckptools.formats.shared import hollow
 from ckptools.formats.shared.hollow import crc_of_zeros
+from ckptools.model.causes import causes_of
 from ckptools.model.tensor import Tensor
 from tests.sparse_files import sparse
 
@@ -102,6 +103,10 @@ def test_without_a_checksum_less_than_half_is_a_warning(tmp_path: Path) -> None:
     save_file({"a": torch.randn(ELEMENTS), "b": torch.randn(2 * ELEMENTS)}, tmp_path / "m.safetensors")
     path = punched(tmp_path / "m.safetensors", *place_of(tmp_path / "m.safetensors", "a"))
     assert told(path) == [("CK017", "warning")]
+    notes = ckptools.consolidate(path, tmp_path / "out.safetensors").notes
+    assert any(note.startswith("warning of the source: CK017 hollow-m.safetensors: ") for note in notes)
+    (cause,) = causes_of(ckptools.open(path).problems)
+    assert cause.remedy == "copy the file again from where it was saved"
 
 
 def test_a_file_that_was_never_filled_is_an_error(tmp_path: Path) -> None:
