@@ -73,6 +73,13 @@ def test_what_no_option_talks_away_is_not_proposed_to_be_consolidated(tmp_path):
     assert proposed(tmp_path).startswith("verify ")
 
 
+def test_a_warning_keeps_nothing_from_being_proposed_to_be_consolidated(tmp_path):
+    shutil.copytree(FIXTURES / "torch2.13.0-fsdp2-dcp-w3" / "ckpt", tmp_path / "dcp")
+    shutil.copy(tmp_path / "dcp" / "__0_0.distcp", tmp_path / "dcp" / "__7_0.distcp")
+    assert [p.code for p in ckptools.open(tmp_path / "dcp").problems] == ["CK009"]
+    assert proposed(tmp_path / "dcp").startswith("consolidate ")
+
+
 @pytest.mark.parametrize(
     ("tree", "command"),
     [
