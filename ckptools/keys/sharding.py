@@ -36,7 +36,7 @@ class ShardingRow(NamedTuple):
 
 
 def sharding_rows(ck: Checkpoint) -> tuple[ShardingRow, ...]:
-    """Describe how the model's tensors are sharded: a row for each way, that of the most tensors first.
+    """Describe how the model's tensors are sharded: a row for each way, sharded ones first, then by number of tensors.
 
     If nothing in it is sharded, rows for what is sharded elsewhere (an optimizer's partitions) follow; if there is no
     model, all tensors are counted.

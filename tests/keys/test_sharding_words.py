@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ckptools.keys.sharding import placement
+from ckptools.keys.sharding import placement, sharding_rows
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Tensor
+from tests.display.made import checkpoint
 
 HALVES = (Box((0, 0), (2, 4)), Box((2, 0), (2, 4)))
 COLUMNS = (Box((0, 0), (4, 2)), Box((0, 2), (4, 2)))
@@ -45,3 +46,9 @@ def tensor(kind, boxes, **more):
 )
 def test_a_placement_is_in_words(made, words):
     assert placement(made) == words
+
+
+def test_what_is_sharded_comes_first_however_much_is_whole():
+    whole = {name: tensor("plain", HALVES[:1]) for name in "abc"}
+    rows = sharding_rows(checkpoint({"model": {**whole, "w": tensor("tensor_parallel", HALVES)}}))
+    assert [(row.how, row.tensors) for row in rows] == [("dim 0 over 2 ranks", 1), ("whole", 3)]
