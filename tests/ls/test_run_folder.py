@@ -291,6 +291,15 @@ def test_a_tracker_of_an_older_checkpoint_is_compared_with_the_newest_whole_one(
     assert tracker.problem == "CK016 names step 2; the newest whole one is step 4"
 
 
+def test_a_tracker_below_is_compared_with_those_beside_it_though_the_newest_whole_one_is_elsewhere(folders):
+    (folders / "below").mkdir()
+    for step in (2, 4):
+        (folders / f"step-{step}").rename(folders / "below" / f"step-{step}")
+    (folders / "below" / "latest").write_text("step-2")
+    (tracker,) = ckptools.checkpoints_in(folders).trackers
+    assert tracker.problem == "CK016 names step 2; the newest whole one is step 4"
+
+
 def test_checkpoints_without_a_step_are_in_the_order_of_their_times_and_called_by_their_names(tmp_path):
     for n, name in enumerate(("b.pt", "c.pt", "a.pt")):
         torch.save({"model": {"w": torch.ones(2)}}, tmp_path / name)
