@@ -175,7 +175,8 @@ def test_a_missing_file_is_called_as_the_pattern_says(tmp_path, what, missing):
 
 
 @pytest.mark.parametrize(
-    ("numbers", "ranks"), [((1, 2, 3, 4), [0, 1, 2, 3]), ((2, 3, 4), [1, 2, 3]), ((0, 2, 3), [0, 2, 3])]
+    ("numbers", "ranks"),
+    [((1, 2, 3, 4), [0, 1, 2, 3]), ((2, 3, 4), [1, 2, 3]), ((0, 2, 3), [0, 2, 3]), ((1, 2, 3), [1, 2, 3])],
 )
 def test_numbers_up_to_the_world_size_begin_at_one_whichever_is_missing(numbers, ranks, tmp_path):
     for number in numbers:
