@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +14,9 @@ import ckptools
 TORCH = f"torch {torch.__version__}"
 
 
-def torch_with(name: str) -> None:
-    """Skip where torch has no dtype or option of that name; the reason is one that `tests/conftest.py` lists."""
-    if not hasattr(torch, name):
+def torch_with(name: str, inside: Any = torch) -> None:
+    """Skip where torch, or a class of it, has nothing of that name; the reason is one that `tests/conftest.py` lists."""
+    if not hasattr(inside, name):
         pytest.skip(f"{TORCH} has no {name}")
 
 

@@ -222,6 +222,7 @@ def _rounds_to(copy: Any, weight: Any, dtype: str) -> bool:
     """Whether fp32 elements round to those of a weight, or equal fp32 ones; NaN is NaN whatever its bits."""
     import numpy as np
 
+    copy, weight = np.atleast_1d(copy), np.atleast_1d(weight)  # numpy 1 shifts no unsigned scalar
     values = copy.view("<f4")
     if dtype == "float16":
         with np.errstate(over="ignore"):

@@ -308,7 +308,7 @@ def test_state_without_a_sure_name_leaves_open_whether_it_is_in_step(tmp_path):
     model = {"a": torch.ones(3), "b": torch.ones(3)}
     state = {n: {"step": torch.tensor(5.0), "exp_avg": torch.ones(3), "exp_avg_sq": torch.ones(3)} for n in (0, 1)}
     optim = {"state": state, "param_groups": [{"lr": 0.1, "params": [0, 1]}]}
-    dcp.save({"model": model, "optim": optim}, checkpoint_id=tmp_path / "step-5", no_dist=True)
+    dcp.save({"model": model, "optim": optim}, checkpoint_id=tmp_path / "step-5")
     found = ckptools.doctor(tmp_path / "step-5")
     (row,) = [row for row in found.rows if row.question == "optimizer and scheduler in step?"]
     assert (row.ok, row.answer) == (None, "not known") and "CK210" in row.evidence and found.ok
@@ -316,7 +316,7 @@ def test_state_without_a_sure_name_leaves_open_whether_it_is_in_step(tmp_path):
 
 def test_links_are_followed_in_the_whole_run_where_that_is_asked_for(tmp_path):
     for name in ("run", "far"):
-        dcp.save({"model": {"w": torch.ones(2)}}, checkpoint_id=tmp_path / name / f"step-{len(name)}", no_dist=True)
+        dcp.save({"model": {"w": torch.ones(2)}}, checkpoint_id=tmp_path / name / f"step-{len(name)}")
     (tmp_path / "run" / "step-9").symlink_to(tmp_path / "far" / "step-3")
     found = ckptools.doctor(tmp_path / "run" / "step-3", follow_symlinks=True)
     (row,) = [row for row in found.rows if row.question == "newest whole here?"]

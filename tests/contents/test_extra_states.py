@@ -39,7 +39,7 @@ def _tensor(state: object) -> torch.Tensor:
 def _saved(extra: object, folder: Path, form: str) -> Path:
     state = {"model": {"linear.weight": torch.ones(2, 2), "linear._extra_state": extra}}
     if form == "dcp":
-        dcp.save(state, checkpoint_id=folder / "step", no_dist=True)
+        dcp.save(state, checkpoint_id=folder / "step")
         return folder / "step"
     torch.save(state, folder / "a.pt")
     return folder / "a.pt"

@@ -42,7 +42,7 @@ def test_a_folder_whose_keys_are_all_texts_is_the_same_as_what_it_was_made_of(tm
     from torch.distributed.checkpoint import save
 
     tree = {"model": {"w": torch.ones(2)}, "seen": {key: {"n": torch.arange(3)} for key in keys}}
-    save(tree, checkpoint_id=tmp_path / "b", no_dist=True)
+    save(tree, checkpoint_id=tmp_path / "b")
     assert ckptools.diff(saved(tmp_path / "a.pt", tree), tmp_path / "b", every_byte=True).same is True
     assert ckptools.diff(tmp_path / "b", tmp_path / "a.pt", every_byte=True).same is True
 

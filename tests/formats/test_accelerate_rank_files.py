@@ -10,11 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import ckptools
 from ckptools.errors import NotWholeError
 from tests.training.forked import run_ranks
+from tests.versions import torch_with
 
 OPTIMIZER = "optimizer_0_rank{}.bin"
 
@@ -25,7 +27,7 @@ def save_as_a_rank(out: Path) -> None:
     rank = dist.get_rank()
     torch.manual_seed(5)
     model = nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 3, bias=False))
-    fully_shard(model)
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     model(torch.randn(4, 7)).square().mean().backward()
     optimizer.step()
@@ -41,6 +43,7 @@ def save_as_a_rank(out: Path) -> None:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory) -> Path:
+    torch_with("record_event", torch.cpu.Stream)  # which FSDP2 needs on a CPU
     out = tmp_path_factory.mktemp("rank_files") / "checkpoint"
     out.mkdir()
     run_ranks(2, save_as_a_rank, out)

@@ -341,7 +341,7 @@ def test_meta_pt_belongs_to_the_state():
 @pytest.mark.parametrize("keys", [("model", "optimizer_0", "optimizer_1"), ("model", "optimizer")])
 def test_meta_pt_is_missed_where_the_parts_are_called_as_lightning_calls_them(tmp_path, keys):
     state = {key: {"w": torch.ones(2)} for key in keys}
-    dcp.save(state, checkpoint_id=tmp_path / "ckpt", no_dist=True)
+    dcp.save(state, checkpoint_id=tmp_path / "ckpt")
     found = [(p.code, p.severity) for p in ckptools.open(tmp_path / "ckpt").problems if "meta.pt" in p.message]
     assert found == ([("CK001", "warning")] if "optimizer_0" in keys else [])
 
@@ -832,7 +832,7 @@ def test_an_item_that_is_not_like_the_others_is_opened_itself(tmp_path: Path, da
 @pytest.mark.parametrize("names", [["w"], [0]], ids=["by name", "by number"])
 def test_an_optimizer_without_state_yet_is_one_though_dcp_saves_no_empty_dict(tmp_path, names):
     optim = {"state": {}, "param_groups": [{"lr": 0.1, "params": names}]}
-    dcp.save({"model": {"w": torch.ones(2)}, "optim": optim}, checkpoint_id=tmp_path / "sgd", no_dist=True)
+    dcp.save({"model": {"w": torch.ones(2)}, "optim": optim}, checkpoint_id=tmp_path / "sgd")
     with ckptools.open(tmp_path / "sgd") as ck:
         assert (len(ck.optimizers["optim"].param_groups), ck.raw["optim"]) == (1, optim)
         ck.consolidate(tmp_path / "all.pt", only="all")

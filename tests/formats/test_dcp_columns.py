@@ -60,7 +60,7 @@ def test_chunks_are_placed_by_column_as_one_by_one(rows, items, in_order, size):
 def saved(folder: Path) -> Path:
     """A DCP of one process, with many tensors of few sizes."""
     state = {f"w{n}": torch.full((64, 4), float(n)) for n in range(8)}
-    dcp.save({"model": state, "half": torch.arange(8.0)}, checkpoint_id=folder, no_dist=True)
+    dcp.save({"model": state, "half": torch.arange(8.0)}, checkpoint_id=folder)
     return folder
 
 
@@ -115,7 +115,7 @@ def test_items_that_are_alike_are_not_looked_at_one_by_one(tmp_path: Path) -> No
 def test_items_with_damaged_bytes_are_located_by_column_as_one_by_one(tmp_path_factory, damage, cut):
     folder = tmp_path_factory.mktemp("d")
     state = {f"w{n}": torch.arange(64.0) * n if n % 7 else torch.ones(3 + n % 2, 5) for n in range(30)}
-    dcp.save(state | {"step": 5}, checkpoint_id=folder, no_dist=True)
+    dcp.save(state | {"step": 5}, checkpoint_id=folder)
     path = next(folder.glob("*.distcp"))
     data = bytearray(path.read_bytes())
     for place, value in damage:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 import ckptools
 from ckptools.errors import NotWholeError
 from tests.truth import FIXTURES
+from tests.versions import torch_with
 
 FLATTENED = FIXTURES / "torchao-flattened"
 LLAMA, OTHERS = FLATTENED / "ckpt", FLATTENED / "others"
@@ -55,6 +56,7 @@ def test_a_tied_weight_is_described_and_need_not_be_here():
 
 @pytest.mark.parametrize("part", ["qdata", "scale", "per_tensor_scale"])
 def test_a_tensor_that_lacks_a_part_is_not_whole(tmp_path, part):
+    torch_with("float8_e8m0fnu")
     lacking = f"nvfp4_tiled._weight_{part}"
     ck = saved(tmp_path, OTHERS / "model.safetensors", without=[lacking])
     assert not ck.verdict.whole

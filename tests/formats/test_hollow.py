@@ -57,7 +57,7 @@ def told(path: Path) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("name", "codes"), [("w3", ["CK017"]), ("w4", [])], ids=["ones", "zeros"])
 def test_of_alike_items_those_are_hollow_that_were_not_zeros(tmp_path: Path, name: str, codes: list[str]) -> None:
     state = {f"w{n}": torch.full((ELEMENTS,), float(n in (1, 3))) for n in range(5)}
-    dcp.save({"model": state}, checkpoint_id=tmp_path / "d", no_dist=True)
+    dcp.save({"model": state}, checkpoint_id=tmp_path / "d")
     span = ckptools.open(tmp_path / "d", all_ranks=True).model[name].shards[0].source.record_span
     data = next((tmp_path / "d").glob("*.distcp"))
     punched(data, *span).rename(data)

@@ -101,7 +101,7 @@ def test_keys_at_the_root_that_may_be_weights_split_off_no_optimizer(more):
 
 def test_a_dcp_with_all_keys_at_the_root_is_shown_and_renamed_by_its_parts(tmp_path):
     state = {name: torch.ones(2) if isinstance(value, Tensor) else value for name, value in {**MODEL, **FLAT}.items()}
-    dcp.save(state, checkpoint_id=tmp_path / "flat", no_dist=True)
+    dcp.save(state, checkpoint_id=tmp_path / "flat")
     with ckptools.open(tmp_path / "flat") as ck:
         assert [(o.section, o.parameters, len(o.groups)) for o in inspect_report(ck).optimizers] == [
             ("optimizer", 2, 1)
