@@ -15,7 +15,7 @@ TORCH = f"torch {torch.__version__}"
 
 
 def torch_with(name: str, inside: Any = torch) -> None:
-    """Skip where torch, or a class of it, has nothing of that name; the reason is one that `tests/conftest.py` lists."""
+    """Skip where torch, or a class of it, has no such name; the reason is one that `tests/conftest.py` lists."""
     if not hasattr(inside, name):
         pytest.skip(f"{TORCH} has no {name}")
 
