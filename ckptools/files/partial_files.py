@@ -7,6 +7,7 @@ temporary is removed. A killed process may leave it behind, but never under the 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -170,14 +171,14 @@ class PartialFiles:
             self._close()
             _remove(first)
             for path, partial in self._folders.items():
-                _sync_folder(partial)
+                sync_folder(partial)
                 self._replace_folder(partial, path)
             for partial, path in self._pairs:
                 partial.replace(path)
             above = {path.parent for path in (*self._folders, *(p for _, p in self._pairs))}
             self._pairs = []
             for folder in above:
-                _sync_folder(folder)
+                sync_folder(folder)
             _remove(last)
             if self._kept is not None:
                 shutil.rmtree(self._kept, ignore_errors=True)
@@ -230,7 +231,7 @@ def _remove(paths: Iterable[Path]) -> None:
     for path in removed:
         path.unlink(missing_ok=True)
     for folder in {path.parent for path in removed}:
-        _sync_folder(folder)
+        sync_folder(folder)
 
 
 def _put_back(aside: Path, path: Path) -> None:
@@ -248,9 +249,17 @@ def _hidden(path: Path, why: str) -> Path:
     return path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.{why}")
 
 
-def _sync_folder(folder: Path) -> None:
+NO_SYNC = (errno.EINVAL, errno.EBADF, errno.ENOTSUP)
+"""What `fsync` of a folder answers where the file system, as some of a network, knows no such thing."""
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk, as far as its file system lets us."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in NO_SYNC:
+            raise
     finally:
         os.close(descriptor)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptools.errors import OutputExistsError, UsageError, WriteError
+from ckptools.files.partial_files import sync_folder
 
 if TYPE_CHECKING:
     from ckptools.training.damage_kinds import Broken
@@ -207,7 +208,9 @@ def _kind(name: str) -> str:
 
 def _flush(path: Path) -> None:
     """Wait until the disk has it, so that a name never outlives a crash that its bytes did not."""
-    if os.name == "nt" and path.is_dir():
+    if path.is_dir():
+        if os.name != "nt":
+            sync_folder(path)
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from ckptools.errors import OutputExistsError
-from ckptools.files.partial_files import write_text
+from ckptools.files.partial_files import sync_folder, write_text
 
 
 def test_a_link_that_leads_nowhere_is_replaced_only_by_force(tmp_path: Path) -> None:
@@ -18,3 +19,13 @@ def test_a_link_that_leads_nowhere_is_replaced_only_by_force(tmp_path: Path) -> 
     assert link.is_symlink() and not (tmp_path / "nowhere").exists()
     write_text(link, "new", force=True)
     assert link.read_text() == "new" and not link.is_symlink()
+
+
+def test_a_file_system_that_cannot_sync_a_folder_is_no_reason_to_fail() -> None:
+    proc = os.open("/proc", os.O_RDONLY)
+    try:
+        with pytest.raises(OSError, match="Invalid argument"):
+            os.fsync(proc)
+    finally:
+        os.close(proc)
+    sync_folder(Path("/proc"))
