@@ -1,7 +1,7 @@
 """Patch torch in `offline()`: how three classes take their pickled state.
 
 - `ShardedTensor` compares the rank and the world size that saved it with the current process group's.
-- `DeviceMesh` has had several states: up to 2.8 or so `mesh` (an int tensor of ranks) and `mesh_dim_names`, then
+- `DeviceMesh` has had several states: up to 2.9 `mesh` (an int tensor of ranks) and `mesh_dim_names`, then
   `_layout` over a `_rank_map`; one form is not read by the other's code. It also carries names of process groups,
   which do not exist in another process, or are those of other groups. And a slice of a larger mesh finds its own
   ranks by asking for the current one.
@@ -9,7 +9,7 @@
   holds placements that became C++ objects.
 
 Source: torch/distributed/_shard/sharded_tensor/api.py, device_mesh.py, tensor/_dtensor_spec.py; checked with torch
-2.13.0 on files of torch 1.13.1 to 2.13.0.
+2.13.0 on files of torch 1.13.1 to 2.13.0, and with torch 2.11.0 on files of 2.9.1 and 2.11.0.
 """
 
 from __future__ import annotations
@@ -101,13 +101,21 @@ def mesh_ranks(state: State) -> Any:
         return state["mesh"] if listed is None else torch.tensor(listed).reshape(state["mesh"].shape)
     if layout is None or "_flatten_rank_map" not in state:
         return None
-    if not hasattr(layout, "axes") and hasattr(layout, "stride"):  # an earlier form: shape and stride directly
-        layout = type(layout).from_sizes_strides(tuple(layout.shape), tuple(layout.stride))
+    if not hasattr(layout, "axes") and hasattr(type(layout), "from_sizes_strides"):
+        layout = _with_axes(layout)
     slices = layout.remap_to_tensor(torch.tensor(state["_flatten_rank_map"]))  # every slice that looks like this one
     if len(slices) == 1:
         return slices[0]
     found = (slices == state.get("_rank", -1)).nonzero()
     return slices[int(found[0, 0])] if len(found) else None
+
+
+def _with_axes(layout: Any) -> Any:
+    """A `_MeshLayout` of torch before 2.13, which has one shape and stride of all dimensions, in the form of 2.13."""
+    from torch.distributed._mesh_layout import _FlatLayout
+
+    shape, stride = (value if isinstance(value, tuple) else (value,) for value in (layout.shape, layout.stride))
+    return type(layout)(tuple(map(_FlatLayout, shape, stride)))
 
 
 def _standalone(cls: type, state: State, ranks: Any, rank: int | None) -> State:

@@ -175,6 +175,21 @@ def test_a_flattened_mesh_is_put_together(tmp_path):
     assert torch.equal(ckptools.open(path, all_ranks=True).model["w"].load(), FULL)
 
 
+@pytest.mark.parametrize(
+    ("mesh", "cut", "holding"),
+    [
+        ((2, 2, 2), lambda m: m["a", "c"]._flatten("ac"), {0, 1, 4, 5}),
+        ((2, 1, 2), lambda m: m["b", "c"]._flatten("bc"), {0, 1}),
+        ((2, 1, 2), lambda m: m["a", "b"]._flatten("ab"), {0, 2}),
+    ],
+    ids=["the first and the last", "one of one rank", "of one rank, the last"],
+)
+def test_dimensions_of_a_larger_mesh_that_were_flattened_are_put_together(tmp_path, mesh, cut, holding):
+    path = save_ranks(tmp_path, mesh, lambda m: {"w": distributed(cut(m), [Shard(0)]), "b": torch.ones(2)})
+    assert {s.rank for s in reader.read(path).tree["model"]["w"].shards} == holding
+    assert torch.equal(ckptools.open(path, all_ranks=True).model["w"].load(), FULL)
+
+
 def test_strided_shards_scatter_rows_and_are_put_together(tmp_path):
     placements = [_StridedShard(0, split_factor=3), Shard(0)]
     described = (Placement("_StridedShard", 0, 3), Placement("Shard", 0))
@@ -340,6 +355,8 @@ ODD = {
     },
     "a mesh of 2^40 ranks": {"mesh": mesh_of((1 << 20, 1 << 20), (0, 0)), "placements": shard() * 2},
     "a mesh of a million dimensions": {"mesh": mesh_of((1,) * 1000, (0,) * 1000), "placements": shard()},
+    "a mesh layout of texts": {"mesh": mesh_of(_layout=thing("_MeshLayout", shape=text("2"), stride=text("1")))},
+    "a mesh layout of a shape alone": {"mesh": mesh_of(_layout=thing("_MeshLayout", shape=ints(2)))},
     "a mesh without layout": {"mesh": thing("DeviceMesh")},
     "a mesh of another form": {"mesh": thing("DeviceMesh", mesh=text("2"))},
     "a coordinate outside": {"mesh": mesh_of(coordinate=(2,))},
@@ -404,6 +421,27 @@ def test_the_order_in_which_an_older_torch_cut_a_dimension_twice_is_called_unsur
     assert [p.severity for p in ck.problems if p.code == "CK108"] == ["warning"] * told and ck.whole
     notes = " ".join(ckptools.consolidate(ck, tmp_path / "out.safetensors").notes)
     assert ("FSDP2 of torch 2.3" in notes) == told
+
+
+def tuples(*parts):
+    return b"(" + b"".join(parts) + b"t"
+
+
+@pytest.mark.parametrize(
+    ("shape", "stride", "root", "ranks"),
+    [
+        (number(4), number(1), 4, (0, 1, 2, 3)),
+        (tuples(number(4)), tuples(number(2)), 8, (0, 2, 4, 6)),
+        (tuples(tuples(number(2), number(2))), tuples(tuples(number(4), number(1))), 8, (0, 1, 4, 5)),
+    ],
+    ids=["flattened", "one dimension", "flattened from the first and the last of three"],
+)
+def test_a_mesh_layout_of_shape_and_stride_is_read(tmp_path, shape, stride, root, ranks):
+    layout = thing("_MeshLayout", shape=shape, stride=stride)
+    mesh = mesh_of(_layout=layout, _flatten_rank_map=ints(*range(root)))
+    data = made((8,), mesh=mesh, local=tensor((2,)))
+    found = reader.read(with_pickle(tmp_path / "d.pt", data, bytes(16))).tree
+    assert [(s.box.offsets[0], s.rank) for s in found.shards] == list(zip((0, 2, 4, 6), ranks, strict=True))
 
 
 @pytest.mark.parametrize("ranks", [(0, 1, 2), (2, 0, 1)])

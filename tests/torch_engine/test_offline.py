@@ -238,15 +238,26 @@ def test_what_needs_the_other_ranks_is_refused_in_words():
         d.full_tensor()
 
 
-def test_a_mesh_layout_of_shape_and_stride_is_read():
+@pytest.mark.parametrize(
+    ("shape", "stride", "place", "ranks"),
+    [
+        ((2, 2), (2, 1), (1, 0), [[0, 1], [2, 3]]),
+        (4, 1, (2,), [0, 1, 2, 3]),
+        (((2, 2),), ((4, 1),), (0,), [2, 3, 6, 7]),
+    ],
+    ids=["two dimensions", "flattened", "flattened from the first and the last of three"],
+)
+def test_a_mesh_layout_of_shape_and_stride_is_read(shape, stride, place, ranks):
     layouts = pytest.importorskip("torch.distributed._mesh_layout", reason=f"{TORCH} has no _mesh_layout")
     layout = layouts._MeshLayout.__new__(layouts._MeshLayout)
-    layout.__dict__.update(shape=(2, 2), stride=(2, 1))
-    state = {"_device_type": "cpu", "_layout": layout, "_flatten_rank_map": (0, 1, 2, 3), "_rank": 2}
+    layout.__dict__.update(shape=shape, stride=stride)
+    root = tuple(range(8 if 7 in ranks else 4))
+    state = {"_device_type": "cpu", "_layout": layout, "_flatten_rank_map": root, "_rank": 2}
     mesh = DeviceMesh.__new__(DeviceMesh)
+    names = tuple("ab"[: len(place)])
     with offline():
-        mesh.__setstate__({**state, "_mesh_dim_names": ("a", "b"), "_coordinate_on_dim": [1, 0]})
-    assert (mesh.mesh.tolist(), mesh.get_coordinate(), mesh._ckptools_world_size) == ([[0, 1], [2, 3]], (1, 0), 4)
+        mesh.__setstate__({**state, "_mesh_dim_names": names, "_coordinate_on_dim": place})
+    assert (mesh.mesh.tolist(), mesh.get_coordinate(), mesh._ckptools_world_size) == (ranks, place, 4)
 
 
 # -- files ---------------------------------------------------------------------------------------------------

@@ -1,10 +1,13 @@
 """The DeviceMesh of a DTensor: which rank has which place, and what it says of the world.
 
-DeviceMesh has two forms: up to 2.8 at least `mesh` (an int tensor of ranks), `_flatten_mesh_list` (the same numbers
-as plain ints) and `_coordinate_on_dim`; in 2.13 `_layout` (one `_FlatLayout(shape, stride)` per dimension),
-`_flatten_rank_map` (of the root mesh), `_rank` and `_coordinate_on_dim`. So no tensor has to be read for it.
+DeviceMesh has three forms: up to 2.9 `mesh` (an int tensor of ranks), `_flatten_mesh_list` (the same numbers as plain
+ints) and `_coordinate_on_dim`; then `_layout`, `_flatten_rank_map` (of the root mesh), `_rank` and
+`_coordinate_on_dim`. So no tensor has to be read for it. A `_layout` is in 2.13 one `_FlatLayout(shape, stride)` per
+dimension, and before that a `shape` and a `stride` of all: numbers where a mesh was flattened, tuples in tuples where
+it was flattened from dimensions that do not follow each other.
 
-Source: torch/distributed/device_mesh.py, _mesh_layout.py; checked on files of torch 2.2.2, 2.4.1, 2.6.0 and 2.13.0.
+Source: torch/distributed/device_mesh.py, _mesh_layout.py; checked on files of torch 2.2.2, 2.3.1, 2.4.1, 2.6.0, 2.9.1,
+2.11.0 and 2.13.0.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
-from ckptools.model.regions import Ints, contiguous_strides
+from ckptools.model.regions import Box, Ints, contiguous_strides
 from ckptools.model.tensor import Tensor
 from ckptools.model.values import Opaque, describe_for_error
 from ckptools.pickles.objects import attributes
@@ -56,7 +59,8 @@ def mesh_of(value: Any) -> Mesh:
     """
     fields = attributes(value)
     layout = fields.get("_layout")
-    sizes, strides = _layout(layout) if layout is not None else (_mesh_shape(fields), None)
+    axes = None if layout is None else _axes(layout)
+    sizes = _mesh_shape(fields) if axes is None else tuple(prod(n for n, _ in axis) for axis in axes)
     if len(sizes) > MAX_MESH_DIMS or prod(sizes) > MAX_MESH:
         raise ValueError(f"a device mesh of {describe_for_error(sizes)} ranks")
     coordinate = fields.get("_coordinate_on_dim")
@@ -65,7 +69,7 @@ def mesh_of(value: Any) -> Mesh:
         raise ValueError(f"a mesh coordinate {describe_for_error(place)} outside {describe_for_error(sizes)}")
     known = _rank_list(fields.get("_flatten_rank_map") or fields.get("_flatten_mesh_list"))
     rank = fields.get("_rank") if type(fields.get("_rank")) is int else None
-    ranks = _ranks(known, sizes, strides, place, rank)
+    ranks = _ranks(known, sizes, axes, place, rank)
     if rank is None and ranks is not None and place is not None:
         rank = ranks[_flat_index(sizes, place)]
     return Mesh(sizes, place, rank, ranks, *worlds(_world_size(fields, sizes), ranks if layout is None else known))
@@ -99,34 +103,69 @@ def claims_of(claims: Iterable[Claim], meshes: Iterable[Mesh]) -> tuple[frozense
     return frozenset(claims) | {(mesh.rank, world) for mesh in listed}, world > max(known, sure)
 
 
-def _ranks(known: Ints | None, sizes: Ints, strides: Ints | None, place: Ints | None, rank: int | None) -> Ints | None:
-    """Rank of every coordinate. With strides the list is the root mesh's, and ours the slice that holds `rank`."""
+Axis = list[tuple[int, int]]
+"""Sizes and strides of what a mesh dimension is made of, outermost first: none for one rank, several where it was
+flattened from dimensions that do not follow each other."""
+
+
+def _ranks(
+    known: Ints | None, sizes: Ints, axes: list[Axis] | None, place: Ints | None, rank: int | None
+) -> Ints | None:
+    """Rank of every coordinate. With axes the list is the root mesh's, and ours the slice that holds `rank`."""
     if known is None:
         return None
-    if strides is None:
+    if axes is None:
         return known if len(known) == prod(sizes) else None
     if rank not in known or place is None:
         return None
-    base = known.index(rank) - sum(c * s for c, s in zip(place, strides, strict=True))
-    if strides == contiguous_strides(sizes):
+    inner = tuple(n for axis in axes for n, _ in axis)
+    strides = tuple(s for axis in axes for _, s in axis)
+    steps = zip(axes, place, strict=True)
+    cell = [c for axis, at in steps for c in Box.whole(tuple(n for n, _ in axis)).index_of(at)]
+    base = known.index(rank) - sum(c * s for c, s in zip(cell, strides, strict=True))
+    if strides == contiguous_strides(inner):
         return known[base : base + prod(sizes)] if 0 <= base <= len(known) - prod(sizes) else None
-    at = [base + sum(c * s for c, s in zip(cell, strides, strict=True)) for cell in product(*map(range, sizes))]
+    at = [base + sum(c * s for c, s in zip(cell, strides, strict=True)) for cell in product(*map(range, inner))]
     return tuple(known[i] for i in at) if all(0 <= i < len(known) for i in at) else None
 
 
-def _layout(value: Any) -> tuple[Ints, Ints | None]:
-    """Sizes and strides of a `_MeshLayout`, one axis per mesh dimension; strides None when an axis is nested."""
+def _axes(value: Any) -> list[Axis]:
+    """The mesh dimensions of a `_MeshLayout`.
+
+    Raises:
+        ValueError: it is of no form that torch has written.
+    """
     fields = attributes(value)
-    axes = [attributes(axis) for axis in (fields.get("axes") or ())[: MAX_MESH_DIMS + 1]]
-    if not axes and "shape" in fields:  # an earlier form: shape and stride directly
-        axes = [{"shape": (n,), "stride": (s,)} for n, s in zip(fields["shape"], fields["stride"], strict=True)]
-    shapes = [_rank_list(axis.get("shape")) for axis in axes]
-    strides = [_rank_list(axis.get("stride")) for axis in axes]
-    if not axes or any(s is None or len(s) > MAX_MESH_DIMS for s in shapes):
+    listed = [attributes(axis) for axis in (fields.get("axes") or ())[: MAX_MESH_DIMS + 1]]
+    pairs = [(axis.get("shape"), axis.get("stride")) for axis in listed]
+    if not pairs:
+        shape, stride = (_in_tuple(fields.get(name)) for name in ("shape", "stride"))
+        pairs = list(zip(shape, stride, strict=False)) if len(shape) == len(stride) else []
+    axes = [(_numbers(shape), _numbers(stride)) for shape, stride in pairs]
+    if not axes or any(len(shape) != len(stride) for shape, stride in axes):
         raise ValueError("a device mesh of unknown layout")
-    sizes = tuple(prod(s or ()) for s in shapes)
-    flat = all(s is not None and len(s) == 1 for s in strides)
-    return sizes, tuple((s or (0,))[0] for s in strides) if flat else None
+    return [list(zip(shape, stride, strict=True)) for shape, stride in axes]
+
+
+def _in_tuple(value: Any) -> tuple[Any, ...]:
+    return tuple(value[: MAX_MESH_DIMS + 1]) if isinstance(value, (list, tuple)) else (value,)
+
+
+def _numbers(value: Any) -> Ints:
+    """The numbers of a mesh dimension, which may be in tuples of tuples.
+
+    Raises:
+        ValueError: it holds something else, or too many.
+    """
+    found = _in_tuple(value)
+    for _ in range(MAX_MESH_DIMS):
+        if len(found) > MAX_MESH_DIMS or all(type(n) is int and 0 <= n <= MAX_MESH for n in found):
+            break
+        found = tuple(n for part in found for n in _in_tuple(part))
+    numbers = _rank_list(found)
+    if numbers is None or len(numbers) > MAX_MESH_DIMS:
+        raise ValueError("a device mesh of unknown layout")
+    return numbers
 
 
 def _mesh_shape(fields: dict[str, Any]) -> Ints:
