@@ -15,6 +15,8 @@ NARROWEST = 8
 """A column is never made narrower than this; a screen that is narrower still wraps."""
 NARROW_TEXT = 24
 """Texts are made so narrow before any name is cut."""
+NARROWEST_BESIDE_NAME = 11
+"""Texts and long names are made so narrow before a name of `NARROW_TEXT` characters or fewer is broken."""
 NARROWEST_TEXT = 20
 BELOW = "    "
 """A sentence has at least so many characters behind its label; else it goes on below it, after these blanks."""
@@ -134,7 +136,9 @@ def _widths(columns: Sequence[Column], cells: Sequence[Sequence[str]], width: in
     excess = sum(widths) + GAP * (len(widths) - 1) - width
     texts = [n for n, column in enumerate(columns) if column.role in ("text", "verdict")]
     names = [n for n, column in enumerate(columns) if column.role == "name"]
-    for soft, least in ((texts, NARROW_TEXT), ([*texts, *names], NARROWEST)):
+    long = [n for n in names if widths[n] > NARROW_TEXT]
+    passes = ((texts, NARROW_TEXT), ([*texts, *long], NARROWEST_BESIDE_NAME), ([*texts, *names], NARROWEST))
+    for soft, least in passes:
         while excess > 0 and soft:
             widest = max(soft, key=lambda n: widths[n])
             if widths[widest] <= least:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
+from ckptools.display.tables import Screen
 from ckptools.ls.record import CheckpointRow, LeftOverRow, RunFolder, TrackerRow
 from ckptools.ls.text import all_cells, change_line, cost_line, run_folder_html, run_folder_text
 from ckptools.model.records import Rows
@@ -52,6 +54,14 @@ def test_a_row_has_every_mark_that_it_deserves():
         "",
     ]
     assert [row[4] == "-" for row in cells] == [False, True, True, True, True]
+
+
+def test_at_80_columns_a_note_is_broken_before_the_name_of_a_file():
+    names = ("ep0-ba6-rank0.pt", "ep0-ba3-rank0.pt")
+    pair = (replace(ROWS[0], bytes=2202009, being_written=False), replace(ROWS[1], bytes=2936012, step_agrees=True))
+    rows = Rows(replace(row, name=name, saved=SAVED) for row, name in zip(pair, names, strict=True))
+    lines = run_folder_text(run(rows=rows, checkpoints=2), Screen(80, 40)).splitlines()
+    assert all(name in "\n".join(lines[2:6]) for name in names) and max(map(len, lines)) <= 80
 
 
 def test_below_the_table_are_problems_trackers_and_what_is_left_over():
