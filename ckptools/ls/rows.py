@@ -163,7 +163,7 @@ def times_that_contradict(rows: Sequence[CheckpointRow]) -> str:
             first = max(later, key=lambda o: o.step or 0)
             return (
                 f"steps and file times disagree: step {row.step} was written before step {first.step}; "
-                "steps are believed, but it may be of an earlier attempt"
+                f"the order is that of the steps; step {row.step} may be of an earlier attempt"
             )
     return ""
 
