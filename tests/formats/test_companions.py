@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -177,3 +178,12 @@ def test_json_beyond_the_bounds_is_one_line(tmp_path, text, why):
 def test_a_loss_that_is_not_a_number_is_read(tmp_path):
     (tmp_path / "trainer_state.json").write_text(json.dumps({"loss": float("nan"), "global_step": 5}))
     assert read(tmp_path).tree["trainer_state"]["global_step"] == 5
+
+
+def test_a_scheduler_in_the_place_of_the_optimizer_is_an_error(tmp_path):
+    folder = trainer_folder(tmp_path, 1)
+    shutil.copy(folder / "scheduler.pt", folder / "optimizer.pt")
+    found = read(folder).problems
+    assert [(p.message, p.tensor, p.severity) for p in found] == [
+        ("holds the state of a scheduler", "optimizer", "error")
+    ]

@@ -2,7 +2,8 @@
 
 transformers, diffusers, PEFT and Accelerate write a model as names and tensors, every tensor whole;
 `hugging_face.files` parses the names of the files and reads the index, `companions` the rest. A lone model is the bare
-state dict; with companions the tree is `{"model": …, "optimizer": …, …}`. Of tied weights safetensors hold one name,
+state dict; with companions the tree is `{"model": …, "optimizer": …, …}`. Models that lie beside companions in folders
+of their own are called by the folders; see `model_folders`. Of tied weights safetensors hold one name,
 the others are absent; in `.bin` they share a storage of one file. torch's `HuggingFaceStorageWriter` writes the same,
 from rank 0 or by `consolidate_safetensors_files`; the files that its ranks write by themselves are read by
 `dcp_safetensors`.
@@ -34,6 +35,7 @@ from ckptools.formats.hugging_face.files import (
     read_index,
 )
 from ckptools.formats.hugging_face.model import WeightModel, is_safetensors
+from ckptools.formats.hugging_face.model_folders import model_folders, read_model_folders
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search.parts import signs_of_a_part
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
@@ -70,7 +72,7 @@ MAX_VERSION = 60
 def detect(path: Path) -> bool:
     """A safetensors file, an index, a `.bin` of an existing set, or a folder with any of these."""
     if path.is_dir():
-        return bool(model_files_in(path)) or lacks_its_model(path)
+        return bool(model_files_in(path)) or lacks_its_model(path) or bool(model_folders(path))
     if not path.is_file() or parse_index(path) is not None:
         return path.is_file()
     if is_safetensors(head_at(path), path):
@@ -94,10 +96,15 @@ def read(path: Path, options: Options) -> Checkpoint:
         builder.problems += problems or _parts(model, options)
         return _checkpoint(builder, weights.base, {"model": model}, CompanionFiles(), options)
     found = model_files_in(path)
+    if not found and model_folders(path):
+        models = dict(read_model_folders(path, options, builder.problems))
+        return _checkpoint(builder, path.absolute().name, models, read_companions(path, options), options)
     if not found:
         text = f"no file {LOST}, and no other weights; what training left of it is here"
         builder.problems.append(Problem(Code.FILE_MISSING, text))
-        return _checkpoint(builder, path.absolute().name, {}, read_companions(path, options), options)
+        companions = read_companions(path, options)
+        companions.files.insert(0, RankFile(builder.path / LOST, None, "", "missing", 0, None))
+        return _checkpoint(builder, path.absolute().name, {}, companions, options)
     models = {name: WeightModel(w, path, options).read() for name, w in models_of_folder(path, found).items()}
     builder.problems += _others(found, list(models.values()))
     builder.problems += (p for model in models.values() for p in _parts(model, options))
@@ -150,14 +157,13 @@ def _checkpoint(
     trees = {name: model.tree for name, model in models.items()}
     nested = bool(companions.files) or len(trees) != 1
     tree = {**trees, **companions.tree} if nested else trees["model"]
-    lost = () if models else (RankFile(builder.path / LOST, None, "", "missing", 0, None),)
-    files = (*lost, *(f for m in models.values() for f in m.files), *companions.files)
+    files = (*(f for m in models.values() for f in m.files), *companions.files)
     for section, model in models.items():
         for problem in model.problems:
             tensor = f"{section}.{problem.tensor}" if nested and problem.tensor is not None else problem.tensor
             builder.problems.append(replace(problem, tensor=tensor))
     builder.problems += [*companions.problems, *companions.swapped()]
-    builder.problems += without_optimizer(builder.path, companions.tree)
+    builder.problems += without_optimizer(builder.path, companions.tree, trees)
     pickled = (n for m in models.values() for h in m.weight_files for n in h.names)
     whole = not any(f.status in ("missing", "cut", "bad") for f in files)
     world_size = companions.world_size
@@ -173,7 +179,7 @@ def _checkpoint(
         tree=tree,
         files=files,
         world_size=world_size,
-        step=_step(files[0].path, tree, companions),
+        step=_step(files[0].path, builder.path, tree, companions),
         module_order=SORTED if any(h.safetensors for m in models.values() for h in m.weight_files) else AS_SAVED,
         bytes_expected=sum(f.nbytes for f in files) if whole else None,
         stated_versions=_versions(builder, options),
@@ -202,10 +208,10 @@ def _versions(builder: CheckpointBuilder, options: Options) -> Mapping[str, str]
     return {f"{CONFIG}.{VERSION}": version}
 
 
-def _step(path: Path, tree: Any, companions: CompanionFiles) -> Fact:
+def _step(path: Path, folder: Path, tree: Any, companions: CompanionFiles) -> Fact:
     sections = find_sections(tree)
     if not companions.from_accelerate:
         return find_step(path, sections)
-    named = path_that_states_a_step(path if path.is_dir() else path.parent)
+    named = path_that_states_a_step(folder)
     step = find_step(named, tuple(s for s in sections if s.kind != "scheduler"))
     return step if step.value is not None else step_of_accelerate(tree, companions.world_size)

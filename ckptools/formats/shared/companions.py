@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -39,6 +39,7 @@ from ckptools.model.checkpoint import Fact, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.pickles.reader import Saved
 from ckptools.text import few, first_few
+from ckptools.training_state.sections import is_optimizer
 
 OF_A_RANK = re.compile(r"(?:rng_state_(\d{1,5})\.pth|random_states_(\d{1,5})\.pkl)")
 OF_ALL = re.compile(
@@ -183,7 +184,7 @@ def read_companions(folder: Path, options: Options, ranks: int = 0) -> Companion
     _count_ranks(found, here, ranks)
     if found.world_size.value is not None:
         found.problems += unlike_states("rng", found.tree.get("rng", {}))
-    found.problems += [*_gaps(here), *_without_counters(here)]
+    found.problems += [*_gaps(here), *_without_counters(here), *_in_each_others_place(found.tree)]
     return found
 
 
@@ -240,14 +241,14 @@ def unlike_states(key: str, states: Mapping[Any, Any]) -> Iterator[Problem]:
         yield Problem(Code.NAME_CONTRADICTS, f"files of one part hold different things: {said}", None, key)
 
 
-def without_optimizer(folder: Path, tree: Mapping[str, Any]) -> Iterator[Problem]:
+def without_optimizer(folder: Path, tree: Mapping[str, Any], models: Collection[str] = ()) -> Iterator[Problem]:
     """Warn where a scheduler is in a folder, and no optimizer that it could step: both are saved, or neither.
 
-    A folder in it, other than those that FSDP's model is in, may have the optimizer: DeepSpeed's.
+    A folder in it, other than those of `models` and of FSDP's model, may have the optimizer: DeepSpeed's.
     """
     with reading(folder):
         entries = list(folder.iterdir()) if "scheduler" in tree else []
-    may_have = (p for p in entries if p.is_dir() and not p.name.startswith("pytorch_model_"))
+    may_have = (p for p in entries if p.is_dir() and not p.name.startswith("pytorch_model_") and p.name not in models)
     if entries and not any(p.name.startswith("optimizer") for p in entries) and not any(may_have):
         text = "no file or folder of an optimizer, though that of its scheduler is here"
         yield Problem(Code.FILE_MISSING, text, None, "optimizer", severity="warning")
@@ -259,6 +260,18 @@ def _without_counters(here: list[Companion]) -> Iterator[Problem]:
     if "scheduler.pt" in names and any(n.startswith("rng_state") for n in names) and "trainer_state.json" not in names:
         text = "no file trainer_state.json, which the Trainer writes last; the save may have been interrupted"
         yield Problem(Code.FILE_MISSING, text, None, "trainer_state", severity="warning")
+
+
+def _in_each_others_place(tree: Mapping[str, Any]) -> Iterator[Problem]:
+    """Find an optimizer under the name of a scheduler, and the reverse: swapped with it, or a copy of it."""
+    for key, value in tree.items():
+        kind = "an optimizer" if is_optimizer(value) else "a scheduler" if _counts_epochs(value) else ""
+        if kind and key.startswith(("optimizer", "scheduler")) and not key.startswith(kind.split()[1]):
+            yield Problem(Code.NAME_CONTRADICTS, f"holds the state of {kind}", None, key, severity="error")
+
+
+def _counts_epochs(state: Any) -> bool:
+    return isinstance(state, Mapping) and "last_epoch" in state
 
 
 def _gaps(here: list[Companion]) -> Iterator[Problem]:
