@@ -100,7 +100,7 @@ def read_folder(folder: Path, options: Options) -> Folder:
     items = ItemReader(folder, {chunk: pickle for one in metadata for chunk, pickle in one.bare.items()})
     paths = {fqn: path for one in metadata for fqn, path in (one.paths or {}).items()}
     try:
-        faults, odd = check_sizes(here, last, items)
+        faults, odd = check_sizes(here, last, items, metadata[0].longer)
         here = with_faults(here, faults)
         everything = options.all_ranks and options.every_item
         content = _content(metadata, here, items, everything, paths)

@@ -5,14 +5,15 @@ behind the objects of a file lies one safetensors blob with all its tensors. The
 the length of their own bytes, which is shorter than any torch.save archive. The blob's header has the true offsets
 (`DCP_SHARDING_INFO`), and one piece of each name. Source: torch/distributed/checkpoint/filesystem.py.
 
-ByteCheckpoint's items are bare bytes, and its metadata has the pickle of each tensor. Source:
-bytecheckpoint/utilities/serialization.py (`_serialize_tensor`).
+ByteCheckpoint's and DLRover's items are bare bytes; ByteCheckpoint's metadata has the pickle of each tensor. Source:
+bytecheckpoint/utilities/serialization.py (`_serialize_tensor`); for DLRover see `metadata_reader`.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from ckptools.files.compressed import CompressedItem
 from ckptools.files.file_type import content_of, head_of
 from ckptools.files.opening import File, Window
 from ckptools.files.safetensors_header import Header
-from ckptools.model.regions import Ints
+from ckptools.model.regions import Ints, contiguous_strides
 from ckptools.model.source import ItemLayout
 from ckptools.model.tensor import Encoded, Item, Shard, Source, Tensor
 from ckptools.model.values import describe_for_error
@@ -213,11 +214,17 @@ def _sharding(file: File, header: Header) -> dict[str, Any]:
 
 
 def bare_source(path: Path, item: Item, pickle: bytes) -> Source:
-    """The source of an item that is nothing but the bytes of a tensor, which a pickle describes.
+    """The source of an item that is nothing but the bytes of a tensor, which a pickle describes, if there is one.
 
     Raises:
         ReadError: the two do not fit.
     """
+    if not pickle:
+        if prod(item.shape) * ITEMSIZE[item.dtype] != item.length:
+            text = f"an item of {item.length} bytes at {item.offset}, which is not the size of its chunk"
+            raise ReadError(path, text)
+        span = item.offset, item.length
+        return Source(path, item.offset, item.dtype, item.shape, contiguous_strides(item.shape), "", span)
 
     def locate(storage: Storage) -> tuple[Path, int, str, int]:
         if storage.numel * ITEMSIZE[storage.dtype] != item.length:

@@ -148,7 +148,9 @@ class DcpMetadata:
         order: every fqn, in the order of the file.
         stored: where items lie.
         paths: path in the nested state by fqn; None when the state is flat.
-        bare: by fqn and offsets of a chunk, ByteCheckpoint's pickle of a tensor whose item is nothing but its bytes.
+        bare: by fqn and offsets of a chunk, ByteCheckpoint's pickle of a tensor whose item is nothing but its bytes;
+            empty where they are in the order of its elements.
+        longer: whether files may go on behind their last item, as shared memory that holds less than it did.
         extra: attributes that torch does not have, such as `mcore_data`.
         names: dotted names of everything that the pickle mentions.
         writer: the torch version that wrote it, by the names of its classes.
@@ -169,6 +171,7 @@ class DcpMetadata:
     nbytes: int
     modified: float
     bare: Mapping[tuple[str, Ints], bytes] = field(default_factory=dict, repr=False)
+    longer: bool = False
 
 
 # -- the nested state -------------------------------------------------------------------------------------------------

@@ -13,6 +13,10 @@ adds `mcore_data`. Source: torch/distributed/checkpoint/metadata.py and filesyst
 
 ByteCheckpoint's class of that name has `all_tensor_metadata` besides: the same index to the pickle of each tensor,
 whose item is nothing but its bytes. Source: bytecheckpoint/checkpointer/meta_type.py of 0.0.3; checked on its own.
+
+DLRover's `_StorageInfo` says that every tensor is nothing but its bytes, one element after the other: its file is the
+shared memory that the rank filled. Source: dlrover/trainer/torch/flash_checkpoint/fsdp_engine.py of 0.6.1,
+`_write_item` and `FileReader.read_data`; checked on what its `SharedMemoryWriter` makes.
 """
 
 from __future__ import annotations
@@ -85,20 +89,22 @@ class _MetadataReading:
                 f"{describe_for_error(unknown)} is {describe_class(entries[unknown])}; "
                 f"expected a tensor's or bytes' metadata"
             )
+        stored = self._stored()
         return DcpMetadata(
             path=self.path,
             rank=rank,
             tensors=tensors,
             objects=objects,
             order=tuple(entries),
-            stored=self._stored(),
+            stored=stored,
             paths=self._paths(),
             extra={k: v for k, v in self.fields.items() if isinstance(k, str) and k not in FIELDS},
             names=names,
             writer=_writer(names),
             nbytes=file.size,
             modified=file.modified,
-            bare=self._bare(),
+            bare=_bare_items(stored) if DLROVER in names else self._bare(),
+            longer=DLROVER in names,
         )
 
     def _bare(self) -> dict[tuple[str, Ints], bytes]:
@@ -254,6 +260,13 @@ class _MetadataReading:
 
 
 BYTES = "BytesStorageMetadata"
+DLROVER = "dlrover.trainer.torch.flash_checkpoint.fsdp_engine._StorageInfo"
+
+
+def _bare_items(stored: StoredItems) -> dict[tuple[str, Ints], bytes]:
+    """Every chunk as one without a pickle."""
+    chunks = zip(stored.fqns, stored.offsets, strict=True)
+    return {(fqn, offset): b"" for fqn, offset in chunks if offset is not None}
 
 
 def class_of(value: Any) -> str:
@@ -281,6 +294,8 @@ def _writer(names: tuple[str, ...]) -> str:
     """Return the torch version that wrote it, by the module paths of its classes."""
     if any(n.startswith("bytecheckpoint.") for n in names):
         return "ByteCheckpoint"
+    if DLROVER in names:
+        return "DLRover"
     if any(n.startswith("torch.distributed._shard.checkpoint.") for n in names):
         return "torch 1.13"
     if "torch.distributed._shard.sharded_tensor.metadata.TensorProperties" in names:

@@ -57,7 +57,7 @@ class SuspectFile(NamedTuple):
 
 
 def check_sizes(
-    files: Mapping[str, DataFile], last: Mapping[str, StoredItem], items: ItemReader
+    files: Mapping[str, DataFile], last: Mapping[str, StoredItem], items: ItemReader, longer: bool = False
 ) -> tuple[dict[Path, FileFault], list[Problem]]:
     """Return faults of files with a wrong length that must be refused, and warnings for other wrong lengths.
 
@@ -65,10 +65,13 @@ def check_sizes(
         files: the data files by their names in the metadata.
         last: the last item of each, by its end.
         items: reads those files.
+        longer: whether they may go on behind it.
     """
     faults, problems = dict[Path, FileFault](), list[Problem]()
     for name, file in files.items():
         if file.size is None or file.size == file.needed or file.fault is not None:
+            continue
+        if longer and file.size > file.needed:
             continue
         try:
             opened = items.open(file.path)
