@@ -55,6 +55,12 @@ def test_the_bytes_of_tensors_in_shared_memory_are_read(folder):
     assert ck.raw["optim"]["state"]["w"]["step"].item() == 3
 
 
+def test_the_tracker_of_a_run_leads_to_its_checkpoint(folder):
+    (folder.parent / "dlrover_latest.txt").write_text("3")
+    (tracker,) = ckptools.checkpoints_in(folder.parent).trackers
+    assert (tracker.name, tracker.step, tracker.problem) == ("dlrover_latest.txt", 3, "")
+
+
 def test_shared_memory_that_was_cut_is_not_whole(folder):
     memory = (folder / "__0_0.distcp").read_bytes()
     (folder / "__0_0.distcp").write_bytes(memory[: len(memory) // 2])

@@ -4,6 +4,7 @@ A tracker is a small file or link in a run's folder:
 
     latest                              DeepSpeed: the name of a folder; OLMo, torchtitan runs: a link to one
     latest_checkpointed_iteration.txt   Megatron, verl: a number, or the word `release`
+    dlrover_latest.txt                  DLRover: a number
     last_checkpoint                     detectron2, mmengine: the name of a file
     latest-rank0.pt                     Composer: a link to a file of the newest
     LATEST, LATEST.txt                  NeMo Automodel: a link to a folder; where links are not possible, its name
@@ -11,7 +12,7 @@ A tracker is a small file or link in a run's folder:
 What it holds is data from a stranger: only a plain name of something in the same folder is followed.
 Source: deepspeed/runtime/engine.py (`_save_checkpoint`), megatron/training/checkpointing.py, verl's
 `checkpoint_manager.py`, detectron2's `checkpoint/detection_checkpoint.py` (fvcore), composer's `checkpoint_saver.py`,
-nemo_automodel's components/checkpoint/lifecycle.py.
+nemo_automodel's components/checkpoint/lifecycle.py, dlrover/python/elastic_agent/torch/ckpt_saver.py.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def _shown(path: Path, folder: Path) -> str:
 # -- trackers ---------------------------------------------------------------------------------------------------------
 
 
-FILES = ("latest", "latest_checkpointed_iteration.txt", "last_checkpoint", "LATEST.txt")
+FILES = ("latest", "latest_checkpointed_iteration.txt", "last_checkpoint", "LATEST.txt", "dlrover_latest.txt")
 LINK = re.compile(r"(?:latest|last|LATEST)(?![A-Za-z]).*", re.DOTALL)
 MAX_TRACKER = 4096
 """Bytes; what is longer names no file."""
