@@ -69,7 +69,7 @@ def check_copies(tensors: Iterable[tuple[KeyPath, Tensor]]) -> Iterator[Problem]
     """
     stating = [(path, tensor) for path, tensor in tensors if tensor.sharded and states_any_crc(tensor.shards)]
     unique = _unique_files(tensor for _, tensor in stating)
-    places: dict[Path, dict[tuple[KeyPath, Box, str], tuple[str, str, int, int]]] = {}
+    places: dict[Path, dict[tuple[KeyPath, Box, str], Facts]] = {}
     ranks: dict[Path, int] = {}
     for path, tensor in stating:
         for shard, source in _stated(tensor.shards, unique):
@@ -83,15 +83,20 @@ def check_copies(tensors: Iterable[tuple[KeyPath, Tensor]]) -> Iterator[Problem]
         if other == file:
             continue
         # What a file has twice, as experts that were made of one layer, another file may have too.
-        times = Counter(facts[1:] for facts in set(stated.values()))
-        elsewhere = (facts[1:] for place, facts in stated.items() if place not in places[other])
+        times = Counter(facts[2:] for facts in set(stated.values()))
+        elsewhere = (facts[2:] for place, facts in stated.items() if place not in places[other])
         if proves_a_copy(facts for facts in elsewhere if times[facts] == 1):
             yield Problem(Code.STRAY_FILE, _text(file, other), ranks[file], files=(file.name,))
 
 
-def _facts(source: Source) -> tuple[str, str, int, int]:
-    """The name of a record, and its checksum."""
-    return source.record, source.dtype, source.crc, source.record_span[1]
+Facts = tuple[str, int, str, int, int]
+"""The name of a record, where in it a tensor begins, and its checksum."""
+
+
+def _facts(source: Source) -> Facts:
+    # Ranks that cut a tensor without a copy save all of it, and each begins somewhere else.
+    start, nbytes = source.record_span
+    return source.record, source.offset - start, source.dtype, source.crc, nbytes
 
 
 def _stated(shards: Shards, but: Collection[Path] = ()) -> Iterator[tuple[Shard, Source]]:
@@ -107,7 +112,7 @@ def _stated(shards: Shards, but: Collection[Path] = ()) -> Iterator[tuple[Shard,
 def _unique_files(tensors: Iterable[Tensor]) -> set[Path]:
     """The files of which the first records show that no other states the same of all its records."""
     names: dict[str, None] = {}
-    found: dict[Path, set[tuple[str, str, int, int]]] = defaultdict(set)
+    found: dict[Path, set[Facts]] = defaultdict(set)
     for tensor in tensors:
         records = _record_names(tensor.shards)
         if len(names) < FIRST_RECORDS:

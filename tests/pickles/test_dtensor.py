@@ -402,6 +402,18 @@ def test_both_spellings_of_the_class_are_read(home):
     assert Machine(data).load().kind == "dtensor"
 
 
+def test_views_of_one_storage_on_every_rank_are_no_copies(tmp_path):
+    """As `distribute_tensor(..., src_data_rank=None)` of torch 2.9 leaves them."""
+    values = torch.arange(32.0)
+    for rank in (0, 1):
+        mesh = mesh_of(_rank=number(rank), _coordinate_on_dim=ints(rank))
+        local = tensor((16,), (1,), 16 * rank, storage(numel=32))
+        data = b"\x80\x02}" + text("model") + b"}" + text("w") + made((32,), mesh=mesh, local=local)[:-1] + b"ss."
+        with_pickle(tmp_path / f"rank{rank}.pt", data, values.numpy().tobytes())
+    ck = ckptools.open(tmp_path, all_ranks=True)
+    assert ck.problems == () and ck.whole and torch.equal(ck.model["w"].load(), values)
+
+
 OLDER = "torch.distributed._tensor.api"
 
 
