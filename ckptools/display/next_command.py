@@ -112,7 +112,7 @@ def _consolidation(ck: Checkpoint, named: str, model: list[Tensor]) -> NextComma
         return NextCommand("consolidate", f"{named} -o {out}") if tensors else None
     sound = [tensor for tensor in tensors if not tensor.note]
     if any(can_be_read(tensor.shape, _boxes_here(ck, tensor)) for tensor in sound):
-        return NextCommand("consolidate", f"{named} -o {out} --allow-missing", "what is there; lists the holes")
+        return NextCommand("consolidate", f"{named} -o {out} --allow-missing", "whole tensors; lists the others")
     if any(can_be_nan(tensor.dtype) and any(box.numel for box in _boxes_here(ck, tensor)) for tensor in sound):
         return NextCommand("consolidate", f"{named} -o {out} --allow-missing --fill nan", "holes as NaN; lists them")
     return NextCommand("verify", named)

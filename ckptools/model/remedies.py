@@ -13,8 +13,8 @@ WHICH_COPY = "; verify --deep finds a damaged copy, --prefer-rank takes one"
 BACK = "consolidate again once the files that were lost are back"
 EARLIER = "go back to an earlier checkpoint"
 REMEDIES = {
-    Code.FILE_MISSING: "put {files} beside the others; --allow-missing writes what is here",
-    Code.FILE_CUT: f"{AGAIN}; --allow-missing writes what is here",
+    Code.FILE_MISSING: "put {files} beside the others; --allow-missing writes what is whole",
+    Code.FILE_CUT: f"{AGAIN}; --allow-missing writes what is whole",
     Code.ODD_FILE_SIZE: f"compare its size with the one where it was saved; if that differs, {AGAIN}",
     Code.BAD_CHECKSUM: f"{AGAIN}; --allow-missing leaves out what is damaged",
     Code.VALUE_LOST: f"{AGAIN}; --allow-missing leaves out what is damaged",

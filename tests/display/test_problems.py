@@ -15,7 +15,7 @@ def test_an_error_over_63_missing_ranks_is_one_line_with_its_way_out():
     gaps = [Problem(Code.TENSOR_GAP, f"gap [{n}:9]", n, f"w{n}") for n in range(1, 64)]
     assert error_lines([*missing(*range(1, 64)), *gaps], "NOT WHOLE: ranks 1..63 missing") == [
         "  CK001  ranks 1..63: no file ep0-ba12000-rankR.pt",
-        "         put the other 63 rank files beside what is here; --allow-missing writes what is here",
+        "         put the other 63 rank files beside what is here; --allow-missing writes what is whole",
         "  -> 63 tensors have gaps",
     ]
 
@@ -38,9 +38,9 @@ def test_a_cause_comes_with_the_way_out_and_what_follows_stands_once_below_the_l
     nan = Problem(Code.NOT_FINITE, "1 NaN", None, "w")
     assert lines(*gaps, cut, *missing(3), nan) == [
         "  CK002  rank 2: cut",
-        "         copy the file of rank 2 again from where it was saved; --allow-missing writes what is here",
+        "         copy the file of rank 2 again from where it was saved; --allow-missing writes what is whole",
         "  CK001  rank 3: no file ep0-ba12000-rank3.pt",
-        "         put the file of rank 3 beside the others; --allow-missing writes what is here",
+        "         put the file of rank 3 beside the others; --allow-missing writes what is whole",
         "  -> 2 tensors have gaps (CK002 and CK001)",
         "  CK201  w: 1 NaN",
         "         go back to an earlier checkpoint",
