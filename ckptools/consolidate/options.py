@@ -55,7 +55,9 @@ class ConsolidateOptions:
     )
     dtype: str | None = option(None, "dtype for the model's floating-point tensors, such as bf16; others keep theirs.")
     max_shard_size: int | str | None = option(
-        None, "Tensors per file of safetensors (several get an index) or of a DCP, such as 5GB.", typed=str | None
+        None,
+        "Bytes of tensors per file of safetensors (several get an index) or of a DCP, such as 5GB.",
+        typed=str | None,
     )
     tied: str = option("keep", "safetensors: keep writes a tied weight under each name, drop only under the first.")
     keep_types: bool = option(False, "Keep timedeltas, numpy arrays and the like, which plain torch.load refuses.")
@@ -64,8 +66,8 @@ class ConsolidateOptions:
     fill: str | None = option(None, "With --allow-missing: nan or zero in the place of holes, which are listed.")
     fill_from: str | Path | None = option(
         None,
-        "Take what is missing or damaged from another checkpoint of the same run, which the output says for ever; "
-        "one of another run is refused.",
+        "Take what is missing or damaged from another checkpoint of the same run, and keep a record of it in the "
+        "output; one of another run is refused.",
         metavar="OLDER",
         typed=str | None,
     )
@@ -84,7 +86,7 @@ class ConsolidateOptions:
     )
     prefer_rank: int | None = option(None, "Where ranks hold different copies of one tensor, take this rank's.")
     dry_run: bool = option(False, "Check and plan; write nothing.")
-    resume: bool = option(False, "Cut short, keep what was written; take up what the same command has kept.")
+    resume: bool = option(False, "If it is cut short, keep what was written; the same command goes on from there.")
     jobs: int | None = None
 
     @property

@@ -103,7 +103,9 @@ class _Comparison:
         values = list(self._values())
         complete = self.wanted.selection == EVERYTHING
         if not tensors and not values and not complete:
-            raise UsageError(None, "no key of either of them matches what was asked for")
+            section = self.wanted.selection.section
+            asked = " ".join(filter(None, (self.wanted.selection.words, section and f"--section {section}")))
+            raise UsageError(None, f"no key of A or B matches {asked}")
         subjects = Rows(subject_rows(tensors, values, self.a, self.b, complete))
         verdicts = {*(r.verdict for r in tensors), *(r.verdict for r in values), *(r.verdict for r in subjects)}
         same = False if verdicts & DIFFERENT else None if verdicts & UNPROVEN else True

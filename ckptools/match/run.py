@@ -68,7 +68,7 @@ def compared(saved: StateDictShapes, model: StateDictShapes, whole: bool | None,
     found = find_renames(saved, model)
     rows = [row for row in _rows(saved, model, found.names) if selection.takes(*_names(row))]
     if not rows:
-        raise UsageError(None, f"no name of {saved.given_by} or {model.given_by} is one that was asked for")
+        raise UsageError(None, f"no name of {saved.given_by} or {model.given_by} matches {selection.words}")
     names = {row.name for row in rows if row.name is not None}
     fit = [len(names.intersection(some)) for some in found.fit]
     fine = ("same", "tied") if model.ties_optional else ("same",)

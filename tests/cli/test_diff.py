@@ -98,7 +98,7 @@ def test_a_side_that_lost_a_rank_is_never_the_same(tmp_path):
         (["{a}", "--hash", "{a}.json", "--section", "model"], "digests of every key"),
         (["{a}", "{b}", "--sort", "zzz", "--values"], "there is no such column"),
         (["{a}", "{b}", "--sort", "zzz"], "there is no such column"),
-        (["{a}", "{b}", "--filter", "zzz"], "no key of either"),
+        (["{a}", "{b}", "--filter", "zzz"], "no key of A or B matches --filter 'zzz'"),
         (["{a}", "{b}", "--atol", "-1"], "a tolerance is at least 0"),
         (["{a}", "{b}", "--json", "--jsonl"], "give one of them"),
     ],

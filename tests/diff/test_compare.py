@@ -389,7 +389,7 @@ def test_globs_and_sections_choose_what_is_compared(tmp_path):
     assert {row.subject for row in ckptools.diff(*paths, section="scheduler").subjects} == {"scheduler"}
     with pytest.raises(UsageError, match="neither has a section 'nodel'"):
         ckptools.diff(*paths, section="nodel")
-    with pytest.raises(UsageError, match="no key of either"):
+    with pytest.raises(UsageError, match="no key of A or B matches"):
         ckptools.diff(*paths, filter=["zzz*"])
 
 

@@ -47,6 +47,9 @@ def consolidate(
     """Write full tensors into a .pt, .safetensors or DCP.
 
     A DCP folder is one to resume from, at any world size.
+
+    Exit code: 0 written, 2 usage, 3 unreadable, or the output cannot be written, 4 refused: not whole, damaged, in the
+    way of something, or too large for the disk.
     """
     from ckptools.cli.progress import ProgressLine
     from ckptools.consolidate import text as consolidate_text

@@ -45,7 +45,7 @@ def stats(
     summed in float64; NaN and infinities are counted, and left out of all other figures.
 
     Exit code: 0 answered, 1 something is not finite, or zero where it should not be, or could not be read in full, 2
-    usage (also a section or a filter that nothing fits), 3 nothing could be read.
+    usage (also a section that is not there, or a filter that no tensor matches), 3 nothing could be read.
     """
     from ckptools.stats.reading import elsewhere
 
@@ -66,7 +66,7 @@ def stats(
     if found.incomplete:
         remark(f"why not all of it: ckptools verify {' '.join(paths)}")
     if not found.tensors:
-        remark("; ".join(filter(None, ("no tensor of it is here", others))))
+        remark("; ".join(filter(None, ("nothing that was selected is a tensor", others))))
     if found.incomplete or not found.ok:
         raise SystemExit(1)
 
