@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckptools.cli.printing import screen, show
 from ckptools.cli.progress import CountLine
-from ckptools.errors import CkptoolsError, UsageError
+from ckptools.errors import CkptoolsError, ReadError, UsageError
 from ckptools.model.records import Rows, record_fields
 from ckptools.text import encodable
 
@@ -36,9 +36,18 @@ def opened(
 
     with CountLine("read the structure of", "file") as line:
         reader = read or modules.read_file
-        found = open_checkpoint(
-            paths, all_ranks=all_ranks, read_file=reader, on_file=line, every_item=every_item, **vars(how)
-        )
+        try:
+            found = open_checkpoint(
+                paths, all_ranks=all_ranks, read_file=reader, on_file=line, every_item=every_item, **vars(how)
+            )
+        except ReadError as error:
+            if error.kind != "cut":
+                raise
+            from ckptools.display.next_command import quoted
+
+            # The other ranks' files may be sound, and an earlier checkpoint whole.
+            around = f"what else is here: ckptools doctor {quoted(paths)}"
+            raise ReadError(error.path, f"{error.reason}; copy it again; {around}", error.kind) from error
     # What opens it again, such as for another rank, has no line to draw on: this one has been erased.
     return replace(found, options=found.options and replace(found.options, on_file=None))
 

@@ -66,6 +66,15 @@ def test_a_file_that_is_no_checkpoint_is_one_line_and_code_3(name, tmp_path):
     assert (code, stdout, stderr.count("\n")) == (3, "", 1)
 
 
+@pytest.mark.parametrize("name", ["inspect", "verify", "tree", "stats"])
+def test_a_file_that_is_cut_short_is_one_line_that_says_what_to_do(name, tmp_path):
+    torn = tmp_path / "torn.pt"
+    torn.write_bytes(COMPOSER.read_bytes()[:5000])
+    code, stdout, stderr = run(name, str(torn))
+    assert (code, stdout, stderr.count("\n")) == (3, "", 1)
+    assert stderr.endswith(f"; copy it again; what else is here: ckptools doctor {torn}\n")
+
+
 @pytest.mark.parametrize(("words", "same"), [(["help"], ["-h"]), (["help", "verify"], ["verify", "--help"])], ids=str)
 def test_help_is_a_command_too(words, same):
     ours, theirs = process(*words), process(*same)
