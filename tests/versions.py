@@ -20,6 +20,12 @@ def torch_with(name: str, inside: Any = torch) -> None:
         pytest.skip(f"{TORCH} has no {name}")
 
 
+def torch_that_trains(strategy: str) -> None:
+    """Skip where torch cannot train so on a CPU: up to 2.6 FSDP2 asks for streams, which a CPU does not have."""
+    if strategy in ("fsdp2", "hsdp", "fsdp2-tp", "hsdp-tp"):
+        torch_with("record_event", torch.cpu.Stream)
+
+
 def torch_that_loads(path: Path) -> None:
     """Skip where a file holds device meshes of a newer torch, which has a module of its own for their layout."""
     module = "torch.distributed._mesh_layout"

@@ -19,6 +19,7 @@ from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.stats import passes
 from ckptools.stats.figures import summed, tensor_stats
 from ckptools.stats.reading import elsewhere
+from tests.versions import torch_with
 
 RNG = np.random.default_rng(0)
 
@@ -75,6 +76,7 @@ FLOATS = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_every_bit_pattern_of_a_float_is_counted_as_torch_reads_it(tmp_path, dtype):
+    torch_with(dtype)
     width = getattr(torch, dtype).itemsize
     codes = np.arange(1 << 8 * min(width, 2), dtype=np.uint16 if width > 1 else np.uint8)
     raw = RNG.integers(0, 256, (4096, width), dtype=np.uint8) if width > 2 else codes

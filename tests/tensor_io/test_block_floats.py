@@ -12,6 +12,7 @@ from ckptools.tensor_io.dequantize import dequantized
 from ckptools.tensor_io.read import read_box
 from tests.other_classes import of_class
 from tests.truth import FIXTURES
+from tests.versions import torch_with
 
 FOLDER = FIXTURES / "torchao-flattened"
 VALUES = {n.removeprefix("model/"): t for n, t in load_file(FOLDER / "others" / "truth.safetensors").items()}
@@ -37,6 +38,7 @@ def test_a_region_is_that_of_the_whole(key):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_scales_are_rounded_before_they_are_used(tmp_path, monkeypatch, dtype):
     """torchao: `qdata.to(dtype) * scale.to(dtype)`; float16 has neither 2 ** 100 nor 2 ** -100."""
+    torch_with("float8_e8m0fnu")
     qdata = torch.randn(256, 32).to(torch.float8_e4m3fn)
     scale = torch.arange(256, dtype=torch.uint8).view(256, 1).view(torch.float8_e8m0fnu)
     parts = {"qdata": qdata, "scale": scale, "block_size": 32, "elem_dtype": torch.float8_e4m3fn}
@@ -51,6 +53,7 @@ def test_scales_are_rounded_before_they_are_used(tmp_path, monkeypatch, dtype):
     [{"block_size": 24}, {"scale": torch.zeros(5, 2)}, {"is_swizzled_scales": True}, {"qdata": torch.zeros(6, 32)}],
 )
 def test_what_the_class_does_not_write_is_refused_by_name(tmp_path, monkeypatch, parts):
+    torch_with("float8_e8m0fnu")
     codes, scale = torch.zeros(6, 64, dtype=torch.uint8), torch.zeros(6, 2, dtype=torch.uint8)
     usual = {"qdata": codes.view(torch.float8_e4m3fn), "scale": scale.view(torch.float8_e8m0fnu), "block_size": 32}
     torch.save({"w": of_class(monkeypatch, MX, (6, 64), torch.bfloat16, **{**usual, **parts})}, tmp_path / "m.pt")

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptools.dtypes import EXPONENTS, NAN_CODES, has_nonfinite, scannable
+from tests.versions import torch_with
 
 WIDE = ("float64", "float32", "float16", "bfloat16", "complex64", "complex128")
 EIGHT = tuple(d for d in (*EXPONENTS, *NAN_CODES) if d.startswith("float8"))
@@ -34,6 +35,7 @@ def test_the_largest_and_the_smallest_numbers_are_finite(dtype):
 
 @pytest.mark.parametrize("dtype", EIGHT)
 def test_every_code_of_eight_bits_is_judged_as_torch_does(dtype):
+    torch_with(dtype)
     values = torch.arange(256).to(torch.uint8).view(getattr(torch, dtype)).float()
     for code in range(256):
         assert has_nonfinite(bytes([code]), dtype) == (not torch.isfinite(values[code]))

@@ -19,6 +19,7 @@ from tests.training.forked import create_forked, run_ranks
 from tests.training.matrix import train_and_save
 from tests.training.rank_files import ckptools
 from tests.training.started import PATIENCE
+from tests.versions import torch_that_trains
 
 Made = TypeVar("Made")
 NO_DROPOUT = ModelSize(dropout=0.0)
@@ -55,6 +56,7 @@ def once(out: Path, make: Callable[[Path], Made]) -> Made:
 
 
 def trained(out: Path, strategy: str, **options: Any) -> Created:
+    torch_that_trains(strategy)
     return once(out, lambda out: create_forked(CreateOptions(out, strategy, **options)))
 
 
@@ -144,6 +146,7 @@ def dcp(folder: Path) -> Created:
 
 def train_once(out: Path, strategy: str, *layouts: str) -> Path:
     """Train with two ranks and save in several layouts; returns a folder with one for each, and `full.pt`."""
+    torch_that_trains(strategy)
 
     def make(out: Path) -> Path:
         run_ranks(2, train_and_save, CreateOptions(out, strategy, steps=2), layouts)

@@ -27,6 +27,7 @@ from ckptools.training.resuming.resume import found_at, resume
 from ckptools.training.run import Run, full_state, prepare, save_full_state, train
 from tests.demo import same, tensors
 from tests.training.forked import run_ranks
+from tests.versions import torch_that_trains
 
 SMALL = ModelSize(vocab=31, width=20, layers=2, context=7)
 """A model whose runs take a second; two blocks, so that a pipeline of three has a stage with none."""
@@ -198,6 +199,7 @@ def gone_on(out: Path, strategy: str, *layouts: str, world_size: int = 2, **more
         world_size: ranks.
         more: other fields of `resumed.What`, or choices of the strategy.
     """
+    torch_that_trains(strategy)
     choices = {key: more.pop(key) for key in list(more) if key in ParallelOptions.__dataclass_fields__}
     options = CreateOptions(
         out,

@@ -23,6 +23,7 @@ from tests.training.forked import forkserver
 from tests.training.rank_files import ckptools as command
 from tests.training.rank_files import load
 from tests.truth import FIXTURES
+from tests.versions import torch_that_trains
 
 LARGE = {"emb.weight": (1000, 4096), "norm.weight": (4096,), "start": (2, 3)}
 """Rows that three ranks do not share evenly, and fewer rows than ranks."""
@@ -33,6 +34,7 @@ AS_ZEROS: dict[str, Any] = {"allow_missing": True, "fill": "zero"}
 
 
 def hollow(out: Path, layout: str = "composer", world_size: int = 3, **options: Any) -> Created:
+    torch_that_trains("fsdp2")
     told = out.parent / "shapes.json"
     told.write_text(json.dumps(LARGE))
     simulation = SimulationOptions(world_size, "all", hollow=str(told), **options)
@@ -114,6 +116,7 @@ def test_every_item_of_a_hollow_dcp_begins_where_metadata_says(tmp_path: Path) -
 
 
 def test_llama_3_70b_is_planned_as_141_gb_of_bfloat16(tmp_path: Path) -> None:
+    torch_that_trains("fsdp2")
     simulation = SimulationOptions(2, hollow="llama3-70b")
     created = create(CreateOptions(tmp_path / "run", "fsdp2", layout="huggingface", simulation=simulation))
     with pytest.raises(NotWholeError, match="CK017"):
@@ -167,6 +170,7 @@ def test_what_cannot_be_hollow_is_said(options: dict[str, Any], says: str, tmp_p
 
 
 def test_a_dry_run_shows_its_plan_before_it_says_that_there_is_no_room(tmp_path: Path) -> None:
+    torch_that_trains("fsdp2")
     told = tmp_path / "shapes.json"
     told.write_text(json.dumps({f"w{n}": (1 << 31, 1 << 10) for n in range(9)}))
     files = FileOptions(max_shard_size="1GB")  # so each tensor of 4 TiB gets a file of its own

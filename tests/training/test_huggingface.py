@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 from torch.distributed.checkpoint import load as dcp_load
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
 import ckptools
 from ckptools.errors import UsageError
@@ -19,6 +18,7 @@ from ckptools.training.layouts.huggingface import file_numbers, untied
 from ckptools.training.options import FileOptions
 from tests.demo import same
 from tests.training.forked import ckptools_forked
+from tests.versions import TORCH
 
 pytestmark = pytest.mark.slow
 
@@ -62,10 +62,11 @@ def test_a_file_is_no_larger_than_asked_for(torch_layouts: Path) -> None:
 
 
 def test_torchs_own_reader_joins_the_shards(torch_layouts: Path) -> None:
+    hf_storage = pytest.importorskip("torch.distributed.checkpoint.hf_storage", reason=f"{TORCH} has no hf_storage")
     state = {name: torch.empty_like(tensor) for name, tensor in truth(torch_layouts).items()}
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        dcp_load(state, storage_reader=HuggingFaceStorageReader(str(torch_layouts / "shards")))
+        dcp_load(state, storage_reader=hf_storage.HuggingFaceStorageReader(str(torch_layouts / "shards")))
     finally:
         dist.destroy_process_group()
     assert is_truth(state, torch_layouts)

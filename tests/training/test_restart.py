@@ -25,6 +25,7 @@ from tests.training.dying import die_at
 from tests.training.forked import ckptools_forked
 from tests.training.rank_files import ckptools
 from tests.training.test_command import leftovers
+from tests.versions import torch_that_trains
 
 SMALL = ("--world-size", 2, "--vocab", 31, "--width", 20, "--layers", 1, "--context", 7, "--batch", 128)
 ROOT = Path(__file__).parents[2]
@@ -55,6 +56,7 @@ def same_end(out: Path, other: Path) -> bool:
 
 @pytest.fixture(scope="session")
 def undisturbed(folder: Path) -> Path:
+    torch_that_trains("fsdp2")
     done = create_forked(folder / "undisturbed", "--strategy", "fsdp2")
     assert done.returncode == 0, done.stderr
     return folder / "undisturbed"

@@ -19,11 +19,13 @@ from ckptools.training.options import ParallelOptions, SimulationOptions
 from tests import demo
 from tests.training.conftest import Command
 from tests.training.rank_files import load
+from tests.versions import torch_that_trains
 
 WORLD = 6
 
 
 def simulated(out: Path, strategy: str, ranks: str = "all", **options: Any) -> Created:
+    torch_that_trains(strategy)
     simulation = SimulationOptions(simulate_world=WORLD, ranks=ranks)
     return create(CreateOptions(out, strategy, steps=2, simulation=simulation, **options))
 
@@ -41,6 +43,7 @@ def all_of_fsdp2(folder: Path) -> Created:
 @pytest.fixture(scope="session")
 def all_of_hsdp_tp(folder: Path) -> Created:
     """2 replicas, of which each is cut by 3 ranks, and over 2 ranks before."""
+    torch_that_trains("hsdp-tp")
     simulation = SimulationOptions(simulate_world=12, ranks="all", tiny=True)
     return create(CreateOptions(folder / "simulated-hsdp-tp", "hsdp-tp", steps=2, full=True, simulation=simulation))
 
@@ -113,6 +116,7 @@ def test_a_simulated_file_of_a_mesh_is_laid_out_as_that_of_a_real_rank(
 
 
 def test_the_1024_ranks_of_a_mesh_are_its_product(tmp_path: Path) -> None:
+    torch_that_trains("hsdp-tp")
     parallel = ParallelOptions(replicas=8, tensor_parallel=8)
     simulation = SimulationOptions(1024, "1023", tiny=True)
     create(CreateOptions(tmp_path, "hsdp-tp", steps=1, parallel=parallel, simulation=simulation))
