@@ -32,6 +32,10 @@ class Driven:
             await self.pilot.press(key)
             await self.settled()
 
+    async def clear(self) -> None:
+        """Delete what stands in the line of a dialog, by two keys: the pilot waits 40 ms and more after each."""
+        await self.pilot.press("home", "ctrl+k")
+
     async def settled(self) -> None:
         """Wait until no job runs, and the cursor has rested."""
         await self.until(lambda: not self.app.jobs.running)

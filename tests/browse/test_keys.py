@@ -93,7 +93,8 @@ def test_tensors_that_were_read_are_sorted_by_rms():
 def test_a_slice_shows_the_elements_that_show_prints():
     async def script(driven: Driven):
         await driven.press("slash", *"blocks.0.up.w", "enter", "e")
-        await driven.pilot.press("home", *["delete"] * 12, *"0,0:2", "enter")
+        await driven.clear()
+        await driven.pilot.press(*"0,0:2", "enter")
         await driven.settled()
         assert "[0,0:2]" in driven.rows("right")
         driven.app.action_copy()

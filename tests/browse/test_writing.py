@@ -18,7 +18,7 @@ RANKS = FIXTURES / "torch2.13.0-fsdp1-sharded-w4"
 
 
 async def typed(driven: Driven, text: str) -> None:
-    await driven.pilot.press("home", *["delete"] * 60)
+    await driven.clear()
     driven.app.screen.query_one("#line").insert_text_at_cursor(text)
     await driven.press("enter")
 
@@ -93,7 +93,7 @@ def writes_until_stopped(self, job, out, only, dry_run):
 def test_who_leaves_while_it_writes_finds_nothing_half_written(tmp_path, monkeypatch, keys):
     async def script(driven: Driven):
         await driven.press("w")
-        await driven.pilot.press("home", *["delete"] * 60)
+        await driven.clear()
         driven.app.screen.query_one("#line").insert_text_at_cursor(str(tmp_path / "half.safetensors"))
         await driven.pilot.press("enter")
         await driven.until(lambda: any(tmp_path.iterdir()))
