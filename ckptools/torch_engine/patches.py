@@ -9,7 +9,7 @@
   holds placements that became C++ objects.
 
 Source: torch/distributed/_shard/sharded_tensor/api.py, device_mesh.py, tensor/_dtensor_spec.py; checked with torch
-2.13.0 on files of torch 1.13.1 to 2.13.0, and with torch 2.11.0 on files of 2.9.1 and 2.11.0.
+2.13.0 on files of torch 1.13.1 to 2.13.0, and with torch 2.11.0 and 2.12.0 on files of their own.
 """
 
 from __future__ import annotations

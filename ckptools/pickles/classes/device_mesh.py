@@ -7,7 +7,7 @@ dimension, and before that a `shape` and a `stride` of all: numbers where a mesh
 it was flattened from dimensions that do not follow each other.
 
 Source: torch/distributed/device_mesh.py, _mesh_layout.py; checked on files of torch 2.2.2, 2.3.1, 2.4.1, 2.6.0, 2.9.1,
-2.11.0 and 2.13.0.
+2.11.0, 2.12.0 and 2.13.0.
 """
 
 from __future__ import annotations
