@@ -96,6 +96,13 @@ def test_the_readme_fits_two_screens_and_no_line_of_code_is_clipped() -> None:
     assert len(lines) <= 120 and len(code) > 15 and [line for line in code if len(line) > 88] == []
 
 
+@pytest.mark.parametrize("page", [README, DOCS / "performance.md"], ids=lambda path: path.stem)
+def test_memory_that_a_page_states_is_what_the_page_of_figures_has(page: Path) -> None:
+    measured = (DOCS / "scale.md").read_text()
+    stated = re.findall(r"\b\d\d+ MiB", page.read_text())
+    assert stated and [figure for figure in stated if figure not in measured] == []
+
+
 def test_every_format_has_a_section_in_the_page_of_its_family() -> None:
     sections = [
         name
