@@ -60,6 +60,10 @@ def open_checkpoint(
     """
     if weights not in ("fp32", "module"):
         raise UsageError(None, f"--weights {weights}: choose fp32 or module")
+    if rules is not None:
+        from ckptools.formats.shared.tensor_parallel import read_rules
+
+        read_rules(path_of(rules))  # a mistake in them is one whatever the format, and most formats need none
     options = Options(
         all_ranks,
         only_this_file,

@@ -330,3 +330,11 @@ def test_output_is_not_cut_in_a_pipe(tmp_path):
     path = write_pt(tmp_path / "many.pt", {f"key{'x' * 200}{n}": {"a": n} for n in range(60)})
     done = process(path)
     assert done.stdout.count(b"x" * 200) >= 60
+
+
+def test_rules_that_cannot_be_read_are_an_error_where_none_are_needed_too(tmp_path):
+    code, stdout, stderr = run(RANK_0, "--rules", tmp_path / "rules.json")
+    assert (code, stdout, stderr.count("\n")) == (3, "", 1) and "rules.json: no such file" in stderr
+    (tmp_path / "rules.json").write_text('{"*.weight": 1}')
+    code, stdout, stderr = run(RANK_0, "--rules", tmp_path / "rules.json")
+    assert (code, stdout, stderr.count("\n")) == (2, "", 1) and "rules.json" in stderr
