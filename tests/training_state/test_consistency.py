@@ -39,6 +39,10 @@ def test_a_parameter_without_state_only_warns():
     assert (problem.code, problem.tensor, problem.severity) == ("CK203", "b.w", "warning")
 
 
+def test_lbfgs_keeps_the_state_of_all_parameters_under_the_first():
+    assert told(trained({"a.w": {"func_evals": 4, "n_iter": 3, "d": plain(18)}})) == []
+
+
 def test_an_optimizer_that_never_stepped_has_nothing_to_compare():
     assert told(trained({}, ["a.w", "a.w"])) == []
 
