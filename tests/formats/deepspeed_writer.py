@@ -152,7 +152,9 @@ class Run:
             "buffer_names": list(self.buffers),
             "optimizer": None,
             "param_shapes": shapes if self.stage and not self.bf16_optimizer else None,
-            "frozen_param_shapes": OrderedDict((n, t.shape) for n, t in self.frozen.items()) if zero3 else None,
+            "frozen_param_shapes": OrderedDict((n, t.shape) for n, t in self.frozen.items())
+            if self.stage > 1
+            else None,
             "shared_params": self.shared if rank == 0 else {},
             "frozen_param_fragments": frozen,
             "lr_scheduler": {"last_batch_iteration": self.step - 1},

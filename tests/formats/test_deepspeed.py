@@ -192,6 +192,16 @@ def test_a_placeholder_that_nothing_explains_is_refused(tmp_path):
     assert "neither param_shapes nor frozen_param_shapes" in ck.model["lost"].note
 
 
+@pytest.mark.parametrize(
+    ("stage", "stated", "noted"), [(2, None, 1), (3, None, 1), (2, {}, 0), (3, {}, 0), (1, None, 0)]
+)
+def test_frozen_parameters_that_were_left_out_are_worth_a_note(tmp_path, stage, stated, noted):
+    run = Run(values({"a": (7, 3)}), [["a"]], 2, stage, extra={"frozen_param_shapes": stated})
+    ck = opened(run, tmp_path)
+    assert [(p.code, p.tensor, p.severity) for p in ck.problems] == [("CK107", "model", "note")] * noted
+    assert ck.whole
+
+
 def test_ties_are_seen_by_their_bytes_where_shared_params_is_older_than_the_file(tmp_path):
     run = Run(values({"a": (7, 3)}), [["a"]], 2, 2)
     run.shared = {"b": "a"}

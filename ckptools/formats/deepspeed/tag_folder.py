@@ -120,6 +120,7 @@ class TagFolder:
             )
         self.problems += assembler.problems
         self.problems += self._unnamed_parts()
+        self.problems += weights.without_frozen(self.base, self.stage)
         self.builder.add_rank_values(found)
         self.problems += leftover_files(self.files, self.ranks, self.worlds, self.base)
         self.problems += experts.check_files(self.expert_trees)
@@ -265,11 +266,15 @@ class TagFolder:
         kinds = [kind for kind in ("bf16", "bfloat16", "fp16") if self.base.config(kind, "enabled") is True]
         return (kinds[0] if kinds else "fp32").replace("bfloat16", "bf16")
 
-    def _saved_as(self) -> str:
+    @property
+    def stage(self) -> int:
+        """The ZeRO stage; 0 where no file states it."""
         stage = next((o.stage for o in self.optims.values() if o.stage is not None), None)
         stage = self.base.config("zero_optimization", "stage") if stage is None else stage
-        stage = stage if type(stage) is int else 0
-        words = [f"DeepSpeed ZeRO-{stage}", self._precision()]
+        return stage if type(stage) is int else 0
+
+    def _saved_as(self) -> str:
+        words = [f"DeepSpeed ZeRO-{self.stage}", self._precision()]
         words += [f"pipeline of {max(1, self.ranks.mps // self.ranks.tp)} stages"] if self.base.module is None else []
         words += [f"tensor parallel over {self.ranks.tp}"] if self.ranks.tp > 1 else []
         words += ["experts in files of their own"] if self.files.of("expert") else []

@@ -142,6 +142,17 @@ def ambiguous_tied_modules(layers: Layers, shapes: Mapping[str, Ints]) -> Iterat
             yield Problem(Code.LAYOUT_DISAGREES, text, None, f"{TIED}{name}", severity="warning")
 
 
+def without_frozen(base: ModelStates, stage: int) -> Iterator[Problem]:
+    """Note model states that were saved without the frozen parameters, if there were any.
+
+    From stage 2 on, `frozen_param_shapes` is a dict, empty if nothing was frozen; it is None if they were excluded.
+    Source: deepspeed/runtime/engine.py of 0.19.8, `_save_checkpoint`; checked on its own.
+    """
+    if stage > 1 and base.module and "frozen_param_shapes" in base.tree and base.tree["frozen_param_shapes"] is None:
+        text = "saved with exclude_frozen_parameters=True: parameters that were frozen, if any, are not in it"
+        yield Problem(Code.MODEL_PART_MISSING, text, None, "model", severity="note")
+
+
 def missing_layers(layers: Layers, shapes: Mapping[str, Ints]) -> Iterator[Problem]:
     """Layers without a file that have parameters of their own in `param_shapes`."""
     lost: dict[int, list[str]] = {}
