@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,24 @@ def test_a_model_that_lost_its_weights_is_named_by_its_folder(folder):
     assert ("unet", "no weights in unet, which has a config") in [
         (p.tensor, p.message) for p in ckptools.open(folder).problems
     ]
+
+
+def test_a_module_without_weights_has_lost_none(folder):
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    assert ckptools.open(folder).whole
+
+
+def test_folders_beside_weights_are_named_and_not_read(folder):
+    (folder / "unet" / WEIGHTS).rename(folder / "pytorch_lora_weights.safetensors")
+    assert [p.files for p in ckptools.open(folder).problems if p.code == "CK013"] == [("unet_ema",)]
+
+
+def test_training_state_without_any_model_is_not_whole(folder):
+    shutil.rmtree(folder / "unet")
+    shutil.rmtree(folder / "unet_ema")
+    ck = ckptools.open(folder)
+    assert "no file model.safetensors, and no other weights" in ck.problems[0].message
 
 
 def test_a_folder_of_a_model_is_no_place_for_the_optimizer(folder):

@@ -35,7 +35,7 @@ from ckptools.formats.hugging_face.files import (
     read_index,
 )
 from ckptools.formats.hugging_face.model import WeightModel, is_safetensors
-from ckptools.formats.hugging_face.model_folders import model_folders, read_model_folders
+from ckptools.formats.hugging_face.model_folders import folders_not_read, model_folders, read_model_folders
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search.parts import signs_of_a_part
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
@@ -106,7 +106,7 @@ def read(path: Path, options: Options) -> Checkpoint:
         companions.files.insert(0, RankFile(builder.path / LOST, None, "", "missing", 0, None))
         return _checkpoint(builder, path.absolute().name, {}, companions, options)
     models = {name: WeightModel(w, path, options).read() for name, w in models_of_folder(path, found).items()}
-    builder.problems += _others(found, list(models.values()))
+    builder.problems += [*_others(found, list(models.values())), *folders_not_read(path)]
     builder.problems += (p for model in models.values() for p in _parts(model, options))
     return _checkpoint(builder, path.absolute().name, models, read_companions(path, options), options)
 

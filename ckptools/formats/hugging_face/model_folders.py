@@ -4,19 +4,21 @@
     checkpoint-500/optimizer.bin  scheduler.bin  random_states_{R}.pkl  as beside a model: see `companions`
 
 diffusers' training scripts write this by a hook, which takes the weights away from Accelerate; transformers' Trainer
-does where PEFT's adapter has a name. Nothing says which folders there should be. One that has a config and no weights
-has lost them.
+does where PEFT's adapter has a name. Nothing says which folders there should be. One that has the config of a model and
+no weights has lost them; modules of sentence-transformers, such as `1_Pooling/`, have another config and may have none.
 
 Source: diffusers/examples/text_to_image/train_text_to_image.py, `save_model_hook`; accelerate/accelerator.py,
-`save_state`; peft/peft_model.py, `save_pretrained`. Checked on files of diffusers 0.42 with Accelerate 1.15.
+`save_state`; peft/peft_model.py, `save_pretrained`; diffusers/configuration_utils.py, `to_json_string`. Checked on files
+of diffusers 0.42 with Accelerate 1.15.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ckptools.errors import ReadError, UnsafePathError
+from ckptools.files.json_file import read_json
 from ckptools.files.location import check_stays_inside
 from ckptools.files.opening import reading
 from ckptools.formats.hugging_face.files import model_files_in, models_of_folder
@@ -25,8 +27,11 @@ from ckptools.formats.options import Options
 from ckptools.formats.shared.checkpoint_builder import Fault
 from ckptools.formats.shared.companions import companions_in
 from ckptools.model.problems import Code, Problem
+from ckptools.text import few
 
-CONFIGS = ("config.json", "adapter_config.json")
+CONFIGS = {"config.json": ("_class_name", "architectures"), "adapter_config.json": ("peft_type",)}
+"""Names of configs, and keys of which the config of a model has one."""
+
 STATES = ("optimizer", "scheduler", "rng")
 
 
@@ -40,7 +45,27 @@ def model_folders(folder: Path) -> list[Path]:
         return []
     with reading(folder):
         folders = sorted(entry for entry in folder.iterdir() if entry.is_dir())
-    return [f for f in folders if model_files_in(f) or any((f / config).is_file() for config in CONFIGS)]
+    return [f for f in folders if model_files_in(f) or _has_config(f)]
+
+
+def _has_config(folder: Path) -> bool:
+    return any(_is_of_a_model(folder / name, keys) for name, keys in CONFIGS.items())
+
+
+def _is_of_a_model(config: Path, keys: tuple[str, ...]) -> bool:
+    try:
+        stated = read_json(config) if config.is_file() else None
+    except ReadError:
+        return False
+    return isinstance(stated, Mapping) and any(key in stated for key in keys)
+
+
+def folders_not_read(folder: Path) -> Iterator[Problem]:
+    """Name the folders of models beside weights that are read."""
+    names = tuple(f.name for f in model_folders(folder) if model_files_in(f))
+    if names:
+        text = f"weights in folders beside it, and not read: {few(names)}; name a folder to open it"
+        yield Problem(Code.NOT_READ, text, files=names)
 
 
 def read_model_folders(folder: Path, options: Options, problems: list[Problem]) -> Iterator[tuple[str, WeightModel]]:

@@ -122,11 +122,13 @@ class CompanionFiles:
 
 
 def lacks_its_model(folder: Path) -> bool:
-    """Whether a folder without weights holds what transformers' Trainer saves beside a model, and no other folder."""
+    """Whether a folder without weights or folders holds what the Trainer or Accelerate saves beside a model."""
     with reading(folder):
         names = {entry.name for entry in folder.iterdir() if entry.is_file()}
         plain = not any(entry.is_dir() for entry in folder.iterdir())
-    return plain and "trainer_state.json" in names and not names.isdisjoint(("optimizer.pt", "scheduler.pt"))
+    trainer = "trainer_state.json" in names and not names.isdisjoint(("optimizer.pt", "scheduler.pt"))
+    accelerate = "random_states_0.pkl" in names and not names.isdisjoint(("optimizer.bin", "scheduler.bin"))
+    return plain and (trainer or accelerate)
 
 
 def companions_in(folder: Path) -> list[Companion]:
