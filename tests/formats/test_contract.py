@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
@@ -32,6 +33,18 @@ def known(request: pytest.FixtureRequest) -> Known:
     return fixture
 
 
+@cache
+def opened(known: Known, every: bool) -> ckptools.Checkpoint:
+    """A fixture, opened once for all tests with what a user would say: by one rank, or by all."""
+    return known.open(all_ranks=every)
+
+
+@cache
+def opened_plainly(known: Known, every: bool) -> ckptools.Checkpoint:
+    """The same with nothing said."""
+    return ckptools.open(known.file, all_ranks=every)
+
+
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.NAME)
 def test_every_format_leaves_an_empty_folder_alone(fmt, tmp_path):
     assert not fmt.detect(tmp_path)
@@ -58,14 +71,14 @@ def test_an_empty_folder_is_unknown_and_told_in_one_line(tmp_path):
 
 @pytest.mark.parametrize("every", [False, True], ids=["one rank", "all ranks"])
 def test_the_shards_of_a_tensor_are_in_rank_order(known, every):
-    for _, tensor in tensors_in(known.open(all_ranks=every).tree):
+    for _, tensor in tensors_in(opened(known, every).tree):
         ranks = [-1 if s.rank is None else s.rank for s in tensor.shards]
         assert ranks == sorted(ranks)
 
 
 def test_the_first_format_that_detects_it_reads_it(known):
     first = next(f for f in FORMATS if f.detect(known.file))
-    assert ckptools.open(known.file).format == first.NAME
+    assert opened_plainly(known, False).format == first.NAME
 
 
 def test_no_format_is_passed_over_because_of_its_names(known):
@@ -81,7 +94,7 @@ def test_no_format_is_passed_over_because_of_its_names(known):
 # A range from a store is more than was asked for; an item that is compressed is unpacked to where its values lie.
 @pytest.mark.parametrize("known", [k for k in EVERY if k.name != "dcp-zstd"], ids=ids)
 def test_opening_reads_no_values(known):
-    ck = ckptools.open(known.file, all_ranks=True)
+    ck = opened_plainly(known, True)
     values = sum(f.nbytes for f in ck.files) - ck.cost.nbytes
     sources = [source for _, t in tensors_in(ck.tree) for s in t.found for source in s.sources]
     spans = {(source.path, source.record): source.record_span for source in sources}
@@ -89,7 +102,7 @@ def test_opening_reads_no_values(known):
 
 
 def test_every_shard_lies_inside_its_file_and_its_tensor(known):
-    ck = ckptools.open(known.file, all_ranks=True)
+    ck = opened_plainly(known, True)
     files = {f.path for f in ck.files}
     for _, tensor in tensors_in(ck.tree):
         for shard in tensor.found:
@@ -104,7 +117,7 @@ def test_every_shard_lies_inside_its_file_and_its_tensor(known):
 
 
 def test_every_leaf_is_in_exactly_one_section(known):
-    ck = ckptools.open(known.file)
+    ck = opened_plainly(known, False)
     paths = [(*s.path, *p) for s in ck.sections for p, _ in walk(s.value)]
     assert sorted(map(repr, paths)) == sorted(repr(p) for p, _ in walk(ck.tree))
 
@@ -134,7 +147,7 @@ def same(a: object, b: object) -> bool:
 
 def test_consolidating_and_reopening_gives_the_same_state(known, tmp_path):
     known.open().consolidate(tmp_path / "all.pt", keep_types=True, **known.written_with)
-    before, after = known.open(all_ranks=True), ckptools.open(tmp_path / "all.pt")
+    before, after = opened(known, True), ckptools.open(tmp_path / "all.pt")
     by_rank = {path[:1] for path in before.per_rank}  # written as a list by rank
     for section in before.sections:
         if section.kind != "rng" and section.path[:1] not in by_rank and not isinstance(section.value, Opaque):
