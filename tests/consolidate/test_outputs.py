@@ -9,6 +9,9 @@ import subprocess
 import sys
 import zipfile
 from collections import OrderedDict
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -17,6 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import ckptools
+from ckptools.consolidate.record import Consolidated
 from ckptools.errors import ReadError
 from ckptools.model.tree import fqn_of
 from ckptools.training_state.optimizers import Optimizer
@@ -55,11 +59,23 @@ def test_a_safetensors_file_equals_the_truth(fixture, tmp_path):
     assert {k: found[k] for k in truth} == truth
 
 
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Known], tuple[Consolidated, Path]]:
+    """A fixture as a full .pt, which is written once."""
+
+    @cache
+    def write(fixture: Known) -> tuple[Consolidated, Path]:
+        path = tmp_path_factory.mktemp(fixture.name) / "all.pt"
+        return ckptools.consolidate(fixture.file, path), path
+
+    return write
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fixture", WHOLE, ids=lambda k: k.name)
-def test_a_full_pt_has_the_same_tree_and_every_value(fixture, tmp_path):
-    done = ckptools.consolidate(fixture.file, tmp_path / "all.pt")
-    before, after = ckptools.open(fixture.file, all_ranks=True), ckptools.open(tmp_path / "all.pt")
+def test_a_full_pt_has_the_same_tree_and_every_value(fixture, full):
+    done, path = full(fixture)
+    before, after = ckptools.open(fixture.file, all_ranks=True), ckptools.open(path)
     assert [s.path for s in before.sections if fqn_of(s.path) not in done.left_out] == [s.path for s in after.sections]
     assert list(before.optimizers) == list(after.optimizers)
     for a, b in zip(before.optimizers.values(), after.optimizers.values(), strict=True):
@@ -75,10 +91,10 @@ def check_state(a: Optimizer, b: Optimizer) -> None:
 
 
 @pytest.mark.parametrize("fixture", WHOLE, ids=lambda k: k.name)
-def test_a_full_pt_is_read_by_plain_torch_load(fixture, tmp_path):
-    done = ckptools.consolidate(fixture.file, tmp_path / "all.pt")
+def test_a_full_pt_is_read_by_plain_torch_load(fixture, full):
+    done, path = full(fixture)
     assert done.needs == ()
-    for tree in (torch.load(tmp_path / "all.pt"), torch.load(tmp_path / "all.pt", mmap=True)):
+    for tree in (torch.load(path), torch.load(path, mmap=True)):
         assert list(tree) == [k for k in ckptools.open(fixture.file).tree if k not in done.left_out]
 
 
