@@ -111,14 +111,21 @@ def test_items_that_are_alike_are_not_looked_at_one_by_one(tmp_path: Path) -> No
     assert [shard.source is not None for shards in found for shard in shards].count(False) == 1
 
 
-@given(st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=4), st.sampled_from([0, 9]))
-def test_items_with_damaged_bytes_are_located_by_column_as_one_by_one(tmp_path_factory, damage, cut):
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
+    """The one file of a DCP's items, and what torch wrote into it."""
     folder = tmp_path_factory.mktemp("d")
     state = {f"w{n}": torch.arange(64.0) * n if n % 7 else torch.ones(3 + n % 2, 5) for n in range(30)}
     dcp.save(state | {"step": 5}, checkpoint_id=folder)
-    path = next(folder.glob("*.distcp"))
-    data = bytearray(path.read_bytes())
+    (path,) = folder.glob("*.distcp")
+    return path, path.read_bytes()
+
+
+@given(st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=4), st.sampled_from([0, 9]))
+def test_items_with_damaged_bytes_are_located_by_column_as_one_by_one(sound, damage, cut):
+    path, whole = sound
+    data = bytearray(whole)
     for place, value in damage:
         data[int(place * len(data))] = value
     path.write_bytes(data[: len(data) - cut])
-    assert located(folder, 0) == located(folder, 1 << 30)
+    assert located(path.parent, 0) == located(path.parent, 1 << 30)
