@@ -225,6 +225,24 @@ def test_a_dimension_that_mesh_dimensions_cut_in_another_order_is_put_together(t
     assert_both_ways_agree(path)
 
 
+@pytest.mark.skipif(not hasattr(_dtensor_spec, "ShardOrderEntry"), reason=f"{TORCH} has no order of shards")
+def test_an_order_that_a_split_factor_says_too_counts_once(tmp_path):
+    """As torch 2.10 wrote it; the rows of two ranks would change places without a sign, as sizes are the same."""
+    placements, full = (_StridedShard(0, split_factor=2), Shard(0)), torch.arange(16.0).reshape(8, 2)
+
+    def make(mesh):
+        rows, columns = brute(
+            full.shape, (2, 2), mesh.get_coordinate(), (Placement("_StridedShard", 0, 2), Placement("Shard", 0))
+        )
+        w = DTensor.from_local(full[rows][:, columns], mesh, placements, run_check=False, shape=(8, 2), stride=(2, 1))
+        w._spec.shard_order = (_dtensor_spec.ShardOrderEntry(0, (1, 0)),)
+        return {"w": w}
+
+    ck = ckptools.open(save_ranks(tmp_path, (2, 2), make), all_ranks=True)
+    assert ck.model["w"].placements == ("_StridedShard(0, sf=2)", "Shard(0)")
+    assert torch.equal(ck.model["w"].load(), full)
+
+
 @pytest.mark.parametrize("reduce_op", ["sum", "avg"])
 def test_partial_is_named_and_refused(tmp_path, reduce_op):
     path = save_ranks(

@@ -8,8 +8,8 @@ does where PEFT's adapter has a name. Nothing says which folders there should be
 no weights has lost them; modules of sentence-transformers, such as `1_Pooling/`, have another config and may have none.
 
 Source: diffusers/examples/text_to_image/train_text_to_image.py, `save_model_hook`; accelerate/accelerator.py,
-`save_state`; peft/peft_model.py, `save_pretrained`; diffusers/configuration_utils.py, `to_json_string`. Checked on files
-of diffusers 0.42 with Accelerate 1.15.
+`save_state`; peft/peft_model.py, `save_pretrained`; diffusers/configuration_utils.py, `to_json_string`. Checked on
+files of diffusers 0.42 with Accelerate 1.15.
 """
 
 from __future__ import annotations

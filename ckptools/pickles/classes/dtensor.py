@@ -226,6 +226,8 @@ def _placement(value: Any, ndim: int) -> Placement:
 def in_turn(placements: tuple[Placement, ...], order: Sequence[tuple[int, Ints]]) -> tuple[Placement, ...]:
     """Placements with their turns, by the mesh dimensions that cut each tensor dimension, first to last.
 
+    A `_StridedShard` has its place in the order already, by its split factor; torch 2.10 states the order besides.
+
     Raises:
         ValueError: the order names others than the placements.
     """
@@ -235,8 +237,10 @@ def in_turn(placements: tuple[Placement, ...], order: Sequence[tuple[int, Ints]]
             raise ValueError(
                 f"a DTensor whose shard order {describe_for_error((dim, mesh_dims))} is not its placements'"
             )
-        for turn, n in enumerate(mesh_dims if mesh_dims != tuple(sorted(mesh_dims)) else ()):
-            found[n] = found[n]._replace(turn=turn)
+        said_twice = any(placements[n].kind == "_StridedShard" for n in mesh_dims)
+        if not said_twice and mesh_dims != tuple(sorted(mesh_dims)):
+            for turn, n in enumerate(mesh_dims):
+                found[n] = found[n]._replace(turn=turn)
     return tuple(found)
 
 
