@@ -25,7 +25,7 @@ from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints, is_contiguous
 from ckptools.model.shards import states_any_crc
 from ckptools.model.source import ItemLayout
-from ckptools.model.tensor import ItemShards, Shard, Shards, Source, Tensor, with_bytes
+from ckptools.model.tensor import ItemShards, Shard, Shards, Source, Tensor, TensorKind, with_bytes
 from ckptools.model.tree import KeyPath
 
 Checksum = tuple[str, int, int]
@@ -74,7 +74,7 @@ def check_copies(tensors: Iterable[tuple[KeyPath, Tensor]]) -> Iterator[Problem]
     for path, tensor in stating:
         for shard, source in _stated(tensor.shards, unique):
             ranks[source.path] = shard.rank or 0
-            places.setdefault(source.path, {})[path, shard.box, source.record] = _facts(source)
+            places.setdefault(source.path, {})[path, shard.box, source.record] = _facts(source, tensor.kind)
     first: dict[object, Path] = {}
     for file, stated in places.items():
         names = {path for path, _, _ in stated}
@@ -90,13 +90,14 @@ def check_copies(tensors: Iterable[tuple[KeyPath, Tensor]]) -> Iterator[Problem]
 
 
 Facts = tuple[str, int, str, int, int]
-"""The name of a record, where in it a tensor begins, and its checksum."""
+"""The name of a record, where in it a DTensor begins, and its checksum."""
 
 
-def _facts(source: Source) -> Facts:
-    # Ranks that cut a tensor without a copy save all of it, and each begins somewhere else.
+def _facts(source: Source, kind: TensorKind) -> Facts:
+    # Ranks that cut a DTensor without a copy save all of it, and each begins somewhere else. A run of a flattened
+    # parameter begins where its rank says, whatever file lies there.
     start, nbytes = source.record_span
-    return source.record, source.offset - start, source.dtype, source.crc, nbytes
+    return source.record, source.offset - start if kind == "dtensor" else 0, source.dtype, source.crc, nbytes
 
 
 def _stated(shards: Shards, but: Collection[Path] = ()) -> Iterator[tuple[Shard, Source]]:
@@ -120,7 +121,7 @@ def _unique_files(tensors: Iterable[Tensor]) -> set[Path]:
         if not records.isdisjoint(names):
             for _, source in _stated(tensor.shards):
                 if source.record in names:
-                    found[source.path].add(_facts(source))
+                    found[source.path].add(_facts(source, tensor.kind))
     kinds = {path: frozenset(facts) for path, facts in found.items()}
     times = Counter(kinds.values())
     return {path for path, kind in kinds.items() if times[kind] == 1}

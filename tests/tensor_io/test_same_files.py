@@ -118,7 +118,7 @@ def tensors(folder: Path, drawn, columns: bool):
     for number, listed in enumerate(drawn):
         shards = []
         for file, at, length, record, crc in listed:
-            source = Source(folder / f"{file}.bin", 4 * at, "float32", (length,), (1,), record, (4 * at, 400), crc)
+            source = Source(folder / f"{file}.bin", 4 * at, "float32", (length,), (1,), record, (0, 400), crc)
             shards.append(Shard(Box((at,), (length,)), file, source))
         kept = in_columns(shards, "float32", files) if columns else tuple(shards)
         for name in ("files", "offsets", "sizes") if columns else ():
