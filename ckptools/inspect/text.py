@@ -66,6 +66,12 @@ def problem_lines(report: Report, severities: Sequence[Severity], screen: Screen
     return cause_lines(causes_of(report.problems, severities), following, screen, most)
 
 
+def size_expected(report: Report) -> str:
+    """How large all files together should be, where they are smaller than that: `of 2.8 MiB`."""
+    found, expected = report.bytes_found, report.bytes_expected
+    return f"of {size(expected)}" if expected and found < expected and size(found) != size(expected) else ""
+
+
 def facts(report: Report) -> Iterator[tuple[str, str, str]]:
     """Facts about the whole checkpoint: `(name, value, source)` of each."""
     step, world = report.checkpoint.step, report.world_size
@@ -75,9 +81,8 @@ def facts(report: Report) -> Iterator[tuple[str, str, str]]:
         yield "world size", "not recorded" if world.value is None else world.words, ", ".join(world.sources)
     for n, layout in enumerate(report.layout):
         yield "" if n else "layout", *layout_words(layout, report)
-    expected = report.bytes_expected
-    wanted = f"of {size(expected)} expected" if expected not in (None, report.bytes_found) and expected else ""
-    yield "size", size(report.bytes_found), wanted
+    expected = size_expected(report)
+    yield "size", size(report.bytes_found), f"{expected} expected" if expected else ""
     if report.saved:
         yield "saved", period(*report.saved), "file times" if report.ranks.files > 1 else "file time"
     if report.provenance is not None:

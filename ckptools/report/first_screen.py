@@ -11,6 +11,7 @@ from ckptools.display.palette import MARKS
 from ckptools.dtypes import short
 from ckptools.explain.record import Explanation, explanation
 from ckptools.inspect.record import Report
+from ckptools.inspect.text import size_expected
 from ckptools.model.causes import Cause, Consequence, causes_of, consequences_of
 from ckptools.model.problems import Code, Problem
 from ckptools.model.verdict import Verdict
@@ -53,8 +54,7 @@ def tiles(report: Report) -> Iterator[tuple[str, str, str]]:
     for one in models:
         dtypes.update(one.dtypes)
     yield "parameters", count(sum(one.params for one in models)), ", ".join(short(d) for d, _ in dtypes.most_common(3))
-    expected = report.bytes_expected
-    yield "size", size(report.bytes_found), f"of {size(expected)}" if expected not in (None, report.bytes_found) else ""
+    yield "size", size(report.bytes_found), size_expected(report)
     first, _, more = report.saved_as.partition(", ")
     yield "format", first, more
     if report.saved:

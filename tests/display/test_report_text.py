@@ -11,7 +11,15 @@ from ckptools.display.tables import Column, Screen, table
 from ckptools.inspect.record import inspect_report
 from ckptools.inspect.section_summary import SchedulerRow
 from ckptools.inspect.sections import section_details, section_text
-from ckptools.inspect.text import headline, next_line, optimizer_lines, read_line, report_text, scheduler_words
+from ckptools.inspect.text import (
+    headline,
+    next_line,
+    optimizer_lines,
+    read_line,
+    report_text,
+    scheduler_words,
+    size_expected,
+)
 from ckptools.model.problems import Code, Problem
 from tests.display.made import (
     HOSTILE,
@@ -98,6 +106,11 @@ def test_a_missing_replica_of_what_nobody_sharded_is_not_whole_and_recoverable()
     report = inspect_report(run7({"model": {"w": plain(4)}}, files=here, world_size=world, problems=missing(4)))
     words = "NOT WHOLE: rank 4 missing; recoverable: the whole model and optimizer are here"
     assert headline(report) == [words]
+
+
+@pytest.mark.parametrize(("found", "said"), [(1, "of 2.0 KiB"), (2047, ""), (2048, ""), (3000, "")])
+def test_the_size_that_is_expected_is_said_only_where_files_lack_some_of_it(found, said):
+    assert size_expected(inspect_report(run7())._replace(bytes_found=found, bytes_expected=2048)) == said
 
 
 def test_a_lone_rank_with_an_error_says_so():
