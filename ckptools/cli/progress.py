@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -27,13 +28,15 @@ class Line:
 
     def __init__(self) -> None:
         self.shown = False
-        self._terminal = sys.stderr.isatty()
+        # A terminal that cannot erase a line gets one every ten seconds.
+        self._terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._started = self._last = time.monotonic()
 
     def due(self) -> bool:
         """Whether it is time to print again."""
         now = time.monotonic()
-        if Printing.silent or now - self._last < (TERMINAL_SECONDS if self._terminal else LOG_SECONDS):
+        quiet = Printing.silent or Printing.quiet
+        if quiet or now - self._last < (TERMINAL_SECONDS if self._terminal else LOG_SECONDS):
             return False
         self._last = now
         return True

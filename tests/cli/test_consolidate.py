@@ -119,6 +119,18 @@ def test_a_terminal_s_line_is_gone_before_an_error_is_printed(capsys, monkeypatc
     assert "read the structure of 1 file  rank0.pt" in shown and shown.endswith("\r\x1b[K")
 
 
+@pytest.mark.parametrize(("words", "lines"), [([], 3), (["-q"], 0)], ids=str)
+def test_a_terminal_that_erases_nothing_gets_lines_and_whoever_wants_quiet_none(monkeypatch, words, lines):
+    for name in ("TERMINAL_SECONDS", "LOG_SECONDS"):
+        monkeypatch.setattr(f"ckptools.cli.progress.{name}", 0.0)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr("ckptools.cli.printing.Printing.quiet", False)  # set by -q, and put back behind this test
+    folder = str(FIXTURES / "torch2.4.1-fsdp2-w3")
+    stderr = CliRunner().invoke(app, ["inspect", folder, *words]).stderr
+    assert stderr.count("read the structure of") == lines and "\x1b" not in stderr
+
+
 def test_a_checkpoint_that_is_opened_again_draws_no_line_that_nothing_erases(capsys, monkeypatch):
     monkeypatch.setattr("ckptools.cli.progress.TERMINAL_SECONDS", 0.0)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
