@@ -239,3 +239,9 @@ def test_what_is_refused_is_json_too_and_leaves_nothing(tmp_path):
 def test_an_option_that_could_do_nothing_is_refused_before_a_file_is_written(tmp_path, words, said):
     code, stdout, stderr = run(COMPOSER, "-o", tmp_path / "m.pt", *words)
     assert (code, stdout, [*tmp_path.iterdir()]) == (2, "", []) and said in stderr
+
+
+def test_quiet_leaves_out_the_hint_and_not_what_was_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr("ckptools.cli.printing.Printing.quiet", False)  # set by -q, and put back behind this test
+    _, _, stderr = run(COMPOSER, "-o", tmp_path / "m.safetensors", "-q")
+    assert "load: " not in stderr and stderr.startswith("note: the model alone is written")

@@ -9,7 +9,7 @@ import typer
 
 from ckptools.cli.answers import answered_in_json, opened
 from ckptools.cli.arguments import AsJson, CheckpointPaths
-from ckptools.cli.printing import say, screen, show
+from ckptools.cli.printing import Printing, say, screen, show
 from ckptools.cli.shared_options import OpeningOptions
 from ckptools.consolidate.options import ConsolidateOptions
 from ckptools.display.palette import mark_of
@@ -80,6 +80,8 @@ def _tell(done: Consolidated, copies: bool) -> None:
     show(encodable("\n".join(lines), sys.stdout.encoding))
     beside = screen(sys.stderr)
     for row in consolidate_text.remarks(done):
+        if Printing.quiet and row.startswith("load: "):  # a hint; what was left out is no hint
+            continue
         # What is typed again is never wrapped, so that it can be copied.
         for line in [row] if row.startswith("load: ") else wrapped("", printable(row), beside):
             say(line, mark_of(row))
