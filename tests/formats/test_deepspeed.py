@@ -202,6 +202,14 @@ def test_frozen_parameters_that_were_left_out_are_worth_a_note(tmp_path, stage, 
     assert ck.whole
 
 
+def test_weights_that_zenflow_stepped_ahead_are_no_damaged_copies(tmp_path):
+    config = {"zero_optimization": {"stage": 2, "round_robin_gradients": False, "zenflow": {"topk_ratio": 0.2}}}
+    run = Run(values({"a": (7, 3)}), [["a"]], 2, 2, config=config, module={"a": torch.full((7, 3), 9.0)})
+    ck = opened(run, tmp_path)
+    assert [(p.code, p.tensor, p.severity) for p in ck.problems] == [("CK012", "model", "note")]
+    assert ck.verify(deep=True).ok and raw(ck.model["a"]) == of_torch(run.master["a"])
+
+
 def test_ties_are_seen_by_their_bytes_where_shared_params_is_older_than_the_file(tmp_path):
     run = Run(values({"a": (7, 3)}), [["a"]], 2, 2)
     run.shared = {"b": "a"}

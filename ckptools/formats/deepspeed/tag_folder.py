@@ -211,7 +211,9 @@ class TagFolder:
             if low:
                 model = weights.module_model(base, shapes, self.sharded)
             else:
-                self.rounded = tuple(Rounded.pairs(masters, base.module or {}, "model."))
+                ahead = list(weights.ahead_of_fp32(base))
+                self.problems += ahead
+                self.rounded = () if ahead else tuple(Rounded.pairs(masters, base.module or {}, "model."))
                 model = weights.fp32_model(base, masters, self.frozen, self.sharded)
         own = experts.own_weights(self.expert_trees)
         model |= {fqn: t for fqn, t in own.items() if fqn not in model}

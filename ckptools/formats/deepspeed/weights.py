@@ -142,6 +142,19 @@ def ambiguous_tied_modules(layers: Layers, shapes: Mapping[str, Ints]) -> Iterat
             yield Problem(Code.LAYOUT_DISAGREES, text, None, f"{TIED}{name}", severity="warning")
 
 
+def ahead_of_fp32(base: ModelStates) -> Iterator[Problem]:
+    """Note a module whose own weights ZenFlow stepped ahead of their fp32 copy.
+
+    Source: deepspeed/runtime/zenflow/zenflow_stage_1_and_2.py of 0.19.8, `_selective_optimizer_step`.
+    """
+    if isinstance(base.config("zero_optimization", "zenflow"), dict):
+        text = (
+            "ZenFlow steps some columns of the module's own weights ahead of their fp32 copy, so the two may differ: "
+        )
+        text += "the fp32 copy is read, as DeepSpeed does to resume; --weights module gives the others"
+        yield Problem(Code.KEPT_AS_SAVED, text, None, "model")
+
+
 def without_frozen(base: ModelStates, stage: int) -> Iterator[Problem]:
     """Note model states that were saved without the frozen parameters, if there were any.
 
