@@ -237,6 +237,12 @@ def test_model_states_with_another_ranks_frozen_pieces_are_a_copy(tmp_path, froz
     assert [p.code for p in ckptools.open(tag, all_ranks=True).problems] == ["CK009"] * told_of
 
 
+def test_optimizer_states_under_the_name_of_model_states_are_refused(z3):
+    shutil.copy(z3 / ("bf16_" + OPTIM.format(0)), z3 / "zero_pp_rank_1_mp_rank_00_model_states.pt")
+    with pytest.raises(ReadError, match=r"rank_1_mp_rank_00_model_states\.pt: holds optimizer states and no model"):
+        ckptools.open(z3, all_ranks=True)
+
+
 def test_swapped_optimizer_states_of_zero_3_are_known_by_the_names_they_were_saved_under(tmp_path):
     run = Run(values({"a": (30, 7), "b": (40,)}), [["a", "b"]], 2, 3)
     tag = run.save(tmp_path)

@@ -85,9 +85,16 @@ class Files:
         return tree
 
     def models(self) -> dict[Place, ModelStates]:
-        """The model states that were read, by `(mp, dp)`."""
+        """The model states that were read, by `(mp, dp)`.
+
+        Raises:
+            ReadError: one is an optimizer states file.
+        """
         trees = ((n, self.tree(n)) for n in self.of("model"))
         read = [ModelStates(n.path, *n.place, tree) for n, tree in trees if tree is not None]
+        for model in read:
+            if "module" not in model.tree and "optimizer_state_dict" in model.tree:
+                raise ReadError(model.path, "holds optimizer states and no model; an optimizer's file under this name")
         return {(m.mp, m.dp): m for m in reversed(read)}
 
     def optims(self) -> dict[Place, OptimStates]:
