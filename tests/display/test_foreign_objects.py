@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -109,15 +110,16 @@ def loop() -> Opaque:
     return one
 
 
-ODD = {
-    "an object in itself": loop(),
-    "objects 20 000 levels deep": nested(20_000),
-    "dicts 20 000 levels deep in an object": deep_dict(20_000),
+ODD: dict[str, Callable[[], Opaque]] = {
+    "an object in itself": loop,
+    "objects 20 000 levels deep": lambda: nested(20_000),
+    "dicts 20 000 levels deep in an object": lambda: deep_dict(20_000),
 }
 
 
-@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
-def test_what_has_no_end_is_shown_as_far_as_it_is_of_use(odd):
+@pytest.mark.parametrize("make", ODD.values(), ids=ODD)
+def test_what_has_no_end_is_shown_as_far_as_it_is_of_use(make):
+    odd = make()
     ck = checkpoint({"args": odd, "scheduler": {"last_epoch": 1, "args": odd}})
     for name in ("args", "scheduler"):
         (detail,) = section_details(ck, name)

@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
-from transformers import AutoTokenizer
 
 import ckptools
 from ckptools.errors import CkptoolsError, NotWholeError, OutputExistsError, RefusedError, UsageError
@@ -50,6 +49,8 @@ def refused(run: Path, original: Path | str, kind: type[CkptoolsError] = Refused
 
 
 def test_config_and_tokenizer_are_copied_as_they_are(run, original):
+    from transformers import AutoTokenizer
+
     done = home(run, original)
     assert done.like.copied[-1] == "config.json"
     for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):

@@ -16,8 +16,6 @@ import ckptools
 from tests.hugging_face.toy_models import loaded_strictly, logits, save_original, toy_model
 from tests.hugging_face.trainer_names import save_megatron, torchtitan_state
 
-pytest.importorskip("transformers")
-
 TRAINED = ("llama", "llama-tied", "gpt2", "qwen2-moe", "qwen3-moe", "mixtral", "phi3")
 
 

@@ -1,4 +1,7 @@
-"""Real transformers models of toy sizes, with a config and a tokenizer in their folder."""
+"""Real transformers models of toy sizes, with a config and a tokenizer in their folder.
+
+transformers is imported where a model is made: most processes that collect these tests run none of them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 VOCABULARY = 96
 _SIZES = {
@@ -24,21 +26,25 @@ _SIZES = {
 _MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 _GPT2 = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 
-CONFIGS: dict[str, Any] = {
-    "llama": lambda: transformers.LlamaConfig(**_SIZES, tie_word_embeddings=False),
-    "llama-tied": lambda: transformers.LlamaConfig(**_SIZES, tie_word_embeddings=True),
-    "gpt2": lambda: transformers.GPT2Config(**_GPT2, bos_token_id=1, eos_token_id=2),
-    "qwen2-moe": lambda: transformers.Qwen2MoeConfig(**_SIZES, **_MOE, shared_expert_intermediate_size=40),
-    "qwen3-moe": lambda: transformers.Qwen3MoeConfig(**_SIZES, **_MOE, head_dim=8),
-    "mixtral": lambda: transformers.MixtralConfig(**_SIZES, num_local_experts=4),
-    "phi3": lambda: transformers.Phi3Config(**_SIZES, pad_token_id=0),
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", {**_SIZES, "tie_word_embeddings": False}),
+    "llama-tied": ("LlamaConfig", {**_SIZES, "tie_word_embeddings": True}),
+    "gpt2": ("GPT2Config", {**_GPT2, "bos_token_id": 1, "eos_token_id": 2}),
+    "qwen2-moe": ("Qwen2MoeConfig", {**_SIZES, **_MOE, "shared_expert_intermediate_size": 40}),
+    "qwen3-moe": ("Qwen3MoeConfig", {**_SIZES, **_MOE, "head_dim": 8}),
+    "mixtral": ("MixtralConfig", {**_SIZES, "num_local_experts": 4}),
+    "phi3": ("Phi3Config", {**_SIZES, "pad_token_id": 0}),
 }
+"""The class of each model's config, and its fields."""
 
 
 def toy_model(name: str, seed: int = 0) -> Any:
     """A model of which every weight matters: values large enough that a swapped row changes the logits."""
+    import transformers
+
     torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name]())
+    kind, fields = CONFIGS[name]
+    model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, kind)(**fields))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0, 0.3)
@@ -68,6 +74,8 @@ def logits(model: Any) -> torch.Tensor:
 
 def loaded_strictly(folder: Path) -> Any:
     """The model that transformers loads from a folder, with nothing missing, unexpected or of another shape."""
+    import transformers
+
     model, info = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert not any(info.values()), info
     return model

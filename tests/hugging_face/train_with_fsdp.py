@@ -15,6 +15,7 @@ import torch
 import torch._dynamo  # as every optimizer does, here once for all ranks
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+import transformers  # noqa: F401 - here once for all ranks
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard

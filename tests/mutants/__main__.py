@@ -32,7 +32,6 @@ import torch  # noqa: F401
 import typer.testing  # noqa: F401
 
 from tests.mutants.covering import KEPT, PACKAGE, ROOT, Recording, copied, record
-from tests.mutants.faults import faults_by_line
 
 ROOMS = (
     "tensor_io", "training_state", "formats", "keys", "display", "inspect", "verify", "stats", "diff", "match",
@@ -100,6 +99,8 @@ class Verdict:
 
 def drawn(files: Sequence[Path], size: int, seed: int) -> list[Fault]:
     """So many different faults, drawn at random from some modules."""
+    from tests.mutants.faults import faults_by_line  # libcst takes a third of a second, and not all need it
+
     chance = random.Random(seed)
     texts = {file: (ROOT / file).read_text() for file in files}
     places = [(file, line) for file, text in texts.items() for line in range(1, text.count("\n") + 1)]

@@ -7,13 +7,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import coverage
 import pytest
 
 from tests.mutants.__main__ import Fault, Verdict, chosen, drawn, failing, report
 from tests.mutants.covering import RESULTS, ROOT, SETTINGS, Recording, _function_at, _moved, _statement_at
-from tests.mutants.faults import faults_by_line
 
 WORDS = '''"""A text."""
 from typing import TYPE_CHECKING
@@ -27,6 +27,13 @@ class C:
     def __repr__(self) -> str:
         return str(1 + 2)
 '''
+
+
+def faults_by_line(source: str) -> Any:
+    """Import libcst only where a test runs, not where it is collected."""
+    from tests.mutants import faults
+
+    return faults.faults_by_line(source)
 
 
 def made(line: str) -> set[str]:
