@@ -37,18 +37,37 @@ LONGEST_FIRST = (
     "tests/damage/test_matrix.py",
     "tests/test_training_guide.py",
     "tests/test_documents.py",
-    "tests/hostile/test_corpus.py",
-    "tests/test_tutorial.py",
-    "tests/training/test_restart.py",
+    "tests/transcripts/test_transcripts.py",
+    "tests/browse/test_keys.py",
     "tests/training/test_two_nodes.py",
+    "tests/browse/test_hostile.py",
+    "tests/damage/test_in_a_bucket.py",
+    "tests/cluster/test_consolidate.py",
+    "tests/hostile/test_corpus.py",
+    "tests/browse/test_tabs.py",
+    "tests/training/test_restart.py",
+    "tests/cluster/test_waiting.py",
+    "tests/cli/test_json_schemas.py",
+    "tests/browse/test_terminal.py",
+    "tests/test_tutorial.py",
+    "tests/formats/test_contract_in_a_bucket.py",
+    "tests/consolidate/test_crashes.py",
+    "tests/ls/test_run_folder.py",
+    "tests/consolidate/test_upload.py",
+    "tests/watch/test_command.py",
     "tests/training/test_launchers.py",
     "tests/training/test_damage.py",
     "tests/training/test_frameworks.py",
     "tests/training/test_resume.py",
-    "tests/transcripts/test_transcripts.py",
     "tests/verify/test_flipped_bits.py",
+    "tests/training/test_simulation.py",
+    "tests/training/test_strategies_fsdp.py",
+    "tests/watch/test_callbacks.py",
 )
-"""Files whose tests take longest: begun last, one would keep one process busy after the others have ended."""
+"""Files whose tests take longest: begun last, one would keep one process busy after the others have ended.
+
+Those that wait for a screen, a clock or other processes stand between those that compute, so that the cores are busy.
+"""
 
 
 @dataclass(eq=False)
