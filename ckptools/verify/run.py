@@ -230,8 +230,8 @@ class _ByteChecks:
             own = stored_bytes.own(ck, self.files)
         except ReadError as error:
             problems, own = [*problems, unreadable(error)], ""
-        if not pairs and not problems and not own and not ck.rounded:
-            return skipped("copies equal", "nothing is stored twice")
+        if not pairs and not problems and not ck.rounded:
+            return skipped("copies equal", "; ".join(["nothing is stored twice", *([own] if own else [])]))
         parts = [f"{plural(len(pairs), 'tensor')} stored more than once"] if pairs or not ck.rounded else []
         right = rounded - len(contradicted)
         parts += [f"{plural(right, 'weight')} beside fp32 copies that round to them"] if ck.rounded else []

@@ -198,6 +198,11 @@ def test_an_optimizer_s_replica_with_other_bytes_is_named(hsdp):
     assert problem.tensor.startswith("optim.") and problem.tensor.endswith("conv.weight.exp_avg_sq")
 
 
+def test_a_checkpoint_that_stores_nothing_twice_has_no_copies_that_are_equal():
+    copies = check(ckptools.verify(FIXTURES / "torchsnapshot-fsdp1" / "ckpt"), "copies equal")
+    assert copies.result == "skip" and copies.detail.startswith("nothing is stored twice; each rank has its own: ")
+
+
 def test_ranks_of_different_steps_are_an_error(hsdp, tmp_path):
     other = torch.load(hsdp / "rank1.pt", weights_only=False)
     other["step"] += 1
