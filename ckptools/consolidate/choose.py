@@ -22,7 +22,7 @@ from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of, is_within
 from ckptools.tensor_io import replicas
 from ckptools.tensor_io.checksums import Record
-from ckptools.tensor_io.copied_files import copied_files
+from ckptools.tensor_io.copied_partitions import copies_without_checksums
 from ckptools.text import and_others, named_ranks, plural, printable
 from ckptools.training_state.judgement import is_of_one_rank, may_concern, stands_in_the_way, verdict_of
 from ckptools.training_state.rank_values import own_paths
@@ -212,7 +212,7 @@ def check_files(checkpoint: Checkpoint, part: str, files: OpenFiles) -> None:
     problems: list[Problem] = []
     if part in ("optimizer", "all") or getattr(checkpoint.options, "weights", "") != "module":
         problems, _ = replicas.compare_rounded(checkpoint.rounded)
-    problems = problems or copied_files(tensors_to_write(checkpoint, part), files)
+    problems = problems or copies_without_checksums(tensors_to_write(checkpoint, part), files)
     if problems:
         raise NotWholeError(checkpoint.path, f"{problems[0]}{and_others(len(problems) - 1)}", problems)
 

@@ -86,7 +86,7 @@ def check_copies(tensors: Iterable[tuple[KeyPath, Tensor]]) -> Iterator[Problem]
         times = Counter(facts[2:] for facts in set(stated.values()))
         elsewhere = (facts[2:] for place, facts in stated.items() if place not in places[other])
         if proves_a_copy(facts for facts in elsewhere if times[facts] == 1):
-            yield Problem(Code.STRAY_FILE, _text(file, other), ranks[file], files=(file.name,))
+            yield Problem(Code.STRAY_FILE, copy_text(file, other), ranks[file], files=(file.name,))
 
 
 Facts = tuple[str, int, str, int, int]
@@ -283,14 +283,14 @@ def _copies_among(paths: Sequence[Path], listed: Sequence[_Listed], files: OpenF
             for path in paths
             if path in numbered and (source := one.shards[numbered[path]].source) is not None
         }
-        groups = [part for group in groups if len(group) > 1 for part in _split(group, sources, files, varied)]
+        groups = [part for group in groups if len(group) > 1 for part in split_alike(group, sources, files, varied)]
     for first, *others in groups:
         for copy in (path for path in others if varied[path] >= MIN_VARIED):
             one, number = next((one, numbered[copy]) for one, numbered in pairs if copy in numbered)
-            yield Problem(Code.STRAY_FILE, _text(copy, first), one.shards[number].rank)
+            yield Problem(Code.STRAY_FILE, copy_text(copy, first), one.shards[number].rank)
 
 
-def _split(
+def split_alike(
     group: Sequence[Path], sources: Mapping[Path, Source], files: OpenFiles, varied: dict[Path, int]
 ) -> list[list[Path]]:
     """Split a group of files by the first bytes of one tensor; count elements where they are not all alike."""
@@ -310,6 +310,7 @@ def _beginning(source: Source, files: OpenFiles) -> bytes:
         return file.read(source.offset, min(nbytes, SAMPLE))
 
 
-def _text(copy: Path, other: Path) -> str:
+def copy_text(copy: Path, other: Path) -> str:
+    """Say that a file is a copy of another, with their folders where both have one name."""
     names = [file.name if copy.name != other.name else f"{file.parent.name}/{file.name}" for file in (copy, other)]
     return f"{names[0]} has the same bytes as {names[1]}, which is another part of the tensors; one is a copy"

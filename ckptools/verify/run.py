@@ -22,7 +22,7 @@ from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.pickles.foreign_names import foreign_classes, foreign_problems, suspicious_names
 from ckptools.tensor_io import replicas
 from ckptools.tensor_io.checksums import Record, Stored, without_records
-from ckptools.tensor_io.copied_files import copied_files
+from ckptools.tensor_io.copied_partitions import copies_without_checksums
 from ckptools.tensor_io.equal_copies import equal_copies
 from ckptools.tensor_io.fetch_ahead import copies_of, in_ranks
 from ckptools.tensor_io.threads import Progress, no_progress, thread_count
@@ -215,7 +215,9 @@ class _ByteChecks:
         contradicted, rounded = replicas.compare_rounded(ck.rounded)
         problems += contradicted
         with suppress(ReadError):  # other checks report it
-            problems += copied_files(((fqn_of(path), tensor) for path, tensor in tensors_in(ck.tree)), self.files)
+            problems += copies_without_checksums(
+                ((fqn_of(path), tensor) for path, tensor in tensors_in(ck.tree)), self.files
+            )
 
         def compare(pair: tuple[str, Any]) -> list[Problem]:
             self.progress(0, pair[0])

@@ -243,6 +243,17 @@ def test_optimizer_states_under_the_name_of_model_states_are_refused(z3):
         ckptools.open(z3, all_ranks=True)
 
 
+def test_a_copied_rank_of_zero_3_is_found_by_its_bytes_where_files_state_no_checksums(tmp_path):
+    tag = Run(values({"a": (31, 7), "b": (5,)}), [["a", "b"]], 2, 3).save(tmp_path)
+    with deepspeed_classes():
+        for file in tag.glob("*.pt"):
+            torch.save(torch.load(file, weights_only=False), file, _use_new_zipfile_serialization=False)
+    assert ckptools.verify(tag, deep=True).ok
+    shutil.copy(tag / OPTIM.format(0), tag / OPTIM.format(1))
+    (found,) = (p for p in ckptools.verify(tag, deep=True).problems if p.severity == "error")
+    assert (found.code, found.rank) == ("CK009", 1)
+
+
 def test_swapped_optimizer_states_of_zero_3_are_known_by_the_names_they_were_saved_under(tmp_path):
     run = Run(values({"a": (30, 7), "b": (40,)}), [["a", "b"]], 2, 3)
     tag = run.save(tmp_path)
