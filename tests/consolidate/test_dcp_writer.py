@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickletools
 from collections import OrderedDict
+from functools import cache
 from pathlib import Path
 from unittest import mock
 
@@ -39,6 +40,12 @@ def known(name: str) -> Known:
     return next(k for k in WHOLE if k.name.startswith(name))
 
 
+@cache
+def opened(fixture: Known) -> ckptools.Checkpoint:
+    """A fixture, opened once: to be written, and to name what its optimizers hold."""
+    return fixture.open(all_ranks=True)
+
+
 COMPOSER, DDP = known("composer-0.13"), known("torch2.13.0-ddp")
 
 
@@ -47,7 +54,7 @@ def loaded(tmp_path_factory) -> Path:
     """A DCP of every fixture, and beside each what three ranks loaded from it; one start of the ranks for all."""
     folder = tmp_path_factory.mktemp("dcp")
     for fixture in WHOLE:
-        ckptools.consolidate(fixture.open(all_ranks=True), folder / f"{number(fixture)}.dcp")
+        ckptools.consolidate(opened(fixture), folder / f"{number(fixture)}.dcp")
     with mock.patch.object(writer, "ITEM_BYTES", 100):
         ckptools.consolidate(COMPOSER.file, folder / "cut.dcp", max_shard_size=40_000)
     assert dcp_resume.start(folder) == [0] * dcp_resume.RANKS
@@ -65,7 +72,7 @@ def truth_of(fixture: Known) -> dict[str, tuple[str, bytes, tuple[int, ...]]]:
     key = numbers_of(fixture)
     of_optimizer = {k: k.split("/")[1:] for k in kept if k.startswith("optim/")}
     # Without param groups it is no optimizer's state, and keeps its name.
-    optimizers = fixture.open(all_ranks=True).optimizers.values()
+    optimizers = opened(fixture).optimizers.values()
     at = dict.fromkeys((name for name, *_ in of_optimizer.values()), "optimizer" if optimizers else "optim")
     if len(optimizers) > 1:
         at |= {name: ".".join(map(str, o.path)) for o in optimizers for name in o.state}
@@ -77,7 +84,7 @@ def truth_of(fixture: Known) -> dict[str, tuple[str, bytes, tuple[int, ...]]]:
 
 def numbers_of(fixture: Known) -> dict[str, str]:
     """The number of each parameter by its name, of an optimizer of which one has no sure name; else nothing."""
-    optimizers = fixture.open(all_ranks=True).optimizers.values()
+    optimizers = opened(fixture).optimizers.values()
     numbered = [o.naming.names.items() for o in optimizers if o.naming.unnamed and o.naming.by != "fqn"]
     return {name: str(number) for names in numbered for number, name in names}
 
