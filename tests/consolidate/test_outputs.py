@@ -36,6 +36,12 @@ def known(name: str) -> Known:
     return next(k for k in WHOLE if k.name.startswith(name))
 
 
+@cache
+def opened(fixture: Known) -> ckptools.Checkpoint:
+    """A fixture, opened once for all outputs."""
+    return fixture.open()
+
+
 def model_truth(of: Known) -> dict[str, tuple[str, bytes, tuple[int, ...]]]:
     truth = {k: v for k, v in load_truth(of.name).items() if k.startswith("model/")}
     truth = {k: v for k, v in truth.items() if not k.startswith(of.absent or "-")}
@@ -44,7 +50,7 @@ def model_truth(of: Known) -> dict[str, tuple[str, bytes, tuple[int, ...]]]:
 
 @pytest.mark.parametrize("fixture", (*WHOLE, *LOCAL), ids=lambda k: k.name)
 def test_a_model_pt_loads_safely_and_equals_the_truth(fixture, tmp_path):
-    fixture.open().consolidate(tmp_path / "m.pt", only="model")
+    opened(fixture).consolidate(tmp_path / "m.pt", only="model")
     state = torch.load(tmp_path / "m.pt", weights_only=True, mmap=True)
     truth = model_truth(fixture)
     assert {k: raw(state[k]) for k in truth} == truth
@@ -52,7 +58,7 @@ def test_a_model_pt_loads_safely_and_equals_the_truth(fixture, tmp_path):
 
 @pytest.mark.parametrize("fixture", (*WHOLE, *LOCAL), ids=lambda k: k.name)
 def test_a_safetensors_file_equals_the_truth(fixture, tmp_path):
-    fixture.open().consolidate(tmp_path / "m.safetensors")
+    opened(fixture).consolidate(tmp_path / "m.safetensors")
     with safe_open(tmp_path / "m.safetensors", framework="pt") as file:
         found = {k: raw(file.get_tensor(k)) for k in file.keys()}  # noqa: SIM118 - it is no dict
     truth = model_truth(fixture)
