@@ -32,7 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in accumulate(HOME.split("."), "{}.{}".format):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     info.__module__, sys.modules[HOME]._StorageInfo = HOME, info
-    dcp.save(STATE, checkpoint_id=tmp_path / "torch", no_dist=True)
+    dcp.save(STATE, checkpoint_id=tmp_path / "torch")
     metadata, memory = dcp.FileSystemReader(tmp_path / "torch").read_metadata(), b""
     saved = (tmp_path / "torch" / "__0_0.distcp").read_bytes()
     for index, place in metadata.storage_data.items():
