@@ -31,7 +31,7 @@ from ckptools.training_state.steps import find_step, step_in
 NAME = "torch_file"
 READS = "one torch.save file: .pt, .pth, .bin, .ckpt, .nemo (DDP snapshots, Lightning, NeMo, plain state dicts)"
 KNOWN_BY = "its first bytes, whatever the file is called"
-TRIED = ("torch 2.13.0", "Lightning 2.6.6")
+TRIED = ("torch 2.13.0", "Lightning 2.6.6", "bitsandbytes 0.50.2")
 BY_HAND = ("NeMo's .nemo",)
 JOINS = ("model", "optimizer", "rest")
 

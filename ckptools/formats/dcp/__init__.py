@@ -34,7 +34,14 @@ __all__ = ["KNOWN_BY", "NAME", "READS", "Folder", "detect", "read", "read_folder
 NAME = "dcp"
 READS = "a torch.distributed.checkpoint folder (DCP): Composer, torchtitan, Lightning, dcp.save"
 KNOWN_BY = "a folder with .metadata, or __0.metadata of each rank"
-TRIED = ("torch 1.13.1 to 2.15.0", "Composer 0.16.4", "torchtitan 0.3.0", "Lightning 2.6.6", "torchao 0.18.0")
+TRIED = (
+    "torch 1.13.1 to 2.15.0",
+    "Composer 0.16.4",
+    "torchtitan 0.3.0",
+    "Lightning 2.6.6",
+    "DLRover 0.6.1",
+    "torchao 0.18.0",
+)
 JOINS = ("model", "optimizer", "rest")
 
 COMPANION = "meta.pt"

@@ -57,7 +57,7 @@ from ckptools.training_state.steps import find_step
 NAME = "hugging_face"
 READS = "Hugging Face models: safetensors or .bin, one file or several, with the state of Trainer or Accelerate"
 KNOWN_BY = "model.safetensors, model-00001-of-00004.safetensors, pytorch_model.bin in a folder, their index.json"
-TRIED = ("transformers 4.46.3 and 5.24.0", "safetensors 0.8.0", "torchao 0.18.0")
+TRIED = ("transformers 4.46.3 and 5.24.0", "diffusers 0.42.1", "safetensors 0.8.0", "torchao 0.18.0")
 JOINS = ("model", "optimizer", "rest")
 
 LOST = "model.safetensors"
