@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from ckptools.contents.pickled_bytes import with_inside
 from ckptools.contents.record import KeyRow, RankValue, Shown, ShownKey
-from ckptools.contents.saved_bytes import with_inside
 from ckptools.contents.shards import holes, shard_rows, stated_row
 from ckptools.contents.tree import described, full_value, is_short, key_rows
 from ckptools.errors import NotWholeError, ReadError, UsageError

@@ -8,8 +8,8 @@ from math import prod
 from struct import calcsize, unpack
 from typing import Any
 
+from ckptools.contents.pickled_bytes import pickled_text
 from ckptools.contents.record import KeyRow, Keys, KeySection, Totals
-from ckptools.contents.saved_bytes import pickled_text
 from ckptools.keys.entries import EVERYTHING, Entry, Selection, asks_for_private, entries_of, is_private
 from ckptools.keys.rank_leaves import LONG, fingerprint
 from ckptools.keys.sharding import placement

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ckptools.errors import CkptoolsError
+from ckptools.errors import CkptoolsError, ReadError
 from ckptools.files.file_type import content_of, head_of
 from ckptools.files.opening import File, Window
 from ckptools.files.temporary import room_in, temporary_file
@@ -41,16 +41,21 @@ def tree_in(data: bytes, original: Path) -> Any:
         with room_in(target, original, len(data)):
             target.write_bytes(data)
             with File(target) as file:
-                return read_archive(file)[1] if content_of(head_of(file)) in ("zip", "legacy") else _unpickled(file)
+                archive = content_of(head_of(file)) in ("zip", "legacy")
+                return read_archive(file)[1] if archive else load_all(StorageReader(file), target)
     except CkptoolsError:
         return None
 
 
-def _unpickled(file: File) -> Any:
-    machine = StorageReader(file)
-    tree = load_checked(machine, file.path, "a value")
-    if machine.stopped_at != file.size:
-        raise CkptoolsError(file.path, "goes on behind its pickle")
+def load_all(machine: Machine, path: Path) -> Any:
+    """The tree of a pickle that is all of a machine's bytes.
+
+    Raises:
+        ReadError: it is damaged, or ends before they do.
+    """
+    tree = load_checked(machine, path, "a value")
+    if machine.stopped_at != len(machine.data):
+        raise ReadError(path, "goes on behind its pickle")
     return tree
 
 

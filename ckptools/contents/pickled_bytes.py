@@ -39,14 +39,12 @@ def pickled_text(data: bytes | bytearray) -> str:
     """
     if not (2 < len(data) <= MAX_BYTES and data[:1] == b"\x80" and data[-1:] == b"."):
         return ""
-    from ckptools.pickles.machine import Machine, load_checked
+    from ckptools.pickles.machine import Machine
+    from ckptools.pickles.saved_bytes import load_all
 
     try:
-        machine = Machine(bytes(data))
-        tree = load_checked(machine, Path(), "a value")
+        tree = load_all(Machine(bytes(data)), Path())
     except CkptoolsError:
-        return ""
-    if machine.stopped_at != len(data):
         return ""
     shown = [_brief(fqn_of(path), value) for path, value in islice(leaves_of(tree), MOST + 1)]
     return ", ".join(shown[:MOST]) + (" and more" if len(shown) > MOST else "")
