@@ -145,10 +145,9 @@ class _RankGroup:
         self.problems += () if in_parts else rank_checks.check_lacking(merge, tree, sections)
         self.builder.add_rank_values(found)
         self.problems += rank_checks.check_gathered_rng(sections, merge.differing)
-        mentioned = {name for saved in self.read.saved.values() for name in saved.names}
-        self.problems += rank_checks.check_cut_order(tree, mentioned)
         self.problems += (Problem(Code.LAYOUT_INFERRED, note, None, fqn_of(path)) for path, note in notes.items())
         self.builder.add_saved(self.read.saved.values(), placed=not in_parts)
+        self.problems += rank_checks.check_cut_order(tree, self.builder.names)
         plainly = LOCAL if local else _saved_as(sharded, len(self.group), in_parts)
         saved_as = self.wrapped.saved_as if self.wrapped else plainly
         # The number in the path that is the rank counts no steps.
