@@ -96,8 +96,9 @@ def read(path: Path, options: Options) -> Checkpoint:
         builder.problems += problems or _parts(model, options)
         return _checkpoint(builder, weights.base, {"model": model}, CompanionFiles(), options)
     found = model_files_in(path)
-    if not found and model_folders(path):
-        models = dict(read_model_folders(path, options, builder.problems))
+    folders = [] if found else model_folders(path)
+    if folders:
+        models = dict(read_model_folders(folders, options, builder.problems))
         return _checkpoint(builder, path.absolute().name, models, read_companions(path, options), options)
     if not found:
         text = f"no file {LOST}, and no other weights; what training left of it is here"

@@ -14,7 +14,7 @@ files of diffusers 0.42 with Accelerate 1.15.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from ckptools.errors import ReadError, UnsafePathError
@@ -68,16 +68,18 @@ def folders_not_read(folder: Path) -> Iterator[Problem]:
         yield Problem(Code.NOT_READ, text, files=names)
 
 
-def read_model_folders(folder: Path, options: Options, problems: list[Problem]) -> Iterator[tuple[str, WeightModel]]:
+def read_model_folders(
+    folders: Iterable[Path], options: Options, problems: list[Problem]
+) -> Iterator[tuple[str, WeightModel]]:
     """The model of each folder by the folder's name; a problem where it cannot be read.
 
     Raises:
-        UnsafePathError: a file is a link out of its folder, or a folder one out of `folder`.
+        UnsafePathError: a file is a link out of its folder, or a folder one out of the folder that it is in.
         UsageError: one of the folders holds several models.
     """
-    for one in model_folders(folder):
+    for one in folders:
         if not options.follow_symlinks:
-            check_stays_inside(one, folder)
+            check_stays_inside(one, one.parent)
         found = model_files_in(one)
         if not found:
             problems.append(Problem(Code.FILE_MISSING, f"no weights in {one.name}, which has a config", None, one.name))
