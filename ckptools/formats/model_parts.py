@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,12 +52,6 @@ JOINS = ()
 WORLD = re.compile(r"model\d+-mp(\d{1,4})")
 """A name that states how many ranks there are."""
 
-NEMO = ".nemo"
-"""What NeMo calls its tars; others are not looked into for parts."""
-
-CONFIG = "model_config.yaml"
-"""Its member that states how many ranks there are."""
-
 MAX_READ = 64
 """Most files whose structure is read."""
 
@@ -66,11 +59,8 @@ MAX_READ = 64
 def detect(path: Path) -> bool:
     """A folder whose files of weights are all parts, by names or contents, without a statement of how they join.
 
-    Or NeMo's `.nemo` of several ranks.
+    Of NeMo's `.nemo` of several ranks `torch_file` finds out that it is one.
     """
-    if path.suffix == NEMO and path.is_file():
-        with suppress(ReadError):
-            return reader.holds_ranks(path)
     found = _parts(path) if path.is_dir() else None
     return found is not None and not (found.files[0].suffix != ".safetensors" and are_of_one(found.files))
 
@@ -111,7 +101,7 @@ class _Part(NamedTuple):
     tree: Any
 
 
-class _Parts(NamedTuple):
+class _ReadParts(NamedTuple):
     """The parts of a model.
 
     Attributes:
@@ -129,7 +119,7 @@ class _Parts(NamedTuple):
     stated_by: str
 
 
-def _read(builder: CheckpointBuilder, options: Options) -> _Parts:
+def _read(builder: CheckpointBuilder, options: Options) -> _ReadParts:
     from ckptools.formats.hugging_face.model import read_weights
 
     parts = _parts(builder.path)
@@ -151,19 +141,19 @@ def _read(builder: CheckpointBuilder, options: Options) -> _Parts:
     if not found:
         raise error or ReadError(builder.path, "holds nothing that can be read")
     stated = WORLD.search(parts.files[0].name)
-    return _Parts(parts, files, found, int(stated[1]) if stated else None, "file names" if stated else "")
+    return _ReadParts(parts, files, found, int(stated[1]) if stated else None, "file names" if stated else "")
 
 
-def _read_nemo(builder: CheckpointBuilder) -> _Parts:
+def _read_nemo(builder: CheckpointBuilder) -> _ReadParts:
     """The parts in a `.nemo`, which is one file."""
+    from ckptools.pickles.tar_checkpoint import NEMO_CONFIG
+
     saved, world = reader.read_ranks(builder.path)
     first = next(iter(saved.values()))
-    builder.add_read(1, first.bytes_read)
-    for one in saved.values():
-        builder.add_read(0, 0, one.names)
+    builder.add_read(1, first.bytes_read, (name for one in saved.values() for name in one.names))
     parts = PartFiles(tuple(builder.path / name for name in saved), NUMBER.sub("*", next(iter(saved))))
     found = {_name(path, parts): _Part(path, one.tree) for path, one in zip(parts.files, saved.values(), strict=True)}
-    return _Parts(parts, [was_read(first)], found, world, "" if world is None else CONFIG)
+    return _ReadParts(parts, [was_read(first)], found, world, "" if world is None else NEMO_CONFIG)
 
 
 def _name(path: Path, parts: PartFiles) -> str:
@@ -177,7 +167,7 @@ ALL_RANKS = (
 )
 
 
-def _joined(builder: CheckpointBuilder, parts: _Parts, options: Options) -> dict[str, Any] | None:
+def _joined(builder: CheckpointBuilder, parts: _ReadParts, options: Options) -> dict[str, Any] | None:
     """The model, joined by the given rules; None where the files are not those of ranks with flat state dicts."""
     ranks, of_rank = ranks_of(parts.named), dict[int, dict[str, Any]]()
     if ranks is None:

@@ -23,7 +23,7 @@ from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, in_for
 from ckptools.model.checkpoint import Checkpoint, Fact
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tree import tensors_in
-from ckptools.pickles.reader import Saved
+from ckptools.pickles.reader import Saved, holds_ranks
 from ckptools.training_state.parameter_names import AS_SAVED
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step, step_in
@@ -35,6 +35,9 @@ TRIED = ("torch 2.13.0", "Lightning 2.6.6", "bitsandbytes 0.50.2")
 BY_HAND = ("NeMo's .nemo",)
 JOINS = ("model", "optimizer", "rest")
 
+
+NEMO = ".nemo"
+"""What NeMo calls its tars; one with the weights of several ranks is read by `model_parts`."""
 
 PART = re.compile(r"(?<!\d)(\d+)-of-(?!0*1(?!\d))(\d+)(?!\d)|(?<![A-Za-z])rank[_-]?(\d+)")
 
@@ -50,6 +53,10 @@ def read(path: Path, options: Options) -> Checkpoint:
     Raises:
         ReadError: it cannot be read.
     """
+    if path.suffix == NEMO and holds_ranks(path):
+        from ckptools.formats import model_parts
+
+        return model_parts.read(path, options)
     builder = CheckpointBuilder(NAME, path)
     saved = options.read_file(path)
     tensors = [t for _, t in tensors_in(saved.tree)]

@@ -103,6 +103,10 @@ def _checkpoint_of(file: File, found: Mapping[str, Window]) -> tuple[str, Window
         raise ReadError(file.path, f"is a tar of torch 0.1, which ckptools does not read; {way}")
     if STATES in found:
         return STATES, found[STATES]
+    if _of_ranks(found):
+        raise ReadError(
+            file.path, "holds the weights of model-parallel ranks, as a .nemo does: call it .nemo to open it"
+        )
     for candidates in (_weights(found), found):
         if len(candidates) == 1:
             return next(iter(candidates.items()))
