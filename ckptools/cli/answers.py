@@ -86,7 +86,7 @@ def show_answer(
 
         show(answer_json(command, answer))
     elif form.is_text:
-        cut = screen() if limit is None else screen()._replace(rows=limit or None)
+        cut = screen() if limit is None else screen()._replace(rows=limit or None, limited=True)
         show(encodable(text(answer, cut), sys.stdout.encoding))
     elif form.table_format:
         from ckptools.display.row_table import rows_text

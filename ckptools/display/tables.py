@@ -33,11 +33,15 @@ SHORTEST_PREFIX = 6
 
 
 class Screen(NamedTuple):
-    """What output is fitted to: characters per line and rows per table, of which a pipe limits neither; its colour."""
+    """What output is fitted to: characters per line and rows per table, of which a pipe limits neither; its colour.
+
+    The rows are `limited` where the user gave their number.
+    """
 
     width: int | None = None
     rows: int | None = None
     color: bool = False
+    limited: bool = False
 
 
 PIPE = Screen()
@@ -84,7 +88,8 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], screen: Scre
     lines = [line for row in (laid_out[0], dashes, *laid_out[1:]) for line in _lines_of(row)]
     shown = tabulated(columns, lines, "plain").split("\n")
     left = len(rows) - len(kept)
-    more = [f"{left} more; all of them when piped, as in | less"] if left else []
+    every = "--limit 0 shows all" if screen.limited else "all of them when piped, as in | less"
+    more = [f"{left} more; {every}"] if left else []
     return [*wrapped("", common, screen, mark="dim"), *shown, *more] if common else [*shown, *more]
 
 

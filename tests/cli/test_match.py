@@ -356,6 +356,11 @@ def test_groups_are_sorted_and_limited_as_the_rows_of_any_table():
     assert listed("--limit", "2") == every[:2] and sorted(listed("--sort", "-names")) == sorted(every)
 
 
+def test_a_limited_table_says_how_the_rest_is_shown():
+    _, out, _ = run(FSDP, "--to", GPT2, "--limit", "2")
+    assert re.search(r"^\d+ more; --limit 0 shows all$", out, re.MULTILINE)
+
+
 def test_names_are_sorted_and_limited_and_what_is_counted_stays():
     def told(*words: str) -> Any:
         return json.loads(CliRunner().invoke(app, ["match", str(FSDP), "--to", str(GPT2), "--json", *words]).stdout)
