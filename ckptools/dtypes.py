@@ -95,14 +95,15 @@ def can_be_nan(dtype: str) -> bool:
 
 EXPONENTS = {
     "float64": 0x7FF0_0000_0000_0000, "float32": 0x7F80_0000, "float16": 0x7C00, "bfloat16": 0x7F80,
-    "float8_e5m2": 0x7C, "float8_e4m3fn": 0x7F, "complex64": 0x7F80_0000, "complex128": 0x7FF0_0000_0000_0000,
+    "float8_e5m2": 0x7C, "float8_e4m3fn": 0x7F, "complex32": 0x7C00, "complex64": 0x7F80_0000,
+    "complex128": 0x7FF0_0000_0000_0000,
 }  # fmt: skip
 """Bits that are all set in NaN and infinity, and in nothing else."""
 
 NAN_CODES = {"float8_e4m3fnuz": 0x80, "float8_e5m2fnuz": 0x80, "float8_e8m0fnu": 0xFF}
 """8-bit formats that have one NaN and no infinity."""
 
-WIDTHS = {"float64": 8, "complex128": 8, "float32": 4, "complex64": 4, "float16": 2, "bfloat16": 2}
+WIDTHS = {"float64": 8, "complex128": 8, "float32": 4, "complex64": 4, "complex32": 2, "float16": 2, "bfloat16": 2}
 
 
 def scannable(dtype: str) -> bool:

@@ -149,7 +149,7 @@ class _Examination:
 
     def _newest(self, whole: bool) -> Finding:
         if self.run is None or self.checkpoint is None:
-            return Finding(NEWEST, None, "not known", "no other checkpoint was looked for")
+            return Finding(NEWEST, None, "not judged", "no other checkpoint was looked for")
         looked = f"{plural(self.run.checkpoints, 'checkpoint')} in {self.run.path}"
         trackers = [f"{tracker.name}: {tracker.problem}" for tracker in self.run.trackers if tracker.problem]
         newest = next((row for row in self.run.rows if row.newest_whole), None)
@@ -176,7 +176,9 @@ class _Examination:
 
     def _loads(self, checkpoint: Checkpoint) -> Finding:
         if self.to is None:
-            return Finding(LOADS, None, "not asked", "--to MODEL compares names and shapes with those of a model")
+            return Finding(
+                LOADS, None, "not judged", "not asked; --to MODEL compares names and shapes with those of a model"
+            )
         try:
             found = checkpoint.match(self.to)
         except CkptoolsError as error:

@@ -25,10 +25,11 @@ SGR: Mapping[Mark, str] = {
 WORDS: Mapping[Mark, tuple[str, ...]] = {
     "bad": ("FAIL", "BAD", "error", "NOT WHOLE", "NONE", "MISSING", "missing", "cut", "bad", "unreadable", "no: ",
             "DOES NOT LOAD", "shape", "LEFT OUT", "left out: ", "filled: ", "whole, but "),
-    "warn": ("warn", "warning", "cannot be compared", "unexpected", "whole, "),
+    "warn": ("warn", "warning", "cannot be compared", "unexpected", "whole, ",
+             "partly"),
     "good": ("ok", "yes", "whole", "loads", "same", "the same", "within tolerance", "checked: ", "wrote "),
     "change": ("differs", "only in A", "only in B", "DIFFERENT", "different:", "would write "),
-    "dim": ("skip", "seen", "listed", "not compared", "not counted", "same checksum", "in neither", "dtype"),
+    "dim": ("not judged", "seen", "listed", "not compared", "not counted", "same checksum", "in neither", "dtype"),
 }  # fmt: skip
 """Words that a cell is, or a line begins with."""
 

@@ -12,15 +12,13 @@ from ckptools.model.problems import Code, Problem
 from ckptools.text import and_others
 from ckptools.training_state.steps import contradiction
 from ckptools.verify.record import Check, Verification
-from ckptools.verify.run import IN_LINE
-from ckptools.verify.training_checks import LOST
+from ckptools.verify.run import IN_LINE, STRUCTURE
 
 MOST = 3
 """Causes that an answer names."""
 
-COMPARING = ("step counters", "lr: scheduler = groups")
 VALUE_CHECKS = ("checksums (CRC-32)", "finite values", IN_LINE)
-IN_STEP_CHECKS = ("optimizer covers params", *COMPARING)
+IN_STEP_CHECKS = ("optimizer covers params", "step counters", "lr: scheduler = groups")
 OUT_OF_STEP = (Code.STEPS_DISAGREE, Code.LEARNING_RATES_DISAGREE)
 LOOK = "worth a look"
 CONTRADICTIONS = (Code.NAME_CONTRADICTS, Code.MIXED_SAVES, Code.METADATA_CONTRADICTS, Code.WORLD_SIZES_DISAGREE)
@@ -35,8 +33,10 @@ def whole_finding(verified: Verification, checkpoint: Checkpoint) -> Finding:
         return Finding(WHOLE, whole, verified.verdict.headline, _named(errors or unjoined))
     files = next(check.detail for check in verified.checks if check.name == "files")
     depth = "every byte read" if verified.verdict.depth == "bytes" else "every rank read, no checksums (--deep)"
-    evidence = f"{checkpoint.path}: {files}; {depth}"
-    return Finding(WHOLE, True, verified.verdict.headline, evidence)
+    structure = [check for check in verified.checks if check.name in STRUCTURE and check.of and check.not_ok]
+    partly = [f"{check.name}: {check.not_ok}" for check in structure]
+    evidence = "; ".join([f"{checkpoint.path}: {files}; {depth}", *partly])
+    return Finding(WHOLE, None if partly else True, verified.verdict.headline, evidence)
 
 
 def values_finding(verified: Verification) -> Finding:
@@ -45,9 +45,16 @@ def values_finding(verified: Verification) -> Finding:
     found = [problem for check in checks for problem in check.problems]
     if found:
         return _judged(VALUES, found, "no" if _errors(found) else LOOK)
-    looked = [check for check in checks if check.result == "ok"]
-    evidence = "; ".join(f"{check.name}: {check.detail}" for check in looked or checks)
-    return Finding(VALUES, True if looked else None, "yes" if looked else "not known", evidence)
+    return _as_far_as_looked(VALUES, checks)
+
+
+def _as_far_as_looked(question: str, checks: Sequence[Check]) -> Finding:
+    """The answer where no check found anything: `yes` only if each of them looked at everything."""
+    ok = [check for check in checks if check.result == "ok"]
+    answer = "yes" if len(ok) == len(checks) else "partly" if any(c.looked_at for c in checks) else "not judged"
+    words = [f"{check.name}: {check.detail}" for check in ok]
+    words += [f"{check.name}: {check.not_ok}" for check in checks if check.not_ok]
+    return Finding(question, True if answer == "yes" else None, answer, "; ".join(words))
 
 
 def _errors(problems: Iterable[Problem]) -> list[Problem]:
@@ -77,7 +84,10 @@ def facts_finding(checkpoint: Checkpoint, verified: Verification) -> Finding:
         return _judged(FACTS, found, "no")
     if not step.agree or not world.agree:
         return Finding(FACTS, None, "no", "; ".join(facts if step.agree else [contradiction(step)]), doubtful=True)
-    return Finding(FACTS, True if step.value is not None else None, "yes", "; ".join(facts))
+    if len(step.sources) < 2:
+        alone = f"nothing else states the step; {facts[0]}" if step.sources else facts[0]
+        return Finding(FACTS, None, "not judged", "; ".join([alone, *facts[1:]]))
+    return Finding(FACTS, True, "yes", "; ".join(facts))
 
 
 def in_step_finding(verified: Verification) -> Finding:
@@ -89,8 +99,5 @@ def in_step_finding(verified: Verification) -> Finding:
         apart = _errors(named) or any(problem.kind in OUT_OF_STEP for problem in named)
         return _judged(IN_STEP, named, "no" if apart else LOOK)
     if found:
-        return _judged(IN_STEP, found, "not known")
-    done: list[Check] = [check for check in checks if check.result == "ok" and check.name in COMPARING]
-    if not done or any(check.detail.startswith(LOST) for check in checks):
-        return Finding(IN_STEP, None, "not known", "; ".join(f"{check.name}: {check.detail}" for check in checks))
-    return Finding(IN_STEP, True, "yes", "; ".join(f"{check.name}: {check.detail}" for check in done))
+        return _judged(IN_STEP, found, "not judged")
+    return _as_far_as_looked(IN_STEP, checks)

@@ -198,7 +198,7 @@ def verified(
         verdict, problems = found.verdict, list(found.problems)
         model = bool(sections_of_kind(ck, "model"))
         checksums = next(check for check in found.checks if check.name.startswith("checksums"))
-        notes = (f"checksums: {checksums.detail}",) if deep and checksums.result == "skip" else ()
+        notes = (f"checksums: {checksums.not_ok}",) if deep and checksums.not_ok else ()
     except CkptoolsError as error:
         problems, notes = [unreadable(error)], ()
         verdict = Verdict(False, None, None, "nothing", "", causes_of(problems))

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from ckptools._version import __version__
 from ckptools.consolidate import output_place
@@ -177,8 +177,10 @@ def verdict_lines(found: PageContents, screen: Screen = PIPE) -> list[str]:
 
 def _first_screen(page: Page, found: PageContents, problems: Sequence[Problem]) -> None:
     report, verified = found.report, found.verification
-    skipped = [check.name for check in verified.checks if check.result == "skip"]
-    below = [counted_checks(verified.checks), *([f"not looked at: {', '.join(skipped)}"] if skipped else [])]
+    below = [counted_checks(verified.checks)]
+    for result in ("partly", "not judged"):
+        names = [check.name for check in verified.checks if check.result == result]
+        below += [f"{result}: {', '.join(names)}"] if names else []
     commands = after_verify(report.arguments, report.next, verified.ok, found.deep and found.values)
     first_screen.verdict_band(page, verified.verdict, below, commands)
     first_screen.fact_tiles(page, report)
@@ -190,10 +192,11 @@ def _first_screen(page: Page, found: PageContents, problems: Sequence[Problem]) 
 
 
 def counted_checks(checks: Sequence[Check]) -> str:
-    """How many checks came to what: `2 failed, 8 ok, 2 skipped`."""
-    words: dict[Result, str] = {"FAIL": "failed", "warn": "with a warning", "ok": "ok", "skip": "skipped"}
+    """How many checks came to what: `2 failed, 8 ok, 2 not judged`."""
+    words: dict[Result, str] = {"FAIL": "failed", "warn": "with a warning"}
     counts = Counter(check.result for check in checks)
-    return "checks: " + ", ".join(f"{counts[result]} {word}" for result, word in words.items() if counts[result])
+    results = get_args(Result)
+    return "checks: " + ", ".join(f"{counts[one]} {words.get(one, one)}" for one in results if counts[one])
 
 
 def _checks(page: Page, found: PageContents) -> None:

@@ -213,13 +213,13 @@ def _grouped(ck: Checkpoint, optimizer: Optimizer) -> Iterator[Problem]:
         yield Problem(Code.PARAM_GROUPS, "is in two param groups", None, fqn)
     for fqn in sorted(keys - set(groups)):
         yield Problem(Code.PARAM_GROUPS, "has optimizer state and is in no param group", None, fqn)
-    for fqn in dict.fromkeys(n for n in groups if n not in keys) if not _is_lbfgs(optimizer.state) else ():
+    for fqn in dict.fromkeys(n for n in groups if n not in keys) if not is_lbfgs(optimizer.state) else ():
         yield Problem(
             Code.NO_OPTIMIZER_STATE, "is in a param group and has no state: frozen, or never had a gradient", None, fqn
         )
 
 
-def _is_lbfgs(state: Mapping[Any, Any]) -> bool:
+def is_lbfgs(state: Mapping[Any, Any]) -> bool:
     """Whether a state is of LBFGS, which keeps all of it under its first parameter.
 
     Source: torch/optim/lbfgs.py, `step`: `state = self.state[self._params[0]]`.

@@ -21,7 +21,7 @@ from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.tensor_io.stream import MANIFEST_SCHEMA, file_digest, tensor_digest
 from ckptools.text import duration, plural, size
 from ckptools.training_state.sections import sections_of_kind
-from ckptools.verify.record import Check, judged, skipped
+from ckptools.verify.record import Check, judged, not_judged
 
 PRESENCE = (
     Code.FILE_MISSING,
@@ -38,6 +38,9 @@ PRESENCE = (
 ONE_SAVE = (Code.ODD_FILE_SIZE, Code.MIXED_SAVES)
 AGREEMENT = (Code.WORLD_SIZES_DISAGREE, Code.LAYOUT_DISAGREES)
 
+NOT_HERE = "the others are missing or damaged"
+"""Reason why not all files, or not all that they hold, were looked at."""
+
 FAR_APART = 3600.0
 """Seconds between the first and the last file of one save; more suggest two saves."""
 
@@ -46,7 +49,8 @@ def presence(ck: Checkpoint) -> Check:
     """Whether every file is there and complete, and no other file is among them."""
     here = sum(f.is_here for f in ck.files)
     problems = [*(p for p in ck.problems if p.kind in PRESENCE), *_left_over(ck)]
-    return judged("files", problems, f"{here} of {len(ck.files)} here and complete")
+    detail = f"{here} of {len(ck.files)} here and complete"
+    return judged("files", problems, detail, looked_at=here, of=len(ck.files), rest=NOT_HERE)
 
 
 def one_save(ck: Checkpoint) -> Check:
@@ -61,7 +65,8 @@ def one_save(ck: Checkpoint) -> Check:
         text = f"files were written {apart / 3600:.1f} hours apart; they may be of two saves, or copied one by one"
         problems.append(Problem(Code.MIXED_SAVES, text, severity="warning"))
     within = f", written within {duration(apart)}" if apart >= 1 else ""
-    return judged("one save", problems, f"{plural(len(here), 'file')} of {' to '.join(ends) or 'no size'}{within}")
+    detail = f"{plural(len(here), 'file')} of {' to '.join(ends) or 'no size'}{within}"
+    return judged("one save", problems, detail, looked_at=len(here), of=len(ck.files), rest=NOT_HERE)
 
 
 def _left_over(ck: Checkpoint) -> Iterator[Problem]:
@@ -77,22 +82,26 @@ def exactly_covered(ck: Checkpoint) -> Check:
     """Whether every element of every tensor is in exactly one shard; replicas of a shard count once."""
     tensors = [(fqn_of(path), t) for path, t in tensors_in(ck.tree) if t.kind != "meta"]
     if not tensors:
-        return skipped("layout", "no tensors")
+        return not_judged("layout", "no tensors")
     lost = [p for p in ck.problems if p.kind is Code.TENSOR_NOT_JOINED and p.severity == "error"]
     unplaced = {p.tensor for p in lost}
     covered = (cover_problem(t, fqn) for fqn, t in tensors if fqn not in unplaced)
     problems = [*lost, *(problem for problem in covered if problem is not None)]
     sharded = sum(t.sharded for _, t in tensors)
-    return judged("layout", problems, f"{plural(len(tensors), 'tensor')}, {sharded} sharded, covered exactly")
+    placed = sum(not t.note for _, t in tensors)
+    detail = f"{plural(placed, 'tensor')}, {sharded} sharded, covered exactly"
+    return judged("layout", problems, detail, looked_at=placed, of=len(tensors), rest="the others cannot be joined")
 
 
 def ranks_agree(ck: Checkpoint) -> Check:
     """Whether ranks agree on the world size, and on the shape, dtype and shards of every tensor."""
     ranks = len({f.rank for f in ck.files if f.status == "read" and f.rank is not None})
+    known = len({f.rank for f in ck.files if f.rank is not None})
     problems = [p for p in ck.problems if p.kind in AGREEMENT]
     if ranks < 2 and not problems:
-        return skipped("ranks agree on layout", "no two ranks to compare")
-    return judged("ranks agree on layout", problems, f"{ranks} of {ranks}")
+        return not_judged("ranks agree on layout", "no two ranks to compare", known if known > 1 else 0)
+    detail = f"{ranks} of {known}"
+    return judged("ranks agree on layout", problems, detail, looked_at=ranks, of=known, rest=NOT_HERE)
 
 
 # -- archives ---------------------------------------------------------------------------------------------------------

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,40 +13,93 @@ from ckptools.model.records import Rows, displayed
 from ckptools.model.verdict import Verdict
 from ckptools.text import clip_middle, plural
 
-Result = Literal["ok", "FAIL", "warn", "skip"]
+Result = Literal["ok", "FAIL", "warn", "partly", "not judged"]
 
 
 @displayed
 @dataclass(frozen=True)
 class Check:
-    """One check.
+    """One check, and how much of the checkpoint it looked at.
 
     Attributes:
-        result: `skip` if there was nothing to check, or it was not asked for; `detail` says which.
-        detail: how much was checked, or why nothing was; without the problems.
+        result: `ok` only if everything was looked at; `partly` if nothing is wrong with the part that was looked at;
+            `not judged` if there was nothing to look at, or it was not asked for.
+        detail: how much was looked at, and why not the rest; without the problems.
+        looked_at: number of files, tensors, records or counters that were looked at; `detail` names them.
+        of: number of them that the checkpoint has; 0 if it was not asked for, or there are none.
     """
 
     name: str
     result: Result
     detail: str
     problems: tuple[Problem, ...] = ()
+    looked_at: int = 0
+    of: int = 0
+
+    @property
+    def not_ok(self) -> str:
+        """Why nobody can say that it is ok, if nothing is wrong either: `not judged: no tensors`; else empty."""
+        return f"{self.result}: {self.detail}" if self.result in ("partly", "not judged") else ""
 
     def _summary(self) -> str:
+        if self.not_ok:
+            return f"{self.name}: {self.not_ok}"
         found = f", {plural(len(self.problems), 'problem')}" if self.problems else ""
         return f"{self.name}: {self.result}{found}, {self.detail}"
 
 
-def judged(name: str, problems: Iterable[Problem], detail: str) -> Check:
-    """Make a check whose result follows from its problems."""
+def judged(name: str, problems: Iterable[Problem], detail: str, *, looked_at: int, of: int, rest: str = "") -> Check:
+    """Make a check whose result follows from its problems, and from how much it looked at.
+
+    Args:
+        name: of its row.
+        problems: that it found.
+        detail: how much was looked at, in words.
+        looked_at: how many of its files, tensors, records or counters it looked at.
+        of: how many there are.
+        rest: why it did not look at all of them.
+    """
     found = tuple(problems)
-    severities = {p.severity for p in found}
-    result: Result = "FAIL" if "error" in severities else "warn" if "warning" in severities else "ok"
-    return Check(name, result, detail, found)
+    if 0 < looked_at < of:
+        detail = "; ".join(filter(None, [detail, f"{looked_at} of {of} looked at: {rest}"]))
+    elif not looked_at:
+        detail = rest or detail
+    return Check(name, _result(found, looked_at, of), detail, found, looked_at, of)
 
 
-def skipped(name: str, why: str) -> Check:
-    """Make a check that had nothing to do, or was not asked for."""
-    return Check(name, "skip", why)
+def _result(problems: Sequence[Problem], looked_at: int, of: int) -> Result:
+    severities = {p.severity for p in problems}
+    if "error" in severities:
+        return "FAIL"
+    if "warning" in severities:
+        return "warn"
+    if not looked_at:
+        return "not judged"
+    return "ok" if looked_at == of else "partly"
+
+
+def not_judged(name: str, why: str, of: int = 0) -> Check:
+    """Make a check that had nothing to look at, or was not asked for; `of` is how much it would have looked at."""
+    return Check(name, "not judged", why, of=of)
+
+
+def counted_doubts(checks: Iterable[Check]) -> list[str]:
+    """How many checks neither failed nor are `ok`, by their result: `2 warnings`, `5 not judged`."""
+    counts = Counter(check.result for check in checks)
+    warned = [plural(counts["warn"], "warning")] if counts["warn"] else []
+    results: tuple[Result, ...] = ("partly", "not judged")
+    return warned + [f"{counts[result]} {result}" for result in results if counts[result]]
+
+
+def without(check: Check, codes: Container[str]) -> Check:
+    """Leave out the problems that have one of some codes; a check with such problems is never `ok`."""
+    left = tuple(p for p in check.problems if p.code not in codes)
+    gone = len(check.problems) - len(left)
+    if not gone:
+        return check
+    result = _result(left, check.looked_at, check.of)
+    detail = "; ".join(filter(None, [f"{plural(gone, 'problem')} ignored", check.detail]))
+    return replace(check, result="partly" if result == "ok" else result, detail=detail, problems=left)
 
 
 @displayed
@@ -82,7 +136,6 @@ class Verification:
         return self.checks.to_dicts()
 
     def _summary(self) -> str:
-        failed, warned = (sum(c.result == result for c in self.checks) for result in ("FAIL", "warn"))
+        failed = sum(c.result == "FAIL" for c in self.checks)
         found = f"{failed} of {plural(len(self.checks), 'check')} failed" if failed else "no check failed"
-        warnings = f", {plural(warned, 'warning')}" if warned else ""
-        return f"{clip_middle(self.path.name, 60)}: {found}{warnings}"
+        return f"{clip_middle(self.path.name, 60)}: {', '.join([found, *counted_doubts(self.checks)])}"

@@ -16,6 +16,7 @@ from ckptools.formats.open import with_all_ranks
 from ckptools.formats.shared.checkpoint_builder import KINDS
 from ckptools.keys.entries import EVERYTHING
 from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.cover import cover_problem
 from ckptools.model.problems import Code, Problem
 from ckptools.model.records import Rows
 from ckptools.model.tree import fqn_of, tensors_in
@@ -30,7 +31,7 @@ from ckptools.text import plural
 from ckptools.training_state.judgement import verdict_of
 from ckptools.training_state.modules import module_problems
 from ckptools.verify import found_files, stored_bytes, training_checks
-from ckptools.verify.record import Check, Verification, judged, skipped
+from ckptools.verify.record import Check, Verification, judged, not_judged, without
 
 
 def verify(
@@ -61,7 +62,7 @@ def verify(
         checks += [reading.manifest(ck, location(manifest))] if manifest is not None else []
         checks += [*_each(STATE, ck), _pickles(ck)]
         checks += _others(ck, checks)
-    kept = Rows(_without(check, codes) for check in checks)
+    kept = Rows(without(check, codes) for check in checks)
     ignored = sum(len(check.problems) for check in checks) - sum(len(check.problems) for check in kept)
     opened = ck.cost.seconds if ck is checkpoint else 0.0
     found = [p for check in checks for p in check.problems if p.kind not in ELSEWHERE]
@@ -77,11 +78,6 @@ def _codes(ignore: Iterable[str]) -> set[str]:
         if code not in known:
             raise UsageError(None, f"--ignore {code}: there is no such code; they are {', '.join(known)}")
     return set(codes)
-
-
-def _without(check: Check, codes: set[str]) -> Check:
-    left = [p for p in check.problems if p.code not in codes]
-    return check if len(left) == len(check.problems) else judged(check.name, left, check.detail)
 
 
 STRUCTURE = {
@@ -107,7 +103,7 @@ def _each(checks: Mapping[str, Callable[[Checkpoint], Check]], ck: Checkpoint) -
         try:
             yield check(ck)
         except (ReadError, NotWholeError) as error:
-            yield judged(name, [unreadable(error)], "")
+            yield judged(name, [unreadable(error)], "a file could not be read", looked_at=0, of=len(ck.files))
 
 
 def _listed(problems: Iterator[Problem], fqn: str | None = None) -> list[Problem]:
@@ -139,7 +135,7 @@ def _others(ck: Checkpoint, checks: Sequence[Check]) -> list[Check]:
     reported = {p.tensor for p in known if p.kind is Code.COPIES_DIFFER}
     left = [p for p in ck.problems if p not in known and p.kind not in ELSEWHERE and p.severity != "note"]
     left = [p for p in left if p.kind is not Code.COPIES_DIFFER or p.tensor not in reported]
-    return [judged("anything else", left, "")] if left else []
+    return [judged("anything else", left, "", looked_at=len(left), of=len(left))] if left else []
 
 
 def _pickles(ck: Checkpoint) -> Check:
@@ -147,7 +143,9 @@ def _pickles(ck: Checkpoint) -> Check:
     foreign = foreign_classes(ck.tree)
     named = foreign_problems(foreign, suspicious_names(ck.names, foreign))
     problems = [*named, *module_problems(ck.tree)]
-    return judged("names in pickles", problems, f"{plural(len(ck.names), 'name')}; nothing was run")
+    names = len(ck.names)
+    detail = f"{plural(names, 'name')}; nothing was run" if names else "no pickle names a class or function"
+    return judged("names in pickles", problems, detail, looked_at=names, of=names)
 
 
 IN_LINE = "values in line"
@@ -186,26 +184,32 @@ class _ByteChecks:
         self.damaged = {one.record for one, finding in zip(found, findings, strict=True) if finding.checksum}
         findings = stored_bytes.with_replicas(ck, found, stored_bytes.with_padding(ck, findings), self.damaged)
         unread = found_files.damaged_archives(ck, self.files) if deep else []
-        return [_checksums(found, findings, deep, unread), _finite(findings, values), self.in_line(ck, values)]
+        lost = stored_bytes.not_here(ck) if deep or values else 0
+        return [
+            _checksums(found, findings, deep, unread, lost),
+            _finite(found, findings, values, lost),
+            self.in_line(ck, values),
+        ]
 
     def in_line(self, ck: Checkpoint, values: bool) -> Check:
         """Look for what stands out of the model's values, other than what is not finite."""
         if not values:
-            return skipped(IN_LINE, "not asked for; --values looks for zeros, denormals and values out of line")
+            return not_judged(IN_LINE, "not asked for; --values looks for zeros, denormals and values out of line")
         if any(p.kind is Code.NEVER_WRITTEN and p.severity == "error" for p in ck.problems):
-            return skipped(IN_LINE, "values were never written to the disk, and read as zeros")
+            return not_judged(IN_LINE, "values were never written to the disk, and read as zeros")
         from ckptools.stats.figures import statistics
         from ckptools.stats.reading import parts_of
 
         found = statistics(ck.path, parts_of(ck, EVERYTHING), False, self.jobs)
         if not found.tensors:
-            return skipped(IN_LINE, "no tensors")
+            return not_judged(IN_LINE, "no tensors")
         odd = [one for one in found.suspects if one.what != "not finite"]
         kinds = {"all zero": Code.ZEROS, "zeros": Code.ZEROS}
         problems = [
             Problem(kinds.get(one.what, Code.VALUES_ODD), one.words, one.rank, one.name, one.severity) for one in odd
         ]
-        return judged(IN_LINE, problems, f"{plural(found.tensors, 'tensor')} of the model")
+        detail = f"{plural(found.tensors, 'tensor')} of the model"
+        return judged(IN_LINE, problems, detail, looked_at=found.tensors, of=found.tensors)
 
     def copies(self, ck: Checkpoint) -> Check:
         """Compare replicas byte for byte, and plain values that should be equal."""
@@ -233,16 +237,19 @@ class _ByteChecks:
         except ReadError as error:
             problems, own = [*problems, unreadable(error)], ""
         if not pairs and not problems and not ck.rounded:
-            return skipped("copies equal", "; ".join(["nothing is stored twice", *([own] if own else [])]))
+            return not_judged("copies equal", "; ".join(["nothing is stored twice", *([own] if own else [])]))
         parts = [f"{plural(len(pairs), 'tensor')} stored more than once"] if pairs or not ck.rounded else []
         right = rounded - len(contradicted)
         parts += [f"{plural(right, 'weight')} beside fp32 copies that round to them"] if ck.rounded else []
-        return judged("copies equal", problems, "; ".join([*parts, *([own] if own else [])]))
+        looked_at, of = len(pairs) + rounded, len(pairs) + len(ck.rounded)
+        detail = "; ".join([*parts, *([own] if own else [])])
+        rest = "the others are not whole, or cannot be read"
+        return judged("copies equal", problems, detail, looked_at=looked_at, of=of, rest=rest)
 
     def stated(self, ck: Checkpoint, deep: bool) -> Check:
         """Compare files with the digests that the checkpoint itself states."""
         if not deep:
-            return skipped(STATED, "not asked for; --deep reads every byte")
+            return not_judged(STATED, "not asked for; --deep reads every byte")
 
         def compare(path: Path) -> list[Problem]:
             self.progress(0, path.name)
@@ -250,7 +257,8 @@ class _ByteChecks:
 
         found = in_ranks(compare, list(ck.stated_digests), self.jobs, lambda path: 0)
         detail = f"{plural(len(ck.stated_digests), 'file')} as stated beside them"
-        return judged(STATED, [p for problems in found for p in problems], detail)
+        total = len(found)
+        return judged(STATED, [p for problems in found for p in problems], detail, looked_at=total, of=total)
 
     def manifest(self, ck: Checkpoint, path: Path) -> Check:
         """Compare digests of tensors and files with those of a manifest."""
@@ -270,27 +278,61 @@ class _ByteChecks:
         found = in_ranks(tensor, listed, self.jobs, nbytes)
         found += in_ranks(file, listed_files, self.jobs, lambda name: listed_files[name][0])
         detail = f"{plural(len(listed), 'tensor')} and {plural(len(listed_files), 'file')} as {path.name} says"
-        return judged("manifest (sha256)", [p for problems in found for p in problems], detail)
+        unjoined = sum(name in tensors and cover_problem(tensors[name], name) is not None for name in listed)
+        absent = sum(not (path.parent / name).is_file() for name in listed_files)
+        total, rest = len(listed) + len(listed_files), [f"{plural(unjoined, 'tensor')} cannot be joined"]
+        rest = [*(rest if unjoined else []), *([f"{plural(absent, 'file')} not beside the manifest"] if absent else [])]
+        return judged(
+            "manifest (sha256)",
+            [p for problems in found for p in problems],
+            detail,
+            looked_at=total - unjoined - absent,
+            of=total,
+            rest=", ".join(rest) or "the manifest lists nothing",
+        )
 
 
 def _checksums(
-    found: Sequence[Stored], findings: Sequence[stored_bytes.Findings], deep: bool, more: Sequence[Problem]
+    found: Sequence[Stored],
+    findings: Sequence[stored_bytes.Findings],
+    deep: bool,
+    more: Sequence[Problem],
+    lost: int,
 ) -> Check:
-    name = "checksums (CRC-32)"
-    carrying = sum(f.record.crc != 0 for f in found)
+    """The check of checksums; `lost` is how many pieces of tensors are in no file here."""
+    name, records = "checksums (CRC-32)", [f.record for f in found if f.record.nbytes]
     if not deep:
-        return skipped(name, "not asked for; --deep reads every byte")
+        return not_judged(name, "not asked for; --deep reads every byte")
+    carrying, of = sum(record.crc != 0 for record in records), len(records) + lost
     problems = [*more, *(p for f in findings for p in f.checksum)]
-    if not carrying and not problems:
-        return skipped(name, "no checksum in this format" if found else "no tensors")
-    without_one = len(found) - carrying
-    others = f"; {without_one} have no checksum" if without_one else ""
-    return judged(name, problems, f"{plural(carrying, 'record')} right{others}")
+    if not carrying:
+        rest = "no checksum in this format" if records else "no tensor has bytes here" if found else "no tensors"
+    else:
+        without_one = len(records) - carrying
+        why = [f"{without_one} {_have(without_one)} no checksum"] if without_one else []
+        rest = ", ".join([*why, *_lost(lost)])
+    return judged(name, problems, f"{plural(carrying, 'record')} right", looked_at=carrying, of=of, rest=rest)
 
 
-def _finite(findings: Sequence[stored_bytes.Findings], values: bool) -> Check:
+def _have(count: int) -> str:
+    return "has" if count == 1 else "have"
+
+
+def _lost(pieces: int) -> list[str]:
+    return [f"{pieces} {'is' if pieces == 1 else 'are'} in no file here"] if pieces else []
+
+
+def _finite(found: Sequence[Stored], findings: Sequence[stored_bytes.Findings], values: bool, lost: int) -> Check:
+    """The check for NaN and infinities; `lost` is how many pieces of tensors are in no file here."""
+    name, filled = "finite values", [f for f in found if f.record.nbytes]
     if not values:
-        return skipped("finite values", "not asked for; --values looks for NaN and infinities")
-    if not findings:
-        return skipped("finite values", "no tensors")
-    return judged("finite values", [p for f in findings for p in f.values], f"{plural(len(findings), 'record')} read")
+        return not_judged(name, "not asked for; --values looks for NaN and infinities")
+    encoded = sum(map(stored_bytes.is_encoded, filled))
+    scanned = sum(map(stored_bytes.is_scanned, filled))
+    integers = len(filled) - scanned - encoded
+    detail = f"{plural(scanned, 'record')} read" + (f"; {integers} of integers need none" if integers else "")
+    nothing = "integers are always finite" if integers else "no tensor has bytes here" if found else "no tensors"
+    why = [f"{encoded} {'is' if encoded == 1 else 'are'} encoded"] if encoded else []
+    rest = ", ".join([*why, *_lost(lost)]) or nothing
+    problems = [p for f in findings for p in f.values]
+    return judged(name, problems, detail, looked_at=scanned, of=scanned + encoded + lost, rest=rest)

@@ -18,7 +18,7 @@ from ckptools.files.zip_archive import FRONT, has_local_header
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import cover_problem
 from ckptools.model.problems import Code, Problem
-from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.tensor import Shard, Tensor, all_here
 from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.tensor_io.checksums import CHUNK, Record, Stored, crc32, read_pieces, stored_records, without_records
 from ckptools.tensor_io.fetch_ahead import Part, copies_of, fetched_runs
@@ -33,6 +33,22 @@ MAX_NAMED = 5
 def records_of(ck: Checkpoint) -> list[Stored]:
     """Every record with bytes of a tensor, in file order."""
     return stored_records((fqn_of(path), tensor) for path, tensor in tensors_in(ck.tree))
+
+
+def not_here(ck: Checkpoint) -> int:
+    """Number of pieces of tensors that are in no file here; at least one for each file that is missing or damaged."""
+    tensors = (t for _, t in tensors_in(ck.tree) if t.kind != "meta" and not all_here(t.shards))
+    return max(sum(len(t.shards) - len(t.found) for t in tensors), sum(not file.is_here for file in ck.files))
+
+
+def is_scanned(found: Stored) -> bool:
+    """Whether a record holds numbers that may be NaN or infinite, and that are looked at one by one."""
+    return bool(_dtypes(found))
+
+
+def is_encoded(found: Stored) -> bool:
+    """Whether a record holds parts of encoded values alone, which are not looked at."""
+    return all(shard.encoded is not None for _, shard in found.owners)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from ckptools.model.causes import causes_of, consequences_of, plural_of, without
 from ckptools.model.problems import Problem
 from ckptools.model.records import to_dict
 from ckptools.text import plural, size
-from ckptools.verify.record import Check, Verification
+from ckptools.verify.record import Check, Verification, counted_doubts
 
 if TYPE_CHECKING:
     from ckptools.display.page import Page
@@ -51,9 +51,8 @@ def _found_by(check: Check, causes: Set[Problem]) -> str:
 def summary(found: Verification) -> str:
     """Numbers of failed checks, warnings and ignored problems, and the cost."""
     failed = sum(c.result == "FAIL" for c in found.checks)
-    warned = sum(c.result == "warn" for c in found.checks)
     parts = [f"{plural(failed, 'check')} failed" if failed else "no check failed"]
-    parts += [plural(warned, "warning")] if warned else []
+    parts += counted_doubts(found.checks)
     parts += [f"{plural(found.ignored, 'problem')} ignored"] if found.ignored else []
     read = f"{size(found.bytes_read)} read" if found.bytes_read else "nothing read"
     return f"{', '.join(parts)}; {read} for checksums and values, {found.seconds:.2f} s"

@@ -18,11 +18,17 @@ from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
 from ckptools.tensor_io.stream import shard_bytes
 from ckptools.text import first_few, plural
-from ckptools.training_state.judgement import optimizer_problems
+from ckptools.training_state.judgement import is_lbfgs, optimizer_problems
 from ckptools.training_state.optimizers import optimizers_of
 from ckptools.training_state.sections import sections_of_kind
 from ckptools.training_state.steps import learning_rates as compared_rates
-from ckptools.verify.record import Check, judged, skipped
+from ckptools.verify.record import Check, judged, not_judged
+
+LOST_STATE = "the state of the others may be in files that are not here, or damaged"
+"""Reason why not every parameter's state is compared with the parameter."""
+
+OTHER_RATES = "the others list no rates, or others than there are param groups"
+"""Reason why not every scheduler's rates are compared with those of the param groups."""
 
 LOST = "the steps that the optimizer counts are in files that are not here, or damaged"
 """Reason why steps cannot be compared, although the optimizer counts them."""
@@ -39,13 +45,20 @@ def state_covers_parameters(ck: Checkpoint) -> Check:
     name = "optimizer covers params"
     optimizers = [o for o in optimizers_of(ck).values() if o.state]
     if not optimizers:
-        return skipped(name, "no optimizer state")
+        return not_judged(name, "no optimizer state")
     problems = list(optimizer_problems(ck))
     with_state = sum(len(o.state) for o in optimizers)
     grouped = sum(len({n for group in o.param_groups for n in group.names}) for o in optimizers)
     assumed = sum(len(o.naming.assumed) for o in optimizers)
     more = f"; {assumed} names are assumed by order" if assumed else ""
-    return judged(name, problems, f"{with_state} of {max(grouped, with_state)} have state{more}")
+    known = max(grouped, with_state)
+    # A parameter without state is a problem, unless its state may be in a file that is not here.
+    looked_at = known if any(p.kind is Code.NO_OPTIMIZER_STATE for p in problems) else with_state
+    lone = [o for o in optimizers if is_lbfgs(o.state)]
+    detail = f"{with_state} of {known} have state{more}"
+    if lone:
+        detail, looked_at = f"{detail}; LBFGS keeps all of it under its first parameter", known
+    return judged(name, problems, detail, looked_at=looked_at, of=known, rest=LOST_STATE)
 
 
 def step_counters(ck: Checkpoint) -> Check:
@@ -58,11 +71,12 @@ def step_counters(ck: Checkpoint) -> Check:
     where = [*ck.step.sources, *([f"{plural(len(counted), 'optimizer step')}"] if counted else [])]
     if not problems and not counted:
         why = LOST if slots else "no optimizer counts steps"
-        return skipped(name, "; ".join([why, *([f"{ck.step.value} in {', '.join(where)}"] if where else [])]))
+        return not_judged(name, "; ".join([why, *([f"{ck.step.value} in {', '.join(where)}"] if where else [])]))
     if not problems and ck.step.value is None:
-        return skipped(name, f"{next(iter(counted.values()))} in {where[0]}; nothing else counts them")
+        return not_judged(name, f"{next(iter(counted.values()))} in {where[0]}; nothing else counts them")
     counter = ck.step.value if ck.step.value is not None else min(counted.values(), default=None)
-    return judged(name, problems, f"{counter} in {', '.join(where)}" if where else "")
+    detail = f"{counter} in {', '.join(where)}" if where else ""
+    return judged(name, problems, detail, looked_at=len(counted), of=len(slots), rest=LOST)
 
 
 Steps = Mapping[tuple[str, Any], float]
@@ -115,15 +129,17 @@ def _step(slot: Any) -> float | None:
 def learning_rates(ck: Checkpoint) -> Check:
     """Whether the last rates of a scheduler are those in the param groups."""
     name, rates, problems = "lr: scheduler = groups", set[float](), []
-    for section, pair in zip(sections_of_kind(ck, "scheduler"), compared_rates(ck), strict=True):
+    schedulers, compared = sections_of_kind(ck, "scheduler"), 0
+    for section, pair in zip(schedulers, compared_rates(ck), strict=True):
+        compared += pair is not None
         rates.update(pair.scheduler if pair else ())
         if pair and not pair.agree:
             theirs = _rates(pair.groups)
             text = f"its last learning rates are {_rates(pair.scheduler)}, those of the param groups {theirs}"
             problems.append(Problem(Code.LEARNING_RATES_DISAGREE, text, None, section.name))
     if not rates:
-        return skipped(name, "no scheduler whose rates could be compared")
-    return judged(name, problems, _rates(rates))
+        return not_judged(name, "no scheduler whose rates could be compared")
+    return judged(name, problems, _rates(rates), looked_at=compared, of=len(schedulers), rest=OTHER_RATES)
 
 
 def _rates(rates: Iterable[float]) -> str:
@@ -142,15 +158,16 @@ def distinct_states(ck: Checkpoint) -> Check:
     shared = {stream: by_rank for stream, by_rank in states.items() if len(by_rank) > 1}
     unread = list(_unreadable(states))
     if not shared and not unread:
-        return skipped("rng", "no RNG state" if not states else "RNG state of one rank")
+        return not_judged("rng", "no RNG state" if not states else "RNG state of one rank", len(states))
     prints = {s: {rank: c.fingerprint for rank, c in by_rank.items() if not c.problem} for s, by_rank in shared.items()}
     counts = ", ".join(f"{stream} {len(set(p.values()))} distinct of {len(p)}" for stream, p in prints.items())
     # Ranks of one grid share one copy of the model, and may draw the same numbers.
     ranked = {s: by_rank for s, by_rank in prints.items() if not any(isinstance(owner, str) for owner in by_rank)}
     problems = [*_equal_for_all(ranked), *_equal_for_some(ranked)]
     if problems and _share_a_model(ck):
-        return judged("rng", unread, f"{counts}; ranks that share one copy of the model may draw alike")
-    return judged("rng", [*unread, *problems], counts)
+        problems, counts = [], f"{counts}; ranks that share one copy of the model may draw alike"
+    of, looked_at = sum(map(len, states.values())), sum(map(len, prints.values()))
+    return judged("rng", [*unread, *problems], counts, looked_at=looked_at, of=of, rest="the others are of one rank")
 
 
 def _unreadable(states: Mapping[str, ByRank]) -> Iterator[Problem]:

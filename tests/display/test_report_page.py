@@ -49,7 +49,7 @@ def found_in(ck: Checkpoint, *problems: Problem) -> PageContents:
     """What a page is about, without reading anything."""
     checks = (
         Check("files", "FAIL" if problems else "ok", "4 of 4", problems),
-        Check("finite values", "skip", "not asked"),
+        Check("finite values", "not judged", "not asked"),
     )
     verified = Verification(ck.path, checks, verdict_of(ck, problems or ck.problems))
     return PageContents(ck, inspect_report(ck), verified, False, False, None, 0.0)
@@ -97,7 +97,7 @@ def test_the_verdict_comes_first_then_problems_then_facts():
     html = shown(report_page(found_in(broken_run7(), Problem(Code.FILE_CUT, "is cut short", 137))))
     words = (
         "NOT WHOLE",
-        "checks: 1 failed, 1 skipped",
+        "checks: 1 failed, 1 not judged",
         "next:",
         "ranks here",
         "causes: 2 of 2",
@@ -117,7 +117,7 @@ def test_an_error_that_only_a_check_finds_is_in_the_headline_of_a_whole_checkpoi
 
 
 def test_what_was_not_looked_at_is_said():
-    assert "not looked at: finite values" in report_page(found_in(run7()))
+    assert "not judged: finite values" in report_page(found_in(run7()))
 
 
 def test_the_words_are_those_of_inspect_and_verify():
