@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import date, timedelta
+from datetime import date, time, timedelta
 from math import prod
 from struct import calcsize, unpack
 from typing import Any
@@ -41,9 +41,13 @@ MAX_TEXT = 200
 TYPES = (
     (Tensor, "tensor"), (bool, "bool"), (int, "int"), (float, "float"), (str, "str"), ((bytes, bytearray), "bytes"),
     (Mapping, "dict"), (list, "list"), (tuple, "tuple"), ((set, frozenset), "set"), (timedelta, "timedelta"),
-    (date, "date"), (NumpyArray, "array"), (NumpyScalar, "number"), (Global, "class"),
-    ((TorchName, Device, NumpyDtype), "name"),
+    (date, "date"), (NumpyArray, "array"), (NumpyScalar, "number"), (Global, "class"), (time, "time"), (range, "range"),
+    (complex, "complex"), (slice, "slice"), ((TorchName, Device, NumpyDtype), "name"),
 )  # fmt: skip
+
+
+SHOWN_AS_TEXT = (date, time, complex, range, slice, TorchName, Device, NumpyDtype)
+"""Short values that JSON has no form for."""
 
 
 def keys_of(ck: Checkpoint, wanted: Selection = EVERYTHING, private: bool = False) -> Keys:
@@ -140,7 +144,7 @@ def _is_short_scalar(value: Any) -> bool:
         return value.bit_length() <= MAX_BITS
     if isinstance(value, str):
         return len(value) <= MAX_TEXT
-    return value is None or isinstance(value, (bool, float, timedelta, date, TorchName, Device, NumpyDtype))
+    return value is None or isinstance(value, (bool, float, timedelta, *SHOWN_AS_TEXT))
 
 
 def as_data(value: Any) -> Any:
@@ -150,7 +154,7 @@ def as_data(value: Any) -> Any:
         return [as_data(item) for item in value]
     if isinstance(value, timedelta):
         return value.total_seconds()
-    return str(value) if isinstance(value, (date, TorchName, Device, NumpyDtype)) else value
+    return str(value) if isinstance(value, SHOWN_AS_TEXT) else value
 
 
 def full_value(value: Any) -> Any:

@@ -20,7 +20,7 @@ import struct
 import sys
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
-from datetime import date, datetime, timedelta
+from datetime import date, datetime, time, timedelta, timezone
 from operator import attrgetter
 from pathlib import Path
 from queue import SimpleQueue
@@ -136,8 +136,8 @@ RECORDS = (
     *(ModuleState, Storage),
     *(values.Cycle, values.Device, values.Global, values.Lost, values.Opaque, values.Size, values.TorchName),
     *(values.NumpyArray, values.NumpyDtype, values.NumpyScalar),
-    *(Counter, OrderedDict, defaultdict, date, datetime, timedelta, type(Path()), RemotePath),
-    *(dict, list, set, int, float, complex),  # what a defaultdict makes, and complex numbers
+    *(Counter, OrderedDict, defaultdict, date, datetime, time, timedelta, timezone, type(Path()), RemotePath),
+    *(dict, list, set, int, float, complex, range, slice),  # what a defaultdict makes, and values spelled as calls
 )
 
 NAMES: dict[tuple[str, str], Callable[..., Any]] = {(c.__module__, c.__qualname__): c for c in RECORDS}

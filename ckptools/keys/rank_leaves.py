@@ -69,7 +69,7 @@ def _own(ck: Checkpoint, section: Section) -> Iterator[tuple[KeyPath, Mapping[in
 def _by_holder(path: KeyPath, leaf: Any) -> Iterator[RankLeaf]:
     """A leaf; a tensor that several ranks' files hold whole, each with bytes of its own, once for each of them."""
     ranks = sorted({s.rank for s in leaf.found if s.rank is not None}) if isinstance(leaf, Tensor) else []
-    if len(ranks) > 1 and leaf.kind == "plain":
+    if len(ranks) > 1 and leaf.kind in ("plain", "storage"):
         yield from (RankLeaf(path, rank, leaf, path) for rank in ranks)
     else:
         yield RankLeaf(path, None, leaf)

@@ -148,7 +148,7 @@ def _how(tensor: Tensor, group: int | None) -> str:
 
 def _unsharded(tensor: Tensor, otherwise: str) -> str:
     """Describe a tensor that is not cut; in words of the caller's where it is of no class."""
-    return "whole" if tensor.kind == "plain" else _encoded(tensor) if tensor.encoded_as else otherwise
+    return "whole" if tensor.kind in ("plain", "storage") else _encoded(tensor) if tensor.encoded_as else otherwise
 
 
 def _encoded(tensor: Tensor) -> str:

@@ -36,7 +36,7 @@ from ckptools.text import plural, shape, size
 
 TensorKind = Literal[
     "plain", "sharded_tensor", "dtensor", "checkpointable", "chunks", "tensor_parallel", "flat_pieces", "meta",
-    "sparse", "quantized", "unreadable",
+    "sparse", "quantized", "unreadable", "storage",
 ]  # fmt: skip
 
 SHARDED = ("sharded_tensor", "dtensor", "checkpointable", "chunks", "tensor_parallel", "flat_pieces")

@@ -38,8 +38,14 @@ def read_archive(
     if content_of(head_of(file)) == "legacy":
         from ckptools.pickles.legacy import read_stream
 
-        return read_stream(file)
-    return read_zip(file, repeated, salvage)
+        machine, tree = read_stream(file)
+    else:
+        machine, tree = read_zip(file, repeated, salvage)
+    if machine.loose_storages:
+        from ckptools.pickles.bare_storages import with_storages_as_tensors
+
+        tree = with_storages_as_tensors(machine, tree)
+    return machine, tree
 
 
 def read_zip(

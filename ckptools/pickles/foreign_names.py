@@ -53,9 +53,10 @@ CALLS = (
 
 HARMLESS = frozenset((
     "set", "frozenset", "dict", "list", "tuple", "int", "float", "complex", "bool", "str", "bytes", "bytearray",
-    "long", "unicode", "object", "slice", "range", "type", "Ellipsis", "NotImplemented",
+    "long", "unicode", "object", "slice", "range", "xrange", "type", "Ellipsis", "NotImplemented", "NoneType",
+    "basestring", "memoryview", "property", "staticmethod", "classmethod", "super", "enumerate", "reversed", "zip",
 ))  # fmt: skip
-"""Builtins that hold values."""
+"""Builtins that hold values; `xrange`, `long` and `unicode` are how protocol 2 spells Python 3's."""
 
 MAX_NAME = 100
 """Characters of a name in a line."""

@@ -141,6 +141,7 @@ class MachineState:
         self.next_number = 0
         self.globals: dict[tuple[str, str], Global] = {}
         self.storages: dict[str, Storage] = {}
+        self.loose_storages = 0
         self.claims: set[Claim] = set()
         self.modules = False
         self.provenance: Said | None = None
@@ -260,10 +261,13 @@ class MachineState:
     def persistent(self, pid: Any) -> Any:
         """Return the storage that a persistent id describes."""
         storage = Storage.from_pid(pid)
+        self.loose_storages += 1
         known = self.storages.setdefault(storage.key, storage)
-        if (known.dtype, known.numel) != (storage.dtype, storage.numel):
+        if known.dtype == storage.dtype and known.numel == storage.numel:
+            return known
+        if known.numel or storage.numel:  # torch gives storages without bytes, whatever their dtypes, one key
             raise PickleError(f"storage {describe_for_error(storage.key)} is described in two ways")
-        return known
+        return storage
 
 
 class _OddKey(Opaque):

@@ -224,7 +224,7 @@ def _local(tensor: Tensor, rank: int) -> Raw:
     if tensor.note and tensor.encoded_as:
         raise ReadError(None, tensor.note)
     pieces = [dcp_items.with_source(s) for s in tensor.on_rank(rank) if s.is_here]
-    if not pieces and tensor.kind == "plain" and len(tensor.found) == 1 and tensor.found[0].rank is None:
+    if not pieces and tensor.kind in ("plain", "storage") and len(tensor.found) == 1 and tensor.found[0].rank is None:
         pieces = list(tensor.found)
     if not pieces:
         raise UsageError(None, f"rank {rank} holds nothing of this tensor, or its file is not here")

@@ -14,7 +14,7 @@ import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import date, datetime, timedelta
+from datetime import date, datetime, time, timedelta, timezone
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -36,7 +36,10 @@ from ckptools.torch_engine.offline import load_named
 from ckptools.torch_engine.patches import mesh_ranks
 from ckptools.training_state.modules import with_modules
 
-PLAIN_TYPES = (str, int, float, bool, bytes, complex, bytearray, type(None), timedelta, datetime, date)
+PLAIN_TYPES = (
+    *(str, int, float, bool, bytes, complex, bytearray, type(None), range, slice),
+    *(timedelta, datetime, date, time, timezone),
+)
 CONTAINERS = (dict, OrderedDict, defaultdict, list, tuple, set, frozenset)
 
 NOWHERE = -(1 << 62)
@@ -108,6 +111,9 @@ class _Describer:
 
         if isinstance(node, torch.Tensor):
             return self._tensor(node)
+        if isinstance(node, (torch.storage.TypedStorage, torch.UntypedStorage)):
+            dtype = getattr(node, "dtype", torch.uint8)
+            return replace(self._plain(torch.empty(0, dtype=dtype).set_(node)), kind="storage")
         for kinds, describe in _small_types():
             if isinstance(node, kinds):
                 return describe(node)

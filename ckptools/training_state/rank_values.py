@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 NOTHING = object()
 """Stands where a rank has nothing."""
 
-WHOLE = ("plain", "quantized")
+WHOLE = ("plain", "quantized", "storage")
 """Kinds of tensors that each rank may have all of for itself."""
 
 

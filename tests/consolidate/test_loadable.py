@@ -44,6 +44,11 @@ BECOMES = {
     "frozenset": (frozenset({1, 2}), {1, 2}),
     "defaultdict": (defaultdict(list, a=1), {"a": 1}),
     "numpy key": ({np.int64(5): 1}, {5: 1}),
+    "range": (range(0, 9, 2), "range(0, 9, 2)"),
+    "slice": (slice(1, None), "slice(1, None, None)"),
+    "time": (datetime.time(1, 2), "01:02:00"),
+    "datetime of a zone": (WHEN.replace(tzinfo=datetime.timezone.utc), "2026-11-20T23:54:52.000007+00:00"),
+    "timezone": (datetime.timezone(datetime.timedelta(hours=1)), "UTC+01:00"),
     "huge integer": (-(10**700), hex(-(10**700))),
 }
 STAYS = {

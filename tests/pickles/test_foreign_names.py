@@ -27,7 +27,8 @@ def test_a_name_that_could_run_code_is_told(name):
     "name",
     ["collections.OrderedDict", "torch._utils._rebuild_tensor_v2", "torch.FloatStorage", "builtins.set",
      "__builtin__.frozenset", "argparse.Namespace", "composer.core.time.Time", "my.code.Config", "pathlib.PosixPath",
-     "__main__.Args", "numpy.dtype", "builtins.KeyError", "functools.partial"],
+     "__main__.Args", "numpy.dtype", "builtins.KeyError", "functools.partial", "__builtin__.xrange", "builtins.slice",
+     "builtins.memoryview"],
 )  # fmt: skip
 def test_a_harmless_name_is_not(name):
     assert suspicious(name) == ()

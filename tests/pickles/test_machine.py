@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import collections
+import datetime
 import pickle
 import struct
 
@@ -29,8 +30,16 @@ numbers = st.one_of(
     st.complex_numbers(),
 )
 words = st.one_of(st.text(), st.text(st.characters()), st.binary(), st.binary(min_size=250, max_size=300))
+zones = st.just(datetime.timezone.utc) | st.integers(-1439, 1439).map(
+    lambda minutes: datetime.timezone(datetime.timedelta(minutes=minutes))
+)
 times = st.one_of(
     st.datetimes(), st.dates(), st.timedeltas(), st.datetimes().map(lambda d: d.replace(fold=1)), st.just("long " * 60)
+)
+times |= st.datetimes(timezones=zones) | st.times() | st.times(timezones=zones).map(lambda t: t.replace(fold=1)) | zones
+ends = st.integers(-(2**60), 2**60)
+spans = st.builds(range, ends, ends, ends.filter(bool)) | st.builds(
+    slice, st.none() | ends, st.none() | ends, st.none() | ends
 )
 keys = st.one_of(
     st.text(),
@@ -46,6 +55,7 @@ leaves = st.one_of(
     words,
     words.filter(lambda w: isinstance(w, bytes)).map(bytearray),
     times,
+    spans,
     st.sets(keys),
     st.frozensets(keys),
     st.dictionaries(st.text(), st.integers()).map(collections.Counter),
@@ -83,6 +93,37 @@ def spelled(node):
 def test_plain_trees_are_what_pickle_makes_of_them(tree, protocol):
     data = pickle.dumps(tree, protocol)
     assert spelled(load(data)) == spelled(pickle.loads(data))
+
+
+class Called:
+    """Is pickled as a call."""
+
+    def __init__(self, function, *args):
+        self.call = function, args
+
+    def __reduce__(self):
+        return self.call
+
+
+CALLS = [
+    (int,), (int, 5), (float,), (float, 0.5), (bool,), (str,), (str, "x"), (bytes,), (complex,), (complex, 1.5),
+    (list,), (list, [1, "a"]), (list, (1,)), (tuple,), (tuple, [1]), (dict,), (dict, {"a": 1}), (dict, [("a", 1)]),
+    (set,), (frozenset, [1]), (bytearray,), (range, 0, 3, 1), (slice, 1, None, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call", CALLS, ids=repr)
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_a_builtin_that_a_pickle_calls_is_the_value_that_it_makes(call, protocol):
+    data = pickle.dumps(Called(*call), protocol)
+    assert spelled(load(data)) == spelled(pickle.loads(data))
+
+
+@pytest.mark.parametrize(
+    "call", [(int, "5"), (list, "ab"), (dict, [1]), (range, 0, 9, 0), (range, 0, 2**70, 1), (str, 5)]
+)
+def test_a_builtin_that_would_work_on_its_argument_is_kept_as_a_call(call):
+    assert isinstance(load(pickle.dumps(Called(*call), 2)), Opaque)
 
 
 @pytest.mark.parametrize("protocol", range(6))

@@ -14,7 +14,7 @@ import re
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import date, datetime, time, timedelta, timezone
 from math import prod
 from typing import Any
 
@@ -131,8 +131,10 @@ def _nearest(node: Any) -> Iterator[tuple[str, str, Any]]:
         yield f"integer of over {MAX_INT_BYTES} bytes", "text", hex(node)
     elif isinstance(node, timedelta):
         yield "timedelta", "seconds", node.total_seconds()
-    elif isinstance(node, (datetime, date)):
+    elif isinstance(node, (datetime, date, time)):
         yield type(node).__name__, "text", node.isoformat()
+    elif isinstance(node, (range, slice, timezone)):
+        yield type(node).__name__, "text", str(node)
     elif isinstance(node, NumpyArray):
         value = _torch_value(node)
         named = "numpy array" if value is not None else f"a numpy array of {node.dtype}"

@@ -10,7 +10,7 @@ import struct
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import date, datetime, time, timedelta, timezone
 from itertools import chain
 from typing import Any
 
@@ -158,7 +158,9 @@ class Emitter:
         self._out += b"b"
 
     def _tensor(self, tensor: Tensor) -> None:
-        if tensor.parameter:
+        if tensor.kind == "storage":
+            self._storage(tensor, tensor.dtype in LEGACY_STORAGE)
+        elif tensor.parameter:
             self._name("torch._utils", "_rebuild_parameter")
             self._out += b"("
             self._plain_tensor(tensor)
@@ -216,10 +218,14 @@ _WRITERS: tuple[tuple[type, Callable[[Emitter, Any], None]], ...] = (
     (bytearray, _calls("__builtin__", "bytearray", lambda v: (bytes(v),))),
     (complex, _calls("__builtin__", "complex", lambda v: (v.real, v.imag))),
     (timedelta, _calls("datetime", "timedelta", lambda v: (v.days, v.seconds, v.microseconds))),
+    (timezone, _calls("datetime", "timezone", lambda v: v.__getinitargs__())),
+    (time, _calls("datetime", "time", lambda v: v.__reduce_ex__(4)[1])),
     (datetime, _calls("datetime", "datetime", lambda v: v.__reduce_ex__(4)[1])),
     (date, _calls("datetime", "date", lambda v: v.__reduce__()[1])),
     (set, _calls("__builtin__", "set", lambda v: (list(v),))),
     (frozenset, _calls("__builtin__", "frozenset", lambda v: (list(v),))),
+    (range, _calls("__builtin__", "xrange", lambda v: (v.start, v.stop, v.step))),
+    (slice, _calls("__builtin__", "slice", lambda v: (v.start, v.stop, v.step))),
     (Device, _calls("torch", "device", lambda v: (v.type,) if v.index is None else (v.type, v.index))),
     (TorchName, _calls("torch.serialization", "_get_layout", lambda v: (f"torch.{v.name}",))),
     (Global, lambda emitter, v: emitter._name(v.module, v.name)),

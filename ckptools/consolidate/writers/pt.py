@@ -86,6 +86,8 @@ class Packed:
         loaded = load_shard(paths[0]) if self.needs else load_plain(paths[0])
         tensors = []
         for path, value in _side_by_side(self.tree, loaded, ()):
+            if isinstance(value, torch.storage.TypedStorage):
+                value = torch.empty(0, dtype=value.dtype).set_(value)  # type: ignore[call-overload]
             tensors.append(ReadTensor(fqn_of(path), *self.made_of[path], partial(lambda loaded: loaded, value)))
         yield ReadBack(f"torch {torch.__version__}", tensors)
 

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from datetime import date, datetime, timedelta
+from datetime import date, datetime, time, timedelta
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -234,7 +234,8 @@ _TYPES: tuple[tuple[Any, str, Any], ...] = (
     (tuple, "tuple", lambda v: {"items": [None if isinstance(i, Tensor) else i for i in v]}),
     ((set, frozenset), "set", lambda v: {"items": sorted(v, key=repr)}),
     (timedelta, "timedelta", lambda v: {"days": v.days, "seconds": v.seconds, "microseconds": v.microseconds}),
-    ((datetime, date), "datetime", lambda v: {"iso": v.isoformat()}),
+    ((datetime, date, time), "datetime", lambda v: {"iso": v.isoformat()}),
+    ((range, slice), "range", lambda v: {"start": v.start, "stop": v.stop, "step": v.step}),
     (complex, "complex", lambda v: {"real": v.real, "imag": v.imag}),
     ((bytes, bytearray), "bytes", lambda v: {"base64": _base64(bytes(v))}),
     (NumpyArray, "numpy.ndarray", lambda v: {"dtype": v.dtype, "shape": list(v.shape), "base64": _base64(v.data)}),

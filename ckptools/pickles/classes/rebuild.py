@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
-from datetime import date, datetime, timedelta
+from datetime import date, datetime, time, timedelta, timezone
 from typing import Any
 
 from ckptools.dtypes import ITEMSIZE
@@ -22,7 +22,7 @@ from ckptools.model.values import (
     Size,
     TorchName,
 )
-from ckptools.pickles.machine_state import MachineState, PickleError
+from ckptools.pickles.machine_state import SAFE_INT, MachineState, PickleError
 from ckptools.pickles.objects import MAX_NDIM, array_data, array_shape, build_array, build_dtype
 
 NESTED = re.compile(r"ShardedTensor\.ProcessGroupState|\w{1,40}Tensor\._make_in_reduce_ex")
@@ -114,6 +114,53 @@ def _counter(m: MachineState, args: tuple[Any, ...]) -> Any:
     return Counter(counts)
 
 
+def _number_or_text(*names: str, kind: type) -> None:
+    @rebuilds(*python_names(*names))
+    def made(_: MachineState, args: tuple[Any, ...]) -> Any:
+        return kind() if not args else args[0] if len(args) == 1 and type(args[0]) is kind else None
+
+
+for _kind, _names in ((int, ("int", "long")), (float, ("float",)), (bool, ("bool",)), (str, ("str", "unicode"))):
+    _number_or_text(*_names, kind=_kind)
+
+
+@rebuilds(*python_names("list"))
+def _list(m: MachineState, args: tuple[Any, ...]) -> Any:
+    items = args[0] if len(args) == 1 else None if args else []
+    if not isinstance(items, (list, tuple)):
+        return None
+    m.spend(8 + len(items))
+    return list(items)
+
+
+@rebuilds(*python_names("tuple"))
+def _tuple(m: MachineState, args: tuple[Any, ...]) -> Any:
+    made = _list(m, args)
+    return None if made is None else tuple(made)
+
+
+@rebuilds(*python_names("dict"))
+def _dict(m: MachineState, args: tuple[Any, ...]) -> Any:
+    pairs = args[0] if len(args) == 1 else None if args else {}
+    if isinstance(pairs, dict):
+        m.spend(8 + 4 * len(pairs))
+        return dict(pairs)
+    made = _ordered_dict(m, args) if isinstance(pairs, list) else None
+    return None if made is None else dict(made)
+
+
+@rebuilds(*python_names("range", "xrange"))
+def _range(_: MachineState, args: tuple[Any, ...]) -> Any:
+    ok = len(args) == 3 and all(type(n) is int and abs(n) < SAFE_INT for n in args) and args[2]
+    return range(*args) if ok else None
+
+
+@rebuilds(*python_names("slice"))
+def _slice(_: MachineState, args: tuple[Any, ...]) -> Any:
+    ok = len(args) == 3 and all(n is None or (type(n) is int and abs(n) < SAFE_INT) for n in args)
+    return slice(*args) if ok else None
+
+
 @rebuilds(*python_names("set"))
 def _set(m: MachineState, args: tuple[Any, ...]) -> Any:
     items = args[0] if args else []
@@ -131,7 +178,7 @@ def _frozenset(m: MachineState, args: tuple[Any, ...]) -> Any:
 
 @rebuilds(*python_names("complex"))
 def _complex(_: MachineState, args: tuple[Any, ...]) -> Any:
-    return complex(*args) if len(args) == 2 and all(type(a) in (int, float) for a in args) else None
+    return complex(*args) if len(args) <= 2 and all(type(a) in (int, float) for a in args) else None
 
 
 @rebuilds(*python_names("bytearray"))
@@ -163,14 +210,33 @@ def _timedelta(_: MachineState, args: tuple[Any, ...]) -> Any:
     return timedelta(*args) if len(args) == 3 and all(type(a) is int for a in args) else None
 
 
+@rebuilds("datetime.timezone")
+def _timezone(_: MachineState, args: tuple[Any, ...]) -> Any:
+    offset, *name = args or (None,)
+    ok = isinstance(offset, timedelta) and len(name) <= 1 and all(isinstance(n, str) for n in name)
+    return timezone(offset, *name) if ok else None
+
+
 @rebuilds("datetime.datetime")
 def _datetime(_: MachineState, args: tuple[Any, ...]) -> Any:
-    raw = args[0] if len(args) == 1 else None
-    if not isinstance(raw, bytes) or len(raw) != 10:
+    raw, *zone = args or (None,)
+    if not isinstance(raw, bytes) or len(raw) != 10 or not _is_zone(zone):
         return None
     # Layout of datetime.__reduce__: year (2 bytes), month, day, hour, minute, second, microseconds (3 bytes).
     year, month, micro = raw[0] << 8 | raw[1], raw[2] & 0x7F, int.from_bytes(raw[7:], "big")
-    return datetime(year, month, raw[3], raw[4], raw[5], raw[6], micro, fold=raw[2] >> 7)
+    return datetime(year, month, raw[3], raw[4], raw[5], raw[6], micro, *zone, fold=raw[2] >> 7)
+
+
+@rebuilds("datetime.time")
+def _time(_: MachineState, args: tuple[Any, ...]) -> Any:
+    raw, *zone = args or (None,)
+    if not isinstance(raw, bytes) or len(raw) != 6 or not _is_zone(zone):
+        return None
+    return time(raw[0] & 0x7F, raw[1], raw[2], int.from_bytes(raw[3:], "big"), *zone, fold=raw[0] >> 7)
+
+
+def _is_zone(zone: list[Any]) -> bool:
+    return not zone or (len(zone) == 1 and isinstance(zone[0], timezone))
 
 
 @rebuilds("datetime.date")

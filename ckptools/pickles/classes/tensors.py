@@ -48,6 +48,7 @@ def _rebuild_tensor(m: MachineState, args: Args) -> Any:
     storage, offset, size, stride, requires_grad, _, *rest = (*args, False, None) if len(args) == 4 else args
     if not isinstance(storage, Storage):
         raise ValueError("a tensor without a storage")
+    m.loose_storages -= 1
     dtype: str | None = storage.dtype
     if rest and isinstance(rest[0], Global):
         dtype, rest = dtype_of(rest[0]), rest[1:]
@@ -143,6 +144,7 @@ def _rebuild_qtensor(m: MachineState, args: Args) -> Any:
     storage, _, size = args[:3]
     if not isinstance(storage, Storage):
         return None
+    m.loose_storages -= 1
     return Tensor(ints(size, "sizes"), storage.dtype, (), "quantized", note=WHY_NOT["quantized"], detail=args)
 
 
