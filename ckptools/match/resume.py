@@ -24,12 +24,13 @@ from ckptools.text import few, named_ranks, plural
 from ckptools.torch_engine.installed import names_that_torch_lacks, torch_version
 from ckptools.torch_engine.optimizer_shapes import OptimizerShapes
 from ckptools.training_state.optimizers import Optimizer, optimizers_of
-from ckptools.training_state.parameter_names import without_ddp
+from ckptools.training_state.parameter_names import UNNAMED, without_ddp
 
 MAX_NAMED = 3
 OWN_FILES = ("rank_files", "deepspeed")
 """Formats whose trainers read the file of their own rank, so that they resume on as many ranks alone."""
 
+GIVE_NAMES = "--names FROM gives names"
 CONVERT = "consolidate -o resume.dcp"
 """Writes a DCP folder, which any world size and any torch from 2.6 on reads."""
 
@@ -92,16 +93,55 @@ def _optimizer(ck: Checkpoint, names: Mapping[str, str], expected: OptimizerShap
     saved = found[0]
     new_names = {without_ddp(old): new for old, new in names.items()}
     groups = [[new_names.get(without_ddp(name), without_ddp(name)) for name in g.names] for g in saved.param_groups]
+    if saved.naming.unnamed:
+        yield from _by_number(saved, groups, expected)
+        return
     yield _groups(saved, groups, expected)
-    yield _state(saved, new_names, expected)
+    yield _state(
+        saved, {new_names.get(without_ddp(str(n)), str(n)): slots for n, slots in saved.state.items()}, expected
+    )
+
+
+def _by_number(saved: Optimizer, groups: list[list[str]], expected: OptimizerShapes) -> Iterator[ResumeRow]:
+    """Pair numbers without names by their place, as `load_state_dict` does; only sizes and shapes can contradict it."""
+    here, there = (", ".join(str(len(group)) for group in side) for side in (groups, expected.groups))
+    known = "the checkpoint has numbers without names"
+    if [len(g) for g in groups] != [len(g) for g in expected.groups]:
+        listed = any(groups)
+        text = f"groups of {here} parameters here and {there} there" if listed else "the groups here list no parameters"
+        verdict: ResumeVerdict = "DOES NOT FIT" if listed else "not known"
+        yield ResumeRow("optimizer groups", verdict, f"{text}; {known}", GIVE_NAMES)
+        text = f"{plural(len(saved.state), 'state')} by number, and no number has its place in the new optimizer"
+        yield ResumeRow("optimizer state", "not known", text, GIVE_NAMES)
+        return
+    numbered = {str(key) if str(key).startswith(UNNAMED) else f"{UNNAMED}{key}": v for key, v in saved.state.items()}
+    by_name = {**numbered, **{str(key): slots for key, slots in saved.state.items()}}
+    old = [name for group in saved.param_groups for name in group.names]
+    new = [name for group in groups for name in group]
+    places = list(zip(old, new, (name for group in expected.groups for name in group), strict=True))
+    row = _state(saved, {wanted: by_name[name] for name, _, wanted in places if name in by_name}, expected)
+    sizes = f"{plural(len(groups), 'group')} of {here} parameters"
+    moved = [
+        f"number {n} is {name} here and {wanted} there"
+        for n, (_, name, wanted) in enumerate(places)
+        if not name.startswith(UNNAMED) and name != wanted
+    ]
+    if row.verdict != "fits" or moved:
+        text = f"{sizes} here and there; {known}" + (f"; by shape or order {few(moved, MAX_NAMED)}" if moved else "")
+        yield ResumeRow("optimizer groups", "not known", text, GIVE_NAMES)
+        yield row if row.verdict != "fits" else row._replace(verdict="not known", next=GIVE_NAMES)
+        return
+    lacking = _settings_lacking(saved, expected)
+    text = f"by number, as torch loads them: {sizes}" + (f"; {lacking}" if lacking else "")
+    yield ResumeRow("optimizer groups", "worth a look" if lacking else "fits", text)
+    same = "their shapes agree at every place; two of one shape that changed places would not show"
+    yield row._replace(detail=f"by number: {row.detail}, {same}")
 
 
 def _groups(saved: Optimizer, groups: list[list[str]], expected: OptimizerShapes) -> ResumeRow:
     here, there = (", ".join(str(len(group)) for group in side) for side in (groups, expected.groups))
-    if any(name.startswith("?") for group in groups for name in group):
-        alike = [len(g) for g in groups] == [len(g) for g in expected.groups]
-        text = f"groups of {here} parameters here and {there} there; the checkpoint has numbers without names"
-        return ResumeRow("optimizer groups", "not known" if alike else "DOES NOT FIT", text, "--names FROM gives names")
+    if saved.state and not any(groups):
+        return ResumeRow("optimizer groups", "not known", "the groups here list no parameters")
     if len(groups) != len(expected.groups):
         text = f"{plural(len(groups), 'group')} here (of {here}), {len(expected.groups)} there (of {there})"
         return ResumeRow("optimizer groups", "DOES NOT FIT", text)
@@ -112,15 +152,19 @@ def _groups(saved: Optimizer, groups: list[list[str]], expected: OptimizerShapes
     if saved.naming.by != "fqn" and groups != [list(g) for g in expected.groups]:
         text = "the parameters have another order, and the state goes by number: moments would go to other parameters"
         return ResumeRow("optimizer groups", "DOES NOT FIT", text, f"{CONVERT} keys it by name")
+    if lacking := _settings_lacking(saved, expected):
+        return ResumeRow("optimizer groups", "worth a look", f"{plural(len(groups), 'group')} of {here}; {lacking}")
+    return ResumeRow("optimizer groups", "fits", f"{plural(len(groups), 'group')} of {here} parameters")
+
+
+def _settings_lacking(saved: Optimizer, expected: OptimizerShapes) -> str:
+    """Name the hyperparameters that only the new optimizer's groups have; "" for none."""
     lacking = [
         f"group {n} lacks {few(sorted(more), MAX_NAMED)}"
         for n, (group, known) in enumerate(zip(saved.param_groups, expected.settings, strict=True))
         if (more := known - {str(key) for key in group})
     ]
-    if lacking:
-        text = f"{plural(len(groups), 'group')} of {here}; {few(lacking, MAX_NAMED)}, which the new optimizer has"
-        return ResumeRow("optimizer groups", "worth a look", text)
-    return ResumeRow("optimizer groups", "fits", f"{plural(len(groups), 'group')} of {here} parameters")
+    return f"{few(lacking, MAX_NAMED)}, which the new optimizer has" if lacking else ""
 
 
 def _differences(mine: list[str], theirs: tuple[str, ...]) -> Iterator[tuple[str, list[str]]]:
@@ -128,8 +172,8 @@ def _differences(mine: list[str], theirs: tuple[str, ...]) -> Iterator[tuple[str
     yield "there", [name for name in theirs if name not in set(mine)]
 
 
-def _state(saved: Optimizer, new_names: Mapping[str, str], expected: OptimizerShapes) -> ResumeRow:
-    state = {new_names.get(without_ddp(str(name)), str(name)): slots for name, slots in saved.state.items()}
+def _state(saved: Optimizer, state: Mapping[str, Mapping[str, Any]], expected: OptimizerShapes) -> ResumeRow:
+    """Compare the state of each parameter, by its name in the new optimizer, with what that will keep."""
     wanted = expected.slots
     if wanted is None:
         return ResumeRow("optimizer state", "not known", f"what {expected.name} keeps is not known before it has run")

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from jsonschema import Draft202012Validator
+from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 from typer.testing import CliRunner
@@ -55,6 +56,22 @@ def half():
 def without_bias():
     made = model()
     return made, torch.optim.AdamW([p for n, p in made.named_parameters() if n.endswith("weight")])
+
+def alike():
+    made = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+    return made, torch.optim.AdamW(groups(made))
+
+def alike_in_one_group():
+    made, _ = alike()
+    return made, torch.optim.AdamW(made.parameters())
+
+def alike_with_momentum():
+    made, _ = alike()
+    return made, torch.optim.SGD(groups(made), momentum=0.9)
+
+def wider():
+    made = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 8), nn.Linear(8, 4))
+    return made, torch.optim.AdamW(groups(made))
 
 def adagrad():
     made = model()
@@ -136,6 +153,55 @@ def test_what_is_said_of_an_order_is_what_torch_does(factory, by_number, monkeyp
     optimizer.load_state_dict(torch.load(by_number)["optimizer"])
     first = optimizer.param_groups[0]["params"][0]
     assert first.shape == (2,) and optimizer.state[first]["exp_avg"].shape == (4, 3)
+
+
+@pytest.fixture
+def without_names(factory, tmp_path: Path, monkeypatch) -> Path:
+    """A folder as Trainer leaves it: safetensors sort the names, so that nothing says which number is which."""
+    monkeypatch.syspath_prepend(".")
+    import new_run
+
+    model, optimizer = new_run.alike()
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    (tmp_path / "checkpoint-1").mkdir()
+    save_file(model.state_dict(), tmp_path / "checkpoint-1" / "model.safetensors")
+    torch.save(optimizer.state_dict(), tmp_path / "checkpoint-1" / "optimizer.pt")
+    return tmp_path / "checkpoint-1"
+
+
+def test_numbers_without_names_fit_where_shapes_agree_at_every_place(factory, without_names):
+    found = rows(without_names, f"{factory}:alike", optimizer=True)
+    assert found["optimizer groups"] == ("fits", "by number, as torch loads them: 2 groups of 3, 3 parameters")
+    assert found["optimizer state"][0] == "fits" and "of one shape that changed places" in found["optimizer state"][1]
+    import new_run
+
+    _, optimizer = new_run.alike()
+    optimizer.load_state_dict(torch.load(without_names / "optimizer.pt"))
+
+
+@pytest.mark.parametrize(
+    ("function", "groups", "state", "detail"),
+    [
+        ("alike_in_one_group", "DOES NOT FIT", "not known", "6 states by number"),
+        ("alike_with_momentum", "not known", "DOES NOT FIT", "only here: exp_avg, exp_avg_sq"),
+        ("wider", "not known", "DOES NOT FIT", "6 shapes differ: 1.weight.exp_avg"),
+    ],
+)
+def test_no_state_that_is_there_by_number_is_said_to_begin_at_zero(
+    function, groups, state, detail, factory, without_names
+):
+    found = rows(without_names, f"{factory}:{function}", optimizer=True)
+    assert (found["optimizer groups"][0], found["optimizer state"][0]) == (groups, state)
+    assert detail in found["optimizer state"][1] and "begin at zero" not in str(found)
+
+
+def test_a_number_without_state_is_named_by_its_place(factory, without_names):
+    state = torch.load(without_names / "optimizer.pt")
+    del state["state"][1]
+    torch.save(state, without_names / "optimizer.pt")
+    said = rows(without_names, f"{factory}:alike", optimizer=True)["optimizer state"]
+    assert said == ("DOES NOT FIT", "1 parameter without state, which would begin at zero: 1.weight")
 
 
 def test_a_dtype_that_would_be_cast_is_said_and_dcp_casts_it_indeed(factory, by_name):
