@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Iterable
 from typing import TextIO
 
 from ckptools.display.palette import Mark, mark_of, painted
@@ -75,6 +76,13 @@ def remark(text: str) -> None:
     """Print lines on stderr, which are no part of the output; none where the user wants quiet."""
     if not Printing.quiet:
         _complain(text)
+
+
+def say_rendered(lines: Iterable[str]) -> None:
+    """Print lines on stderr that were made printable before they got their colours."""
+    for line in lines:
+        with contextlib.suppress(OSError):
+            _complain(line)
 
 
 def _complain(text: str) -> None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from ckptools.cli.printing import Ending, Printing, discard_stdout, remark, say, say_output_error, screen
+from ckptools.cli.printing import Ending, Printing, discard_stdout, remark, say, say_output_error, say_rendered, screen
 from ckptools.cli.shared_options import OutputOptions, call, fill
 from ckptools.errors import CkptoolsError
 from ckptools.text import clip_middle, duration, size
@@ -74,8 +74,7 @@ def _say_error(error: CkptoolsError) -> None:
     if problems:
         from ckptools.display.lines import error_lines
 
-        for line in error_lines(problems, said, screen(sys.stderr)):
-            say(line)
+        say_rendered(error_lines(problems, said, screen(sys.stderr)))
 
 
 def _say_bug(error: Exception) -> None:

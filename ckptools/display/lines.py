@@ -57,14 +57,17 @@ WAYS_OUT = "         "
 def cause_lines(
     causes: Sequence[Cause], consequences: Iterable[Consequence] = (), screen: Screen = PIPE, most: int | None = None
 ) -> list[str]:
-    """Each cause with its way out below it, then what follows from lost files; at most so many causes."""
+    """Each cause with its way out below it, then what follows from lost files; at most so many causes.
+
+    Everything is made printable before it is painted: a name from a file brings no colour of its own.
+    """
     shown, following = causes[:most], list(consequences)
     last = max((n for n, cause in enumerate(shown) if following and cause.code in following[0].causes), default=-1)
     lines: list[str] = []
     for n, cause in enumerate(shown):
-        lines += wrapped(f"  {cause.code}  ", cause_words(cause), screen, label="heading")
-        lines += wrapped(WAYS_OUT, cause.remedy, screen, mark="dim") if cause.remedy else []
-        lines += wrapped("  -> ", _following(following), screen) if n == last else []
+        lines += wrapped(f"  {cause.code}  ", printable(cause_words(cause)), screen, label="heading")
+        lines += wrapped(WAYS_OUT, printable(cause.remedy), screen, mark="dim") if cause.remedy else []
+        lines += wrapped("  -> ", printable(_following(following)), screen) if n == last else []
     left = len(causes) - len(shown)
     return [*lines, *([f"  {plural(left, 'more cause')}; all of them when piped, as in | less"] if left else [])]
 
@@ -85,7 +88,7 @@ def error_lines(problems: Sequence[Problem], said: str, screen: Screen = PIPE) -
     causes = causes_of(problems, ("error", "warning", "note"))
     lines = cause_lines(causes, consequences_of(problems), screen, screen.rows)
     alone = len(causes) == 1 and printable(cause_words(causes[0])) in printable(said)
-    return wrapped(WAYS_OUT, causes[0].remedy, screen) if alone and causes[0].remedy else [] if alone else lines
+    return wrapped(WAYS_OUT, printable(causes[0].remedy), screen) if alone and causes[0].remedy else [] if alone else lines
 
 
 def described(value: Any) -> str | None:
