@@ -88,7 +88,9 @@ def error_lines(problems: Sequence[Problem], said: str, screen: Screen = PIPE) -
     causes = causes_of(problems, ("error", "warning", "note"))
     lines = cause_lines(causes, consequences_of(problems), screen, screen.rows)
     alone = len(causes) == 1 and printable(cause_words(causes[0])) in printable(said)
-    return wrapped(WAYS_OUT, printable(causes[0].remedy), screen) if alone and causes[0].remedy else [] if alone else lines
+    if not alone:
+        return lines
+    return wrapped(WAYS_OUT, printable(causes[0].remedy), screen) if causes[0].remedy else []
 
 
 def described(value: Any) -> str | None:

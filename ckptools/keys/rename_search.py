@@ -6,6 +6,7 @@ Renames without evidence in names come last and are marked as assumed: shifted l
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
@@ -75,20 +76,43 @@ def _by_name(now: _Tried, saved: StateDictShapes, model: StateDictShapes) -> lis
     here, there = names - model.tensors.keys(), model.tensors.keys() - names
     rules = suggested(here, there) if here and there else []
     tried = (_tried(now.names, applied(r, names, model.tensors), r, saved, model) for r in rules)
-    return _undisputed(_better(tried, now))
+    return _undisputed(_better(tried, now, len(model.tensors)))
 
 
 def _by_shapes(now: _Tried, saved: StateDictShapes, model: StateDictShapes) -> list[_Tried]:
     """The pairs without evidence in names, if any, of the kind that fixes most."""
     mine = {new: saved.tensors[name] for name, new in now.names.items()}
     kinds = [*_moved(mine, model.tensors), *_by_shape(mine, model.tensors, saved.ordered and model.ordered)]
-    return _better((_tried(now.names, pairs, rule, saved, model) for rule, pairs in kinds), now)[:1]
+    return _better((_tried(now.names, pairs, rule, saved, model) for rule, pairs in kinds), now, len(model.tensors))[:1]
 
 
-def _better(tried: Iterable[_Tried], now: _Tried) -> list[_Tried]:
-    """The rules that fix something and merge no two names, the best first."""
+def _better(tried: Iterable[_Tried], now: _Tried, wanted: int) -> list[_Tried]:
+    """The rules that fix something, merge no two names and leave layers their numbers, the best first.
+
+    `wanted` is the number of names of the model.
+    """
     found = [one for one in tried if len(one.fit) > len(now.fit) and len(set(one.names.values())) == len(now.names)]
-    return sorted(found, key=_preference)
+    return sorted((one for one in found if not _moves_few_layers(one, now, wanted)), key=_preference)
+
+
+def _moves_few_layers(one: _Tried, now: _Tried, wanted: int) -> bool:
+    """Whether a rule by name gives names another layer's number, and makes no majority of either side fit by it.
+
+    Layers are alike, so a shape is no evidence for it: `a.0.` as `b.1.c.` fits whatever both layers have. A number that
+    only stands for a wrapper (`0.` of a Sequential) goes from most names at once.
+    """
+    if one.rule.kind not in BY_NAME:
+        return False
+    moved = {name for name, new in one.names.items() if _is_another_layer(now.names[name], new)}
+    return bool(moved) and len(moved & set(one.fit.values())) * 2 <= min(len(one.names), wanted)
+
+
+def _is_another_layer(old: str, new: str) -> bool:
+    """Whether a new name has other numbers between its dots, or differs in nothing but digits."""
+    return _numbers(old) != _numbers(new) or (old != new and _DIGITS.sub("", old) == _DIGITS.sub("", new))
+
+
+_DIGITS = re.compile(r"\d+")
 
 
 def _preference(one: _Tried) -> tuple[tuple[int, ...], int, int, str]:

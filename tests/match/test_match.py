@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -61,6 +62,30 @@ def test_a_rename_is_told_and_the_checkpoint_does_not_load_for_it():
     found = matched({f"module.{name}": shape for name, shape in GPT.items()}, GPT)
     assert (found.loads, found.same, found.renamed) == (False, 0, len(GPT))
     assert set(statuses(found).values()) == {"renamed"}
+
+
+def test_a_rename_gives_no_few_names_the_number_of_another_layer():
+    """Of two models that have little in common, the norms of one layer fit another layer's."""
+    saved = {f"model.transformer.blocks.{n}.{name}": (8 + n,) for n in range(3) for name in ("ln.weight", "ln.bias")}
+    model = {f"blocks.{n}.attention.{name}": (7 + n,) for n in range(3) for name in ("ln.weight", "ln.bias")}
+    more = {f"{n}.{name}": (n, 3) for n in range(9) for name in ("up", "down")}
+    found = matched(saved | more, model | {f"x.{name}": (*shape, 1) for name, shape in more.items()})
+    assert [rename for rename in (*found.renames, *found.alternatives) if rename.kind == "prefix"] == []
+
+
+ENDS = st.lists(st.sampled_from(("attn.q", "ln_1", "ln_2", "up")), min_size=1, unique=True)
+
+
+@given(st.integers(2, 5), ENDS, ENDS, st.sampled_from(("", "attention.", "0.")), st.data())
+def test_a_rename_that_moves_layers_makes_most_names_fit(layers, ends, other, inside, data):
+    def widths(pattern: str, some: list[str]) -> dict[str, tuple[int, ...]]:
+        return {pattern.format(n) + end: (data.draw(st.integers(8, 9)),) for n in range(layers) for end in some}
+
+    saved, model = widths("model.blocks.{}.", ends), widths(f"blocks.{{}}.{inside}", other)
+    found = matched(saved, model)
+    moved = [old for old, new in found.fix.items() if re.findall(r"\.(\d+)\.", old) != re.findall(r"\.(\d+)\.", new)]
+    fit = {row.checkpoint_name for row in found.rows if row.status in ("same", "renamed")}
+    assert not moved or len(fit.intersection(moved)) * 2 > min(len(saved), len(model))
 
 
 def wrapped(name: str) -> str:
