@@ -195,7 +195,8 @@ def _from_replicas(checkpoint: Checkpoint, parts: Iterable[Section]) -> tuple[Fr
 
 DOUBTFUL = (
     Code.FILE_MISSING, Code.FILE_CUT, Code.ODD_FILE_SIZE, Code.MIXED_SAVES, Code.METADATA_CONTRADICTS,
-    Code.NAME_CONTRADICTS, Code.NEVER_WRITTEN, Code.LAYOUT_DISAGREES, Code.COPIES_DIFFER, Code.LAYOUT_INFERRED,
+    Code.STRAY_FILE, Code.NAME_CONTRADICTS, Code.NEVER_WRITTEN, Code.LAYOUT_DISAGREES, Code.COPIES_DIFFER,
+    Code.LAYOUT_INFERRED,
 )  # fmt: skip
 """Warnings that the files, or what is put together from them, may not be what was saved."""
 
@@ -207,14 +208,14 @@ def _notes_on_warnings(warnings: Sequence[Problem]) -> Iterator[str]:
         yield f"warning of the source: {cause.code} {cause_words(cause)}"
 
 
-def check_files(checkpoint: Checkpoint, part: str, files: OpenFiles) -> None:
-    """Refuse a source with values that contradict the layout, or with a copy of one rank's file in another's place."""
+def check_files(checkpoint: Checkpoint, part: str, files: OpenFiles) -> list[str]:
+    """Refuse a source with values that contradict the layout; note files that may be copies of another rank's."""
     problems: list[Problem] = []
     if part in ("optimizer", "all") or getattr(checkpoint.options, "weights", "") != "module":
         problems, _ = replicas.compare_rounded(checkpoint.rounded)
-    problems = problems or copies_without_checksums(tensors_to_write(checkpoint, part), files)
     if problems:
         raise NotWholeError(checkpoint.path, f"{problems[0]}{and_others(len(problems) - 1)}", problems)
+    return [*_notes_on_warnings(copies_without_checksums(tensors_to_write(checkpoint, part), files))]
 
 
 def _summary(checkpoint: Checkpoint, problems: Sequence[Problem]) -> str:

@@ -77,7 +77,7 @@ def consolidate(
     with OpenFiles() as files:
         whole = _with_values(whole, files, options)
         part = options.only or _usual_part(whole, output.writer)
-        check_files(whole, part, files)
+        notes = check_files(whole, part, files)
         holes = hole_rule(options)
         first = None
         donor = _donor(whole, part, files, options, progress) if options.fill_from else None
@@ -86,6 +86,7 @@ def consolidate(
         damage = first.damaged if first else None if options.unchecked else {}
         right = first is not None and not first.damaged
         selection = select(whole, part, holes, options.prefer_rank, files, damage, options.dequantize, donor, right)
+        selection.notes = [*notes, *selection.notes]
         selection.with_record = options.provenance
         if original is not None:
             from ckptools.consolidate.like import in_folder, made_like

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ckptools.model.checkpoint import Checkpoint
@@ -24,15 +24,13 @@ def with_structure_problems(ck: Checkpoint) -> Checkpoint:
     """Add the problems that the structure shows; those of tensors once every rank was read."""
     found = [*ck.problems]
     found += _tensor_problems(ck, {p.tensor for p in found if p.kind in OF_TENSORS}) if ck.structure_read else []
-    found += _copies(ck) if ck.structure_read else []
+    found += check_copies(tensors_in(ck.tree)) if ck.structure_read else []
     found += _unjoined(ck, [p.message for p in found if p.kind is Code.TENSOR_NOT_JOINED])
     found += copy_problems(ck)
     found += optimizer_problems(ck)
     found += step_problems(ck)
     found += unsafe_names(ck.names, ck.tree)
-    seen = set(ck.problems)
-    new = dict.fromkeys(p for p in found[len(ck.problems) :] if p not in seen)
-    made = replace(ck, problems=worst_first([*ck.problems, *new]))
+    made = replace(ck, problems=worst_first(dict.fromkeys(_without_proven_copies(found))))
     made.worked_out.update(ck.worked_out)
     made.worked_out.pop("verdict", None)
     return made
@@ -61,11 +59,14 @@ def _tensor_problems(ck: Checkpoint, known: set[str | None]) -> Iterator[Problem
             yield replace(first, message=f"{first.message}{more}")
 
 
-def _copies(ck: Checkpoint) -> Iterator[Problem]:
-    """Files that are copies of another rank's, and of which no reader has said so by what it knows of its format."""
-    stray = [p for p in ck.problems if p.kind is Code.STRAY_FILE]
-    ranks, files = {p.rank for p in stray} - {None}, {name for p in stray for name in p.files}
-    return (p for p in check_copies(tensors_in(ck.tree)) if p.rank not in ranks and files.isdisjoint(p.files))
+def _without_proven_copies(problems: Sequence[Problem]) -> Iterator[Problem]:
+    """Drop warnings that a file may be a copy where an error says whose file it is."""
+    errors = [p for p in problems if p.kind is Code.STRAY_FILE and p.severity == "error"]
+    ranks, names = {p.rank for p in errors} - {None}, {name for p in errors for name in p.files}
+    for problem in problems:
+        doubt = problem.kind is Code.STRAY_FILE and problem.severity == "warning" and problem.files
+        if not (doubt and (problem.rank in ranks or not names.isdisjoint(problem.files))):
+            yield problem
 
 
 def _unjoined(ck: Checkpoint, messages: Iterable[str]) -> Iterator[Problem]:

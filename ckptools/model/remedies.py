@@ -74,6 +74,8 @@ def remedy_of(kind: Code, group: Sequence[Problem]) -> str:
         remedy = remedy.removesuffix(WHICH_COPY)
     if kind is Code.NEVER_WRITTEN and all(p.severity == "warning" for p in group):  # zeros are written as they are
         remedy = AGAIN
+    if kind is Code.STRAY_FILE and all(p.severity == "warning" for p in group):
+        remedy = f"compare {{files}} with {ORIGIN}, and move away a file that does not belong here"
     if kind is Code.FILE_MISSING and len(ranks) * 2 > max(ranks, default=0) + 1 > 2:  # most of them are not here
         files = f"the other {plural(len(ranks), 'rank file')}"
         remedy = remedy.replace("the others", "what is here")

@@ -1,10 +1,12 @@
-"""Files that are copies of each other under two names: by the checksums that containers state, or by their first bytes.
+"""Files with equal bytes under two names, which may be copies: by stated checksums, or by their first bytes.
 
-Where containers state checksums, no values are read. A few elements may be equal by chance; zeros are moments before
-the first step, ones are weights of a norm, and both are equal everywhere: none of these proves a copy.
+Equal bytes prove no copy: ranks that begin from one seed, constant values and the moments of tied weights are equal
+too. So this is a warning for every format; an error needs a file that states whose it is, which formats check
+themselves. A file that was copied over another equals it to the last byte, so nothing is said of files whose sizes,
+beginnings or ends differ. Neither is it of few elements, or of elements that are all alike.
 
-Bare bytes state none: the first bytes of some tensors are compared, only of files whose tensors have the same names and
-sizes. Elements that are all alike (zeros, ones) prove nothing.
+Where containers state checksums, only records whose checksums are equal are looked at. Bare bytes state none: the first
+bytes of some tensors are compared, only of files whose tensors have the same names and sizes.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import struct
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import count
 from math import prod
 from operator import itemgetter
@@ -20,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckptools.dtypes import ITEMSIZE
+from ckptools.errors import ReadError
 from ckptools.files.opening import OpenFiles
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints, is_contiguous
@@ -33,6 +37,12 @@ Checksum = tuple[str, int, int]
 
 MIN_TELLING = 16
 """Fewer equal elements than this may be chance."""
+
+END = 64 << 10
+"""Bytes at the beginning and at the end of two files that are compared: a zip archive has its directory there."""
+
+MAX_READ = 64
+"""Records of a file of which the first element is read."""
 
 FIRST_RECORDS = 4
 """Names of records by which most files are known to be no copies."""
@@ -62,10 +72,56 @@ def stated_checksum(value: Any, whole: bool = False) -> Checksum | None:
     return source.dtype, source.crc, value.nbytes
 
 
-def check_copies(tensors: Iterable[tuple[KeyPath, Tensor]]) -> Iterator[Problem]:
-    """Problems of files with the same bytes for different places of tensors: one was copied over the other.
+def perhaps_copied(copy: Path, other: Path, rank: int | None, sources: Iterable[Source] = ()) -> Iterator[Problem]:
+    """Warn that a file may be a copy of another one; its tensors were found equal.
 
-    Replicas have the same places and prove nothing.
+    Args:
+        copy: the file.
+        other: another file, for another part of the tensors.
+        rank: the rank whose file the first one is called.
+        sources: where the tensors lie whose checksums are equal, if they were compared by those.
+    """
+    with OpenFiles() as files, suppress(ReadError):
+        listed = list(sources)
+        if _ends(copy, files) == _ends(other, files) and (not listed or _vary(listed, files)):
+            folders = copy.name == other.name
+            one, two = (f"{path.parent.name}/{path.name}" if folders else path.name for path in (copy, other))
+            text = f"{one} equals {two} in size, at both ends and in its values, and is another part: one may be a copy"
+            text += " of the other, or both had equal values to save (one seed, constant init)"
+            yield Problem(Code.STRAY_FILE, text, rank, severity="warning", files=(one, two))
+
+
+def stated_sources(values: Iterable[Any]) -> list[Source]:
+    """Where those of some values lie that are tensors with a checksum."""
+    shards = (shard for value in values if isinstance(value, Tensor) for shard in value.found)
+    return [source for shard in shards for source in shard.sources if source.crc]
+
+
+def _ends(path: Path, files: OpenFiles) -> tuple[int, bytes, bytes]:
+    """The size of a file, its first bytes and its last ones."""
+    with files.open(path) as file:
+        length = min(file.size, END)
+        return file.size, file.read(0, length), file.read(file.size - length, length)
+
+
+def _vary(sources: Iterable[Source], files: OpenFiles) -> bool:
+    """Whether the records of enough elements do not repeat their first element throughout."""
+    records = {source.record_span: source for source in sources if source.crc}
+    varied = 0
+    for (start, nbytes), source in sorted(records.items(), key=lambda item: -item[0][1])[:MAX_READ]:
+        width = ITEMSIZE[source.dtype]
+        with files.open(source.path) as file:
+            first = file.read(start, width)
+        varied += nbytes // width if _repeated(first, nbytes) != source.crc else 0
+        if varied >= MIN_TELLING:
+            return True
+    return False
+
+
+def check_copies(tensors: Iterable[tuple[KeyPath, Tensor]]) -> Iterator[Problem]:
+    """Warnings of files with equal checksums for different places of tensors: one may be a copy of the other.
+
+    Replicas have the same places.
     """
     stating = [(path, tensor) for path, tensor in tensors if tensor.sharded and states_any_crc(tensor.shards)]
     unique = _unique_files(tensor for _, tensor in stating)
@@ -85,8 +141,9 @@ def check_copies(tensors: Iterable[tuple[KeyPath, Tensor]]) -> Iterator[Problem]
         # What a file has twice, as experts that were made of one layer, another file may have too.
         times = Counter(facts[2:] for facts in set(stated.values()))
         elsewhere = (facts[2:] for place, facts in stated.items() if place not in places[other])
-        if proves_a_copy(facts for facts in elsewhere if times[facts] == 1):
-            yield Problem(Code.STRAY_FILE, copy_text(file, other), ranks[file], files=(file.name,))
+        if may_be_a_copy(facts for facts in elsewhere if times[facts] == 1):
+            every = (source for _, tensor in stating for _, source in _stated(tensor.shards, unique))
+            yield from perhaps_copied(file, other, ranks[file], (source for source in every if source.path == file))
 
 
 Facts = tuple[str, int, str, int, int]
@@ -134,8 +191,8 @@ def _record_names(shards: Shards) -> set[str]:
     return {source.record for shard in with_bytes(shards) for source in shard.sources}
 
 
-def proves_a_copy(records: Iterable[Checksum]) -> bool:
-    """Whether two files with these checksums must be one file under two names."""
+def may_be_a_copy(records: Iterable[Checksum]) -> bool:
+    """Whether two files that both have these checksums may be one file: they have elements that tell."""
     varied = [(nbytes, dtype) for dtype, crc, nbytes in set(records) if not is_constant(dtype, crc, nbytes)]
     return sum(nbytes // ITEMSIZE[dtype] for nbytes, dtype in varied) >= MIN_TELLING
 
@@ -204,7 +261,7 @@ class _Listed(NamedTuple):
 
 
 def copied_files(tensors: Iterable[tuple[str, Tensor]], files: OpenFiles) -> list[Problem]:
-    """A problem for each file that is a copy of another one; `tensors` come with their names.
+    """A warning for each file that may be a copy of another one; `tensors` come with their names.
 
     Raises:
         ReadError: a file cannot be read.
@@ -267,7 +324,7 @@ def _is_packed(layout: ItemLayout) -> bool:
 
 
 def _copies_among(paths: Sequence[Path], listed: Sequence[_Listed], files: OpenFiles) -> Iterator[Problem]:
-    """Find copies among files whose shards have the same names and sizes, at different places."""
+    """Find files that may be copies among those whose shards have the same names and sizes, at different places."""
     numbers: dict[object, dict[Path, int]] = {}
     for one in listed:
         if one.columns not in numbers:
@@ -287,7 +344,7 @@ def _copies_among(paths: Sequence[Path], listed: Sequence[_Listed], files: OpenF
     for first, *others in groups:
         for copy in (path for path in others if varied[path] >= MIN_VARIED):
             one, number = next((one, numbered[copy]) for one, numbered in pairs if copy in numbered)
-            yield Problem(Code.STRAY_FILE, copy_text(copy, first), one.shards[number].rank)
+            yield from perhaps_copied(copy, first, one.shards[number].rank)
 
 
 def split_alike(
@@ -308,9 +365,3 @@ def _beginning(source: Source, files: OpenFiles) -> bytes:
     nbytes = ITEMSIZE[source.dtype] * prod(source.shape)
     with files.open(source.path) as file:
         return file.read(source.offset, min(nbytes, SAMPLE))
-
-
-def copy_text(copy: Path, other: Path) -> str:
-    """Say that a file is a copy of another, with their folders where both have one name."""
-    names = [file.name if copy.name != other.name else f"{file.parent.name}/{file.name}" for file in (copy, other)]
-    return f"{names[0]} has the same bytes as {names[1]}, which is another part of the tensors; one is a copy"

@@ -1,4 +1,4 @@
-"""Files of flat partitions that are copies of another rank's, where no checksums are stated.
+"""Files of flat partitions that may be copies of another rank's, where no checksums are stated.
 
 Ranks' pieces of a parameter may differ in size, and then `copied_files` compares none of them; their partitions, padded
 to one length, lie at the same places of their files.
@@ -12,14 +12,14 @@ from pathlib import Path
 
 from ckptools.dtypes import ITEMSIZE
 from ckptools.files.opening import OpenFiles
-from ckptools.model.problems import Code, Problem
+from ckptools.model.problems import Problem
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Source, Tensor, with_bytes
-from ckptools.tensor_io.copied_files import MAX_COMPARED, MIN_VARIED, copied_files, copy_text, split_alike
+from ckptools.tensor_io.copied_files import MAX_COMPARED, MIN_VARIED, copied_files, perhaps_copied, split_alike
 
 
 def copies_without_checksums(tensors: Iterable[tuple[str, Tensor]], files: OpenFiles) -> list[Problem]:
-    """A problem for each file that is a copy of another one; `tensors` come with their names.
+    """A warning for each file that may be a copy of another one; `tensors` come with their names.
 
     Raises:
         ReadError: a file cannot be read.
@@ -29,7 +29,7 @@ def copies_without_checksums(tensors: Iterable[tuple[str, Tensor]], files: OpenF
 
 
 def copied_partitions(tensors: Iterable[tuple[str, Tensor]], files: OpenFiles) -> Iterator[Problem]:
-    """A problem for each file of flat partitions that is a copy of another rank's.
+    """A warning for each file of flat partitions that may be a copy of another rank's.
 
     Raises:
         ReadError: a file cannot be read.
@@ -55,4 +55,4 @@ def copied_partitions(tensors: Iterable[tuple[str, Tensor]], files: OpenFiles) -
             groups = [part for group in groups if len(group) > 1 for part in split_alike(group, sources, files, varied)]
         for first, *others in groups:
             for copy in (path for path in others if varied[path] >= MIN_VARIED):
-                yield Problem(Code.STRAY_FILE, copy_text(copy, first), ranks[copy])
+                yield from perhaps_copied(copy, first, ranks[copy])

@@ -444,6 +444,16 @@ def test_a_file_that_the_metadata_does_not_name_is_told(saved):
     assert (problem.code, problem.severity, problem.rank) == ("CK009", "warning", 7)
 
 
+def test_equal_files_of_two_ranks_are_written_with_a_warning_that_names_both(tmp_path):
+    folder = copy(FIXTURES / "dcp-multifile" / "ckpt", tmp_path / "ckpt")
+    shutil.copy(folder / "__0_0.distcp", folder / "__1_0.distcp")  # as ranks with one seed save them
+    ck = ckptools.open(folder, all_ranks=True)
+    (problem,) = ck.problems
+    assert (problem.code, problem.severity, problem.rank, ck.whole) == ("CK009", "warning", 1, True)
+    assert problem.message.startswith("__1_0.distcp equals __0_0.distcp in size, at both ends and in its values")
+    assert any("CK009" in note for note in ckptools.consolidate(folder, tmp_path / "out.pt").notes)
+
+
 def test_a_stale_file_of_the_same_size_is_noticed_by_shape_or_dtype(tmp_path):
     new = save(tmp_path / "new", {"a": torch.ones(8), "b": torch.ones(2, 3)})
     old = save(tmp_path / "old", {"a": torch.ones(2, 4), "b": torch.ones(6)})

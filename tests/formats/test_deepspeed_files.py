@@ -211,30 +211,29 @@ def test_model_states_alone_show_names_and_say_what_is_missing(z1, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("stage", "code", "said"),
+    ("stage", "others"),
     [
-        (1, "CK104", "group 0, rank 2: param_slice_mappings"),
-        (3, "CK009", f"{OPTIM.format(2)} holds the same bytes as {OPTIM.format(1)};"),
+        (1, [("CK104", 2)]),
+        (3, []),
     ],
 )
-def test_one_ranks_file_under_two_names_is_an_error(tmp_path, stage, code, said):
+def test_one_ranks_file_under_two_names_is_an_error(tmp_path, stage, others):
     run = Run(values({"a": (30, 7), "b": (40,)}), [["a", "b"]], 3, stage)
     tag = run.save(tmp_path)
     shutil.copy(tag / OPTIM.format(1), tag / OPTIM.format(2))
     ck = ckptools.open(tag, all_ranks=True)
-    assert told(ck) == [(code, 2), ("CK009", None)]
-    assert said in ck.problems[0].message
-    assert f"{OPTIM.format(2)} was saved as {OPTIM.format(1)}, which is here too" in ck.problems[1].message
+    assert told(ck) == [*others, ("CK009", None)]
+    assert any(f"{OPTIM.format(2)} was saved as {OPTIM.format(1)}, which is here too" in p.message for p in ck.problems)
     with pytest.raises(NotWholeError):
         ckptools.consolidate(tag, tmp_path / "out.pt")
 
 
-@pytest.mark.parametrize(("frozen", "told_of"), [(torch.arange(99.0), 2), (torch.ones(99), 1), (torch.zeros(99), 1)])
-def test_model_states_with_another_ranks_frozen_pieces_are_a_copy(tmp_path, frozen, told_of):
+@pytest.mark.parametrize("frozen", [torch.arange(99.0), torch.ones(99), torch.zeros(99)])
+def test_model_states_with_another_ranks_frozen_pieces_are_a_copy(tmp_path, frozen):
     run = Run(values({"a": (30, 7)}), [["a"]], 3, 3, torch.bfloat16, frozen={"still": frozen})
     tag = run.save(tmp_path)
     shutil.copy(tag / "zero_pp_rank_1_mp_rank_00_model_states.pt", tag / "zero_pp_rank_0_mp_rank_00_model_states.pt")
-    assert [p.code for p in ckptools.open(tag, all_ranks=True).problems] == ["CK009"] * told_of
+    assert [p.code for p in ckptools.open(tag, all_ranks=True).problems] == ["CK009"]
 
 
 def test_optimizer_states_under_the_name_of_model_states_are_refused(z3):
@@ -250,8 +249,8 @@ def test_a_copied_rank_of_zero_3_is_found_by_its_bytes_where_files_state_no_chec
             torch.save(torch.load(file, weights_only=False), file, _use_new_zipfile_serialization=False)
     assert ckptools.verify(tag, deep=True).ok
     shutil.copy(tag / OPTIM.format(0), tag / OPTIM.format(1))
-    (found,) = (p for p in ckptools.verify(tag, deep=True).problems if p.severity == "error")
-    assert (found.code, found.rank) == ("CK009", 1)
+    (found,) = (p for p in ckptools.verify(tag, deep=True).problems if p.code == "CK009")
+    assert (found.code, found.severity, found.rank) == ("CK009", "warning", 1)
 
 
 def test_swapped_optimizer_states_of_zero_3_are_known_by_the_names_they_were_saved_under(tmp_path):

@@ -125,15 +125,17 @@ def test_a_layers_file_under_the_name_of_one_of_another_shape_is_an_error(tmp_pa
 
 
 @pytest.mark.parametrize(("value", "codes"), [("trained", ["CK009"]), ("ones", [])])
-def test_two_trained_layers_of_the_same_bytes_are_a_copy(tmp_path, value, codes):
+def test_two_equal_files_of_layers_may_be_copies(tmp_path, value, codes):
     shapes = {"1.weight": (5, 7), "2.weight": (5, 7)}
     full = values(shapes)
     dims = {"pp_degree": 1, "tp_degree": 1}
     tag = Run(full, [list(shapes)], 2, 1, dims=dims, module=None).save(tmp_path)
     for n in (1, 2):
         weight = full["1.weight"] if value == "trained" else torch.ones(5, 7)
-        torch.save({"weight": weight}, tag / f"layer_{n:02d}-model_states.pt")
-    assert [p.code for p in ckptools.open(tmp_path).problems] == codes
+        with (tag / f"layer_{n:02d}-model_states.pt").open("wb") as file:  # an archive without the name of its file
+            torch.save({"weight": weight}, file)
+    ck = ckptools.open(tmp_path)
+    assert ([p.code for p in ck.problems], ck.whole) == (codes, True)
 
 
 def test_two_layers_that_could_both_be_the_tied_one_keep_their_own_names(tmp_path):

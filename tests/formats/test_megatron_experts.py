@@ -136,7 +136,7 @@ def test_a_file_copied_over_another_expert_ranks_is_noticed_by_its_checksums(tmp
     one, other = sorted((tmp_path / "iter_0000003").glob("*/*.pt"))
     other.write_bytes(one.read_bytes())
     problems = ckptools.open(tmp_path, all_ranks=True).problems
-    assert "CK009" in {p.code for p in problems if "one is a copy" in p.message}
+    assert {p.severity for p in problems if p.code == "CK009"} == {"warning"}  # a converter writes all as one rank
 
 
 def test_experts_that_are_all_made_of_one_layer_are_no_copies(tmp_path):

@@ -16,7 +16,7 @@ from ckptools.model.regions import Box
 from ckptools.model.source import ItemLayout
 from ckptools.model.tensor import HoldingFile, ItemShards, Shard, Source, Tensor
 from ckptools.tensor_io import copied_files as module
-from ckptools.tensor_io.copied_files import check_copies, copied_files, proves_a_copy
+from ckptools.tensor_io.copied_files import check_copies, copied_files, may_be_a_copy
 
 ROWS = 40
 
@@ -54,7 +54,7 @@ def copies(tensor: Tensor) -> list[tuple[str, int | None]]:
     return [(p.code, p.rank) for p in found]
 
 
-def test_the_same_bytes_for_other_places_are_a_copy(tmp_path):
+def test_the_same_bytes_for_other_places_may_be_a_copy(tmp_path):
     one, other = np.arange(ROWS), np.arange(ROWS) + 1
     assert copies(of_ranks(tmp_path, one, other, one)) == [("CK009", 2)]
 
@@ -128,7 +128,7 @@ def tensors(folder: Path, drawn, columns: bool):
 
 
 def stray(drawn):
-    """Files that state the same as an earlier one, each shard looked at."""
+    """Files that state the same as the first one that does, each shard looked at; every second has the same bytes."""
     stated: dict[int, dict[object, tuple]] = {}
     for number, listed in enumerate(drawn):
         for file, at, length, record, crc in listed:
@@ -142,7 +142,7 @@ def stray(drawn):
         times = [v[1:] for v in set(facts.values())]
         elsewhere = [v[1:] for place, v in facts.items() if place not in stated[other]]
         elsewhere = [v for v in elsewhere if times.count(v) == 1]
-        if other != file and proves_a_copy(elsewhere):
+        if other != file and other % 2 == file % 2 and may_be_a_copy(elsewhere):
             found.append(file)
     return found
 
@@ -161,8 +161,8 @@ def test_stated_checksums_in_columns_prove_the_copies_that_each_shard_proves(fir
 def test_tied_weights_in_a_file_each_are_no_copies(floats):
     drawn = [[(0, 0, 20, "a", 5), (1, 20, 20, "a", 6)], [(2, 0, 20, "a", 5), (3, 20, 20, "a", 6)]]
     assert [*check_copies([((name,), t) for name, t in tensors(floats, drawn, columns=False)])] == []
-    copied = [[(0, 0, 20, "a", 5), (1, 20, 20, "a", 5)], *drawn[1:]]
-    assert [p.rank for p in check_copies([((name,), t) for name, t in tensors(floats, copied, columns=False)])] == [1]
+    copied = [[(0, 0, 20, "a", 5), (2, 20, 20, "a", 5)], [(1, 0, 20, "a", 5), (3, 20, 20, "a", 6)]]
+    assert [p.rank for p in check_copies([((name,), t) for name, t in tensors(floats, copied, columns=False)])] == [2]
 
 
 def test_what_each_file_has_twice_proves_no_copy(floats):

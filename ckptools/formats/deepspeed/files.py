@@ -21,9 +21,7 @@ from ckptools.formats.rank_search import rank_checks
 from ckptools.formats.shared.checkpoint_builder import Fault, looked_at, was_read
 from ckptools.model.checkpoint import ModuleOrder, RankFile
 from ckptools.model.problems import Code, Problem
-from ckptools.model.tree import tensors_in
 from ckptools.pickles.reader import Saved
-from ckptools.tensor_io.copied_files import MIN_TELLING, is_constant, stated_checksum
 
 GROUPED = ModuleOrder(False, "DeepSpeed lists parameters by group, which round robin may have reordered")
 """Its files name the content of the flat groups (`param_shapes`), so no order is needed."""
@@ -118,28 +116,6 @@ class Files:
         if path in self.saved:
             return was_read(self.saved[path], rank, part)
         return looked_at(path, rank, part, self.faults, len(self.names))
-
-
-def check_copied_ranks(
-    optims: Mapping[Place, OptimStates], counts: Mapping[Place, int], ranks: RankLayout
-) -> Iterator[Problem]:
-    """Find optimizer states of one rank under two names, by equal checksums throughout.
-
-    ZeRO-3 files do not state their rank. A few elements may be equal by chance, padding is equal, and state of zeros
-    only proves nothing: training has not begun. `counts` are the elements of parameters in each, by `(mp, dp)`.
-    """
-    seen: dict[tuple[Any, ...], Place] = {}
-    for place, optim in sorted(optims.items()):
-        sums = [stated_checksum(t) for _, t in tensors_in([optim.masters, optim.slots])]
-        stated = tuple(s for s in sums if s is not None)
-        state = stated[len(optim.masters) :]
-        trained = any(nbytes > 8 and not is_constant(dtype, crc, nbytes) for dtype, crc, nbytes in state)
-        if len(stated) < len(sums) or counts.get(place, 0) < MIN_TELLING or not trained:
-            continue
-        twin = seen.setdefault((place[0], *stated), place)
-        if twin != place:
-            text = f"{optim.path.name} holds the same bytes as {optims[twin].path.name}; the same rank twice"
-            yield Problem(Code.STRAY_FILE, text, ranks.of(place))
 
 
 @dataclass(frozen=True)

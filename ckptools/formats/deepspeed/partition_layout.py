@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -53,12 +52,3 @@ class PartitionLayout:
                 self.refuse(self.shapes, text, dp)
                 return True
         return False
-
-
-def element_counts(layouts: Iterable[PartitionLayout]) -> Counter[tuple[int, int]]:
-    """Elements of parameters that each rank holds, by `(mp, dp)`; padding is left out."""
-    counts: Counter[tuple[int, int]] = Counter()
-    for layout in layouts:
-        for run in (run for runs in layout.runs.values() for run in runs):
-            counts[run.where[:2]] += run.length
-    return counts

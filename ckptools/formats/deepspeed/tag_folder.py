@@ -16,13 +16,12 @@ from ckptools.formats.deepspeed.files import (
     GROUPED,
     Files,
     RankLayout,
-    check_copied_ranks,
     expected_bytes,
     leftover_files,
     list_files,
     model_parallel,
 )
-from ckptools.formats.deepspeed.partition_layout import MAX_WORLD, PartitionLayout, element_counts
+from ckptools.formats.deepspeed.partition_layout import MAX_WORLD, PartitionLayout
 from ckptools.formats.deepspeed.partition_plan import plan_partitions
 from ckptools.formats.deepspeed.slices import CutRules
 from ckptools.formats.deepspeed.states import LAYOUT, ModelStates, in_order_of_first
@@ -124,7 +123,6 @@ class TagFolder:
         self.builder.add_rank_values(found)
         self.problems += leftover_files(self.files, self.ranks, self.worlds, self.base)
         self.problems += experts.check_files(self.expert_trees)
-        self.problems += check_copied_ranks(self.optims, element_counts(self.layouts.values()), self.ranks)
         self.builder.add_saved(self.files.saved.values())
         return self.builder.checkpoint(
             name=self.files.folder.name,

@@ -26,7 +26,7 @@ from ckptools.formats.deepspeed.states import ModelStates
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Shard, Tensor
-from ckptools.tensor_io.copied_files import Checksum, proves_a_copy, stated_checksum
+from ckptools.tensor_io.copied_files import Checksum, may_be_a_copy, perhaps_copied, stated_checksum, stated_sources
 from ckptools.text import few
 from ckptools.training_state.section_size import storage_identity
 
@@ -181,10 +181,7 @@ def missing_layers(layers: Layers, shapes: Mapping[str, Ints]) -> Iterator[Probl
 
 
 def misplaced_layers(layers: Layers, shapes: Mapping[str, Ints]) -> Iterator[Problem]:
-    """Layers whose file must be another's: the shapes are not those in `param_shapes`, or the bytes another layer's.
-
-    Layers of one kind have the same shapes, but no two that are trained hold the same values in all of them.
-    """
+    """Layers whose file must be another's, by the shapes in `param_shapes`; or may be another's, by its bytes."""
     seen: dict[tuple[tuple[str, Checksum], ...], int] = {}
     for n, state in sorted(layers.items()):
         tensors = {key: t for key, t in state.items() if isinstance(t, Tensor)}
@@ -194,10 +191,10 @@ def misplaced_layers(layers: Layers, shapes: Mapping[str, Ints]) -> Iterator[Pro
                 text = f"shape {list(tensor.shape)} in the file of layer {n}, {list(expected)} in param_shapes"
                 yield Problem(Code.LAYOUT_DISAGREES, text, None, f"model.{n}.{key}")
         records = tuple((key, stated) for key, t in tensors.items() if (stated := stated_checksum(t)) is not None)
-        other = seen.setdefault(records, n) if proves_a_copy(stated for _, stated in records) else n
+        other = seen.setdefault(records, n) if may_be_a_copy(stated for _, stated in records) else n
         if other != n and any(f"{m}.{key}" in shapes for m in (n, other) for key in tensors):
-            text = f"the file of layer {n} holds what that of layer {other} holds; one is a copy"
-            yield Problem(Code.STRAY_FILE, text)
+            own, others = stated_sources(tensors.values()), stated_sources(layers[other].values())
+            yield from perhaps_copied(own[0].path, others[0].path, None, own)
 
 
 def _tied(shapes: Mapping[str, Ints]) -> dict[str, dict[str, Ints]]:

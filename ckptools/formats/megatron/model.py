@@ -32,7 +32,7 @@ from ckptools.model.problems import Code, Problem
 from ckptools.model.rank_vote import same_value, vote
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
-from ckptools.tensor_io.copied_files import proves_a_copy, stated_checksum
+from ckptools.tensor_io.copied_files import may_be_a_copy, perhaps_copied, stated_checksum, stated_sources
 
 GROUPED = "weights of experts in one tensor of each rank (grouped GEMM) that are spread over ranks are not joined"
 SPREAD = "experts are tensor-parallel over {} ranks and everything else over {}; not joined"
@@ -69,21 +69,21 @@ class Model:
         self.problems += [*self._check_experts(chunks), *self._check_copies(chunks)]
 
     def _check_copies(self, chunks: Mapping[Coordinates, Sequence[Mapping[str, Any]]]) -> Iterator[Problem]:
-        """Two expert-parallel ranks whose experts have the same bytes, by their checksums: one file is a copy.
+        """Two expert-parallel ranks whose experts have the same bytes, by their checksums: one may be a copy.
 
         Experts that were all made of one dense layer are the same on a rank too, and prove nothing.
         """
         seen: dict[Any, Coordinates] = {}
         for at, parts in chunks.items() if self.grid.ep > 1 else ():
-            own = [(n, stated_checksum(v)) for part in parts for n, v in part.items() if EXPERTS.fullmatch(n)]
-            sums = tuple((name, stated) for name, stated in own if stated is not None)
+            named = [(n, stated_checksum(v)) for part in parts for n, v in part.items() if EXPERTS.fullmatch(n)]
+            sums = tuple((name, stated) for name, stated in named if stated is not None)
             alike = len({stated for _, stated in sums}) < len(sums)
-            if alike or not proves_a_copy(stated for _, stated in sums):
+            if alike or not may_be_a_copy(stated for _, stated in sums):
                 continue
             twin = seen.setdefault((at.pp, at.tp, sums), at)
             if twin.ep != at.ep:
-                text = f"{self.grid.folder(at)} holds the experts of {self.grid.folder(twin)}; one is a copy"
-                yield Problem(Code.STRAY_FILE, text, self.grid.rank(at))
+                here, there = (stated_sources(v for part in chunks[a] for v in part.values()) for a in (at, twin))
+                yield from perhaps_copied(here[0].path, there[0].path, self.grid.rank(at), here)
 
     def _check_experts(self, chunks: Mapping[Coordinates, Sequence[Mapping[str, Any]]]) -> Iterator[Problem]:
         """Compare each rank's experts with the rows of their layer's router, which counts those of all ranks."""

@@ -42,7 +42,6 @@ from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.pickles.reader import Saved
-from ckptools.tensor_io.copied_files import proves_a_copy, stated_checksum
 from ckptools.training_state.parameter_names import AS_SAVED
 
 NAME = "meta_llama"
@@ -152,7 +151,7 @@ class _LlamaFolder:
         model = {name: self._value(name, vocab) for name in names}
         files = tuple(self._files())
         self.problems += rank_checks.check_files(files, self.faults, self.world.value, True)
-        self.problems += [*self._check_layers(model), *self._check_copies()]
+        self.problems += self._check_layers(model)
         every = len(self.saved) + len(self.faults) == len(self.files)
         self.builder.add_saved(self.saved.values())
         one = self.world.value == 1
@@ -210,14 +209,6 @@ class _LlamaFolder:
             text = f"{PARAMS} states {stated} layers, the files hold {len(found)}"
             yield Problem(Code.MODEL_PART_MISSING, text)
 
-    def _check_copies(self) -> Iterator[Problem]:
-        """Find a rank's file that is a copy of another's: only its name has the rank."""
-        ranks = sorted(self.trees)
-        for n, rank in enumerate(ranks):
-            twin = next((other for other in ranks[:n] if _is_copy(self.trees[other], self.trees[rank])), None)
-            if twin is not None and self.world.value > 1:
-                yield Problem(Code.STRAY_FILE, f"{self.files[rank].name} holds what rank {twin}'s file holds", rank)
-
     def _files(self) -> Iterator[RankFile]:
         for rank in sorted({*self.files, *range(min(self.world.value, MAX_RANKS))}):
             file = self.files.get(rank)
@@ -225,12 +216,3 @@ class _LlamaFolder:
                 yield looked_at(file, rank, "", self.faults, len(self.files), rank in self.saved)
             else:
                 yield RankFile(self.folder / f"consolidated.{rank:02d}.pth", rank, "", "missing", 0, None)
-
-
-def _is_copy(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> bool:
-    """Whether every matrix that two ranks hold has one checksum in both, as far as the files state any."""
-    names = [name for name, t in one.items() if isinstance(t, Tensor) and len(t.shape) > 1 and name in other]
-    stated = [stated_checksum(one[name]) for name in names]
-    known = [checksum for checksum in stated if checksum is not None]
-    alike = len(known) == len(names) and stated == [stated_checksum(other[name]) for name in names]
-    return alike and proves_a_copy(known)
