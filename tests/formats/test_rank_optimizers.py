@@ -242,3 +242,29 @@ def test_the_model_and_the_optimizer_of_a_rank_in_two_files_are_no_sign_of_a_cop
             torch.save(one.content[key], tmp_path / f"{part}_world_size_2_rank_{rank}.pt")
     ck = ckptools.open(tmp_path)
     assert (ck.in_parts, [p for p in ck.problems if p.severity != "note"]) == (True, [])
+
+
+def by_name(*names: str, state: tuple[str, ...] = ()) -> dict[str, Any]:
+    """An optimizer that is keyed by name, as FSDP saves one; moments are those of `state` or of all names."""
+    moments = {name: {"exp_avg": torch.full((3, 2), len(name) / 8)} for name in state or names}
+    return {"state": moments, "param_groups": [{"lr": 0.1, "betas": (0.9, 0.99), "params": list(names)}]}
+
+
+def test_names_that_ranks_list_in_another_order_are_one_list(tmp_path: Path) -> None:
+    folder = save(tmp_path / "run", [by_name("a", "bb", "ccc"), by_name("ccc", "a", "bb")])
+    assert errors(ckptools.open(folder)) == []
+    ckptools.consolidate(folder, tmp_path / "all.pt")
+    assert torch.load(tmp_path / "all.pt")["param_groups"][0]["params"] == ["a", "bb", "ccc"]
+
+
+def test_a_parameter_that_one_rank_alone_owns_is_its_own(tmp_path: Path) -> None:
+    ranks = [by_name("a", f"sparse.{rank}") for rank in range(3)]
+    folder = save(tmp_path / "run", ranks)
+    assert ckptools.verify(folder, deep=True).problems == ()
+    ckptools.consolidate(folder, tmp_path / "all.pt")
+    assert torch.load(tmp_path / "all.pt")["param_groups"][0]["params"] == ["a", "sparse.0", "sparse.1", "sparse.2"]
+
+
+def test_a_name_that_a_rank_has_state_for_and_does_not_list_is_a_difference(tmp_path: Path) -> None:
+    folder = save(tmp_path / "run", [by_name("a", "bb"), by_name("a", state=("a", "bb"))])
+    assert any("param_groups.0.params" in str(p) for p in ckptools.verify(folder).problems)

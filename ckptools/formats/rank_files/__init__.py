@@ -129,7 +129,6 @@ class _RankGroup:
             tree = _merged(merge, named.roots)
         given = None if in_parts or named else self.options.names
         local, notes, assumed = self._flat_shards(tree, by_name, given)
-        tree = rank_optimizers.join_param_groups(merge, tree) if in_parts or named else tree
         found = rank_checks.compare_ranks(merge, tree)
         tree = found.tree
         files = tuple(self._files(world.value))

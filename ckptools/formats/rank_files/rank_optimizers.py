@@ -15,7 +15,7 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Any, NamedTuple
 
-from ckptools.formats.shared.merge import Merge, Ranked, put, with_value
+from ckptools.formats.shared.merge import Merge, Ranked, with_value
 from ckptools.model.checkpoint import GivenNames, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
@@ -25,7 +25,7 @@ from ckptools.text import named_ranks
 from ckptools.training_state.optimizer_names import group_ids
 from ckptools.training_state.optimizers import name_with
 from ckptools.training_state.parameter_names import AS_SAVED, UNNAMED, Id, Naming, believed, model_for_names
-from ckptools.training_state.sections import Section, find_sections, is_flat_optimizer, is_optimizer
+from ckptools.training_state.sections import Section, is_flat_optimizer, is_optimizer
 
 NOT_NAMED = (
     "every rank numbers its own parameters, and nothing proves which one this is; "
@@ -35,9 +35,6 @@ NO_MODEL = (
     "numbered rank by rank, with no model beside it: nothing proves that a number is one parameter on two ranks, so it "
     "is not joined"
 )
-
-_LISTS = (("params",), ("param_names",))
-"""Lists in a param group with one entry for each parameter."""
 
 
 class NamedRanks(NamedTuple):
@@ -159,27 +156,3 @@ def lost_parts(files: Iterable[RankFile]) -> Iterator[Problem]:
     if lost:
         text = f"ranks hold parameters of their own; those of {named_ranks(lost)} are nowhere else"
         yield Problem(Code.MODEL_PART_MISSING, text)
-
-
-def join_param_groups(merge: Merge, tree: Any) -> Any:
-    """Extend every param group by the other ranks' entries, in rank order; these lists no longer count as differing."""
-    sections = find_sections(tree)
-    for path in list(merge.differing):
-        if path[-1:] not in _LISTS or not any(s.kind == "optimizer" and s.holds(path) for s in sections):
-            continue
-        listed = merge.values(path)
-        if all(_knows_no_other(rank, listed, merge, sections) for rank in listed):
-            tree = put(tree, path, list(dict.fromkeys(name for names in listed.values() for name in names)))
-            del merge.differing[path]
-    return tree
-
-
-def _knows_no_other(rank: int, listed: Mapping[int, Any], merge: Merge, sections: Sequence[Section]) -> bool:
-    """Whether a rank's model has none of the parameters that only other ranks list."""
-    # A parameter without a name is called by its rank, and is in no model.
-    if not all(isinstance(names, list) and all(isinstance(n, str) for n in names) for names in listed.values()):
-        return False
-    named = {name for names in listed.values() for name in names if not name.startswith(UNNAMED)}
-    others = named.difference(listed[rank])
-    models = [merge.values(s.path).get(rank, {}) for s in sections if s.kind == "model"]
-    return not others or (bool(models) and not any(name in model for model in models for name in others))

@@ -20,6 +20,7 @@ from ckptools.model.tree import KeyPath, fqn_of, leaf_at, tensors_in
 from ckptools.model.values import Absent
 from ckptools.text import few, spans
 from ckptools.training_state.generators import is_gathered
+from ckptools.training_state.parameter_names import UNNAMED as NUMBERED
 from ckptools.training_state.rank_values import RUN_NAMES, Shared, counts_steps, is_own
 from ckptools.training_state.sections import Section, find_sections
 
@@ -93,6 +94,7 @@ def compare_ranks(merge: Merge, tree: Any, more: Mapping[KeyPath, Vote[Any]] | N
     if not more and all(len(ranked) < 2 for ranked in merge.roots.values()):
         return RankDifferences(tree, (), (), {}, {})
     sections = find_sections(tree)
+    tree = _join_param_groups(merge, tree, sections)
     shared = Shared(sections)
     differing = {**(more or {}), **merge.differing}
     problems = [p for path, p in merge.disagreeing.items() if shared.holds(path)]
@@ -108,6 +110,44 @@ def compare_ranks(merge: Merge, tree: Any, more: Mapping[KeyPath, Vote[Any]] | N
     rest = (p for p in own if not any(p[: len(s)] == s for s in per_rank))
     per_rank |= {p: v for p in (_saved_whole(p, merge, sections) for p in rest) if len(v := merge.values(p)) > 1}
     return RankDifferences(tree, tuple(problems), tuple(own), per_rank, _unequal(merge, sections, per_rank))
+
+
+LISTS = ("params", "param_names")
+"""Lists in a param group with one entry for each parameter."""
+
+
+def _join_param_groups(merge: Merge, tree: Any, sections: Sequence[Section]) -> Any:
+    """Let each param group list the names of all ranks, in rank order; such lists no longer count as differing.
+
+    Names bind an optimizer's state, so their order means nothing: FSDP lists them as each rank's optimizer was given
+    its parameters. A parameter that one rank alone owns is in its list only. Source: torch/distributed/fsdp/
+    _optim_utils.py, `_optim_state_dict`; torch's test_fsdp_optim_state.py, `use_diff_optim_inputs`.
+    """
+    for path in [path for path in merge.differing if path[-1:] in [(name,) for name in LISTS]]:
+        listed = merge.values(path)
+        beside = merge.values((*path[:-1], "params"))  # the names of numbers are in their order
+        by_name = all(map(_is_of_names, (*listed.values(), *beside.values())))
+        optimizer = next((s for s in sections if s.kind == "optimizer" and s.holds(path)), None)
+        if by_name and optimizer and all(_knows_no_other(rank, listed, merge, sections, optimizer) for rank in listed):
+            tree = put(tree, path, list(dict.fromkeys(name for names in listed.values() for name in names)))
+            del merge.differing[path]
+    return tree
+
+
+def _is_of_names(listed: Any) -> bool:
+    return isinstance(listed, list) and all(isinstance(name, str) for name in listed)
+
+
+def _knows_no_other(
+    rank: int, listed: Mapping[int, Any], merge: Merge, sections: Sequence[Section], optimizer: Section
+) -> bool:
+    """Whether a rank's model, or else its optimizer's state, has none of the parameters that only other ranks list."""
+    # A parameter without a name is called by its rank, and is in no model.
+    named = {name for names in listed.values() for name in names if not name.startswith(NUMBERED)}
+    others = named.difference(listed[rank])
+    models = [s.path for s in sections if s.kind == "model"] if others else []
+    holders = [merge.values(path).get(rank, {}) for path in models or [(*optimizer.path, "state")]]
+    return not any(name in holder for holder in holders for name in others)
 
 
 def _unequal(merge: Merge, sections: Sequence[Section], kept: Collection[KeyPath]) -> dict[KeyPath, dict[int, Any]]:
