@@ -30,7 +30,9 @@ def with_structure_problems(ck: Checkpoint) -> Checkpoint:
     found += optimizer_problems(ck)
     found += step_problems(ck)
     found += unsafe_names(ck.names, ck.tree)
-    made = replace(ck, problems=worst_first(dict.fromkeys(_without_proven_copies(found))))
+    seen = set(ck.problems)
+    new = dict.fromkeys(p for p in found[len(ck.problems) :] if p not in seen)
+    made = replace(ck, problems=worst_first(_without_proven_copies([*ck.problems, *new])))
     made.worked_out.update(ck.worked_out)
     made.worked_out.pop("verdict", None)
     return made

@@ -42,6 +42,7 @@ BARE = "ByteCheckpoint keeps no checksums"
 SNAPSHOT = "torchsnapshot keeps no checksums"
 NO_STEP = "the file holds what has one dtype and shape in every step; a count in it that others contradict is warned of"
 NO_RANK = "nothing in the files says whose they are, and they fit each rank"
+EQUAL = "nothing in the files says whose they are, and ranks may save equal files; a warning names both"
 OPTIONAL = "nothing names the file: a run without a scheduler leaves the same folder"
 NO_LIST = "nothing lists the parts of a composite folder, and another trainer leaves none of this name"
 JSON = "JSON has no checksum"
@@ -72,6 +73,7 @@ EXCEPTIONS: tuple[Unknowable, ...] = (
     Unknowable("torchsnapshot-fsdp1", r"flipped .*/batched/", SNAPSHOT),
     Unknowable("torch-checkpointing-st-fsdp2", r"flipped .*\.safetensors ", SAFETENSORS),
     Unknowable("torch-checkpointing-st-fsdp2", r"swapped .*/model_\d\.safetensors", NO_RANK),
+    Unknowable("torch-checkpointing-st-fsdp2", r"copied .*/model_\d\.safetensors", EQUAL),
     Unknowable("nemo-automodel-fsdp2", r"flipped .*/\.metadata ", METADATA),
     Unknowable("nemo-automodel-fsdp2", r"another step .*(\.distcp|_rank_\d\.pt|step_scheduler\.pt)", NO_STEP),
     Unknowable("nemo-automodel-fsdp2", r"deleted .*/(losses\.json|step_scheduler\.pt)", OPTIONAL),
@@ -86,6 +88,7 @@ EXCEPTIONS: tuple[Unknowable, ...] = (
     Unknowable("megatron-core0.16-pp2dp2", r"deleted .*/metadata\.json", PLAIN_DCP),
     Unknowable("megatron-core0.20-ep2dp2-dpr", r"another step .*/__[23]_0\.distcp", MASTERS),
     Unknowable("megatron-ep2dp2-bf16-legacy", "swapped .*/model_optim_rng", NO_RANK),
+    Unknowable("megatron-ep2dp2-bf16-legacy", "copied .*/model_optim_rng", EQUAL),
 )
 
 
