@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from ckptools.formats.shared.placeholders import PLACEHOLDER, with_placeholders
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import cover_problem
 from ckptools.model.problems import Code, Problem, worst_first
@@ -22,6 +23,7 @@ OF_TENSORS = (Code.TENSOR_GAP, Code.TENSOR_OVERLAP, Code.TENSOR_NOT_JOINED, Code
 
 def with_structure_problems(ck: Checkpoint) -> Checkpoint:
     """Add the problems that the structure shows; those of tensors once every rank was read."""
+    ck = with_placeholders(ck)
     found = [*ck.problems]
     found += _tensor_problems(ck, {p.tensor for p in found if p.kind in OF_TENSORS}) if ck.structure_read else []
     found += check_copies(tensors_in(ck.tree)) if ck.structure_read else []
@@ -75,7 +77,9 @@ def _unjoined(ck: Checkpoint, messages: Iterable[str]) -> Iterator[Problem]:
     """One warning for each reason why tensors cannot be put together."""
     reasons: dict[str, list[str]] = {}
     for path, tensor in tensors_of(sections_of(ck)):
-        if tensor.note and tensor.kind != "meta" and not any(tensor.note in text for text in messages):
+        if tensor.note in ("", PLACEHOLDER) or tensor.kind == "meta":
+            continue
+        if not any(tensor.note in text for text in messages):
             reasons.setdefault(tensor.note, []).append(fqn_of(path))
     for why, names in reasons.items():
         yield Problem(Code.TENSOR_NOT_JOINED, f"{few(names, 1)}: {why}")

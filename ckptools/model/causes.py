@@ -10,7 +10,7 @@ from ckptools.model.problems import Code, Problem, Severity
 from ckptools.model.records import displayed
 from ckptools.model.remedies import remedy_of
 from ckptools.model.tree import is_within
-from ckptools.text import and_more, and_others, clip, clip_middle, named_ranks, plural, printable
+from ckptools.text import and_more, and_others, clip, clip_middle, few, named_ranks, plural, printable
 
 FATES = {
     Code.FILE_MISSING: "missing",
@@ -36,6 +36,12 @@ MAX_WHAT = 400
 
 OF_VALUES = (Code.VALUE_LOST, Code.MIXED_SAVES, Code.LEFT_OUT)
 """Problems of what may be a plain value as well as a tensor."""
+
+MAX_FILES = 3
+"""Files of no rank that are named."""
+
+OF_A_SECTION = (Code.PLACEHOLDERS,)
+"""Problems of a whole section, whose message says more than the section's name."""
 
 MAX_KEY = 1000
 """Characters of a message that are compared with others."""
@@ -231,7 +237,7 @@ def _words(kind: Code, group: Sequence[Problem]) -> str:
     if fate:
         return f"{' and '.join(_lost_files(group))} {fate}"
     names = list(dict.fromkeys(p.tensor for p in group if p.tensor is not None))
-    if names:
+    if names and kind not in OF_A_SECTION:
         return f"{kind.meaning}: {clip_middle(printable(names[0]), MAX_WORDS)}{and_more(len(names) - 1)}{whose}"
     files = list(dict.fromkeys(name for p in group for name in p.files))
     if files and not ranks:
@@ -253,6 +259,8 @@ def _lost_files(group: Sequence[Problem]) -> Iterator[str]:
     for part, ranks in parts.items():
         if ranks:
             yield f"{clip_middle(printable(part), MAX_WORDS)} of {named_ranks(ranks)}"
-    others = sum(not p.all_ranks for p in group)
+    others = [p for p in group if not p.all_ranks]
     if others:
-        yield plural(others, "file")
+        named = all(p.files for p in others)
+        names = dict.fromkeys(printable(name) for p in others for name in p.files)
+        yield few([clip_middle(name, MAX_WORDS) for name in names], MAX_FILES) if named else plural(len(others), "file")

@@ -39,6 +39,8 @@ REMEDIES = {
     Code.COPIES_DIFFER: f"{AGAIN}{WHICH_COPY}",
     Code.TENSOR_NOT_JOINED: "give what the message names; --allow-missing leaves such tensors out",
     Code.MODEL_PART_MISSING: "put the missing part beside it",
+    Code.PLACEHOLDERS: "consolidate the folder of ZeRO-3's rank files; to save a model, gather its parameters first"
+    " (stage3_gather_16bit_weights_on_model_save)",
     Code.NOT_FINITE: EARLIER,
     Code.ZEROS: EARLIER,
     Code.VALUES_ODD: "compare with an earlier checkpoint: ckptools diff --values",

@@ -12,6 +12,7 @@ from ckptools.errors import ReadError
 from ckptools.files.opening import File, OpenFiles, Window, reading
 from ckptools.files.zip_archive import Container
 from ckptools.files.zip_directory import EOCD, archive_before
+from ckptools.formats.shared.placeholders import PLACEHOLDER
 from ckptools.keys.value_digests import once
 from ckptools.model.checkpoint import Checkpoint, RankFile
 from ckptools.model.cover import cover_problem
@@ -85,7 +86,9 @@ def exactly_covered(ck: Checkpoint) -> Check:
         return not_judged("layout", "no tensors")
     lost = [p for p in ck.problems if p.kind is Code.TENSOR_NOT_JOINED and p.severity == "error"]
     unplaced = {p.tensor for p in lost}
-    covered = (cover_problem(t, fqn) for fqn, t in tensors if fqn not in unplaced)
+    lost += [p for p in ck.problems if p.kind is Code.PLACEHOLDERS]
+    placed = [(fqn, t) for fqn, t in tensors if fqn not in unplaced and t.note != PLACEHOLDER]
+    covered = (cover_problem(t, fqn) for fqn, t in placed)
     problems = [*lost, *(problem for problem in covered if problem is not None)]
     sharded = sum(t.sharded for _, t in tensors)
     placed = sum(not t.note for _, t in tensors)
