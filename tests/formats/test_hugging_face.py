@@ -142,6 +142,42 @@ def test_a_missing_file_is_named_and_nothing_is_written_as_if_it_were_whole(llam
     assert len(load_file(tmp_path / "out.safetensors")) + (named if index else 0) == (30 if index else len(ck.model))
 
 
+def without_from_index(folder: Path, *files: str) -> None:
+    """Take files out of an index, as a tool does that makes it again of what is left."""
+    told = json.loads((folder / INDEX).read_text())["weight_map"]
+    edit(folder / INDEX, **{name: None for name, file in told.items() if file in files})
+
+
+@pytest.mark.parametrize("lost", [(1,), (2, 3), (4,)])
+def test_files_that_an_index_made_again_hides_are_found_by_the_numbers_of_the_others(llama, tmp_path, lost):
+    for number in lost:
+        (llama / part(number)).unlink()
+    without_from_index(llama, *map(part, lost))
+    ck = ckptools.open(llama)
+    assert [f.path.name for f in ck.files if f.status == "missing"] == [*map(part, lost)]
+    assert (ck.whole, ck.verdict.recoverable) == (False, False)
+    assert ck.verdict.headline.startswith(f"NOT WHOLE: {', '.join(map(part, lost))} missing")
+    with pytest.raises(NotWholeError, match=part(lost[0])):
+        ck.consolidate(tmp_path / "out.safetensors")
+
+
+def test_a_file_that_is_here_and_that_the_index_hides_is_read_all_the_same(llama):
+    without_from_index(llama, part(2))
+    ck = ckptools.open(llama)
+    assert (len(ck.model), codes(ck)) == (30, ["CK010"]) and "does not name it" in ck.problems[0].message
+
+
+def test_files_of_two_sets_in_one_index_are_counted_apart(llama):
+    """A model in four files, and what was trained beside it in two of its own."""
+    for number in (1, 2):
+        one(llama, part(number, 2), f"mtp.{number}")
+    edit(llama / INDEX, **{f"mtp.{n}": part(n, 2) for n in (1, 2)})
+    assert not {"CK001", "CK107"} & set(codes(ckptools.open(llama)))
+    (llama / part(2, 2)).unlink()
+    without_from_index(llama, part(2, 2))
+    assert [f.path.name for f in ckptools.open(llama).files if f.status == "missing"] == [part(2, 2)]
+
+
 def test_the_index_tells_what_the_missing_file_held(llama):
     held = set(load_file(llama / part(4)))
     (llama / part(4)).unlink()

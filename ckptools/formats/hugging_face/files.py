@@ -16,6 +16,8 @@ An index maps each tensor to its file:
     {"metadata": {"total_size": 132960, "total_parameters": 66480},
      "weight_map": {"lm_head.weight": "model-00004-of-00004.safetensors", …}}
 
+An index may have been made again of the files that were left: the numbers in their names still count the lost ones.
+
 `total_size` counts the bytes of the tensors, tied ones once, and a bool as an eighth of a byte. Source:
 transformers/modeling_utils.py, huggingface_hub/serialization, torch/distributed/checkpoint/hf_storage.py.
 """
@@ -195,6 +197,14 @@ def missing_files(files: Sequence[WeightName]) -> list[Path]:
     start = 0 if 0 in here else 1
     numbers = range(start, start + min(int(first.total), MAX_FILES))
     return [_numbered(first, n) for n in numbers if n not in here]
+
+
+def missing_of_sets(paths: Iterable[Path]) -> list[Path]:
+    """Files that the numbers in the names of others count, and that are not among them: of each set of names."""
+    sets: dict[tuple[str, str, str | None], list[WeightName]] = {}
+    for name in filter(None, map(parse, paths)):
+        sets.setdefault(name.group, []).append(name)
+    return [path for files in sets.values() for path in missing_files(files)]
 
 
 def _numbered(name: WeightName, number: int) -> Path:

@@ -20,6 +20,7 @@ from ckptools.formats.hugging_face.files import (
     check_index,
     check_total_size,
     missing_files,
+    missing_of_sets,
     read_index,
 )
 from ckptools.formats.hugging_face.flattened import Description, descriptions, put_together
@@ -63,7 +64,7 @@ class WeightModel:
             ReadError: no file of it can be read, or not the one that was asked for.
             UnsafePathError: a file is a link out of the folder, or the index names one elsewhere.
         """
-        index, here, missing = self._find()
+        index, here, missing, unnamed = self._find()
         errors = [error for path in here if (error := self._read_file(path)) is not None]
         if errors and not self.weight_files:
             raise errors[0]
@@ -75,7 +76,7 @@ class WeightModel:
         if index and not lost:
             self.problems += check_total_size(index, (t for t in self.tree.values() if isinstance(t, Tensor)))
         self._put_together()
-        if lost and not index:
+        if unnamed or (lost and not index):
             text = "what the missing or damaged files hold is not known, not even by name"
             self.problems.append(Problem(Code.MODEL_PART_MISSING, text))
         return self
@@ -88,9 +89,12 @@ class WeightModel:
         index = " and an index" if count < len(self.files) else ""
         return f"{'one' if count == 1 else count} {kinds}{index}, every tensor whole"
 
-    def _find(self) -> tuple[Index | None, list[Path], list[Path]]:
-        """The index, the files that are here and those that are missing."""
-        index = None
+    def _find(self) -> tuple[Index | None, list[Path], list[Path], list[Path]]:
+        """The index, the files that are here, those that are missing, and those of them that the index does not name.
+
+        An index that was made again of what is left names no lost file, but the numbers in the names count them.
+        """
+        index, unnamed = None, list[Path]()
         if self.weights.index is None:
             here, missing = [f.path for f in self.weights.files], self._gaps()
         else:
@@ -98,20 +102,32 @@ class WeightModel:
             index = read_index(self.weights.index)
             self.files.append(file_now(index.path, None, "index", "read"))
             self.bytes_read += self.files[-1].nbytes
-            paths = [index.path.with_name(name) for name in index.files]
+            named = [index.path.with_name(name) for name in index.files]
+            unnamed = [] if self._is_alone else missing_of_sets(named)
+            paths = [*named, *unnamed]
             here = [path for path in paths if path.exists()]
             missing = sorted({*paths}.difference(here))
+            unnamed = [path for path in missing if path in unnamed]
         names = [path.name for path in missing]
         if missing and not here:
             raise ReadError(self.asked, f"nothing of the model is here; no file {few(names)}")
         self.files += (RankFile(path, None, "", "missing", 0, None) for path in missing)
-        lines = names if len(names) <= MAX_LINES else [few(names)]
-        self.problems += (Problem(Code.FILE_MISSING, f"no file {line}") for line in lines)
-        return index, here, missing
+        lines = [(name,) for name in names] if len(names) <= MAX_LINES else [tuple(names)]
+        unlisted = {path.name for path in unnamed}
+        for line in lines:
+            counted = f", which the others' names count and {index.path.name} does not name" if index else ""
+            text = f"no file {few(line)}{counted if unlisted.issuperset(line) else ''}"
+            self.problems.append(Problem(Code.FILE_MISSING, text, files=line))
+        return index, here, missing, unnamed
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether the user wants the file that was named, and no other."""
+        return self.options.only_this_file and not self.asked.is_dir()
 
     def _gaps(self) -> list[Path]:
         """Missing files, by the numbers in the names of others."""
-        if self.options.only_this_file and not self.asked.is_dir():
+        if self._is_alone:
             return []
         beyond = [f.path.name for f in self.weights.files if f.number is not None and f.number > int(f.total or 0)]
         if beyond:
