@@ -75,6 +75,10 @@ class ReadError(CkptoolsError):
         self.kind = kind
 
 
+SAVE_FAILED = "torch.save began it and failed before it wrote the object"
+"""What is known of an archive that holds nothing but what torch.save writes around every object."""
+
+
 class UnknownFormatError(ReadError):
     """No format recognises the path."""
 

@@ -47,7 +47,9 @@ def opened(
 
             # The other ranks' files may be sound, and an earlier checkpoint whole.
             around = f"what else is here: ckptools doctor {quoted(paths)}"
-            raise ReadError(error.path, f"{error.reason}; copy it again; {around}", error.kind) from error
+            raise ReadError(
+                error.path, f"{error.reason}; copy it again, unless its save died; {around}", error.kind
+            ) from error
     # What opens it again, such as for another rank, has no line to draw on: this one has been erased.
     return replace(found, options=found.options and replace(found.options, on_file=None))
 

@@ -22,6 +22,7 @@ from ckptools.files.zip_directory import (
     LOCAL,
     MAX_32,
     ZipEntry,
+    check_has_object,
     find_directory,
     read_directory,
 )
@@ -54,11 +55,12 @@ class Container:
         file: the open file, or the part of one that the archive is.
         records: by name without the root folder.
         cut: whether the archive is cut short, and `records` are those in front of the cut.
+        salvage: whether an archive is read as far as it is here.
     """
 
     def __init__(self, file: File | Window, salvage: bool = False) -> None:
         """Read the directory; with `salvage` that of an archive that is cut short is found again by local headers."""
-        self.file, self.cut = file, False
+        self.file, self.cut, self.salvage = file, False, salvage
         try:
             self.records = read_directory(file)
         except ReadError as error:
@@ -71,8 +73,7 @@ class Container:
             raise ReadError(file.path, "a TorchScript archive (it holds constants.pkl), not a checkpoint")
         if "data.pkl" not in self.records and self.cut:
             raise ReadError(file.path, f"is cut short: {file.size} bytes, in its pickle: no name is left", "cut")
-        if "data.pkl" not in self.records:
-            raise ReadError(file.path, "a zip archive without data.pkl, so not written by torch.save")
+        check_has_object(file, self.records)
         said = [self.records[name] for name in (*STRUCTURE, FILE_NAME) if name in self.records]
         file.expect((record.header, record.limit) for record in said)
 
@@ -84,7 +85,8 @@ class Container:
         """
         record = self.records.get(name)
         if record is None:
-            raise ReadError(self.file.path, f"record {describe_for_error(name)} is missing; the file is damaged")
+            why = "torch.save failed before it wrote it, or the file is damaged"
+            raise ReadError(self.file.path, f"record {describe_for_error(name)} is missing: {why}")
         if record.method or record.flags & ENCRYPTED:
             raise ReadError(self.file.path, f"record {name} is compressed or encrypted; torch.save writes neither")
         if self.file.descriptor is None and name not in STRUCTURE and (derived := _derived(record)) is not None:

@@ -7,9 +7,10 @@ behind the archive, overlapping records. Source: APPNOTE.TXT 4.3.12 to 4.3.16, 4
 from __future__ import annotations
 
 import struct
+from collections.abc import Collection
 from typing import NamedTuple
 
-from ckptools.errors import ReadError
+from ckptools.errors import SAVE_FAILED, ReadError
 from ckptools.files.file_type import head_of, what_is
 from ckptools.files.opening import File, Window
 from ckptools.model.values import describe_for_error
@@ -75,9 +76,37 @@ def probe(file: File | Window) -> None:
     Raises:
         ReadError: it is cut short or no torch.save file.
     """
-    start, size, _ = find_directory(file)
+    start, size, count = find_directory(file)
     if size < CENTRAL.size or file.read(start, 4) != b"PK\1\2":
         raise ReadError(file.path, "zip directory is damaged")
+    if count <= len(AROUND_AN_OBJECT) and b"/data.pkl" not in file.read(start, size):
+        check_has_object(file, read_directory(file))
+
+
+AROUND_AN_OBJECT = frozenset(
+    {"version", "byteorder", ".data/serialization_id", ".format_version", ".storage_alignment"}
+)
+"""Records that torch.save writes beside each object, some before and some after it.
+
+Source: torch/serialization.py (`_open_zipfile_writer_file`, `_save`), caffe2/serialize/inline_container.cc
+(`writeEndOfFile`): where pickling raises, the archive is closed all the same.
+"""
+
+
+def check_has_object(file: File | Window, names: Collection[str]) -> None:
+    """Refuse an archive without an object's pickle.
+
+    Raises:
+        ReadError: it has none.
+    """
+    if "data.pkl" in names:
+        return
+    if "version" in names and AROUND_AN_OBJECT.issuperset(names):
+        raise ReadError(
+            file.path,
+            f"holds no object: {SAVE_FAILED}; look for an exception of that save; nothing can be saved from it",
+        )
+    raise ReadError(file.path, "a zip archive without data.pkl, so not written by torch.save")
 
 
 def read_directory(file: File | Window) -> dict[str, ZipEntry]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ckptools.errors import SAVE_FAILED
 from ckptools.model.problems import Code, Differing, Problem
 from ckptools.text import and_more, named_ranks, plural
 
@@ -74,6 +75,8 @@ def remedy_of(kind: Code, group: Sequence[Problem]) -> str:
     remedy = (WITHOUT_MAJORITY if values and not ranks else REMEDIES).get(kind, "")
     if any(p.differing and p.differing.plain for p in group):
         remedy = remedy.removesuffix(WHICH_COPY)
+    if kind is Code.FILE_CUT and all(SAVE_FAILED in p.message for p in group):
+        remedy = f"{EARLIER}, as ckptools ls lists them; --allow-missing writes what is whole"
     if kind is Code.NEVER_WRITTEN and all(p.severity == "warning" for p in group):  # zeros are written as they are
         remedy = AGAIN
     if kind is Code.STRAY_FILE and all(p.severity == "warning" for p in group):

@@ -55,8 +55,9 @@ def read_zip(
     archive = Container(file, salvage)
     check_byte_order(archive)
     machine = Machine(archive.read("data.pkl"), locator(archive), repeated=repeated)
+    tree = load_checked(machine, file.path, "data.pkl")
     machine.provenance, machine.cut = provenance_in(archive), archive.cut
-    return machine, load_checked(machine, file.path, "data.pkl")
+    return machine, tree
 
 
 def provenance_in(archive: Container) -> Said | None:
@@ -84,14 +85,15 @@ def check_byte_order(archive: Container) -> None:
 def locator(archive: Container) -> Locate:
     """Make a function that returns where a storage lies: `(file, byte offset, record name, CRC-32)`.
 
-    It raises a ReadError for a record that is missing, or not as long as the pickle says; of an archive that is cut
-    short it returns None for a record behind the cut.
+    It raises a ReadError for a record that is missing, or not as long as the pickle says; of an archive that is read as
+    far as it is here it returns None for a record that was cut off, or that torch.save did not come to write.
     """
     known: dict[str, int] = {}
 
     def locate(storage: Storage) -> tuple[Path, int, str, int] | None:
         record = intern(f"data/{storage.key}")
-        if archive.cut and record not in archive.records:
+        if archive.salvage and record not in archive.records:
+            archive.cut = True
             return None
         if storage.key not in known:
             offset, size = archive.payload(record)

@@ -72,7 +72,7 @@ def test_a_file_that_is_cut_short_is_one_line_that_says_what_to_do(name, tmp_pat
     torn.write_bytes(COMPOSER.read_bytes()[:5000])
     code, stdout, stderr = run(name, str(torn))
     assert (code, stdout, stderr.count("\n")) == (3, "", 1)
-    assert stderr.endswith(f"; copy it again; what else is here: ckptools doctor {torn}\n")
+    assert stderr.endswith(f"; copy it again, unless its save died; what else is here: ckptools doctor {torn}\n")
 
 
 @pytest.mark.parametrize(("words", "same"), [(["help"], ["-h"]), (["help", "verify"], ["verify", "--help"])], ids=str)

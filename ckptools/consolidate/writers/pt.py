@@ -87,7 +87,7 @@ class Packed:
         tensors = []
         for path, value in _side_by_side(self.tree, loaded, ()):
             if isinstance(value, torch.storage.TypedStorage):
-                value = torch.empty(0, dtype=value.dtype).set_(value)  # type: ignore[call-overload]
+                value = torch.empty(0, dtype=value.dtype).set_(value)
             tensors.append(ReadTensor(fqn_of(path), *self.made_of[path], partial(lambda loaded: loaded, value)))
         yield ReadBack(f"torch {torch.__version__}", tensors)
 
