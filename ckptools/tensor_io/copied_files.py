@@ -16,7 +16,7 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import count
+from itertools import accumulate, count
 from math import prod
 from operator import itemgetter
 from pathlib import Path
@@ -107,15 +107,20 @@ def _ends(path: Path, files: OpenFiles) -> tuple[int, bytes, bytes]:
 def _vary(sources: Iterable[Source], files: OpenFiles) -> bool:
     """Whether the records of enough elements do not repeat their first element throughout."""
     records = {source.record_span: source for source in sources if source.crc}
-    varied = 0
-    for (start, nbytes), source in sorted(records.items(), key=lambda item: -item[0][1])[:MAX_READ]:
-        width = ITEMSIZE[source.dtype]
-        with files.open(source.path) as file:
-            first = file.read(start, width)
-        varied += nbytes // width if _repeated(first, nbytes) != source.crc else 0
-        if varied >= MIN_TELLING:
-            return True
-    return False
+    largest = sorted(records.values(), key=lambda source: -source.record_span[1])[:MAX_READ]
+    counts = (0 if repeats(one, files) else one.record_span[1] // ITEMSIZE[one.dtype] for one in largest)
+    return any(varied >= MIN_TELLING for varied in accumulate(counts))
+
+
+def repeats(source: Source, files: OpenFiles) -> bool:
+    """Whether a record is its first element throughout, by the checksum that is stated.
+
+    Raises:
+        ReadError: that element cannot be read.
+    """
+    start, nbytes = source.record_span
+    with files.open(source.path) as file:
+        return _repeated(file.read(start, ITEMSIZE[source.dtype]), nbytes) == source.crc
 
 
 def check_copies(tensors: Iterable[tuple[KeyPath, Tensor]]) -> Iterator[Problem]:

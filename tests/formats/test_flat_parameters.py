@@ -354,6 +354,19 @@ def of_ranks(*contents: bytes) -> Tensor:
     return Tensor((4,), "float32", tuple(Shard(Box((0,), (4,)), r, source) for r, source in enumerate(sources)))
 
 
+@pytest.mark.parametrize(("second", "joined"), [(1.0, True), (2.0, False)])
+def test_moments_that_are_views_of_one_storage_on_all_ranks_are_replicas(tmp_path, second, joined):
+    for rank, factor in enumerate((1.0, second)):
+        flat = torch.arange(20.0) * factor
+        moments = {"a": flat[:7], "b": flat[7:], "unused": torch.zeros(4)}
+        state = {name: {"exp_avg": moment} for name, moment in moments.items()}
+        torch.save({"state": state, "param_groups": [{"params": [*state]}]}, tmp_path / f"optim-rank{rank}.pt")
+    ck = ckptools.open(tmp_path, all_ranks=True)
+    notes = [p.message for p in ck.problems if p.code == "CK106"]
+    assert (notes == [], ck.saved_as.endswith("every tensor whole")) == (joined, joined)
+    assert not any("--only model" in note or "DTensor" in ck.saved_as for note in notes)
+
+
 @pytest.mark.parametrize(
     ("contents", "is_one_value"),
     [

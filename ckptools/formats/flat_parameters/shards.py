@@ -21,7 +21,7 @@ from ckptools.model.checkpoint import GivenNames
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import KeyPath
-from ckptools.tensor_io.copied_files import is_constant, stated_checksum
+from ckptools.tensor_io.copied_files import is_constant
 from ckptools.training_state.optimizer_names import group_ids
 from ckptools.training_state.optimizers import name_with
 from ckptools.training_state.parameter_names import AS_SAVED, believed, is_flat_parameter
@@ -35,10 +35,8 @@ NO_SHAPES = (
     f"{LOCAL}, and the file holds no shapes to place it by; give them with --shapes (another checkpoint, or a JSON of "
     "name to shape in module order), or save with SHARDED_STATE_DICT"
 )
-UNPLACED = (
-    "a 1-D piece in a sharded checkpoint whose parameter's shape is not known, so it may be a replica or a part; "
-    "consolidate the model with --only model"
-)
+UNPLACED = "a 1-D piece in a sharded checkpoint whose parameter's shape is not known, so it may be a replica or a part"
+ADVICE = "consolidate the model with --only model"
 
 
 def resolve_flat_shards(
@@ -129,37 +127,61 @@ def _resolve_optimizer(
         note, resolved = unit_optimizer.resolve_units(optimizer, model, all_ranks)
         if resolved:
             return note
+    unplaced: list[tuple[MutableMapping[Any, Any], Any, Tensor]] = []
     for key, entry in optimizer["state"].items():
         parameter = model.get(naming.names[key]) if model is not None and key in naming.names else None
         shape = parameter.shape if isinstance(parameter, Tensor) and not parameter.note else None
         for slot, tensor in entry.items() if isinstance(entry, MutableMapping) else ():
             if isinstance(tensor, Tensor) and tensor.kind == "plain" and tensor.shape and not tensor.note:
-                entry[slot] = _placed(tensor, shape, sharded, all_ranks)
+                placed = _placed(tensor, shape, sharded, all_ranks)
+                entry[slot] = placed or tensor
+                unplaced += [] if placed else [(entry, slot, tensor)]
+    if unplaced and not (all_ranks and _is_copied_whole(optimizer["state"])):
+        why = UNPLACED if model is None else f"{UNPLACED}; {ADVICE}"
+        for entry, slot, tensor in unplaced:
+            if not (all_ranks and _are_copies(tensor) and _varies(tensor)):
+                entry[slot] = replace(tensor, kind="flat_pieces", note=why)
     return None
 
 
-def _placed(tensor: Tensor, shape: Ints | None, sharded: bool, all_ranks: bool) -> Tensor:
+def _placed(tensor: Tensor, shape: Ints | None, sharded: bool, all_ranks: bool) -> Tensor | None:
+    """A tensor with its pieces in their places; itself where it is whole, None where nothing tells."""
     if not is_ragged(tensor) and (tensor.shape == shape or not sharded or len(tensor.shape) != 1):
         return tensor
     if shape is not None and not all_ranks and tensor.numel <= prod(shape):
         return replace(tensor, shape=shape, shards=(), kind="flat_pieces")
     pieces = _pieces(tensor.shards, shape) if shape is not None else None
     if pieces is None or shape is None:
-        if all_ranks and _is_replica(tensor):
-            return tensor
-        return replace(tensor, kind="flat_pieces", note=UNPLACED)
+        return None
     return replace(tensor, shape=shape, shards=tuple(pieces), kind="flat_pieces")
 
 
-def _is_replica(tensor: Tensor) -> bool:
-    """Whether all ranks hold the same elements, by the checksums of their files.
+# Moments whose checksums are equal on all ranks are replicas, not pieces. A data-parallel part beside sharded tables is
+# one: torchrec shards tables and leaves the rest to DDP. So is a full optimizer state, which FSDP1 lets every rank save
+# (`full_optim_state_dict(rank0_only=False)`); its moments are views of one storage for each unit.
 
-    Pieces of one parameter may be equal where its elements are: all zeros or all ones prove nothing. A data-parallel
-    part beside sharded tables is such a tensor: torchrec shards tables and leaves the rest to DDP.
+
+def _is_copied_whole(state: Mapping[Any, Any]) -> bool:
+    """Whether each rank saved the same optimizer state: every moment is a copy, and one is neither zeros nor ones.
+
+    Pieces of parameters that are nothing else would be equal too; then nothing tells.
     """
-    stated = {stated_checksum(replace(tensor, shards=(shard,)), whole=True) for shard in tensor.found}
-    checksum = stated.pop() if len(stated) == 1 and len(tensor.found) > 1 else None
-    return checksum is not None and tensor.numel > 1 and not is_constant(*checksum)
+    entries = (entry for entry in state.values() if isinstance(entry, Mapping))
+    tensors = [t for entry in entries for t in entry.values() if isinstance(t, Tensor) and t.shape]
+    return all(map(_are_copies, tensors)) and any(t.kind == "plain" and _varies(t) for t in tensors)
+
+
+def _are_copies(tensor: Tensor) -> bool:
+    """Whether ranks have a tensor at the same place of records with one name, size and checksum."""
+    sources = [source for shard in tensor.found for source in shard.sources]
+    stated = {(s.record, s.offset - s.record_span[0], s.strides, s.crc, s.record_span[1]) for s in sources}
+    return len(stated) == 1 and len(sources) > 1 and bool(sources[0].crc)
+
+
+def _varies(tensor: Tensor) -> bool:
+    """Whether a tensor that ranks have copies of is not all zeros or all ones."""
+    source = tensor.found[0].sources[0]
+    return tensor.numel > 1 and not is_constant(source.dtype, source.crc, source.record_span[1])
 
 
 def _pieces(shards: Sequence[Shard], shape: Ints) -> list[Shard] | None:

@@ -293,4 +293,6 @@ def _saved_as(sharded: Sequence[Tensor], files: int, in_parts: bool) -> str:
     shown = f" on a {' x '.join(map(str, mesh))} mesh" if len(mesh) > 1 else ""
     if kinds == {"checkpointable"}:
         return "per-rank .pt, CheckpointableTensor"
+    if kinds == {"flat_pieces"}:
+        return "per-rank .pt, pieces of flattened parameters"
     return "per-rank .pt, " + ("FSDP ShardedTensor" if "sharded_tensor" in kinds else f"DTensor{shown}")
