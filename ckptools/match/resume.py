@@ -20,6 +20,7 @@ from ckptools.match.record import MatchRow, ResumeRow, ResumeVerdict
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
+from ckptools.pickles.object_opcodes import STRIDES
 from ckptools.text import few, named_ranks, plural
 from ckptools.torch_engine.installed import names_that_torch_lacks, torch_version
 from ckptools.torch_engine.optimizer_shapes import OptimizerShapes
@@ -67,7 +68,7 @@ def resume_rows(
             raise UsageError(None, f"--world-size {world_size}: a run has at least one rank")
         yield _ranks(ck, world_size)
         yield from _random_states(ck, world_size)
-    yield _torch(ck)
+    yield torch_row(ck)
 
 
 def _dtypes(rows: list[MatchRow]) -> ResumeRow:
@@ -242,9 +243,15 @@ def _random_states(ck: Checkpoint, world_size: int) -> Iterator[ResumeRow]:
         )
 
 
-def _torch(ck: Checkpoint) -> ResumeRow:
+def torch_row(ck: Checkpoint) -> ResumeRow:
+    """Whether the torch here has the classes, and their fields, that the files name; it is imported for that."""
     lacking = names_that_torch_lacks(ck.names)
     if not lacking:
         return ResumeRow("torch", "fits", f"torch {torch_version()} has every class that the files name")
+    if any(name.endswith(f".{STRIDES}") for name in lacking):
+        where = ".metadata has" if ck.format == "dcp" else "the files have"
+        text = f"{where} tensor properties with strides, as torch 2.15 writes them"
+        text = f"{text}; torch {torch_version()} here cannot read them (pytorch#194251)"
+        return ResumeRow("torch", "DOES NOT FIT", text, CONVERT)
     text = f"torch {torch_version()} has no {few(lacking, MAX_NAMED)}, which the files name (pytorch#194251)"
     return ResumeRow("torch", "DOES NOT FIT", text, CONVERT)

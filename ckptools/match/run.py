@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
@@ -54,10 +55,12 @@ def match(
     saved = saved_shapes(whole, chosen.section)
     model = shapes_expected(to, chosen.section, bool(whole.options and whole.options.follow_symlinks))
     found = compared(saved, model, verdict_of(whole).whole, chosen)
-    if not optimizer and world_size is None:
-        return found
-    from ckptools.match.resume import resume_rows
+    from ckptools.match.resume import resume_rows, torch_row
 
+    if not optimizer and world_size is None:
+        # A torch that is imported made the model, and is the one that would load the files into it.
+        row = torch_row(whole) if "torch" in sys.modules else None
+        return replace(found, resume=Rows([row])) if row is not None and row.verdict != "fits" else found
     names = {name: found.fix.get(name, found.assumed.get(name, name)) for name in saved.tensors}
     rows = resume_rows(whole, found.rows, names, optimizer, model.optimizer, world_size)
     return replace(found, resume=Rows(rows))

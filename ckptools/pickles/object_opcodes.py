@@ -11,6 +11,12 @@ from ckptools.pickles.objects import ChunkBatch, PlaceBatch, PlacementRecord, Sh
 from ckptools.pickles.opcodes import DISPATCH, opcode
 from ckptools.pickles.repeated import RUN, ints_of_run
 
+OLD_FIELDS = 5
+"""Fields of `TensorProperties` up to torch 2.14, which unpacks as many; the sixth is `strides`.
+
+Source: torch/distributed/checkpoint/metadata.py of 2.13 and 2.14.1 (`__setstate__`), files of 2.15, pytorch#194251.
+"""
+
 _SKIPPED = (ShardRecord, PlacementRecord, ChunkBatch, PlaceBatch)
 
 
@@ -241,6 +247,8 @@ def _build(m: MachineState, at: int) -> int:
     build(m.stack[-1], state)
     if type(state) is dict and "_modules" in state:
         m.modules = True
+    elif type(state) is tuple and len(state) > OLD_FIELDS and type(m.stack[-1]) is Opaque:
+        _meet_field(m, m.stack[-1].name)
     return at
 
 
@@ -256,3 +264,13 @@ def _binpersid(m: MachineState, at: int) -> int:
     pid = m.pop()
     m.stack.append(m.persistent(pid))
     return at
+
+
+def _meet_field(m: MachineState, name: str) -> None:
+    """Count a field that only a newer torch's class has among the names that the pickle mentions."""
+    module, _, last = name.rpartition(".")
+    if last == "TensorProperties" and module.startswith("torch."):
+        m.globals.setdefault((module, STRIDES), Global(module, STRIDES))
+
+
+STRIDES = "TensorProperties.strides"

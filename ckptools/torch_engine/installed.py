@@ -24,7 +24,10 @@ def names_that_torch_lacks(names: Iterable[str]) -> list[str]:
 
 
 def _has(home: Path, dotted: str) -> bool:
-    """Whether a module file of torch, or one that is loaded, has a name; modules that are not loaded are only read."""
+    """Whether a module file of torch, or one that is loaded, has a name; modules that are not loaded are only read.
+
+    What is inside of a class, such as a field, is looked for as a word beside it.
+    """
     module, attributes = "torch", dotted.split(".")[1:]
     place = home
     while attributes and attributes[0].isidentifier():
@@ -36,9 +39,9 @@ def _has(home: Path, dotted: str) -> bool:
     if not attributes:
         return True
     loaded = sys.modules.get(module)
-    if loaded is not None:
-        return hasattr(loaded, attributes[0])
+    if loaded is not None and not hasattr(loaded, attributes[0]):
+        return False
     file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
-    return (
-        file.is_file() and re.search(rf"\b{re.escape(attributes[0])}\b", file.read_text("utf-8", "replace")) is not None
-    )
+    words = attributes[1:] if loaded is not None else attributes
+    text = file.read_text("utf-8", "replace") if words and file.is_file() else ""
+    return all(re.search(rf"\b{re.escape(word)}\b", text) for word in words)

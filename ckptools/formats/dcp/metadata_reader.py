@@ -291,7 +291,7 @@ def _properties(state: Any) -> tuple[Any, str, bool]:
 
 
 def _writer(names: tuple[str, ...]) -> str:
-    """Return the torch version that wrote it, by the module paths of its classes."""
+    """Return the torch version that wrote it, by the module paths of its classes and their fields."""
     if any(n.startswith("bytecheckpoint.") for n in names):
         return "ByteCheckpoint"
     if DLROVER in names:
@@ -300,4 +300,6 @@ def _writer(names: tuple[str, ...]) -> str:
         return "torch 1.13"
     if "torch.distributed._shard.sharded_tensor.metadata.TensorProperties" in names:
         return "torch 2.0 to 2.3"
+    if "torch.distributed.checkpoint.metadata.TensorProperties.strides" in names:
+        return "torch 2.15 or later"
     return "torch 2.4 or later" if "torch.distributed.checkpoint.metadata.TensorProperties" in names else "torch"
