@@ -17,6 +17,7 @@ from ckptools.files.storage import takes_less
 from ckptools.formats.file_reader import FileReader
 from ckptools.formats.options import OnFile, Options, Reader, Weights, is_small
 from ckptools.formats.registry import FORMATS, RANK_FILES, Format, formats_from_outside, recognised
+from ckptools.formats.shared.model_config import with_config
 from ckptools.formats.shared.provenance import with_provenance
 from ckptools.formats.shared.salvage import SalvagingReader
 from ckptools.formats.structure import with_structure_problems
@@ -116,7 +117,7 @@ def _opened(path: Path, options: Options) -> Checkpoint:
     found = _named(_detected(path, options), options.names)
     if isinstance(options.read_file, SalvagingReader):
         found = options.read_file.judged(found)
-    return with_structure_problems(found)
+    return with_structure_problems(with_config(found))
 
 
 def _salvaging(read: Reader) -> Reader:

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from ckptools.model.model_config import ModelConfig
 from ckptools.model.problems import Problem
 from ckptools.model.provenance import Filled, Provenance
 from ckptools.model.records import displayed
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Rounded
 from ckptools.model.tree import KeyPath
-from ckptools.text import clip_middle, few, size
+from ckptools.text import clip_middle, few, plural, size
 
 
 @displayed
@@ -123,6 +124,28 @@ class GivenNames:
     buffers: bool = False
 
 
+@displayed
+class Scheme(NamedTuple):
+    """One way in which weights of a checkpoint are quantized.
+
+    Attributes:
+        words: what it is, for people: `fp8, block scales 16 x 16`.
+        weights: how many are stored so.
+        stated_by: the file that says so; "" where only the names and dtypes of the parts do.
+        known_by: the ends of the names of the parts that lie beside the codes: `weight_scale_inv`.
+        dequantized: whether `consolidate --dequantize` writes their values.
+    """
+
+    words: str
+    weights: int
+    stated_by: str
+    known_by: tuple[str, ...]
+    dequantized: bool
+
+    def _summary(self) -> str:
+        return f"{self.words}: {plural(self.weights, 'weight')}"
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A distributed checkpoint: a tree of plain values whose tensors are lazy, and what is known of how it was saved.
@@ -157,6 +180,8 @@ class Checkpoint:
         text_keys: whether its format makes a text of every key of a dict, so that 1 and "1" look the same in it.
         stated_versions: of what wrote it, as files beside it state them, by where: `config.json.transformers_version`.
         provenance: what it was made of, where `consolidate` wrote it; None where its files do not say.
+        config: what a Hugging Face `config.json` beside it says of its model; None without one.
+        quantized: how its quantized weights are stored, for each way how many; see `training_state.quantized_weights`.
         hollow: tensors with zeros that lie in holes of sparse files and were never written.
         options: how it was opened, so that it can be opened again with all ranks.
         worked_out: what was worked out of it once, by name: its sections, its optimizers.
@@ -187,6 +212,8 @@ class Checkpoint:
     text_keys: bool = False
     stated_versions: Mapping[str, str] = field(default_factory=dict, repr=False)
     provenance: Provenance | None = field(default=None, repr=False)
+    config: ModelConfig | None = field(default=None, repr=False, compare=False)
+    quantized: tuple[Scheme, ...] = field(default=(), repr=False)
     hollow: tuple[Filled, ...] = field(default=(), repr=False)
     options: Any = field(default=None, repr=False, compare=False)
     worked_out: dict[str, Any] = field(init=False, default_factory=dict, repr=False, compare=False)

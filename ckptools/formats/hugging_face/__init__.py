@@ -8,9 +8,8 @@ the others are absent; in `.bin` they share a storage of one file. torch's `Hugg
 from rank 0 or by `consolidate_safetensors_files`; the files that its ranks write by themselves are read by
 `dcp_safetensors`.
 
-`config.json` states which version of transformers saved the model; for a model from another writer (vLLM, a converter),
-which version the config came from. Nothing else of it is read. Source: transformers/configuration_utils.py,
-`PretrainedConfig.to_dict`.
+`config.json` (see `shared.model_config`) states which version of transformers saved the model; for a model from another
+writer (vLLM, a converter), which version the config came from.
 
 Checked on files of transformers 4.56 (`.bin`) and 5.23 (safetensors), and of torch 2.13.
 """
@@ -22,10 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ckptools.errors import ReadError
 from ckptools.files.file_type import head_at
-from ckptools.files.json_file import read_json
-from ckptools.files.location import is_remote, leads_out
 from ckptools.formats.hugging_face.files import (
     ModelFiles,
     model_files_in,
@@ -63,11 +59,6 @@ JOINS = ("model", "optimizer", "rest")
 LOST = "model.safetensors"
 """Name of a missing model file in messages."""
 
-CONFIG = "config.json"
-VERSION = "transformers_version"
-MAX_VERSION = 60
-"""Most characters of a version."""
-
 
 def detect(path: Path) -> bool:
     """A safetensors file, an index, a `.bin` of an existing set, or a folder with any of these."""
@@ -94,22 +85,22 @@ def read(path: Path, options: Options) -> Checkpoint:
         weights, problems = _asked_for(path, options)
         model = WeightModel(weights, path, options).read()
         builder.problems += problems or _parts(model, options)
-        return _checkpoint(builder, weights.base, {"model": model}, CompanionFiles(), options)
+        return _checkpoint(builder, weights.base, {"model": model}, CompanionFiles())
     found = model_files_in(path)
     folders = [] if found else model_folders(path)
     if folders:
         models = dict(read_model_folders(folders, options, builder.problems))
-        return _checkpoint(builder, path.absolute().name, models, read_companions(path, options), options)
+        return _checkpoint(builder, path.absolute().name, models, read_companions(path, options))
     if not found:
         text = f"no file {LOST}, and no other weights; what training left of it is here"
         builder.problems.append(Problem(Code.FILE_MISSING, text))
         companions = read_companions(path, options)
         companions.files.insert(0, RankFile(builder.path / LOST, None, "", "missing", 0, None))
-        return _checkpoint(builder, path.absolute().name, {}, companions, options)
+        return _checkpoint(builder, path.absolute().name, {}, companions)
     models = {name: WeightModel(w, path, options).read() for name, w in models_of_folder(path, found).items()}
     builder.problems += [*_others(found, list(models.values())), *folders_not_read(path)]
     builder.problems += (p for model in models.values() for p in _parts(model, options))
-    return _checkpoint(builder, path.absolute().name, models, read_companions(path, options), options)
+    return _checkpoint(builder, path.absolute().name, models, read_companions(path, options))
 
 
 def _asked_for(path: Path, options: Options) -> tuple[ModelFiles, list[Problem]]:
@@ -153,7 +144,6 @@ def _checkpoint(
     name: str,
     models: Mapping[str, WeightModel],
     companions: CompanionFiles,
-    options: Options,
 ) -> Checkpoint:
     trees = {name: model.tree for name, model in models.items()}
     nested = bool(companions.files) or len(trees) != 1
@@ -183,30 +173,7 @@ def _checkpoint(
         step=_step(files[0].path, builder.path, tree, companions),
         module_order=SORTED if any(h.safetensors for m in models.values() for h in m.weight_files) else AS_SAVED,
         bytes_expected=sum(f.nbytes for f in files) if whole else None,
-        stated_versions=_versions(builder, options),
     )
-
-
-def _versions(builder: CheckpointBuilder, options: Options) -> Mapping[str, str]:
-    """The version in a folder's config, by its key; and a note where the config cannot be read."""
-    alone = not builder.path.is_dir()
-    # In a store only files that were named are fetched.
-    if options.only_this_file or (alone and is_remote(builder.path)):
-        return {}
-    folder = builder.path.parent if alone else builder.path
-    path = folder / CONFIG
-    if not path.is_file() or (leads_out(path, folder) and not options.follow_symlinks):
-        return {}
-    try:
-        config = read_json(path)
-    except ReadError as error:
-        text = f"{CONFIG}: {error.reason}"
-        builder.problems.append(Problem(Code.NOT_READ, text, severity="note", files=(CONFIG,)))
-        return {}
-    version = config.get(VERSION) if isinstance(config, Mapping) else None
-    if not isinstance(version, str) or not 0 < len(version) < MAX_VERSION:
-        return {}
-    return {f"{CONFIG}.{VERSION}": version}
 
 
 def _step(path: Path, folder: Path, tree: Any, companions: CompanionFiles) -> Fact:

@@ -99,7 +99,6 @@ class CheckpointBuilder:
         stated_digests: Mapping[Path, str] | None = None,
         in_parts: bool = False,
         text_keys: bool = False,
-        stated_versions: Mapping[str, str] | None = None,
     ) -> Checkpoint:
         """The checkpoint, with what was found and what opening it cost; see `Checkpoint` for what is given."""
         return Checkpoint(
@@ -126,7 +125,6 @@ class CheckpointBuilder:
             stated_digests=stated_digests or {},
             in_parts=in_parts,
             text_keys=text_keys,
-            stated_versions=stated_versions or {},
         )
 
 

@@ -1,0 +1,86 @@
+"""Find and read the Hugging Face `config.json` of a checkpoint: the one place where a reader opens it.
+
+It lies in the checkpoint's folder, or in `huggingface/` of it (verl). Other programs call files of their own
+`config.json`: beside anything but a Hugging Face model it counts only where it states a `model_type`.
+
+Where the weights are quantized, it says how: `quantization_config` (transformers, vLLM), also of the text model inside
+of a larger one; `quantization` (MLX, TensorRT-LLM); `compression_config` (old compressed-tensors). NVIDIA's ModelOpt
+writes `hf_quant_config.json` beside it. Source: transformers/configuration_utils.py (`to_dict`),
+quantizers/auto.py; vllm/transformers_utils/config.py; mlx_lm/utils.py (`save_config`); modelopt/torch/export.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ckptools.errors import ReadError
+from ckptools.files.json_file import read_json
+from ckptools.files.location import is_remote, leads_out
+from ckptools.formats.options import Options
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.model_config import ModelConfig
+from ckptools.model.problems import Code, Problem, worst_first
+
+CONFIG = "config.json"
+PLACES = ("", "huggingface")
+MODELOPT = "hf_quant_config.json"
+KEYS = ("quantization_config", "quantization", "compression_config")
+INSIDE = ("text_config", "llm_config", "language_config")
+VERSION = "transformers_version"
+MAX_VERSION = 60
+"""Most characters of a version."""
+
+
+def with_config(ck: Checkpoint) -> Checkpoint:
+    """The checkpoint with the config beside it, and the version of transformers that it states."""
+    options: Options = ck.options
+    hugging_face = ck.format == "hugging_face"
+    alone = bool(options.files) or not ck.path.is_dir()
+    # In a store only files that were named, or that the format reads, are fetched.
+    if options.only_this_file or (is_remote(ck.path) and (alone or not hugging_face)):
+        return ck
+    folder = ck.path if ck.path.is_dir() else ck.path.parent
+    for place in PLACES:
+        path = folder / place / CONFIG
+        if not path.is_file() or (leads_out(path, folder) and not options.follow_symlinks):
+            continue
+        name = path.relative_to(folder).as_posix()
+        try:
+            content = read_json(path)
+        except ReadError as error:
+            if not hugging_face:
+                continue
+            note = Problem(Code.NOT_READ, f"{name}: {error.reason}", severity="note", files=(name,))
+            return replace(ck, problems=worst_first([*ck.problems, note]))
+        if not isinstance(content, Mapping) or not (hugging_face or isinstance(content.get("model_type"), str)):
+            continue
+        config = ModelConfig(name, content, *_quantization(path, name, content))
+        return replace(ck, config=config, stated_versions={**ck.stated_versions, **_version(ck, config)})
+    return ck
+
+
+def _version(ck: Checkpoint, config: ModelConfig) -> Mapping[str, str]:
+    """Which version of transformers saved a Hugging Face model, by the key that says so."""
+    version = config.content.get(VERSION) if ck.format == "hugging_face" else None
+    if not isinstance(version, str) or not 0 < len(version) < MAX_VERSION:
+        return {}
+    return {f"{config.name}.{VERSION}": version}
+
+
+def _quantization(path: Path, name: str, content: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
+    """What is said of how the weights are quantized, and in which file."""
+    inside = (content[key] for key in INSIDE if isinstance(content.get(key), Mapping))
+    for said in (content, *inside):
+        for key in KEYS:
+            if isinstance(said.get(key), Mapping) and said[key]:
+                return said[key], name
+    beside = path.with_name(MODELOPT)
+    try:
+        told = read_json(beside) if beside.is_file() and not beside.is_symlink() else None
+    except ReadError:
+        told = None
+    stated = told.get("quantization") if isinstance(told, Mapping) else None
+    return ({**stated, "quant_method": "modelopt"}, MODELOPT) if isinstance(stated, Mapping) else ({}, "")

@@ -1,0 +1,23 @@
+"""What a Hugging Face `config.json` beside a checkpoint says of its model: the content of a JSON. Data only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class ModelConfig(NamedTuple):
+    """The content of a `config.json`.
+
+    Attributes:
+        name: how it is called from the checkpoint's folder: `config.json`.
+        content: its values by key.
+        quantization: how the weights are quantized, by the config or by the `hf_quant_config.json` beside it; empty
+            where neither says that they are.
+        quantization_in: the file that says so.
+    """
+
+    name: str
+    content: Mapping[str, Any]
+    quantization: Mapping[str, Any] = {}
+    quantization_in: str = ""
