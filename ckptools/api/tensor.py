@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptools.api.array_methods import ArrayMethods, Transposed
-from ckptools.errors import NotWholeError, UsageError
+from ckptools.errors import NotWholeError, RefusedError, UsageError
 from ckptools.model import tensor as tensor_data
 from ckptools.model.checkpoint import RankFile
 from ckptools.model.records import Rows, displayed
@@ -112,7 +112,11 @@ class Tensor(ArrayMethods, tensor_data.Tensor):
 
         Raises:
             NotWholeError, ReadError: as `load`; also where ckptools does not know how the class computes them.
+            RefusedError: it holds the codes of a quantized weight, and its scales are tensors of their own.
         """
+        if self.coded is not None and self.are_codes:
+            text = f"holds {self.coded.words}, and this tensor alone makes no values"
+            raise RefusedError(None, f"{self._called() or 'the tensor'} {text}; .load() has the codes")
         from ckptools.tensor_io import read
         from ckptools.tensor_io.dequantize import dequantized
 

@@ -82,7 +82,9 @@ class ConsolidateOptions:
         True, "Let the output say which checkpoint it was made of, and what was filled in or left out."
     )
     dequantize: bool = option(
-        False, "Write the values of quantized tensors, as their class (torchao's) computes them; else they are refused."
+        False,
+        "Write the values of quantized tensors, as their class (torchao's) or bitsandbytes computes them; codes of any "
+        "other kind are refused.",
     )
     prefer_rank: int | None = option(None, "Where ranks hold different copies of one tensor, take this rank's.")
     dry_run: bool = option(False, "Check and plan; write nothing.")

@@ -6,6 +6,7 @@ Nothing is written before everything is checked, and nothing has its final name 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,12 +24,14 @@ from ckptools.consolidate.publishing.source_records import compare, count
 from ckptools.consolidate.record import Consolidated, converted, planned_reading
 from ckptools.consolidate.writers import Writer
 from ckptools.consolidate.writers.layout import LEFT_OUT, OutputContents, OutputLayout, beside
+from ckptools.dtypes import short
 from ckptools.errors import RefusedError, UsageError
 from ckptools.files.location import is_remote
 from ckptools.files.opening import OpenFiles
 from ckptools.formats.open import with_all_ranks
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.provenance import FILE_NAME
+from ckptools.model.shards import with_bytes
 from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.tensor_io.threads import Progress, no_progress
 from ckptools.text import plural
@@ -77,6 +80,7 @@ def consolidate(
     with OpenFiles() as files:
         whole = _with_values(whole, files, options)
         part = options.only or _usual_part(whole, output.writer)
+        _check_codes(whole, part, options)
         notes = check_files(whole, part, files)
         holes = hole_rule(options)
         first = None
@@ -97,7 +101,7 @@ def consolidate(
         if likeness is not None:
             layout = in_folder(layout, selection, output, options.dtype)
         selection.left_out |= layout.left_out
-        selection.notes += note_on_carried(selection)
+        selection.notes += [*note_on_carried(selection), *_notes_on_codes(whole, layout, options.dequantize)]
         texts = _texts(selection, layout, output.path)
         manifest = beside(output.path, "manifest.") if options.manifest else None
         paths = [*texts, *([manifest] if manifest else [])]
@@ -158,16 +162,47 @@ def _donor(whole: Checkpoint, part: str, files: OpenFiles, options: ConsolidateO
 
 def _with_values(whole: Checkpoint, files: OpenFiles, options: ConsolidateOptions) -> Checkpoint:
     """The checkpoint with quantized tensors in the place of packed weights, if their values are wanted."""
-    from ckptools.training_state.packed_weights import count_packed
+    if not options.dequantize:
+        return whole
+    from ckptools.training_state.packed_values import unpacked  # needs numpy
 
-    if options.dequantize:
-        from ckptools.training_state.packed_values import unpacked  # needs numpy
+    return unpacked(whole, files, compare=not options.unchecked)
 
-        return unpacked(whole, files, compare=not options.unchecked)
-    if options.dtype is not None and (count := count_packed(whole.tree).total()):
-        packed = f"bitsandbytes packed {plural(count, 'weight')} here, whose codes and scales are no values to convert"
-        raise RefusedError(whole.path, f"--dtype {options.dtype}: {packed}; add --dequantize")
-    return whole
+
+def _check_codes(whole: Checkpoint, part: str, options: ConsolidateOptions) -> None:
+    """Refuse to take codes of quantized weights for values, and to dequantize where nothing can be."""
+    if not options.dequantize and options.dtype is None:
+        return
+    tensors = [tensor for _, tensor in tensors_to_write(whole, part)]
+    codes = Counter(tensor.coded.scheme for tensor in tensors if tensor.coded is not None and tensor.are_codes)
+    known = {scheme.words for scheme in whole.quantized if scheme.dequantized}
+    held = " and ".join(f"{plural(n, 'weight')} in codes of {words}" for words, n in codes.items())
+    if codes and options.dequantize:
+        text = (
+            f"--dequantize: it holds {held}, of which ckptools makes no values; without it they are written as they are"
+        )
+        raise RefusedError(whole.path, text)
+    if codes:
+        way = "add --dequantize" if codes.keys() <= known else "without it they are written as they are"
+        text = f"--dtype {options.dtype}: it holds {held}, which are no values to convert; {way}"
+        raise RefusedError(whole.path, text)
+    if options.dequantize and not any(t.encoded_as or t.kind == "quantized" for _, t in tensors_in(whole.tree)):
+        raise UsageError(whole.path, "--dequantize: nothing here is quantized")
+
+
+def _notes_on_codes(whole: Checkpoint, layout: OutputLayout, dequantize: bool) -> Iterator[str]:
+    """What is said of codes that are written as they are, and of numbers that could be codes and are cast."""
+    if dequantize and not any(shard.encoded for job in layout.jobs for shard in with_bytes(job.tensor.shards)):
+        yield "--dequantize: nothing that is written is quantized"
+    codes = Counter(t.coded.scheme for job in layout.jobs if (t := job.tensor).coded is not None and t.are_codes)
+    for words, n in codes.items():
+        stated = next((scheme.stated_by for scheme in whole.quantized if scheme.words == words), "")
+        keep = f"; {stated} says how to read them: keep it beside the output" if stated else ""
+        yield f"{plural(n, 'weight')} written as codes of {words}{keep}"
+    cast = Counter(job.tensor.dtype for job in layout.jobs if job.dtype != job.tensor.dtype)
+    for dtype in (dtype for dtype in cast if dtype.startswith("float8") and dtype != "float8_e8m0fnu"):
+        text = f"{plural(cast[dtype], 'tensor')} of {short(dtype)} taken for values: no scales lie beside them"
+        yield f"{text}, and nothing here says that they are codes"
 
 
 def _usual_part(checkpoint: Checkpoint, writer: Writer) -> str:

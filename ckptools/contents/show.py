@@ -23,7 +23,6 @@ from ckptools.model.tree import KeyPath, is_within
 from ckptools.model.values import Absent
 from ckptools.tensor_io.dcp_items import ItemLocator, with_items_read
 from ckptools.text import no_such_key
-from ckptools.training_state.packed_weights import is_packed
 from ckptools.training_state.sections import sections_of
 
 SMALL = 1 << 20
@@ -115,7 +114,7 @@ def _rows(ck: Checkpoint, entries: Sequence[Entry], values: str | None) -> Rows[
 
 def _as_weight(ck: Checkpoint, entry: Entry, files: OpenFiles) -> Entry:
     """The entry, with the weight in the place of codes that bitsandbytes packed."""
-    if not isinstance(entry.value, Tensor) or not is_packed(ck.tree, entry.path):
+    if not isinstance(entry.value, Tensor) or not entry.value.are_codes:
         return entry
     from ckptools.training_state.packed_values import weight_at  # needs numpy
 

@@ -15,6 +15,7 @@ from ckptools.pickles.foreign_names import unsafe_names
 from ckptools.tensor_io.copied_files import check_copies
 from ckptools.text import few
 from ckptools.training_state.judgement import copy_problems, is_placed, optimizer_problems, step_problems
+from ckptools.training_state.quantized_weights import quantization_problems, with_quantized
 from ckptools.training_state.sections import sections_of, tensors_of
 
 OF_TENSORS = (Code.TENSOR_GAP, Code.TENSOR_OVERLAP, Code.TENSOR_NOT_JOINED, Code.LAYOUT_DISAGREES, Code.COPIES_DIFFER)
@@ -23,8 +24,8 @@ OF_TENSORS = (Code.TENSOR_GAP, Code.TENSOR_OVERLAP, Code.TENSOR_NOT_JOINED, Code
 
 def with_structure_problems(ck: Checkpoint) -> Checkpoint:
     """Add the problems that the structure shows; those of tensors once every rank was read."""
-    ck = with_placeholders(ck)
-    found = [*ck.problems]
+    ck = with_quantized(with_placeholders(ck))
+    found = [*ck.problems, *quantization_problems(ck)]
     found += _tensor_problems(ck, {p.tensor for p in found if p.kind in OF_TENSORS}) if ck.structure_read else []
     found += check_copies(tensors_in(ck.tree)) if ck.structure_read else []
     found += _unjoined(ck, [p.message for p in found if p.kind is Code.TENSOR_NOT_JOINED])

@@ -56,6 +56,7 @@ def _report(report: Report, values: JsonValues) -> dict[str, Any]:
             "files_found": report.ranks.files,
         },
         "layout": [layout._asdict() for layout in report.layout],
+        "quantized": [to_dict(scheme) for scheme in ck.quantized],
         "bytes": {"found": report.bytes_found, "expected": report.bytes_expected},
         "saved": {"first": moment_utc(report.saved[0]), "last": moment_utc(report.saved[1])} if report.saved else None,
         "torch": _fact(report.torch),
@@ -102,6 +103,7 @@ def _section(row: SectionRow) -> dict[str, Any]:
         "tensors": size.tensors,
         "params": size.params,
         "dtypes": size.dtypes,
+        "quantized": size.quantized,
         "bytes": size.nbytes,
         "holds": row.holds,
     }

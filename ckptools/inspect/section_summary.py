@@ -17,7 +17,6 @@ from ckptools.training_state.generators import generator_of, is_gathered, stream
 from ckptools.training_state.moments import moments_of
 from ckptools.training_state.optimizer_names import group_ids
 from ckptools.training_state.optimizers import Optimizer, ParamGroup, nested, optimizers_of
-from ckptools.training_state.packed_weights import count_packed
 from ckptools.training_state.section_size import SectionSize, storage_identity
 from ckptools.training_state.sections import Section, schedulers_of, sections_of_kind
 from ckptools.training_state.steps import COUNTERS, EPOCH_COUNTERS, learning_rates
@@ -31,7 +30,7 @@ def section_summary(ck: Checkpoint, section: Section, size: SectionSize) -> str:
     summary = {"model": _model, "optimizer": _optimizer, "scheduler": _scheduler, "rng": _rng}.get(section.kind)
     words = summary(ck, section) if summary else _values(section.value)
     foreign = f"foreign: {_some(size.opaque)}" if size.opaque and section.value.__class__.__name__ != "Opaque" else ""
-    return "; ".join(part for part in (words, foreign) if part)
+    return "; ".join(part for part in (words, *_quantized(ck, size), foreign) if part)
 
 
 def _some(words: Iterable[Any]) -> str:
@@ -47,12 +46,19 @@ def _model(ck: Checkpoint, section: Section) -> str:
     tied = len(identities) - len(set(identities))
     parts = [f"{sharded} sharded, {len(tensors) - sharded} whole"] if sharded else []
     parts += [f"{tied} tied to another"] if tied else []
-    packed = count_packed(section.value)
-    kinds = f"packed by bitsandbytes as {_some(packed)}: --dequantize writes their values"
-    parts += [f"{plural(packed.total(), 'weight')} {kinds}"] if packed else []
     others = len(section.value) - len(tensors) if isinstance(section.value, Mapping) else 0
     parts += [f"{plural(others, 'value')} beside the tensors"] if others > 0 else []
     return ", ".join(parts) + _pieces_of_one_rank(ck, section)
+
+
+def _quantized(ck: Checkpoint, size: SectionSize) -> list[str]:
+    """The quantized weights, and what of them is not counted or can be written."""
+    known = {scheme.words for scheme in ck.quantized if scheme.dequantized}
+    parts = [
+        f"{plural(count, 'weight')} in codes of {words}{': --dequantize writes their values' if words in known else ''}"
+        for words, count in size.quantized.items()
+    ]
+    return parts + ([f"params without {plural(size.uncounted, 'weight')} in packed codes"] if size.uncounted else [])
 
 
 def _optimizer(ck: Checkpoint, section: Section) -> str:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from ckptools.display.lines import cause_lines, key_name, value_text
 from ckptools.display.palette import HEADLINES, painted
 from ckptools.display.tables import PIPE, Column, Screen, broken, table, wrapped
-from ckptools.dtypes import short
 from ckptools.inspect.record import Report, SectionRow
 from ckptools.inspect.section_summary import GroupRow, OptimizerRow, SchedulerRow
 from ckptools.keys.sharding import ShardingRow
@@ -81,6 +79,9 @@ def facts(report: Report) -> Iterator[tuple[str, str, str]]:
         yield "world size", "not recorded" if world.value is None else world.words, ", ".join(world.sources)
     for n, layout in enumerate(report.layout):
         yield "" if n else "layout", *layout_words(layout, report)
+    for n, scheme in enumerate(report.checkpoint.quantized):
+        beside = f"{plural(scheme.weights, 'weight')}, with {few(scheme.known_by, 3)}"
+        yield "" if n else "quantized", scheme.words, f"{beside}; {scheme.stated_by or 'by their names and dtypes'}"
     expected = size_expected(report)
     yield "size", size(report.bytes_found), f"{expected} expected" if expected else ""
     if report.saved:
@@ -168,8 +169,8 @@ def _section_cells(row: SectionRow) -> list[str]:
     measured = row.size
     if not measured.tensors:
         return [row.name, "-", "-", "-", "-", row.holds]
-    dtypes = ", ".join(short(dtype) for dtype, _ in Counter(measured.dtypes).most_common())
-    return [row.name, str(measured.tensors), count(measured.params), dtypes, size(measured.nbytes), row.holds]
+    numbers = [str(measured.tensors), count(measured.params)]
+    return [row.name, *numbers, measured.dtype_words, size(measured.nbytes), row.holds]
 
 
 def optimizer_lines(optimizer: OptimizerRow, screen: Screen = PIPE) -> list[str]:

@@ -123,5 +123,5 @@ def shapes_of_state(values: Mapping[str, Any]) -> dict[str, NamedShape]:
         identity = storage_identity(value)
         same = name if identity is None else first.setdefault(identity, name)
         note = value.note or ("has no values" if value.kind == "meta" else "")
-        found[name] = NamedShape(value.shape, value.dtype, "" if same == name else same, note)
+        found[name] = NamedShape(value.shape, value.dtype, "" if same == name else same, note, value.coded)
     return found

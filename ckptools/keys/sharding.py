@@ -79,8 +79,9 @@ def sharding_name(ck: Checkpoint) -> str:
 
 
 def placement(tensor: Tensor) -> str:
-    """Describe how one tensor is sharded: `dim 0 over 4 ranks`."""
-    return _how(tensor, _group([tensor])) if tensor.sharded else _unsharded(tensor, tensor.kind)
+    """Describe how one tensor is sharded: `dim 0 over 4 ranks`; and of which quantized weight it is a part."""
+    how = _how(tensor, _group([tensor])) if tensor.sharded else _unsharded(tensor, tensor.kind)
+    return how if tensor.coded is None else f"{how}, {tensor.coded.words}"
 
 
 def _group(tensors: list[Tensor]) -> int | None:

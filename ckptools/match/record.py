@@ -24,7 +24,7 @@ class MatchRow(NamedTuple):
         checkpoint_name: None for `missing` and `tied`, as `name`, the model's, for `unexpected`.
         model_shape: sizes in the model; None if unknown, as in the checkpoint.
         model_dtype: dtype in the model; "" if unknown.
-        reason: `padded`, `transposed`, `reshaped` or `tied` if one of these explains it; else "".
+        reason: `padded`, `transposed`, `reshaped`, `tied` or `quantized` if one of these explains it; else "".
     """
 
     status: MatchStatus

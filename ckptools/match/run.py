@@ -21,6 +21,7 @@ from ckptools.match.record import Match, MatchGroup, MatchRow
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.records import Rows, grouped
 from ckptools.model.regions import Ints
+from ckptools.model.tensor import CODES
 from ckptools.text import plural, shape
 from ckptools.torch_engine.module_shapes import NamedShape, StateDictShapes
 from ckptools.training_state.judgement import verdict_of
@@ -103,33 +104,50 @@ def _rows(saved: StateDictShapes, model: StateDictShapes, names: Mapping[str, st
     `names` has every name of the checkpoint with its name after the renames.
     """
     source = {new: old for old, new in names.items()}
+    coded = {
+        one.coded.weight: one for one in saved.tensors.values() if one.coded is not None and one.coded.part == CODES
+    }
     for name, wanted in model.tensors.items():
         old = source.get(name)
-        yield _absent(name, wanted, source) if old is None else _beside(name, wanted, old, saved.tensors[old])
+        yield (
+            _absent(name, wanted, source, coded.get(name))
+            if old is None
+            else _beside(name, wanted, old, saved.tensors[old])
+        )
     for old, new in names.items():
         if new not in model.tensors:
             yield _too_many(old, saved.tensors[old])
 
 
-def _absent(name: str, wanted: NamedShape, source: Mapping[str, str]) -> MatchRow:
+def _absent(name: str, wanted: NamedShape, source: Mapping[str, str], codes: NamedShape | None) -> MatchRow:
     if wanted.tied in source:
         note = f"tied to {wanted.tied}, which is there; strict loading wants both"
         return MatchRow("tied", name, None, wanted.shape, None, wanted.dtype, "", "tied", note)
+    if codes is not None and codes.coded is not None:
+        reason, note = "quantized", f"here as {codes.coded.words}, {short(codes.dtype)}"
+        return MatchRow("missing", name, None, wanted.shape, None, wanted.dtype, "", reason, note)
     return MatchRow("missing", name, None, wanted.shape, None, wanted.dtype, "")
 
 
 def _too_many(name: str, found: NamedShape) -> MatchRow:
     note = f"tied to {found.tied}: the same values under a second name" if found.tied else ""
     reason = "tied" if found.tied else ""
+    if found.coded is not None:
+        reason, note = "quantized", found.coded.words
     return MatchRow("unexpected", None, name, None, found.shape, "", found.dtype, reason, note)
 
 
 def _beside(name: str, wanted: NamedShape, old: str, found: NamedShape) -> MatchRow:
     known = MatchRow("same", name, old, wanted.shape, found.shape, wanted.dtype, found.dtype)
+    if found.coded is not None and wanted.dtype not in ("", found.dtype):
+        note = f"{found.coded.words}: whoever loads it takes codes for weights"
+        return known._replace(status="unknown", reason="quantized", note=note)
     if shapes_agree(found, wanted):
         return known if name == old else known._replace(status="renamed")
     if found.note or wanted.note or None in (found.shape, wanted.shape):
         return known._replace(status="unknown", note=_why_unknown(found, wanted))
+    if found.coded is not None and wanted.coded is None:
+        return known._replace(status="shape", reason="quantized", note=f"{found.coded.words}, packed")
     reason, note = _explained(name, found.shape or (), wanted.shape or ())
     return known._replace(status="shape", reason=reason, note=note)
 

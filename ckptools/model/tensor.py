@@ -46,6 +46,30 @@ UNLISTED = ("checkpointable",)
 """Sharded kinds of which a rank's file lists its own pieces only."""
 
 
+CODES = "codes"
+
+
+class Coded(NamedTuple):
+    """What a tensor is of a weight that is quantized, and lies in several tensors beside each other.
+
+    Attributes:
+        part: `codes`, or what it is beside them: `scale_inv`, `zero_point`.
+        scheme: how the weight is quantized, in words: `fp8, block scales 16 x 16`.
+        weight: the key that the weight itself would have in the same state dict.
+        numel: of codes, how many weights they stand for; None where that is not known; 0 of other parts.
+    """
+
+    part: str
+    scheme: str
+    weight: str
+    numel: int | None
+
+    @property
+    def words(self) -> str:
+        """What it is, for people: `codes of fp8, block scales 16 x 16`."""
+        return f"{self.part if self.part == CODES else f'a part ({self.part})'} of {self.scheme}"
+
+
 @displayed
 @dataclass(frozen=True, slots=True, repr=False)
 class Tensor:
@@ -65,6 +89,7 @@ class Tensor:
         world_size: number of ranks that share it; None when the file does not say.
         fill: in an output, what stands where no shard is: `nan` or `zero`; empty where nothing may be missing.
         note: why it cannot be loaded, when it cannot: what is in the way and what to do.
+        coded: of which quantized weight it is a part; None where its elements are what they look like.
         detail: for kinds whose bytes are not a dense array, the parts as the file has them.
     """
 
@@ -79,6 +104,7 @@ class Tensor:
     world_size: int | None = None
     fill: str = ""
     note: str = ""
+    coded: Coded | None = None
     detail: Any = field(default=None, compare=False, repr=False)
 
     @property
@@ -90,6 +116,11 @@ class Tensor:
     def nbytes(self) -> int:
         """Bytes of the global tensor, packed; storages on disk may be larger or shared."""
         return self.numel * ITEMSIZE[self.dtype]
+
+    @property
+    def are_codes(self) -> bool:
+        """Whether its elements are the codes of a quantized weight, and so no values."""
+        return self.coded is not None and self.coded.part == CODES
 
     @property
     def found(self) -> tuple[Shard, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterator
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
+from copy import copy
 from typing import Any
 
 from ckptools.model.tensor import Tensor
@@ -83,6 +84,27 @@ def nodes_in(tree: Any, kinds: tuple[type, ...]) -> Iterator[tuple[KeyPath, Any]
 def tensors_in(tree: Any) -> Iterator[tuple[KeyPath, Tensor]]:
     """Yield `(key path, tensor)` of every tensor in the tree."""
     return nodes_in(tree, (Tensor,))
+
+
+GONE = object()
+"""Stands for the value of a key that a rebuilt dict does not have."""
+
+
+def rebuilt(tree: Any, changed: Callable[[dict[Any, Any]], Mapping[Any, Any]]) -> Any:
+    """A copy of a tree in which `changed` gives, for each of its dicts, the keys that have other values."""
+    if type(tree) in (list, tuple):
+        return type(tree)(rebuilt(value, changed) for value in tree)
+    if not isinstance(tree, dict):
+        return tree
+    made, new = copy(tree), changed(tree)
+    for key, value in tree.items():
+        if key not in new:
+            made[key] = rebuilt(value, changed) if isinstance(value, (dict, list, tuple)) else value
+        elif new[key] is GONE:
+            del made[key]
+        else:
+            made[key] = new[key]
+    return made
 
 
 def leaf_at(tree: Any, path: KeyPath) -> Any:

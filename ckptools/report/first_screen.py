@@ -53,7 +53,8 @@ def tiles(report: Report) -> Iterator[tuple[str, str, str]]:
     dtypes = Counter[str]()
     for one in models:
         dtypes.update(one.dtypes)
-    yield "parameters", count(sum(one.params for one in models)), ", ".join(short(d) for d, _ in dtypes.most_common(3))
+    words = [short(d) for d, _ in dtypes.most_common(3)] + ["quantized"] * any(one.quantized for one in models)
+    yield "parameters", count(sum(one.params for one in models)), ", ".join(words)
     yield "size", size(report.bytes_found), size_expected(report)
     first, _, more = report.saved_as.partition(", ")
     yield "format", first, more

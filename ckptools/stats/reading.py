@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-from ckptools.dtypes import ITEMSIZE, NO_NUMBERS, short
+from ckptools.dtypes import ITEMSIZE, NO_NUMBERS, is_floating, short
 from ckptools.errors import ReadError, original_of
 from ckptools.keys.entries import Entry, Selection
 from ckptools.model.checkpoint import Checkpoint
@@ -125,6 +125,8 @@ def no_numbers(tensor: Tensor) -> str:
     """Why the bytes of a tensor are no numbers; empty if they are."""
     if tensor.kind == "meta":
         return "was saved without values (meta)"
+    if tensor.coded is not None and (tensor.are_codes or not is_floating(tensor.dtype)):
+        return f"is {tensor.coded.words}: no values, so nothing is judged"
     return f"{short(tensor.dtype)} is not decoded" if tensor.dtype in NO_NUMBERS else ""
 
 

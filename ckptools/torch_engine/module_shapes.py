@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from ckptools.errors import ReadError, UsageError
 from ckptools.model.regions import Ints
+from ckptools.model.tensor import Coded
 from ckptools.model.values import describe_for_error
 from ckptools.text import clip, first_line, no_such_key
 from ckptools.torch_engine.optimizer_shapes import OptimizerShapes, optimizer_shapes
@@ -37,12 +38,14 @@ class NamedShape(NamedTuple):
         dtype: torch's name; "" when unknown.
         tied: an earlier name that has the same values, such as `emb.weight` of `head.weight`; "" for none.
         note: why it cannot be compared or loaded; "" where it can.
+        coded: of which quantized weight it is a part; None where it is a value of its own.
     """
 
     shape: Ints | None
     dtype: str = ""
     tied: str = ""
     note: str = ""
+    coded: Coded | None = None
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from copy import copy
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -30,7 +29,7 @@ from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.regions import Box, Ints
 from ckptools.model.source import ItemLayout, ScaleCoding
 from ckptools.model.tensor import Coding, Encoded, Shard, Source, Tensor
-from ckptools.model.tree import KeyPath, leaf_at
+from ckptools.model.tree import GONE, KeyPath, leaf_at, rebuilt
 from ckptools.pickles.classes.codings import FLOATS
 from ckptools.pickles.classes.tensor_classes import note_on
 from ckptools.tensor_io.checksums import Record
@@ -38,7 +37,7 @@ from ckptools.tensor_io.dcp_items import with_source
 from ckptools.tensor_io.file_records import FileRecords, damaged_records
 from ckptools.tensor_io.read import read_shard
 from ckptools.tensor_io.threads import no_progress
-from ckptools.training_state.packed_weights import PackedWeight, count_packed, packed_in
+from ckptools.training_state.quantized_weights import QuantizedWeight, bitsandbytes_in
 
 NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
@@ -68,31 +67,23 @@ def unpacked(checkpoint: Checkpoint, files: OpenFiles, compare: bool) -> Checkpo
     Raises:
         ReadError: a file cannot be read.
     """
-    if not count_packed(checkpoint.tree):
+    if not any(scheme.dequantized for scheme in checkpoint.quantized):
         return checkpoint
-    return replace(checkpoint, tree=_rebuilt(checkpoint.tree, _Reader(files, compare)))
+    reader = _Reader(files, compare)
+
+    def weights(node: dict[Any, Any]) -> dict[Any, Any]:
+        packed = bitsandbytes_in(node)
+        parts = {key for one in packed.values() for key in one.keys.values()}
+        return {**dict.fromkeys(parts, GONE), **{key: reader.weight(node, one) for key, one in packed.items()}}
+
+    return replace(checkpoint, tree=rebuilt(checkpoint.tree, weights))
 
 
 def weight_at(tree: Any, path: KeyPath, files: OpenFiles) -> Tensor | None:
     """The quantized tensor for the packed weight at a key path; None where none is."""
     node = leaf_at(tree, path[:-1])
-    packed = packed_in(node).get(path[-1]) if isinstance(node, dict) else None
+    packed = bitsandbytes_in(node).get(path[-1]) if isinstance(node, dict) else None
     return None if packed is None else _Reader(files, compare=False).weight(node, packed)
-
-
-def _rebuilt(node: Any, reader: _Reader) -> Any:
-    if type(node) in (list, tuple):
-        return type(node)(_rebuilt(value, reader) for value in node)
-    if not isinstance(node, dict):
-        return node
-    made, found = copy(node), packed_in(node)
-    for key, value in node.items():
-        packed = found.get(key)
-        made[key] = _rebuilt(value, reader) if packed is None else reader.weight(node, packed)
-    for packed in found.values():
-        for key in {*packed.keys.values()} - found.keys():
-            made.pop(key, None)
-    return made
 
 
 class _OtherFormError(Exception):
@@ -105,28 +96,29 @@ class _Reader:
     def __init__(self, files: OpenFiles, compare: bool) -> None:
         self._files, self._compare = files, compare
 
-    def weight(self, node: Mapping[str, Any], packed: PackedWeight) -> Tensor:
+    def weight(self, node: Mapping[str, Any], packed: QuantizedWeight) -> Tensor:
         """The tensor that the parts of a weight make; with a note, where they do not make one."""
         codes: Tensor = node[packed.keys["codes"]]
+        kind = packed.layout.words.rpartition(" ")[2]
         try:
-            shards = tuple(self._shard(node, packed, shard) for shard in codes.found)
+            shards = tuple(self._shard(node, packed, kind, shard) for shard in codes.found)
             first = shards[0].encoded if shards else None
             if first is None or first.coding is None or any(shard.box != shards[0].box for shard in shards):
                 raise _OtherFormError(
                     "no file here has its codes" if first is None else "ranks hold it in several shapes"
                 )
         except _OtherFormError as why:
-            text = f"packed by bitsandbytes as {packed.kind}, but {why}: ckptools does not know its values"
-            return replace(codes, kind="unreadable", note=text)
+            text = f"packed by bitsandbytes as {kind}, but {why}: ckptools does not know its values"
+            return replace(codes, kind="unreadable", note=text, coded=None)
         return Tensor(first.shape, first.coding.dtype, shards, "quantized", note=note_on(first))
 
-    def _shard(self, node: Mapping[str, Any], packed: PackedWeight, shard: Shard) -> Shard:
+    def _shard(self, node: Mapping[str, Any], packed: QuantizedWeight, kind: str, shard: Shard) -> Shard:
         """One rank's copy of a weight."""
         found = {part: _copy_of(node[key], shard.rank, part) for part, key in packed.keys.items()}
-        make = self._eight_bits if packed.kind == "int8" else self._four_bits
-        coding, shape, codes = make(packed.kind, found)
+        make = self._eight_bits if kind == "int8" else self._four_bits
+        coding, shape, codes = make(kind, found)
         parts = {part: place.source for part, place in found.items() if place.source is not None} | {"codes": codes}
-        encoded = Encoded(f"bitsandbytes.{packed.kind}", tuple(parts.items()), coding, shape, Box.whole(shape))
+        encoded = Encoded(f"bitsandbytes.{kind}", tuple(parts.items()), coding, shape, Box.whole(shape))
         return Shard(encoded.box, shard.rank, None, None, encoded)
 
     def _four_bits(self, kind: str, found: Mapping[str, Shard]) -> tuple[Coding, Ints, Source]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, NamedTuple
 
+from ckptools.dtypes import short
 from ckptools.model.item_shards import ItemShards
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import nodes_in
@@ -14,11 +16,13 @@ class SectionSize(NamedTuple):
     """Counts of the tensors and foreign objects in a section.
 
     Attributes:
-        params: elements of them, global.
+        params: elements of them, global; of quantized weights how many there are, as far as that is known.
         dtypes: number of tensors by dtype.
         nbytes: bytes of the global tensors, packed.
         opaque: dotted names of objects of foreign classes in it.
         bytes_of: those bytes by dtype.
+        quantized: number of weights whose codes are here, by how they are quantized.
+        uncounted: how many of these are not in `params`, since nothing says how many elements they have.
     """
 
     tensors: int
@@ -27,6 +31,14 @@ class SectionSize(NamedTuple):
     nbytes: int
     opaque: tuple[str, ...]
     bytes_of: dict[str, int]
+    quantized: dict[str, int]
+    uncounted: int
+
+    @property
+    def dtype_words(self) -> str:
+        """The dtypes, the most frequent first: `fp8e4m3, fp32, bf16; quantized`."""
+        dtypes = ", ".join(short(dtype) for dtype, _ in Counter(self.dtypes).most_common())
+        return f"{dtypes}; quantized" if self.quantized else dtypes
 
 
 def measure(value: Any) -> SectionSize:
@@ -34,7 +46,8 @@ def measure(value: Any) -> SectionSize:
     seen: set[Any] = set()
     dtypes: dict[str, int] = {}
     bytes_of: dict[str, int] = {}
-    tensors = params = 0
+    quantized: dict[str, int] = {}
+    tensors = params = uncounted = 0
     opaque: dict[str, None] = {}
     for _, leaf in nodes_in(value, (Tensor, Opaque)):
         if isinstance(leaf, Opaque) and not isinstance(leaf, Lost):
@@ -43,12 +56,15 @@ def measure(value: Any) -> SectionSize:
             continue
         tensors += 1
         dtypes[leaf.dtype] = dtypes.get(leaf.dtype, 0) + 1
+        if leaf.coded is not None and leaf.are_codes:
+            quantized[leaf.coded.scheme] = quantized.get(leaf.coded.scheme, 0) + 1
+            uncounted += leaf.coded.numel is None
         identity = storage_identity(leaf)
         if identity is None or identity not in seen:
-            params += leaf.numel
+            params += leaf.numel if leaf.coded is None else leaf.coded.numel or 0
             bytes_of[leaf.dtype] = bytes_of.get(leaf.dtype, 0) + leaf.nbytes
         seen.add(identity)
-    return SectionSize(tensors, params, dtypes, sum(bytes_of.values()), tuple(opaque), bytes_of)
+    return SectionSize(tensors, params, dtypes, sum(bytes_of.values()), tuple(opaque), bytes_of, quantized, uncounted)
 
 
 def storage_identity(tensor: Tensor) -> Any:

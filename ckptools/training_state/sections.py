@@ -58,12 +58,13 @@ class Section(NamedTuple):
 
     def _record(self) -> dict[str, Any]:
         amount = measure(self.value)
-        counted = {"tensors": amount.tensors, "params": amount.params, "bytes": amount.nbytes, "dtypes": amount.dtypes}
-        return {"name": self.name, "kind": self.kind, **counted}
+        counted = {name: getattr(amount, name) for name in ("tensors", "params", "dtypes", "quantized")}
+        return {"name": self.name, "kind": self.kind, **counted, "bytes": amount.nbytes}
 
     def _summary(self) -> str:
         amount = measure(self.value)
         found = f"{plural(amount.tensors, 'tensor')}, {size(amount.nbytes)}" if amount.tensors else "no tensors"
+        found += f", quantized: {', '.join(amount.quantized)}" if amount.quantized else ""
         return f"{clip_middle(self.name, 60)}: {self.kind}, {found}"
 
 

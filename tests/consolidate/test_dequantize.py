@@ -85,12 +85,15 @@ def test_values_of_a_model_get_the_dtype_that_is_asked_for(tmp_path):
     assert all(torch.equal(found[k.removeprefix("model/")], v.float()) for k, v in truth.items())
 
 
-def test_an_option_for_quantized_tensors_changes_nothing_without_any(tmp_path):
-    plain = FIXTURES / "torch2.4.1-fsdp2-w3"
-    outputs = [tmp_path / name for name in ("one.safetensors", "other.safetensors")]
-    for out, asked in zip(outputs, (False, True), strict=True):
-        ckptools.open(plain).consolidate(out, dequantize=asked)
-    assert outputs[0].read_bytes() == outputs[1].read_bytes()
+def test_an_option_for_quantized_tensors_is_an_error_without_any(tmp_path):
+    done = run("consolidate", FIXTURES / "torch2.4.1-fsdp2-w3", "-o", tmp_path / "o.safetensors", "--dequantize")
+    assert done.exit_code == 2 and "--dequantize: nothing here is quantized" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_it_is_said_where_what_is_written_is_not_what_is_quantized(tmp_path):
+    done = run("consolidate", ADAM, "-o", tmp_path / "model.safetensors", "--dequantize")
+    assert done.exit_code == 0 and "note: --dequantize: nothing that is written is quantized" in done.stderr
 
 
 def test_two_quantized_tensors_of_one_shape_are_not_tied(tmp_path, monkeypatch):

@@ -1,0 +1,486 @@
+"""Weights that are stored quantized, as codes and what turns them into values, in several tensors of a state dict.
+
+    layers.0.up.weight             the codes: fp8 or int8, or several to an element of uint8, int32 or uint32
+    layers.0.up.weight_scale_inv   their companions: scales, zero points, the table of the codes, a JSON ...
+
+Codes look like any other tensor, and are no weights: cast, averaged or judged without their scales they are wrong. So
+each part is marked once a checkpoint has been read, whatever its format (`Tensor.coded`), and all that reads values
+looks at the mark. What is here is found by the names beside the codes and by the codes' dtype alone; `config.json` says
+how it is called. Classes of tensors that hold their own scales (torchao's) are no business of this file: see
+`pickles.classes.codings`.
+
+Scales of activations and of the KV cache (`input_scale`, `k_scale`, `v_scale`) belong to no weight.
+
+Sources: transformers 5.24 (utils/quantization_config.py, quantizers/, integrations/finegrained_fp8.py, mxfp4.py,
+eetq.py, bitnet.py, fbgemm_fp8.py, higgs.py); compressed-tensors 0.20.1 (`compression_param_names` in compressors/);
+AutoGPTQ 0.7.1 and GPTQModel (`qlinear_*.py`: `qweight`, `qzeros`, `scales`, `g_idx`; marlin: `B`, `s`); AutoAWQ 0.2
+(`WQLinear_GEMM`); bitsandbytes 0.50.2 (`QuantState.as_dict`, `Linear8bitLt._save_to_state_dict`); NVIDIA ModelOpt
+(torch/export/quant_utils.py: `weight_scale_2`); TensorRT-LLM (layers/quantized: `weights_scaling_factor`); quanto 0.2
+(`WeightQBytesTensor.save_to_state_dict`); HQQ 0.2 (`HQQLinear.state_dict_keys`); AQLM 1.1 (`QuantizedLinear`); torchao
+0.18 (prototype/safetensors); mlx 0.20 (`nn.QuantizedLinear`); vLLM (mistral's `qscale_weight`); DeepSeek-V3
+(inference/convert.py: `scale`); ComfyUI (`scale_weight`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from ckptools.dtypes import ITEMSIZE, is_floating, short
+from ckptools.model.checkpoint import Checkpoint, Scheme
+from ckptools.model.model_config import ModelConfig
+from ckptools.model.problems import Code, Problem, Severity
+from ckptools.model.tensor import CODES, Coded, Tensor
+from ckptools.model.tree import fqn_of, nodes_in, rebuilt
+from ckptools.text import few, plural
+from ckptools.training_state.sections import sections_of_kind
+
+FP8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
+BYTES = ("int8", "uint8")
+WORDS = ("int32", "uint32", "int16", "int64")
+
+
+class Layout(NamedTuple):
+    """One way in which the parts of a quantized weight are called, and which dtypes its codes have.
+
+    In a name `*` stands for the weight's own name, such as `layers.0.up.weight`; without it, the name is that of a
+    module's tensor, below whatever name the module has.
+
+    Attributes:
+        words: what people call it.
+        methods: the `quant_method`s of configs that write it.
+        codes: the name of the codes.
+        scales: the name of the companion without which the codes are not known as such.
+        beside: names of other companions.
+        needed: some of these: no weight is without them where another one of the same layout has them.
+        dtypes: of the codes.
+        bits: of one code, where the layout itself fixes them; 0 for as many as an element has; None where only a config
+            or the shapes say so.
+        only_weights: whether codes of whole numbers are taken for such only under the name `weight`.
+    """
+
+    words: str
+    methods: tuple[str, ...]
+    codes: str
+    scales: str
+    beside: tuple[str, ...] = ()
+    needed: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = (*FP8, *BYTES)
+    bits: int | None = 0
+    only_weights: bool = False
+
+
+QUANT_STATE = "*.quant_state.bitsandbytes__"
+"""The beginning of the name of bitsandbytes' JSON in 4 bits; behind it comes the kind."""
+
+FOUR_BITS = ("nf4", "fp4")
+BITSANDBYTES = ("bitsandbytes",)
+FP8_METHODS = (
+    "fp8", "fbgemm_fp8", "compressed-tensors", "modelopt", "quark", "gemma", "mxfp8", "nvfp4", "bitnet",
+    "blockwise_int8", "w8a8_int8", "w8a8_fp8", "fouroversix",
+)  # fmt: skip
+COMPRESSED = ("*_shape", "*_zero_point", "*_g_idx", "*_global_scale")
+
+LAYOUTS = (
+    *(
+        Layout(
+            f"bitsandbytes {kind}", BITSANDBYTES, "*", f"{QUANT_STATE}{kind}",
+            ("*.absmax", "*.quant_map", "*.nested_absmax", "*.nested_quant_map"), ("*.absmax", "*.quant_map"),
+            tuple(ITEMSIZE), 4,
+        )
+        for kind in FOUR_BITS
+    ),
+    Layout("bitsandbytes int8", BITSANDBYTES, "weight", "SCB", ("weight_format",), dtypes=("int8",)),
+    Layout("bitsandbytes, 4 bits", BITSANDBYTES, "*", "*.absmax", ("*.quant_map", "*.nested_absmax"),
+           dtypes=BYTES, bits=4),
+    Layout("compressed-tensors, packed", ("compressed-tensors",), "*_packed", "*_scale", COMPRESSED,
+           ("*_shape", "*_global_scale"), ("int32", "uint8"), None),
+    Layout("compressed-tensors, marlin-24", ("compressed-tensors",), "*_packed", "scale_packed", ("meta",),
+           dtypes=("int32",), bits=None),
+    Layout("nvfp4", ("modelopt", "nvfp4"), "*", "*_scale_2", ("*_scale",), ("*_scale",), ("uint8",), 4),
+    Layout("", FP8_METHODS, "*", "*_scale_inv", ("*_activation_scale",)),
+    Layout("", FP8_METHODS, "*", "*_scale", ("*_zero_point", "*_g_idx"), only_weights=True),
+    Layout("", ("fp8",), "weight", "scale", dtypes=FP8),
+    Layout("", ("fp8",), "weight", "qscale_weight", dtypes=FP8),
+    Layout("", (), "weight", "scale_weight", dtypes=FP8),
+    Layout("mxfp4", ("mxfp4",), "*_blocks", "*_scales", dtypes=("uint8",), bits=4),
+    Layout("gptq or awq", ("gptq", "awq", "auto-round", "intel/auto-round", "auto_round", "fp_quant"), "qweight",
+           "scales", ("qzeros", "g_idx"), ("qzeros",), (*WORDS, *BYTES), None),
+    Layout("marlin", ("marlin", "gptq"), "B", "s", ("workspace",), dtypes=("int32",), bits=None),
+    Layout("eetq int8", ("eetq",), "weight", "weight_scales", dtypes=BYTES),
+    Layout("quanto", ("quanto",), "*._data", "*._scale", ("*._shift", "*._zeropoint"), bits=None),
+    Layout("hqq", ("hqq", "sinq"), "W_q", "scale", ("zero", "nbits", "group_size", "shape", "axis", "packing", "meta"),
+           dtypes=(*BYTES, *WORDS), bits=None),
+    Layout("hqq", ("hqq", "sinq"), "W_q", "meta", dtypes=(*BYTES, *WORDS), bits=None),
+    Layout("aqlm", ("aqlm",), "codes", "codebooks", ("scales",), dtypes=(*BYTES, *WORDS), bits=None),
+    Layout("vptq", ("vptq",), "indices", "weight_scale", ("weight_bias", "perm"), dtypes=(*WORDS, "uint16"),
+           bits=None),
+    Layout("affine (mlx)", ("mlx", "metal", "higgs"), "weight", "scales", ("biases", "qbiases", "tables", "tables2"),
+           dtypes=("uint32", "int16", "uint8"), bits=None),
+    Layout("torchao, without its description", ("torchao",), "*_qdata", "*_scale", ("*_zero_point",), bits=None),
+    Layout("tensorrt-llm", (), "weight", "weights_scaling_factor", ("weights_scaling_factor_2",), bits=None),
+    Layout("tensorrt-llm", (), "weight", "per_channel_scale", dtypes=BYTES, bits=None),
+)  # fmt: skip
+"""The layouts, in the order in which they are tried: companions of one name may belong to several."""
+
+OWN = {"*_scale_inv": "*", "qzeros": "qweight", "SCB": "weight"}
+"""Companions whose names nothing else has, with the name of their codes: they say something even without codes."""
+
+OWN_CODES = ("qweight", "W_q")
+"""The same of codes."""
+
+COMMON = ("scale", "s", "meta")
+"""Companions that other modules have too, such as a norm; without codes beside them they say nothing."""
+
+
+class QuantizedWeight(NamedTuple):
+    """A quantized weight: its layout, and the keys of its parts in its state dict, `codes` first."""
+
+    layout: Layout
+    keys: Mapping[str, str]
+
+
+# -- the parts, by name ------------------------------------------------------------------------------------------------
+
+
+_STARRED = tuple(dict.fromkeys(one.scales[1:] for one in LAYOUTS if one.scales.startswith("*")))
+_NAMED = frozenset(one.scales for one in LAYOUTS if not one.scales.startswith("*"))
+_BY_SCALES = {
+    end: tuple((n, one) for n, one in enumerate(LAYOUTS) if one.scales in (end, f"*{end}"))
+    for end in (*_STARRED, *_NAMED)
+}
+
+
+def weights_in(node: Mapping[Any, Any]) -> dict[str, QuantizedWeight]:
+    """The quantized weights of a state dict by the keys of their codes."""
+    found: dict[str, tuple[int, QuantizedWeight]] = {}
+    for key in node:
+        if not isinstance(key, str):
+            continue
+        tail = key.rpartition(".")[2]
+        ends = [tail] if tail in _NAMED else []
+        ends += [end for end in _STARRED if key.endswith(end)] if "_" in tail or tail == "absmax" else []
+        for order, layout in (one for end in ends for one in _BY_SCALES[end]):
+            own = _stem(key, layout.scales)
+            codes = None if own is None else _name(own, layout.codes)
+            if own is None or codes is None or not _are_codes(node.get(codes), layout, codes):
+                continue
+            if codes not in found or order < found[codes][0]:
+                beside = {_part(name): _name(own, name) for name in (layout.scales, *layout.beside)}
+                parts = {part: key for part, key in beside.items() if key in node}
+                found[codes] = order, QuantizedWeight(layout, {CODES: codes, **parts})
+    return {codes: weight for codes, (_, weight) in found.items()}
+
+
+def _stem(key: str, name: str) -> str | None:
+    """What a key has before a companion's name: the weight's own name, or its module's with a dot; None if not so."""
+    end = name.removeprefix("*")
+    stem = key[: len(key) - len(end)]
+    fits = key.endswith(end) and (bool(stem) if name.startswith("*") else not stem or stem.endswith("."))
+    return stem if fits else None
+
+
+def _own_name(codes: str, layout: Layout) -> str:
+    """The key that a weight would have without being quantized."""
+    stem = _stem(codes, layout.codes) or ""
+    return stem if layout.codes.startswith("*") else f"{stem}weight"
+
+
+def _name(stem: str, name: str) -> str:
+    return stem + name.removeprefix("*")
+
+
+def _part(name: str) -> str:
+    """What a companion is called without its weight: `weight_scale` is `scale`."""
+    return "quant_state" if name.startswith(QUANT_STATE) else name.lstrip("*._")
+
+
+def _are_codes(value: Any, layout: Layout, name: str) -> bool:
+    if not isinstance(value, Tensor) or value.dtype not in layout.dtypes or value.kind in ("quantized", "unreadable"):
+        return False
+    if not layout.only_weights or value.dtype in FP8:
+        return True
+    return name.rpartition(".")[2].endswith("weight") and len(value.shape) > 1
+
+
+def bitsandbytes_in(node: Mapping[Any, Any]) -> dict[str, QuantizedWeight]:
+    """The weights whose values ckptools knows how to make: see `packed_values`."""
+    return {key: one for key, one in weights_in(node).items() if is_known(one.layout)}
+
+
+def is_known(layout: Layout) -> bool:
+    """Whether `--dequantize` makes values of such codes."""
+    return layout.methods == BITSANDBYTES and layout.words != "bitsandbytes, 4 bits"
+
+
+# -- the marks ---------------------------------------------------------------------------------------------------------
+
+
+def with_quantized(ck: Checkpoint) -> Checkpoint:
+    """The checkpoint with a mark on every part of its quantized weights, and the ways in which they are quantized."""
+    nodes = [node for _, node in nodes_in(ck.tree, (dict,))]
+    found = {id(node): weights for node in nodes if (weights := weights_in(node))}
+    if not found:
+        return ck
+    schemes: dict[tuple[str, str, bool], Counter[str]] = {}
+
+    def marked(node: dict[Any, Any]) -> dict[Any, Tensor]:
+        made: dict[Any, Tensor] = {}
+        for codes, weight in found.get(id(node), {}).items():
+            words, stated_by = scheme_of(weight, node, ck.config)
+            known = schemes.setdefault((words, stated_by, is_known(weight.layout)), Counter())
+            known.update([CODES, *(key.rpartition(".")[2] for part, key in weight.keys.items() if part != CODES)])
+            numel, own = _numel(weight, node, ck.config), _own_name(codes, weight.layout)
+            for part, key in weight.keys.items():
+                if isinstance(node[key], Tensor):
+                    made[key] = replace(node[key], coded=Coded(part, words, own, numel if part == CODES else 0))
+        return made
+
+    tree = rebuilt(ck.tree, marked)
+    ways = (Scheme(w, parts.pop(CODES), stated, tuple(parts), known) for (w, stated, known), parts in schemes.items())
+    return replace(ck, tree=tree, quantized=tuple(ways))
+
+
+def scheme_of(weight: QuantizedWeight, node: Mapping[str, Any], config: ModelConfig | None) -> tuple[str, str]:
+    """How a weight is quantized, in words, and the file that says so; "" where only its parts do."""
+    codes, layout = node[weight.keys[CODES]], weight.layout
+    method = method_of(config)
+    if config is not None and method and (method in layout.methods or not layout.methods):
+        # bitsandbytes says of each weight in which kind of 4 bits it is; the config may not be of this weight.
+        said = layout.words if layout.methods == BITSANDBYTES else stated_words(config)
+        return said, config.quantization_in
+    scale = node[weight.keys[_part(layout.scales)]]
+    words = layout.words or ("int8" if codes.dtype in BYTES else short(codes.dtype).replace("fp8e", "fp8 e"))
+    if not layout.words and isinstance(scale, Tensor):
+        in_rows = len(scale.shape) == len(codes.shape) > 1 and (scale.shape[-1] > 1 or layout.scales == "*_scale_inv")
+        words += ", one scale" if scale.numel == 1 else ", block scales" if in_rows else ", scales per channel"
+    return words, ""
+
+
+def method_of(config: ModelConfig | None) -> str:
+    """The method of quantization that a config states; "" where it states none."""
+    if config is None or not config.quantization:
+        return ""
+    said = config.quantization
+    method = said.get("quant_method")
+    if isinstance(method, str):
+        return method.lower()
+    if "load_in_4bit" in said or "load_in_8bit" in said or "_load_in_4bit" in said:  # transformers before 4.39
+        return "bitsandbytes"
+    if "quant_algo" in said:
+        return "modelopt"
+    return "mlx" if "group_size" in said and "bits" in said else "unknown"
+
+
+def stated_words(config: ModelConfig) -> str:
+    """What a config says of how weights are quantized: `compressed-tensors, pack-quantized int4, groups of 32`."""
+    said, method = config.quantization, method_of(config)
+    words, groups = [method], said.get("group_size", said.get("q_group_size"))
+    if method == "compressed-tensors":
+        schemes = [s for s in _values_of(said.get("config_groups")) if isinstance(s, Mapping)]
+        kinds = dict.fromkeys(filter(None, (_compressed_words(s, said.get("format")) for s in schemes)))
+        return ", ".join([method, " and ".join(kinds) or str(said.get("format", ""))[:MAX_WORD]]).rstrip(", ")
+    bits = bits_of(config)
+    algorithm = said.get("quant_algo")
+    if isinstance(algorithm, str):
+        words = [f"{method} {algorithm[:MAX_WORD]}"]
+    elif method in ("gptq", "awq", "mlx", "auto-round", "hqq", "aqlm") and bits:
+        words = [f"{method} int{bits}"]
+    sizes = said.get("weight_block_size")
+    if isinstance(sizes, (list, tuple)) and sizes and all(type(n) is int for n in sizes):
+        words.append(f"block scales {' x '.join(map(str, sizes))}")
+    elif method == "mxfp4":
+        words.append("blocks of 32")
+    elif type(groups) is int and groups > 0:
+        words.append(f"groups of {groups}")
+    return ", ".join(words)
+
+
+MAX_WORD = 40
+"""Characters of a word of a config."""
+
+
+def _values_of(value: Any) -> list[Any]:
+    return list(value.values()) if isinstance(value, Mapping) else []
+
+
+def _compressed_words(scheme: Mapping[str, Any], otherwise: Any) -> str:
+    """One group of a compressed-tensors config in words."""
+    form, weights = scheme.get("format") or otherwise, scheme.get("weights")
+    weights = weights if isinstance(weights, Mapping) else {}
+    kind = {"float": "fp", "int": "int"}.get(str(weights.get("type")), "")
+    bits, groups = weights.get("num_bits"), weights.get("group_size")
+    words = [str(form or "")[:MAX_WORD], f"{kind}{bits}" if kind and type(bits) is int else ""]
+    blocks = weights.get("block_structure")
+    if isinstance(blocks, (list, tuple)) and all(type(n) is int for n in blocks):
+        return f"{' '.join(filter(None, words))}, blocks of {' x '.join(map(str, blocks))}"
+    grouped = f", groups of {groups}" if type(groups) is int and groups > 0 else ""
+    return " ".join(filter(None, words)) + grouped
+
+
+def bits_of(config: ModelConfig | None) -> int | None:
+    """The bits of a code that a config states for all weights; None where it states none, or several."""
+    said = config.quantization if config is not None else {}
+    found = {said[key] for key in ("bits", "w_bit", "nbits") if type(said.get(key)) is int}
+    weights = [s.get("weights") for s in _values_of(said.get("config_groups")) if isinstance(s, Mapping)]
+    found |= {w["num_bits"] for w in weights if isinstance(w, Mapping) and type(w.get("num_bits")) is int}
+    named = said.get("weights")  # quanto
+    found |= {int(named[-1])} if isinstance(named, str) and named[-1:].isdigit() else set()
+    return found.pop() if len(found) == 1 else None
+
+
+def _numel(weight: QuantizedWeight, node: Mapping[str, Any], config: ModelConfig | None) -> int | None:
+    """How many weights the codes stand for; None where neither shapes nor a config say it."""
+    codes: Tensor = node[weight.keys[CODES]]
+    layout, scale = weight.layout, node[weight.keys[_part(weight.layout.scales)]]
+    bits = layout.bits
+    if bits == 0 and codes.dtype == "uint8":  # bitnet has four of its codes to a byte, ModelOpt two
+        bits = 2 if method_of(config) == "bitnet" else None
+    if bits is None:
+        bits = _bits_by_shape(codes, scale, node.get(weight.keys.get("qzeros", "")))
+    if bits is None and method_of(config) in layout.methods:
+        bits = bits_of(config)
+    if bits is None and codes.dtype in FP8:
+        bits = 0
+    if bits is None:
+        return None
+    return codes.numel * ITEMSIZE[codes.dtype] * 8 // bits if bits else codes.numel
+
+
+def _bits_by_shape(codes: Tensor, scale: Any, zeros: Any) -> int | None:
+    """The bits of packed codes, by the shapes of their companions."""
+    if not isinstance(scale, Tensor) or not codes.shape or not scale.shape or not scale.shape[-1]:
+        return None
+    if isinstance(zeros, Tensor) and zeros.shape:  # GPTQ, AWQ: a zero point for each scale, packed as the codes are
+        found, rest = divmod(zeros.shape[-1] * ITEMSIZE[zeros.dtype] * 8, scale.shape[-1])
+        return found if not rest and 0 < found <= 8 else None
+    if codes.dtype != "uint8" or scale.dtype not in ("uint8", *FP8, "float8_e8m0fnu"):
+        return None
+    # Microscaling: nvfp4 has a scale for 16 codes, mxfp4 and mxfp6 for 32.
+    return {8: 4, 16: 4, 24: 6}.get(codes.shape[-1] // scale.shape[-1])
+
+
+# -- parts without each other, and without a config -----------------------------------------------------------------
+
+
+def quantization_problems(ck: Checkpoint) -> Iterator[Problem]:
+    """Codes without scales, scales without codes, and either without a config, or in spite of it."""
+    lost = any(p.severity == "error" and p.kind.lacks in ("file", "part") for p in ck.problems)
+    if not ck.structure_read or lost or (ck.provenance is not None and ck.provenance.left_out):
+        return
+    models = sections_of_kind(ck, "model")
+    yield from _unlike_config(ck, [t for s in models for _, t in nodes_in(s.value, (Tensor,))])
+    for section in models:
+        for path, node in nodes_in(section.value, (dict,)):
+            yield from _apart(ck, fqn_of((*section.path, *path)), node)
+
+
+def _unlike_config(ck: Checkpoint, tensors: list[Tensor]) -> Iterator[Problem]:
+    """A config that does not say how the weights are quantized, or says it of weights that are not."""
+    method, config = method_of(ck.config), ck.config
+    # bitsandbytes says of each weight by itself what it is.
+    found = [scheme for scheme in ck.quantized if not scheme.dequantized]
+    if found and not method and (config is not None or (ck.format == "hugging_face" and ck.path.is_dir())):
+        count = sum(scheme.weights for scheme in found)
+        what = f"{plural(count, 'weight')} in codes of {found[0].words} (with {few(found[0].known_by, 2)})"
+        says = f"{config.name} does not say so" if config is not None else "there is no config.json that says so"
+        text = f"{what}, and {says}: who loads it takes codes for weights"
+        yield Problem(Code.METADATA_CONTRADICTS, text, severity="warning")
+    classes = any(t.kind in ("quantized", "unreadable") or t.encoded_as for t in tensors)
+    if config is None or method not in METHODS or ck.quantized or classes or not tensors or not _in_codes(config):
+        return
+    says = f"{config.quantization_in} says {stated_words(config)}"
+    codes = [t for t in tensors if t.dtype in (*FP8, *BYTES) and len(t.shape) > 1]
+    if codes:
+        text = f"{says}, and no scales lie beside {plural(len(codes), 'tensor')} of {short(codes[0].dtype)}"
+        yield Problem(Code.MODEL_PART_MISSING, text)
+    else:
+        yield Problem(Code.METADATA_CONTRADICTS, f"{says}, and no tensor here holds codes", severity="warning")
+
+
+METHODS = frozenset(method for layout in LAYOUTS for method in layout.methods) - {"bitsandbytes", "bitnet", "fp_quant"}
+"""Methods that always leave codes in a file; the others may quantize when a model is loaded."""
+
+
+def _in_codes(config: ModelConfig) -> bool:
+    """Whether a config says that the weights are codes now: compressed-tensors calls scales before that its own too."""
+    said = config.quantization
+    return said.get("quantization_status", "compressed") == "compressed" and said.get("format") != "dense"
+
+
+def _apart(ck: Checkpoint, section: str, node: Mapping[Any, Any]) -> Iterator[Problem]:
+    """Scales without codes and codes without scales, where other weights or the config show that they go together."""
+    if ck.config is not None and not _in_codes(ck.config):
+        return
+    found = weights_in(node)
+    method = method_of(ck.config)
+    stated = [one for one in LAYOUTS if method in METHODS and method in one.methods]
+    layouts = list(dict.fromkeys([*(one.layout for one in found.values()), *stated]))
+    of_codes = {(_end(codes), node[codes].dtype) for codes in found}
+    of_scales = {_end(one.keys[_part(one.layout.scales)]): one.layout for one in found.values()}
+    floats = {dtype for _, dtype in of_codes if dtype in FP8}
+    taken = {key for one in found.values() for key in one.keys.values()}
+    alone: dict[str, list[str]] = {"codes": [], "scales": [], "cast": []}
+    for key, value in node.items():
+        if not isinstance(key, str) or not isinstance(value, Tensor) or key in taken:
+            continue
+        end = _end(key)
+        own = next((_name(stem, codes) for name, codes in OWN.items() if (stem := _stem(key, name)) is not None), None)
+        if own is None and end not in COMMON:
+            own = _codes_of(key, [of_scales[end]] if end in of_scales else stated)
+        if own is not None:
+            codes = node.get(own)
+            is_cast = isinstance(codes, Tensor) and is_floating(codes.dtype) and codes.dtype not in FP8
+            alone["cast" if is_cast else "scales"].append(key)
+        elif (
+            (end, value.dtype) in of_codes
+            or value.dtype in floats
+            or end in OWN_CODES
+            or any(
+                one.codes.startswith("*_") and _stem(key, one.codes) and value.dtype in one.dtypes for one in layouts
+            )
+        ):
+            alone["codes"].append(key)
+    before = f"{section}." if section else ""
+    for kind, words in APART.items():
+        if keys := alone[kind]:
+            severity: Severity = "error" if layouts and kind != "cast" else "warning"
+            yield Problem(Code.MODEL_PART_MISSING, f"{few(keys, 2)}: {words}", None, f"{before}{keys[0]}", severity)
+    yield from _incomplete(found, before)
+
+
+APART = {
+    "codes": "codes without the scales that make weights of them",
+    "scales": "scales without the codes that they belong to",
+    "cast": "scales beside weights that are no codes; were codes cast, or scales left over?",
+}
+
+
+def _codes_of(key: str, layouts: Sequence[Layout]) -> str | None:
+    """The name of the codes of scales, by the layouts that are known to be here; None where they are no weight's."""
+    for layout in layouts:
+        stem = _stem(key, layout.scales)
+        if stem is not None and (not layout.scales.startswith("*") or stem.endswith("weight") or len(layouts) == 1):
+            return _name(stem, layout.codes)
+    return None
+
+
+def _end(key: str) -> str:
+    return key.rpartition(".")[2]
+
+
+def _incomplete(found: Mapping[str, QuantizedWeight], before: str) -> Iterator[Problem]:
+    """Weights without a companion that others of their layout have."""
+    alike: dict[Layout, list[QuantizedWeight]] = {}
+    for one in found.values():
+        alike.setdefault(one.layout, []).append(one)
+    for layout, weights in alike.items():
+        for name in layout.needed:
+            without = [one for one in weights if _part(name) not in one.keys]
+            if without and len(without) < len(weights):
+                first = without[0].keys[CODES]
+                others = plural(len(weights) - len(without), "other weight")
+                text = f"codes without their {_part(name)}, which {others} have"
+                yield Problem(Code.MODEL_PART_MISSING, text, None, f"{before}{first}")

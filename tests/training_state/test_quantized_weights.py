@@ -1,0 +1,248 @@
+"""Weights in codes: they are found, named, counted, and taken for weights by nothing."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+import ckptools
+from ckptools.cli import app
+from ckptools.errors import NotWholeError, RefusedError, UsageError
+from tests.quantized import COLUMNS, FP8, LAYERS, ROWS, WAYS, codes, folder, made
+
+EACH = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+BLOCKS, PACKED = WAYS["fp8 blocks"], WAYS["pack-quantized"]
+INT4 = {"model_type": "llama", "quantization_config": PACKED.config}
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+def problems_of(path):
+    return [(p.code, p.severity, p.tensor, p.message) for p in ckptools.open(path).problems if p.severity != "note"]
+
+
+@EACH
+def test_the_way_is_named_as_config_json_states_it(tmp_path, way):
+    ck = ckptools.open(folder(tmp_path / "m", way))
+    (found,) = ck.quantized
+    assert (found.words, found.weights, found.stated_by) == (way.words, LAYERS, "config.json")
+    assert not ck.problems and ck.verdict.whole
+
+
+@EACH
+def test_codes_are_known_without_a_config_by_what_lies_beside_them(tmp_path, way):
+    torch.save(made(way), tmp_path / "model.pt")
+    ck = ckptools.open(tmp_path / "model.pt")
+    assert [(one.weights, one.stated_by) for one in ck.quantized] == [(LAYERS, "")]
+    assert ck.verdict.whole and not ck.problems
+
+
+@EACH
+def test_parameters_are_those_of_the_weights_and_not_of_codes(tmp_path, way):
+    found = json.loads(run("inspect", folder(tmp_path / "m", way), "--json").stdout)
+    (model,) = found["sections"]
+    plain = 8 * COLUMNS + LAYERS * COLUMNS
+    scales = LAYERS * sum(key in way.parts for key in ("input_scale", "output_scale"))
+    assert model["params"] == plain + scales + LAYERS * (way.weights or 0)
+    assert model["quantized"] == {way.words: LAYERS} and found["quantized"][0]["words"] == way.words
+    assert ("params without 3 weights in packed codes" in model["holds"]) is (way.weights is None)
+
+
+@EACH
+@pytest.mark.parametrize("config", [True, False])
+def test_codes_are_never_cast_nor_dequantized_in_silence(tmp_path, way, config):
+    path = folder(tmp_path / "m", way, config)
+    for option in (["--dtype", "bf16"], ["--dequantize"], ["--dequantize", "--dtype", "fp32"]):
+        done = run("consolidate", path, "-o", tmp_path / "o.safetensors", *option)
+        assert done.exit_code == 4 and f"{LAYERS} weights in codes of" in done.stderr
+        assert not config or way.words in done.stderr
+    assert [one.name for one in tmp_path.iterdir()] == ["m"]
+
+
+@EACH
+def test_codes_are_written_as_they_are_with_their_config_named(tmp_path, way):
+    done = run("consolidate", folder(tmp_path / "m", way), "-o", tmp_path / "o.safetensors")
+    assert f"{LAYERS} weights written as codes of {way.words}; config.json says how to read them" in done.stderr
+    found, expected = load_file(tmp_path / "o.safetensors"), made(way)
+    assert found.keys() == expected.keys()
+    assert all(found[k].view(torch.uint8).equal(v.view(torch.uint8)) for k, v in expected.items() if v.shape)
+
+
+@EACH
+def test_no_figures_are_made_of_codes(tmp_path, way):
+    ck = ckptools.open(folder(tmp_path / "m", way))
+    rows = {row.name: row for row in ck.stats().rows}
+    names = [name for name, tensor in ck.model.items() if tensor.are_codes]
+    assert len(names) == LAYERS
+    assert all(rows[name].rms is None and f"codes of {way.words}" in rows[name].problem for name in names)
+    assert rows["embed.weight"].rms is not None
+
+
+def test_a_part_of_the_model_without_codes_may_be_cast(tmp_path):
+    path = folder(tmp_path / "m", BLOCKS)
+    ckptools.open(path).consolidate(tmp_path / "o.safetensors", only="embed.*", dtype="bf16")
+    assert load_file(tmp_path / "o.safetensors")["embed.weight"].dtype == torch.bfloat16
+
+
+def test_a_tensor_of_codes_does_not_dequantize_itself(tmp_path):
+    tensor = ckptools.open(folder(tmp_path / "m", BLOCKS)).model["layers.0.mlp.weight"]
+    with pytest.raises(RefusedError, match=r"layers\.0\.mlp\.weight holds codes of fp8, block scales 16 x 16"):
+        tensor.dequantize()
+    assert tensor.load().dtype == FP8
+
+
+# -- other places -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", [BLOCKS, PACKED, WAYS["gpt-oss"]])
+def test_codes_in_files_of_ranks_and_in_dcp_are_refused_too(tmp_path, way):
+    state = made(way)
+    for rank in range(2):
+        torch.save({"model": state, "step": 4}, tmp_path / f"model-rank{rank}.pt")
+    dcp.save({"model": state}, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    torch.save({"state_dict": {"net": {"layer": made(way)}}}, tmp_path / "nested.bin")
+    for path in (tmp_path / "model-rank0.pt", tmp_path / "dcp"):
+        with pytest.raises(RefusedError, match="3 weights in codes of"):
+            ckptools.open(path).consolidate(tmp_path / "o.pt", only="model", dtype="float32")
+    assert [one.weights for one in ckptools.open(tmp_path / "nested.bin").quantized] == [LAYERS]
+
+
+def test_codes_and_scales_in_different_files_of_an_index_belong_together(tmp_path):
+    state = made(BLOCKS)
+    parts = [{k: v for k, v in state.items() if k.endswith("scale_inv") is one} for one in (True, False)]
+    names = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
+    for name, part in zip(names, parts, strict=True):
+        save_file(part, tmp_path / name)
+    weights = {key: name for name, part in zip(names, parts, strict=True) for key in part}
+    index = {"metadata": {}, "weight_map": weights}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": BLOCKS.config}))
+    ck = ckptools.open(tmp_path)
+    assert ck.verdict.whole and not ck.problems and ck.quantized[0].weights == LAYERS
+    (tmp_path / names[0]).unlink()
+    assert not any("without the" in p.message for p in ckptools.open(tmp_path).problems)
+
+
+def test_modelopt_states_the_way_in_a_file_of_its_own(tmp_path):
+    path = folder(tmp_path / "m", WAYS["modelopt"], {"model_type": "llama"})
+    (path / "hf_quant_config.json").write_text(
+        json.dumps({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}})
+    )
+    (found,) = ckptools.open(path).quantized
+    assert (found.words, found.stated_by) == ("modelopt NVFP4, groups of 16", "hf_quant_config.json")
+
+
+def test_the_text_model_inside_of_a_larger_one_may_state_the_way(tmp_path):
+    config = {"model_type": "llava", "text_config": {"quantization_config": BLOCKS.config}}
+    assert ckptools.open(folder(tmp_path / "m", BLOCKS, config)).quantized[0].words == BLOCKS.words
+
+
+# -- parts without each other ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", [BLOCKS, PACKED, WAYS["float-quantized"], WAYS["gptq"], WAYS["modelopt"]])
+@pytest.mark.parametrize("lost", ["codes", "scales"])
+def test_a_part_that_other_weights_have_is_lost_with_and_without_a_config(tmp_path, way, lost):
+    ends = [name for name in way.parts if name in ("weight", "weight_packed", "qweight")] if lost == "codes" else [
+        name for name in way.parts if name in ("weight_scale", "weight_scale_inv", "scales")
+    ]  # fmt: skip
+    gone = {f"layers.1.mlp.{ends[0]}": None}
+    for config in (True, False):
+        path = folder(tmp_path / f"m{config}", way, config, **gone)
+        ck = ckptools.open(path)
+        assert ck.verdict.whole is False and "CK107" in {p.code for p in ck.problems if p.severity == "error"}
+        assert any("layers.1.mlp" in (p.tensor or "") for p in ck.problems)
+        with pytest.raises(NotWholeError):
+            ck.consolidate(tmp_path / "o.safetensors")
+
+
+def test_all_scales_may_be_lost_and_the_config_shows_it(tmp_path):
+    gone = {f"layers.{n}.mlp.weight_scale_inv": None for n in range(LAYERS)}
+    ((code, severity, _, text),) = problems_of(folder(tmp_path / "m", BLOCKS, **gone))
+    assert (code, severity) == ("CK107", "error")
+    assert text == "config.json says fp8, block scales 16 x 16, and no scales lie beside 3 tensors of fp8e4m3"
+
+
+def test_codes_that_no_config_tells_of_are_a_warning(tmp_path):
+    for config, says in (({"model_type": "llama"}, "config.json does not say so"), (False, "there is no config.json")):
+        path = folder(tmp_path / f"m{bool(config)}", BLOCKS, config)
+        ((code, severity, _, text),) = problems_of(path)
+        assert (code, severity) == ("CK007", "warning") and says in text
+        assert "3 weights in codes of fp8 e4m3, block scales (with weight_scale_inv)" in text
+
+
+def test_scales_that_are_left_beside_cast_codes_are_a_warning(tmp_path):
+    cast = {f"layers.{n}.mlp.weight": torch.ones(ROWS, COLUMNS, dtype=torch.bfloat16) for n in range(LAYERS)}
+    ((code, severity, tensor, text),) = problems_of(folder(tmp_path / "m", BLOCKS, {"model_type": "llama"}, **cast))
+    assert (code, severity, tensor) == ("CK107", "warning", "layers.0.mlp.weight_scale_inv")
+    assert "scales beside weights that are no codes" in text
+
+
+def test_a_config_that_tells_of_codes_beside_plain_weights_is_a_warning(tmp_path):
+    path = tmp_path / "m"
+    path.mkdir()
+    save_file({"a.weight": torch.ones(4, 4)}, path / "model.safetensors")
+    (path / "config.json").write_text(json.dumps(INT4))
+    ((code, severity, _, text),) = problems_of(path)
+    assert (code, severity) == ("CK007", "warning") and text.endswith("and no tensor here holds codes")
+
+
+# -- what only looks alike --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"norm.scale": torch.ones(4), "norm.weight": torch.ones(4)},
+        {"norm.scale": torch.ones(4), "a.weight": torch.ones(4, 4)},
+        {"ls1.gamma": torch.ones(4), "logit_scale": torch.ones(()), "a.weight": torch.ones(4, 4)},
+        {"a.weight": torch.ones(4, 4), "a.weight_scale": torch.ones(4, 1)},
+        {"attn.k_scale": torch.ones(1), "attn.v_scale": torch.ones(1), "attn.k": torch.ones(4, 4)},
+        {"mask": torch.ones(4, 4, dtype=torch.uint8), "mask_scale": torch.ones(1), "a.weight": torch.ones(4)},
+        {"a.scales": torch.ones(4), "a.weight": torch.ones(4, 4), "codes": torch.ones(4, dtype=torch.int64)},
+        {"s": torch.ones(1), "B": torch.ones(4, 4), "a.input_scale": torch.ones(1)},
+        {"a.weight": codes(4, 4, dtype=FP8), "b.weight": codes(4, 4, dtype=FP8)},
+    ],
+)  # fmt: skip
+def test_ordinary_modules_with_scales_hold_no_codes(tmp_path, state):
+    torch.save(state, tmp_path / "m.pt")
+    ck = ckptools.open(tmp_path / "m.pt")
+    assert ck.quantized == () and not ck.problems and ck.verdict.whole
+    assert not any(tensor.coded for tensor in ck.tree.values())
+
+
+def test_scales_of_the_cache_and_of_activations_are_no_parts_of_weights(tmp_path):
+    scales = {f"layers.{n}.attn.{name}_scale": torch.ones(1) for n in range(LAYERS) for name in "kvq"}
+    ck = ckptools.open(folder(tmp_path / "m", WAYS["fp8 tensor"], **scales))
+    assert not ck.problems and all(ck.model[name].coded is None for name in scales)
+
+
+def test_plain_fp8_is_cast_as_values_and_that_is_said(tmp_path):
+    state = {"a.weight": codes(4, 4, dtype=FP8)}
+    save_file(state, tmp_path / "model.safetensors")
+    done = run("consolidate", tmp_path / "model.safetensors", "-o", tmp_path / "o.safetensors", "--dtype", "fp32")
+    assert "note: 1 tensor of fp8e4m3 taken for values: no scales lie beside them" in done.stderr
+    assert load_file(tmp_path / "o.safetensors")["a.weight"].equal(state["a.weight"].float())
+
+
+def test_fake_quantized_weights_may_have_scales(tmp_path):
+    state = {"a.weight": torch.ones(4, 4), "a.weight_scale": torch.ones(4, 1)}
+    config = {"quantization_config": {**PACKED.config, "quantization_status": "frozen"}}
+    path = tmp_path / "m"
+    path.mkdir()
+    save_file(state, path / "model.safetensors")
+    (path / "config.json").write_text(json.dumps(config))
+    assert problems_of(path) == []
+
+
+def test_dequantize_without_anything_quantized_is_a_mistake(tmp_path):
+    torch.save({"a.weight": torch.ones(4, 4)}, tmp_path / "m.pt")
+    with pytest.raises(UsageError, match="dequantize: nothing here is quantized"):
+        ckptools.open(tmp_path / "m.pt").consolidate(tmp_path / "o.pt", dequantize=True)
