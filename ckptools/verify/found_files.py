@@ -87,8 +87,8 @@ def exactly_covered(ck: Checkpoint) -> Check:
     lost = [p for p in ck.problems if p.kind is Code.TENSOR_NOT_JOINED and p.severity == "error"]
     unplaced = {p.tensor for p in lost}
     lost += [p for p in ck.problems if p.kind is Code.PLACEHOLDERS]
-    placed = [(fqn, t) for fqn, t in tensors if fqn not in unplaced and t.note != PLACEHOLDER]
-    covered = (cover_problem(t, fqn) for fqn, t in placed)
+    with_values = [(fqn, t) for fqn, t in tensors if fqn not in unplaced and t.note != PLACEHOLDER]
+    covered = (cover_problem(t, fqn) for fqn, t in with_values)
     problems = [*lost, *(problem for problem in covered if problem is not None)]
     sharded = sum(t.sharded for _, t in tensors)
     placed = sum(not t.note for _, t in tensors)
