@@ -157,7 +157,7 @@ class Session:
         checkpoint = self.every_rank(job).checkpoint
         wanted = set(names)
         found = [e for e in entries_of(checkpoint) if e.name in wanted and isinstance(e.value, Tensor)]
-        parts = [MeasuredPart(entry.name, entry.section, entry.value) for entry in found]
+        parts = [MeasuredPart(entry.name, entry.section, entry.value, kind=entry.kind) for entry in found]
         with self.timed():
             return statistics(checkpoint.path, parts, True, self.how.get("jobs"), job.on_bytes, look=False)
 

@@ -12,12 +12,12 @@ from ckptools.model.problems import Code, Problem
 from ckptools.text import and_others
 from ckptools.training_state.steps import contradiction
 from ckptools.verify.record import Check, Verification
-from ckptools.verify.run import IN_LINE, STRUCTURE
+from ckptools.verify.run import IN_LINE, IN_RANGE, STRUCTURE
 
 MOST = 3
 """Causes that an answer names."""
 
-VALUE_CHECKS = ("checksums (CRC-32)", "finite values", IN_LINE)
+VALUE_CHECKS = ("checksums (CRC-32)", "finite values", IN_RANGE, IN_LINE)
 IN_STEP_CHECKS = ("optimizer covers params", "step counters", "lr: scheduler = groups")
 OUT_OF_STEP = (Code.STEPS_DISAGREE, Code.LEARNING_RATES_DISAGREE)
 LOOK = "worth a look"

@@ -10,8 +10,9 @@ scaled by a power of two.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from math import inf, ldexp, sqrt
 from pathlib import Path
@@ -66,7 +67,7 @@ def statistics(
     floats = [s for s, a in zip(sums, arrays, strict=True) if a and is_floating(a[0].dtype)]
     l2 = (reduce(merged, floats, NOTHING).l2 or 0.0) if whole else None
     elements, nonfinite = sum(row.elements for row in rows), sum(row.nonfinite for row in rows)
-    odd = suspects(parts, rows) if look else ()
+    odd = suspects(parts, rows, [taken[one][0].peaks for one in readables]) if look else None
     return with_totals(path, "values", rows, started, sum(one.nbytes for one in found), elements, nonfinite, l2, odd)
 
 
@@ -116,6 +117,9 @@ def _counts(bands: Iterable[Values], piece: Piece, sums: Sums) -> tuple[int, ...
 # -- sums -------------------------------------------------------------------------------------------------------------
 
 
+CHUNKS = 16
+"""Chunks of a band of which the largest magnitude is noted."""
+
 LARGE, SMALL, SHIFT = 2.0**400, 2.0**-400, 600
 """Magnitudes whose squares never overflow float64 in a sum, and the power of two that scales others."""
 
@@ -130,6 +134,7 @@ class Sums:
         m2: sum of their squared deviations from the mean, times two to the power of -2 * `scale`.
         low: the smallest; None if there is none.
         denormal: those of float32 and float64 that are smaller than any normal number, and not zero.
+        peaks: how many chunks of the bands have a largest magnitude of each binary exponent; none of chunks of zeros.
     """
 
     count: int = 0
@@ -142,6 +147,7 @@ class Sums:
     nan: int = 0
     inf: int = 0
     denormal: int = 0
+    peaks: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def elements(self) -> int:
@@ -204,6 +210,7 @@ def merged(a: Sums, b: Sums) -> Sums:
         a.nan + b.nan,
         a.inf + b.inf,
         a.denormal + b.denormal,
+        {exponent: a.peaks.get(exponent, 0) + b.peaks.get(exponent, 0) for exponent in {*a.peaks, *b.peaks}},
     )
 
 
@@ -220,17 +227,32 @@ def summed(bands: Iterable[Values], dtype: str) -> Sums:
 
 def _sums_of(values: Values) -> Sums:
     nan = infinite = 0
-    low, high = np.minimum.reduce(values), np.maximum.reduce(values)
+    lows, highs = _by_chunk(np.minimum, values), _by_chunk(np.maximum, values)
+    low, high = np.minimum.reduce(lows), np.maximum.reduce(highs)
     if not (-inf < low and high < inf):
         finite = values[np.isfinite(values)]
         nan = int(np.isnan(values).sum())
         infinite, values = len(values) - len(finite) - nan, finite
         if not len(values):
             return Sums(nan=nan, inf=infinite)
-        low, high = values.min(), values.max()
+        lows, highs = _by_chunk(np.minimum, values), _by_chunk(np.maximum, values)
+        low, high = lows.min(), highs.max()
     zeros, denormal = _smallest(values, low, high)
     mean, m2, scale = _deviations(values, float(low), float(high))
-    return Sums(len(values), mean, m2, scale, low.item(), high.item(), zeros, nan, infinite, denormal)
+    peaks = np.maximum(-lows.astype("f8"), highs)
+    exponents = Counter(np.frexp(peaks[peaks > 0])[1].tolist())
+    return Sums(len(values), mean, m2, scale, low.item(), high.item(), zeros, nan, infinite, denormal, exponents)
+
+
+def _by_chunk(of: np.ufunc, values: Values) -> Values:
+    """Reduce each of `CHUNKS` runs of a band, and what is left behind them; costs no more than the band as a whole."""
+    width = len(values) // CHUNKS
+    if not width:
+        alone: Values = of.reduce(values, keepdims=True)
+        return alone
+    whole: Values = of.reduce(values[: width * CHUNKS].reshape(CHUNKS, width), axis=1)
+    rest = values[width * CHUNKS :]
+    return np.append(whole, of.reduce(rest)) if len(rest) else whole
 
 
 def _smallest(values: Values, low: Any, high: Any) -> tuple[int, int]:

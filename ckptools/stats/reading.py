@@ -17,16 +17,20 @@ from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.tensor_io.dcp_items import with_source
 from ckptools.text import plural
-from ckptools.training_state.sections import sections_of_kind
+from ckptools.training_state.sections import SectionKind, sections_of_kind
 
 
 class MeasuredPart(NamedTuple):
-    """A tensor for which figures are computed, or one rank's part of it: the tensor with that rank's shards alone."""
+    """A tensor for which figures are computed, or one rank's part of it: the tensor with that rank's shards alone.
+
+    `kind` is that of its section.
+    """
 
     name: str
     section: str
     tensor: Tensor
     rank: int | None = None
+    kind: SectionKind = "model"
 
     @property
     def numel(self) -> int:
@@ -68,7 +72,8 @@ def by_parameter(entries: Iterable[Entry]) -> dict[str, Entry]:
 
 def parts_of(ck: Checkpoint, selection: Selection, per_rank: bool = False) -> list[MeasuredPart]:
     """The tensors of `tensors_chosen`, or each rank's parts of them."""
-    wholes = [MeasuredPart(entry.name, entry.section, entry.value) for entry in tensors_chosen(ck, selection)]
+    chosen = tensors_chosen(ck, selection)
+    wholes = [MeasuredPart(entry.name, entry.section, entry.value, kind=entry.kind) for entry in chosen]
     return [part for whole in wholes for part in _of_each_rank(whole)] if per_rank else wholes
 
 

@@ -6,8 +6,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
+from ckptools.model.looked import Looked
 from ckptools.model.problems import Severity
 from ckptools.model.records import MAX_LINE, Rows, as_html, displayed, to_dict
 from ckptools.model.regions import Ints
@@ -17,7 +18,7 @@ Row = TypeVar("Row")
 
 Kind = Literal["values", "moments", "dead rows"]
 
-Oddity = Literal["not finite", "all zero", "zeros", "dead rows", "denormal", "out of line", "copy"]
+Oddity = Literal["not finite", "all zero", "zeros", "dead rows", "denormal", "out of range", "out of line", "copy"]
 
 BINS = 32
 """Number of bins of a histogram, equally wide from the smallest element to the largest."""
@@ -160,6 +161,17 @@ class Suspect:
         return f"{self.name}: {self.words}"
 
 
+NOT_ASKED = Looked(0, 0, "not asked for")
+
+
+class Suspects(NamedTuple):
+    """Everything that is worth a look, the worst first, and how far was looked."""
+
+    found: tuple[Suspect, ...]
+    in_range: Looked
+    in_line: Looked
+
+
 @displayed
 @dataclass(frozen=True)
 class Statistics(Generic[Row]):
@@ -171,6 +183,8 @@ class Statistics(Generic[Row]):
             not all could be read, for figures by rank, and for other kinds of rows.
         incomplete: number of rows with a problem, whose figures are missing or incomplete.
         suspects: of values, what is worth a look, the worst first.
+        in_range: how many weights were looked at for elements that are larger than a weight can be.
+        in_line: how many tensors of layers were compared with the same tensor of other layers.
     """
 
     path: Path
@@ -184,6 +198,8 @@ class Statistics(Generic[Row]):
     seconds: float
     rows: Rows[Row]
     suspects: Rows[Suspect] = field(default_factory=Rows)
+    in_range: Looked = NOT_ASKED
+    in_line: Looked = NOT_ASKED
 
     @property
     def ok(self) -> bool:
@@ -210,9 +226,11 @@ def with_totals(
     elements: int,
     nonfinite: int = 0,
     l2: float | None = None,
-    suspects: Sequence[Suspect] = (),
+    odd: Suspects | None = None,
 ) -> Statistics[Any]:
     """The record of some rows that were begun at a time of `perf_counter`."""
     wrong, seconds = sum(bool(row.problem) for row in rows), time.perf_counter() - started
     found = Statistics(path, of, len(rows), elements, l2, nonfinite, wrong, nbytes, seconds, Rows(rows))
-    return replace(found, suspects=Rows(suspects))
+    if odd is None:
+        return found
+    return replace(found, suspects=Rows(odd.found), in_range=odd.in_range, in_line=odd.in_line)

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import median
 
 import numpy as np
 
-from ckptools.dtypes import is_floating
+from ckptools.dtypes import ITEMSIZE, is_floating
 from ckptools.errors import CkptoolsError, ReadError
 from ckptools.files.opening import OpenFiles
 from ckptools.keys.folding import layer_and_role
 from ckptools.keys.value_digests import once
+from ckptools.model.looked import Looked
 from ckptools.model.problems import Severity
 from ckptools.model.records import grouped
 from ckptools.model.tensor import Shard
 from ckptools.stats.passes import numbers
 from ckptools.stats.reading import MeasuredPart, located
-from ckptools.stats.record import Oddity, Stats, Suspect
+from ckptools.stats.record import Oddity, Stats, Suspect, Suspects
 from ckptools.tensor_io.elements import pieces_of, raw_bands
 from ckptools.tensor_io.stream import tensor_digest
 from ckptools.text import count, first_few, number, plural, shape
@@ -50,13 +53,44 @@ MIN_Z = 6.0
 LEAST_SPREAD = 0.1
 """The spread of logarithms that a role is taken to have at least."""
 
+LARGEST = 1e4
+"""Weights are smaller than this: float16, in which many are trained, ends at 65,504, and what they make is larger."""
+
+MIN_GAP = 30.0
+"""Elements of a matrix stand apart if they are so many times as large as all others."""
+
+EMPTY_BINS = 6
+"""The largest magnitudes of chunks with such elements, and of the others, have exponents that are so far apart."""
+
+MIN_APART = 256
+"""Elements that a matrix has at least for some of them to stand apart."""
+
+APART = 1 / 64
+"""Such a share of a matrix stands apart at most."""
+
+FEW_VALUES = 3
+"""A table with no more different values, such as a mask, is no weight."""
+
+WEIGHT = re.compile(r"(^|_)(weight|bias|kernel|embed|embeds|embedding|embeddings|proj|gamma|beta)($|_)")
+"""The last word of the name of a weight."""
+
+NO_WEIGHT = re.compile(
+    r"(^|_)(mask|masked|alibi|slopes|inv|freqs?|rotary|rope|cos|sin|scales?|zeros?|point|points|absmax|amax|packed|quant"
+    r"|codes|running|mean|var|variance|std|min|max|counts?|counter|size|sum|sums|total|steps?|num|avg|sq|momentum|sigmas?"
+    r"|alphas|betas|cumprod|timesteps|times|bins|edges|boundaries|centers|anchors|grid|coords|positions?|index|ids|idx"
+    r"|energies|shift|offsets?|stats?|buffer|cache|cached|history|state|norms|lengths|table)($|_)"
+)
+"""The last word of the name of a table, a statistic, a counter or a scale, which may be as large as it likes."""
+
 Roles = dict[tuple[str, int | None], list[Stats]]
 """Rows by role and rank; each role is in several layers."""
 
 
-def suspects(parts: Sequence[MeasuredPart], rows: Sequence[Stats]) -> tuple[Suspect, ...]:
-    """Find what is worth a look, errors first; `rows` are the figures of `parts`."""
-    floats = [(part, row) for part, row in zip(parts, rows, strict=True) if is_floating(row.dtype) and row.elements]
+def suspects(parts: Sequence[MeasuredPart], rows: Sequence[Stats], peaks: Sequence[Mapping[int, int]]) -> Suspects:
+    """Find what is worth a look, errors first; `rows` are the figures of `parts`, and `peaks` their `Sums.peaks`."""
+    measured = [each for each in zip(parts, rows, peaks, strict=True) if is_floating(each[1].dtype)]
+    weights = [(part, row, own) for part, row, own in measured if row.numel and is_weight(part)]
+    floats = [(part, row) for part, row, _ in measured if row.elements]
     numbered = [row for _, row in floats if layer_and_role(row.name)[0] is not None]
     roles: Roles = grouped(numbered, lambda row: (layer_and_role(row.name)[1], row.rank))
     nothing_else = all(not row.rms for _, row in floats if len(row.shape) > 1)
@@ -69,10 +103,41 @@ def suspects(parts: Sequence[MeasuredPart], rows: Sequence[Stats]) -> tuple[Susp
             looks += look
             found += _of_values(part, row, files if look else None)
         found += [one for _, row in floats if row.zeros == row.elements for one in _all_zero(row, roles, nothing_else)]
-        found += [one for members in roles.values() for one in _out_of_line(members)]
+        apart = ((part, row, _stands_apart(part, row, own)) for part, row, own in weights)
+        large = [(part, row, least) for part, row, least in apart if least or _is_too_large(row)]
+        for n, (part, row, least) in enumerate(large):
+            found += _out_of_range(part, row, least, files if n < MOST_LOOKS else None)
+        known = {(one.name, one.rank) for one in found if one.what == "out of range"}
+        odd = (one for members in roles.values() for one in _out_of_line(members))
+        found += [one for one in odd if (one.name, one.rank) not in known]
         found += _copies(floats, roles, files)
-    order = ("not finite", "all zero", "zeros", "out of line", "denormal", "dead rows", "copy")
-    return tuple(sorted(found, key=lambda one: (one.severity != "error", order.index(one.what))))
+    order = ("not finite", "all zero", "zeros", "out of range", "out of line", "denormal", "dead rows", "copy")
+    compared = sum(len(members) for members in roles.values() if len(members) >= MIN_LAYERS)
+    return Suspects(
+        tuple(sorted(found, key=lambda one: (one.severity != "error", order.index(one.what)))),
+        Looked(
+            sum(row.elements == row.numel for _, row, _ in weights),
+            len(weights),
+            "not all of their values can be read" if weights else "no weights of a model",
+        ),
+        Looked(
+            compared,
+            len(numbered),
+            f"fewer than {MIN_LAYERS} layers have such a tensor" if numbered else "no tensor is of a layer",
+        ),
+    )
+
+
+def is_weight(part: MeasuredPart) -> bool:
+    """Whether a tensor is a weight of a model, by its name and shape: no statistic, table, counter or scale."""
+    last = _last_word(part)
+    if part.kind not in ("model", "other") or NO_WEIGHT.search(last):
+        return False
+    return bool(WEIGHT.search(last)) or len(part.tensor.shape) > 1
+
+
+def _last_word(part: MeasuredPart) -> str:
+    return re.split(r"[./]", part.name.lower())[-1]
 
 
 def _suspect(row: Stats, what: Oddity, words: str, severity: Severity = "warning") -> Suspect:
@@ -114,14 +179,19 @@ def _shards(part: MeasuredPart) -> list[Shard]:
     return list({shard.box: shard for shard in reversed(tensor.found) if shard.box.numel}.values())[::-1]
 
 
-def _flags(shard: Shard, files: OpenFiles, test: Callable[[np.ndarray], np.ndarray]) -> Iterator[np.ndarray]:
-    """Whether each element of a shard passes a test, band after band in row-major order."""
+def _values(shard: Shard, files: OpenFiles) -> Iterator[np.ndarray]:
+    """The elements of a shard as numbers, band after band in row-major order."""
     source = shard.source
     assert source is not None
     with files.open(source.path) as file:
         for piece in pieces_of(source, 1 << 62):
             for raw in raw_bands(piece, file):
-                yield test(numbers(raw, source.dtype))
+                yield numbers(raw, source.dtype)
+
+
+def _flags(shard: Shard, files: OpenFiles, test: Callable[[np.ndarray], np.ndarray]) -> Iterator[np.ndarray]:
+    """Whether each element of a shard passes a test, band after band in row-major order."""
+    return map(test, _values(shard, files))
 
 
 def _first(part: MeasuredPart, files: OpenFiles, test: Callable[[np.ndarray], np.ndarray]) -> str:
@@ -212,6 +282,88 @@ def _no_accident(length: int, zeros: int, elements: int) -> bool:
     """Whether a run is longer than the other zeros, if they were scattered, would make one."""
     others = (zeros - length) / max(elements - length, 1)
     return length >= MIN_RUN and (others <= 0 or math.log(elements) + length * math.log(others) < math.log(ACCIDENT))
+
+
+# -- too large for a weight ---------------------------------------------------------------------------------------
+
+
+def _peak(row: Stats) -> float:
+    return max(-float(row.min or 0), float(row.max or 0))
+
+
+def _is_too_large(row: Stats) -> bool:
+    return _peak(row) > LARGEST and ITEMSIZE[row.dtype] > 1  # numbers of one byte are codes, with a scale elsewhere
+
+
+def _stands_apart(part: MeasuredPart, row: Stats, peaks: Mapping[int, int]) -> float:
+    """The least magnitude that may stand apart in a matrix, by the largest ones of its chunks; 0 if none does.
+
+    `peaks` says how many chunks have a largest magnitude of each exponent.
+    """
+    if len(row.shape) < 2 or row.elements < MIN_APART or not WEIGHT.search(_last_word(part)):
+        return 0.0
+    above, chunks = 0, sum(peaks.values())
+    for exponent, below in pairwise(sorted(peaks, reverse=True)):
+        above += peaks[exponent]
+        if above > max(1, chunks // 8):
+            break
+        if exponent - below >= EMPTY_BINS:
+            return math.ldexp(1.0, exponent - 1)
+    return 0.0
+
+
+def _out_of_range(part: MeasuredPart, row: Stats, least: float, files: OpenFiles | None) -> Iterator[Suspect]:
+    """Elements that are too large for a weight, or of at least a magnitude and far larger than all others."""
+    too_large, largest = _is_too_large(row), number(float(f"{_peak(row):.3g}"))
+    if files is None:
+        if too_large:
+            yield _suspect(row, "out of range", f"largest magnitude {largest}")
+        return
+    with suppress(ReadError):  # its row says so
+        sizes = _Sizes.of(part, files, LARGEST if too_large else least)
+        said = plural(sizes.large, "element")
+        if too_large:
+            if len(sizes.different) <= FEW_VALUES and (len(row.shape) > 2 or not WEIGHT.search(_last_word(part))):
+                return
+            yield _suspect(row, "out of range", f"{said} beyond {LARGEST:,.0f}, the largest {largest}{sizes.at}")
+        elif sizes.large <= APART * row.elements and sizes.smallest >= MIN_GAP * sizes.below > 0:
+            times = f"{sizes.smallest / sizes.below:,.0f} x as large as all others"
+            yield _suspect(row, "out of range", f"{said} {times}: {largest}{sizes.at}")
+
+
+@dataclass
+class _Sizes:
+    """Magnitudes of the elements of a tensor, beside a limit.
+
+    Attributes:
+        large: number of elements that reach it.
+        smallest: the smallest of them.
+        below: the largest of the others.
+        at: where the first of them is: `, first at [12, 4031]`.
+        different: some of the different values, `FEW_VALUES` and one more at most.
+    """
+
+    large: int = 0
+    smallest: float = math.inf
+    below: float = 0.0
+    at: str = ""
+    different: set[float] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, part: MeasuredPart, files: OpenFiles, limit: float) -> _Sizes:
+        """Read a tensor once more."""
+        found = cls(at=_first(part, files, lambda values: np.abs(values) >= limit))
+        for shard in _shards(part):
+            for values in _values(shard, files) if shard.source is not None and shard.encoded is None else ():
+                finite = values[np.isfinite(values)]
+                sizes = np.abs(finite.astype("f8"))
+                large = sizes[sizes >= limit]
+                found.large += len(large)
+                found.smallest = min(found.smallest, large.min(initial=math.inf))
+                found.below = max(found.below, sizes.max(where=sizes < limit, initial=0.0))
+                if len(found.different) <= FEW_VALUES:
+                    found.different |= set(np.unique(finite)[: FEW_VALUES + 1].tolist())
+        return found
 
 
 # -- beside other layers ------------------------------------------------------------------------------------------

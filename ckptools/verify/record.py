@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from ckptools.model.looked import Looked
 from ckptools.model.problems import Problem
 from ckptools.model.records import Rows, displayed
 from ckptools.model.verdict import Verdict
@@ -59,23 +60,16 @@ def judged(name: str, problems: Iterable[Problem], detail: str, *, looked_at: in
         of: how many there are.
         rest: why it did not look at all of them.
     """
-    found = tuple(problems)
-    if 0 < looked_at < of:
-        detail = "; ".join(filter(None, [detail, f"{looked_at} of {of} looked at: {rest}"]))
-    elif not looked_at:
-        detail = rest or detail
-    return Check(name, _result(found, looked_at, of), detail, found, looked_at, of)
+    found, looked = tuple(problems), Looked(looked_at, of, rest)
+    parts = [detail, looked.words] if looked_at else [rest or detail]
+    return Check(name, _result(found, looked), "; ".join(filter(None, parts)), found, looked_at, of)
 
 
-def _result(problems: Sequence[Problem], looked_at: int, of: int) -> Result:
+def _result(problems: Sequence[Problem], looked: Looked) -> Result:
     severities = {p.severity for p in problems}
     if "error" in severities:
         return "FAIL"
-    if "warning" in severities:
-        return "warn"
-    if not looked_at:
-        return "not judged"
-    return "ok" if looked_at == of else "partly"
+    return "warn" if "warning" in severities else looked.result
 
 
 def not_judged(name: str, why: str, of: int = 0) -> Check:
@@ -97,7 +91,7 @@ def without(check: Check, codes: Container[str]) -> Check:
     gone = len(check.problems) - len(left)
     if not gone:
         return check
-    result = _result(left, check.looked_at, check.of)
+    result = _result(left, Looked(check.looked_at, check.of))
     detail = "; ".join(filter(None, [f"{plural(gone, 'problem')} ignored", check.detail]))
     return replace(check, result="partly" if result == "ok" else result, detail=detail, problems=left)
 

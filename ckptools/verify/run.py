@@ -148,8 +148,14 @@ def _pickles(ck: Checkpoint) -> Check:
     return judged("names in pickles", problems, detail, looked_at=names, of=names)
 
 
+IN_RANGE = "values in range"
+"""The check of each tensor's values, which are finite and may be odd all the same."""
+
 IN_LINE = "values in line"
-"""The check of values that are finite, and may be odd all the same."""
+"""The check of tensors beside the same tensor of other layers."""
+
+BESIDE_OTHERS = ("out of line", "copy")
+"""What stands out only beside other layers."""
 
 
 STATED = "stated digests (sha256)"
@@ -185,31 +191,35 @@ class _ByteChecks:
         findings = stored_bytes.with_replicas(ck, found, stored_bytes.with_padding(ck, findings), self.damaged)
         unread = found_files.damaged_archives(ck, self.files) if deep else []
         lost = stored_bytes.not_here(ck) if deep or values else 0
-        return [
-            _checksums(found, findings, deep, unread, lost),
-            _finite(found, findings, values, lost),
-            self.in_line(ck, values),
-        ]
+        checks = [_checksums(found, findings, deep, unread, lost), _finite(found, findings, values, lost)]
+        return [*checks, *self.odd_values(ck, values)]
 
-    def in_line(self, ck: Checkpoint, values: bool) -> Check:
+    def odd_values(self, ck: Checkpoint, values: bool) -> list[Check]:
         """Look for what stands out of the model's values, other than what is not finite."""
+        why = ""
         if not values:
-            return not_judged(IN_LINE, "not asked for; --values looks for zeros, denormals and values out of line")
-        if any(p.kind is Code.NEVER_WRITTEN and p.severity == "error" for p in ck.problems):
-            return not_judged(IN_LINE, "values were never written to the disk, and read as zeros")
+            why = "not asked for; --values looks for zeros, denormals and values that are far from others"
+        elif any(p.kind is Code.NEVER_WRITTEN and p.severity == "error" for p in ck.problems):
+            why = "values were never written to the disk, and read as zeros"
+        if why:
+            return [not_judged(name, why) for name in (IN_RANGE, IN_LINE)]
         from ckptools.stats.figures import statistics
         from ckptools.stats.reading import parts_of
 
         found = statistics(ck.path, parts_of(ck, EVERYTHING), False, self.jobs)
-        if not found.tensors:
-            return not_judged(IN_LINE, "no tensors")
         odd = [one for one in found.suspects if one.what != "not finite"]
         kinds = {"all zero": Code.ZEROS, "zeros": Code.ZEROS}
-        problems = [
-            Problem(kinds.get(one.what, Code.VALUES_ODD), one.words, one.rank, one.name, one.severity) for one in odd
+        problems: dict[bool, list[Problem]] = {True: [], False: []}
+        for one in odd:
+            kind = kinds.get(one.what, Code.VALUES_ODD)
+            problems[one.what in BESIDE_OTHERS].append(Problem(kind, one.words, one.rank, one.name, one.severity))
+        return [
+            judged(name, problems[name is IN_LINE], f"{plural(at, noun)} of the model", looked_at=at, of=of, rest=rest)
+            for name, noun, (at, of, rest) in (
+                (IN_RANGE, "weight", found.in_range),
+                (IN_LINE, "tensor", found.in_line),
+            )
         ]
-        detail = f"{plural(found.tensors, 'tensor')} of the model"
-        return judged(IN_LINE, problems, detail, looked_at=found.tensors, of=found.tensors)
 
     def copies(self, ck: Checkpoint) -> Check:
         """Compare replicas byte for byte, and plain values that should be equal."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import ckptools
+from ckptools.keys.folding import layer_and_role
 from ckptools.stats.record import Suspect
 from ckptools.stats.text import statistics_text
 
@@ -156,3 +157,70 @@ def test_a_tensor_of_many_shards_is_looked_into_shard_by_shard(tmp_path):
     stats = ckptools.open(tmp_path / "rank0.pt", only_this_file=True).stats()
     assert [one.words for one in stats.suspects] == ["4 NaN, first at [0] (rank 0)"]
     assert isinstance(stats.suspects[0], Suspect) and stats.to_dicts()[0]["denormal"] == 0
+
+
+def one_large(name: str, value: float) -> Callable[[Model], str]:
+    def harm(model: Model) -> str:
+        model[name].view(-1)[7] = value
+        return name
+
+    return harm
+
+
+@pytest.mark.parametrize("layers", [1, 3, 12])
+@pytest.mark.parametrize("value", [1e30, -2e4])
+@pytest.mark.parametrize(
+    "name", ["layers.0.mlp.up_proj.weight", "layers.0.norm.weight", "embed.weight", "output.weight"]
+)
+def test_an_element_too_large_for_a_weight_is_named_whatever_the_number_of_layers(tmp_path, layers, value, name):
+    model = {key: tensor for key, tensor in healthy().items() if int(layer_and_role(key)[0] or 0) < layers}
+    one_large(name, value)(model)
+    ((where, what, severity, words),) = found(tmp_path, model)
+    assert (where, what, severity) == (name, "out of range", "warning")
+    at = "[7]" if "norm" in name else "[0, 7]"
+    assert words == f"1 element beyond 10,000, the largest {abs(value):g}, first at {at}"
+
+
+def test_an_element_far_larger_than_all_others_of_its_matrix_is_named(tmp_path):
+    model = {"a.weight": torch.randn(64, 64) * 0.02, "b.weight": torch.randn(512, 512) * 0.02}
+    model["a.weight"][3, 4], model["b.weight"][511, 510] = 10.0, -20.0
+    assert [(name, what, words.rpartition(": ")[2]) for name, what, _, words in found(tmp_path, model)] == [
+        ("a.weight", "out of range", "10, first at [3, 4]"),
+        ("b.weight", "out of range", "20, first at [511, 510]"),
+    ]
+
+
+SOUND = {
+    "attn.causal_mask": torch.full((1, 1, 64, 64), -3.4e38).triu(1),
+    "attn.bias": torch.full((1, 1, 64, 64), -1e9).triu(1),
+    "attn.masked_bias": torch.tensor(-1e9),
+    "table": torch.full((64, 64), -1e9).tril(),
+    "rotary.inv_freq": 1.0 / (1e6 ** (torch.arange(0, 64, 2) / 64)),
+    "bn.running_var": torch.full((64,), 2e4),
+    "vq.cluster_size": torch.full((2, 512), 3e5),
+    "proj.weight_scale_inv": torch.full((4, 4), 5e5),
+    "seen_tokens": torch.tensor(3e9),
+    "sqrt_recip_alphas_cumprod": torch.logspace(0, 5, 1000),
+    "norm.weight": torch.cat([torch.full((255,), 0.01), torch.tensor([55.0])]),
+    "down_proj.weight": torch.cat([torch.randn(255, 64) * 0.02, torch.linspace(0.1, 3.0, 64)[None]]),
+    "positions": torch.arange(40_000).reshape(200, 200).float(),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_masks_tables_statistics_and_scales_are_not_too_large(tmp_path, name):
+    assert found(tmp_path, {"up.weight": torch.randn(8, 8), name: SOUND[name]}) == []
+
+
+@pytest.mark.parametrize(("layers", "result"), [(3, "not judged"), (5, "ok")])
+def test_a_rule_that_needs_five_layers_says_where_it_had_fewer(tmp_path, layers, result):
+    stats = stats_of(tmp_path, {f"layers.{n}.up.weight": torch.randn(8, 8) for n in range(layers)})
+    said = "values in line: not judged: fewer than 5 layers have such a tensor" in statistics_text(stats).splitlines()
+    assert (stats.in_line.result, said, stats.in_range.result) == (result, layers < 5, "ok")
+
+
+def test_a_role_that_few_layers_have_is_the_part_that_was_not_compared(tmp_path):
+    model = {f"layers.{n}.up.weight": torch.randn(8, 8) for n in range(6)}
+    model["layers.0.dense.weight"] = torch.randn(8, 8)
+    words = "values in line: partly: 6 of 7 looked at: fewer than 5 layers have such a tensor"
+    assert statistics_text(stats_of(tmp_path, model)).splitlines()[-1] == words
