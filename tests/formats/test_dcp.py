@@ -25,12 +25,14 @@ from ckptools.errors import NotWholeError, ReadError, RefusedError, UnsafePathEr
 from ckptools.files.opening import File
 from ckptools.formats.dcp import locate, read_folder
 from ckptools.formats.options import Options
+from ckptools.model.problems import Code
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
 from ckptools.model.values import Lost, Opaque
 from ckptools.tensor_io.dcp_items import locate as locate_item
 from ckptools.tensor_io.read import read_box
+from tests.damage.another_step import of_another_step
 from tests.truth import FIXTURES, load_truth
 from tests.versions import TORCH
 
@@ -442,6 +444,25 @@ def test_a_file_that_the_metadata_does_not_name_is_told(saved):
     shutil.copy(saved / "__0_0.distcp", saved / "__7_0.distcp")
     (problem,) = ckptools.open(saved).problems
     assert (problem.code, problem.severity, problem.rank) == ("CK009", "warning", 7)
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_a_file_of_another_step_is_named_by_the_steps_of_its_parameters(fsdp2, rank, tmp_path):
+    usual, file = ckptools.open(fsdp2).step.value, fsdp2 / f"__{rank}_0.distcp"
+    file.write_bytes(of_another_step(file.read_bytes()) or b"")
+    ck = ckptools.open(fsdp2)
+    (problem,) = (p for p in ck.problems if p.kind is Code.MIXED_SAVES)
+    assert (problem.severity, problem.rank, problem.files) == ("error", rank, (file.name,))
+    assert (ck.whole, ck.step.value) == (False, usual)
+    with pytest.raises(NotWholeError, match=rf"{file.name} counts \d+ in .*, most files count {usual};"):
+        ckptools.consolidate(fsdp2, tmp_path / "out.safetensors")
+
+
+def test_a_parameter_that_was_frozen_for_a_while_is_no_sign_of_another_save(tmp_path):
+    moments = {"step": torch.tensor(6.0), "exp_avg": torch.arange(4.0)}
+    state = {f"p{n}": {**moments, "step": torch.tensor(2.0 if n == 0 else 6.0)} for n in range(8)}
+    folder = save(tmp_path / "ckpt", {"optim": {"state": state}}, thread_count=2)
+    assert not [p for p in ckptools.open(folder).problems if p.severity == "error"]
 
 
 def test_equal_files_of_two_ranks_are_written_with_a_warning_that_names_both(tmp_path):

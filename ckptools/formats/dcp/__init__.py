@@ -88,7 +88,7 @@ def read(path: Path, options: Options) -> Checkpoint:
         tree=tree,
         files=[*found.files, *map(was_read, beside)],
         world_size=world_size(found.writers, tree),
-        step=find_step(folder, find_sections(tree)),
+        step=found.step or find_step(folder, find_sections(tree)),
         module_order=PLANNED,
         text_keys=True,
         all_ranks=options.all_ranks,

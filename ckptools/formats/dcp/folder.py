@@ -15,6 +15,7 @@ from operator import add, attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ckptools.formats.dcp.file_steps import compare_steps
 from ckptools.formats.dcp.files import (
     DataFile,
     by_rank,
@@ -41,6 +42,7 @@ from ckptools.model.checkpoint import Fact, ModuleOrder, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tree import KeyPath
 from ckptools.training_state.sections import find_sections
+from ckptools.training_state.steps import COUNTERS
 
 PLANNED = ModuleOrder(False, "DCP lists tensors as the plans of its ranks met")
 """Rank 0 merges the plans of all ranks, and chooses by size who saves a replica (`dedup_save_plans`)."""
@@ -63,6 +65,7 @@ class Folder:
         differing: key paths of objects that differ between ranks, where each wrote its own metadata.
         per_rank: what each rank has at such a key path, and of random states and positions in the data.
         unequal: the same where all ranks should have one value, or only some have any.
+        step: that of most files, where files are of different saves.
         bytes_expected: bytes that its files together have at least.
         files_read: how many files were opened.
         bytes_read: how much of them was read.
@@ -80,6 +83,7 @@ class Folder:
     differing: tuple[KeyPath, ...]
     per_rank: Mapping[KeyPath, Mapping[int, Any]] = field(repr=False)
     unequal: Mapping[KeyPath, Mapping[int, Any]] = field(repr=False)
+    step: Fact | None
     bytes_expected: int
     files_read: int
     bytes_read: int
@@ -120,6 +124,9 @@ def read_folder(folder: Path, options: Options) -> Folder:
         found = compare_ranks(content.merge, tree)
     problems = [*check_data_files(here, lambda file: _names_in(file, metadata)), *odd]
     problems += [*content.tensors.problems, *content.lost]
+    counters = _counters(content.objects, metadata, here)
+    steps = compare_steps(content.tensors.by_fqn, counters, {file.path: file.rank for file in here.values()})
+    problems += steps.problems
     return Folder(
         path=folder,
         tree=found.tree,
@@ -133,6 +140,7 @@ def read_folder(folder: Path, options: Options) -> Folder:
         differing=found.differing,
         per_rank=found.per_rank,
         unequal=found.unequal,
+        step=steps.step,
         bytes_expected=sum(one.nbytes for one in metadata) + sum(f.needed for f in here.values()),
         files_read=len(metadata) + len(items.files_read),
         bytes_read=sum(one.nbytes for one in metadata) + items.bytes_read,
@@ -169,6 +177,22 @@ def _content(
     tensors = read_tensors(metadata, here, items, everything)
     objects, lost, suspects = read_objects(metadata, here, items, everything, merge, paths)
     return _Content(tensors, objects, lost, [*tensors.suspects, *suspects], merge)
+
+
+def _counters(
+    objects: Mapping[str, Any], metadata: Iterable[DcpMetadata], here: Mapping[str, DataFile]
+) -> list[tuple[Path, int]]:
+    """Objects that count steps, and the files that they lie in."""
+    names = {
+        fqn: v for fqn, v in objects.items() if type(v) is int and fqn.rpartition(".")[2] in (*COUNTERS, "last_epoch")
+    }
+    found = (
+        (here.get(one.stored.files[i]), v)
+        for one in metadata
+        for fqn, v in names.items()
+        for i in one.stored.items_of(fqn)
+    )
+    return [(file.path, value) for file, value in found if file is not None]
 
 
 def _last_items(metadata: Sequence[DcpMetadata]) -> dict[str, StoredItem]:
