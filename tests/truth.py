@@ -140,7 +140,7 @@ WHOLE = (
     Known("hf-llama-safetensors-bf16", "ckpt", "", 1, None),
     Known("hf-gpt2-bin-tied-fp32", "ckpt/pytorch_model-00003-of-00004.bin", "", 1, None),
     # The model only; of a buffer that differs per rank DCP keeps rank 1's copy.
-    Known("dcp-hf", "ckpt", "", 4, None, ("optim/", "rank", "model/stats.running_mean")),
+    Known("dcp-hf", "ckpt", "", 4, None, ("optim/", "rank", "model/stats.running_mean"), shapes="shapes.json"),
     # The optimizer is keyed by number, its four moments have one shape, and DCP has lost the order.
     Known("dcp-ddp-number-plain-w2", "ckpt", "", 2, 3, names="names.json"),
     # The scheduler counts every process: 20 steps for 4 of them.

@@ -67,7 +67,8 @@ def select(
     picking.problems += [p for p in concerned if _refuses(checkpoint, p, holes)]
     # Parts without a gap in a tensor: their names are unknown, or their file belongs to no single rank.
     without = [p for p in concerned if p.kind.lacks in ("file", "part") and stands_in_the_way(checkpoint, p)]
-    picking.problems += [] if holes else without
+    unsure = [p for p in checkpoint.problems if p.kind is Code.SIZE_UNSTATED]
+    picking.problems += [] if holes else [*without, *unsure]
     picking.lose({(p.tensor or p.code,): p.message for p in without})
     picking.ranks.expect(tensors_of(sections.values()), right)
     trees = {name: picking.copy(s.value, s.path, (name,) if name else ()) for name, s in sections.items()}

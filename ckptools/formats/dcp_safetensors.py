@@ -4,9 +4,10 @@
 
 A rank's number is one more than the rank. `__metadata__` holds `DCP_SHARDING_INFO`, a JSON of name to
 `{"saved_offsets": [...]}`: where a piece begins in the whole tensor. The size of the whole is not stated; as in torch's
-own reader it is the reach of its pieces, which must cover it exactly. So a missing last rank goes unnoticed, unless the
-files that `consolidate_safetensors_files` made lie beside or above and show it. A rank that owns nothing of a file
-writes none. Replicated tensors are in one rank's file.
+own reader it is the reach of its pieces, which must cover it exactly. So a missing last rank, or the last file of that
+rank, leaves no trace. That all is here is known only where the shapes are: from the user, an optimizer beside them, or
+the files that `consolidate_safetensors_files` made above. A rank that owns nothing of a file writes none. Replicated
+tensors are in one rank's file.
 
 With `enable_consolidation=True` the shards are in `sharded/`, below the consolidated model that `hugging_face` reads.
 Objects that are no tensors are written in front of the safetensors of their file, which neither torch's reader nor
@@ -221,9 +222,13 @@ class _SafetensorsPieces:
         elif lost and (unknown or not self.shapes):
             text = "files are missing or damaged, and tensors that only they have are not known, not even by name"
             self.problems.append(Problem(Code.MODEL_PART_MISSING, text))
-        elif not self.shapes and not self.alone:
-            text = "shapes are what the pieces reach to: a missing last rank is not noticed, unless --shapes gives them"
-            self.problems.append(Problem(Code.KEPT_AS_SAVED, text))
+        elif not self.alone and unknown and (not self.shapes or self._lacks_a_file()):
+            text = "no file states the shapes, which are taken from where the pieces end: a last rank may be missing"
+            self.problems.append(Problem(Code.SIZE_UNSTATED, text))
+
+    def _lacks_a_file(self) -> bool:
+        """Whether a rank has not all files, of which it may own nothing, or may have lost what it owned."""
+        return any(p.kind is Code.FILE_MISSING and p.severity == "warning" for p in self.problems)
 
     def checkpoint(self, files: Sequence[ShardFile]) -> Checkpoint:
         """The checkpoint of all pieces."""

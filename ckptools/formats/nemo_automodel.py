@@ -120,6 +120,10 @@ def _alone(path: Path, options: Options) -> Checkpoint:
     return torch_file.read(path, options) if torch_file.detect(path) else hugging_face.read(path, options)
 
 
+FOUND = ("files found",)
+"""What says how many ranks there are, where none left files of its own."""
+
+
 class _AutomodelFolder:
     """A step folder while it is opened."""
 
@@ -136,7 +140,7 @@ class _AutomodelFolder:
         self._add_dcp(others, self.folder / OPTIM)
         states = self._rank_states()
         world = self._world_size(others, states)
-        self._add_model(_shapes(others.tree), world.value)
+        self._add_model(_shapes(others.tree), world)
         self.parts.add_parts(others)
         self._add_rest(states, world.value)
         if not self.parts.tree:
@@ -155,7 +159,7 @@ class _AutomodelFolder:
         """Add a DCP folder, with its own tops or as `key`; a problem where it is not here or cannot be read."""
         parts.add_dcp_part(folder, key, f"no folder {folder.name}, which every save of the recipe writes")
 
-    def _add_model(self, shapes: Mapping[str, Ints], world: int) -> None:
+    def _add_model(self, shapes: Mapping[str, Ints], world: Fact) -> None:
         folder = self.folder / MODEL
         exported = folder / CONSOLIDATED
         if folder.is_dir() and not _holds_weights(folder):
@@ -175,21 +179,23 @@ class _AutomodelFolder:
             text = f"{MODEL}/{CONSOLIDATED} is not read: an export of the same model; open it by its name"
             self.problems.append(Problem(Code.NOT_READ, text, files=(CONSOLIDATED,)))
 
-    def _add_shards(self, folder: Path, shapes: Mapping[str, Ints], world: int) -> None:
+    def _add_shards(self, folder: Path, shapes: Mapping[str, Ints], world: Fact) -> None:
         """Add safetensors shards, and find the parts of their tensors that are missing by the known shapes."""
         self.parts.check_link(folder)
         made = dcp_safetensors.read(folder, self.options)
         here = {name: t for name, t in made.tree.items() if isinstance(t, Tensor)}
         lost = any(f.status != "read" for f in made.files)
         if shapes.keys() & here.keys() and self.options.shapes is None:
-            behind = lost or world > (made.world_size.value or 0)
             stated = {
-                name: shapes[name] if behind and _goes_on(tensor, shapes[name]) else tensor.shape
+                name: shapes[name] if _goes_on(tensor, shapes[name]) else tensor.shape
                 for name, tensor in here.items()
                 if name in shapes
             }
             given = Shapes("the optimizer state", stated, {}, SORTED)
             made = dcp_safetensors.read(folder, replace(self.options, shapes=given))
+        if world.sources != FOUND and world.value == made.world_size.value and not lost:
+            # Files of each rank's own count the ranks, so that the last one is here.
+            made = replace(made, problems=tuple(p for p in made.problems if p.kind is not Code.SIZE_UNSTATED))
         self._add_read(made, made.tree)
         self.problems += self._names_lacking(folder, here, set(shapes), lost)
 
@@ -246,7 +252,7 @@ class _AutomodelFolder:
         wrote = {*others.writers.ranks, *(file.rank for file in shards)}
         world = 1 + max([*of_global.values(), *wrote], default=0)
         sources = tuple(f"{key} files" for key, last in of_global.items() if last + 1 == world)
-        return Fact(world, sources or ("files found",))
+        return Fact(world, sources or FOUND)
 
     def _add_rest(self, states: Mapping[str, Mapping[tuple[str, int], Path]], world: int) -> None:
         for key, files in states.items():

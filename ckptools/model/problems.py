@@ -61,6 +61,7 @@ class Code(Enum):
     MODEL_PART_MISSING = "CK107", "part of the model missing", "error", "complete output", "part"
     LAYOUT_INFERRED = "CK108", "layout that the files do not state", "note"
     PLACEHOLDERS = "CK109", "placeholders in the place of tensors", "error", "complete output", "part"
+    SIZE_UNSTATED = "CK110", "tensors whose size no file states", "warning", "complete output", "part"
     NOT_FINITE = "CK201", "NaN or infinity", "error"
     ZEROS = "CK202", "zeros where there should be values", "error"
     NO_OPTIMIZER_STATE = "CK203", "no optimizer state for a parameter", "warning"

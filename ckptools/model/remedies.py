@@ -42,6 +42,7 @@ REMEDIES = {
     Code.MODEL_PART_MISSING: "put the missing part beside it",
     Code.PLACEHOLDERS: "consolidate the folder of ZeRO-3's rank files; to save a model, gather its parameters first"
     " (stage3_gather_16bit_weights_on_model_save)",
+    Code.SIZE_UNSTATED: "give the shapes with --shapes FROM, or --allow-missing if you know that no rank is missing",
     Code.NOT_FINITE: EARLIER,
     Code.ZEROS: EARLIER,
     Code.VALUES_ODD: "compare with an earlier checkpoint: ckptools diff --values",

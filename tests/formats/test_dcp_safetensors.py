@@ -18,6 +18,7 @@ from tests.truth import FIXTURES
 from tests.versions import TORCH
 
 DCP_HF = FIXTURES / "dcp-hf" / "ckpt"
+SHAPES = FIXTURES / "dcp-hf" / "shapes.json"
 
 
 @pytest.fixture
@@ -67,14 +68,37 @@ def test_other_names_are_no_shards(file):
 
 @pytest.mark.parametrize("file", ["", name(0, 1), name(3, 2)])
 def test_the_folder_and_any_shard_open_the_same_checkpoint(file):
-    ck = ckptools.open(DCP_HF / file)
+    ck = ckptools.open(DCP_HF / file, shapes=SHAPES)
     assert (ck.format, ck.whole, ck.ranks, len(ck.files)) == ("dcp_safetensors", True, (0, 1, 2, 3), 8)
     assert ck.model["embed.weight"].shape == (33, 17) and len(ck.model["embed.weight"].shards) == 4
 
 
-def test_that_a_last_rank_could_be_missing_is_said():
-    (problem,) = ckptools.open(DCP_HF).problems
-    assert (problem.code, problem.severity) == ("CK012", "note") and "last rank" in problem.message
+LAST = [(3, (1, 2)), (3, (1,)), (3, (2,)), (2, ()), (3, ())]
+"""A rank and those of its files that are lost: all, the first, the last, none."""
+
+
+@pytest.mark.parametrize(("rank", "parts"), LAST)
+def test_without_shapes_the_last_rank_may_be_missing_so_whole_is_not_known(shards, tmp_path, rank, parts):
+    for part in parts:
+        (shards / name(rank, part)).unlink()
+    ck = ckptools.open(shards)
+    (problem,) = [p for p in ck.problems if p.code == "CK110"]
+    assert (ck.whole, problem.severity) == (None, "warning") and "last rank" in problem.message
+    with pytest.raises(NotWholeError, match="CK110"):
+        ck.consolidate(tmp_path / "out.safetensors")
+    ck.consolidate(tmp_path / "out.safetensors", allow_missing=True)
+
+
+@pytest.mark.parametrize(
+    ("rank", "parts"), [(0, (1,)), (0, (2,)), (1, (1,)), (2, (2,)), (3, (1,)), (3, (2,)), (3, (1, 2))]
+)
+def test_with_shapes_every_lost_file_is_missed(shards, tmp_path, rank, parts):
+    for part in parts:
+        (shards / name(rank, part)).unlink()
+    ck = ckptools.open(shards, shapes=SHAPES)
+    assert (ck.whole, ck.verdict.recoverable) == (False, False)
+    with pytest.raises(NotWholeError):
+        ck.consolidate(tmp_path / "out.safetensors")
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
@@ -157,7 +181,7 @@ def test_a_replica_that_differs_is_refused_and_an_equal_one_is_kept_once(shards,
     mean = contents(shards / name(1, 2))[0][fqn]
     tensors, info = contents(shards / name(0, 2))
     write(shards / name(0, 2), tensors | {fqn: mean}, info | {fqn: {"saved_offsets": [0]}})
-    ckptools.consolidate(shards, tmp_path / "out.safetensors")
+    ckptools.open(shards, shapes=SHAPES).consolidate(tmp_path / "out.safetensors")
     assert torch.equal(load_file(tmp_path / "out.safetensors")[fqn], mean)
     write(shards / name(0, 2), tensors | {fqn: mean + 1}, info | {fqn: {"saved_offsets": [0]}})
     with pytest.raises(NotWholeError, match="CK105"):
@@ -213,7 +237,7 @@ def test_a_shard_that_is_a_link_out_of_the_folder_is_refused_unless_asked_for(sh
     (shards / name(1, 1)).symlink_to(tmp_path / "blob")
     with pytest.raises(UnsafePathError, match="follow_symlinks"):
         ckptools.open(shards)
-    assert ckptools.open(shards, follow_symlinks=True).whole
+    assert ckptools.open(shards, follow_symlinks=True, shapes=SHAPES).whole
 
 
 def test_a_shard_under_another_name_is_not_taken_for_a_whole_model(shards, tmp_path):
@@ -254,7 +278,8 @@ def test_what_torch_writes_from_rank_0_is_a_hugging_face_model(tmp_path):
 
 def test_what_torch_writes_from_every_rank_are_shards(tmp_path):
     state = save_with_torch(tmp_path, save_distributed=True)
-    ck = ckptools.open(tmp_path)
+    (tmp_path / "shapes.json").write_text(json.dumps({k: list(t.shape) for k, t in state.items()}))
+    ck = ckptools.open(tmp_path, shapes=tmp_path / "shapes.json")
     assert (ck.format, ck.world_size.value) == ("dcp_safetensors", 1)
     check(ck, state)
 
@@ -270,7 +295,7 @@ def test_a_consolidated_model_and_the_shards_below_it_are_both_read(tmp_path):
 
 def test_the_consolidated_model_above_tells_of_a_last_rank_that_is_missing(shards, tmp_path):
     (tmp_path / "model").mkdir()
-    ckptools.consolidate(shards, tmp_path / "model" / "model.safetensors")
+    ckptools.open(shards, shapes=SHAPES).consolidate(tmp_path / "model" / "model.safetensors")
     below = Path(shutil.copytree(shards, tmp_path / "model" / "sharded"))
     assert ckptools.open(below).problems == ()
     for part in (1, 2):
