@@ -80,6 +80,7 @@ def facts_finding(checkpoint: Checkpoint, verified: Verification) -> Finding:
     found = [problem for problem in verified.problems if problem.kind in CONTRADICTIONS]
     facts = [f"step {step.value}: {', '.join(step.sources)}"] if step.value is not None else ["no file states a step"]
     facts += [f"world size {world.words}: {', '.join(world.sources)}"] if world.value is not None else []
+    facts += [f"quantized: {scheme.words}" for scheme in checkpoint.quantized]
     if found:
         return _judged(FACTS, found, "no")
     if not step.agree or not world.agree:

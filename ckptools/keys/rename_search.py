@@ -150,8 +150,13 @@ def _tried(
 
 
 def shapes_agree(one: NamedShape, other: NamedShape) -> bool:
-    """Whether two shapes are known and the same; or both are known to be no tensor."""
-    return one.shape == other.shape and not one.note and not other.note
+    """Whether two shapes are known and the same, or both are known to be no tensor; and no codes would be converted."""
+    return one.shape == other.shape and not one.note and not other.note and not codes_are_converted(one, other)
+
+
+def codes_are_converted(found: NamedShape, wanted: NamedShape) -> bool:
+    """Whether a part of a quantized weight would be loaded into another dtype, as if it were a value."""
+    return found.coded is not None and wanted.dtype not in ("", found.dtype)
 
 
 def _counted(one: _Tried, before: _Tried) -> Rename:

@@ -40,7 +40,8 @@ class MatchRow(NamedTuple):
     @property
     def dtype_differs(self) -> bool:
         """Whether both sides have a dtype, and not the same."""
-        return bool(self.model_dtype and self.checkpoint_dtype and self.model_dtype != self.checkpoint_dtype)
+        both = self.model_dtype and self.checkpoint_dtype and self.reason != "quantized"
+        return bool(both and self.model_dtype != self.checkpoint_dtype)
 
 
 @displayed

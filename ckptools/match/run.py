@@ -16,7 +16,7 @@ from ckptools.keys import folding
 from ckptools.keys.entries import Selection
 from ckptools.keys.expected_names import saved_shapes, shapes_expected
 from ckptools.keys.folding import Branch, label_text
-from ckptools.keys.rename_search import find_renames, shapes_agree
+from ckptools.keys.rename_search import codes_are_converted, find_renames, shapes_agree
 from ckptools.match.record import Match, MatchGroup, MatchRow
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.records import Rows, grouped
@@ -139,9 +139,8 @@ def _too_many(name: str, found: NamedShape) -> MatchRow:
 
 def _beside(name: str, wanted: NamedShape, old: str, found: NamedShape) -> MatchRow:
     known = MatchRow("same", name, old, wanted.shape, found.shape, wanted.dtype, found.dtype)
-    if found.coded is not None and wanted.dtype not in ("", found.dtype):
-        note = f"{found.coded.words}: whoever loads it takes codes for weights"
-        return known._replace(status="unknown", reason="quantized", note=note)
+    if found.coded is not None and codes_are_converted(found, wanted):
+        return known._replace(status="unknown", reason="quantized", note=f"{found.coded.words}; no value to convert")
     if shapes_agree(found, wanted):
         return known if name == old else known._replace(status="renamed")
     if found.note or wanted.note or None in (found.shape, wanted.shape):

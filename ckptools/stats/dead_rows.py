@@ -53,8 +53,8 @@ NONE = Tensor((0, 0), "float32", ())
 
 
 def matrices(ck: Checkpoint, selection: Selection) -> list[Entry]:
-    """The tensors of two dimensions and floating point among those of `tensors_chosen`."""
-    chosen = tensors_chosen(ck, selection)
+    """The tensors of two dimensions and floating point among those of `tensors_chosen`; codes are no numbers."""
+    chosen = [entry for entry in tensors_chosen(ck, selection) if not entry.value.are_codes]
     return [e for e in chosen if len(e.value.shape) == 2 and e.value.numel and is_floating(e.value.dtype)]
 
 

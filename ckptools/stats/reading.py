@@ -131,7 +131,7 @@ def no_numbers(tensor: Tensor) -> str:
     if tensor.kind == "meta":
         return "was saved without values (meta)"
     if tensor.coded is not None and (tensor.are_codes or not is_floating(tensor.dtype)):
-        return f"is {tensor.coded.words}: no values, so nothing is judged"
+        return f"holds {tensor.coded.words}: no values, so nothing is judged"
     return f"{short(tensor.dtype)} is not decoded" if tensor.dtype in NO_NUMBERS else ""
 
 

@@ -156,13 +156,17 @@ _BY_SCALES = {
 def weights_in(node: Mapping[Any, Any]) -> dict[str, QuantizedWeight]:
     """The quantized weights of a state dict by the keys of their codes."""
     found: dict[str, tuple[int, QuantizedWeight]] = {}
+    known: dict[str, tuple[str, ...]] = {}  # names of millions of tensors have few ends
     for key in node:
         if not isinstance(key, str):
             continue
-        tail = key.rpartition(".")[2]
-        ends = [tail] if tail in _NAMED else []
-        ends += [end for end in _STARRED if key.endswith(end)] if "_" in tail or tail == "absmax" else []
-        for order, layout in (one for end in ends for one in _BY_SCALES[end]):
+        end = key.rpartition(".")[2]
+        ends = known.get(end)
+        if ends is None:
+            ends = known[end] = tuple(one for one in _BY_SCALES if _may_end(end, one))
+        if not ends:
+            continue
+        for order, layout in (one for name in ends for one in _BY_SCALES[name]):
             own = _stem(key, layout.scales)
             codes = None if own is None else _name(own, layout.codes)
             if own is None or codes is None or not _are_codes(node.get(codes), layout, codes):
@@ -172,6 +176,11 @@ def weights_in(node: Mapping[Any, Any]) -> dict[str, QuantizedWeight]:
                 parts = {part: key for part, key in beside.items() if key in node}
                 found[codes] = order, QuantizedWeight(layout, {CODES: codes, **parts})
     return {codes: weight for codes, (_, weight) in found.items()}
+
+
+def _may_end(end: str, name: str) -> bool:
+    """Whether the last word of a key may be that of a companion."""
+    return end == name.rpartition(".")[2] if "." in name or name in _NAMED else end.endswith(name)
 
 
 def _stem(key: str, name: str) -> str | None:
@@ -422,11 +431,18 @@ def _apart(ck: Checkpoint, section: str, node: Mapping[Any, Any]) -> Iterator[Pr
     of_scales = {_end(one.keys[_part(one.layout.scales)]): one.layout for one in found.values()}
     floats = {dtype for _, dtype in of_codes if dtype in FP8}
     taken = {key for one in found.values() for key in one.keys.values()}
+    own_ends = tuple(name.removeprefix("*") for name in (*OWN, *OWN_CODES))
+    passed_over: set[str] = set()  # ends that say nothing by themselves, where nothing else does
     alone: dict[str, list[str]] = {"codes": [], "scales": [], "cast": []}
     for key, value in node.items():
-        if not isinstance(key, str) or not isinstance(value, Tensor) or key in taken:
+        if not isinstance(key, str) or key in taken or not isinstance(value, Tensor):
             continue
         end = _end(key)
+        if end in passed_over:
+            continue
+        if not layouts and not end.endswith(own_ends):
+            passed_over.add(end)
+            continue
         own = next((_name(stem, codes) for name, codes in OWN.items() if (stem := _stem(key, name)) is not None), None)
         if own is None and end not in COMMON:
             own = _codes_of(key, [of_scales[end]] if end in of_scales else stated)

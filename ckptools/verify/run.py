@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -191,7 +191,8 @@ class _ByteChecks:
         findings = stored_bytes.with_replicas(ck, found, stored_bytes.with_padding(ck, findings), self.damaged)
         unread = found_files.damaged_archives(ck, self.files) if deep else []
         lost = stored_bytes.not_here(ck) if deep or values else 0
-        checks = [_checksums(found, findings, deep, unread, lost), _finite(found, findings, values, lost)]
+        codes = {fqn_of(path) for path, t in tensors_in(ck.tree) if t.are_codes}
+        checks = [_checksums(found, findings, deep, unread, lost), _finite(found, findings, values, lost, codes)]
         return [*checks, *self.odd_values(ck, values)]
 
     def odd_values(self, ck: Checkpoint, values: bool) -> list[Check]:
@@ -332,17 +333,24 @@ def _lost(pieces: int) -> list[str]:
     return [f"{pieces} {'is' if pieces == 1 else 'are'} in no file here"] if pieces else []
 
 
-def _finite(found: Sequence[Stored], findings: Sequence[stored_bytes.Findings], values: bool, lost: int) -> Check:
-    """The check for NaN and infinities; `lost` is how many pieces of tensors are in no file here."""
+def _finite(
+    found: Sequence[Stored], findings: Sequence[stored_bytes.Findings], values: bool, lost: int, codes: Container[str]
+) -> Check:
+    """The check for NaN and infinities; `lost` is how many pieces of tensors are in no file here.
+
+    `codes` has the names of tensors with codes: finite codes do not show that the weights are.
+    """
     name, filled = "finite values", [f for f in found if f.record.nbytes]
     if not values:
         return not_judged(name, "not asked for; --values looks for NaN and infinities")
     encoded = sum(map(stored_bytes.is_encoded, filled))
-    scanned = sum(map(stored_bytes.is_scanned, filled))
-    integers = len(filled) - scanned - encoded
+    coded = [f for f in filled if all(fqn in codes for fqn, _ in f.owners)]
+    scanned = sum(map(stored_bytes.is_scanned, filled)) - sum(map(stored_bytes.is_scanned, coded))
+    integers = len(filled) - scanned - encoded - len(coded)
     detail = f"{plural(scanned, 'record')} read" + (f"; {integers} of integers need none" if integers else "")
     nothing = "integers are always finite" if integers else "no tensor has bytes here" if found else "no tensors"
     why = [f"{encoded} {'is' if encoded == 1 else 'are'} encoded"] if encoded else []
+    why += [f"{len(coded)} {'holds' if len(coded) == 1 else 'hold'} codes of quantized weights"] if coded else []
     rest = ", ".join([*why, *_lost(lost)]) or nothing
     problems = [p for f in findings for p in f.values]
-    return judged(name, problems, detail, looked_at=scanned, of=scanned + encoded + lost, rest=rest)
+    return judged(name, problems, detail, looked_at=scanned, of=scanned + encoded + len(coded) + lost, rest=rest)

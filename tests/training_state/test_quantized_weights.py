@@ -98,6 +98,34 @@ def test_a_tensor_of_codes_does_not_dequantize_itself(tmp_path):
     assert tensor.load().dtype == FP8
 
 
+@EACH
+def test_values_of_codes_are_not_judged(tmp_path, way):
+    found = ckptools.verify(folder(tmp_path / "m", way), values=True)
+    (check,) = (one for one in found.checks if one.name == "values in line")
+    assert check.looked_at <= check.of - LAYERS and check.result != "ok" and found.ok
+    (check,) = (one for one in found.checks if one.name == "finite values")
+    assert (check.result, check.of - check.looked_at) == ("partly", LAYERS)
+
+
+@pytest.mark.parametrize("name", ["fp8 blocks", "pack-quantized", "gptq", "gpt-oss"])
+def test_a_model_that_wants_weights_does_not_load_codes_and_is_told_of_them(tmp_path, name):
+    way = WAYS[name]
+    weight = "gate_up_proj" if name == "gpt-oss" else "weight"
+    plain = {k: v for k, v in made(way).items() if ".mlp." not in k}
+    plain |= {f"layers.{n}.mlp.{weight}": torch.ones(ROWS, COLUMNS, dtype=torch.bfloat16) for n in range(LAYERS)}
+    found = ckptools.open(folder(tmp_path / "m", way)).match(plain)
+    rows = {row.name: row for row in found.rows if row.name}
+    assert not found.loads and found.same == len(plain) - LAYERS
+    said = [rows[f"layers.{n}.mlp.{weight}"] for n in range(LAYERS)]
+    assert all(row.reason == "quantized" and f"codes of {way.words}" in row.note for row in said)
+    assert all(row.note for row in found.rows if row.status == "unexpected")
+
+
+def test_a_quantized_model_loads_into_one_that_is_quantized_alike(tmp_path):
+    path = folder(tmp_path / "m", BLOCKS)
+    assert ckptools.open(path).match(path).loads and ckptools.open(path).match(made(BLOCKS)).loads
+
+
 # -- other places -----------------------------------------------------------------------------------------------------
 
 
