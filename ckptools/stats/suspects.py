@@ -88,7 +88,9 @@ Roles = dict[tuple[str, int | None], list[Stats]]
 
 def suspects(parts: Sequence[MeasuredPart], rows: Sequence[Stats], peaks: Sequence[Mapping[int, int]]) -> Suspects:
     """Find what is worth a look, errors first; `rows` are the figures of `parts`, and `peaks` their `Sums.peaks`."""
-    measured = [each for each in zip(parts, rows, peaks, strict=True) if is_floating(each[1].dtype)]
+    coded = [part for part in parts if part.tensor.are_codes]
+    values = [each for each in zip(parts, rows, peaks, strict=True) if not each[0].tensor.are_codes]
+    measured = [each for each in values if is_floating(each[1].dtype)]
     weights = [(part, row, own) for part, row, own in measured if row.numel and is_weight(part)]
     floats = [(part, row) for part, row, _ in measured if row.elements]
     numbered = [row for _, row in floats if layer_and_role(row.name)[0] is not None]
@@ -112,18 +114,20 @@ def suspects(parts: Sequence[MeasuredPart], rows: Sequence[Stats], peaks: Sequen
         found += [one for one in odd if (one.name, one.rank) not in known]
         found += _copies(floats, roles, files)
     order = ("not finite", "all zero", "zeros", "out of range", "out of line", "denormal", "dead rows", "copy")
+    in_codes = f"{plural(len(coded), 'tensor')} with codes of quantized weights" if coded else ""
     compared = sum(len(members) for members in roles.values() if len(members) >= MIN_LAYERS)
+    few_layers = f"fewer than {MIN_LAYERS} layers have such a tensor" if len(numbered) > compared else ""
     return Suspects(
         tuple(sorted(found, key=lambda one: (one.severity != "error", order.index(one.what)))),
         Looked(
             sum(row.elements == row.numel for _, row, _ in weights),
-            len(weights),
-            "not all of their values can be read" if weights else "no weights of a model",
+            len(weights) + len(coded),
+            in_codes or ("not all of their values can be read" if weights else "no weights of a model"),
         ),
         Looked(
             compared,
-            len(numbered),
-            f"fewer than {MIN_LAYERS} layers have such a tensor" if numbered else "no tensor is of a layer",
+            len(numbered) + sum(layer_and_role(part.name)[0] is not None for part in coded),
+            "; ".join(filter(None, (in_codes, few_layers))) or "no tensor is of a layer",
         ),
     )
 
