@@ -20,10 +20,10 @@ from ckptools.model.regions import Box
 from ckptools.model.shards import states_one_crc
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import KeyPath, fqn_of, is_within, tensors_in
-from ckptools.model.values import Lost
+from ckptools.model.values import Lost, scalar
 from ckptools.model.verdict import Depth, Verdict
 from ckptools.text import few, named_ranks, plural
-from ckptools.training_state.optimizers import Optimizer, optimizers_of
+from ckptools.training_state.optimizers import Optimizer, ParamGroup, optimizers_of
 from ckptools.training_state.rank_values import Shared, is_own, own_paths
 from ckptools.training_state.sections import model_of, sections_of, tensors_of
 from ckptools.training_state.steps import RANKS_DIFFER, contradiction
@@ -185,6 +185,8 @@ def optimizer_problems(ck: Checkpoint) -> Iterator[Problem]:
         if optimizer.state:
             yield from () if lost or unlike else _grouped(ck, optimizer)
             yield from _shaped(ck, optimizer)
+        elif not lost:
+            yield from _without_any(ck, optimizer)
         if optimizer.state and optimizer.naming.unnamed:
             text = f"{optimizer.naming.note}; what has no name is not compared with its parameter"
             yield Problem(Code.OPTIMIZER_STATE_UNNAMED, text, None, fqn_of(optimizer.path))
@@ -197,6 +199,34 @@ def step_problems(ck: Checkpoint) -> Iterator[Problem]:
             yield Problem(Code.STEPS_DISAGREE, contradiction(ck.step))
     elif not ck.step.agree:
         yield Problem(Code.NAME_CONTRADICTS, contradiction(ck.step))
+
+
+STATEFUL = ("betas", "beta1", "beta2", "rho", "etas", "lambd", "history_size", "lr_decay", "beta2_decay", "decay_rate")
+"""Hyperparameters of optimizers that keep state for each parameter from their first step on.
+
+Sources: torch/optim: adam.py, adadelta.py, rprop.py, asgd.py, lbfgs.py, adagrad.py, _adafactor.py;
+transformers/optimization.py (`Adafactor`). SGD and RMSprop have others.
+"""
+
+
+def _without_any(ck: Checkpoint, optimizer: Optimizer) -> Iterator[Problem]:
+    """An optimizer that has taken steps and must keep state, and has none of it."""
+    keeping = [group for group in optimizer.param_groups if _keeps_state(group)]
+    count = sum(len(group.names) for group in keeping)
+    if count and type(ck.step.value) is int and ck.step.value > 0:
+        text = (
+            f"its groups list {plural(count, 'parameter')} and there is no state of any, at step {ck.step.value}: "
+            "all moments would begin at zero"
+        )
+        yield Problem(Code.NO_OPTIMIZER_STATE, text, None, fqn_of(optimizer.path))
+
+
+def _keeps_state(group: ParamGroup) -> bool:
+    """Whether an optimizer with such hyperparameters keeps state: SGD without momentum does not."""
+    if any(name in group for name in STATEFUL) or ("alpha" in group and "centered" in group):
+        return True
+    momentum = scalar(group.get("momentum"))
+    return isinstance(momentum, (int, float)) and momentum != 0
 
 
 def _grouped(ck: Checkpoint, optimizer: Optimizer) -> Iterator[Problem]:

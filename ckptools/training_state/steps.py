@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from operator import eq
 from pathlib import Path
@@ -89,6 +89,91 @@ def _is_setting(key: KeyPath) -> bool:
 def _surest_first(counter: tuple[str, int]) -> tuple[int, int]:
     name, _ = counter
     return COUNTERS.index(name.rpartition(".")[2]), name.count(".")
+
+
+# -- schedulers -------------------------------------------------------------------------------------------------------
+
+
+WHY_OUT_OF_STEP = "was it stepped once per epoch, rebuilt on resume, or stepped once per process (x world size)?"
+"""The usual reasons why a scheduler counts other steps than the optimizer."""
+
+
+class SchedulerCount(NamedTuple):
+    """The count of a scheduler's steps beside those of the training.
+
+    Attributes:
+        name: where the count stands: `scheduler.last_epoch`.
+        value: the count.
+        in_step: whether other counters explain it; None where it may count epochs or calls that nothing else counts.
+        per: what it counts, where that is no step: `once per epoch`.
+    """
+
+    name: str
+    value: int
+    in_step: bool | None
+    per: str = ""
+
+    @property
+    def words(self) -> str:
+        """It in a few words: `scheduler.last_epoch 3, once per epoch`."""
+        return f"{self.name} {self.value}" + (f", {self.per}" if self.per else "")
+
+
+def scheduler_counts(ck: Checkpoint, steps: Collection[int]) -> list[SchedulerCount]:
+    """What each scheduler counts, beside the `steps` that the training and its optimizers count.
+
+    A count may be one off: a save may come between a step of the optimizer and that of the scheduler, and DeepSpeed's
+    schedulers begin at -1. Accelerate steps a scheduler once per process. Sources: torch/optim/lr_scheduler.py
+    (`_initial_step`), deepspeed/runtime/lr_schedules.py (`WarmupLR`), accelerate/scheduler.py (`AcceleratedScheduler`).
+    """
+    counts = (one for section in sections_of_kind(ck, "scheduler") for one in _counts(section.name, section.value))
+    epochs = set(_epochs(ck.tree))
+    world = ck.world_size.value if type(ck.world_size.value) is int else 1
+    return [SchedulerCount(name, count, *_explained(count, steps, epochs, world)) for name, count in counts if steps]
+
+
+BATCHES = "last_batch_iteration"
+"""DeepSpeed's key for the number of a scheduler's last step."""
+
+
+def _counts(name: str, state: Any) -> Iterator[tuple[str, int]]:
+    """The count of a scheduler, or of those that a chain steps together, with where it stands.
+
+    A chain has none of its own. Those of a sequence begin at its milestones, and it counts all steps itself.
+    Source: torch/optim/lr_scheduler.py (`ChainedScheduler.state_dict`, `SequentialLR`).
+    """
+    if not isinstance(state, Mapping):
+        return
+    own = [(f"{name}.{key}", scalar(state[key])) for key in ("last_epoch", BATCHES) if key in state]
+    yield from ((where, count) for where, count in own if type(count) is int)
+    inner = state.get("_schedulers")
+    for n, one in enumerate(inner) if not own and isinstance(inner, (list, tuple)) else ():
+        yield from _counts(f"{name}._schedulers.{n}", one)
+
+
+def _explained(count: int, steps: Collection[int], epochs: Collection[int], world: int) -> tuple[bool | None, str]:
+    if any(abs(count - step) <= 1 for step in steps):
+        return True, ""
+    if any(abs(count - epoch) <= 1 for epoch in epochs):
+        return True, "once per epoch"
+    if world > 1 and any(abs(count - step * world) <= world for step in steps):
+        return True, f"once per each of {world} processes"
+    # It may be stepped every so many steps: then the same whole number of steps lies between any two of its own.
+    rare = count <= 0 or any(step >= 2 * count and step // (step // count) == count for step in steps)
+    return (None if rare else False), ""
+
+
+def _epochs(tree: Any) -> Iterator[int]:
+    """Plain counters of epochs outside of settings."""
+    for path, leaf in walk(tree):
+        if path and str(path[-1]).lower() in EPOCHS and len(path) <= 5 and not _is_setting(path):
+            value = scalar(leaf)
+            if type(value) in (int, float) and 0 <= value < 1 << 40:
+                yield int(value)
+
+
+EPOCHS = ("epochs_run", "epoch", "epochs", "current_epoch", "epoch_idx")
+"""Keys of counters of epochs, in lower case; a scheduler's own count is none of them."""
 
 
 # -- learning rates ---------------------------------------------------------------------------------------------------

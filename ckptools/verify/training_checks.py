@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ckptools.files.opening import OpenFiles
@@ -21,6 +21,7 @@ from ckptools.text import first_few, plural
 from ckptools.training_state.judgement import is_lbfgs, optimizer_problems
 from ckptools.training_state.optimizers import optimizers_of
 from ckptools.training_state.sections import sections_of_kind
+from ckptools.training_state.steps import WHY_OUT_OF_STEP, SchedulerCount, scheduler_counts
 from ckptools.training_state.steps import learning_rates as compared_rates
 from ckptools.verify.record import Check, judged, not_judged
 
@@ -43,10 +44,10 @@ MAY = "; only ranks that share one copy of the model should"
 def state_covers_parameters(ck: Checkpoint) -> Check:
     """Whether every parameter has state and is in one param group, and its moments have its shape."""
     name = "optimizer covers params"
-    optimizers = [o for o in optimizers_of(ck).values() if o.state]
-    if not optimizers:
-        return not_judged(name, "no optimizer state")
     problems = list(optimizer_problems(ck))
+    optimizers = [o for o in optimizers_of(ck).values() if o.state]
+    if not optimizers and not problems:
+        return not_judged(name, "no optimizer state")
     with_state = sum(len(o.state) for o in optimizers)
     grouped = sum(len({n for group in o.param_groups for n in group.names}) for o in optimizers)
     assumed = sum(len(o.naming.assumed) for o in optimizers)
@@ -62,47 +63,77 @@ def state_covers_parameters(ck: Checkpoint) -> Check:
 
 
 def step_counters(ck: Checkpoint) -> Check:
-    """Whether the optimizers count the same steps for each parameter as the training."""
+    """Whether the training, the optimizers for each parameter, and the schedulers count the same steps."""
     name = "step counters"
     slots = _step_slots(ck)
     found = {key: step for key, slot in slots.items() if (step := _step(slot)) is not None}
     counted = {key: int(step) for key, step in found.items() if math.isfinite(step)}
-    problems = [*_unlike_steps(ck, found, counted), *(p for p in ck.problems if p.kind is Code.STEPS_DISAGREE)]
-    where = [*ck.step.sources, *([f"{plural(len(counted), 'optimizer step')}"] if counted else [])]
-    if not problems and not counted:
-        why = LOST if slots else "no optimizer counts steps"
-        return not_judged(name, "; ".join([why, *([f"{ck.step.value} in {', '.join(where)}"] if where else [])]))
-    if not problems and ck.step.value is None:
-        return not_judged(name, f"{next(iter(counted.values()))} in {where[0]}; nothing else counts them")
-    counter = ck.step.value if ck.step.value is not None else min(counted.values(), default=None)
+    trained = [source for source in ck.step.sources if ".last_epoch" not in source]
+    steps = {*counted.values(), *([ck.step.value] if trained else [])}
+    schedulers = scheduler_counts(ck, steps)
+    problems = [*_unlike_steps(ck, found, counted, trained), *_out_of_step(ck, schedulers, counted, trained)]
+    problems += [p for p in ck.problems if p.kind is Code.STEPS_DISAGREE]
+    in_step = [one for one in schedulers if one.in_step is not None]
+    where = [*trained, *([f"{plural(len(counted), 'optimizer step')}"] if counted else [])]
+    where += [one.name if one.value in steps else one.words for one in in_step]
+    unsure = [f"{one.words}: {WHY_OUT_OF_STEP}" for one in schedulers if one.in_step is None]
+    counter = ck.step.value if trained else min(counted.values(), default=None)
     detail = f"{counter} in {', '.join(where)}" if where else ""
-    return judged(name, problems, detail, looked_at=len(counted), of=len(slots), rest=LOST)
+    if not problems and (bool(trained) + bool(counted) + bool(in_step) < 2):
+        why = LOST if slots and not counted else "no optimizer counts steps" if not counted else ""
+        alone = "" if len(where) != 1 else "nothing else counts them"
+        return not_judged(name, "; ".join(filter(None, [why, detail, alone, *unsure])), len(slots) + len(schedulers))
+    looked_at, of = len(counted) + len(in_step), len(slots) + len(schedulers)
+    rest = [LOST] if len(counted) < len(slots) else []
+    return judged(name, problems, detail, looked_at=looked_at, of=of, rest="; ".join([*rest, *unsure]))
 
 
 Steps = Mapping[tuple[str, Any], float]
 """The steps that an optimizer counts for a parameter, by the names of both."""
 
 
-def _unlike_steps(ck: Checkpoint, found: Steps, counted: Mapping[tuple[str, Any], int]) -> Iterator[Problem]:
+def _out_of_step(
+    ck: Checkpoint, schedulers: Iterable[SchedulerCount], counted: Mapping[tuple[str, Any], int], trained: Sequence[str]
+) -> Iterator[Problem]:
+    """Schedulers whose count no other counter explains."""
+    others = [f"{trained[-1]} {ck.step.value}"] if trained else []
+    others += [f"the optimizer's steps {first_few(sorted(set(counted.values())))}"] if counted else []
+    for one in schedulers:
+        if one.in_step is False:
+            text = f"{one.words} beside {', '.join(others)}: {WHY_OUT_OF_STEP}"
+            yield Problem(Code.STEPS_DISAGREE, text)
+
+
+def _unlike_steps(
+    ck: Checkpoint, found: Steps, counted: Mapping[tuple[str, Any], int], trained: Sequence[str]
+) -> Iterator[Problem]:
     """Counters that are no numbers, or differ between parameters or from the step of the training."""
     not_numbers = [(fqn, step) for (name, fqn), step in found.items() if (name, fqn) not in counted]
     for fqn, step in not_numbers[:1]:
         text = f"the optimizer counts {step} steps (of {len(found)} parameters {len(not_numbers)} have no number)"
         yield Problem(Code.STEPS_DISAGREE, text, None, str(fqn))
-    values = sorted(set(counted.values()))
-    if len(values) > 1:
-        few = min(values, key=list(counted.values()).count)
-        who = next(str(fqn) for (_, fqn), step in counted.items() if step == few)
-        text = f"the optimizer counts {len(values)} different steps, from {values[0]} to {values[-1]}; here {few}"
-        yield Problem(Code.STEPS_DISAGREE, text, None, who)
-    if len(values) == 1 and ck.step.value is not None and values[0] != ck.step.value:
-        text = f"the optimizer counts {values[0]} steps, {ck.step.sources[0]} says {ck.step.value}"
+    values = set[int]()
+    for name in dict.fromkeys(name for name, _ in counted):
+        own = {fqn: step for (optimizer, fqn), step in counted.items() if optimizer == name}
+        different = sorted(set(own.values()))
+        values |= set(different)
+        if len(different) > 1:
+            few = min(different, key=list(own.values()).count)
+            who = next(str(fqn) for fqn, step in own.items() if step == few)
+            text = f"the optimizer counts {len(different)} different steps, from {different[0]} to {different[-1]}"
+            yield Problem(Code.STEPS_DISAGREE, f"{text}; here {few}", None, who)
+    several = len({name for name, _ in counted}) > 1
+    # Optimizers that take turns count their own steps, and a trainer may count those of all.
+    known = {*values, sum(values)} if several else values
+    if trained and values and ck.step.value not in known and (several or len(values) == 1):
+        who = "optimizers count" if several else "optimizer counts"
+        text = f"the {who} {first_few(sorted(values))} steps, {trained[0]} says {ck.step.value}"
         yield Problem(Code.STEPS_DISAGREE, text)
 
 
 def _step_slots(ck: Checkpoint) -> dict[tuple[str, Any], Any]:
     """The step counter of each parameter: a number, or a tensor with one."""
-    states = [(o.name, fqn, slots) for o in optimizers_of(ck).values() for fqn, slots in o.state.items()]
+    states = [(name, fqn, slots) for name, o in optimizers_of(ck).items() for fqn, slots in o.state.items()]
     found = {(name, fqn): slots.get("step") for name, fqn, slots in states if isinstance(slots, Mapping)}
     one = {key: step for key, step in found.items() if isinstance(step, Tensor) and step.numel == 1}
     return one | {key: step for key, step in found.items() if type(step) is int}
