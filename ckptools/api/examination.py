@@ -20,7 +20,8 @@ from ckptools.errors import CkptoolsError, ReadError, SeveralError
 from ckptools.files.location import check_path, location, path_of, real_path
 from ckptools.formats.rank_search.rank_names import parse
 from ckptools.ls import listing
-from ckptools.ls.record import RunFolder
+from ckptools.ls.record import CheckpointRow, RunFolder
+from ckptools.ls.rows import UNORDERED
 from ckptools.model.records import Rows
 from ckptools.model.verdict import Verdict
 from ckptools.tensor_io.threads import Progress
@@ -90,7 +91,7 @@ class _Examination:
         jobs = self.how.get("jobs")
         verified = self.checkpoint.verify(deep=self.deep, values=self.deep, jobs=jobs, progress=self.progress)
         self.verdict = verified.verdict
-        whole = whole_finding(verified, self.checkpoint)
+        whole = self._newest_save_first(whole_finding(verified, self.checkpoint))
         newest, facts, in_step = (
             self._newest(bool(whole.ok)),
             facts_finding(self.checkpoint, verified),
@@ -147,6 +148,29 @@ class _Examination:
                 return _as_given(folder.parent)
         return _as_given(start)
 
+    @property
+    def _is_run(self) -> bool:
+        """Whether the folder of a run was asked about, and not one checkpoint of it."""
+        run = self.run
+        return (
+            run is not None
+            and run.checkpoints > 1
+            and len(self.paths) == 1
+            and run.path.absolute() == self.path.absolute()
+        )
+
+    def _newest_save_first(self, opened: Finding) -> Finding:
+        """The first answer about a run: on its newest save where that is not whole, else on the opened checkpoint."""
+        rows = self.run.rows if self.run is not None and self._is_run else ()
+        if not rows or rows[0].whole is not False or (rows[0].format and self._is_mine(path_of(rows[0].path))):
+            return opened
+        save, newest = rows[0], next((row for row in rows if row.newest_whole), None)
+        fate = save.verdict if save.format else save.why
+        whole = "none" if newest is None else newest.name if newest.step == save.step else _called(newest)
+        answer = f"{_called(save)}: {fate}; newest whole: {whole}"
+        evidence = [save.why, *save.notes] if save.format else [*save.notes]
+        return Finding(WHOLE, False, answer, "; ".join([save.path, *evidence, f"opened instead: {opened.evidence}"]))
+
     def _newest(self, whole: bool) -> Finding:
         if self.run is None or self.checkpoint is None:
             return Finding(NEWEST, None, "not judged", "no other checkpoint was looked for")
@@ -156,16 +180,29 @@ class _Examination:
         if newest is None:
             return Finding(NEWEST, False, "none", f"{looked}: none is whole")
         mine = self._is_mine(path_of(newest.path))
-        step = newest.name if newest.step is None else f"step {newest.step}"
-        newer = [row for row in self.run.rows[: list(self.run.rows).index(newest)] if row.whole is False]
-        if newer:
-            looked = f"NOT WHOLE and newer: {few([row.name for row in newer], MOST)}; {looked}"
-        astray = bool(newer) or any(tracker.severity == "error" for tracker in self.run.trackers)
-        evidence = "; ".join([f"{looked}, by {self.run.ordered_by}", *trackers])
+        wrong_ones = [row.name for row in self.run.rows if row.whole is False]
+        before = {row.name for row in self.run.rows[: list(self.run.rows).index(newest)]}
+        others = self.run.not_whole_not_older
+        by_age = {
+            "NOT WHOLE and newer": [name for name in others if name in before],
+            "NOT WHOLE, and nothing says whether newer": [name for name in others if name not in before],
+            "NOT WHOLE and older": [name for name in wrong_ones if name not in others and self._is_run],
+            "left over from a write, or still being written": [row.name for row in self.run.left_over],
+        }
+        found = [f"{words}: {few(names, MOST)}" for words, names in by_age.items() if names]
+        found += [looked if self.run.ordered_by == "nothing" else f"{looked}, by {self.run.ordered_by}"]
+        astray = bool(others) or any(tracker.severity == "error" for tracker in self.run.trackers)
+        wrong = astray or (self._is_run and not self.run.ok)
+        order = [note for note in self.run.notes if self.run.ordered_by == "nothing" and note.startswith(UNORDERED)]
+        evidence = "; ".join([*found, *trackers, *order])
         if mine:
-            return Finding(NEWEST, not astray, f"this one, {step}" if whole else step, evidence)
+            answer = f"this one, {_called(newest)}" if whole else _called(newest)
+            if order and not wrong:
+                return Finding(NEWEST, None, f"not known; {newest.name} is whole", evidence, doubtful=True)
+            return Finding(NEWEST, not wrong, answer, evidence)
         self.commands.append(f"ckptools inspect {quoted([newest.path])}")
-        return Finding(NEWEST, False if astray or not whole else None, f"{step}: {newest.path}", evidence)
+        ok = False if wrong or not whole else None
+        return Finding(NEWEST, ok, f"{_called(newest)}: {newest.path}", evidence)
 
     def _is_mine(self, path: Path) -> bool:
         """Whether the checkpoint at a path is the one that was opened, or shares files with it."""
@@ -218,6 +255,10 @@ class _Examination:
             yield Finding(NEWEST, bool(newest), newest or "none", found)
         if newest:
             self.commands.insert(0, f"ckptools inspect {quoted([newest])}")
+
+
+def _called(row: CheckpointRow) -> str:
+    return row.name if row.step is None else f"step {row.step}"
 
 
 def _what_is(path: Path) -> tuple[str, str]:

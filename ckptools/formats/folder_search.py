@@ -5,14 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
 from ckptools.errors import ReadError
 from ckptools.files.location import leads_out, real_path
-from ckptools.formats.rank_search.rank_names import COMPRESSED, is_temporary
+from ckptools.formats.rank_search.rank_names import COMPRESSED, COUNTS_STEPS, is_temporary
+from ckptools.formats.shared.save_order import Save
 from ckptools.formats.shared.several import MAX_ENTRIES
 from ckptools.text import few, plural
 
@@ -36,6 +37,7 @@ class FolderSearch:
         temporary: left-overs of interrupted writes, by their names.
         not_followed: links out of the folder that may lead to a checkpoint.
         notes: what else was skipped, a line each.
+        unknown: files by names of weights that are of no known format, and folders in which nothing was found.
     """
 
     root: Path
@@ -44,6 +46,7 @@ class FolderSearch:
     temporary: list[Path] = field(default_factory=list)
     not_followed: list[Path] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    unknown: list[Path] = field(default_factory=list)
     _folders: int = 0
     _entered: set[Path] = field(default_factory=set)
 
@@ -86,6 +89,19 @@ class FolderSearch:
         self.temporary += [path for path in new if is_temporary(path.name)]
         shown = (path for path in new if not path.name.startswith("."))
         return [path for path in shown if not path.is_symlink() or self._is_followed(path)]
+
+    def damaged_saves(self, found: Iterable[Path]) -> list[Path]:
+        """The unknown files and folders whose names differ from that of a found checkpoint in numbers alone.
+
+        A save that died leaves an empty folder, or a file of zeros. A folder counts also where it is called as the
+        folder of a step around a checkpoint: `global_step_6` beside `global_step_3/actor`.
+        """
+        known = {Save(path).pattern for one in found for path in (one, *self._step_folders(one))}
+        return [path for path in self.unknown if Save(path).pattern in known]
+
+    def _step_folders(self, checkpoint: Path) -> Iterator[Path]:
+        above = (path for path in checkpoint.parents if path != self.root and path.is_relative_to(self.root))
+        return (path for path in above if COUNTS_STEPS.fullmatch(path.name))
 
     def _is_followed(self, link: Path) -> bool:
         """Whether to follow a link: one that leads out of the root, and not to a folder above it."""

@@ -68,6 +68,7 @@ class PathSearch(FolderSearch):
         with reading(self.root):
             entries = self.entries(self.root)
         self._look_at(entries, MAX_DEPTH)
+        self.found += self.damaged_saves(self.found)
         return self
 
     def at(self, path: Path) -> PathSearch:
@@ -81,7 +82,9 @@ class PathSearch(FolderSearch):
         if self._is_known(folder):
             self.found.append(folder)
         elif depth:
+            before = len(self.found)
             self._look_at(self.entries(folder), depth)
+            self.unknown += [folder] if len(self.found) == before else []
         else:
             self.deeper.append(folder)
 
@@ -118,11 +121,14 @@ class PathSearch(FolderSearch):
             return False
         named = is_named_so(path)
         try:
-            content = content_of(head_at(path))
+            head = head_at(path)
         except ReadError:
             return named
+        content = content_of(head)
         if not content:
-            return self._is_known(path)  # safetensors
+            known = (named and not head) or self._is_known(path)  # safetensors
+            self.unknown += [path] if named and not known else []
+            return known
         self._read += 1
         return named if content in COMPRESSIONS.values() or self._read > MAX_READ else _holds_weights(path, named)
 
@@ -202,4 +208,5 @@ def others_in(
     """Checkpoints in and below a folder beside the opened one, and a note on what was skipped."""
     mine = {folder_or_file for file in opened.files for folder_or_file in (file.path, *file.path.parents)}
     search = PathSearch(folder, follow_symlinks, mine, formats=formats).below()
+    search.found += [path for path in search.damaged_saves(mine) if path not in search.found]
     return search.found, "; ".join(search.skipped(search.not_followed))

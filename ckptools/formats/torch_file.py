@@ -20,13 +20,14 @@ from ckptools.formats.rank_search.rank_names import COMPRESSED
 from ckptools.formats.rank_search.sibling_search import siblings_by_content
 from ckptools.formats.rank_search.stage_signs import other_parts_beside, signs_of_more
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, in_form, was_read
+from ckptools.formats.shared.step_beside import find_step_with_beside
 from ckptools.model.checkpoint import Checkpoint, Fact
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tree import tensors_in
 from ckptools.pickles.reader import Saved, holds_ranks
 from ckptools.training_state.parameter_names import AS_SAVED
 from ckptools.training_state.sections import find_sections
-from ckptools.training_state.steps import find_step, step_in
+from ckptools.training_state.steps import step_in
 
 NAME = "torch_file"
 READS = "one torch.save file: .pt, .pth, .bin, .ckpt, .nemo (DDP snapshots, Lightning, NeMo, plain state dicts)"
@@ -80,7 +81,7 @@ def read(path: Path, options: Options) -> Checkpoint:
         tree=saved.tree,
         files=[was_read(saved)],
         world_size=Fact(claims[-1], ("layout",), at_least=saved.at_least) if claims else Fact(1, ("one file",)),
-        step=find_step(_without_rank(path, saved), sections),
+        step=find_step_with_beside(_without_rank(path, saved), sections),
         module_order=AS_SAVED,
         bytes_expected=saved.nbytes,
     )

@@ -16,7 +16,7 @@ from ckptools.formats.open import open_checkpoint
 from ckptools.formats.rank_search.rank_names import parse
 from ckptools.formats.shared.several import Tracker
 from ckptools.ls.record import CheckpointRow, RunFolder, TrackerRow
-from ckptools.ls.rows import left_over_row, newest_first, newest_whole, row_of, times_that_contradict, verified
+from ckptools.ls.rows import left_over_row, newest_first, newest_whole, not_older, order_notes, row_of, verified
 from ckptools.ls.search import Opened, RunSearch
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code
@@ -94,11 +94,10 @@ class Listing:
         search.run()
         if not rows and not self.may_be_empty:
             raise UnknownFormatError(self.folder, _empty(search))
-        ordered, by = newest_first(rows)
+        ordered, by = newest_first(rows, self._counted)
         if self.judge is not None:
             ordered = [self.judge(row) for row in reversed(ordered)][::-1]
         proven = newest_whole(ordered, self._verify if self.judge is None else lambda row: row)
-        contradiction = times_that_contradict(proven)
         trackers = tracker_rows(self.folder, search.trackers, proven, files)
         return RunFolder(
             path=self.folder,
@@ -110,8 +109,9 @@ class Listing:
             ordered_by=by,
             trackers=Rows(trackers),
             left_over=Rows(left_over_row(search.name(path), path) for path in search.temporary),
-            notes=(*search.notes, *([contradiction] if contradiction else [])),
+            notes=(*search.notes, *order_notes(proven, by)),
             seconds=time.perf_counter() - started,
+            not_whole_not_older=tuple(row.name for row in not_older(proven)),
         )
 
     def _open(self, path: Path, group: Sequence[Path]) -> Opened:
@@ -122,6 +122,11 @@ class Listing:
         opened = Opened.of(self._checkpoint(path))
         self._opened[path] = tuple(group), _stamp(self.folder, opened), opened
         return opened
+
+    def _counted(self, row: CheckpointRow) -> int | None:
+        """The steps that the optimizer of a checkpoint counts."""
+        known = self._opened.get(path_of(row.path))
+        return None if known is None else known[2].counted()
 
     def _verify(self, row: CheckpointRow) -> CheckpointRow:
         """Verify the checkpoint of a row, or return the earlier row if opening it gave the same facts."""

@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from ckptools.formats.shared.save_order import By
 from ckptools.model.problems import Severity
 from ckptools.model.records import Rows, displayed
 from ckptools.model.verdict import Depth
@@ -107,6 +108,9 @@ class RunFolder:
         checkpoints: number of checkpoints; `rows` may be some of them.
         newest_whole: path of the newest whole checkpoint; None if none is proven to be whole.
         trackers: files and links that name a checkpoint.
+        ordered_by: the facts that say which is newer; `nothing` where none does.
+        not_whole_not_older: names of the checkpoints that are not whole and not proven to be older than the newest
+            whole one, the newest first.
         notes: skipped entries, and contradictions.
     """
 
@@ -115,11 +119,12 @@ class RunFolder:
     rows: Rows[CheckpointRow]
     checkpoints: int
     newest_whole: str | None
-    ordered_by: Literal["step", "file time"]
+    ordered_by: By
     trackers: Rows[TrackerRow] = field(default_factory=Rows)
     left_over: Rows[LeftOverRow] = field(default_factory=Rows)
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
+    not_whole_not_older: tuple[str, ...] = ()
 
     @property
     def readable(self) -> bool:

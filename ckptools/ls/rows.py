@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import stat
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
-from typing import Literal
+from pathlib import Path, PurePath
 
 from ckptools.display.lines import cause_words
 from ckptools.errors import CkptoolsError
 from ckptools.files.location import path_of
+from ckptools.formats.shared import save_order
+from ckptools.formats.shared.save_order import By, Save, older_than, steps_by_name, written_in_another_order
 from ckptools.ls.record import CheckpointRow, LeftOverRow, LookedInto, seconds_of
 from ckptools.ls.search import Opened
 from ckptools.model.causes import causes_of
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Problem
 from ckptools.model.verdict import Verdict
-from ckptools.text import and_others, moment_utc
+from ckptools.text import and_others, few, moment_utc
 from ckptools.training_state.sections import sections_of_kind
 from ckptools.training_state.steps import step_in
 from ckptools.verify.run import unreadable, verify
@@ -39,9 +40,9 @@ LOOKED_INTO: dict[tuple[bool, bool], LookedInto] = {
 }
 """The command that reads as much, with checksums and with values or without."""
 
-NO_MODEL = "holds no model: nothing to go on from"
+UNORDERED = "nothing says which is the newest of"
 
-Order = Literal["step", "file time"]
+NO_MODEL = "holds no model: nothing to go on from"
 
 
 def row_of(name: str, path: Path, found: Opened | CkptoolsError, files: Sequence[Path]) -> CheckpointRow:
@@ -139,33 +140,52 @@ def _files_in(path: Path) -> Iterable[Path]:
 # -- the newest whole one ---------------------------------------------------------------------------------------------
 
 
-def newest_first(rows: Sequence[CheckpointRow]) -> tuple[list[CheckpointRow], Order]:
-    """Sort rows from the newest to the oldest, and name the criterion: steps, or file times if no step is known.
+def newest_first(
+    rows: Sequence[CheckpointRow], counted: Callable[[CheckpointRow], int | None] = lambda _: None
+) -> tuple[list[CheckpointRow], By]:
+    """Sort rows from the newest to the oldest, and name the criterion.
 
-    Checkpoints without a step come last; of the same step, the one saved last comes first.
+    `counted` returns the steps that the optimizer of a checkpoint counts; it is asked only where nothing surer decides.
+    A checkpoint that cannot be opened gets the step in its name where names of the others prove that it is one.
     """
-    ordered = sorted(rows, key=lambda row: row.name)
-    ordered.sort(key=lambda row: row.saved or "", reverse=True)
-    if all(row.step is None for row in rows):
-        return ordered, "file time"
-    return sorted(ordered, key=lambda row: (row.step is None, -(row.step or 0))), "step"
+    saves = [_save(row) for row in rows]
+    named = steps_by_name(saves)
+    made = [row if row.format else replace(row, step=named.get(n, row.step)) for n, row in enumerate(rows)]
+    order, by = save_order.newest_first([_save(row) for row in made], lambda n: counted(made[n]))
+    return [made[n] for n in order], by
 
 
-def times_that_contradict(rows: Sequence[CheckpointRow]) -> str:
-    """The note on a checkpoint of a later step that was written before one of an earlier step; "" for none.
+def _save(row: CheckpointRow) -> Save:
+    return Save(PurePath(row.name), row.step, None if row.saved is None else seconds_of(row.saved))
+
+
+def order_notes(rows: Sequence[CheckpointRow], by: By) -> Iterator[str]:
+    """Notes on the order of rows, the newest first: what contradicts it, or that nothing proves one.
 
     A run resumed from an earlier step leaves later ones of its first attempt behind; copying changes file times.
     """
-    timed = [row for row in rows if row.step is not None and row.saved is not None]
-    for row in timed:
-        later = [o for o in timed if (o.step or 0) < (row.step or 0) and str(o.saved) > str(row.saved)]
-        if later:
-            first = max(later, key=lambda o: o.step or 0)
-            return (
-                f"steps and file times disagree: step {row.step} was written before step {first.step}; "
-                f"the order is that of the steps; step {row.step} may be of an earlier attempt"
-            )
-    return ""
+    if by == "nothing" and len(rows) > 1:
+        names = few([row.name for row in rows], MOST)
+        yield f"{UNORDERED} {names}: no step, no number in a name, no file time that proves an order"
+    saves = [_save(row) for row in rows]
+    pair = None if by in ("file time", "nothing") else written_in_another_order(saves)
+    if pair is not None:
+        first, newer = (f"step {rows[n].step}" if by == "step" else rows[n].name for n in pair)
+        order = {"step": "steps", "name": "numbers in the names", "optimizer steps": "optimizers' steps"}[by]
+        yield (
+            f"{order} and file times disagree: {newer} was written before {first}; the order is that of the {order}; "
+            f"{newer} may be of an earlier attempt"
+        )
+
+
+def not_older(rows: Sequence[CheckpointRow]) -> list[CheckpointRow]:
+    """The rows, the newest first, that are not whole and not proven to be older than the newest whole one."""
+    wrong = [n for n, row in enumerate(rows) if row.whole is False]
+    newest = next((n for n, row in enumerate(rows) if row.newest_whole), len(rows))
+    if not wrong or newest == len(rows):
+        return [rows[n] for n in wrong]
+    older = older_than([_save(row) for row in rows], newest)
+    return [rows[n] for n in wrong if n < newest or n not in older]
 
 
 def is_proven(row: CheckpointRow) -> bool:

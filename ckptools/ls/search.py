@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ckptools.dtypes import is_floating
 from ckptools.errors import CkptoolsError, ReadError, SeveralError, UnknownFormatError
@@ -22,8 +22,10 @@ from ckptools.formats.shared.several import LINK, Tracker, trackers_in
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tree import tensors_in
 from ckptools.model.verdict import Verdict
+from ckptools.text import few
 from ckptools.training_state.judgement import verdict_of
 from ckptools.training_state.steps import group_rates
+from ckptools.verify.training_checks import counted_steps, step_counter
 
 Opener = Callable[[Path, Sequence[Path]], "Opened"]
 """Opens a path, given also the files of the same checkpoint as known from their names."""
@@ -39,13 +41,24 @@ class Opened(NamedTuple):
     verdict: Verdict
     holds_weights: bool
     rates: tuple[float, ...] = ()
+    counter: Any = None
 
     @classmethod
     def of(cls, ck: Checkpoint) -> Opened:
         """Keep the facts of a checkpoint."""
         weights = any(is_floating(tensor.dtype) for _, tensor in tensors_in(ck.tree))
         facts = replace(ck, tree=None, per_rank={}, names=(), differing=(), rounded=())
-        return cls(facts, verdict_of(ck), weights, group_rates(ck))
+        return cls(
+            facts, verdict_of(ck), weights, group_rates(ck), None if ck.step.value is not None else step_counter(ck)
+        )
+
+    def counted(self) -> int | None:
+        """The steps that its optimizer counts, read from the file; None where it counts none or cannot be read."""
+        try:
+            found = None if self.counter is None else counted_steps(self.counter)
+        except CkptoolsError:
+            return None
+        return found if isinstance(found, int) else None
 
 
 @dataclass
@@ -58,6 +71,7 @@ class RunSearch(FolderSearch):
     opened: Opener = field(kw_only=True)
     on_checkpoint: OnCheckpoint = field(kw_only=True)
     trackers: list[Tracker] = field(default_factory=list)
+    _paths: list[Path] = field(default_factory=list)
 
     def run(self) -> None:
         """Search the whole folder.
@@ -69,6 +83,8 @@ class RunSearch(FolderSearch):
             self.enter(self.root)
         except OSError as error:
             raise ReadError(self.root, (error.strerror or "").lower(), "no access") from error
+        for path in self.damaged_saves(self._paths):
+            self._failed(path, self._why_unknown(path), [path, *(path.iterdir() if path.is_dir() else ())])
         # Those that are called as trackers are have a row of their own.
         links = [link for link in self.not_followed if not LINK.fullmatch(link.name)]
         self.notes = self.skipped(links, "the folder")
@@ -87,13 +103,14 @@ class RunSearch(FolderSearch):
         if isinstance(itself, Opened) and not _in_one_below(folder, itself.facts):
             self._found(folder, itself)
         files = [path for path in entries if path not in self.known and path.is_file()]
-        before = len(self.known)
+        before, found_before = len(self.known), len(self._paths)
         self._rank_files(files)
         if isinstance(itself, CkptoolsError) and len(self.known) == before:
             self._failed(folder, itself, files)
         self._single_files(files)
         if depth:
             self.enter_each(entries, depth - 1)
+        self.unknown += [folder] if len(self._paths) == found_before and itself is None else []
         others = isinstance(itself, Opened) and not self.known.issuperset(_here(itself.facts))
         if isinstance(itself, Opened) and others and not _is_left_over(folder, itself.facts):
             self._found(folder, itself)
@@ -142,6 +159,8 @@ class RunSearch(FolderSearch):
             known = not isinstance(error, UnknownFormatError)
             if is_named_so(path) and (known or (path.exists() and not path.stat().st_size)):
                 self._failed(path, error, (path,))
+            elif is_named_so(path):
+                self.unknown.append(path)
         else:
             if found.holds_weights:
                 self._found(path, found)
@@ -152,11 +171,25 @@ class RunSearch(FolderSearch):
         mine = _here(opened.facts)
         above = {folder for file in mine for folder in file.parents if folder.is_relative_to(self.root)}
         self.known |= {*files, *mine, *above} - {self.root}
+        self._paths.append(path)
         self.on_checkpoint(path, opened, sorted(mine))
 
     def _failed(self, path: Path, error: CkptoolsError, files: Sequence[Path]) -> None:
         self.known.update(files)
+        self._paths.append(path)
         self.on_checkpoint(path, error, files)
+
+    def _why_unknown(self, path: Path) -> CkptoolsError:
+        """Why nothing can be opened where a save should be, by its name."""
+        entries = list(path.iterdir()) if path.is_dir() else [path]
+        if all(is_temporary(entry.name) for entry in entries):
+            left = f"holds nothing but {few([entry.name for entry in entries])}, whose write did not end"
+            return ReadError(path, left if entries else "is an empty folder")
+        try:
+            self.opened(path, ())
+        except CkptoolsError as error:
+            return error
+        return ReadError(path, "holds no weights")
 
 
 def _here(checkpoint: Checkpoint) -> set[Path]:

@@ -50,7 +50,10 @@ def headline(run: RunFolder) -> str:
     found = f"{plural(run.checkpoints, 'checkpoint')} in {printable(str(run.path))}"
     if run.newest_whole is None:
         return f"{found}; NONE IS WHOLE" if run.checkpoints else f"{found} so far"
-    return f"{found}; newest whole: {called(newest) if newest else printable(run.newest_whole)}"
+    name = called(newest) if newest else printable(run.newest_whole)
+    if run.ordered_by == "nothing" and run.checkpoints > 1:
+        return f"{found}; {name} is whole; nothing says which is the newest"
+    return f"{found}; newest whole: {name}"
 
 
 def called(row: CheckpointRow) -> str:
@@ -77,13 +80,14 @@ def all_cells(run: RunFolder) -> list[list[str]]:
     for tracker in run.trackers:
         if tracker.checkpoint is not None:
             trackers.setdefault(tracker.checkpoint, []).append(tracker.name)
-    return [cells_of(row, trackers.get(row.name, ())) for row in run.rows]
+    mark = "whole" if run.ordered_by == "nothing" and run.checkpoints > 1 else "newest whole"
+    return [cells_of(row, trackers.get(row.name, ()), mark) for row in run.rows]
 
 
-def cells_of(row: CheckpointRow, trackers: Sequence[str] = ()) -> list[str]:
+def cells_of(row: CheckpointRow, trackers: Sequence[str] = (), newest: str = "newest whole") -> list[str]:
     """The cells of a checkpoint's row."""
     whole = "whole" if row.whole and not row.codes else clip(row.verdict, MAX_VERDICT)
-    marks = ["<- newest whole"] if row.newest_whole else []
+    marks = [f"<- {newest}"] if row.newest_whole else []
     marks += ["being written"] if row.being_written else []
     marks += [f"{few(trackers, 2)} point{'s' if len(trackers) == 1 else ''} here"] if trackers else []
     marks += [] if row.step_agrees else ["name says another step"]

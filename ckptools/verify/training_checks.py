@@ -19,7 +19,7 @@ from ckptools.model.tree import tensors_in
 from ckptools.tensor_io.stream import shard_bytes
 from ckptools.text import first_few, plural
 from ckptools.training_state.judgement import is_lbfgs, optimizer_problems
-from ckptools.training_state.optimizers import optimizers_of
+from ckptools.training_state.optimizers import nested, optimizers_of
 from ckptools.training_state.sections import sections_of_kind
 from ckptools.training_state.steps import WHY_OUT_OF_STEP, SchedulerCount, scheduler_counts
 from ckptools.training_state.steps import learning_rates as compared_rates
@@ -66,7 +66,7 @@ def step_counters(ck: Checkpoint) -> Check:
     """Whether the training, the optimizers for each parameter, and the schedulers count the same steps."""
     name = "step counters"
     slots = _step_slots(ck)
-    found = {key: step for key, slot in slots.items() if (step := _step(slot)) is not None}
+    found = {key: step for key, slot in slots.items() if (step := counted_steps(slot)) is not None}
     counted = {key: int(step) for key, step in found.items() if math.isfinite(step)}
     trained = [source for source in ck.step.sources if ".last_epoch" not in source]
     steps = {*counted.values(), *([ck.step.value] if trained else [])}
@@ -139,8 +139,19 @@ def _step_slots(ck: Checkpoint) -> dict[tuple[str, Any], Any]:
     return one | {key: step for key, step in found.items() if type(step) is int}
 
 
-def _step(slot: Any) -> float | None:
-    """The number, an integer if it is finite; None if its file is missing or damaged, which another check reports."""
+def step_counter(ck: Checkpoint) -> Any:
+    """The counter of the first parameter whose steps an optimizer counts: a number, or a tensor with one; else None."""
+    for section in sections_of_kind(ck, "optimizer"):
+        state = nested(section.value).get("state")
+        for slots in state.values() if isinstance(state, Mapping) else ():
+            step = slots.get("step") if isinstance(slots, Mapping) else None
+            if type(step) is int or (isinstance(step, Tensor) and step.numel == 1):
+                return step
+    return None
+
+
+def counted_steps(slot: Any) -> float | None:
+    """The number in a step counter, an integer if it is finite; None if its file is missing or damaged."""
     if not isinstance(slot, Tensor):
         return int(slot)
     if cover_problem(slot, "") is not None:

@@ -98,7 +98,11 @@ def test_of_a_run_the_newest_whole_one_is_looked_at_though_a_newer_one_can_be_op
     for path in (steps / "step-5").iterdir():
         os.utime(path, (path.stat().st_atime, path.stat().st_mtime + 1000))
     found = ckptools.doctor(steps)
-    assert answers(found)[WHOLE] is True and str(steps / "step-4") in row(found, WHOLE).evidence
+    assert answers(found)[WHOLE] is False and row(found, WHOLE).answer.startswith("step 5: NOT WHOLE")
+    assert (
+        row(found, WHOLE).answer.endswith("newest whole: step 4")
+        and str(steps / "step-4") in row(found, WHOLE).evidence
+    )
     assert answers(found)[NEWEST] is False and "NOT WHOLE and newer: step-5" in row(found, NEWEST).evidence
 
 

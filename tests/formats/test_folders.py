@@ -91,14 +91,15 @@ def test_a_damaged_file_counts_by_its_name(tmp_path):
 @pytest.mark.parametrize(
     ("names", "listed"),
     [
-        (["epoch=0-step=90.ckpt", "epoch=1-step=180.ckpt"], "step in the name): epoch=1-step=180.ckpt, epoch=0"),
-        (["step-9/x.pt", "step-10/x.pt"], "step in the name): step-10/x.pt, step-9/x.pt"),
-        (["a.pt", "b.pt"], "file time): b.pt, a.pt"),
-        (["b.pt", "a.pt"], "file time): a.pt, b.pt"),
+        (["epoch=0-step=90.ckpt", "epoch=1-step=180.ckpt"], "number in the name first): epoch=1-step=180.ckpt, epoch=0"),
+        (["step-9/x.pt", "step-10/x.pt"], "number in the name first): step-10/x.pt, step-9/x.pt"),
+        (["model_9.pt", "model_10.pt"], "number in the name first): model_10.pt, model_9.pt"),
+        (["a.pt", "b.pt"], "name the one you mean: a.pt, b.pt"),
+        (["b.pt", "a.pt"], "name the one you mean: a.pt, b.pt"),
     ],
     ids=str,
 )
-def test_of_several_the_newest_is_named_first(tmp_path, names, listed):
+def test_of_several_the_highest_number_is_named_first_and_no_newest_is_claimed(tmp_path, names, listed):
     for n, name in enumerate(names):
         os.utime(one(tmp_path / name), (10**9 + 100 * n,) * 2)
     with pytest.raises(SeveralError, match="holds 2 checkpoints") as error:

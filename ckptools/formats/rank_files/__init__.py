@@ -22,9 +22,10 @@ from ckptools.formats.options import Options
 from ckptools.formats.rank_files import rank_optimizers
 from ckptools.formats.rank_search import rank_checks
 from ckptools.formats.rank_search.rank_groups import GroupRead, group_in, rank_group, stated_world_size
-from ckptools.formats.rank_search.rank_names import RankName, columns, parse, siblings
+from ckptools.formats.rank_search.rank_names import RankName, columns, parse, siblings, unfinished_ranks
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, in_form, looked_at, was_read
 from ckptools.formats.shared.merge import Merge, Ranked
+from ckptools.formats.shared.step_beside import find_step_with_beside
 from ckptools.formats.wrapped_shards import wrapped_ranks
 from ckptools.model.checkpoint import Checkpoint, Fact, GivenNames, RankFile
 from ckptools.model.problems import Code, Problem
@@ -33,7 +34,6 @@ from ckptools.model.tree import KeyPath, fqn_of, tensors_in
 from ckptools.text import named_ranks
 from ckptools.training_state.parameter_names import AS_SAVED, is_flat_parameter
 from ckptools.training_state.sections import Section, find_sections
-from ckptools.training_state.steps import find_step
 
 if TYPE_CHECKING:
     from ckptools.formats.shared.given import Shapes
@@ -157,7 +157,7 @@ class _RankGroup:
             tree=tree,
             files=files,
             world_size=world,
-            step=find_step(without_rank, sections),
+            step=find_step_with_beside(without_rank, sections),
             module_order=AS_SAVED,
             all_ranks=self.read.all_ranks,
             bytes_expected=rank_checks.expected_bytes(files),
@@ -199,9 +199,9 @@ class _RankGroup:
             else:
                 yield looked_at(name.path, rank, name.part, self.read.faults, len(self.group))
         alone = len(self.group) == 1
-        if alone and not any(s.claims for s in self.read.saved.values()) and self.name.world_size is None:
-            return
-        for rank in range(min(world, MAX_WORLD)):
+        alone = alone and not any(s.claims for s in self.read.saved.values()) and self.name.world_size is None
+        begun = unfinished_ranks(self.name) if self.options.looks_around else ()
+        for rank in sorted({*(() if alone else range(min(world, MAX_WORLD))), *begun}):
             for part, name in parts.items():
                 if (rank, part) not in here:
                     yield RankFile(name.of_rank(rank, part), rank, part, "missing", 0, None)

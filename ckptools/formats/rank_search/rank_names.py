@@ -169,6 +169,18 @@ def unfinished(path: Path) -> list[str]:
     return []
 
 
+def unfinished_ranks(of: RankName) -> set[int]:
+    """Ranks of the checkpoint of a file whose own files beside it have temporary names: their writers did not end."""
+    if is_remote(of.path) or not of.rank_in_name or of.spelled:
+        return set()
+    middle = of.path.name[len(of.head) : len(of.path.name) - len(of.tail)].rstrip("0123456789")
+    name = re.compile(rf"(?<![\w-]){re.escape(of.head + middle)}(\d{{1,7}}){re.escape(of.tail)}(?!\w)")
+    with suppress(OSError):
+        beside = [one.name for one in islice(of.path.parent.iterdir(), MAX_ENTRIES) if is_temporary(one.name)]
+        return {int(found[1]) for one in beside if (found := name.search(one))}
+    return set()
+
+
 class PathNumber(NamedTuple):
     """A number in a path that may be the rank: `start` and `end` in a part, 0 for the file's name, 1 its folder's."""
 

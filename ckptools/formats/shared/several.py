@@ -20,7 +20,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -29,6 +28,7 @@ from ckptools.errors import ReadError, SeveralError
 from ckptools.files.file_type import head_at
 from ckptools.files.location import check_stays_inside, is_plain_name, is_there, real_path
 from ckptools.files.opening import reading
+from ckptools.formats.shared.save_order import Save, newest_first
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.model.values import describe_for_error
@@ -65,9 +65,14 @@ def _with_note(checkpoint: Checkpoint, text: str) -> Checkpoint:
 
 
 def listed(folder: Path, found: Sequence[Path]) -> str:
-    """List the paths to open instead, the newest first, for a message; empty for none."""
-    ordered, how = newest_first(found) if len(found) > 1 else (found, "")
-    return f"name the one you mean{how}: {names(folder, ordered)}" if found else ""
+    """List the paths to open instead, for a message; empty for none.
+
+    The highest numbers come first where names have numbers that order them. That the first is the newest is not said:
+    no file was opened, and `ls` goes by the steps in them.
+    """
+    ordered, by = newest_first([Save(path.relative_to(folder), _step(path)) for path in found])
+    how = " (the highest number in the name first)" if by in ("step", "name") and len(found) > 1 else ""
+    return f"name the one you mean{how}: {names(folder, [found[n] for n in ordered])}" if found else ""
 
 
 def names(folder: Path, found: Sequence[Path]) -> str:
@@ -75,29 +80,10 @@ def names(folder: Path, found: Sequence[Path]) -> str:
     return few([_shown(path, folder) for path in found])
 
 
-def newest_first(found: Sequence[Path]) -> tuple[list[Path], str]:
-    """Checkpoints from the newest to the oldest and what says so: the steps in their names, else their file times."""
-    steps = {path: _step(path) for path in found}
-    numbers = [n for n in steps.values() if n is not None]
-    if len(set(numbers)) == len(found):
-        return sorted(found, key=lambda p: -(steps[p] or 0)), " (the newest first, by the step in the name)"
-    times = {path: max(_times(path), default=0.0) for path in found}
-    if len({round(t) for t in times.values()}) == len(found):
-        return sorted(found, key=lambda p: -times[p]), " (the newest first, by file time)"
-    return sorted(found), ""
-
-
 def _step(path: Path) -> int | None:
     """The step in the name, else in the folder's name: `global_step_3/actor`."""
     own = step_in(path.name)
     return step_in(path.parent.name) if own is None else own
-
-
-def _times(path: Path) -> Iterator[float]:
-    """When a file, or the files of a folder, were written."""
-    with suppress(OSError):
-        for one in islice(path.iterdir(), MAX_ENTRIES) if path.is_dir() else [path]:
-            yield one.lstat().st_mtime
 
 
 def _shown(path: Path, folder: Path) -> str:
