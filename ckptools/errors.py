@@ -83,6 +83,10 @@ class UnknownFormatError(ReadError):
     """No format recognises the path."""
 
 
+class TrackerError(ReadError):
+    """The tracker in the folder of a run names another checkpoint than the only one that is here."""
+
+
 class UnsafePathError(ReadError):
     """A name leads out of the checkpoint's folder, or to something that is not a regular file."""
 

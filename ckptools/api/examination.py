@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -107,14 +108,20 @@ class _Examination:
         try:
             self.checkpoint = open(what, all_ranks=True, **self.how)
         except SeveralError:
-            self.run = checkpoints_in(self.path, on_found=self.on_found, **_of_run(self.how))
-            chosen = self.run.newest_whole or next((row.path for row in self.run.rows if row.format), None)
-            if chosen is not None:
-                self.checkpoint = open(chosen, all_ranks=True, **self.how)
+            self._open_newest()
         except CkptoolsError as error:
             if not (isinstance(error, ReadError) and self.path.exists()):
                 raise
             self.error = error
+            if self.path.is_dir():  # a tracker in it may lead astray
+                with suppress(CkptoolsError):
+                    self._open_newest()
+
+    def _open_newest(self) -> None:
+        self.run = checkpoints_in(self.path, on_found=self.on_found, **_of_run(self.how))
+        chosen = self.run.newest_whole or next((row.path for row in self.run.rows if row.format), None)
+        if chosen is not None:
+            self.checkpoint = open(chosen, all_ranks=True, **self.how)
 
     def _open_by_another_rank(self) -> None:
         """Open the checkpoint of a rank file that is damaged itself by a file of another rank."""

@@ -24,7 +24,7 @@ from ckptools.formats.rank_search.rank_names import is_temporary
 from ckptools.formats.rank_search.sibling_search import are_of_one
 from ckptools.formats.registry import Format, recognised
 from ckptools.formats.shared.companions import is_companion
-from ckptools.formats.shared.several import MAX_ENTRIES, listed, names, several, tracker_in
+from ckptools.formats.shared.several import ASTRAY, MAX_ENTRIES, listed, names, several, tracker_in
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tree import tensors_in
 from ckptools.model.values import describe_for_error
@@ -166,7 +166,7 @@ def find(folder: Path, formats: Sequence[Format], follow_symlinks: bool = False)
         here = listed(folder, PathSearch(folder, follow_symlinks, formats=formats).below().found)
         target = describe_for_error(tracker.target and tracker.target.name)
         why = tracker.why or f"names {target}, which holds no checkpoint"
-        raise ReadError(tracker.path, f"{why}; {here or 'and no other checkpoint is here'}")
+        raise ReadError(tracker.path, f"{why} ({ASTRAY}); {here or 'and no other checkpoint is here'}")
     return _one_of(tracker.target, found), ""
 
 

@@ -20,6 +20,7 @@ from ckptools.formats.registry import FORMATS, RANK_FILES, Format, formats_from_
 from ckptools.formats.shared.model_config import with_config
 from ckptools.formats.shared.provenance import with_provenance
 from ckptools.formats.shared.salvage import SalvagingReader
+from ckptools.formats.shared.several import check_not_astray, tracker_in
 from ckptools.formats.structure import with_structure_problems
 from ckptools.model.checkpoint import Checkpoint, GivenNames
 from ckptools.pickles.machine import gc_paused
@@ -193,10 +194,11 @@ def _detected(path: Path, options: Options) -> Checkpoint:
         if format_ is not None:
             with gc_paused():
                 read = _read(format_, path, options)
-                return _beside_others(read, path, options, formats) if path.is_dir() else read
+                if not path.is_dir():
+                    return read
+                check_not_astray(path, read)
+                return _beside_others(read, path, options, formats)
     except SeveralError:
-        from ckptools.formats.shared.several import tracker_in
-
         tracker = tracker_in(path, options.follow_symlinks)
         if tracker is None or tracker.target is None:
             raise

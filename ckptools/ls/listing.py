@@ -14,12 +14,11 @@ from ckptools.files.location import location, path_of
 from ckptools.files.opening import reading
 from ckptools.formats.open import open_checkpoint
 from ckptools.formats.rank_search.rank_names import parse
-from ckptools.formats.shared.several import Tracker
+from ckptools.formats.shared.several import ASTRAY, Tracker
 from ckptools.ls.record import CheckpointRow, RunFolder, TrackerRow
 from ckptools.ls.rows import left_over_row, newest_first, newest_whole, not_older, order_notes, row_of, verified
 from ckptools.ls.search import Opened, RunSearch
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import Code
 from ckptools.model.records import Rows
 from ckptools.text import and_more
 
@@ -175,9 +174,6 @@ def _size_and_time(path: Path) -> tuple[int, int] | None:
 
 
 # -- trackers ---------------------------------------------------------------------------------------------------------
-
-
-ASTRAY = Code.TRACKER_ASTRAY.code
 
 
 def tracker_rows(

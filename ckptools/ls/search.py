@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckptools.dtypes import is_floating
-from ckptools.errors import CkptoolsError, ReadError, SeveralError, UnknownFormatError
+from ckptools.errors import CkptoolsError, ReadError, SeveralError, TrackerError, UnknownFormatError
 from ckptools.files.file_type import content_of, head_at
 from ckptools.files.location import common_folder
 from ckptools.formats.folder_search import FolderSearch, is_named_so
@@ -121,7 +121,7 @@ class RunSearch(FolderSearch):
             if recognised(folder, (*formats_from_outside(), *FORMATS)) is None:
                 return None
             return self.opened(folder, ())
-        except SeveralError:
+        except (SeveralError, TrackerError):
             return None
         except CkptoolsError as error:
             return error

@@ -107,7 +107,7 @@ def test_one_tag_needs_no_latest(z1):
 def test_a_latest_that_names_an_absent_tag_is_told_with_those_that_are_here(z1):
     (z1.parent / "latest").write_text("global_step6\n")
     with pytest.raises(
-        ReadError, match=r"latest: names the tag 'global_step6', which is not there; here are global_step5"
+        ReadError, match=r"latest: names the tag 'global_step6', which is not there \(CK016\); here are global_step5"
     ):
         ckptools.open(z1.parent)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 
 import ckptools
 from ckptools.cli import app
+from ckptools.doctor.record import NEWEST
 from ckptools.errors import OutputExistsError, ReadError, SeveralError, UnknownFormatError
 from ckptools.formats import folder_search
 from tests.truth import FIXTURES
@@ -91,7 +93,10 @@ def test_a_damaged_file_counts_by_its_name(tmp_path):
 @pytest.mark.parametrize(
     ("names", "listed"),
     [
-        (["epoch=0-step=90.ckpt", "epoch=1-step=180.ckpt"], "number in the name first): epoch=1-step=180.ckpt, epoch=0"),
+        (
+            ["epoch=0-step=90.ckpt", "epoch=1-step=180.ckpt"],
+            "number in the name first): epoch=1-step=180.ckpt, epoch=0",
+        ),
         (["step-9/x.pt", "step-10/x.pt"], "number in the name first): step-10/x.pt, step-9/x.pt"),
         (["model_9.pt", "model_10.pt"], "number in the name first): model_10.pt, model_9.pt"),
         (["a.pt", "b.pt"], "name the one you mean: a.pt, b.pt"),
@@ -142,7 +147,7 @@ def test_equal_times_name_no_newest(tmp_path):
 def test_rank_files_of_two_steps_name_the_newest(tmp_path):
     ranks(tmp_path, "ep0-ba5-")
     ranks(tmp_path, "ep0-ba15-")
-    with pytest.raises(SeveralError, match=r"2 checkpoints.*step in the name\): ep0-ba15-rank0\.pt, ep0-ba5-rank0\.pt"):
+    with pytest.raises(SeveralError, match=r"2 checkpoints.*number in the name first\): ep0-ba15-rank0\.pt, ep0-ba5-rank0\.pt"):
         ckptools.open(tmp_path)
 
 
@@ -217,6 +222,61 @@ def test_a_link_that_leads_out_is_no_tracker(tmp_path):
     (tmp_path / "run" / "latest").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UnknownFormatError):
         ckptools.open(tmp_path / "run")
+
+
+def links_to(folder: Path, target: str) -> None:
+    (folder / "latest").symlink_to(target)
+
+
+def links_of_ranks(folder: Path, target: str) -> None:
+    ranks(folder, "ep0-ba5-")
+    shutil.rmtree(folder / "step-5")
+    (folder / "latest-rank0.pt").symlink_to("ep0-ba9-rank0.pt")
+
+
+def text_of_a_store(folder: Path, target: str) -> None:
+    links_of_ranks(folder, target)
+    (folder / "latest-rank0.pt").unlink()
+    (folder / "latest-rank0.pt.symlink").write_text("runs/1/ep0-ba9-rank0.pt")
+
+
+def names_an_empty_folder(folder: Path, target: str) -> None:
+    (folder / target).mkdir()
+    (folder / "latest").write_text(target)
+
+
+def writes(name: str, text: str) -> Callable[[Path, str], object]:
+    return lambda folder, _: (folder / name).write_text(text)
+
+
+@pytest.mark.parametrize(
+    "astray",
+    [
+        writes("latest", "step-9"),
+        writes("latest_checkpointed_iteration.txt", "9"),
+        writes("dlrover_latest.txt", "9"),
+        links_to,
+        links_of_ranks,
+        text_of_a_store,
+        names_an_empty_folder,
+    ],
+)
+@pytest.mark.parametrize("command", ["inspect", "verify", "consolidate"])
+def test_no_command_takes_the_only_checkpoint_where_the_tracker_names_another(tmp_path, astray, command):
+    run = tmp_path / "run"
+    shutil.copytree(DCP, run / "step-5")
+    astray(run, "step-9")
+    more = ["-o", str(tmp_path / "out.safetensors")] if command == "consolidate" else []
+    result = CliRunner().invoke(app, [command, str(run), *more])
+    assert result.exit_code == 3 and "CK016" in result.stderr and "name the one you mean: " in result.stderr
+    assert result.stderr.count("\n") == 1 and not (tmp_path / "out.safetensors").exists()
+    assert "CK016" in next(row.evidence for row in ckptools.doctor(run).rows if row.question == NEWEST)
+
+
+def test_a_tracker_of_something_else_beside_the_files_of_a_checkpoint_is_left_alone(tmp_path):
+    shutil.copytree(DCP, tmp_path / "c")
+    (tmp_path / "c" / "latest").write_text("best")
+    assert ckptools.open(tmp_path / "c").whole
 
 
 # -- an export beside -----------------------------------------------------------------------------------------------

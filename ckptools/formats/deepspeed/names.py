@@ -21,7 +21,7 @@ from pathlib import Path
 from ckptools.errors import ReadError, UnsafePathError
 from ckptools.files.location import check_stays_inside, is_plain_name
 from ckptools.files.opening import reading
-from ckptools.formats.shared.several import several, text_of
+from ckptools.formats.shared.several import ASTRAY, several, text_of
 from ckptools.model.values import describe_for_error
 from ckptools.text import few
 
@@ -155,6 +155,6 @@ def _pointed(pointer: Path, follow_symlinks: bool) -> Path:
         check_stays_inside(folder, pointer.parent)
     if not is_tag_folder(folder):
         here = few([tag.name for tag in tags_in(pointer.parent)]) or "no other checkpoint"
-        what = f"which {'holds no DeepSpeed files' if folder.is_dir() else 'is not there'}; here are {here}"
+        what = f"which {'holds no DeepSpeed files' if folder.is_dir() else 'is not there'} ({ASTRAY}); here are {here}"
         raise ReadError(pointer, f"names the tag {describe_for_error(tag)}, {what}: name the one you mean")
     return folder

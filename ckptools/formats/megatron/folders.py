@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from ckptools.errors import ReadError
 from ckptools.files.location import check_stays_inside
 from ckptools.files.opening import reading
-from ckptools.formats.shared.several import several, text_of
+from ckptools.formats.shared.several import ASTRAY, several, text_of
 from ckptools.model.checkpoint import Fact
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Ints
@@ -261,7 +261,9 @@ def find_iteration(path: Path, holds: Holds, follow_symlinks: bool) -> Path:
     if not follow_symlinks:
         check_stays_inside(found, path)
     if not holds(found):
-        raise ReadError(path, f"{TRACKER} names {found.name}, which holds no such checkpoint; open one of its folders")
+        raise ReadError(
+            path, f"{TRACKER} names {found.name}, which holds no such checkpoint ({ASTRAY}); open one of its folders"
+        )
     return found
 
 
@@ -271,7 +273,9 @@ def _tracked(path: Path, follow_symlinks: bool) -> Path:
     if named is None:
         raise ReadError(path / TRACKER, f"holds {describe_for_error(text)}; expected a plain number or release")
     if not named.is_dir():
-        raise ReadError(path / TRACKER, f"names {named.name}, which is not here; open one of the folders beside it")
+        raise ReadError(
+            path / TRACKER, f"names {named.name}, which is not here ({ASTRAY}); open one of the folders beside it"
+        )
     return named
 
 

@@ -7,11 +7,13 @@ A tracker is a small file or link in a run's folder:
     dlrover_latest.txt                  DLRover: a number
     last_checkpoint                     detectron2, mmengine: the name of a file
     latest-rank0.pt                     Composer: a link to a file of the newest
+    latest-rank0.pt.symlink             Composer in a store: the path of that file as a text
     LATEST, LATEST.txt                  NeMo Automodel: a link to a folder; where links are not possible, its name
 
 What it holds is data from a stranger: only a plain name of something in the same folder is followed.
 Source: deepspeed/runtime/engine.py (`_save_checkpoint`), megatron/training/checkpointing.py, verl's
-`checkpoint_manager.py`, detectron2's `checkpoint/detection_checkpoint.py` (fvcore), composer's `checkpoint_saver.py`,
+`checkpoint_manager.py`, detectron2's `checkpoint/detection_checkpoint.py` (fvcore), composer's `checkpoint_saver.py`
+and utils/file_helpers.py (`create_symlink_file`),
 nemo_automodel's components/checkpoint/lifecycle.py, dlrover/python/elastic_agent/torch/ckpt_saver.py.
 """
 
@@ -20,13 +22,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from ckptools.errors import ReadError, SeveralError
+from ckptools.errors import ReadError, SeveralError, TrackerError
 from ckptools.files.file_type import head_at
-from ckptools.files.location import check_stays_inside, is_plain_name, is_there, real_path
+from ckptools.files.location import check_stays_inside, common_folder, is_plain_name, is_there, real_path
 from ckptools.files.opening import reading
 from ckptools.formats.shared.save_order import Save, newest_first
 from ckptools.model.checkpoint import Checkpoint
@@ -97,17 +100,23 @@ def _shown(path: Path, folder: Path) -> str:
 
 FILES = ("latest", "latest_checkpointed_iteration.txt", "last_checkpoint", "LATEST.txt", "dlrover_latest.txt")
 LINK = re.compile(r"(?:latest|last|LATEST)(?![A-Za-z]).*", re.DOTALL)
+ASTRAY = Code.TRACKER_ASTRAY.code
 MAX_TRACKER = 4096
 """Bytes; what is longer names no file."""
 
 
 @dataclass(frozen=True)
 class Tracker:
-    """A tracker file or link, and the checkpoint that it names, or why that is not here."""
+    """A tracker file or link, and the checkpoint that it names, or why that is not here.
+
+    Attributes:
+        named: the name of what is not here, if it is one.
+    """
 
     path: Path
     target: Path | None
     why: str = ""
+    named: tuple[str, ...] = ()
 
 
 def tracker_in(folder: Path, follow_symlinks: bool = False) -> Tracker | None:
@@ -124,15 +133,57 @@ def tracker_in(folder: Path, follow_symlinks: bool = False) -> Tracker | None:
                 check_stays_inside(path, folder)
             if not path.is_symlink():
                 return _named(path, text_of(path))
-    links = {link.target: link for link in _links(folder) if link.target and link.target.parent == folder}
+    links = {link.target: link for link in [*_links(folder), *_link_texts(folder)] if _is_beside(link)}
     return links.popitem()[1] if len(links) == 1 else None
+
+
+def _is_beside(link: Tracker) -> bool:
+    return link.target is not None and link.target.parent == link.path.parent
+
+
+def check_not_astray(folder: Path, opened: Checkpoint) -> None:
+    """Refuse the only checkpoint in the folder of a run whose tracker names another one.
+
+    A tracker beside the files of a checkpoint counts only where it names a file that differs in numbers from theirs.
+
+    Raises:
+        TrackerError: none of the trackers leads to what was opened, and one names what is not here, or no checkpoint.
+    """
+    trackers = trackers_in(folder)
+    files = [file.path for file in opened.files if file.path.is_relative_to(folder)]
+    if not trackers or not files or any(t.target and _leads_to(t.target, files) for t in trackers):
+        return
+    below = common_folder([file.parent for file in files]) != folder
+    mine = {Save(path).pattern for file in files for path in (file, *file.parents) if path != folder}
+    for tracker in trackers:
+        if tracker.target is None and (below or any(Save(folder / name).pattern in mine for name in tracker.named)):
+            why = tracker.why
+        elif tracker.target is not None and below:
+            why = f"names {describe_for_error(tracker.target.name)}, which holds no checkpoint"
+        else:
+            continue
+        here = common_folder([file.parent for file in files]) if below else files[0]
+        raise TrackerError(tracker.path, f"{why} ({ASTRAY}); name the one you mean: {names(folder, [here])}")
+
+
+def _leads_to(target: Path, files: Sequence[Path]) -> bool:
+    real = real_path(target)
+    return any(file.is_relative_to(target) or real_path(file).is_relative_to(real) for file in files)
 
 
 def trackers_in(folder: Path) -> list[Tracker]:
     """Every tracker of a folder: files, and links by the names of trackers; one that leads nowhere says why."""
     files = [folder / name for name in FILES]
     found = [_read(path) for path in files if path.is_file() and not path.is_symlink()]
-    return [*found, *_links(folder)]
+    return [*found, *_links(folder), *_link_texts(folder)]
+
+
+def _link_texts(folder: Path) -> Iterator[Tracker]:
+    """Files such as `latest-rank0.pt.symlink`, whose text is the path of a file of the newest checkpoint."""
+    for entry in _entries(folder):
+        if entry.suffix == ".symlink" and LINK.fullmatch(entry.name) and entry.is_file() and not entry.is_symlink():
+            with suppress(ReadError):
+                yield _named(entry, text_of(entry).rpartition("/")[2])
 
 
 def _links(folder: Path) -> Iterator[Tracker]:
@@ -154,7 +205,7 @@ def _of_link(link: Path) -> Tracker:
     if not target.is_relative_to(folder):
         return Tracker(link, None, f"is a link to {named}, out of the folder")
     if not target.exists():
-        return Tracker(link, None, f"is a link to {named}, which is not here")
+        return Tracker(link, None, f"is a link to {named}, which is not here", (target.name,))
     return Tracker(link, link.parent / target.relative_to(folder))
 
 
@@ -180,7 +231,7 @@ def _named(tracker: Path, text: str) -> Tracker:
         numbered = [p for p in _entries(tracker.parent) if step_in(p.name) == int(text)]
         if len(numbered) == 1:
             return Tracker(tracker, numbered[0])
-    return Tracker(tracker, None, f"names {describe_for_error(text)}, which is not here")
+    return Tracker(tracker, None, f"names {describe_for_error(text)}, which is not here", (text,))
 
 
 def _entries(folder: Path) -> list[Path]:
