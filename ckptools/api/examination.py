@@ -22,7 +22,7 @@ from ckptools.files.location import check_path, location, path_of, real_path
 from ckptools.formats.rank_search.rank_names import parse
 from ckptools.ls import listing
 from ckptools.ls.record import CheckpointRow, RunFolder
-from ckptools.ls.rows import UNORDERED
+from ckptools.ls.rows import UNORDERED, is_wrong
 from ckptools.model.records import Rows
 from ckptools.model.verdict import Verdict
 from ckptools.tensor_io.threads import Progress
@@ -169,7 +169,7 @@ class _Examination:
     def _newest_save_first(self, opened: Finding) -> Finding:
         """The first answer about a run: on its newest save where that is not whole, else on the opened checkpoint."""
         rows = self.run.rows if self.run is not None and self._is_run else ()
-        if not rows or rows[0].whole is not False or (rows[0].format and self._is_mine(path_of(rows[0].path))):
+        if not rows or not is_wrong(rows[0]) or (rows[0].format and self._is_mine(path_of(rows[0].path))):
             return opened
         save, newest = rows[0], next((row for row in rows if row.newest_whole), None)
         fate = save.verdict if save.format else save.why
@@ -185,15 +185,19 @@ class _Examination:
         trackers = [f"{tracker.name}: {tracker.problem}" for tracker in self.run.trackers if tracker.problem]
         newest = next((row for row in self.run.rows if row.newest_whole), None)
         if newest is None:
-            return Finding(NEWEST, False, "none", f"{looked}: none is whole")
+            free = " and free of errors" if any(row.whole for row in self.run.rows) else ""
+            return Finding(NEWEST, False, "none", f"{looked}: none is whole{free}")
         mine = self._is_mine(path_of(newest.path))
-        wrong_ones = [row.name for row in self.run.rows if row.whole is False]
-        before = {row.name for row in self.run.rows[: list(self.run.rows).index(newest)]}
-        others = self.run.not_whole_not_older
-        by_age = {
-            "NOT WHOLE and newer": [name for name in others if name in before],
-            "NOT WHOLE, and nothing says whether newer": [name for name in others if name not in before],
-            "NOT WHOLE and older": [name for name in wrong_ones if name not in others and self._is_run],
+        rows, others = list(self.run.rows), self.run.wrong_not_older
+        before = {row.name for row in rows[: rows.index(newest)]}
+        older = [row for row in rows if is_wrong(row) and row.name not in others and self._is_run]
+        newer = [row for row in rows if row.name in others and row.name in before]
+        unsure = [name for name in others if name not in before]
+        by_age: dict[str, Sequence[str]] = {
+            "NOT WHOLE and newer": [row.name for row in newer if row.whole is False],
+            "with errors and newer": [row.name for row in newer if row.whole is not False],
+            "wrong, and nothing says whether newer": unsure,
+            "wrong and older": [row.name for row in older],
             "left over from a write, or still being written": [row.name for row in self.run.left_over],
         }
         found = [f"{words}: {few(names, MOST)}" for words, names in by_age.items() if names]

@@ -84,7 +84,8 @@ def select(
     picking.lose(_own_values_lost(checkpoint, parts))
     contents.from_replicas, notes = _from_replicas(checkpoint, parts)
     warnings = [p for p in checkpoint.problems if p.severity == "warning" and _concerns(p, parts, only)]
-    contents.notes += [*_notes_on_warnings(warnings), *picking.notes_for(checkpoint, parts), *notes]
+    exchanged = (p for p in checkpoint.problems if p.kind is Code.NAMED_AS_ANOTHER_RANK)
+    contents.notes += [*_notes_on_warnings([*warnings, *exchanged]), *picking.notes_for(checkpoint, parts), *notes]
     contents.notes += [] if only in ONLY else [_note_on_glob(checkpoint, parts, only)]
     contents.tree = trees[""] if list(trees) == [""] else trees
     contents.part = only
@@ -196,8 +197,8 @@ def _from_replicas(checkpoint: Checkpoint, parts: Iterable[Section]) -> tuple[Fr
 
 DOUBTFUL = (
     Code.FILE_MISSING, Code.FILE_CUT, Code.ODD_FILE_SIZE, Code.MIXED_SAVES, Code.METADATA_CONTRADICTS,
-    Code.STRAY_FILE, Code.NAME_CONTRADICTS, Code.NEVER_WRITTEN, Code.LAYOUT_DISAGREES, Code.COPIES_DIFFER,
-    Code.LAYOUT_INFERRED,
+    Code.STRAY_FILE, Code.NAME_CONTRADICTS, Code.NAMED_AS_ANOTHER_RANK, Code.NEVER_WRITTEN, Code.LAYOUT_DISAGREES,
+    Code.COPIES_DIFFER, Code.LAYOUT_INFERRED,
 )  # fmt: skip
 """Warnings that the files, or what is put together from them, may not be what was saved."""
 

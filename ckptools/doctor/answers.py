@@ -21,7 +21,10 @@ VALUE_CHECKS = ("checksums (CRC-32)", "finite values", IN_RANGE, IN_LINE)
 IN_STEP_CHECKS = ("optimizer covers params", "step counters", "lr: scheduler = groups")
 OUT_OF_STEP = (Code.STEPS_DISAGREE, Code.LEARNING_RATES_DISAGREE)
 LOOK = "worth a look"
-CONTRADICTIONS = (Code.NAME_CONTRADICTS, Code.MIXED_SAVES, Code.METADATA_CONTRADICTS, Code.WORLD_SIZES_DISAGREE)
+CONTRADICTIONS = (
+    Code.NAME_CONTRADICTS, Code.NAMED_AS_ANOTHER_RANK, Code.MIXED_SAVES, Code.METADATA_CONTRADICTS,
+    Code.WORLD_SIZES_DISAGREE,
+)  # fmt: skip
 
 
 def whole_finding(verified: Verification, checkpoint: Checkpoint) -> Finding:

@@ -56,7 +56,7 @@ CODES: dict[State, tuple[Code, ...]] = {
     "values": (Code.NOT_FINITE, Code.ZEROS),
     "odd": (
         Code.LAYOUT_DISAGREES, Code.COPIES_DIFFER, Code.WORLD_SIZES_DISAGREE, Code.ODD_FILE_SIZE,
-        Code.NAME_CONTRADICTS, Code.STRAY_FILE, Code.METADATA_CONTRADICTS,
+        Code.NAME_CONTRADICTS, Code.NAMED_AS_ANOTHER_RANK, Code.STRAY_FILE, Code.METADATA_CONTRADICTS,
     ),
 }  # fmt: skip
 """Codes of problems by the state of the ranks that they name; other or less severe problems give `other`."""

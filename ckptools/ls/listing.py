@@ -16,7 +16,16 @@ from ckptools.formats.open import open_checkpoint
 from ckptools.formats.rank_search.rank_names import parse
 from ckptools.formats.shared.several import ASTRAY, Tracker
 from ckptools.ls.record import CheckpointRow, RunFolder, TrackerRow
-from ckptools.ls.rows import left_over_row, newest_first, newest_whole, not_older, order_notes, row_of, verified
+from ckptools.ls.rows import (
+    is_wrong,
+    left_over_row,
+    newest_first,
+    newest_whole,
+    not_older,
+    order_notes,
+    row_of,
+    verified,
+)
 from ckptools.ls.search import Opened, RunSearch
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.records import Rows
@@ -100,8 +109,7 @@ class Listing:
         trackers = tracker_rows(self.folder, search.trackers, proven, files)
         return RunFolder(
             path=self.folder,
-            ok=all(row.whole is not False and not row.why for row in proven)
-            and all(t.severity != "error" for t in trackers),
+            ok=not any(map(is_wrong, proven)) and all(t.severity != "error" for t in trackers),
             rows=Rows(proven),
             checkpoints=len(proven),
             newest_whole=next((row.path for row in proven if row.newest_whole), None),
@@ -110,7 +118,7 @@ class Listing:
             left_over=Rows(left_over_row(search.name(path), path) for path in search.temporary),
             notes=(*search.notes, *order_notes(proven, by)),
             seconds=time.perf_counter() - started,
-            not_whole_not_older=tuple(row.name for row in not_older(proven)),
+            wrong_not_older=tuple(row.name for row in not_older(proven)),
         )
 
     def _open(self, path: Path, group: Sequence[Path]) -> Opened:

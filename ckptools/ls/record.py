@@ -109,8 +109,8 @@ class RunFolder:
         newest_whole: path of the newest whole checkpoint; None if none is proven to be whole.
         trackers: files and links that name a checkpoint.
         ordered_by: the facts that say which is newer; `nothing` where none does.
-        not_whole_not_older: names of the checkpoints that are not whole and not proven to be older than the newest
-            whole one, the newest first.
+        wrong_not_older: names of the checkpoints that are not whole, or have other errors, and are not proven to be
+            older than the newest whole one; the newest first.
         notes: skipped entries, and contradictions.
     """
 
@@ -124,7 +124,7 @@ class RunFolder:
     left_over: Rows[LeftOverRow] = field(default_factory=Rows)
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
-    not_whole_not_older: tuple[str, ...] = ()
+    wrong_not_older: tuple[str, ...] = ()
 
     @property
     def readable(self) -> bool:

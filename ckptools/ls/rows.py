@@ -179,13 +179,18 @@ def order_notes(rows: Sequence[CheckpointRow], by: By) -> Iterator[str]:
 
 
 def not_older(rows: Sequence[CheckpointRow]) -> list[CheckpointRow]:
-    """The rows, the newest first, that are not whole and not proven to be older than the newest whole one."""
-    wrong = [n for n, row in enumerate(rows) if row.whole is False]
+    """The rows, the newest first, that are wrong and not proven to be older than the newest whole one."""
+    wrong = [n for n, row in enumerate(rows) if is_wrong(row)]
     newest = next((n for n, row in enumerate(rows) if row.newest_whole), len(rows))
     if not wrong or newest == len(rows):
         return [rows[n] for n in wrong]
     older = older_than([_save(row) for row in rows], newest)
     return [rows[n] for n in wrong if n < newest or n not in older]
+
+
+def is_wrong(row: CheckpointRow) -> bool:
+    """Whether a checkpoint is known not to be whole, or has another error."""
+    return row.whole is False or bool(row.why)
 
 
 def is_proven(row: CheckpointRow) -> bool:

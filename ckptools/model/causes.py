@@ -205,7 +205,7 @@ def _what(group: Sequence[Problem]) -> str:
     return clip_middle(printable(said[0]), MAX_WHAT) + more
 
 
-NAMED_OTHERWISE = (Code.NAME_CONTRADICTS, Code.FILE_CONTRADICTS)
+NAMED_OTHERWISE = (Code.NAME_CONTRADICTS, Code.FILE_CONTRADICTS, Code.NAMED_AS_ANOTHER_RANK)
 """Problems of files whose content is not what their name promises."""
 
 SWAPPED = "and the other way round: the two files seem to have changed places"
@@ -236,6 +236,10 @@ def _words(kind: Code, group: Sequence[Problem]) -> str:
     fate = FATES.get(kind)
     if fate:
         return f"{' and '.join(_lost_files(group))} {fate}"
+    if kind is Code.NAMED_AS_ANOTHER_RANK and ranks:
+        if _swapped([_fact(p) for p in group]):
+            return f"the files of {named_ranks(ranks)} are exchanged"
+        return f"{plural(len(group), 'file')} ({named_ranks(ranks)}) under the name of another rank"
     names = list(dict.fromkeys(p.tensor for p in group if p.tensor is not None))
     if names and kind not in OF_A_SECTION:
         return f"{kind.meaning}: {clip_middle(printable(names[0]), MAX_WORDS)}{and_more(len(names) - 1)}{whose}"

@@ -52,6 +52,7 @@ class Code(Enum):
     FILLED = "CK019", "values that consolidate filled in", "error", "complete output", "value"
     LEFT_OUT = "CK020", "left out by consolidate", "error", "complete output", "value"
     ORIGIN_UNREADABLE = "CK021", "record of origin that cannot be read", "error", "complete output", "value"
+    NAMED_AS_ANOTHER_RANK = "CK022", "rank file under the name of another rank", "error"
     TENSOR_GAP = "CK101", "gap in a tensor", "error", "complete output", "elements"
     TENSOR_OVERLAP = "CK102", "overlap in a tensor", "error", "complete output"
     WORLD_SIZES_DISAGREE = "CK103", "world sizes disagree", "error", "any output"

@@ -33,6 +33,7 @@ REMEDIES = {
     Code.FILLED: BACK,
     Code.LEFT_OUT: BACK,
     Code.ORIGIN_UNREADABLE: "consolidate again",
+    Code.NAMED_AS_ANOTHER_RANK: "give {files} the names of the ranks that they hold; consolidate goes by the content",
     Code.TENSOR_GAP: "find the file that holds it; --allow-missing leaves it out, or fills it with --fill",
     Code.TENSOR_OVERLAP: "put the files of one save together",
     Code.WORLD_SIZES_DISAGREE: "put the files of one save together",

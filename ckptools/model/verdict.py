@@ -17,6 +17,8 @@ every byte, compared with its checksum where there is one."""
 
 Level = Literal["good", "doubtful", "bad"]
 
+EXCHANGED = Code.NAMED_AS_ANOTHER_RANK.code
+
 MAX_CAUSES = 4
 """Causes that a headline names."""
 
@@ -48,6 +50,14 @@ class Verdict:
     consequences: tuple[Consequence, ...] = ()
 
     @property
+    def resumable(self) -> bool | None:
+        """False where files have the names of other ranks, so that a resume by rank would load shards of others.
+
+        None where nothing of the kind was found.
+        """
+        return False if any(cause.code == EXCHANGED and cause.severity == "error" for cause in self.causes) else None
+
+    @property
     def level(self) -> Level:
         """`bad` where something is wrong, `good` where it is proven whole and nothing is doubtful."""
         if self.whole is False or any(cause.severity == "error" for cause in self.causes):
@@ -63,6 +73,10 @@ class Verdict:
             return f"NOT WHOLE: {_named(errors) or 'nothing of it can be read'}{self._way_out}"
         if self.whole is None:
             return f"{self.extent}; {_counted(errors or warnings)}" if errors or warnings else self.extent
+        if self.resumable is False:
+            others = [cause for cause in errors if cause.code != EXCHANGED]
+            more = f"; {_counted(others)}" if others else ""
+            return f"whole, not resumable as the files lie: {_named(c for c in errors if c.code == EXCHANGED)}{more}"
         if errors:
             return f"whole, but {_counted(errors)}"
         if not self.joinable:
@@ -81,7 +95,7 @@ class Verdict:
         return to_dict(self)
 
     def _record(self) -> dict[str, Any]:
-        fields = ("whole", "recoverable", "joinable", "depth", "level", "headline")
+        fields = ("whole", "recoverable", "joinable", "resumable", "depth", "level", "headline")
         causes = [cause._asdict() for cause in self.causes]
         following = [{**one._asdict(), "causes": list(one.causes)} for one in self.consequences]
         found = {name: getattr(self, name) for name in fields}

@@ -100,7 +100,7 @@ def test_of_a_run_the_newest_whole_one_is_looked_at_though_a_newer_one_can_be_op
     found = ckptools.doctor(steps)
     assert answers(found)[WHOLE] is False and row(found, WHOLE).answer.startswith("step 5: NOT WHOLE")
     assert (
-        row(found, WHOLE).answer.endswith("newest whole: step 4")
+        row(found, WHOLE).answer.endswith("newest whole: step-4")
         and str(steps / "step-4") in row(found, WHOLE).evidence
     )
     assert answers(found)[NEWEST] is False and "NOT WHOLE and newer: step-5" in row(found, NEWEST).evidence

@@ -90,7 +90,7 @@ def test_swapped_names_of_many_ranks_are_not_taken_for_a_missing_one(kind, tmp_p
     swapped(*(tmp_path / "run" / name.format(rank) for rank in (1, 2)))
     monkeypatch.setattr(limits, "MAX_RANKS", 0)
     ck = ckptools.open(tmp_path / "run" / name.format(1))
-    assert (ck.whole, [p.code for p in ck.problems]) == (None, ["CK010", "CK010"])
+    assert (ck.whole, [p.code for p in ck.problems]) == (None, ["CK022", "CK022"])
 
 
 @pytest.mark.parametrize("limit", ["MAX_RANKS", "MAX_STRUCTURE"])

@@ -81,7 +81,7 @@ def test_files_of_two_ranks_that_changed_places_are_told_and_read_as_what_they_h
     other.rename(one)
     (tmp_path / "x").rename(other)
     ck, right = ckptools.open(copied), ckptools.open(saved)
-    assert {p.code for p in ck.problems if p.severity == "warning"} == {"CK010"}
+    assert {p.code for p in ck.problems if p.severity == "error"} == {"CK022"}
     for fqn, slots in right.optimizers["optimizer"].state.items():
         assert torch.equal(ck.optimizers["optimizer"].state[fqn]["exp_avg"].load(), slots["exp_avg"].load())
 

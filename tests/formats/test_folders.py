@@ -147,7 +147,9 @@ def test_equal_times_name_no_newest(tmp_path):
 def test_rank_files_of_two_steps_name_the_newest(tmp_path):
     ranks(tmp_path, "ep0-ba5-")
     ranks(tmp_path, "ep0-ba15-")
-    with pytest.raises(SeveralError, match=r"2 checkpoints.*number in the name first\): ep0-ba15-rank0\.pt, ep0-ba5-rank0\.pt"):
+    with pytest.raises(
+        SeveralError, match=r"2 checkpoints.*number in the name first\): ep0-ba15-rank0\.pt, ep0-ba5-rank0\.pt"
+    ):
         ckptools.open(tmp_path)
 
 

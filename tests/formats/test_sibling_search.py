@@ -165,7 +165,7 @@ def test_swapped_files_are_told(tmp_path: Path) -> None:
     paths[0].rename(tmp_path / "x")
     paths[1].rename(paths[0])
     (tmp_path / "x").rename(paths[1])
-    assert "CK010" in {problem.code for problem in ckptools.open(paths[2], all_ranks=True).problems}
+    assert "CK022" in {problem.code for problem in ckptools.open(paths[2], all_ranks=True).problems}
 
 
 def test_links_are_passed_over_unless_they_are_followed(tmp_path: Path) -> None:

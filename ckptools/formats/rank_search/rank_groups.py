@@ -8,7 +8,8 @@ together, whose rank is the one number in which their names differ, or else in t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -220,6 +221,7 @@ class GroupRead:
             self.group, self.name = [n.from_one() for n in group], name.from_one()
         self._read_namesakes(self.name)
         self.ranks = {n.path: self._rank_of(n) for n in self.group}
+        self.problems += self._misnamed()
 
     def _read(self, member: RankName, must: bool) -> None:
         try:
@@ -269,12 +271,24 @@ class GroupRead:
         rank = self._said(name)
         if rank is None and not name.rank_in_name:
             raise UsageError(name.path, "neither name nor content has its rank; give it with --ranks PATTERN")
-        if rank is None or rank == name.rank:
-            return name.rank
-        if name.rank_in_name:
-            text = f"{name.path.name} holds rank {rank}; the content is believed"
-            self.problems.append(Problem(Code.NAME_CONTRADICTS, text, name.rank))
-        return rank
+        return name.rank if rank is None else rank
+
+    def _misnamed(self) -> Iterator[Problem]:
+        """Files that hold another rank than that of their name: a resume by rank loads another rank's shards.
+
+        It is a warning where the numbers in the names may be no ranks: all of them are as far off, or they are of names
+        that were given one by one; and of a copy, for which the rank that is here twice is an error.
+        """
+        known = {n.path: n.rank - rank for n in self.group if (rank := self._said(n)) is not None and n.rank_in_name}
+        shifted = len(known) > 1 and len(set(known.values())) == 1
+        held = Counter((self.ranks[n.path], n.part) for n in self.group)
+        for name in self.group:
+            rank = self.ranks[name.path]
+            if name.rank_in_name and rank != name.rank:
+                counts = not shifted and (parse(name.path) is not None or not self.options.files)
+                sure = counts and held[rank, name.part] == 1
+                kind = Code.NAMED_AS_ANOTHER_RANK if sure else Code.NAME_CONTRADICTS
+                yield Problem(kind, f"{name.path.name} holds rank {rank}; the content is believed", name.rank)
 
 
 def stated_world_size(trees: Iterable[Any]) -> int | None:

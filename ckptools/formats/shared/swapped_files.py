@@ -21,18 +21,19 @@ def swapped_files(saved: Iterable[Saved], placed: bool = True) -> Iterator[Probl
 
     Where the file of that name is here too, both cannot be what they are called: an error. Where it is not, somebody
     may have renumbered them: a warning, as it is where files are not `placed` by their names, since stages of a
-    pipeline have names of their own in them. Numbers of steps are nothing, since a whole checkpoint may be renamed,
-    and a file whose content states its rank is judged by that.
+    pipeline have names of their own in them; unless files have each other's names: a resume by rank loads a wrong one.
+    Numbers of steps are nothing, since a whole checkpoint may be renamed, and a file whose content states its rank is
+    judged by that.
     """
     read = list(saved)
     here = {one.path for one in read}
-    for one in read if len(read) > 1 else ():
-        other = "" if one.claims else _other_name(one)
-        if not other:
-            continue
-        both, text = one.path.with_name(other) in here, f"{one.path.name} was saved as {other}"
+    others = {one.path: name for one in read if len(read) > 1 and (name := "" if one.claims else _other_name(one))}
+    for path, other in others.items():
+        both, text = path.with_name(other) in here, f"{path.name} was saved as {other}"
         text += ", which is here too: swapped with it, or a copy of it" if both else ""
-        yield Problem(Code.STRAY_FILE if both and placed else Code.NAME_CONTRADICTS, text, files=(one.path.name,))
+        exchanged = path.name in {name for one, name in others.items() if one.parent == path.parent}
+        kind = Code.NAMED_AS_ANOTHER_RANK if both and exchanged else Code.NAME_CONTRADICTS
+        yield Problem(Code.STRAY_FILE if both and placed else kind, text, files=(path.name,))
 
 
 def _other_name(saved: Saved) -> str:
