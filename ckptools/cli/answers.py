@@ -41,6 +41,11 @@ def opened(
                 paths, all_ranks=all_ranks, read_file=reader, on_file=line, every_item=every_item, **vars(how)
             )
         except ReadError as error:
+            if error.kind == "unfinished" and error.path is not None:
+                from ckptools.files.last_write import just_written, last_write
+
+                if recent := just_written(last_write(error.path)):
+                    raise ReadError(error.path, f"{error.reason}; {recent}", error.kind) from error
             if error.kind != "cut":
                 raise
             from ckptools.display.next_command import quoted

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from ckptools.files.opening import reading
 from ckptools.formats import rank_files
 from ckptools.formats.dcp.composite_builder import CompositeBuilder, is_dcp
-from ckptools.formats.dcp.files import METADATA, looks_like_dcp
+from ckptools.formats.dcp.files import lacks_metadata, looks_like_dcp
 from ckptools.formats.dcp.folder import PLANNED
 from ckptools.formats.flat_parameters import parameters as flat_optimizers
 from ckptools.formats.options import Options
@@ -129,7 +129,7 @@ def read(path: Path, options: Options) -> Checkpoint:
                 parts.problems.append(Problem(Code.MODEL_PART_MISSING, text, None, part.key))
     parts.add_parts(optimizers)
     for folder in _bare_folders(path):
-        text = f"no file {folder.name}/{METADATA}, the only list of what the .distcp files there hold"
+        text = lacks_metadata(folder)
         parts.problems.append(Problem(Code.FILE_MISSING, text))
     companions = read_companions(path, options, max(parts.writers.ranks, default=-1) + 1)
     parts.add_companions(companions)

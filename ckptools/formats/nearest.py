@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ckptools.errors import UnknownFormatError
+from ckptools.files.last_write import UNFINISHED
 from ckptools.files.location import is_remote
 from ckptools.model.values import describe_for_error
 
@@ -44,7 +45,11 @@ LACKING = (
         "torchsnapshot", re.compile(r"batched/[0-9a-f]{8}-[0-9a-f-]{27}|(sharded|replicated)/.+"), ".snapshot_metadata"
     ),
 )
-"""Folders of formats that are read, without the file that the format is recognised by."""
+"""Folders of formats that are read, without the file that the format is recognised by, which both write last.
+
+Source: nanotron/serialize/main.py (`save`), torchsnapshot/snapshot.py (`take`: "commit snapshot metadata only after all
+ranks complete writing").
+"""
 
 FOREIGN = (
     Sign("Orbax (JAX)", re.compile(r"(.+/)?(manifest\.ocdbt|_CHECKPOINT_METADATA|_METADATA)")),
@@ -82,7 +87,8 @@ def check_nothing_lacks(folder: Path) -> None:
     names = list(_names(folder))
     for sign in LACKING:
         if any(map(sign.pattern.fullmatch, names)) and not (folder / sign.missing).exists():
-            raise UnknownFormatError(folder, f"looks like {sign.writer}: {sign.missing} is missing; copy it here too")
+            text = f"looks like {sign.writer}: {sign.missing} is missing, which it writes last: {UNFINISHED}"
+            raise UnknownFormatError(folder, text, "unfinished")
 
 
 def _names(folder: Path) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import stat
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -12,6 +11,7 @@ from pathlib import Path, PurePath
 
 from ckptools.display.lines import cause_words
 from ckptools.errors import CkptoolsError
+from ckptools.files.last_write import just_written
 from ckptools.files.location import path_of
 from ckptools.formats.shared import save_order
 from ckptools.formats.shared.save_order import By, Save, older_than, steps_by_name, written_in_another_order
@@ -29,9 +29,6 @@ from ckptools.verify.run import unreadable, verify
 MOST = 3
 """At most this many causes of a checkpoint are written out in its row."""
 
-JUST_NOW = 120.0
-"""A checkpoint that is not whole may still be written if its last write was less than this many seconds ago."""
-
 LOOKED_INTO: dict[tuple[bool, bool], LookedInto] = {
     (False, False): "verify",
     (True, False): "verify --deep",
@@ -48,7 +45,7 @@ NO_MODEL = "holds no model: nothing to go on from"
 def row_of(name: str, path: Path, found: Opened | CkptoolsError, files: Sequence[Path]) -> CheckpointRow:
     """The row of a checkpoint, or of what cannot be opened and why; `files` are those known of it."""
     made = _opened(name, path, found) if isinstance(found, Opened) else _unreadable(name, path, found, files)
-    return made if made.whole else replace(made, notes=(*made.notes, *_just_now(made.saved)))
+    return made if made.whole else replace(made, notes=(*made.notes, *filter(None, [just_written(_time(made))])))
 
 
 def _opened(name: str, path: Path, found: Opened) -> CheckpointRow:
@@ -106,13 +103,6 @@ def _unreadable(name: str, path: Path, error: CkptoolsError, files: Sequence[Pat
     )
 
 
-def _just_now(saved: str | None) -> tuple[str, ...]:
-    if saved is None:
-        return ()
-    ago = time.time() - seconds_of(saved)
-    return (f"last written {max(0, round(ago))} s ago: it may not be finished",) if ago < JUST_NOW else ()
-
-
 def left_over_row(name: str, path: Path) -> LeftOverRow:
     """The row of a temporary file or folder."""
     return LeftOverRow(name, *_written([path]))
@@ -156,7 +146,11 @@ def newest_first(
 
 
 def _save(row: CheckpointRow) -> Save:
-    return Save(PurePath(row.name), row.step, None if row.saved is None else seconds_of(row.saved))
+    return Save(PurePath(row.name), row.step, _time(row))
+
+
+def _time(row: CheckpointRow) -> float | None:
+    return None if row.saved is None else seconds_of(row.saved)
 
 
 def order_notes(rows: Sequence[CheckpointRow], by: By) -> Iterator[str]:

@@ -338,3 +338,14 @@ def test_rules_that_cannot_be_read_are_an_error_where_none_are_needed_too(tmp_pa
     (tmp_path / "rules.json").write_text('{"*.weight": 1}')
     code, stdout, stderr = run(RANK_0, "--rules", tmp_path / "rules.json")
     assert (code, stdout, stderr.count("\n")) == (2, "", 1) and "rules.json" in stderr
+
+
+def test_a_save_without_the_file_that_is_written_last_has_not_ended_or_died(tmp_path):
+    folder = Path(shutil.copytree(FIXTURES / "torch2.13.0-fsdp2-dcp-w3" / "ckpt", tmp_path / "step-5"))
+    (folder / ".metadata").unlink()
+    text = "which DCP writes last: the save has not ended, or it died, or the file was not copied"
+    code, _, error = run(folder)
+    assert code == 3 and error.rstrip().endswith(text)
+    os.utime(folder / "__0_0.distcp")
+    error = run(folder)[2]
+    assert re.search(rf"{text}; last written \d+ s ago: it may not be finished$", error.rstrip())

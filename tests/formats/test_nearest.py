@@ -22,7 +22,8 @@ from tests.truth import FIXTURES
 def test_the_file_that_is_missing_is_named(tmp_path, fixture, lost, writer):
     folder = Path(shutil.copytree(FIXTURES / fixture / "ckpt", tmp_path / "step"))
     (folder / lost).unlink()
-    with pytest.raises(UnknownFormatError, match=f"looks like {writer}: {lost} is missing"):
+    text = f"looks like {writer}: {lost} is missing, which it writes last: the save has not ended, or it died"
+    with pytest.raises(UnknownFormatError, match=text):
         ckptools.open(folder)
 
 

@@ -16,7 +16,7 @@ from ckptools.files.json_file import read_json
 from ckptools.files.location import check_stays_inside
 from ckptools.files.opening import File, reading
 from ckptools.files.zip_archive import MAX_PICKLE
-from ckptools.formats.dcp.files import METADATA
+from ckptools.formats.dcp.files import METADATA, lacks_metadata
 from ckptools.formats.dcp.folder import Folder, Writers, read_folder
 from ckptools.formats.dcp.folder import world_size as world_size_of
 from ckptools.formats.options import Options
@@ -125,7 +125,7 @@ class CompositeBuilder:
         """
         if not is_dcp(folder):
             here = folder.is_dir()
-            text = f"no file {folder.name}/{METADATA}, the only list of what the .distcp files there hold"
+            text = lacks_metadata(folder)
             severity: Severity = "error" if here or needed else "warning"
             self.problems.append(Problem(Code.FILE_MISSING, text if here else absent, None, folder.name, severity))
             return

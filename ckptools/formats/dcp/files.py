@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ckptools.errors import ReadError, UnsafePathError
+from ckptools.files.last_write import UNFINISHED
 from ckptools.files.location import check_stays_inside, is_remote
 from ckptools.files.opening import File, reading
 from ckptools.formats.shared.several import several
@@ -56,7 +57,7 @@ def metadata_files(folder: Path, follow_symlinks: bool) -> list[tuple[Path, int 
     if METADATA in names:
         files = [(folder / METADATA, None)]
     if not files:
-        raise ReadError(folder, _without_metadata(names))
+        raise ReadError(folder, _without_metadata(names), "unfinished")
     for path, _ in files if not follow_symlinks else ():
         check_stays_inside(path, folder)
     return files
@@ -70,10 +71,16 @@ def names_in(folder: Path) -> set[str]:
 
 def _without_metadata(names: set[str]) -> str:
     if any(name.endswith(".metadata.tmp") for name in names):
-        return "the save was interrupted: .metadata.tmp is here, .metadata is not; use an earlier checkpoint"
+        return ".metadata.tmp is here, .metadata is not: the save has not ended, or it died"
     files = sum(name.endswith(".distcp") for name in names)
     what = "1 .distcp file" if files == 1 else f"{files} .distcp files"
-    return f"{what} without .metadata, the only list of what they hold; copy it here too"
+    return f"{what} without .metadata, the only list of what they hold, which DCP writes last: {UNFINISHED}"
+
+
+def lacks_metadata(folder: Path) -> str:
+    """The message on a part of a checkpoint that is a DCP folder without its metadata."""
+    text = f"no file {folder.name}/{METADATA}, the only list of what the .distcp files there hold"
+    return f"{text}, which DCP writes last: {UNFINISHED}"
 
 
 def looks_like_dcp(folder: Path) -> bool:
