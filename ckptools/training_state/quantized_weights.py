@@ -34,7 +34,7 @@ from ckptools.model.model_config import ModelConfig
 from ckptools.model.problems import Code, Problem, Severity
 from ckptools.model.tensor import CODES, Coded, Tensor
 from ckptools.model.tree import fqn_of, nodes_in, rebuilt
-from ckptools.text import few, plural
+from ckptools.text import and_others, few, plural
 from ckptools.training_state.sections import sections_of_kind
 
 FP8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
@@ -128,7 +128,7 @@ LAYOUTS = (
 OWN = {"*_scale_inv": "*", "qzeros": "qweight", "SCB": "weight"}
 """Companions whose names nothing else has, with the name of their codes: they say something even without codes."""
 
-OWN_CODES = ("qweight", "W_q")
+OWN_CODES = ("qweight", "W_q", "weight_packed", "gate_up_proj_blocks", "down_proj_blocks")
 """The same of codes."""
 
 COMMON = ("scale", "s", "meta")
@@ -380,10 +380,9 @@ def quantization_problems(ck: Checkpoint) -> Iterator[Problem]:
     if not ck.structure_read or lost or (ck.provenance is not None and ck.provenance.left_out):
         return
     models = sections_of_kind(ck, "model")
-    yield from _unlike_config(ck, [t for s in models for _, t in nodes_in(s.value, (Tensor,))])
-    for section in models:
-        for path, node in nodes_in(section.value, (dict,)):
-            yield from _apart(ck, fqn_of((*section.path, *path)), node)
+    dicts = ((fqn_of((*s.path, *path)), node) for s in models for path, node in nodes_in(s.value, (dict,)))
+    apart = [problem for name, node in dicts for problem in _apart(ck, name, node)]
+    yield from apart or _unlike_config(ck, [t for s in models for _, t in nodes_in(s.value, (Tensor,))])
 
 
 def _unlike_config(ck: Checkpoint, tensors: list[Tensor]) -> Iterator[Problem]:
@@ -448,8 +447,9 @@ def _apart(ck: Checkpoint, section: str, node: Mapping[Any, Any]) -> Iterator[Pr
             own = _codes_of(key, [of_scales[end]] if end in of_scales else stated)
         if own is not None:
             codes = node.get(own)
-            is_cast = isinstance(codes, Tensor) and is_floating(codes.dtype) and codes.dtype not in FP8
-            alone["cast" if is_cast else "scales"].append(key)
+            if isinstance(codes, Tensor) and (not is_floating(codes.dtype) or codes.dtype in FP8):
+                continue  # these codes lack something else
+            alone["cast" if isinstance(codes, Tensor) else "scales"].append(key)
         elif (
             (end, value.dtype) in of_codes
             or value.dtype in floats
@@ -462,9 +462,10 @@ def _apart(ck: Checkpoint, section: str, node: Mapping[Any, Any]) -> Iterator[Pr
     before = f"{section}." if section else ""
     for kind, words in APART.items():
         if keys := alone[kind]:
+            code = Code.METADATA_CONTRADICTS if kind == "cast" else Code.MODEL_PART_MISSING
             severity: Severity = "error" if layouts and kind != "cast" else "warning"
-            yield Problem(Code.MODEL_PART_MISSING, f"{few(keys, 2)}: {words}", None, f"{before}{keys[0]}", severity)
-    yield from _incomplete(found, before)
+            yield Problem(code, f"{words}{and_others(len(keys) - 1)}", None, f"{before}{keys[0]}", severity)
+    yield from _incomplete(node, found, before)
 
 
 APART = {
@@ -487,16 +488,23 @@ def _end(key: str) -> str:
     return key.rpartition(".")[2]
 
 
-def _incomplete(found: Mapping[str, QuantizedWeight], before: str) -> Iterator[Problem]:
-    """Weights without a companion that others of their layout have."""
-    alike: dict[Layout, list[QuantizedWeight]] = {}
-    for one in found.values():
-        alike.setdefault(one.layout, []).append(one)
-    for layout, weights in alike.items():
-        for name in layout.needed:
-            without = [one for one in weights if _part(name) not in one.keys]
-            if without and len(without) < len(weights):
-                first = without[0].keys[CODES]
-                others = plural(len(weights) - len(without), "other weight")
-                text = f"codes without their {_part(name)}, which {others} have"
-                yield Problem(Code.MODEL_PART_MISSING, text, None, f"{before}{first}")
+def _incomplete(node: Mapping[str, Any], found: Mapping[str, QuantizedWeight], before: str) -> Iterator[Problem]:
+    """Weights without a companion that others have whose codes, and scales if they have any, are of the same dtypes."""
+    alike: dict[tuple[str, str], list[QuantizedWeight]] = {}
+    for codes, one in found.items():
+        alike.setdefault((_end(codes), node[codes].dtype), []).append(one)
+
+    def scale_dtype(weight: QuantizedWeight) -> str:
+        scale = node.get(weight.keys.get("scale", ""))
+        return scale.dtype if isinstance(scale, Tensor) else ""
+
+    for weights in alike.values():
+        layouts = {one.layout for one in weights if one.layout.needed}
+        for part in sorted({_part(name) for layout in layouts for name in (layout.scales, *layout.needed)}):
+            having = Counter(scale_dtype(one) for one in weights if part in one.keys)
+            without = [one for one in weights if part not in one.keys]
+            lost = [one for one in without if (having[own] if (own := scale_dtype(one)) else having)]
+            if lost:
+                text = f"codes without their {part}, which {plural(having.total(), 'other weight')} have"
+                name = f"{before}{lost[0].keys[CODES]}"
+                yield Problem(Code.MODEL_PART_MISSING, f"{text}{and_others(len(lost) - 1)}", None, name)

@@ -191,8 +191,25 @@ def test_a_part_that_other_weights_have_is_lost_with_and_without_a_config(tmp_pa
             ck.consolidate(tmp_path / "o.safetensors")
 
 
+def test_a_companion_beside_the_scales_may_be_lost_too(tmp_path):
+    for name, end in (("modelopt", "weight_scale_2"), ("pack-quantized", "weight_shape"), ("gptq", "qzeros")):
+        path = folder(tmp_path / name, WAYS[name], False, **{f"layers.1.mlp.{end}": None})
+        (lost,) = (p for p in ckptools.open(path).problems if p.severity == "error")
+        assert lost.code == "CK107" and "which 2 other weights have" in lost.message
+        assert lost.tensor.startswith("layers.1.mlp.")
+
+
+@pytest.mark.parametrize("content", [[1], {"quantization_config": [1]}, {"quantization_config": {"quant_method": 5}}])
+def test_a_config_of_another_form_says_nothing(tmp_path, content):
+    path = folder(tmp_path / "m", BLOCKS, False)
+    (path / "config.json").write_text(json.dumps(content))
+    (found,) = ckptools.open(path).quantized
+    assert (found.words, found.stated_by) == ("fp8 e4m3, block scales", "")
+
+
 def test_all_scales_may_be_lost_and_the_config_shows_it(tmp_path):
     gone = {f"layers.{n}.mlp.weight_scale_inv": None for n in range(LAYERS)}
+    gone["layers.0.mlp.weight"] = codes(ROWS, COLUMNS, dtype=FP8)
     ((code, severity, _, text),) = problems_of(folder(tmp_path / "m", BLOCKS, **gone))
     assert (code, severity) == ("CK107", "error")
     assert text == "config.json says fp8, block scales 16 x 16, and no scales lie beside 3 tensors of fp8e4m3"
@@ -209,7 +226,7 @@ def test_codes_that_no_config_tells_of_are_a_warning(tmp_path):
 def test_scales_that_are_left_beside_cast_codes_are_a_warning(tmp_path):
     cast = {f"layers.{n}.mlp.weight": torch.ones(ROWS, COLUMNS, dtype=torch.bfloat16) for n in range(LAYERS)}
     ((code, severity, tensor, text),) = problems_of(folder(tmp_path / "m", BLOCKS, {"model_type": "llama"}, **cast))
-    assert (code, severity, tensor) == ("CK107", "warning", "layers.0.mlp.weight_scale_inv")
+    assert (code, severity, tensor) == ("CK007", "warning", "layers.0.mlp.weight_scale_inv")
     assert "scales beside weights that are no codes" in text
 
 

@@ -255,7 +255,8 @@ def _words_of_ranks(beside: Path) -> str:
             found = RANKS.search(file.read(0, min(file.size, MAX_READ)))
         text = f"{beside.name} beside it speaks of several ranks, and what this file holds of them is not known"
         return text if found else ""
-    mapping = read_json(beside).get("mapping")
+    config = read_json(beside)
+    mapping = config.get("mapping") if isinstance(config, Mapping) else None
     numbers = (mapping.get(name) for name in MAPPING if isinstance(mapping, Mapping))
     ranks = max((n for n in numbers if type(n) is int), default=1)
     return f"part of {ranks} by the mapping in {CONFIG} beside it; how they join is not known" if ranks > 1 else ""
