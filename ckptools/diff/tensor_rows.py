@@ -39,8 +39,14 @@ def _structure(a: SideTensor, b: SideTensor) -> tuple[Verdict, str]:
     if problems:
         return "cannot be compared", "; ".join(problems)
     if a.dtype != b.dtype:
-        return "differs", f"{short(a.dtype)} → {short(b.dtype)}"
+        return "differs", "; ".join([f"{short(a.dtype)} → {short(b.dtype)}", *_codes(a, b)])
     return ("cannot be compared", NUMBERED) if a.number or b.number else ("not compared", "")
+
+
+def _codes(a: SideTensor, b: SideTensor) -> list[str]:
+    """What is said of codes of quantized weights, which are no values: `A: codes of fp8, block scales 16 x 16`."""
+    sides = [(side, one.tensor.coded) for side, one in (("A", a), ("B", b)) if one.tensor and one.tensor.are_codes]
+    return [f"{side}: {coded.words}" for side, coded in sides if coded is not None]
 
 
 def value_rows(
@@ -50,6 +56,7 @@ def value_rows(
     rows = [structure_row(a, b) for a, b in pairs]
     both = {n: (a, b) for n, (a, b) in enumerate(pairs) if a and b and a.shape == b.shape}
     both = {n: (a, b) for n, (a, b) in both.items() if not (a.problem or b.problem)}
+    both = {n: (a, b) for n, (a, b) in both.items() if a.dtype == b.dtype or not _codes(a, b)}
     direct = {
         n: (a.name, a.tensor, b.tensor) for n, (a, b) in both.items() if a.tensor is not None and b.tensor is not None
     }
@@ -68,6 +75,8 @@ def _sure(row: TensorDifference, a: SideTensor, b: SideTensor) -> TensorDifferen
     if a.number or b.number:
         alike = "values are " + ("equal" if row.verdict in ("same", "same checksum") else "not equal")
         return row._replace(verdict="cannot be compared", detail=f"{NUMBERED}; {alike}")
+    if row.verdict == "differs" and (codes := _codes(a, b)):  # distances between codes are none between weights
+        row = row._replace(change=None, max=None, cosine=None, detail="; ".join(filter(None, [row.detail, *codes])))
     if a.assumed or b.assumed:
         return row._replace(detail="; ".join(filter(None, (row.detail, "name assumed"))))
     return row

@@ -121,6 +121,18 @@ def test_a_model_that_wants_weights_does_not_load_codes_and_is_told_of_them(tmp_
     assert all(row.note for row in found.rows if row.status == "unexpected")
 
 
+def test_codes_are_compared_bit_for_bit_and_never_with_weights(tmp_path):
+    one, same = folder(tmp_path / "one", BLOCKS), folder(tmp_path / "same", BLOCKS)
+    name = "layers.1.mlp.weight"
+    other = folder(tmp_path / "other", BLOCKS, **{name: codes(ROWS, COLUMNS, dtype=FP8)})
+    plain = folder(tmp_path / "plain", BLOCKS, **{name: torch.ones(ROWS, COLUMNS)})
+    assert ckptools.diff(one, same, values=True).same
+    for path in (other, plain):
+        (row,) = (row for row in ckptools.diff(one, path, values=True).tensors if row.verdict != "same")
+        assert (row.name, row.verdict, row.change, row.max, row.cosine) == (name, "differs", None, None, None)
+        assert "A: codes of fp8, block scales 16 x 16" in row.detail
+
+
 def test_a_quantized_model_loads_into_one_that_is_quantized_alike(tmp_path):
     path = folder(tmp_path / "m", BLOCKS)
     assert ckptools.open(path).match(path).loads and ckptools.open(path).match(made(BLOCKS)).loads
