@@ -185,7 +185,7 @@ class _Examination:
         trackers = [f"{tracker.name}: {tracker.problem}" for tracker in self.run.trackers if tracker.problem]
         newest = next((row for row in self.run.rows if row.newest_whole), None)
         if newest is None:
-            free = " and free of errors" if any(row.whole for row in self.run.rows) else ""
+            free = " and free of errors" if any(row.whole and row.why for row in self.run.rows) else ""
             return Finding(NEWEST, False, "none", f"{looked}: none is whole{free}")
         mine = self._is_mine(path_of(newest.path))
         rows, others = list(self.run.rows), self.run.wrong_not_older

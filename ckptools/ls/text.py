@@ -49,7 +49,7 @@ def headline(run: RunFolder) -> str:
     newest = next((row for row in run.rows if row.newest_whole), None)
     found = f"{plural(run.checkpoints, 'checkpoint')} in {printable(str(run.path))}"
     if run.newest_whole is None:
-        none = "NONE IS WHOLE" + (" AND FREE OF ERRORS" if any(row.whole for row in run.rows) else "")
+        none = "NONE IS WHOLE" + (" AND FREE OF ERRORS" if any(row.whole and row.why for row in run.rows) else "")
         return f"{found}; {none}" if run.checkpoints else f"{found} so far"
     name = called(newest) if newest else printable(run.newest_whole)
     if run.ordered_by == "nothing" and run.checkpoints > 1:
