@@ -12,12 +12,12 @@ from ckptools.model.problems import Code, Problem
 from ckptools.text import and_others
 from ckptools.training_state.steps import contradiction
 from ckptools.verify.record import Check, Verification
-from ckptools.verify.run import IN_LINE, IN_RANGE, STRUCTURE
+from ckptools.verify.run import CHECKSUMS, IN_LINE, IN_RANGE, STRUCTURE
 
 MOST = 3
 """Causes that an answer names."""
 
-VALUE_CHECKS = ("checksums (CRC-32)", "finite values", IN_RANGE, IN_LINE)
+VALUE_CHECKS = (CHECKSUMS, "finite values", IN_RANGE, IN_LINE)
 IN_STEP_CHECKS = ("optimizer covers params", "step counters", "lr: scheduler = groups")
 OUT_OF_STEP = (Code.STEPS_DISAGREE, Code.LEARNING_RATES_DISAGREE)
 LOOK = "worth a look"
@@ -35,7 +35,8 @@ def whole_finding(verified: Verification, checkpoint: Checkpoint) -> Finding:
         unjoined = [p for p in verified.problems if p.kind is Code.TENSOR_NOT_JOINED]
         return Finding(WHOLE, whole, verified.verdict.headline, _named(errors or unjoined))
     files = next(check.detail for check in verified.checks if check.name == "files")
-    depth = "every byte read" if verified.verdict.depth == "bytes" else "every rank read, no checksums (--deep)"
+    sums = next(check for check in verified.checks if check.name == CHECKSUMS)
+    depth = f"every rank read; {CHECKSUMS}: {sums.not_ok}" if sums.not_ok else "every byte read"
     structure = [check for check in verified.checks if check.name in STRUCTURE and check.of and check.not_ok]
     partly = [f"{check.name}: {check.not_ok}" for check in structure]
     evidence = "; ".join([f"{checkpoint.path}: {files}; {depth}", *partly])

@@ -24,7 +24,7 @@ from ckptools.model.verdict import Verdict
 from ckptools.text import and_others, few, moment_utc
 from ckptools.training_state.sections import sections_of_kind
 from ckptools.training_state.steps import step_in
-from ckptools.verify.run import unreadable, verify
+from ckptools.verify.run import CHECKSUMS, unreadable, verify
 
 MOST = 3
 """At most this many causes of a checkpoint are written out in its row."""
@@ -216,7 +216,7 @@ def verified(
         found = verify(ck, deep=deep, values=values, jobs=jobs)
         verdict, problems = found.verdict, list(found.problems)
         model = bool(sections_of_kind(ck, "model"))
-        checksums = next(check for check in found.checks if check.name.startswith("checksums"))
+        checksums = next(check for check in found.checks if check.name == CHECKSUMS)
         notes = (f"checksums: {checksums.not_ok}",) if deep and checksums.not_ok else ()
     except CkptoolsError as error:
         problems, notes = [unreadable(error)], ()

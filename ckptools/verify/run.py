@@ -67,7 +67,8 @@ def verify(
     opened = ck.cost.seconds if ck is checkpoint else 0.0
     found = [p for check in checks for p in check.problems if p.kind not in ELSEWHERE]
     found += [p for p in ck.problems if p.kind in ELSEWHERE]
-    verdict = verdict_of(ck, found, "bytes" if deep else None)
+    sums = next(check for check in checks if check.name == CHECKSUMS)
+    verdict = verdict_of(ck, found, "bytes" if 0 < sums.looked_at == sums.of else None)
     return Verification(ck.path, kept, verdict, ignored, reading.nbytes, opened + time.perf_counter() - started)
 
 
@@ -147,6 +148,9 @@ def _pickles(ck: Checkpoint) -> Check:
     detail = f"{plural(names, 'name')}; nothing was run" if names else "no pickle names a class or function"
     return judged("names in pickles", problems, detail, looked_at=names, of=names)
 
+
+CHECKSUMS = "checksums (CRC-32)"
+"""The check of the checksums that the container states."""
 
 IN_RANGE = "values in range"
 """The check of each tensor's values, which are finite and may be odd all the same."""
@@ -311,7 +315,7 @@ def _checksums(
     lost: int,
 ) -> Check:
     """The check of checksums; `lost` is how many pieces of tensors are in no file here."""
-    name, records = "checksums (CRC-32)", [f.record for f in found if f.record.nbytes]
+    name, records = CHECKSUMS, [f.record for f in found if f.record.nbytes]
     if not deep:
         return not_judged(name, "not asked for; --deep reads every byte")
     carrying, of = sum(record.crc != 0 for record in records), len(records) + lost

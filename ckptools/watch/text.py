@@ -19,7 +19,9 @@ def event_line(event: WatchEvent) -> str:
     parts = [change_line(event.event, row)]
     parts += [f"norm {number(event.norm)}"] if event.norm is not None else []
     parts += [f"x {event.drift:.3g}"] if event.drift is not None else []
-    why = "; ".join(filter(None, (row.why if event.event == "problem" else "", event.detail, few(event.drifted))))
+    judged = event.event in ("proven", "problem")
+    said = [row.why if event.event == "problem" else "", event.detail, few(event.drifted)]
+    why = "; ".join(filter(None, [*said, *(row.notes if judged else ())]))
     parts += [clip(printable(why), MAX_WHY)] if why else []
     return f"{moment(seconds_of(event.time))}  {'  '.join(parts)}"
 

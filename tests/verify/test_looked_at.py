@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import ckptools
+from ckptools.doctor.record import FACTS, IN_STEP, VALUES
 from ckptools.model.problems import Code, Problem
 from ckptools.verify.record import Check, judged, not_judged, without
+from tests.thorough import examples
 
 
 def check(path: Path, name: str, **how: bool) -> Check:
@@ -69,3 +74,114 @@ def test_empty_tensors_have_nothing_to_look_at(tmp_path):
     for name in ("checksums", "finite"):
         found = check(tmp_path / "a.pt", name, deep=True, values=True)
         assert (found.not_ok, found.of) == ("not judged: no tensor has bytes here", 0)
+
+
+# -- whatever a checkpoint holds --------------------------------------------------------------------------------------
+
+
+class Parts(NamedTuple):
+    """What a drawn checkpoint holds; checks have nothing to look at where it is not there."""
+
+    layers: int
+    integers: bool
+    optimizer: str
+    scheduler: bool
+    step: bool
+    named: bool
+    rng: bool
+    ranks: int
+    container: str
+
+
+PARTS = st.builds(
+    Parts,
+    layers=st.integers(0, 6),
+    integers=st.booleans(),
+    optimizer=st.sampled_from(["", "SGD", "Adam"]),
+    scheduler=st.booleans(),
+    step=st.booleans(),
+    named=st.booleans(),
+    rng=st.booleans(),
+    ranks=st.sampled_from([1, 2]),
+    container=st.sampled_from(["pt", "safetensors"]),
+)
+
+
+def saved(parts: Parts, folder: Path) -> Path:
+    """Save it; of safetensors the tensors of the model alone."""
+    torch.manual_seed(0)
+    layers = torch.nn.ModuleDict({str(n): torch.nn.Linear(4, 4) for n in range(parts.layers)})
+    model = {f"layers.{name}": tensor for name, tensor in layers.state_dict().items()}
+    model |= {"ids": torch.arange(9).reshape(3, 3)} if parts.integers or not model else {}
+    if parts.container == "safetensors":
+        save_file(model, folder / "model.safetensors")
+        return folder / "model.safetensors"
+    optimizer = getattr(torch.optim, parts.optimizer or "SGD")(
+        layers.parameters() if parts.layers else [torch.nn.Parameter(torch.ones(2))], lr=0.1
+    )
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+    for _ in range(3):
+        for parameter in optimizer.param_groups[0]["params"]:
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        scheduler.step()
+    whole: dict[str, Any] = {"model": model}
+    whole |= {"optimizer": optimizer.state_dict()} if parts.optimizer else {}
+    whole |= {"scheduler": scheduler.state_dict()} if parts.scheduler else {}
+    whole |= {"global_step": 3} if parts.step else {}
+    for rank in range(parts.ranks):
+        own = {"rng": {"torch": torch.Generator().manual_seed(rank).get_state()}} if parts.rng else {}
+        name = f"{'step3-' if parts.named else ''}rank{rank}.pt" if parts.ranks > 1 else "step3.pt"
+        torch.save({**whole, **own}, folder / (name if parts.named or parts.ranks > 1 else "x.pt"))
+    return folder if parts.ranks > 1 else next(folder.iterdir())
+
+
+def empty_checks(parts: Parts) -> set[str]:
+    """The checks that cannot look at everything, as nothing is there for them or not enough."""
+    pickled = parts.container == "pt"
+    adam, schedule = pickled and parts.optimizer == "Adam", pickled and parts.scheduler
+    counting = adam + schedule + (pickled and (parts.step or parts.named))
+    several = pickled and parts.ranks > 1
+    floats = bool(parts.layers) or adam or (pickled and parts.optimizer)
+    there = {
+        "ranks agree on layout": several,
+        "checksums (CRC-32)": pickled,
+        "finite values": floats,
+        "values in range": bool(parts.layers),
+        "values in line": parts.layers >= 5,
+        "copies equal": several,
+        "optimizer covers params": adam,
+        "step counters": counting > 1,
+        "lr: scheduler = groups": schedule and bool(parts.optimizer),
+        "rng": several and parts.rng,
+        "names in pickles": pickled,
+    }
+    return {name for name, here in there.items() if not here}
+
+
+@given(parts=PARTS)
+@settings(deadline=None, max_examples=examples(90), suppress_health_check=list(HealthCheck))
+def test_nothing_is_called_ok_that_nobody_looked_at(parts, tmp_path_factory):
+    path = saved(parts, tmp_path_factory.mktemp("drawn"))
+    found = ckptools.verify(path, deep=True, values=True)
+    for check in found.checks:
+        assert check.result != "ok" or check.looked_at == check.of > 0, check
+        assert not (check.name in empty_checks(parts) and check.result in ("ok", "partly")), check
+    results = {check.name: check.result for check in found.checks}
+    behind = {
+        VALUES: ("checksums (CRC-32)", "finite values", "values in range", "values in line"),
+        IN_STEP: ("optimizer covers params", "step counters", "lr: scheduler = groups"),
+    }
+    for row in ckptools.doctor(path, deep=True).rows:
+        good = row.ok or row.answer == "yes"
+        assert not good or all(results[name] == "ok" for name in behind.get(row.question, ())), row
+        stated = (parts.step + parts.named + parts.scheduler) * (parts.container == "pt")
+        assert not (good and row.question == FACTS and stated < 2), row
+
+
+def test_of_safetensors_nobody_says_that_every_byte_was_read(tmp_path):
+    save_file({"a.weight": torch.rand(4, 4)}, tmp_path / "a.safetensors")
+    found = ckptools.verify(tmp_path / "a.safetensors", deep=True)
+    assert found.verdict.depth == "structure"
+    (whole, *_) = ckptools.doctor(tmp_path / "a.safetensors", deep=True).rows
+    assert whole.evidence.endswith("every rank read; checksums (CRC-32): not judged: no checksum in this format")
