@@ -14,6 +14,7 @@ from ckptools.consolidate.writers.layout import FromReplicas, OutputContents
 from ckptools.display.lines import cause_words
 from ckptools.errors import NotWholeError, RefusedError, UsageError
 from ckptools.files.opening import OpenFiles
+from ckptools.formats.rank_search.stage_signs import SLICES
 from ckptools.formats.shared.merge import empty_like
 from ckptools.model.causes import FATES, Cause, causes_of, consequences_of
 from ckptools.model.checkpoint import Checkpoint
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from ckptools.consolidate.fill_from import Donor
 
 ONLY = ("model", "optimizer", "all")
+ONE_COPY = "--only-this-file with the file of a rank takes its copy"
 
 
 def select(
@@ -59,6 +61,9 @@ def select(
     sections = _sections_to_write(checkpoint, only)
     if prefer_rank is not None and prefer_rank not in checkpoint.ranks:
         raise UsageError(checkpoint.path, f"--prefer-rank {prefer_rank}: there is no file of that rank here")
+    if prefer_rank is not None and (unlike := next((p for p in checkpoint.problems if SLICES in p.message), None)):
+        text = f"--prefer-rank {prefer_rank} would write one rank's values for all: {unlike.message}"
+        raise NotWholeError(checkpoint.path, f"{text}; {ONE_COPY}", [unlike])
     picking = Picking(checkpoint, holes, prefer_rank, files, damage, dequantize, donor)
     errors = [p for p in checkpoint.problems if p.severity == "error"]
     concerned = [p for p in errors if _concerns(p, sections.values(), only)]
@@ -210,11 +215,13 @@ def _notes_on_warnings(warnings: Sequence[Problem]) -> Iterator[str]:
         yield f"warning of the source: {cause.code} {cause_words(cause)}"
 
 
-def check_files(checkpoint: Checkpoint, part: str, files: OpenFiles) -> list[str]:
-    """Refuse a source with values that contradict the layout; note files that may be copies of another rank's."""
-    problems: list[Problem] = []
-    if part in ("optimizer", "all") or getattr(checkpoint.options, "weights", "") != "module":
-        problems, _ = replicas.compare_rounded(checkpoint.rounded)
+def check_files(checkpoint: Checkpoint, part: str, files: OpenFiles, unchecked: bool) -> list[str]:
+    """Refuse a source with values that contradict the layout; note files that may be copies of another rank's.
+
+    The module's own weights alone may be written `unchecked`, such as where somebody changed them.
+    """
+    taken = unchecked and part == "model" and getattr(checkpoint.options, "weights", "") == "module"
+    problems, _ = replicas.compare_rounded(() if taken else checkpoint.rounded)
     if problems:
         raise NotWholeError(checkpoint.path, f"{problems[0]}{and_others(len(problems) - 1)}", problems)
     return [*_notes_on_warnings(copies_without_checksums(tensors_to_write(checkpoint, part), files))]

@@ -81,7 +81,7 @@ def consolidate(
         whole = _with_values(whole, files, options)
         part = options.only or _usual_part(whole, output.writer)
         _check_codes(whole, part, options)
-        notes = check_files(whole, part, files)
+        notes = check_files(whole, part, files, options.unchecked)
         holes = hole_rule(options)
         first = None
         donor = _donor(whole, part, files, options, progress) if options.fill_from else None

@@ -21,6 +21,7 @@ from ckptools.formats.rank_search.parts import parts_by_content, parts_in
 from ckptools.formats.rank_search.sibling_search import are_of_one
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, file_now, was_read
 from ckptools.formats.shared.tensor_parallel import (
+    ALL_RANKS,
     NO_RULE,
     GivenRules,
     RankPiece,
@@ -161,10 +162,6 @@ def _name(path: Path, parts: PartFiles) -> str:
 
 
 # -- joined by the rules that the user gives --------------------------------------------------------------------------
-
-ALL_RANKS = (
-    "joined by the rules that were given, as if no other rank had a file; nothing in the files says how many ranks"
-)
 
 
 def _joined(builder: CheckpointBuilder, parts: _ReadParts, options: Options) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from ckptools.files.opening import reading
 from ckptools.files.remote.path import RemotePath
 from ckptools.files.storage import takes_less
 from ckptools.formats.file_reader import FileReader
-from ckptools.formats.options import OnFile, Options, Reader, Weights, is_small
+from ckptools.formats.options import TAKEN_BY, OnFile, Options, Reader, Weights, is_small
 from ckptools.formats.registry import FORMATS, RANK_FILES, Format, formats_from_outside, recognised
 from ckptools.formats.shared.model_config import with_config
 from ckptools.formats.shared.provenance import with_provenance
@@ -259,12 +259,26 @@ def _read(format_: Format, path: Path, options: Options) -> Checkpoint:
         broken = any(p.severity == "error" and p.kind.lacks == "file" for p in made.problems)
         if not made.all_ranks and (broken or not made.structure_read) and _is_small(made):
             made = format_.read(path, replace(reading, all_ranks=True))
+    _check_taken(made, format_, options)
     made = with_provenance(made, files.said)
     if _may_be_sparse(made):
         from ckptools.formats.shared.hollow import with_hollow
 
         made = with_hollow(made)
     return replace(made, options=options)
+
+
+def _check_taken(made: Checkpoint, format_: Format, options: Options) -> None:
+    """Refuse options that do nothing for this checkpoint.
+
+    Raises:
+        UsageError: one was given.
+    """
+    given = {"rules": options.rules is not None, "weights": options.weights != "fp32"}
+    for name in [name for name, is_given in given.items() if is_given]:
+        if format_ in FORMATS and made.format not in (*TAKEN_BY[name], "composite"):
+            text = f"--{name}: does nothing for {made.saved_as}; it is for {', '.join(TAKEN_BY[name])}"
+            raise UsageError(made.path, text)
 
 
 def _is_small(opened: Checkpoint) -> bool:

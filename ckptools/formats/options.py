@@ -25,6 +25,12 @@ MAX_RANKS = 64
 MAX_STRUCTURE = 64 << 20
 """Up to this many bytes of structure, every file is read by default."""
 
+TAKEN_BY = {
+    "rules": ("megatron", "meta_llama", "model_parts", "rank_files"),
+    "weights": ("deepspeed", "megatron", "megatron_dist"),
+}
+"""Options that do nothing but for some of our formats."""
+
 
 def is_small(ranks: int, nbytes: int) -> bool:
     """Whether there are few enough ranks, with little enough structure, to read all by default."""

@@ -188,7 +188,7 @@ def _mismatch(pair: Rounded) -> Problem | None:
             text = (
                 f"{sample}: its fp32 copy does not round to the {pair.weight.dtype} weight, so the layout that was "
                 "found is not the one that was saved, one of both is damaged or another file's, or the weight was "
-                "changed by hand; --only model --weights module writes the model"
+                "changed by hand; --only model --weights module --unchecked writes the weights as they are"
             )
             return Problem(Code.COPIES_DIFFER, text, None, pair.fqn)
     if unread is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from types import NoneType
 from typing import Any, Literal, NamedTuple
 
 from ckptools.dtypes import is_floating
@@ -130,7 +131,21 @@ def find_sections(tree: Any) -> tuple[Section, ...]:
         return beside
     if _is_model((), tree):
         return (Section("model", "model", (), tree),)
-    return tuple(_sections((), tree))
+    found = tuple(_sections((), tree))
+    return _weights_beside_counters(tree) or found if {s.kind for s in found} == {"other"} else found
+
+
+def _weights_beside_counters(tree: Any) -> tuple[Section, ...]:
+    """The sections of a tree that holds tensors and single numbers or words at its root, where nothing is a model."""
+    values = tree if isinstance(tree, Mapping) and all(isinstance(k, str) for k in tree) else {}
+    kept = {k: v for k, v in values.items() if not isinstance(v, (int, float, str, NoneType))}
+    if (
+        len(kept) == len(values)
+        or not _is_model((), kept)
+        or not any(t.shape for t in kept.values() if isinstance(t, Tensor))
+    ):
+        return ()
+    return (Section("model", "model", (), kept), *_sections((), {k: v for k, v in values.items() if k not in kept}))
 
 
 def _weights_beside_an_optimizer(tree: Any) -> tuple[Section, ...]:

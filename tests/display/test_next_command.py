@@ -114,8 +114,8 @@ def test_the_options_that_opened_it_are_named_again(tmp_path):
     assert all(str(file) in command for file in files) and works(command, tmp_path / "second")
     shapes = tmp_path / "full.safetensors"
     ckptools.consolidate(RANKS, shapes)
-    report = inspect_report(ckptools.open(tmp_path / "m-0.pt", shapes=shapes, weights="module", follow_symlinks=True))
-    assert report.arguments.endswith(f"--follow-symlinks --weights module --shapes {shapes}")
+    report = inspect_report(ckptools.open(tmp_path / "m-0.pt", shapes=shapes, follow_symlinks=True))
+    assert report.arguments.endswith(f"--follow-symlinks --shapes {shapes}")
 
 
 def test_many_files_are_not_named_again(tmp_path):

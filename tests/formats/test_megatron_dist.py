@@ -355,3 +355,16 @@ def test_a_list_that_is_none_is_said_and_never_followed(text, stated):
     ck = ckptools.open(stated)
     assert ck.stated_digests == {} and ck.whole
     assert any(p.severity == "warning" and "integrity.json" in p.message for p in ck.problems)
+
+
+def test_swapped_files_of_fp32_copies_are_refused_for_the_weights_of_the_module_as_verify_says(tmp_path):
+    folder = shutil.copytree(FIXTURES / "megatron-tp2dp2-distopt" / "ckpt", tmp_path / "ckpt")
+    one, other = (next(folder.glob(f"*/__{rank}_0.distcp")) for rank in (2, 3))
+    first, second = one.read_bytes(), other.read_bytes()
+    one.write_bytes(second)
+    other.write_bytes(first)
+    ck = ckptools.open(folder, all_ranks=True, weights="module")
+    assert not ckptools.verify(ck).ok
+    with pytest.raises(NotWholeError, match="CK105"):
+        ck.consolidate(tmp_path / "out.safetensors", only="model")
+    assert ck.consolidate(tmp_path / "out.safetensors", only="model", unchecked=True).tensors == 20

@@ -207,11 +207,16 @@ def test_a_copy_of_an_optimizer_with_other_bytes_somewhere_is_still_a_copy(tmp_p
     assert [p.tensor for p in ckptools.verify(ck).problems if p.code == "CK105"] == ["optimizer.state.2.exp_avg"]
 
 
-def test_of_copies_of_one_model_that_differ_throughout_one_may_be_preferred(tmp_path: Path) -> None:
+def test_of_copies_that_differ_none_is_preferred_and_one_may_be_opened(
+    tmp_path: Path,
+) -> None:
     one, other = without_metadata(equal_stages())
     folder = save(tmp_path / "run", [one, other])
     assert list(ckptools.open(folder).optimizers["optimizer"].state) == [0, 1, 2, 3]
-    ckptools.consolidate(folder, tmp_path / "all.pt", prefer_rank=1)
+    with pytest.raises(NotWholeError, match="prefer_rank 1 would write one rank's values for all"):
+        ckptools.consolidate(folder, tmp_path / "all.pt", prefer_rank=1)
+    (file,) = folder.glob("*rank1.pt")
+    ckptools.open(file, only_this_file=True).consolidate(tmp_path / "all.pt", only="all")
     written = torch.load(tmp_path / "all.pt")["optimizer"]["state"]
     assert torch.equal(written[0]["exp_avg"], other["optimizer"]["state"][0]["exp_avg"])
 

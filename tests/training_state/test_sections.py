@@ -39,6 +39,13 @@ def test_nothing_but_tensors_is_a_model():
     assert kinds(MODEL) == [("model", "model")]
 
 
+def test_a_tensor_beside_counters_and_words_is_a_model_whatever_its_name():
+    tree = {"w": tensor((3, 4)), "step": 4, "lr": 0.1, "name": "x"}
+    model, *others = find_sections(tree)
+    assert (model.kind, list(model.value)) == ("model", ["w"])
+    assert all(s.kind == "other" for s in others) and others
+
+
 def test_counters_in_tensors_are_no_model():
     tree = {"state_dict": MODEL, "averaging_state": {"n_averaged": tensor((), dtype="int64")}}
     assert [k for k, _ in kinds(tree)] == ["model", "other"]

@@ -26,6 +26,7 @@ from ckptools.formats.rank_search.rank_names import RankName, columns, parse, si
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, in_form, looked_at, was_read
 from ckptools.formats.shared.merge import Merge, Ranked
 from ckptools.formats.shared.step_beside import find_step_with_beside
+from ckptools.formats.shared.tensor_parallel import ALL_RANKS, read_rules
 from ckptools.formats.wrapped_shards import wrapped_ranks
 from ckptools.model.checkpoint import Checkpoint, Fact, GivenNames, RankFile
 from ckptools.model.problems import Code, Problem
@@ -129,6 +130,13 @@ class _RankGroup:
             tree = _merged(merge, named.roots)
         given = None if in_parts or named else self.options.names
         local, notes, assumed = self._flat_shards(tree, by_name, given)
+        if self.options.rules is not None:
+            from ckptools.formats.rank_files.ruled import join_by_rules
+
+            tree, unlike = join_by_rules(self.builder.path, merge, tree, read_rules(self.options.rules), world.value)
+            self.problems += unlike
+            if world.sources == FILES_FOUND:
+                self.problems.append(Problem(Code.ONE_OF_SEVERAL, ALL_RANKS, severity="warning"))
         found = rank_checks.compare_ranks(merge, tree)
         tree = found.tree
         files = tuple(self._files(world.value))
@@ -293,6 +301,8 @@ def _saved_as(sharded: Sequence[Tensor], files: int, in_parts: bool) -> str:
     shown = f" on a {' x '.join(map(str, mesh))} mesh" if len(mesh) > 1 else ""
     if kinds == {"checkpointable"}:
         return "per-rank .pt, CheckpointableTensor"
+    if "tensor_parallel" in kinds:
+        return "per-rank .pt, slices joined by --rules"
     if kinds == {"flat_pieces"}:
         return "per-rank .pt, pieces of flattened parameters"
     return "per-rank .pt, " + ("FSDP ShardedTensor" if "sharded_tensor" in kinds else f"DTensor{shown}")

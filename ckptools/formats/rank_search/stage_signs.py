@@ -38,6 +38,7 @@ STAGES = (
 )
 """Names for the number of a stage and the number of stages; the last as in `torch.distributed.pipelining`."""
 
+SLICES = "slices, which --rules FILE joins, or copies that are not of one save"
 MIN_TELLING = 16
 """Fewer elements than this prove nothing, whether their bytes are equal or not."""
 
@@ -167,4 +168,4 @@ def parts_by_rank(path: Path, sections: Sequence[Section]) -> Iterator[Problem]:
         text = (
             f"{len(other)} of {plural(len(tensors), 'tensor')} of the model have other bytes on each of {ranks} ranks"
         )
-        yield Problem(Code.ONE_OF_SEVERAL, f"{text}: slices, or copies that are not of one save", severity="warning")
+        yield Problem(Code.ONE_OF_SEVERAL, f"{text}: {SLICES}", severity="warning")

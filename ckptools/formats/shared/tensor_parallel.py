@@ -21,6 +21,9 @@ from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.model.values import describe_for_error
 
 NO_RULE = "no rule says how its tensor-parallel pieces are joined; give one with --rules FILE"
+ALL_RANKS = (
+    "joined by the rules that were given, as if no other rank had a file; nothing in the files says how many ranks"
+)
 MAX_DIM = 8
 MAX_HALVES = 64
 
@@ -66,6 +69,8 @@ def join(pieces: Sequence[RankPiece], rule: JoinRule, ranks: int) -> Tensor:
         UnlikeError: shapes or dtypes differ, or do not fit the rule.
     """
     first = next(p.tensor for p in pieces if p.tensor is not None)
+    if rule.given and rule.dim is not None and rule.halves == 1 and _differ_along(pieces, first, rule.dim):
+        return _unevenly(pieces, first, rule.dim, ranks)
     _check_alike(pieces, first)
     if rule.dim is None:
         shards = tuple(Shard(Box.whole(first.shape), p.rank, _source(p)) for p in pieces if p.tensor is not None)
@@ -73,6 +78,27 @@ def join(pieces: Sequence[RankPiece], rule: JoinRule, ranks: int) -> Tensor:
     shape = _joined_shape(first.shape, rule, ranks)
     shards = tuple(shard for piece in pieces for shard in _placed(piece, first.shape, rule, ranks))
     return replace(first, shape=shape, shards=shards, kind="tensor_parallel", world_size=ranks)
+
+
+def _differ_along(pieces: Sequence[RankPiece], first: Tensor, dim: int) -> bool:
+    """Whether every rank has a piece, and these differ in their sizes along a dimension alone."""
+    tensors = [p.tensor for p in pieces]
+    if dim >= len(first.shape) or any(t is None or len(t.shape) != len(first.shape) for t in tensors):
+        return False
+    alike = {(t.dtype, *(n for d, n in enumerate(t.shape) if d != dim)) for t in tensors if t is not None}
+    return len(alike) == 1 and len({t.shape for t in tensors if t is not None}) > 1
+
+
+def _unevenly(pieces: Sequence[RankPiece], first: Tensor, dim: int, ranks: int) -> Tensor:
+    """Join pieces of different sizes, as the last ranks of FSDP2 have smaller ones."""
+    start, shards = 0, list[Shard]()
+    for piece in pieces:
+        assert piece.tensor is not None
+        offsets = tuple(start if d == dim else 0 for d in range(len(first.shape)))
+        shards.append(Shard(Box(offsets, piece.tensor.shape), piece.rank, _source(piece)))
+        start += piece.tensor.shape[dim]
+    shape = tuple(start if d == dim else n for d, n in enumerate(first.shape))
+    return replace(first, shape=shape, shards=tuple(shards), kind="tensor_parallel", world_size=ranks)
 
 
 def _check_alike(pieces: Sequence[RankPiece], first: Tensor) -> None:
