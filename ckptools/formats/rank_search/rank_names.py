@@ -16,6 +16,7 @@ Source: torch/distributed/checkpoint/filesystem.py, transformers/trainer.py, hug
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -176,8 +177,8 @@ def unfinished_ranks(of: RankName) -> set[int]:
     middle = of.path.name[len(of.head) : len(of.path.name) - len(of.tail)].rstrip("0123456789")
     name = re.compile(rf"(?<![\w-]){re.escape(of.head + middle)}(\d{{1,7}}){re.escape(of.tail)}(?!\w)")
     with suppress(OSError):
-        beside = [one.name for one in islice(of.path.parent.iterdir(), MAX_ENTRIES) if is_temporary(one.name)]
-        return {int(found[1]) for one in beside if (found := name.search(one))}
+        beside = islice(os.listdir(of.path.parent), MAX_ENTRIES)  # noqa: PTH208 - no path for each of many files
+        return {int(found[1]) for one in beside if (found := name.search(one)) and is_temporary(one)}
     return set()
 
 

@@ -135,11 +135,8 @@ def newest_first(saves: Sequence[Save], counted: Callable[[int], int | None] = l
         steps = {n: counted(n) for n in steps}
         by = "nothing" if None in steps.values() or len(set(steps.values())) < len(saves) else "optimizer steps"
     times = {n: save.time for n, save in enumerate(saves)}
-    timed = times_count(saves, named)
-    order = sorted(steps, key=lambda n: str(saves[n].path))
-    if timed:
-        order.sort(key=lambda n: -(times[n] or 0.0))
-        by = "file time" if by == "nothing" else by
+    order = sorted(steps, key=lambda n: (-(times[n] or 0.0), str(saves[n].path)))
+    by = "file time" if by == "nothing" and times_count(saves, named) else by
     if by == "name":
         numbers = {index: key for keys in named for index, key in keys.items()}
         order.sort(key=numbers.__getitem__, reverse=True)

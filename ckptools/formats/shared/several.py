@@ -188,7 +188,7 @@ def _link_texts(folder: Path) -> Iterator[Tracker]:
 
 def _links(folder: Path) -> Iterator[Tracker]:
     """Links such as `latest`, each with its target."""
-    return (_of_link(entry) for entry in _entries(folder) if entry.is_symlink() and LINK.fullmatch(entry.name))
+    return (_of_link(entry) for entry in _entries(folder) if LINK.fullmatch(entry.name) and entry.is_symlink())
 
 
 def _read(path: Path) -> Tracker:
