@@ -144,6 +144,20 @@ def test_a_file_in_the_place_of_another_tensor_parallel_ranks_is_refused(tmp_pat
         ck.consolidate(tmp_path / "out.pt")
 
 
+def test_without_zero_the_optimizers_of_tensor_parallel_ranks_are_not_joinable(tmp_path):
+    moments = {n: {"step": torch.tensor(3.0), "exp_avg": torch.rand(3, 4)} for n in range(5)}
+    optimizer = {"state": moments, "param_groups": [{"lr": 0.1, "params": [*range(5)]}]}
+    save(tmp_path, stage=0, dp=1)
+    for path in tmp_path.glob("*/mp_rank_*_model_states.pt"):
+        edited(path, lambda tree: tree.update(optimizer=optimizer))
+    ck = ckptools.open(tmp_path, all_ranks=True)
+    assert (ck.verdict.whole, ck.verdict.joinable) == (True, False)
+    assert any("own, whose moments are of its slices and are not joined" in p.message for p in ck.problems)
+    with pytest.raises(NotWholeError, match="CK106"):
+        ck.consolidate(tmp_path / "out.pt", only="all")
+    ck.consolidate(tmp_path / "out.safetensors", only="model")
+
+
 def test_a_scaled_piece_is_refused():
     piece = {"shape": [4], "source": [0, [1]], "dest": [0, [1]], "locations": [0], "scale": 0.5}
     entry = {"logical_shape": [4], "ranks": {0: {"shard_shape": [4], "pieces": [piece]}}}

@@ -39,6 +39,11 @@ TENSOR_PARALLEL = (
     "universal_checkpoint_info, or a pipeline too); convert it with DeepSpeed's ds_to_universal.py and open that"
 )
 
+NOT_JOINED = (
+    "without ZeRO each tensor-parallel rank saves an optimizer of its own, whose moments are of its slices and are not "
+    "joined; --only model writes the model"
+)
+
 NO_MODEL = "holds no model states (*_model_states.pt), and only they have the names and shapes of the parameters"
 MAX_ABSENT = 256
 """At most this many ranks without a file get lost pieces of their own; a forged count has no end."""
@@ -182,6 +187,8 @@ class TagFolder:
             ranked.append((self.ranks.of(place), kept))
         rest = self.merge.trees(sorted(ranked, key=lambda r: r[0]))
         if optimizers:
+            if self.ranks.tp > 1:
+                optimizers = {mp: _of_one_rank(optimizer) for mp, optimizer in optimizers.items()}
             by_stage = {f"mp_rank_{mp:02d}": optimizer for mp, optimizer in sorted(optimizers.items())}
             rest["optimizer"] = optimizers[0] if list(optimizers) == [0] else by_stage
         of_experts = ((name.expert, self.files.tree(name)) for name in self.files.of("expert optim"))
@@ -287,3 +294,12 @@ class TagFolder:
         sources = (["partition_count"] if world in cut else []) + (["dp_world_size"] if stated else [])
         agree = not stated or max(cut, default=0) <= stated
         return Fact(world, tuple(sources) or ("files found",), agree)
+
+
+def _of_one_rank(node: Any) -> Any:
+    """The optimizer of a tensor-parallel rank with a note on its tensors, but for single numbers."""
+    if isinstance(node, Tensor):
+        return replace(node, note=node.note or NOT_JOINED) if node.shape else node
+    if isinstance(node, dict):
+        return {key: _of_one_rank(value) for key, value in node.items()}
+    return [_of_one_rank(value) for value in node] if type(node) is list else node

@@ -26,7 +26,6 @@ from ckptools.formats.rank_search.rank_names import RankName, columns, parse, si
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, in_form, looked_at, was_read
 from ckptools.formats.shared.merge import Merge, Ranked
 from ckptools.formats.shared.step_beside import find_step_with_beside
-from ckptools.formats.shared.tensor_parallel import ALL_RANKS, read_rules
 from ckptools.formats.wrapped_shards import wrapped_ranks
 from ckptools.model.checkpoint import Checkpoint, Fact, GivenNames, RankFile
 from ckptools.model.problems import Code, Problem
@@ -132,6 +131,7 @@ class _RankGroup:
         local, notes, assumed = self._flat_shards(tree, by_name, given)
         if self.options.rules is not None:
             from ckptools.formats.rank_files.ruled import join_by_rules
+            from ckptools.formats.shared.tensor_parallel import ALL_RANKS, read_rules
 
             tree, unlike = join_by_rules(self.builder.path, merge, tree, read_rules(self.options.rules), world.value)
             self.problems += unlike
