@@ -67,8 +67,11 @@ def select(
     picking = Picking(checkpoint, holes, prefer_rank, files, damage, dequantize, donor)
     errors = [p for p in checkpoint.problems if p.severity == "error"]
     concerned = [p for p in errors if _concerns(p, sections.values(), only)]
-    written = {fqn_of(path) for path, _ in tensors_of(sections.values())}
-    concerned = [p for p in concerned if p.kind is not Code.COPIES_DIFFER or p.tensor not in written]  # compared below
+    written = {fqn_of(path): tensor for path, tensor in tensors_of(sections.values())}
+    of_tensors = [p for p in concerned if p.kind in (Code.COPIES_DIFFER, Code.LAYOUT_DISAGREES) and p.tensor in written]
+    # Copies are compared below, and a tensor with a piece that does not fit it has its problem there.
+    judged = [p for p in of_tensors if p.kind is Code.COPIES_DIFFER or written[p.tensor or ""].contradictions]
+    concerned = [p for p in concerned if p not in judged]
     picking.problems += [p for p in concerned if _refuses(checkpoint, p, holes)]
     # Parts without a gap in a tensor: their names are unknown, or their file belongs to no single rank.
     without = [p for p in concerned if p.kind.lacks in ("file", "part") and stands_in_the_way(checkpoint, p)]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints, Run, in_slabs
 from ckptools.model.tensor import Tensor, lie_in_a_row
-from ckptools.text import first_few, spans
+from ckptools.text import and_others, first_few, spans
 
 
 class Cover(NamedTuple):
@@ -138,6 +138,12 @@ def _holes(shape: Sequence[int], boxes: list[Box], dims: Sequence[int], budget: 
 
 def cover_problem(tensor: Tensor, fqn: str) -> Problem | None:
     """Why a tensor cannot be put together whole, or None."""
+    if tensor.contradictions:
+        rank, why = tensor.contradictions[0]
+        ranks = tuple([r for r, other in tensor.contradictions if other == why and r is not None])
+        more = and_others(len(tensor.contradictions) - max(len(ranks), 1))
+        one = rank if len(ranks) < 2 else None
+        return Problem(Code.LAYOUT_DISAGREES, f"{why}{more}", one, fqn, ranks=ranks)
     if tensor.note:
         return Problem(Code.TENSOR_NOT_JOINED, tensor.note, None, fqn)
     if lie_in_a_row(tensor.shards, tensor.shape):

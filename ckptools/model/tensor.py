@@ -90,6 +90,7 @@ class Tensor:
         fill: in an output, what stands where no shard is: `nan` or `zero`; empty where nothing may be missing.
         note: why it cannot be loaded, when it cannot: what is in the way and what to do.
         coded: of which quantized weight it is a part; None where its elements are what they look like.
+        contradictions: why pieces of it do not fit, each with its rank; these are not among the shards that are here.
         detail: for kinds whose bytes are not a dense array, the parts as the file has them.
     """
 
@@ -105,6 +106,7 @@ class Tensor:
     fill: str = ""
     note: str = ""
     coded: Coded | None = None
+    contradictions: tuple[tuple[int | None, str], ...] = ()
     detail: Any = field(default=None, compare=False, repr=False)
 
     @property

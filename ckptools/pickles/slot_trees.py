@@ -88,6 +88,8 @@ _SEVERAL = (*_CONTAINERS, set, frozenset)
 
 
 def _is_plain(tensor: Tensor) -> bool:
+    if tensor.contradictions:
+        return False
     if isinstance(tensor.detail, Placing):
         return tensor.kind in ("dtensor", "meta") and all(s.source is not None for s in tensor.detail.local.shards)
     return tensor.detail is None and tensor.kind == "plain" and all(s.source is not None for s in tensor.shards)

@@ -14,6 +14,8 @@ import torch
 
 from ckptools.errors import CkptoolsError
 from ckptools.files.file_type import LEGACY_MAGIC
+from ckptools.model.cover import cover_problem
+from ckptools.model.tree import tensors_in
 from ckptools.pickles import reader
 
 
@@ -138,3 +140,13 @@ def one_line(path: Path) -> str:
         assert "\n" not in told and told.isprintable() and len(told) < 500 + len(str(path)), told
         return told.removeprefix(f"{path}: ")
     raise AssertionError("it was accepted")
+
+
+def contradiction(path: Path) -> str:
+    """Read a file with a tensor that contradicts itself: the line that the tensor has, which holds nothing."""
+    (tensor,) = (t for _, t in tensors_in(reader.read(path).tree) if t.contradictions)
+    ((_, told),) = tensor.contradictions
+    assert told.isprintable() and len(told) < 500, told
+    problem = cover_problem(tensor, "w")
+    assert problem is not None and problem.code == "CK104" and problem.message == told
+    return told

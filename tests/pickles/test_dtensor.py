@@ -26,7 +26,7 @@ from ckptools.pickles.classes.device_mesh import Mesh
 from ckptools.pickles.classes.dtensor import DTensorLayout, Placement, _all_shards, _spans, local_runs
 from ckptools.pickles.machine import Machine
 from tests.fake_world import fake_group
-from tests.pickles.forge import number, one_line, storage, tensor, text, with_pickle
+from tests.pickles.forge import contradiction, number, one_line, storage, tensor, text, with_pickle
 from tests.torch_engine.test_describe import assert_both_ways_agree
 from tests.truth import FIXTURES
 from tests.versions import TORCH
@@ -387,8 +387,8 @@ ODD = {
 
 
 @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
-def test_a_dtensor_that_contradicts_itself_is_refused_in_one_line(tmp_path, odd):
-    assert one_line(with_pickle(tmp_path / "o.pt", made(**odd), bytes(16)))
+def test_a_dtensor_that_contradicts_itself_says_so_in_one_line(tmp_path, odd):
+    assert contradiction(with_pickle(tmp_path / "o.pt", made(**odd), bytes(16)))
 
 
 @pytest.mark.parametrize(
@@ -400,12 +400,12 @@ def test_a_dtensor_that_contradicts_itself_is_refused_in_one_line(tmp_path, odd)
     ],
 )
 def test_a_placement_that_cannot_be_is_named_before_it_is_worked_out(tmp_path, odd, why):
-    assert why in one_line(with_pickle(tmp_path / "o.pt", made(**ODD[odd]), bytes(16)))
+    assert why in contradiction(with_pickle(tmp_path / "o.pt", made(**ODD[odd]), bytes(16)))
 
 
 def test_a_mesh_dimension_without_a_placement_is_named(tmp_path):
     odd = made(mesh=mesh_of((2, 1), (0, 0)))
-    assert "1 placements on a mesh of 2 dimensions" in one_line(with_pickle(tmp_path / "o.pt", odd, bytes(16)))
+    assert "1 placements on a mesh of 2 dimensions" in contradiction(with_pickle(tmp_path / "o.pt", odd, bytes(16)))
 
 
 def test_many_big_meshes_are_refused_before_they_are_listed(tmp_path):

@@ -309,15 +309,15 @@ def test_a_negative_rank_of_a_skipped_record_stays_negative():
 
 
 def test_a_record_outside_its_tensor_is_refused():
-    with pytest.raises(PickleError, match="a shard at"):
-        Machine(START + sharded(19, run(), b"N") + b".").load()
+    tensor = Machine(START + sharded(19, run(), b"N") + b".").load()
+    assert tensor.shards == () and tensor.contradictions[0][1].startswith("a shard at")
 
 
 @pytest.mark.parametrize("rows", [(19,), (30, 19), (20, 30, 40, 50, 60, 19)], ids=str)
 def test_nor_in_a_smaller_tensor_than_those_that_it_lies_in(rows):
     others = b"".join(sharded(n, TAILS["all records in a row"]) for n in rows)
-    with pytest.raises(PickleError, match="in a tensor of"):
-        Machine(START + b"(" + sharded(20, run()) + others + b"t.").load()
+    first, *_, last = Machine(START + b"(" + sharded(20, run()) + others + b"t.").load()
+    assert not first.contradictions and "in a tensor of" in last.contradictions[0][1]
 
 
 def test_looking_for_words_that_never_come_is_given_up():

@@ -10,7 +10,7 @@ from ckptools.model.cover import cover
 from ckptools.model.tree import tensors_in
 from ckptools.pickles import reader
 from ckptools.pickles.machine import Machine, PickleError
-from tests.pickles.forge import number, one_line, tensor, text, with_pickle
+from tests.pickles.forge import contradiction, number, tensor, text, with_pickle
 from tests.truth import FIXTURES
 
 NAMES = (
@@ -161,8 +161,8 @@ ODD = {
 
 
 @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
-def test_a_sharded_tensor_that_contradicts_itself_is_refused_in_one_line(tmp_path, odd):
-    assert one_line(with_pickle(tmp_path / "o.pt", made(**odd), bytes(16)))
+def test_a_sharded_tensor_that_contradicts_itself_says_so_in_one_line(tmp_path, odd):
+    assert contradiction(with_pickle(tmp_path / "o.pt", made(**odd), bytes(16)))
 
 
 @given(rows=st.integers(1, 40), world=st.integers(1, 12))

@@ -165,6 +165,8 @@ class Merge:
             self.unlike.append(path)
 
     def _tensors(self, ranked: Ranked, path: KeyPath) -> Any:
+        if any(isinstance(v, Tensor) and v.contradictions for _, v in ranked):
+            return self._contradicting(ranked, path)
         first = next(v for _, v in ranked if isinstance(v, Tensor))
         if any(difference(first, other) for _, other in ranked):
             found = vote(self._every(ranked, path), lambda a, b: _either_way(a, b) is None)
@@ -176,6 +178,16 @@ class Merge:
             self.uneven.append(path)
         note = next((v.note for _, v in ranked if v.note), "")
         return replace(first, shards=self._joined(ranked), note=note)
+
+    def _contradicting(self, ranked: Ranked, path: KeyPath) -> Any:
+        """The tensor of the other ranks, with what is wrong with the pieces of some."""
+        wrong = [
+            (rank, why) for rank, v in ranked if isinstance(v, Tensor) for why in dict(v.contradictions[:1]).values()
+        ]
+        placed = [(r, replace(v, contradictions=()) if isinstance(v, Tensor) else v) for r, v in ranked]
+        placed = [(r, v) for r, v in placed if not (isinstance(v, Tensor) and v.kind == "unreadable" and not v.note)]
+        merged = self._tensors(placed, path) if placed else ranked[0][1]
+        return replace(merged, contradictions=tuple(wrong)) if isinstance(merged, Tensor) else merged
 
     def _joined(self, ranked: Sequence[tuple[int, Tensor]]) -> Shards:
         """All ranks' own shards, and listed shards that no file has, in rank order."""

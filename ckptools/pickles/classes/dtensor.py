@@ -13,7 +13,7 @@ torch 2.2.2, 2.4.1, 2.6.0 and 2.13.0, and with torch's own full tensors for unev
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from math import prod
@@ -90,7 +90,7 @@ def placed(
     """Describe a DTensor by its local tensor and its place in a mesh.
 
     Raises:
-        ValueError: the local tensor does not fit its place.
+        ValueError: it is scattered over too many runs.
     """
     names = _names(placements)
     strange = [p.kind for p in placements if p.kind not in (*SHARDS, "Replicate")]
@@ -102,21 +102,25 @@ def placed(
     scatter = prod(p.split_factor for p in placements)
     if scatter > MAX_SCATTER:
         raise ValueError(f"a DTensor scattered over {describe_for_error(scatter)} runs")
-    own = _own_shards(shape, dtype, local, mesh, placements)
+    own, why = _own_shards(shape, dtype, local, mesh, placements)
     shards = _layout(m, shape, mesh, placements, scatter).with_own(own, mesh)
-    return Tensor(shape, dtype, shards, "dtensor", names, mesh.sizes, world_size=mesh.world_size, note=local.note)
+    tensor = Tensor(shape, dtype, shards, "dtensor", names, mesh.sizes, world_size=mesh.world_size, note=local.note)
+    return replace(tensor, contradictions=((mesh.rank, why),)) if why else tensor
 
 
-def _own_shards(shape: Ints, dtype: str, local: Tensor, mesh: Mesh, placements: tuple[Placement, ...]) -> list[Shard]:
-    """The pieces of the local tensor; more than one when a strided shard scatters its rows."""
+def _own_shards(
+    shape: Ints, dtype: str, local: Tensor, mesh: Mesh, placements: tuple[Placement, ...]
+) -> tuple[list[Shard], str]:
+    """The pieces of the local tensor, more than one when a strided shard scatters its rows; and why there are none."""
     if mesh.coordinate is None:
-        return []
+        return [], ""
     expected, pieces = local_pieces(shape, mesh.sizes, mesh.coordinate, placements)
     if local.dtype != dtype or (local.shape != expected and prod(local.shape) + prod(expected)):
-        raise ValueError(f"a DTensor whose local tensor is {local.shape} {local.dtype}, expected {expected} {dtype}")
+        found = f"{local.dtype} {describe_for_error(local.shape)}"
+        return [], f"its local tensor is {found}, expected {dtype} {describe_for_error(expected)}"
     if not prod(expected) or not local.shards:
-        return []
-    return [local.shards[0].part(packed, place)._replace(rank=mesh.rank) for place, packed in pieces]
+        return [], ""
+    return [local.shards[0].part(packed, place)._replace(rank=mesh.rank) for place, packed in pieces], ""
 
 
 @lru_cache(maxsize=64)

@@ -15,7 +15,7 @@ of a GPU job): places are compared by offsets and sizes only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -57,11 +57,13 @@ def describe(m: MachineState, shape: Ints, dtype: str, state: Any) -> Tensor:
     shards = m.repeated.shard_list([_listed(m, record, shape, named) for record in listed])
     own: dict[int, Shard] = {}
     local = [_local_shard(m, one) for one in local_shards]
+    wrong = []
     for box, tensor in local:
         m.spend(len(shards))
-        _put(shards, own, box, tensor, rank, dtype)
+        wrong += _put(shards, own, box, tensor, rank, dtype)
     note = next((tensor.note for _, tensor in local if tensor.note), "")
-    return Tensor(shape, dtype, _with_own(shards, own), "sharded_tensor", world_size=world, note=note)
+    found = Tensor(shape, dtype, _with_own(shards, own), "sharded_tensor", world_size=world, note=note)
+    return replace(found, contradictions=tuple([(rank, why) for why in wrong])) if wrong else found
 
 
 def _with_own(shards: tuple[Shard, ...], own: dict[int, Shard]) -> Shards:
@@ -74,16 +76,18 @@ def _with_own(shards: tuple[Shard, ...], own: dict[int, Shard]) -> Shards:
 
 def _put(
     shards: Sequence[Shard], own: dict[int, Shard], box: Box, tensor: Tensor, rank: int | None, dtype: str
-) -> None:
-    """Find the place of a local shard in the list."""
+) -> Iterator[str]:
+    """Find the place of a local shard in the list; yield why there is none."""
     if tensor.shape != box.sizes or tensor.dtype != dtype:
-        raise ValueError(f"a shard of {list(box.sizes)} {dtype} whose tensor is {list(tensor.shape)} {tensor.dtype}")
+        expected = f"{dtype} {describe_for_error(box.sizes)}"
+        yield f"its shard is {tensor.dtype} {describe_for_error(tensor.shape)}, expected {expected}"
+        return
     offsets = box.offsets  # compared first: boxes are many, and comparing them whole takes longer
     places = [i for i, shard in enumerate(shards) if shard.box.offsets == offsets and shard.box == box]
     if not places or any(i in own for i in places):
         again = "more than once" if places else "that the ShardedTensor does not list"
-        raise ValueError(f"a local shard {box} {again}")
-    if tensor.shards:
+        yield f"a local shard {box} {again}"
+    elif tensor.shards:
         for i in places:
             own[i] = tensor.shards[0]._replace(box=box, rank=rank)
 

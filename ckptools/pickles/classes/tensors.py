@@ -19,7 +19,7 @@ from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.model.values import Global, NumpyArray, Opaque, describe_for_error
 from ckptools.pickles.classes import sharded_tensor
 from ckptools.pickles.classes.rebuild import call, dtype_of, rebuilds
-from ckptools.pickles.machine_state import MachineState
+from ckptools.pickles.machine_state import MachineState, PickleError, UnusualError
 from ckptools.pickles.objects import MAX_NDIM, Storage, attributes_in
 
 Args = tuple[Any, ...]
@@ -185,15 +185,26 @@ def _wrapper_subclass(m: MachineState, cls: Global, inner: Args, state: Any) -> 
     if dtype is None:
         return _opaque(cls, None, state)
     requires_grad = len(inner) > 7 and inner[7] is True
-    if cls.name == "ShardedTensor":
-        tensor = sharded_tensor.describe(m, shape, dtype, state)
-    elif cls.name == "DTensor":
-        from ckptools.pickles.classes import dtensor
-
-        tensor = dtensor.describe(m, shape, dtype, state)
+    if cls.name in ("ShardedTensor", "DTensor"):
+        tensor = _sharded(m, cls.name, shape, dtype, state)
     else:
         tensor = _of_class(cls, shape, dtype, _state(state))
     return replace(tensor, requires_grad=requires_grad)
+
+
+def _sharded(m: MachineState, kind: str, shape: Ints, dtype: str, state: Any) -> Tensor:
+    """Describe a ShardedTensor or DTensor; one that contradicts itself has no shards, and takes no other with it."""
+    try:
+        if kind == "ShardedTensor":
+            return sharded_tensor.describe(m, shape, dtype, state)
+        from ckptools.pickles.classes import dtensor
+
+        return dtensor.describe(m, shape, dtype, state)
+    except (PickleError, UnusualError):  # that is about the pickle, not about this tensor
+        raise
+    except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
+        why = str(error) if type(error) is ValueError else f"a {kind} whose state is malformed"
+        return Tensor(shape, dtype, (), "unreadable", contradictions=((None, why),))
 
 
 def _of_class(cls: Global, shape: Ints, dtype: str, state: dict[str, Any]) -> Tensor:
