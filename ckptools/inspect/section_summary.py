@@ -53,10 +53,11 @@ def _model(ck: Checkpoint, section: Section) -> str:
 
 def _quantized(ck: Checkpoint, size: SectionSize) -> list[str]:
     """The quantized weights, and what of them is not counted or can be written."""
-    known = {scheme.words for scheme in ck.quantized if scheme.dequantized}
+    known = {scheme.words: ": --dequantize writes their values" * scheme.dequantized for scheme in ck.quantized}
     parts = [
-        f"{plural(count, 'weight')} in codes of {words}{': --dequantize writes their values' if words in known else ''}"
+        f"{plural(count, 'weight')} in codes of {words}{known[words]}"
         for words, count in size.quantized.items()
+        if words in known  # the class of a tensor stands with its layout
     ]
     return parts + ([f"params without {plural(size.uncounted, 'weight')} in packed codes"] if size.uncounted else [])
 

@@ -21,7 +21,7 @@ class SectionSize(NamedTuple):
         nbytes: bytes of the global tensors, packed.
         opaque: dotted names of objects of foreign classes in it.
         bytes_of: those bytes by dtype.
-        quantized: number of weights whose codes are here, by how they are quantized.
+        quantized: number of tensors whose codes are here, by how they are quantized.
         uncounted: how many of these are not in `params`, since nothing says how many elements they have.
     """
 
@@ -59,12 +59,23 @@ def measure(value: Any) -> SectionSize:
         if leaf.coded is not None and leaf.are_codes:
             quantized[leaf.coded.scheme] = quantized.get(leaf.coded.scheme, 0) + 1
             uncounted += leaf.coded.numel is None
+        elif leaf.kind == "quantized":
+            words = _class_words(leaf)
+            quantized[words] = quantized.get(words, 0) + 1
         identity = storage_identity(leaf)
         if identity is None or identity not in seen:
             params += leaf.numel if leaf.coded is None else leaf.coded.numel or 0
             bytes_of[leaf.dtype] = bytes_of.get(leaf.dtype, 0) + leaf.nbytes
         seen.add(identity)
     return SectionSize(tensors, params, dtypes, sum(bytes_of.values()), tuple(opaque), bytes_of, quantized, uncounted)
+
+
+def _class_words(tensor: Tensor) -> str:
+    """How a tensor is quantized that holds its own scales: its class, such as `torchao Int8Tensor`, or its dtype."""
+    if not tensor.encoded_as:
+        return short(tensor.dtype)
+    library, _, rest = tensor.encoded_as[0].name.partition(".")
+    return f"{library} {rest.rpartition('.')[2]}"
 
 
 def storage_identity(tensor: Tensor) -> Any:

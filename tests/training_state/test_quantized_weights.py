@@ -14,6 +14,7 @@ import ckptools
 from ckptools.cli import app
 from ckptools.errors import NotWholeError, RefusedError, UsageError
 from tests.quantized import COLUMNS, FP8, LAYERS, ROWS, WAYS, codes, folder, made
+from tests.truth import FIXTURES
 
 EACH = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 BLOCKS, PACKED = WAYS["fp8 blocks"], WAYS["pack-quantized"]
@@ -303,3 +304,10 @@ def test_dequantize_without_anything_quantized_is_a_mistake(tmp_path):
     torch.save({"a.weight": torch.ones(4, 4)}, tmp_path / "m.pt")
     with pytest.raises(UsageError, match="dequantize: nothing here is quantized"):
         ckptools.open(tmp_path / "m.pt").consolidate(tmp_path / "o.pt", dequantize=True)
+
+
+def test_a_class_that_holds_its_own_scales_is_named_beside_the_dtypes():
+    found = json.loads(run("inspect", FIXTURES / "torchao-int8/ckpt/model.pt", "--json").stdout)
+    (model,) = (section for section in found["sections"] if section["kind"] == "model")
+    assert model["quantized"] == {"torchao Int8Tensor": 4} and found["quantized"] == []
+    assert "bf16; quantized" in run("inspect", FIXTURES / "torchao-int8/ckpt/model.pt").stdout
