@@ -33,9 +33,9 @@ from ckptools.model.checkpoint import Checkpoint, Scheme
 from ckptools.model.model_config import ModelConfig
 from ckptools.model.problems import Code, Problem, Severity
 from ckptools.model.tensor import CODES, Coded, Tensor
-from ckptools.model.tree import fqn_of, nodes_in, rebuilt
+from ckptools.model.tree import fqn_of, nodes_in, of_kinds, rebuilt
 from ckptools.text import and_others, few, plural
-from ckptools.training_state.sections import sections_of_kind
+from ckptools.training_state.sections import Section, sections_of_kind
 
 FP8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
 BYTES = ("int8", "uint8")
@@ -229,8 +229,7 @@ def is_known(layout: Layout) -> bool:
 
 def with_quantized(ck: Checkpoint) -> Checkpoint:
     """The checkpoint with a mark on every part of its quantized weights, and the ways in which they are quantized."""
-    nodes = [node for _, node in nodes_in(ck.tree, (dict,))]
-    found = {id(node): weights for node in nodes if (weights := weights_in(node))}
+    found = {id(node): weights for node in _dicts_in(ck.tree) if (weights := weights_in(node))}
     if not found:
         return ck
     schemes: dict[tuple[str, str, bool], Counter[str]] = {}
@@ -250,6 +249,20 @@ def with_quantized(ck: Checkpoint) -> Checkpoint:
     tree = rebuilt(ck.tree, marked)
     ways = (Scheme(w, parts.pop(CODES), stated, tuple(parts), known) for (w, stated, known), parts in schemes.items())
     return replace(ck, tree=tree, quantized=tuple(ways))
+
+
+def _dicts_in(tree: Any) -> Iterator[dict[Any, Any]]:
+    """Every dict of a tree, once; lists of numbers are stepped over as a whole."""
+    seen: set[int] = set()
+    stack = [tree]
+    while stack:
+        node = stack.pop()
+        if id(node) in seen or not isinstance(node, (dict, list, tuple)):
+            continue
+        seen.add(id(node))
+        if isinstance(node, dict):
+            yield node
+        stack += of_kinds(node.values() if isinstance(node, dict) else node, (dict, list, tuple))
 
 
 def scheme_of(weight: QuantizedWeight, node: Mapping[str, Any], config: ModelConfig | None) -> tuple[str, str]:
@@ -382,10 +395,10 @@ def quantization_problems(ck: Checkpoint) -> Iterator[Problem]:
     models = sections_of_kind(ck, "model")
     dicts = ((fqn_of((*s.path, *path)), node) for s in models for path, node in nodes_in(s.value, (dict,)))
     apart = [problem for name, node in dicts for problem in _apart(ck, name, node)]
-    yield from apart or _unlike_config(ck, [t for s in models for _, t in nodes_in(s.value, (Tensor,))])
+    yield from apart or _unlike_config(ck, models)
 
 
-def _unlike_config(ck: Checkpoint, tensors: list[Tensor]) -> Iterator[Problem]:
+def _unlike_config(ck: Checkpoint, models: Sequence[Section]) -> Iterator[Problem]:
     """A config that does not say how the weights are quantized, or says it of weights that are not."""
     method, config = method_of(ck.config), ck.config
     # bitsandbytes says of each weight by itself what it is.
@@ -396,8 +409,10 @@ def _unlike_config(ck: Checkpoint, tensors: list[Tensor]) -> Iterator[Problem]:
         says = f"{config.name} does not say so" if config is not None else "there is no config.json that says so"
         text = f"{what}, and {says}: who loads it takes codes for weights"
         yield Problem(Code.METADATA_CONTRADICTS, text, severity="warning")
-    classes = any(t.kind in ("quantized", "unreadable") or t.encoded_as for t in tensors)
-    if config is None or method not in METHODS or ck.quantized or classes or not tensors or not _in_codes(config):
+    if config is None or method not in METHODS or ck.quantized or not _in_codes(config):
+        return
+    tensors = [tensor for section in models for _, tensor in nodes_in(section.value, (Tensor,))]
+    if not tensors or any(t.kind in ("quantized", "unreadable") or t.encoded_as for t in tensors):
         return
     says = f"{config.quantization_in} says {stated_words(config)}"
     codes = [t for t in tensors if t.dtype in (*FP8, *BYTES) and len(t.shape) > 1]
