@@ -231,8 +231,11 @@ class _Examination:
             found = checkpoint.match(self.to)
         except CkptoolsError as error:
             return Finding(LOADS, False, "not known", str(error))
-        evidence = f"{found.same} of {plural(found.model_names, 'name')} of {found.to} are here with their shape"
-        if found.loads:
+        evidence = "; ".join(
+            [f"{found.to}: {found.found}", *(f"not compared: {one}" for one in found.not_compared)]
+            + [row.detail for row in found.resume]
+        )
+        if found.resumes:
             return Finding(LOADS, True, "yes", evidence)
         self.commands.append(f"ckptools match {command_arguments(checkpoint)} --to {quoted([str(self.to)])}")
         renamed = f"; after a rename {found.renamed} more" if found.renamed else ""

@@ -159,7 +159,7 @@ def in_folder(layout: OutputLayout, contents: OutputContents, output: OutputPlac
 
 def likeness_lines(like: Likeness) -> Iterator[str]:
     """A line for each rule, cut, left-out name and copied file."""
-    yield from [rule.line for rule in like.rules]
+    yield from [rule.line for rule in like.rules if rule.words or rule.old != rule.new]
     yield from [cut.line for cut in like.cut]
     reasons: dict[str, list[str]] = {}
     for name, why in like.left.items():

@@ -20,6 +20,7 @@ from ckptools.formats.hugging_face.files import model_files_in
 from ckptools.formats.open import open_checkpoint
 from ckptools.keys.expected_names import DTYPES, saved_shapes
 from ckptools.keys.layouts.forms import Sizes
+from ckptools.keys.layouts.tables import HUB
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
@@ -107,6 +108,14 @@ def read_original(given: str | Path, follow_symlinks: bool = False) -> Original:
         return _of_weights(path, config, copied, follow_symlinks)
     shapes = module_shapes.shapes_from_config(config_path, config)
     return Original(path, _untied(shapes, config), config, {}, copied)
+
+
+def can_be_like(path: Path) -> bool:
+    """Whether `consolidate --like` can be given a config and then writes the tensors that its model has."""
+    if not path.is_file():
+        return False
+    content = read_json(path)
+    return module_shapes.is_model_config(content) and any(content["model_type"] in layout.model_types for layout in HUB)
 
 
 def original_of(checkpoint: Checkpoint) -> Original | None:

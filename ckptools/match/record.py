@@ -10,7 +10,7 @@ from ckptools.keys.rename_rules import Rename
 from ckptools.model.records import Rows, displayed
 from ckptools.model.regions import Ints
 
-MatchStatus = Literal["same", "renamed", "tied", "shape", "unknown", "missing", "unexpected"]
+MatchStatus = Literal["same", "renamed", "converted", "tied", "shape", "unknown", "missing", "unexpected", "ignored"]
 
 
 @displayed
@@ -18,10 +18,12 @@ class MatchRow(NamedTuple):
     """One name of the model, or of the checkpoint if the model has no counterpart.
 
     Attributes:
-        status: `same` (name and shape), `renamed` (the same after the renames), `tied` (absent, but its values come
-            with another name), `shape` (differs), `unknown` (unknown shape, or it cannot be loaded), `missing` (in the
-            model only), `unexpected` (in the checkpoint only).
-        checkpoint_name: None for `missing` and `tied`, as `name`, the model's, for `unexpected`.
+        status: `same` (name and shape), `renamed` (the same after the renames), `converted` (made of other names while
+            transformers loads), `tied` (absent, but its values come with another name), `shape` (differs), `unknown`
+            (unknown shape, or it cannot be loaded), `missing` (in the model only), `unexpected` (in the checkpoint
+            only), `ignored` (in the checkpoint only, and transformers leaves it out).
+        checkpoint_name: None for `missing` and `tied`, and for `converted` of several names; as `name`, the model's,
+            for `unexpected` and `ignored`.
         model_shape: sizes in the model; None if unknown, as in the checkpoint.
         model_dtype: dtype in the model; "" if unknown.
         reason: `padded`, `transposed`, `reshaped`, `tied` or `quantized` if one of these explains it; else "".
@@ -98,7 +100,13 @@ class Match:
         fix: every name that the renames change, with its new name, for `consolidate(map=...)`. Without those that an
             assumed rename changes.
         assumed: every name that an assumed rename changes, with its new name.
-        resume: what a run needs besides its model; empty if that was not asked for.
+        resume: what a run needs besides its model; empty if that was not asked for, and torch can read the files.
+        converted: number of names of the model that transformers makes of other names while it loads.
+        while_loading: what transformers does then; "" if it takes the tensors as they are, or they are compared as
+            `load_state_dict` takes them and `from_pretrained` would not load them either.
+        apart: how the tensors differ from those that `load_state_dict` wants, where `from_pretrained` converts them.
+        like: the config of which `consolidate --like` writes them so.
+        not_compared: what was not looked at, in a sentence each.
     """
 
     path: str
@@ -116,11 +124,25 @@ class Match:
     fix: Mapping[str, str] = field(default_factory=dict, repr=False)
     assumed: Mapping[str, str] = field(default_factory=dict, repr=False)
     resume: Rows[ResumeRow] = field(default_factory=Rows)
+    converted: int = 0
+    while_loading: str = ""
+    apart: str = ""
+    like: str = ""
+    not_compared: tuple[str, ...] = ()
 
     @property
     def resumes(self) -> bool:
         """Whether the model loads, and nothing that was asked for besides stands in the way."""
         return self.loads and all(row.verdict in ("fits", "worth a look") for row in self.resume)
+
+    @property
+    def found(self) -> str:
+        """How many names are there, and what transformers does to have the others."""
+        facts = [f"{self.same} of {self.model_names} names of the model are there with their shape"]
+        if self.apart:
+            way = "from_pretrained converts them, Trainer's resume does not"
+            return f"with load_state_dict: {facts[0]}; {self.apart}; {way}"
+        return "; ".join([*facts, *([self.while_loading] if self.while_loading else [])])
 
     def _summary(self) -> str:
         renamed = f", {self.renamed} more after a rename" if self.renamed else ""

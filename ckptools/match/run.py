@@ -16,6 +16,7 @@ from ckptools.keys import folding
 from ckptools.keys.entries import Selection
 from ckptools.keys.expected_names import saved_shapes, shapes_expected
 from ckptools.keys.folding import Branch, label_text
+from ckptools.keys.original import can_be_like
 from ckptools.keys.rename_search import codes_are_converted, find_renames, shapes_agree
 from ckptools.match.record import Match, MatchGroup, MatchRow
 from ckptools.model.checkpoint import Checkpoint
@@ -23,6 +24,7 @@ from ckptools.model.records import Rows, grouped
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import CODES
 from ckptools.text import plural, shape
+from ckptools.torch_engine.from_pretrained import Loading
 from ckptools.torch_engine.module_shapes import NamedShape, StateDictShapes
 from ckptools.training_state.judgement import verdict_of
 
@@ -32,7 +34,7 @@ VOCABULARY_WORDS = ("emb", "vocab", "wte", "tok", "head", "output", "proj_out", 
 MOST = 6
 """At most this many lines per status and explanation; with more, the ends of names are dropped."""
 
-STATUSES = ("shape", "unknown", "missing", "tied", "unexpected")
+STATUSES = ("shape", "unknown", "missing", "tied", "unexpected", "converted", "ignored")
 
 
 def match(
@@ -56,6 +58,8 @@ def match(
     saved = saved_shapes(whole, chosen.section)
     model = shapes_expected(to, chosen.section, bool(whole.options and whole.options.follow_symlinks))
     found = compared(saved, model, verdict_of(whole).whole, chosen)
+    if found.apart and can_be_like(path := _config_beside(whole.path)):
+        found = replace(found, like=str(path))
     from ckptools.match.resume import resume_rows, torch_row
 
     if not optimizer and world_size is None:
@@ -68,22 +72,53 @@ def match(
 
 
 def compared(saved: StateDictShapes, model: StateDictShapes, whole: bool | None, selection: Selection) -> Match:
-    """Compare two lists of names and shapes, and find renames that make more of them agree."""
-    found = find_renames(saved, model)
-    rows = [row for row in _rows(saved, model, found.names) if selection.takes(*_names(row))]
+    """Compare two lists of names and shapes, and find renames that make more of them agree.
+
+    Names that a model of transformers lacks are compared as it converts them: where `from_pretrained` is what loads
+    them, that is the answer, and where it is not, the other way.
+    """
+    loading = model.loading(saved.tensors) if model.loading is not None and not _plain(saved, model) else None
+    if loading is not None and (loading.not_judged or not model.converts):
+        found = _compared(saved, model, whole, selection, Loading())
+        if loading.not_judged:
+            why = f"what transformers makes of them while loading is not judged: {loading.not_judged}"
+            return replace(found, not_compared=(*found.not_compared, why))
+        other = (
+            found if found.loads else _compared(saved, replace(model, ties_optional=True), whole, selection, loading)
+        )
+        return replace(found, apart=loading.apart) if other.loads and not found.loads else found
+    return _compared(saved, model, whole, selection, loading or Loading())
+
+
+def _plain(saved: StateDictShapes, model: StateDictShapes) -> bool:
+    """Whether names and shapes are the same, so that nothing is converted."""
+    shapes = saved.tensors
+    return shapes.keys() == model.tensors.keys() and all(shapes_agree(shapes[n], t) for n, t in model.tensors.items())
+
+
+def _compared(
+    saved: StateDictShapes, model: StateDictShapes, whole: bool | None, selection: Selection, loading: Loading
+) -> Match:
+    seen = _as_converted(saved, model, loading)
+    found = find_renames(seen, model)
+    every = [_of_loading(row, saved, loading) for row in _rows(seen, model, found.names)]
+    every += [_left_out(name, saved.tensors[name]) for name in loading.ignored]
+    rows = [row for row in every if selection.takes(*_names(row), *loading.converted.get(row.name or "", ()))]
     if not rows:
         raise UsageError(None, f"no name of {saved.given_by} or {model.given_by} matches {selection.words}")
     names = {row.name for row in rows if row.name is not None}
     fit = [len(names.intersection(some)) for some in found.fit]
-    fine = ("same", "tied") if model.ties_optional else ("same",)
+    fine = ("same", "converted", "ignored", *(["tied"] if model.ties_optional else []))
+    made = [row for row in rows if row.status == "converted"]
+    gone = sum(len(loading.converted.get(row.name or "", ())) for row in made if row.checkpoint_name is None)
     return Match(
         path=saved.given_by,
         to=model.given_by,
         loads=whole is not False and all(row.status in fine for row in rows),
         whole=whole,
         model_names=len(names),
-        checkpoint_names=sum(row.checkpoint_name is not None for row in rows),
-        same=fit[0],
+        checkpoint_names=sum(row.checkpoint_name is not None for row in rows) + gone,
+        same=fit[0] - len(made),
         renamed=fit[-1] - fit[0],
         renames=tuple(step._replace(fit=count) for step, count in zip(found.steps, fit[1:], strict=True)),
         alternatives=found.alternatives,
@@ -91,7 +126,64 @@ def compared(saved: StateDictShapes, model: StateDictShapes, whole: bool | None,
         rows=Rows(rows),
         fix={old: new for old, new in found.names.items() if old != new and old not in found.assumed},
         assumed={old: found.names[old] for old in found.assumed},
+        converted=len(made),
+        while_loading=loading.words if made or loading.ignored else "",
+        not_compared=tuple(_not_compared(every, rows, selection)),
     )
+
+
+def _not_compared(every: Sequence[MatchRow], rows: Sequence[MatchRow], selection: Selection) -> Iterator[str]:
+    """What was not looked at: names that were not selected, shapes and dtypes that one side does not have."""
+    if len(rows) < len(every):
+        yield f"{len(every) - len(rows)} of {plural(len(every), 'name')}, which {selection.words} leaves out"
+    same = [row for row in rows if row.status in ("same", "renamed")]
+    if without := sum(row.model_shape is None for row in same):
+        yield f"{plural(without, 'name')} with no tensor: there on both sides, and nothing but the name was compared"
+    if without := sum(not (row.model_dtype and row.checkpoint_dtype) for row in same if row.model_shape is not None):
+        yield f"dtypes of {plural(without, 'name')}, which one side does not state"
+
+
+def _config_beside(path: Path) -> Path:
+    """Where a Hugging Face folder has its config."""
+    return (path if path.is_dir() else path.parent) / "config.json"
+
+
+# -- what transformers converts while loading -------------------------------------------------------------------------
+
+
+def _as_converted(saved: StateDictShapes, model: StateDictShapes, loading: Loading) -> StateDictShapes:
+    """The names and shapes that a model gets of those of a checkpoint; what is not used keeps its own name."""
+    if not (loading.converted or loading.ignored or loading.made):
+        return saved
+    gone = {old for olds in loading.converted.values() for old in olds} | loading.ignored
+    made = {
+        name: model.tensors[name]._replace(shape=loading.shapes.get(name, model.tensors[name].shape), tied="")
+        for name in loading.made
+        if name in model.tensors and (name not in saved.tensors or name in loading.converted)
+    }
+    return replace(saved, tensors={**{n: t for n, t in saved.tensors.items() if n not in gone}, **made})
+
+
+def _of_loading(row: MatchRow, saved: StateDictShapes, loading: Loading) -> MatchRow:
+    """The row of a name that is made of other names, or cannot be."""
+    name = row.name or ""
+    if name in loading.failed:
+        return row._replace(status="unknown", note=f"transformers cannot make it: {loading.failed[name]}")
+    olds = loading.converted.get(name)
+    if olds is None and (name not in loading.made or name in saved.tensors):
+        return row
+    only = olds[0] if olds is not None and len(olds) == 1 else None
+    found = saved.tensors[only] if only is not None else None
+    dtype = found.dtype if found is not None else ""
+    row = row._replace(checkpoint_name=only, checkpoint_dtype=dtype)
+    if row.status != "same":
+        return row._replace(note=f"{row.note or 'made while loading'}, of {plural(len(olds or ()), 'tensor')}")
+    note = f"made of {plural(len(olds), 'tensor')} while loading" if olds else "split off another tensor while loading"
+    return row._replace(status="converted", note=note if only is None else "renamed while loading")
+
+
+def _left_out(name: str, found: NamedShape) -> MatchRow:
+    return MatchRow("ignored", None, name, None, found.shape, "", found.dtype, "", "transformers leaves it out")
 
 
 def _names(row: MatchRow) -> list[str]:

@@ -21,6 +21,9 @@ COLUMNS = (
     Column("note"),
 )
 RESUME_COLUMNS = (Column("will it resume?"), Column("verdict", "verdict"), Column("detail"))
+FINE = ("same", "converted", "ignored")
+"""Statuses of names that load as they are."""
+
 LABEL = 22
 """Width of the column of labels."""
 
@@ -47,6 +50,8 @@ def match_facts(found: Match) -> Iterator[tuple[str, str]]:
     if found.whole is False:
         yield "NOT WHOLE", "ckptools verify says what is wrong; names that only missing files have are not known here"
     yield _verdict_label(found), _verdict(found)
+    if found.not_compared:
+        yield "not compared", "; ".join(found.not_compared)
     for n, rename in enumerate(found.renames):
         yield ("after this rename" if n == 0 else "and after this one"), _fixed(found, n, rename)
     for rename in found.alternatives:
@@ -56,22 +61,22 @@ def match_facts(found: Match) -> Iterator[tuple[str, str]]:
 def _verdict_label(found: Match) -> str:
     if found.loads:
         return "loads"
-    return "names fit" if found.same == found.model_names == found.checkpoint_names else "DOES NOT LOAD"
+    return "DOES NOT LOAD" if found.apart or any(row.status not in FINE for row in found.rows) else "names fit"
 
 
 def _verdict(found: Match) -> str:
-    facts = [f"{found.same} of {found.model_names} names of the model are there with their shape"]
-    absent = found.model_names - found.same
+    facts = [found.found]
+    absent = found.model_names - found.same - found.converted
     if found.loads and absent:
         facts.append(f"{plural(absent, 'name')} tied to another one")
-    if found.checkpoint_names > found.same and not absent:
-        facts.append(f"{plural(found.checkpoint_names - found.same, 'name')} of the checkpoint too many")
+    if more := sum(row.status == "unexpected" for row in found.rows) if not absent else 0:
+        facts.append(f"{plural(more, 'name')} of the checkpoint too many")
     return "; ".join(facts)
 
 
 def _fixed(found: Match, n: int, rename: Rename) -> str:
     old, new = rename.example
-    left = any(group.status != "dtype" for group in found.groups)
+    left = any(group.status not in ("dtype", *FINE) for group in found.groups)
     then = "" if left or found.whole is False or n + 1 < len(found.renames) else "; then it loads"
     assumed = ": assumed" if rename.assumed else ""
     return f"{rename.fit} of {found.model_names}: {rename_words(rename)} ({old} becomes {new}){assumed}{then}"
@@ -87,6 +92,11 @@ def next_lines(found: Match, arguments: str, written: Path | None) -> Iterator[s
 
     `arguments` open the checkpoint again; the map was `written` into a file, or not.
     """
+    if found.apart:
+        if found.like:
+            yield f"use it: ckptools consolidate {arguments} -o converted/ --like {quoted([found.like])}"
+        else:
+            yield "load it with from_pretrained, and save that model's state_dict()"
     if found.fix:
         options = _options(found.renames) or ["--map", str(written or "map.json")]
         if options[0] == "--map" and written is None:

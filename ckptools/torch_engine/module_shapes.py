@@ -13,7 +13,8 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -24,6 +25,7 @@ from ckptools.model.regions import Ints
 from ckptools.model.tensor import Coded
 from ckptools.model.values import describe_for_error
 from ckptools.text import clip, first_line, no_such_key
+from ckptools.torch_engine.from_pretrained import Loading, loading
 from ckptools.torch_engine.optimizer_shapes import OptimizerShapes, optimizer_shapes
 
 MAX_MESSAGE = 200
@@ -57,6 +59,8 @@ class StateDictShapes:
         tensors: shape by name, in the order in which it has them.
         ordered: whether that is the order of the module.
         ties_optional: whether a name may be absent whose values come with another, as when transformers loads.
+        loading: what `from_pretrained` would make of names and shapes; None where it is no model of transformers.
+        converts: whether the model is loaded so, and not by `load_state_dict`.
         optimizer: the optimizer that was made with the module; None without one.
     """
 
@@ -64,6 +68,8 @@ class StateDictShapes:
     tensors: Mapping[str, NamedShape] = field(repr=False)
     ordered: bool = False
     ties_optional: bool = False
+    loading: Callable[[Mapping[str, NamedShape]], Loading | None] | None = field(default=None, repr=False)
+    converts: bool = False
     optimizer: OptimizerShapes | None = None
 
 
@@ -136,7 +142,28 @@ def shapes_of(model: Any, given_by: str = "") -> StateDictShapes:
         found[str(name)] = _shape(value)._replace(tied="" if tied == str(name) else tied)
     if not found:
         raise UsageError(None, f"{given_by or type(model).__name__}: has no parameters and no buffers to load")
-    return StateDictShapes(given_by or f"the {type(model).__name__}", found, hasattr(model, "state_dict"))
+    made = StateDictShapes(given_by or f"the {type(model).__name__}", found, hasattr(model, "state_dict"))
+    return replace(made, loading=_loading_of(model)) if _is_of_transformers(model) else made
+
+
+def _is_of_transformers(model: Any) -> bool:
+    """Whether it is a model of one of transformers' own classes; transformers is not imported for it."""
+    library = sys.modules.get("transformers") if hasattr(model, "state_dict") else None
+    known = getattr(library, "PreTrainedModel", None)
+    return isinstance(known, type) and isinstance(model, known) and type(model).__module__.startswith("transformers.")
+
+
+def _loading_of(model: Any) -> Callable[[Mapping[str, NamedShape]], Loading | None]:
+    """What `from_pretrained` of a model's class makes of names, with another model of its config."""
+
+    def loads(saved: Mapping[str, NamedShape]) -> Loading | None:
+        import torch
+        import transformers
+
+        with _offline(transformers), contextlib.redirect_stdout(sys.stderr), torch.device("meta"):
+            return loading(type(model)._from_config(deepcopy(model.config)), saved)
+
+    return loads
 
 
 def _with_ties(module: Any) -> Any:
@@ -188,7 +215,7 @@ def shapes_from_config(path: Path, content: Mapping[str, Any]) -> StateDictShape
         said = f"{type(error).__name__}: {clip(first_line(error), MAX_MESSAGE)}"
         raise ReadError(path, f"transformers {transformers.__version__} makes no model of it: {said}") from error
     # from_pretrained ties what the config says is tied, whether the file has it or not.
-    return replace(made, ties_optional=True)
+    return replace(made, ties_optional=True, converts=True)
 
 
 def _model(transformers: Any, path: Path, content: Mapping[str, Any]) -> Any:
@@ -243,8 +270,12 @@ def _offline(transformers: Any) -> Iterator[None]:
     offline, verbosity = constants.HF_HUB_OFFLINE, logging.get_verbosity()
     constants.HF_HUB_OFFLINE = True
     logging.set_verbosity_error()
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
     try:
         yield
     finally:
         constants.HF_HUB_OFFLINE = offline
         logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
