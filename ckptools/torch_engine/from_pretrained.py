@@ -10,13 +10,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckptools.model.regions import Ints
 from ckptools.text import clip, first_line, plural
-
-if TYPE_CHECKING:
-    from ckptools.torch_engine.module_shapes import NamedShape
 
 MAX_MESSAGE = 200
 """Characters of an error of transformers that a message quotes."""
@@ -75,8 +72,8 @@ class Loading:
         return f"transformers {', '.join(facts)} while loading" if facts else ""
 
 
-def loading(model: Any, saved: Mapping[str, NamedShape]) -> Loading | None:
-    """What becomes of some names and shapes that are loaded into a model; None for transformers 4, which converts none.
+def loading(model: Any, saved: Mapping[str, tuple[Ints, str]]) -> Loading | None:
+    """What becomes of tensors, by name a shape and a dtype, that are loaded into a model; None for transformers 4.
 
     `model` is transformers' own, on the meta device, and is used up: it gets tensors without values.
     """
@@ -134,16 +131,16 @@ def loading(model: Any, saved: Mapping[str, NamedShape]) -> Loading | None:
     )
 
 
-def _on_meta(saved: Mapping[str, NamedShape]) -> dict[str, Any]:
+def _on_meta(saved: Mapping[str, tuple[Ints, str]]) -> dict[str, Any]:
     """Tensors without values of the same shapes and dtypes; without those that torch has none for."""
     import torch
 
     found: dict[str, Any] = {}
-    for name, one in saved.items():
-        dtype = getattr(torch, one.dtype or "float32", None)
-        if one.shape is not None and not one.note and isinstance(dtype, torch.dtype):
+    for name, (shape, known) in saved.items():
+        dtype = getattr(torch, known or "float32", None)
+        if isinstance(dtype, torch.dtype):
             with contextlib.suppress(RuntimeError, TypeError, OverflowError):  # sizes of a forged file
-                found[name] = torch.empty(one.shape, dtype=dtype, device="meta")
+                found[name] = torch.empty(shape, dtype=dtype, device="meta")
     return found
 
 

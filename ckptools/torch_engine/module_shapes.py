@@ -160,8 +160,9 @@ def _loading_of(model: Any) -> Callable[[Mapping[str, NamedShape]], Loading | No
         import torch
         import transformers
 
+        tensors = {n: (one.shape, one.dtype) for n, one in saved.items() if one.shape is not None and not one.note}
         with _offline(transformers), contextlib.redirect_stdout(sys.stderr), torch.device("meta"):
-            return loading(type(model)._from_config(deepcopy(model.config)), saved)
+            return loading(type(model)._from_config(deepcopy(model.config)), tensors)
 
     return loads
 
