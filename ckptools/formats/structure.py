@@ -17,6 +17,7 @@ from ckptools.text import few
 from ckptools.training_state.judgement import copy_problems, is_placed, optimizer_problems, step_problems
 from ckptools.training_state.quantized_weights import quantization_problems, with_quantized
 from ckptools.training_state.sections import sections_of, tensors_of
+from ckptools.training_state.stated_model import model_problems
 
 OF_TENSORS = (Code.TENSOR_GAP, Code.TENSOR_OVERLAP, Code.TENSOR_NOT_JOINED, Code.LAYOUT_DISAGREES, Code.COPIES_DIFFER)
 """Kinds of problems that already report a tensor."""
@@ -32,6 +33,7 @@ def with_structure_problems(ck: Checkpoint) -> Checkpoint:
     found += copy_problems(ck)
     found += optimizer_problems(ck)
     found += step_problems(ck)
+    found += model_problems(ck)
     found += unsafe_names(ck.names, ck.tree)
     seen = set(ck.problems)
     new = dict.fromkeys(p for p in found[len(ck.problems) :] if p not in seen)

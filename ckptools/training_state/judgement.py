@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from ckptools.model.problems import Code, Problem
 from ckptools.model.rank_vote import vote
 from ckptools.model.regions import Box
 from ckptools.model.shards import states_one_crc
-from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.tensor import Shard, Tensor, shard_ranks
 from ckptools.model.tree import KeyPath, fqn_of, is_within, tensors_in
 from ckptools.model.values import Lost, scalar
 from ckptools.model.verdict import Depth, Verdict
@@ -85,19 +86,44 @@ def perhaps_more(problems: Iterable[Problem]) -> bool:
 def stands_in_the_way(ck: Checkpoint, problem: Problem) -> bool:
     """Whether a problem alone keeps a checkpoint from being put together, whatever its tensors are like.
 
-    A rank's file does not: the gaps that it leaves do, and where replicas fill them there are none. What a rank had for
-    itself, such as random states, is lost with it and named.
+    A rank's file does not where something states what was in it: the gaps that it leaves do, and where replicas fill
+    them there are none. What a rank had for itself, such as random states, is lost with it and named.
     """
     kind = problem.kind
     if problem.severity != "error" or not kind.spoils or problem.replicated:
         return False
     if kind.forbids == "any output":
         return True
+    if kind.lacks == "file" and problem.rank is not None:
+        return not (_is_stated(ck, problem.rank) if problem.tensor is None else _others_have(ck, problem))
     if kind.lacks == "file":
-        return problem.rank is None or (problem.tensor is not None and not _others_have(ck, problem))
+        return True
     if problem.tensor is None:
         return kind is not Code.BAD_CHECKSUM  # of a part of the archive that holds nothing of ours
     return not (kind.lacks == "value" and is_of_one_rank(ck, problem.tensor))
+
+
+def _is_stated(ck: Checkpoint, rank: int) -> bool:
+    """Whether what a rank's lost file held is known: tensors list its pieces, or all tensors are every rank's.
+
+    Of a part of which no rank's file is here, such as all optimizers, nothing is.
+    """
+    known = ck.worked_out.setdefault("stated ranks", {})
+    parts = {f.part for f in ck.files if f.is_here}
+    if any(f.rank == rank and not f.is_here and f.part not in parts for f in ck.files):
+        return False
+    if rank not in known:
+        tensors = [t for _, t in tensors_of(s for s in sections_of(ck) if s.kind in ("model", "optimizer"))]
+        others = set(ck.ranks) - {rank}
+        listed = any(rank in shard_ranks(t.shards) and any(not s.was_read for s in t.on_rank(rank)) for t in tensors)
+        known[rank] = listed or all(_is_of_all(ck, t) or others <= {*shard_ranks(t.shards)} for t in tensors)
+    return bool(known[rank])
+
+
+def _is_of_all(ck: Checkpoint, tensor: Tensor) -> bool:
+    """Whether a tensor is cut over all ranks, of which some may hold none of it."""
+    ranks = prod(tensor.mesh) if tensor.mesh else tensor.world_size
+    return tensor.sharded and ranks == ck.world_size.value
 
 
 def _others_have(ck: Checkpoint, problem: Problem) -> bool:

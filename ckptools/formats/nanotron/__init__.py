@@ -79,6 +79,11 @@ def _root(path: Path) -> Path | None:
     return next((f for f in folders if (f / METADATA).is_file() and (f / "model").is_dir()), None)
 
 
+def _part(file: RankFile) -> str | None:
+    """The part of the checkpoint that a rank's file is of, whose rest no other rank has; None for a file of all."""
+    return None if file.rank is None else file.part.partition("/")[0]
+
+
 class _NanotronFolder:
     """The steps of opening one checkpoint."""
 
@@ -129,14 +134,14 @@ class _NanotronFolder:
         """Problems of files that cannot be read, and of ranks that have no optimizer file."""
         for file in self.found.files:
             if file.path in self.found.faults:
-                self.problems.append(self.found.faults[file.path].problem(file.part, file.rank))
+                self.problems.append(self.found.faults[file.path].problem(file.part, file.rank, _part(file)))
         if not self.optimizer.found:
             text = "no optimizer files: a parameter's file that is missing from model/ is not noticed"
             self.problems.append(Problem(Code.MODEL_PART_MISSING, text, severity="warning"))
             return
         lost = [*self.optimizer.lost_files(), *(f for part in OTHERS for f in self._lost_of_ranks(part))]
         self.found.files += lost
-        self.problems += (Problem(Code.FILE_MISSING, f"no file {file.part}", file.rank) for file in lost)
+        self.problems += (Problem(Code.FILE_MISSING, f"no file {file.part}", file.rank, _part(file)) for file in lost)
         if not any(file.part.startswith("lr_scheduler/") for file in self.found.files):
             text = "no file in lr_scheduler/, which every save with an optimizer writes unless it is told not to"
             self.problems.append(Problem(Code.FILE_MISSING, text, severity="warning"))

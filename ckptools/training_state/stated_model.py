@@ -1,0 +1,268 @@
+"""Hold a model against what its own names count, and against what `config.json` beside it states: what is lost is said.
+
+The numbers in names are evidence by themselves (see `layer_numbers`); a config makes it proof. A config may be of
+another model, or older than the weights, so it is believed only where its hidden size is one of the model's. It never
+says what must not be there: a vocabulary may be padded, an output layer stored although it is tied, a layer for several
+tokens lie beyond the last (`num_nextn_predict_layers`), a model have an encoder or a part alone, layers be shared.
+
+Source of keys: transformers/models/*/configuration_*.py of 5.23 (`attribute_map` has the names of older models).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ckptools.dtypes import is_floating
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.problems import Code, Problem, Severity
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import fqn_of
+from ckptools.text import few, first_few, plural
+from ckptools.training_state.layer_numbers import Stack, absent_layers, experts_of, lacking_layers, stacks_of
+from ckptools.training_state.sections import sections_of_kind
+
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth")
+ENCODER = ("encoder_layers", "num_encoder_layers")
+DECODER = ("decoder_layers", "num_decoder_layers")
+MORE_LAYERS = ("num_nextn_predict_layers", "mtp_num_layers", "num_mtp_layers", "mtp_num_hidden_layers")
+"""Layers beyond the last that predict further tokens: DeepSeek, GLM, Qwen3-Next."""
+HIDDEN = ("hidden_size", "n_embd", "d_model", "dim", "hidden_dim", "embed_dim", "n_embed")
+VOCABULARY = ("vocab_size", "n_vocab")
+EXPERTS = ("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts")
+BY_DESIGN = ("block_configs", "num_hidden_groups", "num_kv_shared_layers", "depths")
+"""Keys of configs whose layers are shared, left out or unlike by design: DeciLM, ALBERT, Gemma 3n, Swin."""
+
+CONTAINERS = ("layers", "layer", "h", "blocks", "block")
+"""Names of modules that hold the layers of a transformer."""
+
+EMBEDDING = re.compile(
+    r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|tok_embeddings|embed_in|shared|embeddings)\.weight$"
+)
+CAUSAL = re.compile(r".*ForCausalLM")
+
+ALIKE = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "gpt2", "gpt_neox", "bert", "roberta", "opt")
+"""Model types whose layers all have the same names. Source: transformers/models/*/modeling_*.py."""
+
+OF_ADAPTERS = "base_model.model."
+"""PEFT's prefix; which layers an adapter has is up to its user."""
+
+
+def model_problems(ck: Checkpoint) -> Iterator[Problem]:
+    """Find layers, parts of layers, experts and tables that names or the config count, and that are not here."""
+    if any(p.kind in (Code.ONE_OF_SEVERAL, Code.PLACEHOLDERS) for p in ck.problems) or not ck.structure_read:
+        return  # a part of a model counts what lies elsewhere
+    lost = any(p.severity == "error" and p.kind.lacks in ("file", "part") for p in ck.problems)
+    named = {p.tensor for p in ck.problems if p.kind is Code.MODEL_PART_MISSING and p.tensor}
+    for section in sections_of_kind(ck, "model"):
+        tensors = {k: v for k, v in section.value.items() if isinstance(k, str) and isinstance(v, Tensor)}
+        if not any(name.startswith(OF_ADAPTERS) for name in tensors):
+            config = ck.config.content if ck.config and len(sections_of_kind(ck, "model")) == 1 else {}
+            at = f"{fqn_of(section.path)}." if section.path else ""
+            yield from _Model(tensors, at, config, ck.config.name if ck.config else "", lost, named).problems()
+
+
+class Scope(NamedTuple):
+    """A part of a config, and the key that it lies under; "" for the outermost."""
+
+    key: str
+    values: Mapping[str, Any]
+
+    def number(self, keys: Collection[str]) -> int | None:
+        """The first positive number under one of some keys."""
+        return next((v for k in keys if type(v := self.values.get(k)) is int and v > 0), None)
+
+
+def scopes_of(config: Mapping[str, Any]) -> list[Scope]:
+    """A config and the configs inside of it: `text_config`, `vision_config`, and `encoder` and `decoder` of pairs."""
+    inside = [Scope(k, v) for k, v in config.items() if _is_config(k, v)]
+    return [*inside, Scope("", config)]
+
+
+def _is_config(key: str, value: Any) -> bool:
+    if not isinstance(value, Mapping):
+        return False
+    return "model_type" in value or (key.endswith("_config") and any(k in value for k in (*LAYERS, *HIDDEN)))
+
+
+WORDS = {
+    "vision": ("vision", "visual", "image", "vit"),
+    "audio": ("audio", "speech"),
+    "text": ("text", "language", "llm", "lm"),
+    "llm": ("text", "language", "llm", "lm"),
+}
+"""Words in the names of modules that a scope of a config describes."""
+
+
+class _Model:
+    """A model: its tensors by name, the config, and what is known to be lost already."""
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        at: str,
+        config: Mapping[str, Any],
+        config_name: str,
+        lost: bool,
+        named: Collection[str],
+    ) -> None:
+        self.tensors, self.at, self.config, self.name = tensors, at, config, config_name
+        self.lost, self.named = lost, named
+        self.scopes = scopes_of(config) if config else []
+        self.stacks = stacks_of(tensors.keys())
+        self.of_scope = self._main_stacks()
+
+    def problems(self) -> Iterator[Problem]:
+        by_config = {stack.name: list(self._counted(scope, stack)) for scope, stack in self.of_scope}
+        for stack in self.stacks:
+            yield from by_config.get(stack.name, ())
+            absent = [] if by_config.get(stack.name) else absent_layers(stack)
+            if absent:
+                numbers = first_few(sorted(stack.layers), 6)
+                yield from self._absent(stack, absent, f"{stack.name} has the numbers {numbers}", self.lost)
+            yield from self._lacking(stack)
+        yield from self._experts()
+        yield from self._tables()
+
+    def _problem(self, severity: Severity, text: str, name: str) -> Problem:
+        return Problem(Code.MODEL_PART_MISSING, text, None, self.at + name, severity)
+
+    # -- layers
+
+    def _main_stacks(self) -> list[tuple[Scope, Stack]]:
+        """The stack with most layers for each part of the config that counts layers."""
+        found: dict[tuple[str, str], tuple[Scope, Stack]] = {}
+        for stack in self.stacks:
+            if stack.name.rpartition(".")[2] not in CONTAINERS:
+                continue
+            scope = self._scope_of(stack)
+            place = scope.key, self._side(stack)
+            if place not in found or len(found[place][1].layers) < len(stack.layers):
+                found[place] = scope, stack
+        return list(found.values())
+
+    def _scope_of(self, stack: Stack) -> Scope:
+        words = set(re.split(r"[._]", stack.name))
+        for scope in self.scopes:
+            kind = scope.key.removesuffix("_config")
+            if kind and words.intersection(WORDS.get(kind, (kind,))):
+                return scope
+        text = [s for s in self.scopes if s.key.removesuffix("_config") in ("text", "llm", "language")]
+        return (text or self.scopes or [Scope("", {})])[-1]
+
+    def _side(self, stack: Stack) -> str:
+        words = stack.name.split(".")
+        return "encoder" if "encoder" in words else "decoder" if "decoder" in words else ""
+
+    def _counted(self, scope: Scope, stack: Stack) -> Iterator[Problem]:
+        """Compare the layers of a stack with how many the config states."""
+        side = self._side(stack)
+        keys = ENCODER if side == "encoder" else DECODER if side == "decoder" else ()
+        count, here = scope.number((*keys, *LAYERS)), stack.layers.keys()
+        if count is None or not self._is_of_this_model(scope, stack):
+            return
+        if max(here) + 1 != count and self._states(max(here) + 1):
+            return
+        absent = sorted(set(range(count)) - here) if count <= MAX_LAYERS else []
+        more = [number for number in here if number >= count]
+        whose = f"layers in {scope.key}" if scope.key else "layers"
+        if absent:
+            proven = not any(self.config.get(key) for key in BY_DESIGN) and self._is_more_than_a_part(count, here)
+            tail = absent[0] > max(here)
+            proven &= not (tail and scope.key and scope.key.removesuffix("_config") not in ("text", "llm", "language"))
+            yield from self._absent(stack, absent, f"{self.name} states {count} {whose}", self.lost or proven)
+        elif more and len(more) > (scope.number(MORE_LAYERS) or 0):
+            text = f"{self.name} states {count} {whose}, and {stack.name} has {len(here)}"
+            yield Problem(Code.METADATA_CONTRADICTS, text, None, self.at + stack.name, "warning")
+
+    def _states(self, count: int) -> bool:
+        """Whether a config has so many layers of any kind: a model of several parts has a key for each."""
+        values = ((k, v) for scope in self.scopes for k, v in scope.values.items())
+        return any(type(v) is int and v == count and re.search("layer|depth|block", k) for k, v in values)
+
+    def _is_of_this_model(self, scope: Scope, stack: Stack) -> bool:
+        """Whether the hidden size of a config is a size of many tensors in a stack."""
+        hidden = scope.number(HIDDEN)
+        if hidden is None:
+            return False
+        some = next(iter(stack.layers.items()))
+        shapes = [self.tensors[f"{stack.whole_name(some[0])}.{name}"].shape for name in some[1]]
+        return 4 * sum(hidden in shape for shape in shapes) >= len(shapes)
+
+    def _is_more_than_a_part(self, count: int, here: Collection[int]) -> bool:
+        """Whether this is a model, and not what was trained of one: with its embedding, or most layers."""
+        return any(map(EMBEDDING.search, self.tensors)) or 2 * len(here) > count
+
+    def _absent(self, stack: Stack, absent: list[int], why: str, proven: bool) -> Iterator[Problem]:
+        for number in absent[:MAX_NAMED]:
+            name = stack.whole_name(number)
+            if not any(f"{lost}.".startswith(f"{self.at}{name}.") for lost in self.named):
+                yield self._problem("error" if proven else "warning", f"no tensor of it is here, and {why}", name)
+
+    def _lacking(self, stack: Stack) -> Iterator[Problem]:
+        alike = self.config.get("model_type") in ALIKE
+        for number, names in lacking_layers(stack).items():
+            name = stack.whole_name(number)
+            lacking = [n for n in names if f"{self.at}{name}.{n}" not in self.named]
+            if lacking:
+                text = f"lacks {few(lacking, 3)}, which other layers of {stack.name} have"
+                yield self._problem("error" if self.lost or alike else "warning", text, name)
+
+    # -- experts
+
+    def _experts(self) -> Iterator[Problem]:
+        found = list(experts_of(self.tensors))
+        whole = {one.rows for one in found if not one.absent}
+        stated = {n for scope in self.scopes if (n := scope.number(EXPERTS)) is not None}
+        for one in found:
+            if one.absent and not any(f"{one.name}." in name for name in self.named):
+                proven = self.lost or one.rows in whole | stated or one.absent[0] < max(one.here)
+                if one.stacked and one.rows not in whole:
+                    continue  # a router may have rows for what is no expert
+                text = f"{plural(len(one.here), 'expert')} here, and the router has {one.rows} rows: no expert "
+                yield self._problem("error" if proven else "warning", text + first_few(one.absent, 6), one.name)
+
+    # -- tables
+
+    def _tables(self) -> Iterator[Problem]:
+        """Compare the embedding and the output layer with the config."""
+        scope = next((s for s in self.scopes if s.number(VOCABULARY)), None)
+        if scope is None or len({s.number(VOCABULARY) for s in self.scopes} - {None}) > 1:
+            return
+        hidden, rows = scope.number(HIDDEN), scope.number(VOCABULARY) or 0
+        tables = {n: t for n, t in self.tensors.items() if len(t.shape) == 2 and is_floating(t.dtype)}
+        embeddings = [name for name in tables if EMBEDDING.search(name) and "position" not in name]
+        numbers = {v for v in scope.values.values() if type(v) is int}
+        for name in embeddings[:1]:
+            shape = tables[name].shape
+            if shape[0] < rows and shape[0] not in numbers:
+                text = f"has {shape[0]} rows, and {self.name} states a vocabulary of {rows}"
+                yield Problem(Code.METADATA_CONTRADICTS, text, None, self.at + name, "warning")
+            elif hidden and shape[1] != hidden and shape[1] not in numbers:
+                text = f"has {shape[1]} columns, and {self.name} states a hidden size of {hidden}"
+                yield Problem(Code.METADATA_CONTRADICTS, text, None, self.at + name, "warning")
+        yield from self._heads(scope, tables, embeddings, rows)
+
+    def _heads(self, scope: Scope, tables: Mapping[str, Tensor], embeddings: list[str], rows: int) -> Iterator[Problem]:
+        """An embedding or an output layer that a model for causal language modelling needs, and that is not here."""
+        architectures = self.config.get("architectures")
+        causal = isinstance(architectures, list) and any(
+            isinstance(a, str) and CAUSAL.fullmatch(a) for a in architectures
+        )
+        stacks = [stack for of, stack in self.of_scope if of.number(LAYERS) == len(stack.layers)]
+        large = [name for name, tensor in tables.items() if rows <= max(tensor.shape)]
+        if not causal or not stacks or self.lost or any(t.note for t in self.tensors.values()):
+            return
+        if not large and not embeddings:
+            yield self._problem("error", f"no tensor of {rows} rows is here, which {self.name} states", "embeddings")
+        tied = scope.values.get("tie_word_embeddings", self.config.get("tie_word_embeddings"))
+        if tied is False and len(large) == 1 and (not embeddings or large == embeddings):
+            lost, other = ("lm_head", "embedding") if embeddings else ("embeddings", "output layer")
+            text = f"{self.name} states that it is not tied to the {other}, and no tensor here is it"
+            yield self._problem("error", text, lost)
+
+
+MAX_LAYERS = 1 << 12
+MAX_NAMED = 64
+"""Absent layers that get a problem each."""
