@@ -74,6 +74,33 @@ def clip_name(text: str, width: int) -> str:
     return head + tail
 
 
+def told_apart(texts: Sequence[str], width: int) -> list[str]:
+    """Texts of at most `width` characters, of which no two that differ look alike.
+
+    Texts that a cut would make equal are shown from shortly before their first difference on.
+    """
+    cut = [clip(text, width) for text in texts]
+    shown = list(cut)
+    for n, text in enumerate(texts):
+        twins = [other for other, brief in zip(texts, cut, strict=True) if brief == cut[n] and other != text]
+        if twins:
+            start = max(common_prefix(text, other) for other in twins) - width // 3
+            shown[n] = clip(CUT + text[max(start, 0) :], width)
+    return shown
+
+
+def common_prefix(a: Sequence[object], b: Sequence[object]) -> int:
+    """How many of the first items of two texts, or two runs of bytes, are the same."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
 # -- lists -------------------------------------------------------------------------------------------------------
 
 

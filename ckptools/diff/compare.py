@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ckptools.diff import sides
+from ckptools.diff.containers import container_notes, container_rows
 from ckptools.diff.digest_file import read_digest_file
 from ckptools.diff.keys_of_side import contents_of
 from ckptools.diff.output_proof import difference_of_output, is_output_of
@@ -18,13 +19,16 @@ from ckptools.diff.sides import UNSURE, Contents, SideTensor, SideValue
 from ckptools.diff.subjects import subject_rows
 from ckptools.diff.tensor_rows import structure_row
 from ckptools.diff.tensor_rows import value_rows as tensor_value_rows
-from ckptools.diff.tensor_values import Reading
+from ckptools.diff.tensor_values import Reading, compare_tensors
 from ckptools.errors import UsageError
 from ckptools.files.opening import OpenFiles
 from ckptools.keys.entries import ALL, EVERYTHING, KINDS, Selection
+from ckptools.keys.value_digests import text_of
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.records import Rows
+from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.threads import Progress, no_progress, thread_count
+from ckptools.text import shape
 
 Row = TypeVar("Row", TensorDifference, ValueDifference)
 
@@ -94,6 +98,9 @@ class _Comparison:
         if a.text_keys != b.text_keys:
             a, b = (side if side.text_keys else sides.with_text_keys(side) for side in (a, b))
         b = sides.as_in_a(b, self.renamed)
+        self.alike = a.written_by == b.written_by
+        if not self.alike:
+            a, b = sides.without_classes(a), sides.without_classes(b)
         self.a, self.b, self.by_order, self.unsure = sides.named_by_order(sides.unlisted(a, b), sides.unlisted(b, a))
         asked = wanted.values or wanted.every_byte or reading.tolerance is not None
         self.values = asked or a.facts.digests or b.facts.digests
@@ -129,7 +136,28 @@ class _Comparison:
                 yield row
         for pair in sides.pairs(self.a.values, self.b.values):
             if self._is_selected(*pair):
-                yield from (self._surely(row, *pair) for row in value_rows(*pair, self.a, self.b))
+                rows = value_rows(*pair, self.a, self.b)
+                yield from (self._surely(self._with_element(row, *pair), *pair) for row in rows)
+        for key, container in self.a.containers.items():
+            other = self.b.containers.get(key)
+            if other is not None and self._takes_section(*key[0][:2]) and self.wanted.selection.takes(container.name):
+                yield from container_rows(container, other)
+
+    def _with_element(self, row: ValueDifference, a: SideValue | None, b: SideValue | None) -> ValueDifference:
+        """Say of two small tensors of one shape and dtype where they differ first, with both elements."""
+        contents = [side.contents.get(row.rank) for side in (a, b) if side is not None]
+        tensors = [content.value for content in contents if content is not None and isinstance(content.value, Tensor)]
+        if row.verdict != "differs" or len(tensors) < 2 or len({(t.shape, t.dtype) for t in tensors}) > 1:
+            return row
+        (found,) = compare_tensors([(row.name, tensors[0], tensors[1])], replace(self.reading, tolerance=None))
+        m = found.measures
+        if m is None or m.first is None or m.values is None or m.values[0] == m.values[1]:
+            return row
+        if not m.first:
+            return row._replace(detail="", value_a=m.values[0], value_b=m.values[1])
+        texts = (text_of(tensor) for tensor in tensors)
+        words = f"first at {shape(m.first)}: {m.values[0]} → {m.values[1]}"
+        return row._replace(detail=words, value_a=next(texts), value_b=next(texts))
 
     def _takes_section(self, kind: str, name: str) -> bool:
         """Whether a section is selected: by its kind, its name in A (`name`) or its name in B."""
@@ -154,5 +182,8 @@ class _Comparison:
         yield from self.by_order
         for (kind, there), here in self.renamed.items():
             yield f"{kind}: A's {here} is compared with B's {there}, the only one left on either side"
+        if not self.alike:
+            yield "A and B keep values in different ways: a list counts as a tuple, 5 as 5.0, keys have no order"
+        yield from container_notes(self.a, self.b)
         for side, contents in (("A", self.a), ("B", self.b)):
             yield from (f"{side}: {note}" for note in contents.notes)

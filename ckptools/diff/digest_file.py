@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.cluster.team import current
+from ckptools.diff.containers import form_of
 from ckptools.diff.keys_of_side import contents_of
 from ckptools.diff.record import SUBJECTS, Side
-from ckptools.diff.sides import Contents, SideGroup, SideTensor, SideValue
+from ckptools.diff.sides import ContainerForm, Contents, Identity, SideContainer, SideGroup, SideTensor, SideValue
 from ckptools.diff.tensor_rows import digests_of, is_sha256
 from ckptools.diff.tensor_values import Reading
 from ckptools.display.record_json import to_json
@@ -26,7 +27,7 @@ from ckptools.keys.value_digests import Content
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.tensor_io.threads import Progress, no_progress, thread_count
 
-SCHEMA = "ckptools/digests/1"
+SCHEMA = "ckptools/digests/2"
 """The schema name in the first bytes of such a file."""
 
 
@@ -75,6 +76,8 @@ def _json(contents: Contents) -> str:
         "tensors": [{k: v for k, v in one._asdict().items() if k != "tensor"} for one in contents.tensors.values()],
         "values": [_value_json(value) for value in contents.values.values()],
         "groups": [_group_json(group) for group in contents.groups],
+        "written_by": contents.written_by,
+        "containers": [_container_json(*one) for one in contents.containers.items()],
     }
     return to_json(data, indent=1) + "\n"
 
@@ -85,7 +88,12 @@ def _value_json(value: SideValue) -> dict[str, Any]:
 
 
 def _content_json(content: Content) -> dict[str, str]:
-    return {"digest": content.digest, "text": content.text, "problem": content.problem}
+    return {"digest": content.digest, "text": content.text, "problem": content.problem, "exact": content.exact}
+
+
+def _container_json(key: tuple[Identity, int | None], container: SideContainer) -> dict[str, Any]:
+    facts = {k: v for k, v in container._asdict().items() if k not in ("node", "form")}
+    return {"identity": key[0], **facts, **(container.form or form_of(container.node))._asdict()}
 
 
 def _group_json(group: SideGroup) -> dict[str, Any]:
@@ -125,6 +133,8 @@ def _contents(data: Mapping[str, Any]) -> Contents:
         _texts(data["notes"]),
         {_texts(one) for one in data["by_rank"]},
         bool(data.get("text_keys", True)),
+        str(data["written_by"]),
+        dict(map(_container, data["containers"])),
     )  # fmt: skip
 
 
@@ -132,7 +142,7 @@ def _tensor(data: Mapping[str, Any]) -> SideTensor:
     made = SideTensor(
         _identity(data), str(data["name"]), _subject(data), str(data["dtype"]), tuple(map(int, data["shape"])),
         str(data["layout"]), bool(data["number"]), bool(data["assumed"]), str(data["problem"]), None,
-        str(data["sha256"]),
+        str(data["sha256"]), str(data["traits"]),
     )  # fmt: skip
     if made.dtype not in ITEMSIZE or not (made.problem or is_sha256(made.sha256)):
         raise ValueError(made.dtype)
@@ -152,8 +162,15 @@ def _group(data: Mapping[str, Any]) -> SideGroup:
     return SideGroup(str(data["section"]), int(data["number"]), _texts(data["params"]), settings, ordered)
 
 
+def _container(data: Mapping[str, Any]) -> tuple[tuple[Identity, int | None], SideContainer]:
+    form = ContainerForm(*(str(data[name]) for name in ContainerForm._fields))
+    rank = _int(data["rank"])
+    made = SideContainer(str(data["name"]), _subject(data), rank, bool(data["by_name"]), None, form)
+    return (_identity(data), rank), made
+
+
 def _content(data: Mapping[str, Any]) -> Content:
-    made = Content(str(data["digest"]), str(data["text"]), str(data["problem"]))
+    made = Content(str(data["digest"]), str(data["text"]), str(data["problem"]), exact=str(data["exact"]))
     if not (made.digest or made.problem):
         raise ValueError("digest")
     return made

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from operator import eq
 from typing import Any
 
 from ckptools.diff.record import Side, Subject
-from ckptools.diff.sides import Contents, Identity, SideGroup, SideTensor, SideValue
+from ckptools.diff.sides import Contents, Identity, SideContainer, SideGroup, SideTensor, SideValue
 from ckptools.errors import ReadError
 from ckptools.files.opening import OpenFiles
 from ckptools.keys.entries import Entry, entries_of
 from ckptools.keys.random_states import generator_leaves, holds_state, random_states
-from ckptools.keys.rank_leaves import RankLeaf, rank_leaves
+from ckptools.keys.rank_leaves import RankLeaf, rank_containers, rank_leaves
 from ckptools.keys.sharding import placement, sharding_rows
-from ckptools.keys.value_digests import MAX_SMALL, Content, content_of, is_number, number_in, parts_of_value
+from ckptools.keys.value_digests import (
+    MAX_SMALL,
+    Content,
+    content_of,
+    digest_of,
+    is_number,
+    kind_of,
+    number_in,
+    parts_of_value,
+    traits_of,
+)
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import cover_problem
 from ckptools.model.rank_vote import vote
@@ -32,6 +43,9 @@ from ckptools.training_state.steps import COUNTERS, EPOCH_COUNTERS
 
 MORE_COUNTERS = ("sample", "token", "samples", "tokens", "num_batches_fetched", "consumed_train_samples")
 
+AGAIN = "again"
+"""Ends the identity of a key that looks like another one of its side."""
+
 MAX_REPEATED = 1 << 24
 """At most this many elements of an expanded tensor, which has fewer bytes, are read."""
 
@@ -43,6 +57,7 @@ def contents_of(ck: Checkpoint, files: OpenFiles) -> Contents:
     found = Contents(Side(str(ck.path), ck.name, ck.saved_as, ck.step.value, world, rows), text_keys=ck.text_keys)
     for section in sections_of(ck):
         found.sections.setdefault(section.kind, []).append(section.name)
+    found.written_by = f"{ck.format}, {ck.saved_as}" + (", written by ckptools" if ck.provenance else "")
     found.damage = tuple(f"{p.code} {p.message}" for p in ck.problems if p.severity == "error")
     found.lost_ranks = tuple(f.rank for f in ck.files if f.status in ("missing", "cut", "bad") and f.rank is not None)
     _Keys(ck, files, found).add()
@@ -71,6 +86,7 @@ class _Keys:
                 self._groups(section)
             elif section.kind != "model":
                 self._leaves(section)
+            self._containers(section)
         self._generators()
         self.found.notes = tuple(self._notes())
 
@@ -98,28 +114,44 @@ class _Keys:
             return (entry.kind, entry.section, self._bare(entry.section, entry.parameter), entry.slot)
         return (entry.kind, entry.section, entry.name.removeprefix(f"{entry.section}."))
 
-    def _contents(self, path: KeyPath, value: Any) -> dict[int | None, Content]:
+    def _contents(self, path: KeyPath, value: Any, whole: bool = False) -> dict[int | None, Content]:
         """The value at a key path: one for all ranks, or one for each rank if they differ."""
         above = next((path[:n] for n in range(len(path) + 1) if path and path[:n] in self.ck.unequal), None)
         if above is None:
-            return {None: content_of(value, self.files)}
+            return {None: content_of(value, self.files, whole=whole)}
         own = {rank: leaf_at(tree, path[len(above) :]) for rank, tree in self.ck.unequal[above].items()}
-        return {rank: content_of(v, self.files, rank) for rank, v in own.items() if not isinstance(v, Absent)}
+        return {
+            rank: content_of(v, self.files, rank, whole=whole) for rank, v in own.items() if not isinstance(v, Absent)
+        }
 
     def _step(self, tensor: Tensor) -> Content:
         try:
-            return content_of(number_in(tensor, self.files), self.files)
+            content = content_of(number_in(tensor, self.files), self.files)
+            kind = f"{tensor.dtype} tensor {traits_of(tensor)}"
+            return replace(content, exact=f"{kind} {content.exact.rpartition(' ')[2]}")
         except ReadError as error:
             return Content("", "unknown", error.reason)
 
     def _tensor(self, identity: Identity, name: str, subject: Subject, tensor: Tensor, parameter: str = "") -> None:
+        while identity in self.found.tensors:  # two keys may look alike: "a.b" and "b" in "a"
+            identity = (*identity, AGAIN)
         self.found.tensors[identity] = SideTensor(
             identity, name, subject, tensor.dtype, tensor.shape, placement(tensor), parameter.startswith("?"),
-            parameter in self.assumed, _problem(tensor, name), tensor,
+            parameter in self.assumed, _problem(tensor, name), tensor, traits=traits_of(tensor),
         )  # fmt: skip
 
     def _value(self, value: SideValue) -> None:
+        while value.identity in self.found.values:
+            value = value._replace(identity=(*value.identity, AGAIN))
         self.found.values[value.identity] = value
+
+    def _containers(self, section: Section) -> None:
+        for path, rank, node, _ in rank_containers(self.ck, section):
+            by_name = section.kind == "optimizer" and len(path) <= 2
+            by_name |= section.kind == "model" and any(isinstance(v, Tensor) for v in _values_in(node))
+            identity = (section.kind, section.name, *map(_key_text, path))
+            name, subject = fqn_of((section.name, *path)), _subject(section, RankLeaf(path, rank, node))
+            self.found.containers[identity, rank] = SideContainer(name, subject, rank, by_name, node)
 
     def _groups(self, section: Section) -> None:
         optimizer = self.optimizers[section.path]
@@ -132,7 +164,7 @@ class _Keys:
 
     def _setting(self, path: KeyPath, value: Any) -> Content:
         """A hyperparameter; if ranks disagree on it, it counts as unreadable."""
-        own = self._contents(path, value)
+        own = self._contents(path, value, whole=True)
         if len(set(own.values())) < 2:
             return next(iter(own.values()))
         found = vote([(rank, content.text) for rank, content in own.items() if rank is not None], eq)
@@ -202,6 +234,10 @@ def _problem(tensor: Tensor, name: str) -> str:
     return "its strides show the bytes of a record more than once" if repeated else ""
 
 
+def _values_in(node: Any) -> Iterable[Any]:
+    return node.values() if isinstance(node, dict) else node
+
+
 def _is_setting(entry: Entry) -> bool:
     return not entry.parameter and entry.name.removeprefix(f"{entry.section}.").startswith("param_groups.")
 
@@ -219,5 +255,7 @@ def _subject(section: Section, leaf: RankLeaf) -> Subject:
 
 
 def _key_text(key: Any) -> str:
-    """A key in an identity: a text that looks like a number stands in quotes."""
-    return f"'{key}'" if isinstance(key, str) and key.isdecimal() else str(key)
+    """A key in an identity: a text that looks like another key stands in quotes, a key of a rare type has a digest."""
+    if isinstance(key, str):
+        return f"'{key}'" if key.isdecimal() or key[:1] in ("'", "<") else key
+    return str(key) if type(key) is int else f"<{kind_of(key)} {digest_of(key)}>"

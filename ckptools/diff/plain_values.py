@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
-from struct import calcsize, unpack
 from typing import Any
 
 from ckptools.diff.record import Subject, ValueDifference, Verdict
 from ckptools.diff.sides import Contents, SideGroup, SideValue
-from ckptools.keys.rank_leaves import LONG, is_plain
-from ckptools.keys.value_digests import Content, scalar_bytes, text_of
-from ckptools.model.regions import Box, Ints
-from ckptools.model.values import NUMPY_CODES, NumpyArray, scalar
-from ckptools.text import clip, few, plural, shape
+from ckptools.keys.rank_leaves import LONG
+from ckptools.keys.value_digests import MAX_TEXT, Content, apart, digest_of, text_of
+from ckptools.model.first_difference import Found, first_difference
+from ckptools.model.regions import Box
+from ckptools.model.values import NumpyArray, NumpyScalar
+from ckptools.text import CUT, clip, common_prefix, few, plural
 
 ByRank = Mapping[int | None, Content]
 KEYS = "a key is a number on one side and its text on the other"
@@ -71,11 +71,7 @@ def _row(
     for letter, content, side in (("A", left, a), ("B", right, b)):
         if content is None and rank in side.lost_ranks:
             verdict, detail = "cannot be compared", f"{letter}: the file of rank {rank} is not here, or damaged"
-    return ValueDifference(value.name, value.subject, verdict, detail, rank, _text(left), _text(right))
-
-
-def _text(content: Content | None) -> str | None:
-    return content.text if content else None
+    return ValueDifference(value.name, value.subject, verdict, detail, rank, *texts_of(left, right))
 
 
 def compared(a: Content | None, b: Content | None) -> tuple[Verdict, str]:
@@ -85,10 +81,31 @@ def compared(a: Content | None, b: Content | None) -> tuple[Verdict, str]:
     whys = [f"{side}: {content.problem}" for side, content in (("A", a), ("B", b)) if content.problem]
     if whys:
         return "cannot be compared", "; ".join(whys)
-    if a.digest == b.digest:
+    exact = bool(a.exact and b.exact)
+    if a.digest != b.digest:
+        return "differs", first_unlike(a.value, b.value, exact)
+    if a.exact == b.exact or not exact:
         return "same", ""
-    alike = "they are shown alike and are not" if a.text == b.text else ""
-    return "differs", first_unlike(a.value, b.value) or alike
+    return "differs", first_unlike(a.value, b.value) or _kinds(a, b)
+
+
+def _kinds(a: Content, b: Content) -> str:
+    """The classes of two values that are worth the same."""
+    return f"{a.kind} → {b.kind}" if a.kind != b.kind else "its parts are of other classes, or in another order"
+
+
+def texts_of(a: Content | None, b: Content | None) -> tuple[str | None, str | None]:
+    """The texts of the contents of both sides; they are not alike where contents differ and nothing else says how."""
+    if a is None or b is None or a.problem or b.problem or (a.digest, a.exact) == (b.digest, b.exact):
+        return (a.text if a else None), (b.text if b else None)
+    cut = a.text.endswith(CUT) and b.text.endswith(CUT)
+    if not cut and (a.text != b.text or compared(a, b)[1]):
+        return a.text, b.text
+    texts = apart(a.value, b.value)
+    if a.value is not b.value and texts[0] != texts[1]:
+        return texts
+    words = (a.kind, b.kind) if a.kind != b.kind else ((a.exact or a.digest)[-8:], (b.exact or b.digest)[-8:])
+    return f"{a.text} ({words[0]})", f"{b.text} ({words[1]})"
 
 
 # -- param groups ------------------------------------------------------------------------------------------------
@@ -125,7 +142,7 @@ def _groups_of_one(groups: Sequence[SideGroup], in_a: bool) -> Iterator[ValueDif
 
 
 def _setting(group: SideGroup, key: str, a: Content | None, b: Content | None) -> ValueDifference:
-    return ValueDifference(_name(group, key), _subject(key), *compared(a, b), None, _text(a), _text(b))
+    return ValueDifference(_name(group, key), _subject(key), *compared(a, b), None, *texts_of(a, b))
 
 
 def _by_place(left: Sequence[SideGroup], right: Sequence[SideGroup]) -> Iterator[ValueDifference]:
@@ -174,9 +191,8 @@ def _of_parameters(group: SideGroup, key: str, there: Sequence[SideGroup]) -> Va
     if len(counts) <= 1:
         return _setting(group, key, mine, next(iter(counts), None))
     text = few([f"{value.text if value else 'none'} ({plural(n, 'parameter')})" for value, n in counts.items()], 3)
-    return ValueDifference(
-        _name(group, key), _subject(key), "differs", "one value in A, several in B", None, _text(mine), clip(text, 120)
-    )
+    texts = mine.text if mine else None, clip(text, 120)
+    return ValueDifference(_name(group, key), _subject(key), "differs", "one value in A, several in B", None, *texts)
 
 
 def _parameters_of_one(group: SideGroup, names: Sequence[str], verdict: Verdict) -> ValueDifference:
@@ -185,49 +201,54 @@ def _parameters_of_one(group: SideGroup, names: Sequence[str], verdict: Verdict)
     return ValueDifference(_name(group, "params"), "hyperparameters", verdict, few(names, 3), None, *texts)
 
 
-MAX_WORDS = 40
-"""Characters of an item."""
-
-
-def first_unlike(a: Any, b: Any) -> str:
+def first_unlike(a: Any, b: Any, exact: bool = True) -> str:
     """The first place where two values differ, with both items: `first at [3]: 7 → 5`.
 
-    Empty for a list short enough to be shown, and if both items have the same text.
+    Empty for values that are shown whole, and where that place is not found.
+
+    Args:
+        a: a value of A.
+        b: the value of B.
+        exact: whether items of other classes differ that are worth the same.
     """
-    found = None
-    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and max(len(a), len(b)) > LONG:
-        found = _in_lists(a, b, ())
-        if found is None and len(a) != len(b):
-            return f"the first {min(len(a), len(b))} are the same; A has {len(a)}, B {len(b)}"
-    elif isinstance(a, NumpyArray) and isinstance(b, NumpyArray):
+    if isinstance(a, NumpyArray) and isinstance(b, NumpyArray) and not a.objects:
         found = _in_arrays(a, b)
-    if found is None:
+    elif _is_long(a) or _is_long(b) or _words(a) == _words(b):
+        found = first_difference(a, b, lambda x, y: digest_of(x, exact) == digest_of(y, exact))
+    else:
         return ""
+    if found is None or not found[0]:
+        lengths = [len(v) if isinstance(v, (list, tuple)) else 0 for v in (a, b)]
+        alike = found is not None and lengths[0] != lengths[1] and min(lengths)
+        return f"the first {min(lengths)} are the same; A has {lengths[0]}, B {lengths[1]}" if alike else ""
     place, x, y = found
-    return f"first at {shape(place)}: {clip(text_of(x), MAX_WORDS)} → {clip(text_of(y), MAX_WORDS)}"
+    texts = apart(x, y)
+    keys = ", ".join(str(key) if type(key) is int else clip(text_of(key), MAX_WORDS) for key in place)
+    return f"first at [{keys}]: {texts[0]} → {texts[1]}"
 
 
-def _in_lists(a: Any, b: Any, above: Ints) -> tuple[Ints, Any, Any] | None:
-    for n, (x, y) in enumerate(zip(a, b, strict=False)):
-        if isinstance(x, (list, tuple)) and isinstance(y, (list, tuple)) and len(x) == len(y):
-            found = _in_lists(x, y, (*above, n))
-            if found is not None:
-                return found
-        elif is_plain(x) and is_plain(y) and scalar_bytes(scalar(x)) != scalar_bytes(scalar(y)):
-            return (*above, n), x, y
-    return None
+MAX_WORDS = 40
+"""Characters of a key."""
 
 
-def _in_arrays(a: NumpyArray, b: NumpyArray) -> tuple[Ints, Any, Any] | None:
+def _is_long(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) > LONG
+
+
+def _words(value: Any) -> str:
+    return clip(text_of(value), MAX_TEXT)
+
+
+def _in_arrays(a: NumpyArray, b: NumpyArray) -> Found | None:
     """The first differing element of arrays of one dtype and shape, in the order of the bytes."""
-    code = NUMPY_CODES.get(a.dtype.lstrip("<>|="))
-    alike = (a.dtype, a.shape, a.fortran_order, len(a.data)) == (b.dtype, b.shape, b.fortran_order, len(b.data))
-    if code is None or not alike or a.fortran_order or len(a.data) != calcsize(code) * prod(a.shape):
+    stated = [(array.dtype, array.shape, array.fortran_order, len(array.data)) for array in (a, b)]
+    count = prod(a.shape)
+    width = len(a.data) // count if count else 0
+    at = common_prefix(a.data, b.data)
+    if stated[0] != stated[1] or not width or at == len(a.data):
         return None
-    width, order = calcsize(code), ">" if a.dtype.startswith(">") else "<"
-    pairs = ((n, a.data[n : n + width], b.data[n : n + width]) for n in range(0, len(a.data), width))
-    place = next(((n, x, y) for n, x, y in pairs if x != y), None)
-    if place is None:
-        return None
-    values = (unpack(order + code, data)[0] for data in place[1:])
-    return Box.whole(a.shape).index_of(place[0] // width), next(values), next(values)
+    n = at // width
+    x, y = (NumpyScalar(array.dtype, array.data[n * width : (n + 1) * width]) for array in (a, b))
+    if a.fortran_order:
+        return Box.whole(a.shape[::-1]).index_of(n)[::-1], x, y
+    return Box.whole(a.shape).index_of(n), x, y

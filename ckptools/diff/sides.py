@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ckptools.diff.record import Side, Subject
 from ckptools.keys.value_digests import Content
@@ -31,6 +31,7 @@ class SideTensor(NamedTuple):
         problem: why its values cannot be read.
         tensor: None in a file of digests.
         sha256: of its values in row-major order; "" if it was not computed.
+        traits: what it is beside its values, such as `Parameter, requires_grad`.
     """
 
     identity: Identity
@@ -44,6 +45,7 @@ class SideTensor(NamedTuple):
     problem: str = ""
     tensor: Tensor | None = None
     sha256: str = ""
+    traits: str = ""
 
 
 class SideValue(NamedTuple):
@@ -54,6 +56,41 @@ class SideValue(NamedTuple):
     subject: Subject
     contents: Mapping[int | None, Content]
     number: bool = False
+
+
+class ContainerForm(NamedTuple):
+    """The form of a dict, list or tuple; its values are compared by themselves.
+
+    Attributes:
+        kind: its class.
+        keys: digest of its keys, whatever their order.
+        order: digest of its keys in order.
+        texts: digest of the texts of its keys, whatever their order.
+        attributes: digest of the attributes that it was saved with; "" for none.
+    """
+
+    kind: str
+    keys: str
+    order: str
+    texts: str
+    attributes: str
+
+
+class SideContainer(NamedTuple):
+    """A dict, list or tuple in which other keys lie.
+
+    Attributes:
+        by_name: whether its keys may be names of parameters, whose order means nothing.
+        node: itself; None in a file of digests.
+        form: its form; None where the container is here.
+    """
+
+    name: str
+    subject: Subject
+    rank: int | None
+    by_name: bool
+    node: Any
+    form: ContainerForm | None = None
 
 
 class SideGroup(NamedTuple):
@@ -85,6 +122,8 @@ class Contents:
         lost_ranks: ranks whose files are missing or cannot be read.
         by_rank: identities, cut short, below which each rank has something of its own.
         text_keys: whether keys that are numbers look the same as texts.
+        written_by: what decides which classes of values it keeps: its format, and whether ckptools wrote it.
+        containers: dicts, lists and tuples by identity and rank.
     """
 
     facts: Side
@@ -97,6 +136,8 @@ class Contents:
     notes: tuple[str, ...] = ()
     by_rank: set[Identity] = field(default_factory=set)
     text_keys: bool = False
+    written_by: str = ""
+    containers: dict[tuple[Identity, int | None], SideContainer] = field(default_factory=dict)
 
 
 # -- pairs ------------------------------------------------------------------------------------------------------------
@@ -137,6 +178,27 @@ def as_in_a(b: Contents, names: Mapping[tuple[str, str], str]) -> Contents:
         values={at(i): v._replace(identity=at(i)) for i, v in b.values.items()},
         groups=[g._replace(section=names.get(("optimizer", g.section), g.section)) for g in b.groups],
         by_rank={at(i) for i in b.by_rank},
+        containers={(at(i), rank): c for (i, rank), c in b.containers.items()},
+    )
+
+
+def without_classes(side: Contents) -> Contents:
+    """A side without what formats keep in different ways: classes of values, the order of keys, traits of tensors."""
+
+    def loose(content: Content) -> Content:
+        return replace(content, exact="")
+
+    def setting(group: SideGroup) -> SideGroup:
+        return group._replace(settings={key: loose(content) for key, content in group.settings.items()})
+
+    return replace(
+        side,
+        tensors={i: t._replace(traits="") for i, t in side.tensors.items()},
+        values={
+            i: v._replace(contents={rank: loose(c) for rank, c in v.contents.items()}) for i, v in side.values.items()
+        },
+        groups=[setting(group) for group in side.groups],
+        containers={},
     )
 
 

@@ -19,12 +19,15 @@ from ckptools.diff.record import (
 )
 from ckptools.diff.sides import Contents
 from ckptools.model.records import grouped
-from ckptools.text import and_more, clip, clip_middle, few, number, plural, spans
+from ckptools.text import and_more, clip, clip_middle, few, number, plural, spans, told_apart
 
 EXPECTED: tuple[Subject, ...] = ("weights", "moments", "optimizer steps", "lr", "scheduler", "rng", "data position")
 """Subjects that a training needs to resume; a line says so if neither side has them."""
 
 LONG_NUMBER = re.compile(r"(?<![\w.])-?\d\.\d{6,25}(?:e-?\d+)?(?![\w.])")
+
+MAX_VALUE = 30
+"""Characters of one of two values in a line."""
 
 MOST = 3
 """Values shown in a line."""
@@ -115,7 +118,8 @@ def _last_word(name: str) -> str:
 def _change(row: ValueDifference) -> str:
     """The last key with both values."""
     alike = row.detail and row.value_a == row.value_b
-    return f"{_last_word(row.name)} {row.detail if alike else change_words(row.value_a, row.value_b)}"
+    texts = told_apart([row.value_a or "-", row.value_b or "-"], MAX_VALUE)
+    return f"{_last_word(row.name)} {row.detail if alike else change_words(*texts)}"
 
 
 def change_words(a: str | None, b: str | None) -> str:

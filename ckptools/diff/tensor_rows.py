@@ -40,6 +40,8 @@ def _structure(a: SideTensor, b: SideTensor) -> tuple[Verdict, str]:
         return "cannot be compared", "; ".join(problems)
     if a.dtype != b.dtype:
         return "differs", "; ".join([f"{short(a.dtype)} → {short(b.dtype)}", *_codes(a, b)])
+    if a.traits != b.traits:
+        return "differs", traits_words(a, b)
     return ("cannot be compared", NUMBERED) if a.number or b.number else ("not compared", "")
 
 
@@ -47,6 +49,11 @@ def _codes(a: SideTensor, b: SideTensor) -> list[str]:
     """What is said of codes of quantized weights, which are no values: `A: codes of fp8, block scales 16 x 16`."""
     sides = [(side, one.tensor.coded) for side, one in (("A", a), ("B", b)) if one.tensor and one.tensor.are_codes]
     return [f"{side}: {coded.words}" for side, coded in sides if coded is not None]
+
+
+def traits_words(a: SideTensor, b: SideTensor) -> str:
+    """How two tensors differ beside their values: `Parameter, requires_grad → plain`."""
+    return f"{a.traits or 'plain'} → {b.traits or 'plain'}"
 
 
 def value_rows(
@@ -72,6 +79,10 @@ def value_rows(
 
 def _sure(row: TensorDifference, a: SideTensor, b: SideTensor) -> TensorDifference:
     """Doubt a row where only a number matches, and mention an assumed name."""
+    if a.traits != b.traits:
+        words = traits_words(a, b)
+        detail = row.detail if words in row.detail else "; ".join(filter(None, (row.detail, words)))
+        row = row._replace(verdict=row.verdict if row.verdict in DIFFERENT else "differs", detail=detail)
     if a.number or b.number:
         alike = "values are " + ("equal" if row.verdict in ("same", "same checksum") else "not equal")
         return row._replace(verdict="cannot be compared", detail=f"{NUMBERED}; {alike}")

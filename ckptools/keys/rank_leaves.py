@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import CycleError, Key, KeyPath, TreeLimitError, check_tree_limits, children_of, leaf_at
-from ckptools.model.values import Global, NumpyArray, Opaque, plain, scalar
+from ckptools.model.values import Global, Lost, NumpyArray, Opaque, plain, scalar
 from ckptools.text import MAX_BITS
 from ckptools.training_state.generators import is_gathered
 from ckptools.training_state.sections import Section
@@ -44,6 +44,17 @@ def rank_leaves(ck: Checkpoint, section: Section) -> Iterator[RankLeaf]:
     for path, leaf in leaves_of(section.value):
         if not any(path[: len(below)] == below for below in own):
             yield from _by_holder(path, leaf)
+
+
+def rank_containers(ck: Checkpoint, section: Section) -> Iterator[RankLeaf]:
+    """The containers of a section that `rank_leaves` goes into, as leaves are: each rank's own, and shared ones."""
+    own = dict(_own(ck, section))
+    for below, values in own.items():
+        for rank, value in values.items():
+            yield from (RankLeaf((*below, *path), rank, node, below) for path, node in containers_of(value))
+    for path, node in containers_of(section.value):
+        if not any(path[: len(below)] == below for below in own):
+            yield RankLeaf(path, None, node)
 
 
 def is_by_rank(states: Any) -> bool:
@@ -114,11 +125,29 @@ def leaves_of(tree: Any) -> Iterator[tuple[KeyPath, Any]]:
         if not isinstance(node, HOLDING):
             yield path, node
             continue
-        children = [] if len(path) >= MAX_DEPTH or id(node) in above or is_run(node) else children_inside(node)
+        children = [] if id(node) in above or is_run(node) else children_inside(node)
+        if len(path) >= MAX_DEPTH and isinstance(node, Opaque) and children:
+            yield path, Lost(f"it lies more than {MAX_DEPTH} levels deep")
+            continue
+        children = children if len(path) < MAX_DEPTH else []
         if isinstance(node, Opaque) or not children:
             yield path, node
         above = above | {id(node)} if isinstance(node, Opaque) else above
         stack += [((*path, key), child, above) for key, child in reversed(children)]
+
+
+def containers_of(tree: Any) -> Iterator[tuple[KeyPath, Any]]:
+    """The dicts, lists and tuples that `leaves_of` goes into, from the outermost on."""
+    stack: list[tuple[KeyPath, Any, frozenset[int]]] = [((), tree, frozenset())]
+    while stack:
+        path, node, above = stack.pop()
+        if not isinstance(node, HOLDING) or len(path) >= MAX_DEPTH or id(node) in above or is_run(node):
+            continue
+        children = children_inside(node)
+        if children and not isinstance(node, Opaque):
+            yield path, node
+        above = above | {id(node)} if isinstance(node, Opaque) else above
+        stack += [((*path, key), child, above) for key, child in reversed(children) if isinstance(child, HOLDING)]
 
 
 def children_inside(node: Any) -> list[tuple[Key, Any]]:

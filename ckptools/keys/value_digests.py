@@ -1,31 +1,50 @@
-"""Plain values as a digest, the same wherever it is taken, and as a few words.
+"""Plain values as digests, the same wherever they are taken, and as a few words.
 
-A list is as good as a tuple and 5.0 as 5, for formats differ in which of them they keep; a timedelta is its seconds, as
-a `.pt` for plain `torch.load` has it. NaN is what its bits are, and -0.0 is not 0.0.
+Every value has two digests. The first is of what it is worth: a list is as good as a tuple and 5.0 as 5, for formats
+differ in which of them they keep; a timedelta is its seconds, as a `.pt` for plain `torch.load` has it; keys have no
+order. The second is of the very same value, with the classes of containers and numbers and the order of keys. In both
+NaN is what its bits are, and -0.0 is not 0.0. The protocol of a pickle changes neither, nor what a memo shares.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import lru_cache
 from hashlib import blake2b
+from itertools import chain
 from typing import Any
 
 from ckptools.errors import CkptoolsError, ReadError
 from ckptools.files.opening import OpenFiles
-from ckptools.keys.rank_leaves import LONG, is_brief, is_plain
+from ckptools.keys.rank_leaves import LONG, children_inside, is_brief, is_plain
 from ckptools.model.cover import cover_problem
 from ckptools.model.tensor import Shard, Tensor
-from ckptools.model.values import Global, Lost, NumpyArray, Opaque, scalar
+from ckptools.model.values import (
+    Cycle,
+    Device,
+    Global,
+    Lost,
+    NumpyArray,
+    NumpyDtype,
+    NumpyScalar,
+    Opaque,
+    Size,
+    TorchName,
+    plain,
+    scalar,
+)
 from ckptools.tensor_io.fetch_ahead import Part, parts_of_all
 from ckptools.tensor_io.stream import shard_bytes, tensor_bytes
-from ckptools.text import MAX_BITS, clip, plural, shape
+from ckptools.text import CUT, MAX_BITS, clip, common_prefix, few, plural, shape, told_apart
 
 MAX_ITEMS = 4_000_000
-"""Items of one value that are looked at; containers can be shared, so a small file may unfold to more."""
+"""Values inside one value that are looked at, beside long runs of one class; what is shared counts once."""
 
 MAX_TEXT = 60
 MAX_SMALL = 1 << 20
@@ -42,119 +61,369 @@ class Content:
     """The value at a key in a form that can be compared.
 
     Attributes:
-        digest: of the value; "" where it is unknown.
+        digest: of what the value is worth; "" where it is unknown.
         text: the value in a few words.
         problem: why the value is unknown.
-        value: a list or array whose items may be looked at; None of anything else, and of a file of digests.
+        value: the value itself; None in a file of digests.
+        exact: its class and the digest of the very same value: `list 5f…`; "" where that is not compared.
     """
 
     digest: str
     text: str
     problem: str = ""
     value: Any = field(default=None, compare=False, repr=False)
+    exact: str = ""
 
     @property
     def fingerprint(self) -> str:
         """The first digits of the digest, by which people distinguish states."""
         return self.digest[:8]
 
+    @property
+    def kind(self) -> str:
+        """The class of the value, as Python names it."""
+        return self.exact.rpartition(" ")[0]
 
-def content_of(value: Any, files: OpenFiles, rank: int | None = None, most: int = MAX_SMALL) -> Content:
+
+def content_of(
+    value: Any, files: OpenFiles, rank: int | None = None, most: int = MAX_SMALL, whole: bool = False
+) -> Content:
     """Digest and describe a plain value, or a small tensor.
 
-    A tensor that each rank has for itself is read of one `rank`; one of more than `most` bytes is not read.
+    A tensor that each rank has for itself is read of one `rank`; one of more than `most` bytes is not read. What lies
+    in a foreign object has keys of its own, so that its digest is of its class and of how many parts it has, unless it
+    is asked for as a `whole`.
     """
     text = clip(text_of(value), MAX_TEXT)
-    digest = blake2b(digest_size=16)
     try:
-        for piece in _pieces(value, files, rank, most):
-            digest.update(piece)
+        if not whole and isinstance(value, Opaque) and children_inside(value):
+            loose, exact = _shell(value)
+        else:
+            loose, exact = digests_of(value, lambda tensor: _tensor(tensor, files, rank, most))
+        if isinstance(value, Tensor) and (own := _own(value, rank)):
+            value = replace(value, shards=tuple(own))
     except CkptoolsError as error:
         return Content("", text, error.reason)
-    return Content(digest.hexdigest(), text, "", value if isinstance(value, (list, tuple, NumpyArray)) else None)
+    return Content(_hashed(loose).hex(), text, "", value, f"{kind_of(value)} {_hashed(exact).hex()}")
+
+
+def _hashed(token: bytes) -> bytes:
+    return blake2b(token, digest_size=16).digest()
 
 
 def joined(contents: list[Content]) -> Content:
     """Combine several values into one, as one state of a generator has several pieces."""
     problem = next((c.problem for c in contents if c.problem), "")
-    digest = blake2b("".join(c.digest for c in contents).encode(), digest_size=16).hexdigest()
-    return Content("", "unknown", problem) if problem else Content(digest, f"fingerprint {digest[:8]}")
+    if problem:
+        return Content("", "unknown", problem)
+    digest = _hashed("".join(c.digest for c in contents).encode()).hex()
+    exact = _hashed("".join(c.exact for c in contents).encode()).hex()
+    return Content(digest, f"fingerprint {digest[:8]}", exact=f"state {exact}")
 
 
-def _pieces(value: Any, files: OpenFiles, rank: int | None, most: int) -> Iterator[bytes]:
-    stack, left = [value], MAX_ITEMS
-    while stack:
-        node = scalar(stack.pop())
-        left -= 1
-        if left < 0:
-            raise ReadError(None, f"holds more than {MAX_ITEMS} values")
-        if isinstance(node, (list, tuple)):
-            yield b"[%d" % len(node)
-            stack += reversed(node)
-        elif isinstance(node, Mapping):
-            keys = sorted(node, key=lambda k: (type(k).__name__, str(k)))
-            yield b"{%d" % len(node)
-            stack += [part for key in reversed(keys) for part in (node[key], key)]
-        elif isinstance(node, Tensor):
-            yield from _tensor(node, files, rank, most)
-        elif isinstance(node, Opaque):
-            yield _opaque(node)
-            stack += reversed(node.args) if is_brief(node) else []
+# -- digests of nested values -----------------------------------------------------------------------------------------
+
+
+Pair = tuple[bytes, bytes]
+"""Bytes for a value: of what it is worth, and of the very same value."""
+
+Tensors = Callable[[Tensor], Pair]
+
+
+class _Open:
+    """A container whose items are being digested.
+
+    Attributes:
+        left: the items to come; of a dict keys and values by turns.
+        level: how many containers it lies in.
+        lowest: the lowest level of a container that something in it refers back to.
+    """
+
+    __slots__ = ("_exact", "_loose", "_met", "left", "level", "lowest", "node")
+
+    def __init__(self, node: Any, level: int) -> None:
+        self.node = node
+        self.level = self.lowest = level
+        loose, exact, self.left = _inside(node)
+        self._loose, self._exact = blake2b(loose, digest_size=16), blake2b(exact, digest_size=16)
+        self._met: list[Pair] = []
+
+    def add(self, pair: Pair) -> None:
+        if isinstance(self.node, (Mapping, set, frozenset)) or is_node(self.node):
+            self._met.append(pair)
         else:
-            yield scalar_bytes(node)
+            self._loose.update(pair[0])
+            self._exact.update(pair[1])
+
+    def closed(self) -> Pair:
+        """The digests, after the last item."""
+        loose, exact = [pair[0] for pair in self._met], [pair[1] for pair in self._met]
+        if isinstance(self.node, Mapping):
+            pairs = sorted(zip(loose[::2], loose[1::2], strict=True))
+            loose = [part for pair in pairs if pair[0] for part in pair]
+        elif isinstance(self.node, (set, frozenset)):
+            loose, exact = sorted(loose), sorted(exact)
+        self._loose.update(b"".join(loose))
+        self._exact.update(b"".join(exact))
+        return loose[0] if is_node(self.node) else b"#" + self._loose.digest(), b"#" + self._exact.digest()
 
 
-def _opaque(node: Opaque) -> bytes:
-    if isinstance(node, Lost):
-        raise ReadError(None, "could not be read; verify says why" if node.name == "lost" else node.name)
-    return _tagged(b"O", node.name)
+def digests_of(value: Any, tensors: Tensors) -> Pair:
+    """Bytes for a value and all that it holds; of a container these are digests. What is shared is looked at once.
+
+    A container inside itself counts by how many containers lie between the two.
+
+    Raises:
+        ReadError: it holds too much, or something that could not be read; whatever `tensors` raises.
+    """
+    pair = _simple(value, tensors)
+    if pair is not None:
+        return pair
+    stack = [_Open(value, 0)]
+    inside, done, count = {id(value): stack[0]}, dict[int, Pair](), 0
+    kept: list[Any] = []  # an id is that of one object only as long as the object is there
+    while True:
+        top = stack[-1]
+        for node in top.left:
+            count += 1
+            if count > MAX_ITEMS:
+                raise ReadError(None, f"holds more than {MAX_ITEMS} values")
+            pair = _simple(node, tensors) or done.get(id(node))
+            if pair is None and id(node) in inside:
+                level = inside[id(node)].level
+                top.lowest = min(top.lowest, level)
+                pair = (b"^%d;" % (top.level - level),) * 2
+            if pair is None:
+                stack.append(_Open(node, len(stack)))
+                inside[id(node)] = stack[-1]
+                break
+            top.add(pair)
+        else:
+            pair = stack.pop().closed()
+            del inside[id(top.node)]
+            kept.append(top.node)
+            if top.lowest == top.level:
+                done[id(top.node)] = pair
+            if not stack:
+                return pair
+            stack[-1].lowest = min(stack[-1].lowest, top.lowest)
+            stack[-1].add(pair)
 
 
-def scalar_bytes(value: Any) -> bytes:
-    """One value as bytes, each kind with a letter of its own."""
-    if value is None or isinstance(value, bool):
-        return _tagged(b"c", str(value))
-    if isinstance(value, timedelta):
-        value = value.total_seconds()
-    if isinstance(value, float) and value.is_integer() and (value or math.copysign(1, value) > 0):
-        value = int(value)
-    if isinstance(value, int):
-        return b"i" + value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True) + b";"
-    if isinstance(value, float):
-        return b"f" + struct.pack("<d", value)
-    if isinstance(value, (set, frozenset)):
-        return b"S%d" % len(value) + b"".join(sorted(scalar_bytes(scalar(v)) for v in value))
+_ATTRIBUTES = object()
+"""Stands as a key before the attributes of an OrderedDict, which are no part of what it is worth."""
+
+
+def is_node(value: Any) -> bool:
+    """Whether a foreign object does nothing but hold a value, as a node of OmegaConf does."""
+    return isinstance(value, Opaque) and plain(value) is not value
+
+
+def _inside(node: Any) -> tuple[bytes, bytes, Iterator[Any]]:
+    """What a container is, in both ways, and its items."""
+    if isinstance(node, (list, tuple)):
+        return b"[%d;" % len(node), _tagged(b"C", f"{kind_of(node)} {len(node)}"), _items(node)
+    if isinstance(node, (set, frozenset)):
+        return b"S%d;" % len(node), _tagged(b"C", f"{kind_of(node)} {len(node)}"), iter(node)
+    if isinstance(node, Mapping):
+        attributes = [_ATTRIBUTES, [*vars(node).items()]] if isinstance(node, OrderedDict) and vars(node) else []
+        items = chain(chain.from_iterable(node.items()), attributes)
+        return b"{%d;" % len(node), _tagged(b"C", f"{kind_of(node)} {len(node)}"), items
+    if isinstance(node, NumpyArray):
+        stated = _tagged(b"A", f"{node.dtype} {node.shape} {node.fortran_order}")
+        return stated, stated + node.cls.encode("utf-8", "surrogatepass"), iter(node.objects)
+    name = _tagged(b"O", canonical(node.name))
+    if is_node(node):
+        rest = {key: value for key, value in node.state.items() if key not in ("_val", "_parent")}
+        return name, name, iter([plain(node), rest])
+    return name, name, iter([node.args, node.state, node.items, node.pairs, node.keywords])
+
+
+RUN = 1 << 12
+"""Values of a long sequence that are digested at a time."""
+
+
+class _Run:
+    """Several values of a sequence that hold no others, as one."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: Any) -> None:
+        self.values = values
+
+
+def _items(node: Any) -> Iterator[Any]:
+    """The items of a sequence; of a long one of numbers and texts, many at a time."""
+    if len(node) < RUN or not set(map(type, node)) <= SCALARS.keys():
+        return iter(node)
+    return (_Run(node[start : start + RUN]) for start in range(0, len(node), RUN))
+
+
+# -- one value --------------------------------------------------------------------------------------------------------
+
+
+def _simple(value: Any, tensors: Tensors) -> Pair | None:
+    """The bytes of a value that holds no others; None for a container."""
+    make = SCALARS.get(type(value))
+    if make is not None:
+        return make(value)
+    if isinstance(value, (list, tuple, set, frozenset, Mapping)):
+        return None
+    if isinstance(value, Tensor):
+        return tensors(value)
     if isinstance(value, NumpyArray):
-        return _array(value)
-    if isinstance(value, (bytes, bytearray)):
-        return b"b%d;" % len(value) + bytes(value)
-    return _tagged(b"s" if isinstance(value, str) else b"o", value.dotted if isinstance(value, Global) else str(value))
+        return None if value.objects else _array(value)
+    if isinstance(value, NumpyScalar):
+        number = scalar(value)
+        exact = _tagged(b"n", value.dtype) + _data(b"b", value.data)
+        return exact if number is value else SCALARS[type(number)](number)[0], exact
+    if isinstance(value, Lost):
+        return _lost(value)
+    if isinstance(value, Opaque):
+        return None
+    if isinstance(value, _Run):
+        pairs = [SCALARS[type(one)](one) for one in value.values]
+        return b"".join([pair[0] for pair in pairs]), b"".join([pair[1] for pair in pairs])
+    if value is _ATTRIBUTES:
+        return b"", b"@"
+    if isinstance(value, Global):
+        return _both(_tagged(b"o", canonical(value.dotted)))
+    if isinstance(value, (TorchName, Device, NumpyDtype)):
+        return _both(_tagged(b"o", str(value)))
+    return _tagged(b"o", str(value)), _tagged(b"p", f"{type(value).__name__} {value!r}")
+
+
+def _both(token: bytes) -> Pair:
+    return token, token
 
 
 def _tagged(tag: bytes, text: str) -> bytes:
-    data = text.encode("utf-8", "surrogatepass")
+    return _data(tag, text.encode("utf-8", "surrogatepass"))
+
+
+def _data(tag: bytes, data: bytes) -> bytes:
     return tag + b"%d;" % len(data) + data
 
 
-def _array(value: NumpyArray) -> bytes:
+def _int(value: int) -> Pair:
+    if -(1 << 63) <= value < 1 << 63:
+        token = b"i" + value.to_bytes(8, "little", signed=True)
+    else:
+        token = _data(b"I", value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
+    return token, token
+
+
+def _float(value: float) -> Pair:
+    exact = b"f" + struct.pack("<d", value)
+    whole = value.is_integer() and (value or math.copysign(1, value) > 0)
+    return _int(int(value))[0] if whole else exact, exact
+
+
+def _timedelta(value: timedelta) -> Pair:
+    return _float(value.total_seconds())[0], _tagged(b"d", f"{value.days} {value.seconds} {value.microseconds}")
+
+
+SCALARS: dict[type, Callable[[Any], Pair]] = {
+    type(None): lambda v: _both(b"N;"),
+    bool: lambda v: _both(b"T;" if v else b"F;"),
+    int: _int,
+    float: _float,
+    str: lambda v: _both(_tagged(b"s", v)),
+    bytes: lambda v: _both(_data(b"b", v)),
+    bytearray: lambda v: (_data(b"b", bytes(v)), _data(b"B", bytes(v))),
+    complex: lambda v: _both(b"z" + struct.pack("<dd", v.real, v.imag)),
+    timedelta: _timedelta,
+}
+"""How values of Python's own types become bytes, each with a letter of its own."""
+
+
+def _lost(value: Lost) -> Pair:
+    if isinstance(value, Cycle):
+        return _both(_tagged(b"^", f"{value.name} {value.levels}"))
+    raise ReadError(None, "could not be read; verify says why" if value.name == "lost" else value.name)
+
+
+def _array(value: NumpyArray) -> Pair:
     """An array as a tensor of the same values is; one that is column-major or big-endian only as itself."""
     dtype = value.dtype if value.dtype[:1] == ">" else NUMPY_DTYPES.get(value.dtype.lstrip("<|="), value.dtype)
     order = "F" if value.fortran_order and len(value.shape) > 1 else ""
-    return _tagged(b"t", f"{dtype}{order} {list(value.shape)}") + bytes(value.data)
+    data = bytes(value.data)
+    exact = _tagged(b"a", f"{value.cls} {value.dtype}{order} {list(value.shape)}") + _data(b"b", data)
+    return _tagged(b"t", f"{dtype}{order} {list(value.shape)}") + data, exact
 
 
-def _tensor(tensor: Tensor, files: OpenFiles, rank: int | None, most: int) -> Iterator[bytes]:
+def _tensor(tensor: Tensor, files: OpenFiles, rank: int | None, most: int) -> Pair:
     if tensor.nbytes > most:
         raise ReadError(None, f"a tensor of {tensor.nbytes} bytes outside of model and optimizer")
-    yield _tagged(b"t", f"{tensor.dtype} {list(tensor.shape)}")
     own = _own(tensor, rank)
-    if own:
-        yield shard_bytes(own[0], files)
-        return
-    problem = cover_problem(tensor, "")
+    problem = None if own else cover_problem(tensor, "")
     if problem is not None:
         raise ReadError(None, problem.message)
-    yield from map(bytes, tensor_bytes(once(tensor), tensor.dtype, files))
+    parts = [shard_bytes(own[0], files)] if own else map(bytes, tensor_bytes(once(tensor), tensor.dtype, files))
+    token = _tagged(b"t", f"{tensor.dtype} {list(tensor.shape)}") + b"".join(parts)
+    return token, _tagged(b"T", traits_of(tensor)) + token
+
+
+def traits_of(tensor: Tensor) -> str:
+    """What a tensor is beside its values: `Parameter, requires_grad`, and the attributes that were saved with it."""
+    words = ["Parameter"] if tensor.parameter else []
+    words += ["requires_grad"] if tensor.requires_grad else []
+    if tensor.attributes:
+        exact = digests_of(tensor.attributes, lambda inner: _both(_tagged(b"t", f"{inner.dtype} {inner.shape}")))[1]
+        names = few(list(map(str, tensor.attributes)))
+        words.append(f"attributes {clip(names, MAX_TEXT)} ({_hashed(exact).hex()[:8]})")
+    return ", ".join(words)
+
+
+def _shell(node: Opaque) -> Pair:
+    """A foreign object by its class and the form of its parts, which are compared by themselves."""
+    parts = node.state if isinstance(node.state, tuple) else (node.state,)
+    state = [f"{type(part).__name__} {len(part) if isinstance(part, dict) else ''}" for part in parts[:2]]
+    keywords = list(map(str, node.keywords)) if isinstance(node.keywords, dict) else type(node.keywords).__name__
+    counts = len(node.args) if isinstance(node.args, tuple) else -1, len(node.items), len(node.pairs)
+    return _both(_tagged(b"O", f"{canonical(node.name)} {counts} {keywords} {state}"))
+
+
+def digest_of(value: Any, exact: bool = True) -> str:
+    """A digest of a value; of a tensor in it, of what is stated of the tensor. Of what could not be read, of its class.
+
+    Args:
+        value: anything.
+        exact: whether of the very same value, not of what it is worth.
+    """
+
+    def stated(tensor: Tensor) -> Pair:
+        return _both(_tagged(b"t", f"{tensor.dtype} {tensor.shape} {traits_of(tensor)}"))
+
+    try:
+        return _hashed(digests_of(value, stated)[exact]).hex()
+    except ReadError:
+        return _hashed(_tagged(b"?", kind_of(value))).hex()
+
+
+@lru_cache(maxsize=4096)
+def canonical(dotted: str) -> str:
+    """A dotted name as Python 3 spells it: `builtins.slice` where a pickle of protocol 2 has `__builtin__.slice`."""
+    module, _, name = dotted.rpartition(".")
+    module, name = NAME_MAPPING.get((module, name), (IMPORT_MAPPING.get(module, module), name))
+    return f"{module}.{name}" if module else name
+
+
+def kind_of(value: Any) -> str:
+    """The class of a value, as Python names it."""
+    if isinstance(value, NumpyArray):
+        return value.cls or "numpy.ndarray"
+    if isinstance(value, NumpyScalar):
+        return f"numpy {value.dtype}"
+    if isinstance(value, defaultdict):
+        return f"defaultdict({getattr(value.default_factory, '__name__', 'None')})"
+    if isinstance(value, Opaque):
+        return canonical(value.name)
+    if isinstance(value, Tensor):
+        return ", ".join(filter(None, ("tensor", traits_of(value))))
+    if isinstance(value, (Size, Device, TorchName)):
+        return f"torch.{ {Size: 'Size', Device: 'device'}.get(type(value), 'name') }"
+    return type(value).__name__
 
 
 def _own(tensor: Tensor, rank: int | None) -> list[Shard]:
@@ -198,6 +467,10 @@ def once(tensor: Tensor) -> Tensor:
 # -- a few words -------------------------------------------------------------------------------------------------
 
 
+MAX_BYTES = 16
+"""Bytes that are shown themselves."""
+
+
 def text_of(value: Any) -> str:
     """A value with every digit where it is short, else what it is."""
     value = scalar(value)
@@ -205,18 +478,67 @@ def text_of(value: Any) -> str:
         if len(value) > LONG or not all(map(is_plain, value)):
             return plural(len(value), "value")
         return f"[{', '.join(map(text_of, value))}]"
+    if isinstance(value, (set, frozenset)) and 0 < len(value) <= LONG and all(map(is_plain, value)):
+        return f"{{{', '.join(sorted(map(text_of, value)))}}}"
     if isinstance(value, (Tensor, NumpyArray)):
         return f"{value.dtype} {shape(value.shape)}"
+    if isinstance(value, NumpyScalar):
+        return _numpy_text(value)
     if isinstance(value, Opaque):
-        return f"<{value.name[:MAX_TEXT]}>"
+        args = ", ".join(map(text_of, value.args)) if is_brief(value) and value.args else ""
+        name = canonical(value.name)[:MAX_TEXT]
+        return f"{name}({args})" if args else f"<{name}>"
     if isinstance(value, int) and value.bit_length() > MAX_BITS:
         return f"an integer of {value.bit_length()} bits"
     if isinstance(value, (bytes, bytearray)):
-        return plural(len(value), "byte")
+        return repr(bytes(value)) if 0 < len(value) <= MAX_BYTES else plural(len(value), "byte")
     if isinstance(value, (Mapping, set, frozenset)):
         return "{}" if not value else plural(len(value), "value")
     if isinstance(value, str):
         return repr(value[:MAX_TEXT])
     if isinstance(value, float) and value.is_integer() and value and abs(value) < 1e15:
         return str(int(value))
-    return value.dotted if isinstance(value, Global) else str(value)
+    return canonical(value.dotted) if isinstance(value, Global) else str(value)
+
+
+def _numpy_text(value: NumpyScalar) -> str:
+    """A numpy scalar that is neither a number nor a text of Python, such as a time; its bytes where numpy fails."""
+    import numpy as np
+
+    try:
+        return str(np.frombuffer(value.data, np.dtype(value.dtype))[0])
+    except (TypeError, ValueError, IndexError):
+        return text_of(value.data)
+
+
+CONTEXT = 12
+"""Characters of two texts that are shown before their first difference; a quarter of it where some must be escaped."""
+
+
+def apart(x: Any, y: Any) -> tuple[str, str]:
+    """Two values that differ, in a few words each that are not alike."""
+    if isinstance(x, (str, bytes, bytearray)) and type(x) is type(y) and max(len(x), len(y)) > MAX_BYTES:
+        texts = _windows(x, y)
+    else:
+        texts = told_apart([text_of(x), text_of(y)], MAX_TEXT)
+    if texts[0] == texts[1]:
+        kinds = [kind_of(x), kind_of(y)]
+        said = [_bits(v) for v in (x, y)] if type(x) is type(y) is float else kinds
+        said = said if said[0] != said[1] else [digest_of(v)[:8] for v in (x, y)]
+        texts = [f"{clip(text, MAX_TEXT)} ({word})" for text, word in zip(texts, said, strict=True)]
+    return texts[0], texts[1]
+
+
+def _windows(x: Any, y: Any) -> list[str]:
+    """Two texts, or two runs of bytes, from shortly before their first difference on."""
+    at = common_prefix(x, y)
+    before = x[max(at - CONTEXT, 0) : at]
+    start = at - (len(before) if isinstance(x, str) and before.isprintable() else len(before) // 4)
+    start = 0 if isinstance(x, str) and max(map(len, (repr(x[:MAX_TEXT]), repr(y[:MAX_TEXT])))) < MAX_TEXT else start
+    cut = [v[start : start + MAX_TEXT] for v in (x, y)]
+    shown = [repr(v if isinstance(v, str) else bytes(v)) for v in cut]
+    return [clip(CUT * bool(start) + text, MAX_TEXT) for text in shown]
+
+
+def _bits(value: float) -> str:
+    return f"0x{struct.pack('>d', value).hex()}"

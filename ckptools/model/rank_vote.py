@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
+from ckptools.model.first_difference import first_difference
 from ckptools.model.problems import Differing
 from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.tree import fqn_of
 from ckptools.model.values import (
     Device,
     Global,
@@ -21,7 +23,7 @@ from ckptools.model.values import (
     describe_for_error,
     scalar,
 )
-from ckptools.text import clip, clip_middle, number, plural, printable, spans
+from ckptools.text import clip, clip_middle, number, plural, printable, spans, told_apart
 
 T = TypeVar("T")
 
@@ -83,11 +85,14 @@ class Vote(Generic[T]):
         Args:
             words: how a value is shown; as in other messages by default.
         """
-        in_message, usual = words or in_words, self.majority
+        usual = self.majority
         shown, hidden = self._others
-        found = ", ".join(f"rank{'s' * (len(ranks) > 1)} {spans(ranks)}: {in_message(v)}" for v, ranks in shown)
+        values = [value for value, _ in shown] + ([usual[0]] if usual else [])
+        texts = list(map(words, values)) if words else words_apart(values, MAX_WORDS)
+        named = zip(texts, (ranks for _, ranks in shown), strict=False)
+        found = ", ".join(f"rank{'s' * (len(ranks) > 1)} {spans(ranks)}: {text}" for text, ranks in named)
         more = f" and {plural(hidden, 'more rank')}" if hidden else ""
-        return found + more + (f", others: {in_message(usual[0])}" if usual else "")
+        return found + more + (f", others: {texts[-1]}" if usual else "")
 
     def differing(self, name: str, words: Callable[[T], str] | None = None, plain: bool = True) -> Differing:
         """The same as data, for the way out; numbers have six digits where they differ in those.
@@ -102,7 +107,7 @@ class Vote(Generic[T]):
         values = [value for value, _ in shown] + ([usual[0]] if usual else [])
         texts = list(map(words or _in_few_words, values))
         if len(set(texts)) < len(texts):
-            texts = list(map(in_words, values))
+            texts = words_apart(values, MAX_WORDS)
         listed = tuple((text, ranks) for text, (_, ranks) in zip(texts, shown, strict=False))
         return Differing(clip_middle(printable(name), MAX_FEW_WORDS), listed, texts[-1] if usual else "", hidden, plain)
 
@@ -117,6 +122,24 @@ def in_words(value: Any) -> str:
     value = scalar(value)
     named = isinstance(value, (Opaque, TorchName, Device, NumpyArray, NumpyDtype))
     return clip(printable(repr(value) if named else describe_for_error(value)), MAX_WORDS)
+
+
+def words_apart(values: Sequence[Any], width: int) -> list[str]:
+    """Values in a message; of two that a cut would show alike, the first place where they differ."""
+    cut = [clip(in_words(value), width) for value in values]
+    shown = list(cut)
+    for n, value in enumerate(values):
+        twin = next((m for m in range(len(values)) if m != n and cut[m] == cut[n]), None)
+        if twin is None:
+            continue
+        found = first_difference(value, values[twin], same_value)
+        place, mine, other = found or ((), value, values[twin])
+        where = f"{clip_middle(fqn_of(place), MAX_FEW_WORDS)} is " if place else ""
+        texts = [repr(v) if isinstance(v, (str, bytes)) else in_words(v) for v in (mine, other)]
+        if texts[0] == texts[1] and isinstance(mine, (list, tuple, dict)) and len(mine) != len(other):
+            texts = [plural(len(mine), "value"), plural(len(other), "value")]
+        shown[n] = f"{where}{printable(told_apart(texts, width)[0])}"
+    return shown
 
 
 def vote(ranked: Sequence[tuple[int, T]], same: Callable[[T, T], bool]) -> Vote[T]:
@@ -159,6 +182,9 @@ def same_value(a: Any, b: Any) -> bool:
         return False
     if isinstance(a, float):
         return bool(a == b or (a != a and b != b))
+    if isinstance(a, NumpyArray) and a.objects:
+        stated = [[one.shape, one.fortran_order, one.cls] for one in (a, b)]
+        return stated[0] == stated[1] and same_value(a.objects, b.objects)
     if isinstance(a, (NumpyArray, NumpyScalar)):
         return [getattr(a, name) for name in a.__slots__] == [getattr(b, name) for name in b.__slots__]
     if isinstance(a, (TorchName, Device, NumpyDtype)):
@@ -191,7 +217,7 @@ def same_inside(a: Any, b: Any) -> bool:
         if type(x) is not type(y) or (id(x), id(y)) in seen:
             if type(x) is not type(y):
                 return False
-        elif isinstance(x, (Opaque, dict, list, tuple)):
+        elif isinstance(x, (Opaque, dict, list, tuple)) or (isinstance(x, NumpyArray) and x.objects):
             seen.add((id(x), id(y)))
             pairs = _children_of_both(x, y)
             if pairs is None:
@@ -208,6 +234,8 @@ def _children_of_both(x: Any, y: Any) -> list[tuple[Any, Any]] | None:
         if x.name != y.name:
             return None
         x, y = x.fields, y.fields
+    if isinstance(x, NumpyArray):
+        x, y = [x.shape, x.cls, x.objects], [y.shape, y.cls, y.objects]
     if isinstance(x, dict):
         mine, other = ({repr(k) if isinstance(k, NAMES) else k: v for k, v in one.items()} for one in (x, y))
         return [(mine[k], other[k]) for k in mine] if mine.keys() == other.keys() else None

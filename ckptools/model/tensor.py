@@ -92,6 +92,7 @@ class Tensor:
         coded: of which quantized weight it is a part; None where its elements are what they look like.
         contradictions: why pieces of it do not fit, each with its rank; these are not among the shards that are here.
         detail: for kinds whose bytes are not a dense array, the parts as the file has them.
+        attributes: attributes that were saved with it, and its class where that only wraps the values.
     """
 
     shape: Ints
@@ -108,6 +109,7 @@ class Tensor:
     coded: Coded | None = None
     contradictions: tuple[tuple[int | None, str], ...] = ()
     detail: Any = field(default=None, compare=False, repr=False)
+    attributes: Any = field(default=None, compare=False, repr=False)
 
     @property
     def numel(self) -> int:

@@ -44,35 +44,42 @@ class Opaque:
         name: dotted name of the class or function that the file would have called.
         args: positional arguments of the call, unpickled.
         state: what `__setstate__` would have got, or None.
-        items: list items, or `(key, value)` pairs, that would have been put into the object.
+        items: list items that would have been put into the object.
+        pairs: keys and values that would have been put into it.
         keywords: keyword arguments, for the rare protocol-4 call that has them.
     """
 
-    __slots__ = ("args", "items", "keywords", "name", "state")
+    __slots__ = ("args", "items", "keywords", "name", "pairs", "state")
 
     def __init__(self, name: str, args: Any = (), keywords: Any = None) -> None:
         self.name = name
         self.args = args
         self.state: Any = None
         self.items: list[Any] = []
+        self.pairs: list[tuple[Any, Any]] = []
         self.keywords = keywords
 
     @property
     def fields(self) -> dict[Any, Any]:
         """The object's data as the file has it: attributes by name, items by key or place, arguments by place.
 
-        A container of OmegaConf is shown by what a user put into it; the values in it are `plain` ones.
+        A container of OmegaConf is shown by what a user put into it; the values in it are `plain` ones. Arguments whose
+        places are taken stand under `args`: `maxlen` of a deque is `args.1` beside the items 0, 1 and so on.
         """
         state = _attributes(self.state)
         if self.name.startswith(OMEGACONF) and "_content" in state:
             content = state["_content"]
             parts = content if isinstance(content, dict) else _by_place(content)
             return {key: plain(value) for key, value in parts.items()}
-        pairs = all(isinstance(item, tuple) and len(item) == 2 for item in self.items)
-        items = dict(self.items) if pairs else _by_place(self.items)
         keywords = self.keywords if isinstance(self.keywords, dict) else {}
-        found = {**_by_place(self.args), **keywords, **items, **state}
-        return {key: plain(value) for key, value in found.items()}
+        args, inside = _by_place(self.args), [keywords, _by_place(self.items), dict(self.pairs), state]
+        found: dict[Any, Any] = {key: value for part in inside for key, value in part.items()}
+        if args and not args.keys().isdisjoint(found):
+            args = {"args": self.args}
+        if len(found) + len(args) < sum(map(len, [args, *inside])) or not args.keys().isdisjoint(found):
+            named = zip(("args", "keywords", "items", "pairs", "state"), [self.args, *inside], strict=True)
+            return {name: part for name, part in named if part}
+        return {key: plain(value) for key, value in {**args, **found}.items()}
 
     def __repr__(self) -> str:
         inside = list(self.fields.items())
@@ -93,6 +100,7 @@ class Opaque:
         yield self.args
         yield self.state
         yield from self.items
+        yield from (part for pair in self.pairs for part in pair)
         yield self.keywords
 
 
@@ -157,9 +165,17 @@ class Lost(Opaque):
 
 
 class Cycle(Lost):
-    """Stands in a container where the container itself was."""
+    """Stands in a container where the container itself was, or one that it lies in.
 
-    __slots__ = ()
+    Attributes:
+        levels: how many containers lie between the two.
+    """
+
+    __slots__ = ("levels",)
+
+    def __init__(self, name: str, args: Any = (), levels: int = 0) -> None:
+        super().__init__(name, args)
+        self.levels = levels
 
 
 class Absent:
@@ -224,16 +240,22 @@ class NumpyArray:
         dtype: numpy's array-protocol spelling, such as `<u4`, byte order included.
         shape: sizes per dimension.
         fortran_order: whether `data` is column-major.
-        data: the raw bytes.
+        data: the raw bytes; none of an array of Python objects.
+        objects: the elements of an array of Python objects, in the order of the file.
+        cls: dotted name of its class, such as `numpy.matrix`; empty for a plain array.
     """
 
-    __slots__ = ("data", "dtype", "fortran_order", "shape")
+    __slots__ = ("cls", "data", "dtype", "fortran_order", "objects", "shape")
 
-    def __init__(self, dtype: str, shape: tuple[int, ...], fortran_order: bool, data: bytes) -> None:
+    def __init__(
+        self, dtype: str, shape: tuple[int, ...], fortran_order: bool, data: bytes, cls: str = "", objects: Any = ()
+    ) -> None:
         self.dtype = dtype
         self.shape = shape
         self.fortran_order = fortran_order
         self.data = data
+        self.objects = objects
+        self.cls = cls
 
     def __repr__(self) -> str:
         return f"NumpyArray({self.dtype!r}, {list(self.shape)})"

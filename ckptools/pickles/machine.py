@@ -145,15 +145,15 @@ CONTAINERS = (dict, list, tuple)
 def without_cycles(tree: Any) -> Any:
     """The tree with a `Cycle` in place of each container that is met again inside itself. Iterative, like all walks."""
     done: dict[int, Any] = {}
-    path: set[int] = set()
+    path: dict[int, int] = {}
     stack: list[tuple[Any, bool]] = [(tree, False)]
     while stack:
         node, seen = stack.pop()
         if seen:
-            done[id(node)] = _remade(node, done)
-            path.discard(id(node))
+            done[id(node)] = _remade(node, done, path)
+            del path[id(node)]
         elif id(node) not in done and id(node) not in path and isinstance(node, CONTAINERS):
-            path.add(id(node))
+            path[id(node)] = len(path)
             stack.append((node, True))
             stack += [(child, False) for child in _children(node) if isinstance(child, CONTAINERS)]
     return done.get(id(tree), tree)
@@ -164,13 +164,21 @@ def _children(node: Any) -> list[Any]:
     return [*(node.values() if isinstance(node, dict) else node), *metadata]
 
 
-def _remade(node: Any, done: dict[int, Any]) -> Any:
-    """The container with its children as they are now; one that is not done yet lies around this one."""
+def _remade(node: Any, done: dict[int, Any], path: dict[int, int]) -> Any:
+    """The container with its children as they are now; one that is not done yet lies around this one.
+
+    Args:
+        node: the container.
+        done: the containers that were remade, by `id`.
+        path: the level of each container that this one lies in, and its own.
+    """
 
     def now(child: Any) -> Any:
         if not isinstance(child, CONTAINERS):
             return child
-        return done[id(child)] if id(child) in done else Cycle(f"the {_kind(child)} that it lies in")
+        if id(child) in done:
+            return done[id(child)]
+        return Cycle(f"the {_kind(child)} that it lies in", levels=path[id(node)] - path[id(child)])
 
     if isinstance(node, tuple):
         children = [now(child) for child in node]

@@ -124,7 +124,7 @@ def _set_items(m: MachineState, target: Any, items: list[Any]) -> None:
         for key, value in pairs:
             target[key if type(key) is str else m.key(key)] = value
     elif isinstance(target, Opaque):
-        target.items.extend(pairs)
+        target.pairs.extend((m.key(key), value) for key, value in pairs)
     else:
         raise PickleError(f"keys are set on a {type(target).__name__}")
 
@@ -218,8 +218,10 @@ def _newobj(m: MachineState, at: int) -> int:
 @opcode(b"\x92")
 def _newobj_ex(m: MachineState, at: int) -> int:
     keywords, args, function = m.pop(), m.pop(), m.pop()
-    name = function.dotted if isinstance(function, Global) else "not a class"
-    m.stack.append(Opaque(name, args, keywords))
+    if isinstance(function, Global):
+        m.stack.append(Opaque(function.dotted, args, keywords))
+    else:
+        m.stack.append(Opaque("not a class", (function, args), keywords))
     return at
 
 

@@ -181,7 +181,7 @@ def build_array(target: NumpyArray, state: Any) -> None:
     if isinstance(data, bytes) and isinstance(dtype, NumpyDtype):
         target.dtype, target.data = dtype.dtype, array_data(target.shape, dtype.dtype, data)
     else:  # an array of Python objects
-        target.dtype, target.data = "|O", b""
+        target.dtype, target.data, target.objects = "|O", b"", data
 
 
 def array_shape(shape: Any) -> tuple[int, ...]:

@@ -104,7 +104,7 @@ def _old_text(data: bytes) -> str:
 
 def _long(data: bytes) -> Any:
     if len(data) > MAX_INT_BYTES:
-        return Opaque(f"an int of {8 * len(data)} bits")
+        return Opaque(f"an int of {8 * len(data)} bits", (data,))
     return int.from_bytes(data, "little", signed=True)
 
 
@@ -253,7 +253,7 @@ def _long_text(m: MachineState, at: int) -> int:
 
 
 def _decimal(text: str) -> Any:
-    return int(text) if len(text) <= MAX_INT_DIGITS else Opaque(f"an int of {len(text)} digits")
+    return int(text) if len(text) <= MAX_INT_DIGITS else Opaque(f"an int of {len(text)} digits", (text,))
 
 
 @opcode(b"F")

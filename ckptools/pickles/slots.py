@@ -208,11 +208,12 @@ def _filled(node: Any, values: Mapping[int, Any], done: dict[int, Any]) -> Any:
 
 def _remade(node: Any, values: Mapping[int, Any], done: dict[int, Any]) -> Any:
     if isinstance(node, Opaque):
-        parts = [_filled(part, values, done) for part in (node.args, node.state, node.items, node.keywords)]
-        if all(a is b for a, b in zip(parts, (node.args, node.state, node.items, node.keywords), strict=True)):
+        held = node.args, node.state, node.items, node.pairs, node.keywords
+        parts = [_filled(part, values, done) for part in held]
+        if all(a is b for a, b in zip(parts, held, strict=True)):
             return node
         made = copy(node)
-        made.args, made.state, made.items, made.keywords = parts
+        made.args, made.state, made.items, made.pairs, made.keywords = parts
         return made
     if isinstance(node, dict):
         return _with_children(node, {key: _filled(child, values, done) for key, child in node.items()})

@@ -129,7 +129,8 @@ class _Describer:
             function, args = args[0], args[1:]
         opaque = Opaque(f"{function.__module__}.{function.__qualname__}", self.value(tuple(args)))
         opaque.state = self.value(state)
-        opaque.items = self.value([*(items or ()), *(pairs or ())])
+        opaque.items = self.value([*(items or ())])
+        opaque.pairs = self.value([*(pairs or ())])
         return opaque
 
     # -- tensors ---------------------------------------------------------------------------------------------

@@ -206,13 +206,23 @@ def test_a_group_whose_parameters_have_several_rates_in_b_names_them(tmp_path):
     assert row.value_b == "0.2 (1 parameter), 0.3 (1 parameter)"
 
 
-def test_values_are_the_same_whatever_a_format_makes_of_them(tmp_path):
+def test_values_of_other_classes_differ_though_they_are_worth_the_same(tmp_path):
     a = saved(tmp_path / "a.pt", {"model": state()["model"], "x": {"n": 5, "pair": (1, 2), "flag": True}})
     b = saved(tmp_path / "b.pt", {"model": state()["model"], "x": {"n": 5.0, "pair": [1, 2], "flag": 1}})
     found = ckptools.diff(a, b, section="other")
-    assert [(row.name, row.verdict) for row in found.values] == [
-        ("x.n", "same"), ("x.pair", "same"), ("x.flag", "differs"),
+    assert [(row.name, row.verdict, row.detail) for row in found.values] == [
+        ("x.n", "differs", "int → float"), ("x.pair", "differs", "tuple → list"), ("x.flag", "differs", ""),
     ]  # fmt: skip
+
+
+def test_values_are_the_same_whatever_a_format_makes_of_them(tmp_path):
+    from torch.distributed.checkpoint import save
+
+    tree = {"model": state()["model"], "x": {"n": 5, "pair": (1, 2), "flag": True}}
+    save(tree | {"x": {"n": 5.0, "pair": [1, 2], "flag": 1}}, checkpoint_id=tmp_path / "b")
+    found = ckptools.diff(saved(tmp_path / "a.pt", tree), tmp_path / "b", section="other")
+    assert {row.name: row.verdict for row in found.values} == {"x.n": "same", "x.pair": "same", "x.flag": "differs"}
+    assert any("a list counts as a tuple" in note for note in found.notes)
 
 
 # -- names -------------------------------------------------------------------------------------------------------

@@ -66,9 +66,13 @@ def test_of_two_long_lists_the_first_index_that_differs_is_told_with_both_values
     assert row.detail == says and (row.value_a != row.value_b or any(says in s.detail for s in found.subjects))
 
 
-def test_lists_of_equal_numbers_are_the_same_whatever_they_are_made_of(tmp_path):
-    trees = [{"model": {"w": torch.ones(2)}, "x": v} for v in (list(range(500)), tuple(float(n) for n in range(500)))]
-    assert ckptools.diff(*[saved(tmp_path / f"{n}.pt", t) for n, t in enumerate(trees)], every_byte=True).same is True
+@pytest.mark.parametrize(
+    ("made", "says"), [(tuple, "list → tuple"), (lambda v: [0.0, *v[1:]], "first at [0]: 0 → 0.0")]
+)
+def test_lists_of_equal_numbers_differ_in_their_classes(tmp_path, made, says):
+    trees = [{"model": {"w": torch.ones(2)}, "x": v} for v in (list(range(500)), made(list(range(500))))]
+    found = ckptools.diff(*[saved(tmp_path / f"{n}.pt", t) for n, t in enumerate(trees)], every_byte=True)
+    assert found.same is False and says in next(row.detail for row in found.values if row.name == "x")
 
 
 @pytest.mark.parametrize("swapped", [False, True])

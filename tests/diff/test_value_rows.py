@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckptools.diff.plain_values import KEYS, LONG, NUMBERED, compared, first_unlike, group_rows, value_rows
+from ckptools.diff.plain_values import KEYS, LONG, NUMBERED, compared, first_unlike, group_rows, texts_of, value_rows
 from ckptools.diff.record import Side
 from ckptools.diff.sides import Contents, SideGroup, SideValue
 from ckptools.keys.value_digests import Content
@@ -70,7 +70,8 @@ def test_contents_are_unknown_where_one_cannot_be_read():
     assert compared(bad, content("5")) == ("cannot be compared", "A: is cut")
     assert compared(content("5"), bad) == ("cannot be compared", "B: is cut")
     assert compared(bad, bad) == ("cannot be compared", "A: is cut; B: is cut")
-    assert compared(Content("1", "x"), Content("2", "x")) == ("differs", "they are shown alike and are not")
+    assert compared(Content("1", "x"), Content("2", "x")) == ("differs", "")
+    assert texts_of(Content("1", "x"), Content("2", "x")) == ("x (1)", "x (2)")
 
 
 # -- param groups -----------------------------------------------------------------------------------------------------
@@ -152,9 +153,9 @@ def array(dtype, shape, data, fortran=False):
         (array("|u1", (2,), [1, 2]), array("|u1", (2,), [1, 2]), ""),
         (array("|u1", (2,), [1, 2]), array("|u1", (2, 1), [1, 3]), ""),
         (array("|u1", (2,), [1, 2]), array("|i1", (2,), [1, 3]), ""),
-        (array("|u1", (2, 1), [1, 2], True), array("|u1", (2, 1), [1, 3], True), ""),
+        (array("|u1", (2, 1), [1, 2], True), array("|u1", (2, 1), [1, 3], True), "first at [1, 0]: 2 → 3"),
         (array("|u1", (3,), [1, 2]), array("|u1", (3,), [1, 3]), ""),
-        (array("|V1", (2,), [1, 2]), array("|V1", (2,), [1, 3]), ""),
+        (array("|V1", (2,), [1, 2]), array("|V1", (2,), [1, 3]), r"first at [1]: b'\x02' → b'\x03'"),
     ],
 )  # fmt: skip
 def test_the_first_place_that_differs_is_named(a, b, said):

@@ -56,7 +56,7 @@ def test_what_formats_keep_in_different_ways_is_the_same(one, other):
         (5.0, "5"), (1e15, "1000000000000000.0"), (0.0, "0.0"), (-0.0, "-0.0"), (0.1, "0.1"), ("a'b", '"a\'b"'),
         ("x" * 70, f"'{'x' * 56}..."), (None, "None"), (True, "True"), ([1, 2.5, "a"], "[1, 2.5, 'a']"),
         ([1] * 8, "[1, 1, 1, 1, 1, 1, 1, 1]"), ([1] * 9, "9 values"), ([1, {"a": 1}], "2 values"),
-        (b"ab", "2 bytes"), ({}, "{}"), (set(), "{}"), ({"a": 1}, "1 value"), ({1, 2}, "2 values"),
+        (b"ab", "b'ab'"), (b"a" * 17, "17 bytes"), ({}, "{}"), (set(), "{}"), ({"a": 1}, "1 value"), ({1, 2}, "{1, 2}"),
         (Global("a", "b"), "a.b"),
         (Opaque("a.B"), "<a.B>"), (1 << 600, "an integer of 601 bits"), (plain(2, 3), "float32 [2, 3]"),
         (NumpyArray("<u4", (2,), False, bytes(8)), "<u4 [2]"), (timedelta(seconds=90), "0:01:30"),
@@ -81,8 +81,8 @@ def test_what_cannot_be_told_has_no_digest_and_says_why(value, problem):
 
 def test_more_values_than_are_looked_at_have_no_digest(monkeypatch):
     monkeypatch.setattr(value_digests, "MAX_ITEMS", 4)
-    assert content([1, 2, 3]).digest
-    assert content([1, 2, 3, 4]).problem == "holds more than 4 values"
+    assert content([1, 2, 3, 4]).digest
+    assert content([1, 2, 3, 4, 5]).problem == "holds more than 4 values"
 
 
 def test_pieces_of_one_state_are_one_content_and_one_that_is_not_known_is_told():

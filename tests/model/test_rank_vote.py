@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckptools
-from ckptools.model.rank_vote import MAX_VALUES, vote
+from ckptools.model.rank_vote import MAX_VALUES, same_value, vote
 from ckptools.model.values import Device, Opaque
 
 
@@ -146,3 +146,18 @@ def test_the_way_out_shows_both_values_of_two_copies_in_the_order_of_their_ranks
     assert found.verdict.causes[0].remedy.startswith(
         "find out which is right: value at [0] is 2.0 (rank 0) or 1.0 (rank 1)"
     )
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "said"),
+    [
+        ("x" * 500 + "0", "x" * 500 + "1", "0', rank 1: ...xxxxxxxxxxxxxxxxxxxx1'"),
+        (["a"] * 90 + ["b"], ["a"] * 90 + ["c"], "rank 0: 90 is 'b', rank 1: 90 is 'c'"),
+        (["a"] * 90, ["a"] * 91, "rank 0: 90 values, rank 1: 91 values"),
+        ({"k": {"q": 1}}, {"k": {"q": 2}}, "rank 0: k.q is 1, rank 1: k.q is 2"),
+    ],
+)
+def test_two_values_that_differ_are_never_shown_alike(one, other, said):
+    found = vote([(0, one), (1, other)], same_value)
+    assert said in found.by_rank() and len(found.by_rank()) < 160
+    assert len({text for text, _ in found.differing("x").values}) == 2

@@ -19,7 +19,7 @@ from ckptools.model.regions import Box
 from ckptools.model.shards import Shards
 from ckptools.model.tensor import Shard, Tensor, in_rank_order
 from ckptools.model.tree import KeyPath, fqn_of
-from ckptools.model.values import Absent, Opaque
+from ckptools.model.values import Absent, NumpyArray, Opaque
 from ckptools.pickles.alike import Alike
 
 if TYPE_CHECKING:
@@ -161,7 +161,9 @@ class Merge:
         found = vote(ranked, same_value)
         if not found.agree:
             self.differing[path] = found
-        elif isinstance(ranked[0][1], Opaque) and not all(same_inside(ranked[0][1], other) for _, other in ranked[1:]):
+        elif isinstance(first := ranked[0][1], (Opaque, NumpyArray)) and not all(
+            same_inside(first, other) for _, other in ranked[1:]
+        ):
             self.unlike.append(path)
 
     def _tensors(self, ranked: Ranked, path: KeyPath) -> Any:
@@ -288,15 +290,16 @@ def _same_keys(ranked: Ranked) -> Ranked:
 
 
 def empty_like(container: dict[Any, Any]) -> dict[Any, Any]:
-    """An empty dict of the same type, with a state dict's `_metadata` kept."""
+    """An empty dict of the same type, with a state dict's `_metadata` and other attributes kept."""
     if isinstance(container, defaultdict):
         return defaultdict(container.default_factory)
     if isinstance(container, Counter):
         return Counter()
     if isinstance(container, OrderedDict):
         empty: OrderedDict[Any, Any] = OrderedDict()
-        if hasattr(container, "_metadata"):
-            empty._metadata = container._metadata  # type: ignore[attr-defined]
+        for name in ("_metadata", "_other_attributes"):
+            if hasattr(container, name):
+                setattr(empty, name, getattr(container, name))
         return empty
     return {}
 

@@ -5,7 +5,7 @@ Nothing here looks a name up: a dotted name selects a function of this package b
 
 from __future__ import annotations
 
-import re
+import struct
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta, timezone
@@ -13,6 +13,7 @@ from typing import Any
 
 from ckptools.dtypes import ITEMSIZE
 from ckptools.model.values import (
+    NUMPY_CODES,
     Device,
     Global,
     NumpyArray,
@@ -24,9 +25,6 @@ from ckptools.model.values import (
 )
 from ckptools.pickles.machine_state import SAFE_INT, MachineState, PickleError
 from ckptools.pickles.objects import MAX_NDIM, array_data, array_shape, build_array, build_dtype
-
-NESTED = re.compile(r"ShardedTensor\.ProcessGroupState|\w{1,40}Tensor\._make_in_reduce_ex")
-"""Names inside of a class: of torch's ShardedTensor, and what rebuilds tensors of Transformer Engine."""
 
 STATELESS = (int, float, complex, str, bytes, type(None))
 """Types without `__setstate__` and attributes, so that no pickler gives them a state; Python's refuses it too."""
@@ -57,6 +55,9 @@ def build(target: Any, state: Any) -> None:
         metadata = state.get("_metadata")
         if isinstance(metadata, dict):
             target._metadata = metadata  # type: ignore[attr-defined]
+        others = {key: value for key, value in state.items() if value is not metadata}
+        if others:
+            target._other_attributes = others  # type: ignore[attr-defined]
     elif isinstance(target, STATELESS):
         raise PickleError(f"an odd pickle: it gives a state to a value of type {type(target).__name__}")
     # Any other state (of a dict or list subclass, say) has no place in what we build; the values are whole.
@@ -205,6 +206,46 @@ def _encode(m: MachineState, args: tuple[Any, ...]) -> Any:
     return m.repeated.values.of_bytes(args[0].encode("latin1"))
 
 
+@rebuilds("array.array", "array._array_reconstructor")
+def _array_of_numbers(m: MachineState, args: tuple[Any, ...]) -> Any:
+    """Rebuild an `array.array` from its code and a list (protocol 2), or from its class, code, format and bytes.
+
+    Source: Modules/arraymodule.c, `array___reduce_ex__` and `enum machine_format_code`.
+    """
+    if len(args) == 2 and isinstance(args[0], str) and args[0] in ARRAY_CODES and isinstance(args[1], list):
+        code, dtype, values = args[0], ARRAY_CODES[args[0]], args[1]
+        m.spend(len(values))
+        try:
+            data = struct.pack(f"<{len(values)}{NUMPY_CODES[dtype[1:]]}", *values)
+        except struct.error:
+            return None
+    elif len(args) == 4 and isinstance(args[0], Global) and isinstance(args[3], bytes):
+        cls, code, form, data = args
+        known = isinstance(code, str) and code in ARRAY_CODES and form in range(len(ARRAY_FORMATS))
+        if cls.dotted != "array.array" or not known:
+            return None
+        dtype = ARRAY_FORMATS[form]
+        m.spend(len(data) // 8)
+    else:
+        return None
+    width = int(dtype[2:])
+    whole = len(data) % width == 0
+    return NumpyArray(dtype, (len(data) // width,), False, data, f"array.array({code!r})") if whole else None
+
+
+ARRAY_CODES = {
+    "b": "|i1", "B": "|u1", "h": "<i2", "H": "<u2", "i": "<i4", "I": "<u4", "l": "<i8", "L": "<u8", "q": "<i8",
+    "Q": "<u8", "f": "<f4", "d": "<f8",
+}  # fmt: skip
+"""numpy's spelling of the type codes of `array.array`, as 64-bit Linux and macOS have them."""
+
+ARRAY_FORMATS = (
+    "|u1", "|i1", "<u2", ">u2", "<i2", ">i2", "<u4", ">u4", "<i4", ">i4", "<u8", ">u8", "<i8", ">i8", "<f4", ">f4",
+    "<f8", ">f8",
+)  # fmt: skip
+"""numpy's spelling of the formats in which an `array.array` is pickled."""
+
+
 @rebuilds("datetime.timedelta")
 def _timedelta(_: MachineState, args: tuple[Any, ...]) -> Any:
     return timedelta(*args) if len(args) == 3 and all(type(a) is int for a in args) else None
@@ -247,12 +288,11 @@ def _date(_: MachineState, args: tuple[Any, ...]) -> Any:
 
 @rebuilds(*python_names("getattr"))
 def _getattr(m: MachineState, args: tuple[Any, ...]) -> Any:
-    # Protocol 2 cannot name what is inside of a class; these are the ones that tensors need. Still only a name.
+    # How protocol 2 names a class inside of another, and Python 3.11 a member of an enum. Still only a name.
     owner, attribute = args if len(args) == 2 else (None, None)
-    if not isinstance(owner, Global) or not isinstance(attribute, str):
+    if not isinstance(owner, Global) or not isinstance(attribute, str) or not attribute.isidentifier():
         return None
-    inside = f"{owner.name}.{attribute}"
-    return m.name(owner.module, inside) if NESTED.fullmatch(inside) else None
+    return m.name(owner.module, f"{owner.name}.{attribute}")
 
 
 # -- torch's small types -------------------------------------------------------------------------------------
@@ -295,7 +335,8 @@ _NUMPY = ("numpy.core.multiarray", "numpy._core.multiarray")
 
 @rebuilds(*(f"{module}._reconstruct" for module in _NUMPY))
 def _reconstruct(_: MachineState, args: tuple[Any, ...]) -> Any:
-    return NumpyArray("|u1", (0,), False, b"")
+    cls = args[0].dotted if args and isinstance(args[0], Global) else ""
+    return NumpyArray("|u1", (0,), False, b"", "" if cls == "numpy.ndarray" else cls)
 
 
 @rebuilds("numpy.dtype")

@@ -63,7 +63,7 @@ def of_class(name: str, shape: Ints, dtype: str, state: Attributes) -> Tensor:
     known = name.startswith(LIBRARY)
     inside = state.get(WRAPPERS[last]) if known and last in WRAPPERS else None
     if isinstance(inside, Tensor) and (inside.shape, inside.dtype) == (shape, dtype):
-        return inside
+        return replace(inside, attributes={"class": name})
     parts = tuple(_parts(state))
     found = coding_of(name, shape, dtype, state)
     if not parts:

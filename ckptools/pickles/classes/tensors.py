@@ -99,7 +99,7 @@ def _rebuild_parameter(m: MachineState, args: Args) -> Any:
     data, requires_grad, *rest = args
     if not isinstance(data, Tensor):
         return None
-    data = sharded_tensor.placed(data, attributes_in(rest[1]), m.meshes) if len(rest) > 1 else data
+    data = _with_attributes(m, data, rest[1]) if len(rest) > 1 else data
     return replace(data, parameter=True, requires_grad=requires_grad is True)
 
 
@@ -169,14 +169,19 @@ def _rebuild_from_type(m: MachineState, args: Args) -> Any:
         return _wrapper_subclass(m, cls, inner, state)
     base = call(m, function, inner)
     if cls.dotted in ("torch.Tensor", "torch.nn.parameter.Parameter"):
-        # A plain tensor with Python attributes on it; the values are all there.
-        return sharded_tensor.placed(base, attributes_in(state), m.meshes) if isinstance(base, Tensor) else base
+        return _with_attributes(m, base, state) if isinstance(base, Tensor) else base
     if not isinstance(base, Tensor):
         return _opaque(cls, base, state)
-    if base.kind == "meta":
-        return base  # a shape without values, whatever its class would make of them
+    if base.kind == "meta":  # a shape without values, whatever its class would make of them
+        return replace(base, attributes={"class": cls.dotted})
     found = _of_class(cls, base.shape, base.dtype, {**_state(state), "data": base})
     return replace(found, requires_grad=base.requires_grad)
+
+
+def _with_attributes(m: MachineState, tensor: Tensor, state: Any) -> Tensor:
+    """A plain tensor with Python attributes on it; its values are all there."""
+    placed = sharded_tensor.placed(tensor, attributes_in(state), m.meshes)
+    return replace(placed, attributes=state) if state and placed is tensor else placed
 
 
 def _wrapper_subclass(m: MachineState, cls: Global, inner: Args, state: Any) -> Tensor | Opaque:
