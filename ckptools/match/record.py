@@ -26,7 +26,7 @@ class MatchRow(NamedTuple):
             for `unexpected` and `ignored`.
         model_shape: sizes in the model; None if unknown, as in the checkpoint.
         model_dtype: dtype in the model; "" if unknown.
-        reason: `padded`, `transposed`, `reshaped`, `tied` or `quantized` if one of these explains it; else "".
+        reason: `padded`, `slices`, `transposed`, `reshaped`, `tied` or `quantized` where one explains it; else "".
     """
 
     status: MatchStatus

@@ -57,7 +57,7 @@ def match(
     chosen = selection or Selection()
     saved = saved_shapes(whole, chosen.section)
     model = shapes_expected(to, chosen.section, bool(whole.options and whole.options.follow_symlinks))
-    found = compared(saved, model, verdict_of(whole).whole, chosen)
+    found = compared(replace(saved, ranks=len(whole.ranks)), model, verdict_of(whole).whole, chosen)
     if found.apart and can_be_like(path := _config_beside(whole.path)):
         found = replace(found, like=str(path))
     from ckptools.match.resume import resume_rows, torch_row
@@ -104,6 +104,7 @@ def _compared(
     every = [_of_loading(row, saved, loading) for row in _rows(seen, model, found.names)]
     every += [_left_out(name, saved.tensors[name]) for name in loading.ignored]
     rows = [row for row in every if selection.takes(*_names(row), *loading.converted.get(row.name or "", ()))]
+    rows = _as_slices(rows, saved.ranks)
     if not rows:
         raise UsageError(None, f"no name of {saved.given_by} or {model.given_by} matches {selection.words}")
     names = {row.name for row in rows if row.name is not None}
@@ -247,6 +248,26 @@ def _why_unknown(found: NamedShape, wanted: NamedShape) -> str:
     if found.note or wanted.note:
         return found.note or f"in the model: {wanted.note}"
     return "a tensor in the model only" if found.shape is None else "a tensor in the checkpoint only"
+
+
+def _as_slices(rows: list[MatchRow], ranks: int) -> list[MatchRow]:
+    """Explain shapes by slices of ranks, where all that differ are what `torch.chunk` gives the first of them."""
+    dims = {i: _cut_along(row, ranks) for i, row in enumerate(rows) if row.status == "shape"}
+    if ranks < 2 or not dims or None in dims.values():
+        return rows
+    named = {0: "rows", 1: "columns"}
+    for i, dim in dims.items():
+        note = f"1/{ranks} of the {named.get(dim or 0, 'elements')} on each of {ranks} ranks: slices along dim {dim}"
+        rows[i] = rows[i]._replace(reason="slices", note=note)
+    return rows
+
+
+def _cut_along(row: MatchRow, ranks: int) -> int | None:
+    """The one dimension in which a shape is another's, divided by the number of ranks; None where it is not."""
+    found, wanted = row.checkpoint_shape or (), row.model_shape or ()
+    odd = [dim for dim, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b]
+    cut = len(found) == len(wanted) and len(odd) == 1 and found[odd[0]] == -(-wanted[odd[0]] // ranks)
+    return odd[0] if cut else None
 
 
 def _explained(name: str, found: Ints, wanted: Ints) -> tuple[str, str]:

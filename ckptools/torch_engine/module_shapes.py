@@ -62,6 +62,7 @@ class StateDictShapes:
         loading: what `from_pretrained` would make of names and shapes; None where it is no model of transformers.
         converts: whether the model is loaded so, and not by `load_state_dict`.
         optimizer: the optimizer that was made with the module; None without one.
+        ranks: how many ranks saved tensors of these shapes.
     """
 
     given_by: str
@@ -71,6 +72,7 @@ class StateDictShapes:
     loading: Callable[[Mapping[str, NamedShape]], Loading | None] | None = field(default=None, repr=False)
     converts: bool = False
     optimizer: OptimizerShapes | None = None
+    ranks: int = 1
 
 
 def is_function_name(text: str) -> bool:

@@ -390,3 +390,12 @@ def test_a_page_lists_the_names_that_renames_change_only_where_there_are_some():
     changed = matched({f"module.{name}": shape for name, shape in GPT.items()}, GPT)
     assert f"{len(GPT)} names that the renames change" in match_html(changed)
     assert "that the renames change" not in match_html(matched(GPT, GPT))
+
+
+@pytest.mark.parametrize(("ranks", "reasons"), [(4, {"slices"}), (3, {"padded", ""})])
+def test_shapes_that_are_the_models_divided_by_the_ranks_are_slices(ranks, reasons):
+    model = shapes({"embed.weight": (96, 8), "up.weight": (30, 8), "up.bias": (30,)})
+    cut = shapes({"embed.weight": (24, 8), "up.weight": (8, 8), "up.bias": (8,)}, ranks=ranks)
+    rows = compared(cut, model, None, EVERYTHING).rows
+    assert {row.reason for row in rows} == reasons
+    assert ranks != 4 or rows[0].note == "1/4 of the rows on each of 4 ranks: slices along dim 0"
