@@ -271,8 +271,9 @@ def scheme_of(weight: QuantizedWeight, node: Mapping[str, Any], config: ModelCon
     method = method_of(config)
     if config is not None and method and (method in layout.methods or not layout.methods):
         # bitsandbytes says of each weight in which kind of 4 bits it is; the config may not be of this weight.
-        said = layout.words if layout.methods == BITSANDBYTES else stated_words(config)
-        return said, config.quantization_in
+        said = layout.words if layout.methods == BITSANDBYTES else stated_words(config, codes)
+        if said:
+            return said, config.quantization_in
     scale = node[weight.keys[_part(layout.scales)]]
     words = layout.words or ("int8" if codes.dtype in BYTES else short(codes.dtype).replace("fp8e", "fp8 e"))
     if not layout.words and isinstance(scale, Tensor):
@@ -296,13 +297,19 @@ def method_of(config: ModelConfig | None) -> str:
     return "mlx" if "group_size" in said and "bits" in said else "unknown"
 
 
-def stated_words(config: ModelConfig) -> str:
-    """What a config says of how weights are quantized: `compressed-tensors, pack-quantized int4, groups of 32`."""
+def stated_words(config: ModelConfig, codes: Tensor | None = None) -> str:
+    """What a config says of how weights are quantized: `compressed-tensors, pack-quantized int4, groups of 32`.
+
+    Of several groups those count that have codes of this dtype; "" where it speaks of other codes alone.
+    """
     said, method = config.quantization, method_of(config)
     words, groups = [method], said.get("group_size", said.get("q_group_size"))
     if method == "compressed-tensors":
         schemes = [s for s in _values_of(said.get("config_groups")) if isinstance(s, Mapping)]
-        kinds = dict.fromkeys(filter(None, (_compressed_words(s, said.get("format")) for s in schemes)))
+        fit = [s for s in schemes if codes is None or codes.dtype in _compressed_dtypes(s, said.get("format"))]
+        if schemes and not fit:
+            return ""
+        kinds = dict.fromkeys(filter(None, (_compressed_words(s, said.get("format")) for s in fit)))
         return ", ".join([method, " and ".join(kinds) or str(said.get("format", ""))[:MAX_WORD]]).rstrip(", ")
     bits = bits_of(config)
     algorithm = said.get("quant_algo")
@@ -326,6 +333,15 @@ MAX_WORD = 40
 
 def _values_of(value: Any) -> list[Any]:
     return list(value.values()) if isinstance(value, Mapping) else []
+
+
+def _compressed_dtypes(scheme: Mapping[str, Any], otherwise: Any) -> tuple[str, ...]:
+    """The dtypes that codes of one group of a compressed-tensors config have."""
+    form, weights = str(scheme.get("format") or otherwise), scheme.get("weights")
+    kind = weights.get("type") if isinstance(weights, Mapping) else None
+    if "pack" in form or form.startswith("marlin"):
+        return ("uint8",) if form.startswith(("nvfp", "mxfp")) else ("int32",)
+    return FP8 if kind == "float" else ("int8",) if kind == "int" else (*FP8, "int8", "uint8", "int32")
 
 
 def _compressed_words(scheme: Mapping[str, Any], otherwise: Any) -> str:
@@ -423,14 +439,23 @@ def _unlike_config(ck: Checkpoint, models: Sequence[Section]) -> Iterator[Proble
         yield Problem(Code.METADATA_CONTRADICTS, f"{says}, and no tensor here holds codes", severity="warning")
 
 
-METHODS = frozenset(method for layout in LAYOUTS for method in layout.methods) - {"bitsandbytes", "bitnet", "fp_quant"}
+METHODS = frozenset(method for layout in LAYOUTS for method in layout.methods) - {
+    "bitsandbytes",
+    "bitnet",
+    "fp_quant",
+    "torchao",
+}
 """Methods that always leave codes in a file; the others may quantize when a model is loaded."""
 
 
 def _in_codes(config: ModelConfig) -> bool:
-    """Whether a config says that the weights are codes now: compressed-tensors calls scales before that its own too."""
+    """Whether a config says that the weights are codes now.
+
+    compressed-tensors keeps scales beside weights before it compresses them; transformers may dequantize while loading.
+    """
     said = config.quantization
-    return said.get("quantization_status", "compressed") == "compressed" and said.get("format") != "dense"
+    compressed = said.get("quantization_status", "compressed") == "compressed" and said.get("format") != "dense"
+    return compressed and said.get("dequantize") is not True
 
 
 def _apart(ck: Checkpoint, section: str, node: Mapping[Any, Any]) -> Iterator[Problem]:

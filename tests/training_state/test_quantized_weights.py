@@ -171,6 +171,16 @@ def test_codes_and_scales_in_different_files_of_an_index_belong_together(tmp_pat
     assert not any("without the" in p.message for p in ckptools.open(tmp_path).problems)
 
 
+def test_of_several_groups_of_a_config_each_names_the_weights_that_it_is_of(tmp_path):
+    groups = {**PACKED.config["config_groups"], "group_1": WAYS["float-quantized"].config["config_groups"]["group_0"]}
+    attention = {f"layers.{n}.attn.weight": codes(8, 8, dtype=FP8) for n in range(LAYERS)}
+    attention |= {f"layers.{n}.attn.weight_scale": torch.ones(8, 1) for n in range(LAYERS)}
+    for stated, second in ((groups, WAYS["float-quantized"].words), (PACKED.config["config_groups"], "fp8 e4m3")):
+        config = {"quantization_config": {**PACKED.config, "config_groups": stated, "format": "mixed-precision"}}
+        found = ckptools.open(folder(tmp_path / str(len(stated)), PACKED, config, **attention)).quantized
+        assert {PACKED.words, second} == {one.words.removesuffix(", scales per channel") for one in found}
+
+
 def test_modelopt_states_the_way_in_a_file_of_its_own(tmp_path):
     path = folder(tmp_path / "m", WAYS["modelopt"], {"model_type": "llama"})
     (path / "hf_quant_config.json").write_text(
@@ -288,6 +298,12 @@ def test_plain_fp8_is_cast_as_values_and_that_is_said(tmp_path):
     done = run("consolidate", tmp_path / "model.safetensors", "-o", tmp_path / "o.safetensors", "--dtype", "fp32")
     assert "note: 1 tensor of fp8e4m3 taken for values: no scales lie beside them" in done.stderr
     assert load_file(tmp_path / "o.safetensors")["a.weight"].equal(state["a.weight"].float())
+
+
+def test_a_config_that_asks_to_dequantize_while_loading_wants_no_codes(tmp_path):
+    plain = {f"layers.{n}.mlp.gate_up_proj_{end}": None for n in range(LAYERS) for end in ("blocks", "scales")}
+    config = {"quantization_config": {"quant_method": "mxfp4", "dequantize": True}}
+    assert problems_of(folder(tmp_path / "m", WAYS["gpt-oss"], config, **plain)) == []
 
 
 def test_fake_quantized_weights_may_have_scales(tmp_path):
