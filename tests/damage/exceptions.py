@@ -58,10 +58,10 @@ EXCEPTIONS: tuple[Unknowable, ...] = (
     Unknowable("composer-0.16.4-torch2.0.1-elastic-w4", r"flipped .*/\.metadata ", METADATA),
     Unknowable("hf-llama-safetensors-bf16|dcp-hf", r"flipped .*\.safetensors ", SAFETENSORS),
     Unknowable("verl-", "another step .*/model_world_size", NO_STEP),
-    Unknowable("(torch2.13.0-fsdp2-dcp-w3|dcp-multifile|dcp-objects)/", r"another step .*\.distcp", NO_STEP),
-    Unknowable("(torch1.13.1-fsdp1-sharded-dcp|lightning-fabric|torchtitan)", r"another step .*\.distcp", NO_STEP),
+    Unknowable("(dcp-multifile|dcp-objects)/", r"another step .*\.distcp", NO_STEP),
+    Unknowable("torch1.13.1-fsdp1-sharded-dcp", r"another step .*\.distcp", NO_STEP),
     Unknowable("composer-0.16.4-torch2.0.1-elastic-w4", r"another step .*\.distcp", NO_STEP),
-    Unknowable("(dcp-ddp-number-plain|accelerate|torchao-fsdp2-adamw8bit)", r"another step .*\.distcp", NO_STEP),
+    Unknowable("(accelerate|torchao-fsdp2-adamw8bit)", r"another step .*\.distcp", NO_STEP),
     Unknowable("megatron-tp2pp2-fp32/ckpt", r"another step .*\.distcp", NO_STEP),
     Unknowable(
         "megatron-(tp2pp2-fp32|tp2dp2-distopt|core0.20-ep2dp2-dpr)/ckpt", r"deleted .*/metadata\.json", PLAIN_DCP
