@@ -14,7 +14,7 @@ from typing import Any
 
 from ckptools.api.checkpoint import Checkpoint
 from ckptools.api.opening import checkpoints_in, open
-from ckptools.display.next_command import command_arguments, next_command, quoted
+from ckptools.display.next_command import command_arguments, instead_of_writing, next_command, quoted
 from ckptools.doctor.answers import facts_finding, in_step_finding, values_finding, whole_finding
 from ckptools.doctor.record import LOADS, NEWEST, WHOLE, Diagnosis, Finding
 from ckptools.errors import CkptoolsError, ReadError, SeveralError
@@ -249,12 +249,12 @@ class _Examination:
         if self.run is not None and self.run.checkpoints > 1:
             self.commands.append(f"ckptools ls {quoted([str(self.run.path)])}")
         if not verified.ok:
-            self.commands.insert(0, f"ckptools verify {named}")
+            self.commands.insert(0, f"ckptools verify {named}{' --deep --values' if self.deep else ''}")
         elif not self.deep:
             self.commands.insert(0, f"ckptools verify {named} --deep --values")
         following = next_command(self.checkpoint)
         if following is not None and following.name == "consolidate":
-            self.commands.append(f"{following.line} --dry-run")
+            self.commands.append(instead_of_writing(named, f"{following.line} --dry-run", verified.problems))
 
     def _of_unreadable(self) -> Iterator[Finding]:
         """Answers about a path that cannot be opened, and where to go on."""

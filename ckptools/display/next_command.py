@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ from ckptools.files.location import tells_others
 from ckptools.formats.shared.salvage import SalvagingReader
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import can_be_read
+from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Tensor, all_here, shard_boxes
 from ckptools.model.tree import tensors_in
@@ -87,7 +88,17 @@ def next_command(ck: Checkpoint) -> NextCommand | None:
     return _consolidation(ck, named, model)
 
 
-def after_verify(named: str, following: str, ok: bool, all_read: bool) -> list[str]:
+def instead_of_writing(named: str, following: str, problems: Iterable[Problem]) -> str:
+    """What is worth typing in the place of `consolidate` where values are no numbers: writing them out is no way on."""
+    finite = all(problem.kind is not Code.NOT_FINITE for problem in problems)
+    return (
+        following
+        if finite or not following.startswith("ckptools consolidate")
+        else f"ckptools stats {named} --sort nan"
+    )
+
+
+def after_verify(named: str, following: str, ok: bool, all_read: bool, problems: Iterable[Problem] = ()) -> list[str]:
     """Commands to type after a report: those that show or prove more, then what `inspect` proposes (`following`).
 
     `named` has the arguments that open the checkpoint again, "" where there are none; `all_read` says whether checksums
@@ -96,6 +107,7 @@ def after_verify(named: str, following: str, ok: bool, all_read: bool) -> list[s
     if not named:
         return []
     more = [f"ckptools doctor {named}"] if not ok else [] if all_read else [f"ckptools verify {named} --deep --values"]
+    following = instead_of_writing(named, following, problems)
     return more + ([following] if following and following != f"ckptools verify {named}" else [])
 
 

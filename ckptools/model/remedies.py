@@ -11,6 +11,8 @@ from ckptools.text import and_more, named_ranks, plural
 ORIGIN = "where it was saved"
 AGAIN = f"copy {{files}} again from {ORIGIN}"
 WHICH_COPY = "; verify --deep finds a damaged copy, --prefer-rank takes one"
+AFTER_DEEP = "; --prefer-rank takes one"
+"""The same where every copy was just read."""
 BACK = "consolidate again once the files that were lost are back"
 EARLIER = "go back to an earlier checkpoint"
 REMEDIES = {

@@ -181,7 +181,7 @@ def _first_screen(page: Page, found: PageContents, problems: Sequence[Problem]) 
     for result in ("partly", "not judged"):
         names = [check.name for check in verified.checks if check.result == result]
         below += [f"{result}: {', '.join(names)}"] if names else []
-    commands = after_verify(report.arguments, report.next, verified.ok, found.deep and found.values)
+    commands = after_verify(report.arguments, report.next, verified.ok, found.deep and found.values, problems)
     first_screen.verdict_band(page, verified.verdict, below, commands)
     first_screen.fact_tiles(page, report)
     page.drawing('<div class="two">')

@@ -13,6 +13,7 @@ from ckptools.display.tables import PIPE, Column, Screen, table, wrapped
 from ckptools.model.causes import causes_of, consequences_of, plural_of, without_consequences
 from ckptools.model.problems import Problem
 from ckptools.model.records import to_dict
+from ckptools.model.remedies import AFTER_DEEP, WHICH_COPY
 from ckptools.text import plural, size
 from ckptools.verify.record import Check, Verification, counted_doubts
 
@@ -24,7 +25,11 @@ COLUMNS = (Column("check"), Column("result", "verdict"), Column("detail"))
 
 def verification_text(found: Verification, screen: Screen = PIPE) -> str:
     """Render the verdict, the causes behind the problems, a row for each check, and the cost."""
-    causes = cause_lines(causes_of(found.problems), consequences_of(found.problems), screen, screen.rows)
+    found_causes = list(causes_of(found.problems))
+    if any(check.name.startswith("checksums") and check.result in ("ok", "FAIL") for check in found.checks):
+        # Who has just read every copy is not told to do it.
+        found_causes = [one._replace(remedy=one.remedy.replace(WHICH_COPY, AFTER_DEEP)) for one in found_causes]
+    causes = cause_lines(found_causes, consequences_of(found.problems), screen, screen.rows)
     checks = table(COLUMNS, check_rows(found.checks), screen._replace(rows=None))
     head = wrapped("", found.verdict.headline, screen, mark=HEADLINES[found.verdict.level])
     return "\n".join([*head, *causes, "", *checks, *wrapped("", summary(found), screen, mark="dim")])

@@ -45,6 +45,7 @@ def tree(
     Exit code: 0 shown, 2 usage (also a section that is not there), 3 unreadable.
     """
     from ckptools.contents.tree import keys_of
+    from ckptools.display.next_command import quoted
 
     if drawing.depth is not None and drawing.depth < 1:
         raise UsageError(None, f"--depth {drawing.depth}: the sections are level 1, so that 1 is the least")
@@ -64,5 +65,5 @@ def tree(
     if not keys.rows and not keys.private:
         remark("no key matches")
     if keys.whole is False:
-        remark(f"this checkpoint is not whole: ckptools inspect {' '.join(paths)}")
+        remark(f"this checkpoint is not whole: ckptools inspect {quoted(paths)}")
     remark_private(keys.private)
