@@ -232,6 +232,9 @@ def _inside(node: Any) -> tuple[bytes, bytes, Iterator[Any]]:
     if isinstance(node, NumpyArray):
         stated = _tagged(b"A", f"{node.dtype} {node.shape} {node.fortran_order}")
         return stated, stated + node.cls.encode("utf-8", "surrogatepass"), iter(node.objects)
+    if isinstance(node, (NumpyScalar, NumpyDtype)):
+        kind = _tagged(b"R", type(node).__name__)
+        return kind, kind, iter([node.record, node.data if isinstance(node, NumpyScalar) else None])
     name = _tagged(b"O", canonical(node.name))
     if is_node(node):
         rest = {key: value for key, value in node.state.items() if key not in ("_val", "_parent")}
@@ -273,6 +276,8 @@ def _simple(value: Any, tensors: Tensors) -> Pair | None:
         return tensors(value)
     if isinstance(value, NumpyArray):
         return None if value.objects else _array(value)
+    if isinstance(value, (NumpyScalar, NumpyDtype)) and value.record:
+        return None
     if isinstance(value, NumpyScalar):
         number = scalar(value)
         exact = _tagged(b"n", value.dtype) + _data(b"b", value.data)

@@ -185,7 +185,9 @@ def same_value(a: Any, b: Any) -> bool:
     if isinstance(a, NumpyArray) and a.objects:
         stated = [[one.shape, one.fortran_order, one.cls] for one in (a, b)]
         return stated[0] == stated[1] and same_value(a.objects, b.objects)
-    if isinstance(a, (NumpyArray, NumpyScalar)):
+    if isinstance(a, NumpyScalar):
+        return (a.dtype, a.data) == (b.dtype, b.data)
+    if isinstance(a, NumpyArray):
         return [getattr(a, name) for name in a.__slots__] == [getattr(b, name) for name in b.__slots__]
     if isinstance(a, (TorchName, Device, NumpyDtype)):
         return bool(repr(a) == repr(b))

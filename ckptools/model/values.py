@@ -241,7 +241,8 @@ class NumpyArray:
         shape: sizes per dimension.
         fortran_order: whether `data` is column-major.
         data: the raw bytes; none of an array of Python objects.
-        objects: the elements of an array of Python objects, in the order of the file.
+        objects: the elements of an array of Python objects, in the order of the file; of an array of records its
+            dtype and its bytes.
         cls: dotted name of its class, such as `numpy.matrix`; empty for a plain array.
     """
 
@@ -267,13 +268,15 @@ class NumpyScalar:
     Attributes:
         dtype: as in `NumpyArray`.
         data: the raw bytes of the one element.
+        record: the fields of its dtype, as in `NumpyDtype`.
     """
 
-    __slots__ = ("data", "dtype")
+    __slots__ = ("data", "dtype", "record")
 
-    def __init__(self, dtype: str, data: bytes) -> None:
+    def __init__(self, dtype: str, data: bytes, record: Any = None) -> None:
         self.dtype = dtype
         self.data = data
+        self.record = record
 
     def __repr__(self) -> str:
         return f"NumpyScalar({self.dtype!r})"
@@ -284,12 +287,14 @@ class NumpyDtype:
 
     Attributes:
         dtype: array-protocol spelling with byte order.
+        record: of a dtype with fields or a subarray, its state as the file has it; else None.
     """
 
-    __slots__ = ("dtype",)
+    __slots__ = ("dtype", "record")
 
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype
+        self.record: Any = None
 
     def __repr__(self) -> str:
         return f"NumpyDtype({self.dtype!r})"

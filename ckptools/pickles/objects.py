@@ -156,6 +156,7 @@ def build_dtype(target: NumpyDtype, state: Any) -> None:
     plain = target.dtype.lstrip("<>|=")
     if subarray is not None or names is not None or fields is not None:
         plain, order = "O", "|"  # a record: nothing that a number or a text says
+        target.record = state[1:]
     elif plain in ("M8", "m8"):
         plain += _time_unit(last)
     target.dtype = order.replace("=", "<") + plain
@@ -180,6 +181,7 @@ def build_array(target: NumpyArray, state: Any) -> None:
     target.shape, target.fortran_order = array_shape(shape), fortran is True
     if isinstance(data, bytes) and isinstance(dtype, NumpyDtype):
         target.dtype, target.data = dtype.dtype, array_data(target.shape, dtype.dtype, data)
+        target.objects = (dtype, data) if dtype.record else ()
     else:  # an array of Python objects
         target.dtype, target.data, target.objects = "|O", b"", data
 

@@ -216,6 +216,8 @@ def scalar_of(dtype: str, v: int) -> Any:
     return of_dtype(dtype, v, (1,))[0]
 
 
+RECORD = np.dtype([("a", "i4"), ("b", "f4")])
+
 NUMPY: dict[str, Callable[[int], Any]] = {
     **{f"array of {d}": functools.partial(of_dtype, d) for d in DTYPES},
     **{f"scalar of {d}": functools.partial(scalar_of, d) for d in DTYPES},
@@ -229,6 +231,11 @@ NUMPY: dict[str, Callable[[int], Any]] = {
     "objects": lambda v: np.array([{"z": v}, None], dtype=object),
     "texts as objects": lambda v: np.array(["run", f"tag{v}"], dtype=object),
     "objects in objects": lambda v: np.array([Thing(a=np.array([v, "a"], dtype=object)), 1], dtype=object),
+    "records": lambda v: np.array([(1, v)], RECORD),
+    "record": lambda v: np.array([(1, v)], RECORD)[0],
+    "dtype of records": lambda v: [RECORD, np.dtype([("a", "i4"), ("c", "f4")])][v],
+    "fields of records": lambda v: np.zeros(2, [RECORD, np.dtype([("a", "i4"), ("c", "f4")])][v]),
+    "subarrays": lambda v: np.zeros(2, [("a", "f4", (2 + v,))]),
     "masked": lambda v: np.ma.array([1, 2, 3], mask=[0, v, 0]),
     "matrix": lambda v: np.matrix([[1, v]]),
     "array or matrix": lambda v: [np.array([[1, 2]]), np.matrix([[1, 2]])][v],

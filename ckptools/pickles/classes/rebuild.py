@@ -352,10 +352,12 @@ def _frombuffer(m: MachineState, args: tuple[Any, ...]) -> Any:
         return None
     m.spend(len(data) // 8)
     sizes = array_shape(shape)
-    return NumpyArray(dtype.dtype, sizes, order == "F", array_data(sizes, dtype.dtype, bytes(data)))
+    objects = (dtype, bytes(data)) if dtype.record else ()
+    return NumpyArray(dtype.dtype, sizes, order == "F", array_data(sizes, dtype.dtype, bytes(data)), objects=objects)
 
 
 @rebuilds(*(f"{module}.scalar" for module in _NUMPY))
 def _scalar(_: MachineState, args: tuple[Any, ...]) -> Any:
     dtype, data = (*args, None, None)[:2]
-    return NumpyScalar(dtype.dtype, data) if isinstance(dtype, NumpyDtype) and isinstance(data, bytes) else None
+    known = isinstance(dtype, NumpyDtype) and isinstance(data, bytes)
+    return NumpyScalar(dtype.dtype, data, dtype.record) if known else None
