@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ckptools.consolidate.plain_objects import NotPlainError, as_plain, class_of
 from ckptools.consolidate.provenance import why_not_saved
 from ckptools.consolidate.publishing.source_records import without_damaged
 from ckptools.consolidate.writers.layout import Borrowed, OutputContents
@@ -27,7 +28,7 @@ from ckptools.model.values import Global, Lost, NumpyArray, Opaque, describe_for
 from ckptools.tensor_io.checksums import Record
 from ckptools.tensor_io.file_records import damaged_records, records_of
 from ckptools.tensor_io.threads import no_progress
-from ckptools.text import and_others, few, first_few, plural
+from ckptools.text import and_others, clip_middle, few, first_few, plural
 from ckptools.training_state.rank_values import NOTHING, RankValues
 from ckptools.training_state.sections import Section, sections_of_kind
 
@@ -46,6 +47,12 @@ IN_PARTS = "ranks hold parameters of their own here, so that one name may stand 
 
 MAX_TENSOR = 1 << 60
 """At most this many bytes per tensor. Strides of 0 let a few bytes claim any size."""
+
+KINDS = {"text": "text", "dict": "dicts and lists of their attributes"}
+"""The kinds of values that objects of foreign classes become."""
+
+MAX_NAME = 60
+"""Characters of the name of a class."""
 
 LEFT_OUT = Opaque("left out")
 """Stands for a node that is not written."""
@@ -71,6 +78,7 @@ class Picking:
         self.damage, self.checks = damage or {}, damage is not None
         self.dequantize, self.donor = dequantize, donor
         self.dequantized: dict[str, list[str]] = {}
+        self.plainly: dict[str, list[tuple[KeyPath, str]]] = {}
         self.holes, self.prefer_rank = holes, prefer_rank
         self.in_parts = checkpoint.in_parts
         self.problems: list[Problem] = []
@@ -102,6 +110,14 @@ class Picking:
             items = [self.copy(v, (*source, i), (*at, i)) for i, v in enumerate(node)]
             # A place in a sequence has a meaning, so what is left out leaves None there.
             return type(node)(None if v is LEFT_OUT else v for v in items)
+        if isinstance(node, Opaque) and not isinstance(node, Lost):
+            try:
+                made = as_plain(node)
+            except NotPlainError:
+                self.contents.left_out[at] = _why_foreign(node)
+                return LEFT_OUT
+            self.plainly.setdefault("text" if isinstance(made, str) else "dict", []).append((at, class_of(node)))
+            return self.copy(made, source, at)
         if why := _why_foreign(node):
             self.contents.left_out[at] = why
             return LEFT_OUT
@@ -266,6 +282,9 @@ class Picking:
     def notes_for(self, checkpoint: Checkpoint, parts: Iterable[Section]) -> list[str]:
         """Collect the notes for the user on a checkpoint with nothing missing."""
         notes = [f"dequantized, as {name} does: {few(fqns, 1)}" for name, fqns in self.dequantized.items()]
+        for became, places in self.plainly.items():
+            named = few([f"{clip_middle(name, MAX_NAME)} at {fqn_of(at) or 'the top'}" for at, name in places], 3)
+            notes.append(f"{plural(len(places), 'object')} became {KINDS[became]}: {named}")
         if self.spared:
             more = and_others(len(self.spared) - 1)
             notes.append(f"{self.spared[0]}{more}; another rank's copy is right, and is written")

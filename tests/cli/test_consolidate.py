@@ -51,10 +51,10 @@ def test_what_is_not_written_by_default_is_counted_and_named(tmp_path):
     assert load.startswith("load: ")
 
 
-def test_what_is_left_out_is_said_on_stderr(tmp_path):
+def test_what_objects_become_is_said_on_stderr(tmp_path):
     code, stdout, stderr = run(DDP, "-o", tmp_path / "all.pt")
-    assert code == 0 and "left-out.json" in stdout
-    assert "left out: args: an object of class argparse.Namespace" in stderr
+    assert code == 0 and "left-out.json" not in stdout
+    assert "1 object became dicts and lists of their attributes: argparse.Namespace at args" in stderr
 
 
 def test_what_became_something_else_is_said_in_one_line(tmp_path):

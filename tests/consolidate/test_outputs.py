@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
+import enum
 import errno
+import functools
 import json
 import os
+import pathlib
 import subprocess
 import sys
+import types
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -24,6 +31,7 @@ from ckptools.consolidate.record import Consolidated
 from ckptools.errors import ReadError
 from ckptools.model.tree import fqn_of
 from ckptools.training_state.optimizers import Optimizer
+from tests.pickles.test_machine import Called
 from tests.truth import LOCAL, WHOLE, Known, load_truth
 
 
@@ -180,12 +188,49 @@ def test_what_is_not_a_tensor_goes_to_a_json_beside_safetensors(tmp_path):
     assert state["timestamp"]["Timestamp"]["batch_wct"]["$type"] == "timedelta"
 
 
-def test_foreign_objects_are_left_out_and_listed(tmp_path):
-    done = ckptools.consolidate(known("torch2.13.0-ddp").file, tmp_path / "all.pt")
+def test_foreign_objects_that_are_more_than_their_attributes_are_left_out_and_listed(tmp_path):
+    torch.save({"model": {"w": torch.ones(1)}, "f": functools.partial(int, base=2)}, tmp_path / "in.pt")
+    done = ckptools.consolidate(tmp_path / "in.pt", tmp_path / "all.pt", only="all")
     listed = json.loads((tmp_path / "all.pt.left-out.json").read_text())["left_out"]
-    assert [row["name"] for row in listed] == ["args"]
-    assert done.left_out == {"args": "an object of class argparse.Namespace"}
-    assert "args" not in torch.load(tmp_path / "all.pt")
+    assert [row["name"] for row in listed] == ["f"]
+    assert done.left_out == {"f": "an object of class functools.partial"}
+    assert "f" not in torch.load(tmp_path / "all.pt")
+    (problem,) = ckptools.open(tmp_path / "all.pt").problems
+    assert (problem.code, problem.severity) == ("CK020", "warning") and problem.message.endswith("no such values: f")
+
+
+class Phase(enum.Enum):
+    MAIN = "main"
+
+
+@dataclasses.dataclass
+class Settings:
+    lr: float
+    inner: Any = None
+
+
+def test_objects_that_are_their_attributes_become_dicts_and_enums_and_paths_text(tmp_path):
+    settings = Settings(0.1, types.SimpleNamespace(phase=Phase.MAIN, sizes=[1, 2]))
+    saved = {
+        "args": argparse.Namespace(steps=6),
+        "cfg": settings,
+        "to": pathlib.PurePosixPath("/a/b"),
+        "on": Phase.MAIN,
+    }
+    torch.save({"model": {"w": torch.ones(1)}, **saved}, tmp_path / "in.pt")
+    done = ckptools.consolidate(tmp_path / "in.pt", tmp_path / "all.pt", only="all")
+    found = torch.load(tmp_path / "all.pt", weights_only=True)
+    assert found["args"] == {"steps": 6} and found["to"] == "/a/b" and found["on"] == "Phase('main')"
+    assert found["cfg"] == {"lr": 0.1, "inner": {"phase": "Phase('main')", "sizes": [1, 2]}}
+    assert done.left_out == {} and len([note for note in done.notes if "became" in note]) == 2
+
+
+def test_an_object_that_holds_itself_or_names_what_could_run_is_left_out(tmp_path):
+    loop, runs = argparse.Namespace(), Called(os.system, "true")
+    loop.me = loop
+    torch.save({"model": {"w": torch.ones(1)}, "loop": loop, "runs": runs}, tmp_path / "in.pt")
+    done = ckptools.consolidate(tmp_path / "in.pt", tmp_path / "all.pt", only="all")
+    assert set(done.left_out) == {"loop", "runs"}
 
 
 def test_a_class_as_a_key_is_left_out_so_that_plain_torch_load_reads_the_rest(tmp_path):

@@ -79,7 +79,7 @@ def test_fills_and_losses_are_errors_of_their_own_codes(form: str, tmp_path: Pat
     record = Provenance("0.1.0", "all", SOUND.sources, filled, lost)
     opened = told(tmp_path, form, record)
     found = [(p.code, p.severity) for p in opened.problems if p.code in ("CK019", "CK020")]
-    assert found == [("CK019", "error"), ("CK020", "error"), ("CK020", "note")]
+    assert found == [("CK019", "error"), ("CK020", "error"), ("CK020", "warning")]
     assert opened.whole is False
 
 

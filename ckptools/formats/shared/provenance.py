@@ -215,7 +215,9 @@ def _problems(record: Provenance, tree: Any) -> Iterator[Problem]:
         yield Problem(Code.LEFT_OUT, f"{plural(record.more_lost, 'more thing')} {BEFORE}, which its source had lost")
     others = [one.name for one in record.left_out if not one.lost]
     if others:
-        yield Problem(Code.LEFT_OUT, f"{BEFORE}, as the format holds no such values: {few(others, 3)}", severity="note")
+        counted = f"{plural(len(others), 'value')} of its source {BEFORE}"
+        text = f"{counted}, as the format holds no such values: {few(others, 3)}"
+        yield Problem(Code.LEFT_OUT, text, severity="warning")
 
 
 def _of_several(records: Mapping[Path, Provenance]) -> Iterator[Problem]:
