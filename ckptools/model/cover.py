@@ -140,10 +140,10 @@ def cover_problem(tensor: Tensor, fqn: str) -> Problem | None:
     """Why a tensor cannot be put together whole, or None."""
     if tensor.contradictions:
         rank, why = tensor.contradictions[0]
-        ranks = tuple([r for r, other in tensor.contradictions if other == why and r is not None])
-        more = and_others(len(tensor.contradictions) - max(len(ranks), 1))
-        one = rank if len(ranks) < 2 else None
-        return Problem(Code.LAYOUT_DISAGREES, f"{why}{more}", one, fqn, ranks=ranks)
+        alike = tuple([r for r, other in tensor.contradictions if other == why and r is not None])
+        more = and_others(len(tensor.contradictions) - max(len(alike), 1))
+        one = rank if len(alike) < 2 else None
+        return Problem(Code.LAYOUT_DISAGREES, f"{why}{more}", one, fqn, ranks=alike)
     if tensor.note:
         return Problem(Code.TENSOR_NOT_JOINED, tensor.note, None, fqn)
     if lie_in_a_row(tensor.shards, tensor.shape):

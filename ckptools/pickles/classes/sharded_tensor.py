@@ -57,7 +57,7 @@ def describe(m: MachineState, shape: Ints, dtype: str, state: Any) -> Tensor:
     shards = m.repeated.shard_list([_listed(m, record, shape, named) for record in listed])
     own: dict[int, Shard] = {}
     local = [_local_shard(m, one) for one in local_shards]
-    wrong = []
+    wrong: list[str] = []
     for box, tensor in local:
         m.spend(len(shards))
         wrong += _put(shards, own, box, tensor, rank, dtype)
