@@ -12,7 +12,7 @@ from ckptools.model.problems import Code, Problem
 from ckptools.text import and_others
 from ckptools.training_state.steps import contradiction
 from ckptools.verify.record import Check, Verification
-from ckptools.verify.run import CHECKSUMS, IN_LINE, IN_RANGE, STRUCTURE
+from ckptools.verify.run import CHECKSUMS, IN_LINE, IN_RANGE, RANKS_AGREE, STRUCTURE
 
 MOST = 3
 """Causes that an answer names."""
@@ -92,6 +92,9 @@ def facts_finding(checkpoint: Checkpoint, verified: Verification) -> Finding:
     if len(step.sources) < 2:
         alone = f"nothing else states the step; {facts[0]}" if step.sources else facts[0]
         return Finding(FACTS, None, "not judged", "; ".join([alone, *facts[1:]]))
+    ranks = next(check for check in verified.checks if check.name == RANKS_AGREE)
+    if ranks.of and ranks.not_ok:
+        return Finding(FACTS, None, "partly", "; ".join([*facts, f"{ranks.name}: {ranks.not_ok}"]))
     return Finding(FACTS, True, "yes", "; ".join(facts))
 
 

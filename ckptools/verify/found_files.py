@@ -104,7 +104,7 @@ def ranks_agree(ck: Checkpoint) -> Check:
     problems = [p for p in ck.problems if p.kind in AGREEMENT]
     if ranks < 2 and not problems:
         return not_judged("ranks agree on layout", "no two ranks to compare", known if known > 1 else 0)
-    detail = f"{ranks} of {known}"
+    detail = f"{ranks} of {known}" if ranks == known else ""
     return judged("ranks agree on layout", problems, detail, looked_at=ranks, of=known, rest=NOT_HERE)
 
 

@@ -81,11 +81,14 @@ def _codes(ignore: Iterable[str]) -> set[str]:
     return set(codes)
 
 
+RANKS_AGREE = "ranks agree on layout"
+"""The check of the world size, shapes and dtypes that ranks state."""
+
 STRUCTURE = {
     "files": found_files.presence,
     "one save": found_files.one_save,
     "layout": found_files.exactly_covered,
-    "ranks agree on layout": found_files.ranks_agree,
+    RANKS_AGREE: found_files.ranks_agree,
 }
 """Checks of files and layout, by the name of their row."""
 

@@ -208,8 +208,10 @@ def distinct_states(ck: Checkpoint) -> Check:
     problems = [*_equal_for_all(ranked), *_equal_for_some(ranked)]
     if problems and _share_a_model(ck):
         problems, counts = [], f"{counts}; ranks that share one copy of the model may draw alike"
-    of, looked_at = sum(map(len, states.values())), sum(map(len, prints.values()))
-    return judged("rng", [*unread, *problems], counts, looked_at=looked_at, of=of, rest="the others are of one rank")
+    lost = len({f.rank for f in ck.files if not f.is_here and f.rank is not None}) * len(ranked)
+    of, looked_at = sum(map(len, states.values())) + lost, sum(map(len, prints.values()))
+    rest = "the others are in files that are not here, or damaged" if lost else "the others are of one rank"
+    return judged("rng", [*unread, *problems], counts, looked_at=looked_at, of=of, rest=rest)
 
 
 def _unreadable(states: Mapping[str, ByRank]) -> Iterator[Problem]:

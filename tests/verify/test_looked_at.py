@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from ckptools.doctor.record import FACTS, IN_STEP, VALUES
 from ckptools.model.problems import Code, Problem
 from ckptools.verify.record import Check, judged, not_judged, without
 from tests.thorough import examples
+from tests.truth import FIXTURES
 
 
 def check(path: Path, name: str, **how: bool) -> Check:
@@ -74,6 +76,17 @@ def test_empty_tensors_have_nothing_to_look_at(tmp_path):
     for name in ("checksums", "finite"):
         found = check(tmp_path / "a.pt", name, deep=True, values=True)
         assert (found.not_ok, found.of) == ("not judged: no tensor has bytes here", 0)
+
+
+def test_what_a_lost_file_held_was_not_looked_at(tmp_path):
+    for path in (FIXTURES / "torch2.13.0-fsdp1-sharded-w4").glob("rank[0-2].pt"):
+        shutil.copy(path, tmp_path)
+    results = {c.name: c.result for c in ckptools.verify(tmp_path, deep=True, values=True).checks}
+    partly = ("one save", "ranks agree on layout", "checksums (CRC-32)", "finite values", "values in range")
+    assert [results[name] for name in partly] == ["partly"] * 5
+    rows = {row.question: row for row in ckptools.doctor(tmp_path, deep=True).rows}
+    assert (rows[FACTS].answer, rows[VALUES].answer) == ("partly", "partly")
+    assert "ranks agree on layout: partly: 3 of 4 looked at" in rows[FACTS].evidence
 
 
 # -- whatever a checkpoint holds --------------------------------------------------------------------------------------

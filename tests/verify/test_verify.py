@@ -103,7 +103,7 @@ def test_a_dcp_without_the_file_that_counts_steps_ends_with_its_verdict(tmp_path
     file.unlink() if damage == "missing" else file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     done = CliRunner().invoke(app, ["verify", str(folder), "--deep", "--json"])
     told = json.loads(done.stdout)
-    assert (done.exit_code, told["ok"], len(told["checks"])) == (1, False, 13)
+    assert (done.exit_code, told["ok"], len(told["checks"])) == (1, False, 14)
     assert {p["rank"] for c in told["checks"][:3] for p in c["problems"]} == {1}
 
 
