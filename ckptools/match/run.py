@@ -252,8 +252,10 @@ def _why_unknown(found: NamedShape, wanted: NamedShape) -> str:
 
 def _as_slices(rows: list[MatchRow], ranks: int) -> list[MatchRow]:
     """Explain shapes by slices of ranks, where all that differ are what `torch.chunk` gives the first of them."""
+    if ranks < 2:  # a file of no rank has none
+        return rows
     dims = {i: _cut_along(row, ranks) for i, row in enumerate(rows) if row.status == "shape"}
-    if ranks < 2 or not dims or None in dims.values():
+    if not dims or None in dims.values():
         return rows
     named = {0: "rows", 1: "columns"}
     for i, dim in dims.items():

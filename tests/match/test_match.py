@@ -392,7 +392,7 @@ def test_a_page_lists_the_names_that_renames_change_only_where_there_are_some():
     assert "that the renames change" not in match_html(matched(GPT, GPT))
 
 
-@pytest.mark.parametrize(("ranks", "reasons"), [(4, {"slices"}), (3, {"padded", ""})])
+@pytest.mark.parametrize(("ranks", "reasons"), [(4, {"slices"}), (3, {"padded", ""}), (0, {"padded", ""})])
 def test_shapes_that_are_the_models_divided_by_the_ranks_are_slices(ranks, reasons):
     model = shapes({"embed.weight": (96, 8), "up.weight": (30, 8), "up.bias": (30,)})
     cut = shapes({"embed.weight": (24, 8), "up.weight": (8, 8), "up.bias": (8,)}, ranks=ranks)
