@@ -26,7 +26,8 @@ def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return (torch.rand(shape) + 0.5).to(dtype)
 
 
-FP8, E8M0 = torch.float8_e4m3fn, torch.float8_e8m0fnu
+FP8 = torch.float8_e4m3fn
+E8M0 = getattr(torch, "float8_e8m0fnu", torch.uint8)  # torch 2.7
 I32 = torch.int32
 
 

@@ -24,7 +24,7 @@ from ckptools.consolidate.publishing.source_records import compare, count
 from ckptools.consolidate.record import Consolidated, converted, planned_reading
 from ckptools.consolidate.writers import Writer
 from ckptools.consolidate.writers.layout import LEFT_OUT, OutputContents, OutputLayout, beside
-from ckptools.dtypes import short
+from ckptools.dtypes import NO_NUMBERS, short
 from ckptools.errors import RefusedError, UsageError
 from ckptools.files.location import is_remote
 from ckptools.files.opening import OpenFiles
@@ -173,7 +173,8 @@ def _check_codes(whole: Checkpoint, part: str, options: ConsolidateOptions) -> N
     """Refuse to take codes of quantized weights for values, and to dequantize where nothing can be."""
     if not options.dequantize and options.dtype is None:
         return
-    tensors = [tensor for _, tensor in tensors_to_write(whole, part)]
+    named = list(tensors_to_write(whole, part))
+    tensors = [tensor for _, tensor in named]
     codes = Counter(tensor.coded.scheme for tensor in tensors if tensor.coded is not None and tensor.are_codes)
     known = {scheme.words for scheme in whole.quantized if scheme.dequantized}
     held = " and ".join(f"{plural(n, 'weight')} in codes of {words}" for words, n in codes.items())
@@ -186,6 +187,12 @@ def _check_codes(whole: Checkpoint, part: str, options: ConsolidateOptions) -> N
         way = "add --dequantize" if codes.keys() <= known else "without it they are written as they are"
         text = f"--dtype {options.dtype}: it holds {held}, which are no values to convert; {way}"
         raise RefusedError(whole.path, text)
+    packed = next((name for name, t in named if t.dtype in NO_NUMBERS and not t.note), "")
+    if packed and options.dtype is not None:
+        text = (
+            f"--dtype {options.dtype}: {packed} has several numbers to an element, and no scale: no values to convert"
+        )
+        raise RefusedError(whole.path, f"{text}; without it they are written as they are")
     if options.dequantize and not any(t.encoded_as or t.kind == "quantized" for _, t in tensors_in(whole.tree)):
         raise UsageError(whole.path, "--dequantize: nothing here is quantized")
 

@@ -38,6 +38,7 @@ from ckptools.text import and_others, few, plural
 from ckptools.training_state.sections import Section, sections_of_kind
 
 FP8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
+FP4 = "float4_e2m1fn_x2"
 BYTES = ("int8", "uint8")
 WORDS = ("int32", "uint32", "int16", "int64")
 
@@ -67,7 +68,7 @@ class Layout(NamedTuple):
     scales: str
     beside: tuple[str, ...] = ()
     needed: tuple[str, ...] = ()
-    dtypes: tuple[str, ...] = (*FP8, *BYTES)
+    dtypes: tuple[str, ...] = (*FP8, FP4, *BYTES)
     bits: int | None = 0
     only_weights: bool = False
 
@@ -96,10 +97,10 @@ LAYOUTS = (
     Layout("bitsandbytes, 4 bits", BITSANDBYTES, "*", "*.absmax", ("*.quant_map", "*.nested_absmax"),
            dtypes=BYTES, bits=4),
     Layout("compressed-tensors, packed", ("compressed-tensors",), "*_packed", "*_scale", COMPRESSED,
-           ("*_shape", "*_global_scale"), ("int32", "uint8"), None),
+           ("*_shape", "*_global_scale"), ("int32", "uint8", FP4), None),
     Layout("compressed-tensors, marlin-24", ("compressed-tensors",), "*_packed", "scale_packed", ("meta",),
            dtypes=("int32",), bits=None),
-    Layout("nvfp4", ("modelopt", "nvfp4"), "*", "*_scale_2", ("*_scale",), ("*_scale",), ("uint8",), 4),
+    Layout("nvfp4", ("modelopt", "nvfp4"), "*", "*_scale_2", ("*_scale",), ("*_scale",), ("uint8", FP4), 4),
     Layout("", FP8_METHODS, "*", "*_scale_inv", ("*_activation_scale",)),
     Layout("", FP8_METHODS, "*", "*_scale", ("*_zero_point", "*_g_idx"), only_weights=True),
     Layout("", ("fp8",), "weight", "scale", dtypes=FP8),
@@ -209,7 +210,7 @@ def _part(name: str) -> str:
 def _are_codes(value: Any, layout: Layout, name: str) -> bool:
     if not isinstance(value, Tensor) or value.dtype not in layout.dtypes or value.kind in ("quantized", "unreadable"):
         return False
-    if not layout.only_weights or value.dtype in FP8:
+    if not layout.only_weights or value.dtype in (*FP8, FP4):
         return True
     return name.rpartition(".")[2].endswith("weight") and len(value.shape) > 1
 
@@ -376,6 +377,8 @@ def _numel(weight: QuantizedWeight, node: Mapping[str, Any], config: ModelConfig
     bits = layout.bits
     if bits == 0 and codes.dtype == "uint8":  # bitnet has four of its codes to a byte, ModelOpt two
         bits = 2 if method_of(config) == "bitnet" else None
+    if codes.dtype == FP4:
+        bits = 4
     if bits is None:
         bits = _bits_by_shape(codes, scale, node.get(weight.keys.get("qzeros", "")))
     if bits is None and method_of(config) in layout.methods:

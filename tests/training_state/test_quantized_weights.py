@@ -306,6 +306,18 @@ def test_a_config_that_asks_to_dequantize_while_loading_wants_no_codes(tmp_path)
     assert problems_of(folder(tmp_path / "m", WAYS["gpt-oss"], config, **plain)) == []
 
 
+@pytest.mark.skipif(not hasattr(torch, "float4_e2m1fn_x2"), reason="torch 2.8 has it")
+@pytest.mark.parametrize("scale", [{}, {"a.weight_scale": torch.ones(4, 1)}])
+def test_numbers_that_share_an_element_are_not_cast(tmp_path, scale):
+    torch.save({"a.weight": codes(4, 4).view(torch.float4_e2m1fn_x2), "b": torch.ones(3), **scale}, tmp_path / "m.pt")
+    done = run("consolidate", tmp_path / "m.pt", "-o", tmp_path / "o.pt", "--dtype", "bf16")
+    said = "1 weight in codes of float4_e2m1fn_x2" if scale else "a.weight has several numbers to an element"
+    assert done.exit_code == 4 and said in done.stderr
+    assert json.loads(run("inspect", tmp_path / "m.pt", "--json").stdout)["sections"][0]["params"] == (
+        3 + 32 if scale else 3 + 16
+    )
+
+
 def test_fake_quantized_weights_may_have_scales(tmp_path):
     state = {"a.weight": torch.ones(4, 4), "a.weight_scale": torch.ones(4, 1)}
     config = {"quantization_config": {**PACKED.config, "quantization_status": "frozen"}}
