@@ -384,7 +384,7 @@ def test_a_run_folder_with_one_step_is_that_step(tmp_path):
 def test_a_run_folder_with_several_steps_lists_them():
     with pytest.raises(
         UsageError,
-        match=r"holds 2 checkpoints \(which are whole: ckptools ls .*by the step in the name\): step-6, step-5$",
+        match=r"holds 2 checkpoints \(which are whole: ckptools ls .*number in the name first\): step-6, step-5$",
     ):
         ckptools.open(TITAN / "ckpt")
 

@@ -136,7 +136,8 @@ def newest_first(saves: Sequence[Save], counted: Callable[[int], int | None] = l
         by = "nothing" if None in steps.values() or len(set(steps.values())) < len(saves) else "optimizer steps"
     times = {n: save.time for n, save in enumerate(saves)}
     order = sorted(steps, key=lambda n: (-(times[n] or 0.0), str(saves[n].path)))
-    by = "file time" if by == "nothing" and times_count(saves, named) else by
+    timed = len(saves) < 2 or times_count(saves, named)
+    by = "file time" if by == "nothing" and timed else by
     if by == "name":
         numbers = {index: key for keys in named for index, key in keys.items()}
         order.sort(key=numbers.__getitem__, reverse=True)
