@@ -96,6 +96,8 @@ class FolderSearch:
         A save that died leaves an empty folder, or a file of zeros. A folder counts also where it is called as the
         folder of a step around a checkpoint: `global_step_6` beside `global_step_3/actor`.
         """
+        if not self.unknown:
+            return []
         known = {Save(path).pattern for one in found for path in (one, *self._step_folders(one))}
         return [path for path in self.unknown if Save(path).pattern in known]
 

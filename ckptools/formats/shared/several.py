@@ -150,8 +150,8 @@ def check_not_astray(folder: Path, opened: Checkpoint) -> None:
         TrackerError: none of the trackers leads to what was opened, and one names what is not here, or no checkpoint.
     """
     trackers = trackers_in(folder)
-    files = [file.path for file in opened.files if file.path.is_relative_to(folder)]
-    if not trackers or not files or any(t.target and _leads_to(t.target, files) for t in trackers):
+    files = [file.path for file in opened.files if file.path.is_relative_to(folder)] if trackers else []
+    if not files or any(t.target and _leads_to(t.target, files) for t in trackers):
         return
     below = common_folder([file.parent for file in files]) != folder
     mine = {Save(path).pattern for file in files for path in (file, *file.parents) if path != folder}
@@ -180,15 +180,15 @@ def trackers_in(folder: Path) -> list[Tracker]:
 
 def _link_texts(folder: Path) -> Iterator[Tracker]:
     """Files such as `latest-rank0.pt.symlink`, whose text is the path of a file of the newest checkpoint."""
-    for entry in _entries(folder):
-        if entry.suffix == ".symlink" and LINK.fullmatch(entry.name) and entry.is_file() and not entry.is_symlink():
+    for entry in _called_so(folder):
+        if entry.suffix == ".symlink" and entry.is_file() and not entry.is_symlink():
             with suppress(ReadError):
                 yield _named(entry, text_of(entry).rpartition("/")[2])
 
 
 def _links(folder: Path) -> Iterator[Tracker]:
     """Links such as `latest`, each with its target."""
-    return (_of_link(entry) for entry in _entries(folder) if LINK.fullmatch(entry.name) and entry.is_symlink())
+    return (_of_link(entry) for entry in _called_so(folder) if entry.is_symlink())
 
 
 def _read(path: Path) -> Tracker:
@@ -232,6 +232,12 @@ def _named(tracker: Path, text: str) -> Tracker:
         if len(numbered) == 1:
             return Tracker(tracker, numbered[0])
     return Tracker(tracker, None, f"names {describe_for_error(text)}, which is not here", (text,))
+
+
+def _called_so(folder: Path) -> list[Path]:
+    """The entries that are called as links to the newest are."""
+    with reading(folder):
+        return sorted(entry for entry in islice(folder.iterdir(), MAX_ENTRIES) if LINK.fullmatch(entry.name))
 
 
 def _entries(folder: Path) -> list[Path]:
