@@ -24,7 +24,7 @@ from ckptools.model.regions import Box
 from ckptools.model.shards import Shards, lie_in_a_row, with_bytes
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import KeyPath, fqn_of, walk
-from ckptools.model.values import Global, Lost, NumpyArray, Opaque, describe_for_error
+from ckptools.model.values import Global, Lost, NumpyArray, NumpyScalar, Opaque, describe_for_error
 from ckptools.tensor_io.checksums import Record
 from ckptools.tensor_io.file_records import damaged_records, records_of
 from ckptools.tensor_io.threads import no_progress
@@ -311,6 +311,8 @@ def _why_foreign(node: Any) -> str:
         return "a set of foreign objects"
     if isinstance(node, NumpyArray) and node.dtype == "|O":
         return "a numpy array of Python objects"
+    if isinstance(node, (NumpyArray, NumpyScalar)) and "." in node.dtype and node.dtype[:1] not in ("{", "("):
+        return f"a numpy array of {node.dtype}"
     if isinstance(node, Global) and not (node.module == "torch" and node.name in ITEMSIZE):
         return f"the name {node.dotted}"
     return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -150,16 +151,75 @@ def build_dtype(target: NumpyDtype, state: Any) -> None:
     Raises:
         ValueError: the state is none that numpy writes.
     """
-    _, order, subarray, names, fields, *_, last = (*state, None) if len(state) == 8 else state
+    _, order, subarray, names, fields, *rest = state
+    itemsize, _, flags, last = (*rest, *(-1, 1, 0, None)[len(rest) :])[:4]  # older states end earlier
     if not isinstance(order, str) or order not in ("<", ">", "|", "="):
         raise ValueError(f"a numpy dtype of byte order {describe_for_error(order)}")
+    if names is not None:
+        record = target.dtype == RECORD
+        target.dtype = structured(
+            _fields(names, fields), itemsize, type(flags) is int and bool(flags & ALIGNED), record
+        )
+        return
+    if subarray is not None:
+        base, shape = subarray
+        target.dtype = subarray_of(base.dtype, array_shape(shape if isinstance(shape, tuple) else (shape,)))
+        return
     plain = target.dtype.lstrip("<>|=")
-    if subarray is not None or names is not None or fields is not None:
-        plain, order = "O", "|"  # a record: nothing that a number or a text says
-        target.record = state[1:]
-    elif plain in ("M8", "m8"):
+    if plain in ("M8", "m8"):
         plain += _time_unit(last)
     target.dtype = order.replace("=", "<") + plain
+
+
+RECORD = "numpy.record"
+ALIGNED = 0x80
+"""`NPY_ALIGNED_STRUCT` among a dtype's flags; source: numpy/_core/include/numpy/ndarraytypes.h."""
+
+MAX_SPELLED = 100_000
+"""Characters of a dtype: fields may share their dtypes, so that few bytes of pickle unfold to many."""
+
+Field = tuple[str, str, int, str | None]
+"""Name, dtype, offset and title."""
+
+
+def _fields(names: Any, fields: Any) -> list[Field]:
+    found = []
+    for name in names:
+        dtype, offset, *title = fields[name]
+        told = (isinstance(name, str), isinstance(dtype, NumpyDtype), type(offset) is int)
+        if not all(told) or not all(t is None or isinstance(t, str) for t in title):
+            raise ValueError("a numpy dtype with a field that is not numpy's")
+        found.append((name, dtype.dtype, offset, *(title or [None])))
+    return found
+
+
+def structured(fields: Sequence[Field], itemsize: Any, aligned: bool, record: bool) -> str:
+    """A structured dtype as the dict that `numpy.dtype` takes; for a record array as a pair of `numpy.record` and that.
+
+    Raises:
+        ValueError: it unfolds to far more than a dtype has.
+    """
+    columns = [[field[i] for field in fields] for i in range(4)]
+    formats = ", ".join(map(_spelled, columns[1]))
+    titles = f", 'titles': {columns[3]}" if any(columns[3]) else ""
+    tail = f", 'itemsize': {describe_for_error(itemsize)}{', ' + repr('aligned') + ': True' if aligned else ''}"
+    text = f"{{'names': {columns[0]}, 'formats': [{formats}], 'offsets': {columns[2]}{titles}{tail}}}"
+    return _within(f"('{RECORD}', {text})" if record else text)
+
+
+def subarray_of(base: str, shape: Ints) -> str:
+    """A dtype whose elements are arrays, as the pair that `numpy.dtype` takes."""
+    return _within(f"({_spelled(base)}, {shape})")
+
+
+def _spelled(dtype: str) -> str:
+    return dtype if dtype[:1] in ("{", "(") else repr(dtype)
+
+
+def _within(text: str) -> str:
+    if len(text) > MAX_SPELLED:
+        raise ValueError("a numpy dtype that unfolds to far more fields than any has")
+    return text
 
 
 def _time_unit(metadata: Any) -> str:

@@ -31,6 +31,7 @@ from ckptools.pickles.classes.device_mesh import Mesh, claims_of, worlds
 from ckptools.pickles.classes.dtensor import Placement, in_turn, local_runs
 from ckptools.pickles.classes.tensors import WHY_NOT
 from ckptools.pickles.machine import without_cycles
+from ckptools.pickles.objects import structured, subarray_of
 from ckptools.pickles.reader import Saved
 from ckptools.torch_engine.offline import load_named
 from ckptools.torch_engine.patches import mesh_ranks
@@ -261,17 +262,28 @@ def _small_types() -> list[tuple[Any, Callable[[Any], Any]]]:
         (torch.device, lambda v: Device(v.type, v.index)),
         (torch.torch_version.TorchVersion, str),
         (np.ndarray, _numpy_array),
-        (np.dtype, lambda v: NumpyDtype(v.str)),
-        (np.generic, lambda v: NumpyScalar(v.dtype.str, v.tobytes())),
+        (np.dtype, lambda v: NumpyDtype(_numpy_dtype(v))),
+        (np.generic, lambda v: NumpyScalar(_numpy_dtype(v.dtype), v.tobytes())),
         ((type, FunctionType, BuiltinFunctionType), lambda v: Global(v.__module__, v.__qualname__)),
     ]
+
+
+def _numpy_dtype(dtype: Any) -> str:
+    """A dtype as the inert reader spells it."""
+    import numpy as np
+
+    if dtype.names is not None:
+        found = [(name, *dtype.fields[name], None)[:4] for name in dtype.names]
+        fields = [(name, _numpy_dtype(of), offset, title) for name, of, offset, title in found]
+        return structured(fields, dtype.itemsize, dtype.isalignedstruct, issubclass(dtype.type, np.record))
+    return subarray_of(_numpy_dtype(dtype.base), dtype.shape) if dtype.subdtype else str(dtype.str)
 
 
 def _numpy_array(array: Any) -> NumpyArray:
     if array.dtype.hasobject:
         return NumpyArray("|O", array.shape, False, b"")
     fortran = array.flags.f_contiguous and not array.flags.c_contiguous
-    return NumpyArray(array.dtype.str, array.shape, bool(fortran), array.tobytes("A"))
+    return NumpyArray(_numpy_dtype(array.dtype), array.shape, bool(fortran), array.tobytes("A"))
 
 
 def _name(cls: type) -> str:

@@ -7,6 +7,7 @@ the constructors of the source's values.
 from __future__ import annotations
 
 import struct
+from ast import literal_eval
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -198,6 +199,14 @@ def _calls(module: str, name: str, args: Callable[[Any], Iterable[Any]]) -> Call
     return lambda emitter, value: emitter._call(module, name, *args(value))
 
 
+def _numpy_spelling(dtype: str) -> Any:
+    """The argument of `numpy.dtype`: a text, or of a dtype with fields the dict or pair that its text spells."""
+    if dtype[:1] not in ("{", "("):
+        return dtype
+    made = literal_eval(dtype)
+    return (Global(*made[0].split(".")), made[1]) if isinstance(made, tuple) and made[0] == "numpy.record" else made
+
+
 # The first match writes a value: subclasses before their bases.
 _WRITERS: tuple[tuple[type, Callable[[Emitter, Any], None]], ...] = (
     (type(None), lambda emitter, _: emitter._out.extend(b"N")),
@@ -234,5 +243,5 @@ _WRITERS: tuple[tuple[type, Callable[[Emitter, Any], None]], ...] = (
     (NumpyArray, Emitter._numpy_array),
     (NumpyScalar, _calls("numpy._core.multiarray", "scalar", lambda v: (NumpyDtype(v.dtype), v.data))),
     # Without a state: that of texts and times has sizes and units, which numpy uses unchecked.
-    (NumpyDtype, _calls("numpy", "dtype", lambda v: (v.dtype, False, True))),
+    (NumpyDtype, _calls("numpy", "dtype", lambda v: (_numpy_spelling(v.dtype), False, True))),
 )

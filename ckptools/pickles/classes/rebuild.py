@@ -24,7 +24,7 @@ from ckptools.model.values import (
     TorchName,
 )
 from ckptools.pickles.machine_state import SAFE_INT, MachineState, PickleError
-from ckptools.pickles.objects import MAX_NDIM, array_data, array_shape, build_array, build_dtype
+from ckptools.pickles.objects import MAX_NDIM, RECORD, array_data, array_shape, build_array, build_dtype
 
 STATELESS = (int, float, complex, str, bytes, type(None))
 """Types without `__setstate__` and attributes, so that no pickler gives them a state; Python's refuses it too."""
@@ -341,6 +341,8 @@ def _reconstruct(_: MachineState, args: tuple[Any, ...]) -> Any:
 
 @rebuilds("numpy.dtype")
 def _numpy_dtype(_: MachineState, args: tuple[Any, ...]) -> Any:
+    if args and isinstance(args[0], Global) and args[0].dotted in (RECORD, "numpy.rec.record"):
+        return NumpyDtype(RECORD)  # its state has the fields
     return NumpyDtype(f"|{args[0]}") if args and isinstance(args[0], str) and len(args[0]) < 16 else None
 
 
