@@ -200,7 +200,7 @@ def structured(fields: Sequence[Field], itemsize: Any, aligned: bool, record: bo
         ValueError: it unfolds to far more than a dtype has.
     """
     columns = [[field[i] for field in fields] for i in range(4)]
-    formats = ", ".join(map(_spelled, columns[1]))
+    formats = ", ".join(_spelled(dtype) for _, dtype, _, _ in fields)
     titles = f", 'titles': {columns[3]}" if any(columns[3]) else ""
     tail = f", 'itemsize': {describe_for_error(itemsize)}{', ' + repr('aligned') + ': True' if aligned else ''}"
     text = f"{{'names': {columns[0]}, 'formats': [{formats}], 'offsets': {columns[2]}{titles}{tail}}}"
