@@ -33,19 +33,16 @@ def proposed(text: str) -> list[str]:
     return [one[1] for one in found if one and "PATH" not in one[1]]
 
 
-def followed(line: str) -> dict[str, int]:
-    """The exit codes of a command and of all that it and those lead to."""
-    codes: dict[str, int] = {}
-    todo = [line]
-    while todo:
-        now = todo.pop()
-        if now in codes:
-            continue
-        code, text = run(f"{now} --force" if now.startswith("ckptools consolidate") else now)
-        assert now not in proposed(text), f"{now} proposes itself:\n{text}"
-        assert code not in (2, 70), f"{now} is {code}:\n{text}"
-        codes[now] = code
-        todo += proposed(text)
+def followed(line: str, before: tuple[str, ...] = (), codes: dict[str, int] | None = None) -> dict[str, int]:
+    """The exit codes of a command and of all that it and those lead to; none leads back to one before it."""
+    codes = {} if codes is None else codes
+    code, text = run(f"{line} --force" if line.startswith("ckptools consolidate") else line)
+    assert code not in (2, 70), f"{line} is {code}:\n{text}"
+    codes[line] = code
+    for following in proposed(text):
+        assert following not in (*before, line), f"{(*before, line)} lead to {following} again:\n{text}"
+        if following not in codes:
+            followed(following, (*before, line), codes)
     return codes
 
 
