@@ -231,10 +231,11 @@ class _Examination:
             found = checkpoint.match(self.to)
         except CkptoolsError as error:
             return Finding(LOADS, False, "not known", str(error))
-        evidence = "; ".join(
-            [f"{found.to}: {found.found}", *(f"not compared: {one}" for one in found.not_compared)]
-            + [row.detail for row in found.resume]
-        )
+        facts = [f"{found.same} of {plural(found.model_names, 'name')} of {found.to} are here with their shape"]
+        facts += [found.while_loading] if found.while_loading else []
+        facts += [f"{found.apart}: from_pretrained alone converts them"] if found.apart else []
+        facts += [f"not compared: {one}" for one in found.not_compared] + [row.detail for row in found.resume]
+        evidence = "; ".join(facts)
         if found.resumes:
             return Finding(LOADS, True, "yes", evidence)
         self.commands.append(f"ckptools match {command_arguments(checkpoint)} --to {quoted([str(self.to)])}")
