@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptools.errors import ReadError, UnsafePathError, UsageError
-from ckptools.formats.rank_search.rank_names import check_links, names_in, only_group, parse, siblings
+from ckptools.formats.rank_search.rank_groups import only_group
+from ckptools.formats.rank_search.rank_names import check_links, names_in, parse, siblings
 
 NAMES = [
     ("ep0-ba5-rank3.pt", 3, "", None),

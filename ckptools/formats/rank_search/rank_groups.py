@@ -19,8 +19,9 @@ from ckptools.files.location import real_path, tells_others
 from ckptools.files.opening import reading
 from ckptools.formats.options import Options, is_small
 from ckptools.formats.rank_search.rank_checks import UNNAMED
-from ckptools.formats.rank_search.rank_names import RankName, check_links, names_in, only_group, parse, siblings
+from ckptools.formats.rank_search.rank_names import RankName, check_links, names_in, parse, siblings
 from ckptools.formats.shared.checkpoint_builder import Fault
+from ckptools.formats.shared.several import several
 from ckptools.formats.wrapped_shards.layout import stated_claim
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tree import leaf_at
@@ -55,6 +56,27 @@ def rank_group(path: Path, options: Options) -> tuple[RankName, list[RankName]] 
             check_links(group, asked=path)
         return name, group
     return group[0], group
+
+
+def _is_other_name(path: Path) -> bool:
+    """Whether a file is a link to another rank file of its folder, such as Composer's `latest-rank0.pt`."""
+    target = real_path(path) if path.is_symlink() else path
+    return target != path and target.parent == real_path(path.parent) and parse(target) is not None
+
+
+def only_group(folder: Path) -> RankName | None:
+    """A file of the one checkpoint in a folder of rank files; None when it has none.
+
+    Raises:
+        UsageError: it holds several.
+    """
+    groups: dict[tuple[tuple[str, str], int | None], RankName] = {}
+    for name in names_in(folder):
+        if not _is_other_name(name.path):
+            groups.setdefault((name.group, name.world_size), name)
+    if len(groups) > 1:
+        raise several(folder, [name.path for name in groups.values()])
+    return next(iter(groups.values()), None)
 
 
 def group_in(folder: Path) -> RankName | None:

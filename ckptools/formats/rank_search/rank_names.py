@@ -24,7 +24,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from ckptools.files.location import check_stays_inside, is_remote, real_path
+from ckptools.files.location import check_stays_inside, is_remote
 from ckptools.files.opening import reading
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".lzma", ".zst", ".lz4", ".lzo")
@@ -130,29 +130,6 @@ def names_in(folder: Path) -> Iterable[RankName]:
     with reading(folder):
         entries = sorted(folder.iterdir())
     return (name for name in map(parse, entries) if name is not None)
-
-
-def _is_other_name(path: Path) -> bool:
-    """Whether a file is a link to another rank file of its folder, such as Composer's `latest-rank0.pt`."""
-    target = real_path(path) if path.is_symlink() else path
-    return target != path and target.parent == real_path(path.parent) and parse(target) is not None
-
-
-def only_group(folder: Path) -> RankName | None:
-    """A file of the one checkpoint in a folder of rank files; None when it has none.
-
-    Raises:
-        UsageError: it holds several.
-    """
-    groups: dict[tuple[tuple[str, str], int | None], RankName] = {}
-    for name in names_in(folder):
-        if not _is_other_name(name.path):
-            groups.setdefault((name.group, name.world_size), name)
-    if len(groups) > 1:
-        from ckptools.formats.shared.several import several
-
-        raise several(folder, [name.path for name in groups.values()])
-    return next(iter(groups.values()), None)
 
 
 def is_temporary(name: str) -> bool:
