@@ -82,6 +82,7 @@ class Picking:
         self.holes, self.prefer_rank = holes, prefer_rank
         self.in_parts = checkpoint.in_parts
         self.problems: list[Problem] = []
+        self.gaps = {p.tensor: p for p in checkpoint.problems if p.kind is Code.TENSOR_GAP}
         self.contents = OutputContents(None, checkpoint)
         before = checkpoint.provenance.filled if checkpoint.provenance else ()
         self.filled = {one.name: one for one in (*before, *checkpoint.hollow)}
@@ -166,6 +167,9 @@ class Picking:
         tensor = self._decoded(tensor, fqn)
         tensor, damage = without_damaged(tensor, fqn, self.damage)
         problem = cover_problem(tensor, fqn)
+        told = self.gaps.get(fqn)
+        if told is not None and problem is not None and told.message.endswith(problem.message):
+            problem = told  # which may say who states the shape
         if problem is not None and problem.kind is Code.TENSOR_GAP and self.donor is not None:
             tensor, problem = self._from_donor(tensor, source, at, problem)
             damage = None if problem is None else damage

@@ -5,9 +5,9 @@
 A rank's number is one more than the rank. `__metadata__` holds `DCP_SHARDING_INFO`, a JSON of name to
 `{"saved_offsets": [...]}`: where a piece begins in the whole tensor. The size of the whole is not stated; as in torch's
 own reader it is the reach of its pieces, which must cover it exactly. So a missing last rank, or the last file of that
-rank, leaves no trace. That all is here is known only where the shapes are: from the user, an optimizer beside them, or
-the files that `consolidate_safetensors_files` made above. A rank that owns nothing of a file writes none. Replicated
-tensors are in one rank's file.
+rank, leaves no trace, unless a `config.json` beside them states a larger size. That all is here is known only where
+the shapes are: from the user, an optimizer beside them, or the files that `consolidate_safetensors_files` made above. A
+rank that owns nothing of a file writes none. Replicated tensors are in one rank's file.
 
 With `enable_consolidation=True` the shards are in `sharded/`, below the consolidated model that `hugging_face` reads.
 Objects that are no tensors are written in front of the safetensors of their file, which neither torch's reader nor
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,14 +33,17 @@ from ckptools.formats import hugging_face
 from ckptools.formats.options import Options
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, file_now
 from ckptools.formats.shared.given import shapes_from_checkpoint
+from ckptools.formats.shared.model_config import config_beside
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.cover import cover_problem
+from ckptools.model.model_config import ModelConfig
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.values import describe_for_error
 from ckptools.training_state.parameter_names import SORTED
 from ckptools.training_state.sections import find_sections
+from ckptools.training_state.stated_shapes import stated_shapes
 from ckptools.training_state.steps import find_step
 
 NAME = "dcp_safetensors"
@@ -107,7 +110,8 @@ def read(path: Path, options: Options) -> Checkpoint:
             if file.path != path:
                 check_stays_inside(file.path, folder)
     alone = options.only_this_file and path != folder
-    return _SafetensorsPieces(builder, files, _whole_shapes(folder, options), alone).checkpoint(files)
+    config, _ = config_beside(folder, options, hugging_face=False)
+    return _SafetensorsPieces(builder, files, _whole_shapes(folder, options), alone, config).checkpoint(files)
 
 
 @dataclass
@@ -123,10 +127,15 @@ class _SafetensorsPieces:
     """The pieces in some files; `shapes` are those of whole tensors, as far as they are known."""
 
     def __init__(
-        self, builder: CheckpointBuilder, files: Sequence[ShardFile], shapes: Mapping[str, Ints], alone: bool
+        self,
+        builder: CheckpointBuilder,
+        files: Sequence[ShardFile],
+        shapes: Mapping[str, Ints],
+        alone: bool,
+        config: ModelConfig | None,
     ) -> None:
         self.builder, self.path, self.problems = builder, builder.path, builder.problems
-        self.shapes, self.alone = shapes, alone
+        self.shapes, self.alone, self.config = shapes, alone, config
         self.wholes: dict[str, _Whole] = {}
         self.files: list[RankFile] = []
         self.world = max(f.rank for f in files) + 1
@@ -161,8 +170,27 @@ class _SafetensorsPieces:
         whole.shards.append(shard)
         whole.reach = tuple(map(max, whole.reach, shard.box.ends))
 
-    def _tensor(self, name: str, whole: _Whole) -> Tensor:
-        shape = self.shapes.get(name, whole.reach)
+    def _stated(self) -> dict[str, Ints]:
+        """Shapes that the config states, of tensors that seem smaller, and whose last piece is not the shorter one.
+
+        torch cuts a dimension into equal pieces and a shorter last one, behind which nothing was lost.
+        """
+        if self.config is None:
+            return {}
+        reached = {name: whole.reach for name, whole in self.wholes.items() if name not in self.shapes}
+        larger = {}
+        for name, least in stated_shapes(reached, self.config).items():
+            shards, reach = self.wholes[name].shards, reached[name]
+            short = [d for d, n in enumerate(least) if n > reach[d]]
+            if short and all(
+                max(s.box.sizes[d] for s in shards if s.box.ends[d] == reach[d]) == max(s.box.sizes[d] for s in shards)
+                for d in short
+            ):
+                larger[name] = tuple(map(max, least, reach))
+        return larger
+
+    def _tensor(self, name: str, whole: _Whole, stated: Mapping[str, Ints]) -> Tensor:
+        shape = stated.get(name) or self.shapes.get(name, whole.reach)
         if len(shape) != len(whole.reach) or any(n < reached for n, reached in zip(shape, whole.reach, strict=True)):
             text = f"its pieces reach to {list(whole.reach)}, and its shape is said to be {list(shape)}"
             self.problems.append(Problem(Code.LAYOUT_DISAGREES, text, None, name))
@@ -170,6 +198,9 @@ class _SafetensorsPieces:
         cut = len({s.box for s in whole.shards}) > 1 or whole.shards[0].box.sizes != shape
         tensor = Tensor(shape, whole.dtype, tuple(whole.shards), "chunks" if cut else "plain", world_size=self.world)
         problem = cover_problem(tensor, name)
+        if problem is not None and name in stated and self.config is not None:
+            text = f"{self.config.name} states a shape of {list(shape)}, and its pieces reach to {list(whole.reach)}"
+            problem = replace(problem, message=f"{text}; {problem.message}")
         self.problems += [problem] if problem else []
         return tensor
 
@@ -232,7 +263,8 @@ class _SafetensorsPieces:
 
     def checkpoint(self, files: Sequence[ShardFile]) -> Checkpoint:
         """The checkpoint of all pieces."""
-        tree = {name: self._tensor(name, whole) for name, whole in self.wholes.items()}
+        stated = self._stated()
+        tree = {name: self._tensor(name, whole, stated) for name, whole in self.wholes.items()}
         self._check_files(files)
         self._check_copies()
         self._check_names()

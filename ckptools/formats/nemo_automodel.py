@@ -187,7 +187,7 @@ class _AutomodelFolder:
         lost = any(f.status != "read" for f in made.files)
         if shapes.keys() & here.keys() and self.options.shapes is None:
             stated = {
-                name: shapes[name] if _goes_on(tensor, shapes[name]) else tensor.shape
+                name: shapes[name] if _goes_on(tensor, shapes[name]) else _reach(tensor)
                 for name, tensor in here.items()
                 if name in shapes
             }
@@ -287,8 +287,13 @@ def _goes_on(tensor: Tensor, shape: Ints) -> bool:
     """Whether a tensor is as large as its moments, except that it ends early in one dimension."""
     if len(shape) != len(tensor.shape) or tensor.kind != "chunks":
         return False
-    other = [n < whole for n, whole in zip(tensor.shape, shape, strict=True) if n != whole]
+    other = [n < whole for n, whole in zip(_reach(tensor), shape, strict=True) if n != whole]
     return other == [True]
+
+
+def _reach(tensor: Tensor) -> Ints:
+    """Where the pieces of a tensor end, which may be sooner than its config says."""
+    return tuple(map(max, *(s.box.ends for s in tensor.shards), [0] * len(tensor.shape)))
 
 
 def _shapes(tree: Mapping[str, Any]) -> Mapping[str, Ints]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -109,6 +110,78 @@ def test_a_missing_rank_is_named_and_leaves_gaps(shards, tmp_path, rank):
     assert ("CK001", rank) in [(p.code, p.rank) for p in ck.problems] and "CK101" in codes(ck)
     with pytest.raises(NotWholeError, match=f"rank {rank} missing"):
         ck.consolidate(tmp_path / "out.safetensors")
+
+
+LLAMA = {
+    "model_type": "llama", "vocab_size": 33, "hidden_size": 16, "intermediate_size": 30, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "num_hidden_layers": 1,
+}  # fmt: skip
+
+
+def llama_shards(folder: Path, config: dict, **rows: int) -> Path:
+    """Shards of a small Llama of four ranks as FSDP cuts it: the layers in file 1, the tables in file 2."""
+    at = "model.layers.0."
+    shapes = {f"{at}self_attn.q_proj.weight": (16, 16), f"{at}self_attn.k_proj.weight": (8, 16)}
+    shapes |= {f"{at}mlp.up_proj.weight": (30, 16), f"{at}mlp.down_proj.weight": (16, 30), "model.norm.weight": (16,)}
+    tables = {"model.embed_tokens.weight": (rows.get("vocabulary", 33), 16), "lm_head.weight": (33, 16)}
+    folder.mkdir()
+    for part, own in ((1, shapes), (2, tables)):
+        cut = {k: torch.ones(shape).chunk(4) for k, shape in own.items()}
+        for rank in range(4):
+            info = {k: {"saved_offsets": [rank * len(c[0]), *(0,) * (c[0].dim() - 1)]} for k, c in cut.items()}
+            write(folder / name(rank, part), {k: c[rank] for k, c in cut.items()}, info)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("lost", "fqn", "said"),
+    [
+        ([(3, 1), (3, 2)], "model.embed_tokens.weight", r"states a shape of \[33, 16\], .* reach to \[27, 16\]"),
+        ([(2, 1), (2, 2), (3, 1), (3, 2)], "lm_head.weight", r"states a shape of \[33, 16\], .* reach to \[18, 16\]"),
+        ([(3, 2)], "lm_head.weight", r"states a shape of \[33, 16\], .* reach to \[27, 16\]"),
+        ([(3, 1)], "model.layers.0.mlp.up_proj.weight", r"states a shape of \[30, 16\], .* reach to \[24, 16\]"),
+        ([(0, 1), (0, 2)], "model.embed_tokens.weight", r"gap \[0:9, 0:16\]"),
+    ],
+)
+def test_rows_that_the_config_states_and_no_piece_holds_are_a_gap(tmp_path, lost, fqn, said):
+    folder = llama_shards(tmp_path / "x", LLAMA)
+    for rank, part in lost:
+        (folder / name(rank, part)).unlink()
+    ck = ckptools.open(folder)
+    (gap,) = [p for p in ck.problems if (p.code, p.tensor) == ("CK101", fqn)]
+    assert ck.whole is False and re.search(said, gap.message)
+    with pytest.raises(NotWholeError) as refused:
+        ck.consolidate(tmp_path / "out.safetensors")
+    assert gap in refused.value.problems
+
+
+@pytest.mark.parametrize(
+    ("config", "rows"),
+    [
+        (LLAMA, {}),
+        (LLAMA, {"vocabulary": 36}),
+        ({**LLAMA, "vocab_size": 40}, {}),  # the last piece is the short one, so that no rank is lost
+        ({**LLAMA, "hidden_size": 32, "vocab_size": 64}, {}),
+        ({**LLAMA, "quantization_config": {"quant_method": "gptq"}, "vocab_size": 64}, {"vocabulary": 36}),
+    ],
+)
+def test_shards_that_are_all_here_are_not_called_torn_beside_any_config(tmp_path, config, rows):
+    ck = ckptools.open(llama_shards(tmp_path / "x", config, **rows))
+    assert ck.whole is None and "CK101" not in codes(ck)
+
+
+@pytest.mark.parametrize("out", ["out.safetensors", "out.pt", "out.dcp"])
+@pytest.mark.parametrize("provenance", [True, False])
+def test_an_output_carries_the_doubt_of_shards_whose_shapes_no_file_states(tmp_path, out, provenance):
+    ckptools.open(DCP_HF).consolidate(tmp_path / out, allow_missing=True, provenance=provenance)
+    made = ckptools.open(tmp_path / out)
+    assert made.whole is None and any("a last rank may be missing" in p.message for p in made.problems)
+    made.consolidate(tmp_path / "again.safetensors")
+    (problem,) = ckptools.open(tmp_path / "again.safetensors").problems
+    assert (problem.code, problem.severity) == ("CK107", "warning")
+    ckptools.open(DCP_HF, shapes=SHAPES).consolidate(tmp_path / "sure.safetensors")
+    assert ckptools.open(tmp_path / "sure.safetensors").whole
 
 
 def test_a_missing_last_rank_is_found_when_shapes_are_told(shards, tmp_path):

@@ -1,6 +1,7 @@
 """Find and read the Hugging Face `config.json` of a checkpoint: the one place where a reader opens it.
 
-It lies in the checkpoint's folder, or in `huggingface/` of it (verl). Other programs call files of their own
+It lies in the checkpoint's folder, in `huggingface/` of it (verl) or in
+`.hf_metadata/` (NeMo Automodel). Other programs call files of their own
 `config.json`: beside anything but a Hugging Face model it counts only where it states a `model_type`.
 
 Where the weights are quantized, it says how: `quantization_config` (transformers, vLLM), also of the text model inside
@@ -25,7 +26,7 @@ from ckptools.model.model_config import ModelConfig
 from ckptools.model.problems import Code, Problem, worst_first
 
 CONFIG = "config.json"
-PLACES = ("", "huggingface")
+PLACES = ("", "huggingface", ".hf_metadata")
 MODELOPT = "hf_quant_config.json"
 KEYS = ("quantization_config", "quantization", "compression_config")
 INSIDE = ("text_config", "llm_config", "language_config")
@@ -36,30 +37,35 @@ MAX_VERSION = 60
 
 def with_config(ck: Checkpoint) -> Checkpoint:
     """The checkpoint with the config beside it, and the version of transformers that it states."""
-    options: Options = ck.options
-    hugging_face = ck.format == "hugging_face"
-    alone = bool(options.files) or not ck.path.is_dir()
-    # In a store only files that were named, or that the format reads, are fetched.
-    if options.only_this_file or (is_remote(ck.path) and (alone or not hugging_face)):
+    config, note = config_beside(ck.path, ck.options, ck.format == "hugging_face")
+    if note is not None:
+        return replace(ck, problems=worst_first([*ck.problems, note]))
+    if config is None:
         return ck
-    folder = ck.path if ck.path.is_dir() else ck.path.parent
+    return replace(ck, config=config, stated_versions={**ck.stated_versions, **_version(ck, config)})
+
+
+def config_beside(path: Path, options: Options, hugging_face: bool) -> tuple[ModelConfig | None, Problem | None]:
+    """The config beside a checkpoint; or, where that of a Hugging Face model cannot be read, a problem."""
+    alone = bool(options.files) or not path.is_dir()
+    # In a store only files that were named, or that the format reads, are fetched.
+    if options.only_this_file or (is_remote(path) and (alone or not hugging_face)):
+        return None, None
+    folder = path if path.is_dir() else path.parent
     for place in PLACES:
-        path = folder / place / CONFIG
-        if not path.is_file() or (leads_out(path, folder) and not options.follow_symlinks):
+        found = folder / place / CONFIG
+        if not found.is_file() or (leads_out(found, folder) and not options.follow_symlinks):
             continue
-        name = path.relative_to(folder).as_posix()
+        name = found.relative_to(folder).as_posix()
         try:
-            content = read_json(path)
+            content = read_json(found)
         except ReadError as error:
             if not hugging_face:
                 continue
-            note = Problem(Code.NOT_READ, f"{name}: {error.reason}", severity="note", files=(name,))
-            return replace(ck, problems=worst_first([*ck.problems, note]))
-        if not isinstance(content, Mapping) or not (hugging_face or isinstance(content.get("model_type"), str)):
-            continue
-        config = ModelConfig(name, content, *_quantization(path, name, content))
-        return replace(ck, config=config, stated_versions={**ck.stated_versions, **_version(ck, config)})
-    return ck
+            return None, Problem(Code.NOT_READ, f"{name}: {error.reason}", severity="note", files=(name,))
+        if isinstance(content, Mapping) and (hugging_face or isinstance(content.get("model_type"), str)):
+            return ModelConfig(name, content, *_quantization(found, name, content)), None
+    return None, None
 
 
 def _version(ck: Checkpoint, config: ModelConfig) -> Mapping[str, str]:
