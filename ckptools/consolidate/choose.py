@@ -102,6 +102,7 @@ def select(
     contents.filled = holes if holes in FILLS else ""
     named = ((s, (name,) if name else ()) for name, s in sections.items())
     contents.places = tuple(((s, s.path) for s in sections_of(checkpoint)) if only == "all" else named)
+    contents.unsure = tuple(p for p in warnings if p.kind.lacks == "part" and p.tensor is None)
     contents.passed_over = tuple(p for p in concerned if p.kind.lacks == "value" and p.kind not in NOT_SAVED)
     return contents
 

@@ -54,6 +54,7 @@ def record_of(
         left_out=(*(one._replace(why=_without_folder(one.why, source)) for one in named), *never_there),
         more_filled=before.more_filled if before else 0,
         more_lost=before.more_lost if before else 0,
+        unsure=tuple(_without_folder(problem.message, source) for problem in selection.unsure),
     )
 
 
@@ -135,6 +136,8 @@ def left_out_json(selection: OutputContents, name_of: NameOf) -> str:
     ]
     rows += [{"path": [], "name": p.tensor or "", "why": p.message, "lost": True} for p in selection.passed_over]
     made = {"schema": "ckptools/left-out/1", "left_out": rows, "missing": [*holes, *earlier]}
+    if selection.unsure:
+        made["unsure"] = [{"why": problem.message} for problem in selection.unsure]
     return json.dumps(made, indent=2) + "\n"
 
 

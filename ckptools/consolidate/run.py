@@ -255,7 +255,8 @@ def _said_where(kept: Kept | None) -> Iterator[None]:
 
 def _texts(selection: OutputContents, layout: OutputLayout, target: Path) -> dict[Path, str | bytes]:
     texts = dict(layout.texts)
-    if selection.left_out or selection.missing or selection.carried or selection.passed_over or selection.borrowed:
+    missed = selection.left_out or selection.missing or selection.carried or selection.passed_over
+    if missed or selection.borrowed or (selection.unsure and not selection.with_record):
         texts[beside(target, LEFT_OUT)] = left_out_json(selection, layout.name_of)
     return texts
 

@@ -113,6 +113,7 @@ class Provenance:
         left_out: what the output lacks.
         more_filled: tensors with such values that are not named.
         more_lost: things that the source had lost, and are not named.
+        unsure: why the source may have held more than is known, so that the output may lack it.
     """
 
     version: str
@@ -122,6 +123,7 @@ class Provenance:
     left_out: tuple[LeftOut, ...] = ()
     more_filled: int = 0
     more_lost: int = 0
+    unsure: tuple[str, ...] = ()
 
     @property
     def by(self) -> str:
@@ -163,6 +165,7 @@ class Provenance:
             "left_out": [one._replace(why=clip(one.why, MAX_WHY))._asdict() for one in (*lost, *others)],
             "more_filled": more_filled,
             "more_lost": more_lost,
+            **({"unsure": [{"why": clip(why, MAX_WHY)} for why in self.unsure[:MAX_NAMED]]} if self.unsure else {}),
         }
         return json.dumps(made, separators=(",", ":"), ensure_ascii=True)
 
@@ -197,6 +200,7 @@ def joined(records: Iterable[Provenance]) -> Provenance | None:
         tuple(dict.fromkeys(one for record in found for one in record.left_out)),
         max(record.more_filled for record in found),
         max(record.more_lost for record in found),
+        tuple(dict.fromkeys(why for record in found for why in record.unsure)),
     )
 
 
@@ -224,8 +228,9 @@ def of_side_file(made: Any) -> Provenance:
     left_out = [LeftOut(_name(one), _text(one["why"]), _lost(one, holes)) for one in made["left_out"]]
     lost = [one for one in left_out if one.lost]
     kept = [*lost[:MAX_LISTED], *(one for one in left_out if not one.lost)]
-    more = [max(len(found) - MAX_LISTED, 0) for found in (filled, lost)]
-    return Provenance("", "", (), tuple(filled[:MAX_LISTED]), tuple(kept), *more)
+    more_filled, more_lost = (max(len(found) - MAX_LISTED, 0) for found in (filled, lost))
+    unsure = tuple(_text(one["why"]) for one in made.get("unsure", ()))[:MAX_LISTED]
+    return Provenance("", "", (), tuple(filled[:MAX_LISTED]), tuple(kept), more_filled, more_lost, unsure)
 
 
 def _lost(one: dict[str, Any], holes: dict[str, Any]) -> bool:

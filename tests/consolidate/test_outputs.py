@@ -80,7 +80,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Known], tuple[Co
     @cache
     def write(fixture: Known) -> tuple[Consolidated, Path]:
         path = tmp_path_factory.mktemp(fixture.name) / "all.pt"
-        return ckptools.consolidate(fixture.file, path), path
+        return opened(fixture).consolidate(path), path
 
     return write
 

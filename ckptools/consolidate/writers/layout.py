@@ -78,6 +78,7 @@ class OutputContents:
         lost: key paths that are left out because the source has lost them.
         carried: tensors with values that were filled in when the source was written, by key path.
         passed_over: errors of the source about parts to write that leave neither a gap nor a name.
+        unsure: warnings that the source may have held more, which would be in no tensor here.
         with_record: whether the output gets a record of its source.
         borrowed: tensors with regions of another checkpoint of the run, by key path.
         from_replicas: the ranks with lost files that replicas make up for; None without such.
@@ -97,6 +98,7 @@ class OutputContents:
     lost: set[KeyPath] = field(default_factory=set)
     carried: dict[KeyPath, Filled] = field(default_factory=dict)
     passed_over: tuple[Problem, ...] = ()
+    unsure: tuple[Problem, ...] = ()
     with_record: bool = True
     from_replicas: FromReplicas | None = None
     like: LikeModel | None = None

@@ -38,6 +38,7 @@ from ckptools.text import few, plural, printable
 
 FILLS = {"zero": "zeros", "nan": "NaN"}
 BEFORE = "left out by consolidate"
+UNSURE = "the checkpoint that it was made of may have held more"
 SIDE_FILE = ".left-out.json"
 NUMBERED = re.compile(r"(.*)-\d{5}-of-\d{5}(\.[^.]+)")
 MAX_SIDE_FILES = 64
@@ -146,6 +147,7 @@ def _of_json(made: Any) -> Provenance:
         tuple(_left_out(one) for one in _list(made["left_out"])),
         _count(made["more_filled"]),
         _count(made["more_lost"]),
+        tuple(_text(one["why"]) for one in _list(made.get("unsure", []))),
     )
 
 
@@ -213,6 +215,9 @@ def _problems(record: Provenance, tree: Any) -> Iterator[Problem]:
         yield about(Code.LEFT_OUT, why, gone.name)
     if record.more_lost:
         yield Problem(Code.LEFT_OUT, f"{plural(record.more_lost, 'more thing')} {BEFORE}, which its source had lost")
+    for why in record.unsure:
+        text = why if why.startswith(UNSURE) else f"{UNSURE}: {why}"
+        yield Problem(Code.MODEL_PART_MISSING, text, severity="warning")
     others = [one.name for one in record.left_out if not one.lost]
     if others:
         counted = f"{plural(len(others), 'value')} of its source {BEFORE}"
