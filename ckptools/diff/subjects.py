@@ -118,15 +118,19 @@ def _last_word(name: str) -> str:
 def _change(row: ValueDifference) -> str:
     """The last key with both values."""
     alike = row.detail and row.value_a == row.value_b
-    texts = told_apart([row.value_a or "-", row.value_b or "-"], MAX_VALUE)
-    return f"{_last_word(row.name)} {row.detail if alike else change_words(*texts)}"
+    words = row.detail if alike else " → ".join(told_apart(_rounded(row.value_a, row.value_b), MAX_VALUE))
+    return f"{_last_word(row.name)} {words}"
 
 
 def change_words(a: str | None, b: str | None) -> str:
     """A's value and B's, rounded to six digits if these differ: `0.00299704 → 0.00298817`; `-` for none."""
-    full = a or "-", b or "-"
+    return " → ".join(_rounded(a, b))
+
+
+def _rounded(a: str | None, b: str | None) -> list[str]:
+    full = [a or "-", b or "-"]
     brief = [LONG_NUMBER.sub(lambda found: number(float(found[0])), text) for text in full]
-    return " → ".join(brief if brief[0] != brief[1] else full)
+    return brief if brief[0] != brief[1] else full
 
 
 def _of_generators(rows: Sequence[ValueDifference], a: Contents, b: Contents) -> Iterator[str]:
