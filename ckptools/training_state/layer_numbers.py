@@ -75,10 +75,15 @@ def _by_layer(names: Collection[str]) -> dict[str, list[str]]:
 
 
 def absent_layers(stack: Stack) -> list[int]:
+    """Numbers between the layers of a stack that no name has, where these are alike, and of several modules."""
+    return holes_in(stack) if _of_modules(stack.usual) else []
+
+
+def holes_in(stack: Stack) -> list[int]:
     """Numbers between the layers of a stack that no name has, where the layers are alike, and numbered one by one."""
     numbers = sorted(stack.layers)
     steps = {b - a for a, b in pairwise(numbers)}
-    if len(steps) < 2 or not _of_modules(stack.usual) or 2 * _count(stack, stack.usual) < len(numbers):
+    if len(steps) < 2 or 2 * _count(stack, stack.usual) < len(numbers):
         return []
     return sorted(set(range(numbers[0], numbers[-1])) - set(numbers))
 

@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 
 from ckptools.dtypes import is_floating
 from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.model_config import ADAPTER_CONFIG
 from ckptools.model.problems import Code, Problem, Severity
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import fqn_of
 from ckptools.text import few, first_few, plural
-from ckptools.training_state.layer_numbers import Stack, absent_layers, experts_of, lacking_layers, stacks_of
+from ckptools.training_state.layer_numbers import Stack, absent_layers, experts_of, holes_in, lacking_layers, stacks_of
 from ckptools.training_state.sections import sections_of_kind
 
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth")
@@ -46,7 +47,11 @@ ALIKE = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "gpt2"
 """Model types whose layers all have the same names. Source: transformers/models/*/modeling_*.py."""
 
 OF_ADAPTERS = "base_model.model."
-"""PEFT's prefix; which layers an adapter has is up to its user."""
+"""PEFT's prefix; which layers an adapter has is up to its user, who may have listed them."""
+
+LISTED = "layers_to_transform"
+NUMBERED = re.compile(r"(?:^|\.)\d+(?:\.|$)")
+"""A name of a target that has the number of a layer in it."""
 
 
 def model_problems(ck: Checkpoint) -> Iterator[Problem]:
@@ -57,9 +62,12 @@ def model_problems(ck: Checkpoint) -> Iterator[Problem]:
     named = {p.tensor for p in ck.problems if p.kind is Code.MODEL_PART_MISSING and p.tensor}
     for section in sections_of_kind(ck, "model"):
         tensors = {k: v for k, v in section.value.items() if isinstance(k, str) and isinstance(v, Tensor)}
-        if not any(name.startswith(OF_ADAPTERS) for name in tensors):
+        at = f"{fqn_of(section.path)}." if section.path else ""
+        if any(name.startswith(OF_ADAPTERS) for name in tensors):
+            stated = ck.config.adapter if ck.config else {}
+            yield from _Model(tensors, at, {}, "", lost, named).problems_of_adapter(stated)
+        else:
             config = ck.config.content if ck.config and len(sections_of_kind(ck, "model")) == 1 else {}
-            at = f"{fqn_of(section.path)}." if section.path else ""
             yield from _Model(tensors, at, config, ck.config.name if ck.config else "", lost, named).problems()
 
 
@@ -124,6 +132,23 @@ class _Model:
             yield from self._lacking(stack)
         yield from self._experts()
         yield from self._tables()
+
+    def problems_of_adapter(self, stated: Mapping[str, Any]) -> Iterator[Problem]:
+        """Layers of an adapter that its config lists, or, where nothing chooses layers, whose numbers leave holes.
+
+        Source: peft/utils/other.py and tuners/tuners_utils.py (`check_target_module_exists`).
+        """
+        stacks = [stack for stack in self.stacks if stack.name.rpartition(".")[2] in CONTAINERS]
+        layers, targets = stated.get(LISTED), [stated.get("target_modules"), stated.get("exclude_modules")]
+        listed = [n for n in (layers if isinstance(layers, list) else [layers]) if type(n) is int and n >= 0]
+        if listed and len(stacks) == 1:
+            absent = sorted(set(listed) - stacks[0].layers.keys())
+            why = f"{ADAPTER_CONFIG} states {LISTED} {first_few(sorted(set(listed)), 6)}"
+            yield from self._absent(stacks[0], absent, why, proven=False)
+        elif not layers and layers != 0 and not any(map(_chooses_layers, targets)):
+            for stack in stacks:
+                why = f"{stack.name} has the numbers {first_few(sorted(stack.layers), 6)}"
+                yield from self._absent(stack, holes_in(stack), why, proven=False)
 
     def _problem(self, severity: Severity, text: str, name: str) -> Problem:
         return Problem(Code.MODEL_PART_MISSING, text, None, self.at + name, severity)
@@ -261,6 +286,13 @@ class _Model:
             lost, other = ("lm_head", "embedding") if embeddings else ("embeddings", "output layer")
             text = f"{self.name} states that it is not tied to the {other}, and no tensor here is it"
             yield self._problem("error", text, lost)
+
+
+def _chooses_layers(targets: Any) -> bool:
+    """Whether the targets of an adapter are some layers by number: names, or a pattern of them."""
+    if isinstance(targets, str):
+        return re.search(r"\d", targets) is not None
+    return isinstance(targets, list) and any(isinstance(name, str) and NUMBERED.search(name) for name in targets)
 
 
 MAX_LAYERS = 1 << 12

@@ -118,7 +118,47 @@ def test_an_expert_that_a_router_has_a_row_for_is_lost(tmp_path, number):
     assert saved(tmp_path / "whole", experts()).whole
 
 
-ADAPTER = {f"base_model.model.model.layers.{n}.q.lora_{ab}.weight": torch.ones(2, 2) for n in (0, 2, 3) for ab in "AB"}
+def adapter(*layers: int) -> dict[str, torch.Tensor]:
+    name = "base_model.model.model.layers.{}.self_attn.q_proj.lora_{}.weight"
+    return {name.format(n, ab): torch.ones(2, 2) for n in layers for ab in "AB"}
+
+
+def saved_adapter(folder: Path, tensors: dict[str, torch.Tensor], config: dict | None) -> ckptools.Checkpoint:
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    if config is not None:
+        (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", **config}))
+    return ckptools.open(folder)
+
+
+LISTS_ANOTHER = {"layers_to_transform": [0, 2, 3, 5]}
+
+
+@pytest.mark.parametrize(
+    ("config", "number"), [(None, 1), ({}, 1), ({"target_modules": ["q_proj", "fc1"]}, 1), (LISTS_ANOTHER, 5)]
+)
+def test_a_layer_that_an_adapter_should_have_and_has_not_is_a_warning(tmp_path, config, number):
+    ck = saved_adapter(tmp_path / "x", adapter(0, 2, 3), config)
+    assert told(ck) == [("CK107", f"base_model.model.model.layers.{number}", "warning")] and ck.whole is None
+
+
+@pytest.mark.parametrize(
+    ("layers", "config"),
+    [
+        ((0, 1, 2, 3), None),
+        ((0, 2, 4), {}),
+        ((0, 2, 3), {"layers_to_transform": [0, 2, 3]}),
+        ((5,), {"layers_to_transform": 5}),
+        ((0, 2, 3), {"target_modules": r".*layers\.(0|2|3)\..*q_proj"}),
+        ((0, 2, 3), {"target_modules": ["layers.0.self_attn.q_proj", "layers.2.q_proj", "layers.3.q_proj"]}),
+        ((0, 2, 3), {"layers_to_transform": "none that can be"}),
+    ],
+)
+def test_an_adapter_of_layers_that_its_user_chose_is_whole(tmp_path, layers, config):
+    ck = saved_adapter(tmp_path / "x", adapter(*layers), config)
+    assert told(ck) == [] and ck.whole
+
+
 DENSE_FIRST = {
     f"model.layers.{n}.{m}.weight": torch.ones(8, 8)
     for n in range(4)
@@ -142,7 +182,6 @@ DROPOUT = {f"net.{n}.{m}.weight": torch.ones(3, 3) for n in (0, 2, 4) for m in (
         (without(model(), "lm_head"), {**LLAMA, "architectures": ["LlamaModel"]}),
         ({"projector.weight": torch.ones(8, 8)}, LLAMA),
         (model(1), {**LLAMA, "model_type": "albert", "num_hidden_groups": 1, "num_hidden_layers": 1}),
-        (ADAPTER, None),
         (DENSE_FIRST, None),
         (HYBRID, {**LLAMA, "model_type": "jamba", "num_hidden_layers": 6, "architectures": []}),
         (CONVOLUTIONS, None),
@@ -155,7 +194,6 @@ DROPOUT = {f"net.{n}.{m}.weight": torch.ones(3, 3) for n in (0, 2, 4) for m in (
         "without a head",
         "projector alone",
         "shared",
-        "adapter",
         "first layer dense",
         "hybrid",
         "between activations",

@@ -4,6 +4,8 @@ It lies in the checkpoint's folder, in `huggingface/` of it (verl) or in
 `.hf_metadata/` (NeMo Automodel). Other programs call files of their own
 `config.json`: beside anything but a Hugging Face model it counts only where it states a `model_type`.
 
+PEFT's adapters have an `adapter_config.json` of their own. Source: peft/config.py.
+
 Where the weights are quantized, it says how: `quantization_config` (transformers, vLLM), also of the text model inside
 of a larger one; `quantization` (MLX, TensorRT-LLM); `compression_config` (old compressed-tensors). NVIDIA's ModelOpt
 writes `hf_quant_config.json` beside it. Source: transformers/configuration_utils.py (`to_dict`),
@@ -22,7 +24,7 @@ from ckptools.files.json_file import read_json
 from ckptools.files.location import is_remote, leads_out
 from ckptools.formats.options import Options
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.model_config import ModelConfig
+from ckptools.model.model_config import ADAPTER_CONFIG, ModelConfig
 from ckptools.model.problems import Code, Problem, worst_first
 
 CONFIG = "config.json"
@@ -46,12 +48,13 @@ def with_config(ck: Checkpoint) -> Checkpoint:
 
 
 def config_beside(path: Path, options: Options, hugging_face: bool) -> tuple[ModelConfig | None, Problem | None]:
-    """The config beside a checkpoint; or, where that of a Hugging Face model cannot be read, a problem."""
+    """The configs beside a checkpoint; or, where that of a Hugging Face model cannot be read, a problem."""
     alone = bool(options.files) or not path.is_dir()
     # In a store only files that were named, or that the format reads, are fetched.
     if options.only_this_file or (is_remote(path) and (alone or not hugging_face)):
         return None, None
     folder = path if path.is_dir() else path.parent
+    adapter = _adapter(folder, options)
     for place in PLACES:
         found = folder / place / CONFIG
         if not found.is_file() or (leads_out(found, folder) and not options.follow_symlinks):
@@ -64,8 +67,20 @@ def config_beside(path: Path, options: Options, hugging_face: bool) -> tuple[Mod
                 continue
             return None, Problem(Code.NOT_READ, f"{name}: {error.reason}", severity="note", files=(name,))
         if isinstance(content, Mapping) and (hugging_face or isinstance(content.get("model_type"), str)):
-            return ModelConfig(name, content, *_quantization(found, name, content)), None
-    return None, None
+            return ModelConfig(name, content, *_quantization(found, name, content), adapter), None
+    return ModelConfig(ADAPTER_CONFIG, {}, adapter=adapter) if adapter else None, None
+
+
+def _adapter(folder: Path, options: Options) -> Mapping[str, Any]:
+    """The config of PEFT's adapter in a folder; empty where there is none that can be read."""
+    path = folder / ADAPTER_CONFIG
+    if not path.is_file() or (leads_out(path, folder) and not options.follow_symlinks):
+        return {}
+    try:
+        content = read_json(path)
+    except ReadError:
+        return {}
+    return content if isinstance(content, Mapping) and isinstance(content.get("peft_type"), str) else {}
 
 
 def _version(ck: Checkpoint, config: ModelConfig) -> Mapping[str, str]:
