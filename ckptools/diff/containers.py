@@ -7,7 +7,7 @@ from typing import Any
 
 from ckptools.diff.record import ValueDifference
 from ckptools.diff.sides import ContainerForm, Contents, SideContainer
-from ckptools.keys.value_digests import apart, digest_of, kind_of, text_of
+from ckptools.keys.value_digests import UNREAD, apart, digest_of, kind_of, text_of
 from ckptools.model.first_difference import first_difference
 from ckptools.model.tree import fqn_of
 from ckptools.text import few
@@ -20,8 +20,9 @@ def form_of(node: Any) -> ContainerForm:
     exact = sorted(keys) if plain else sorted(map(digest_of, keys))
     in_order = keys if plain else list(map(digest_of, keys))
     attributes = vars(node) if hasattr(node, "__dict__") else {}
+    unread = "" if plain or not any(key.startswith(UNREAD) for key in exact) else UNREAD
     return ContainerForm(
-        kind_of(node), digest_of(exact), digest_of(in_order), digest_of(sorted(map(str, keys))),
+        kind_of(node), unread + digest_of(exact), digest_of(in_order), digest_of(sorted(map(str, keys))),
         digest_of(dict(attributes)) if attributes else "",
     )  # fmt: skip
 
@@ -45,7 +46,9 @@ def container_rows(a: SideContainer, b: SideContainer) -> Iterator[ValueDifferen
     if left.order != right.order and not a.by_name:
         n, *keys = _first_key(a.node, b.node)
         yield row._replace(detail=f"the same keys in another order{n}", value_a=keys[0], value_b=keys[1])
-    if left.attributes != right.attributes:
+    if UNREAD in (left.keys + right.keys + left.attributes + right.attributes):
+        yield row._replace(verdict="cannot be compared", detail="its keys or attributes are not all known")
+    elif left.attributes != right.attributes:
         yield _of_attributes(row, a.node, b.node)
 
 

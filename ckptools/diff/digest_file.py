@@ -78,6 +78,7 @@ def _json(contents: Contents) -> str:
         "groups": [_group_json(group) for group in contents.groups],
         "written_by": contents.written_by,
         "containers": [_container_json(*one) for one in contents.containers.items()],
+        "left_out": contents.left_out,
     }
     return to_json(data, indent=1) + "\n"
 
@@ -135,6 +136,7 @@ def _contents(data: Mapping[str, Any]) -> Contents:
         bool(data.get("text_keys", True)),
         str(data["written_by"]),
         dict(map(_container, data["containers"])),
+        str(data["left_out"]),
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from ckptools.diff.record import Side, Subject
 from ckptools.diff.sides import Contents, Identity, SideContainer, SideGroup, SideTensor, SideValue
 from ckptools.errors import ReadError
 from ckptools.files.opening import OpenFiles
-from ckptools.keys.entries import Entry, entries_of
+from ckptools.keys.entries import MAX_ENTRIES, Entry, entries_left_out, entries_of
 from ckptools.keys.random_states import generator_leaves, holds_state, random_states
 from ckptools.keys.rank_leaves import RankLeaf, rank_containers, rank_leaves
 from ckptools.keys.sharding import placement, sharding_rows
@@ -61,7 +61,20 @@ def contents_of(ck: Checkpoint, files: OpenFiles) -> Contents:
     found.damage = tuple(f"{p.code} {p.message}" for p in ck.problems if p.severity == "error")
     found.lost_ranks = tuple(f.rank for f in ck.files if f.status in ("missing", "cut", "bad") and f.rank is not None)
     _Keys(ck, files, found).add()
+    found.left_out = _left_out(ck)
     return found
+
+
+def _left_out(ck: Checkpoint) -> str:
+    """Which keys of models and optimizers are too many to be compared; "" for none."""
+    counts = entries_left_out(ck)
+    own = {s.name: counts[s.name] for s in sections_of(ck) if s.kind in ("model", "optimizer") and counts[s.name]}
+    some = counts.total() == MAX_ENTRIES  # more may follow, of any section
+    if not own and not some:
+        return ""
+    count = "at least " * some + plural(sum(own.values()) or counts.total(), "key")
+    whose = few(list(own or counts)) + " and what follows" * some
+    return f"not compared: {count} of {whose}; at most {MAX_ENTRIES} of a checkpoint are"
 
 
 class _Keys:
@@ -135,9 +148,14 @@ class _Keys:
     def _tensor(self, identity: Identity, name: str, subject: Subject, tensor: Tensor, parameter: str = "") -> None:
         while identity in self.found.tensors:  # two keys may look alike: "a.b" and "b" in "a"
             identity = (*identity, AGAIN)
+        problem = _problem(tensor, name)
+        try:
+            traits = traits_of(tensor)
+        except ReadError as error:
+            traits, problem = "", f"its attributes: {error.reason}"
         self.found.tensors[identity] = SideTensor(
             identity, name, subject, tensor.dtype, tensor.shape, placement(tensor), parameter.startswith("?"),
-            parameter in self.assumed, _problem(tensor, name), tensor, traits=traits_of(tensor),
+            parameter in self.assumed, problem, tensor, traits=traits,
         )  # fmt: skip
 
     def _value(self, value: SideValue) -> None:

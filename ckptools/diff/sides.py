@@ -124,6 +124,7 @@ class Contents:
         text_keys: whether keys that are numbers look the same as texts.
         written_by: what decides which classes of values it keeps: its format, and whether ckptools wrote it.
         containers: dicts, lists and tuples by identity and rank.
+        left_out: which keys are too many to be compared; "" for none.
     """
 
     facts: Side
@@ -138,6 +139,7 @@ class Contents:
     text_keys: bool = False
     written_by: str = ""
     containers: dict[tuple[Identity, int | None], SideContainer] = field(default_factory=dict)
+    left_out: str = ""
 
 
 # -- pairs ------------------------------------------------------------------------------------------------------------

@@ -45,9 +45,11 @@ def subject_rows(
         elif complete and subject in EXPECTED:
             yield SubjectRow(subject, "in neither", 0, 0, 0, "")
     damage = [f"{side}: {one}" for side, contents in (("A", a), ("B", b)) for one in contents.damage]
-    if damage:
-        more = and_more(len(damage) - 1)
-        yield SubjectRow("files", "cannot be compared", 0, len(damage), 0, damage[0] + more + " (verify)")
+    left_out = [f"{side}: {contents.left_out}" for side, contents in (("A", a), ("B", b)) if contents.left_out]
+    if damage or left_out:
+        words = [damage[0] + and_more(len(damage) - 1) + " (verify)"] if damage else []
+        detail = "; ".join([*words, *left_out])
+        yield SubjectRow("files", "cannot be compared", 0, len(damage) + len(left_out), 0, detail)
 
 
 def _row(

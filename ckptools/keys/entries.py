@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
@@ -77,6 +78,13 @@ def entries_of(ck: Checkpoint) -> tuple[Entry, ...]:
         ck.worked_out["entries"] = tuple(_with_own_names(islice(_entries(ck), MAX_ENTRIES)))
     found: tuple[Entry, ...] = ck.worked_out["entries"]
     return found
+
+
+def entries_left_out(ck: Checkpoint) -> Counter[str]:
+    """How many keys of each section `entries_of` leaves out; as many as it has are counted, for there may be no end."""
+    if len(entries_of(ck)) < MAX_ENTRIES:
+        return Counter()
+    return Counter(entry.section for entry in islice(_entries(ck), MAX_ENTRIES, 2 * MAX_ENTRIES))
 
 
 def tensor_entries(ck: Checkpoint) -> tuple[Entry, ...]:

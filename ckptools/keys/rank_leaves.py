@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import CycleError, Key, KeyPath, TreeLimitError, check_tree_limits, children_of, leaf_at
+from ckptools.model.tree import MAX_UNFOLDING, Key, KeyPath, children_of, leaf_at, of_kinds
 from ckptools.model.values import Global, Lost, NumpyArray, Opaque, plain, scalar
 from ckptools.text import MAX_BITS
 from ckptools.training_state.generators import is_gathered
@@ -158,12 +158,30 @@ def children_inside(node: Any) -> list[tuple[Key, Any]]:
 
 
 def _unfolds(node: Opaque) -> bool:
-    """Whether the data of a foreign object share containers, so that a small pickle stands for 2^40 values."""
-    try:
-        check_tree_limits([*node.fields.values()])
-    except TreeLimitError as error:
-        return not isinstance(error, CycleError)
-    return False
+    """Whether the data of a foreign object share objects or containers, so that a small pickle stands for 2^40."""
+    leaves: dict[int, int] = {}
+    kept: list[Any] = []  # an id is that of one object only as long as the object is there
+    own = 0
+    stack: list[tuple[Any, list[Any] | None]] = [(node, None)]
+    while stack:
+        one, values = stack.pop()
+        if values is None and id(one) not in leaves:
+            inside = one.fields if isinstance(one, Opaque) else one
+            values = of_kinds(inside.values() if isinstance(inside, dict) else inside, HOLDING)
+            leaves[id(one)] = 1 + len(inside) - len(values)
+            own += 1 + len(inside)
+            kept.append(inside)
+            stack += [(one, values), *((value, None) for value in values)]
+        elif values is not None:
+            leaves[id(one)] = min(leaves[id(one)] + sum(leaves[id(value)] for value in values), MOST_COUNTED)
+    return leaves[id(node)] > MAX_SHARED + MAX_UNFOLDING * own
+
+
+MAX_SHARED = 10_000
+"""Values that a foreign object may stand for because it shares some; it is one value where it stands for more."""
+
+MOST_COUNTED = 1 << 62
+"""Ends counting, for numbers that double with each of many levels take memory."""
 
 
 def is_run(node: Any) -> bool:

@@ -102,9 +102,9 @@ def content_of(
             loose, exact = digests_of(value, lambda tensor: _tensor(tensor, files, rank, most))
         if isinstance(value, Tensor) and (own := _own(value, rank)):
             value = replace(value, shards=tuple(own))
+        return Content(_hashed(loose).hex(), text, "", value, f"{kind_of(value)} {_hashed(exact).hex()}")
     except CkptoolsError as error:
         return Content("", text, error.reason)
-    return Content(_hashed(loose).hex(), text, "", value, f"{kind_of(value)} {_hashed(exact).hex()}")
 
 
 def _hashed(token: bytes) -> bytes:
@@ -389,8 +389,14 @@ def _shell(node: Opaque) -> Pair:
     return _both(_tagged(b"O", f"{canonical(node.name)} {counts} {keywords} {state}"))
 
 
+UNREAD = "?"
+"""Begins a digest of a value that is not known."""
+
+
 def digest_of(value: Any, exact: bool = True) -> str:
-    """A digest of a value; of a tensor in it, of what is stated of the tensor. Of what could not be read, of its class.
+    """A digest of a value; of a tensor in it, of what is stated of the tensor.
+
+    Of what could not be read, or is too much, it is `UNREAD` and a digest of its class.
 
     Args:
         value: anything.
@@ -403,7 +409,7 @@ def digest_of(value: Any, exact: bool = True) -> str:
     try:
         return _hashed(digests_of(value, stated)[exact]).hex()
     except ReadError:
-        return _hashed(_tagged(b"?", kind_of(value))).hex()
+        return UNREAD + _hashed(_tagged(b"?", kind_of(value))).hex()
 
 
 @lru_cache(maxsize=4096)
