@@ -41,6 +41,7 @@ from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.values import describe_for_error
+from ckptools.text import plural
 from ckptools.training_state.parameter_names import SORTED
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.stated_shapes import stated_shapes
@@ -246,7 +247,7 @@ class _SafetensorsPieces:
         unknown = set(self.wholes) - set(self.shapes)
         if absent:
             text = (
-                f"{len(absent)} tensors of the whole model are in no shard here: "
+                f"{plural(len(absent), 'tensor')} of the whole model, in no shard here: "
                 f"{', '.join(map(describe_for_error, absent[:3]))}"
             )
             self.problems.append(Problem(Code.MODEL_PART_MISSING, text))
