@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 import ckptools
+from ckptools.cli import app
 from ckptools.diff.record import DIFFERENT
 from tests.diff.values import KINDS
 from tests.thorough import examples
@@ -59,3 +61,14 @@ def test_a_leaf_that_was_saved_again_by_any_protocol_is_the_same(tmp_path, kind,
     unlike = [row for row in found.rows if row.verdict != "same"]
     assert all(row.verdict == "cannot be compared" and row.detail for row in unlike)
     assert (found.same is True) is not bool(unlike)
+
+
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(kinds, places, st.integers(0, 1))
+def test_the_exit_code_is_1_for_a_leaf_that_changed_and_0_for_one_saved_again(tmp_path, kind, place, v):
+    a, b = (saved(tmp_path / name, kind, value, place) for name, value in (("a.pt", 0), ("b.pt", v)))
+    found = ckptools.diff(a, b, every_byte=True)
+    done = CliRunner().invoke(app, ["diff", "--every-byte", str(a), str(b)])
+    assert done.exit_code == (0 if found.same else 1), done.output
+    unread = any(row.verdict == "cannot be compared" for row in found.rows)
+    assert done.exit_code == 1 if v or unread else done.exit_code == 0
