@@ -204,12 +204,13 @@ class _Keys:
         name = fqn_of((section.name, *leaves[0].path))
         if rank is None and isinstance(value, Tensor) and value.nbytes > MAX_SMALL:
             self._tensor(identity, name, "other tensors", value)
+            return
+        if rank is None and not isinstance(value, Tensor):
+            contents = self._contents((*section.path, *leaves[0].path), value)
         else:
             ahead = fetched(leaves, lambda leaf: parts_of_value(leaf.value, leaf.rank))
             contents = {leaf.rank: content_of(leaf.value, self.files, leaf.rank) for leaf in ahead}
-            if rank is None and not isinstance(value, Tensor):
-                contents = self._contents((*section.path, *leaves[0].path), value)
-            self._value(SideValue(identity, name, _subject(section, leaves[0]), contents))
+        self._value(SideValue(identity, name, _subject(section, leaves[0]), contents))
 
     def _generators(self) -> None:
         """Add the states of generators by their stream, whatever object contains them."""

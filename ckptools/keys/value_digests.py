@@ -102,7 +102,9 @@ def content_of(
             loose, exact = digests_of(value, lambda tensor: _tensor(tensor, files, rank, most))
         if isinstance(value, Tensor) and (own := _own(value, rank)):
             value = replace(value, shards=tuple(own))
-        return Content(_hashed(loose).hex(), text, "", value, f"{kind_of(value)} {_hashed(exact).hex()}")
+        digest = _hashed(loose).hex()
+        very_same = digest if exact == loose else _hashed(exact).hex()
+        return Content(digest, text, "", value, f"{kind_of(value)} {very_same}")
     except CkptoolsError as error:
         return Content("", text, error.reason)
 
