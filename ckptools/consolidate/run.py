@@ -193,7 +193,8 @@ def _check_codes(whole: Checkpoint, part: str, options: ConsolidateOptions) -> N
             f"--dtype {options.dtype}: {packed} has several numbers to an element, and no scale: no values to convert"
         )
         raise RefusedError(whole.path, f"{text}; without it they are written as they are")
-    if options.dequantize and not any(t.encoded_as or t.kind == "quantized" for _, t in tensors_in(whole.tree)):
+    quantized = any(t.encoded_as or t.kind == "quantized" for _, t in tensors_in(whole.tree))
+    if options.dequantize and not quantized and verdict_of(whole).whole is not False:  # else it may have been lost
         raise UsageError(whole.path, "--dequantize: nothing here is quantized")
 
 

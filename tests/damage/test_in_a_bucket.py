@@ -56,13 +56,13 @@ def answers(case: Sound, path: str, root: str, place: Path) -> dict[str, Any]:
         told[command] = done.exit_code, _free(json.loads(done.stdout.replace(root, "")))
     for form in FORMS:
         done, found = consolidated(path, case.options, form, place)
-        told[form] = done.exit_code, found, done.stderr.replace(root, "").replace(str(place), "")
+        told[form] = done.exit_code, found, _free(done.stderr.replace(root, "").replace(str(place), ""))
     return told
 
 
 def _free(answer: Any) -> Any:
     if isinstance(answer, str):
-        return re.sub(", written within .* s$", "", answer)
+        return re.sub(", written within [^;]* s|; last written [^;]* s ago: it may not be finished", "", answer)
     if isinstance(answer, dict):
         return {key: _free(value) for key, value in answer.items() if key not in NOT_COMPARED}
     return [_free(value) for value in answer] if isinstance(answer, list) else answer

@@ -143,6 +143,7 @@ KINDS: Mapping[ReadErrorKind, Code] = {
     "absent": Code.FILE_MISSING,
     "no access": Code.FILE_UNREADABLE,
     "cut": Code.FILE_CUT,
+    "unfinished": Code.FILE_MISSING,
     "damaged": Code.FILE_CUT,
 }
 """Problem codes of files that cannot be read, by the kind of error."""
