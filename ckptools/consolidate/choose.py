@@ -75,6 +75,8 @@ def select(
     picking.problems += [p for p in concerned if _refuses(checkpoint, p, holes)]
     # Parts without a gap in a tensor: their names are unknown, or their file belongs to no single rank.
     without = [p for p in concerned if p.kind.lacks in ("file", "part") and stands_in_the_way(checkpoint, p)]
+    if only == "model":
+        without = [p for p in without if not _is_of_an_optimizer(checkpoint, p)]
     unsure = [p for p in checkpoint.problems if p.kind is Code.SIZE_UNSTATED]
     picking.problems += [] if holes else [*without, *unsure]
     picking.lose({(p.tensor or p.code,): p.message for p in without})
@@ -148,6 +150,16 @@ def _matching(checkpoint: Checkpoint, glob: str) -> list[Section]:
         text = f"--only {glob}: choose one of {', '.join(ONLY)}; or a glob that names of the model match"
         raise UsageError(checkpoint.path, text)
     return found
+
+
+OPTIMIZER_FILES = ("optim", "optimizer")
+"""Parts whose files hold an optimizer alone, or a copy of the model that leaves gaps where it is lost."""
+
+
+def _is_of_an_optimizer(checkpoint: Checkpoint, problem: Problem) -> bool:
+    """Whether a problem is about a lost file of a rank whose other files are here, and it is the optimizer's."""
+    lost = [f.part for f in checkpoint.files if f.rank == problem.rank and not f.is_here]
+    return problem.rank is not None and bool(lost) and all(part in OPTIMIZER_FILES for part in lost)
 
 
 def _concerns(problem: Problem, parts: Iterable[Section], only: str) -> bool:

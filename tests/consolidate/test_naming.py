@@ -86,7 +86,7 @@ def test_a_dry_run_and_a_failure_leave_no_folder(tmp_path):
 def test_what_lies_beside_an_output_has_its_whole_name_in_front(tmp_path):
     ckptools.consolidate(DDP, tmp_path / "x.safetensors", only="all", manifest=True, max_shard_size=4_000)
     beside = {p.name for p in tmp_path.iterdir() if p.suffix == ".json"}
-    assert beside == {f"x.safetensors.{what}json" for what in ("", "left-out.", "manifest.", "index.")}
+    assert beside == {f"x.safetensors.{what}json" for what in ("", "manifest.", "index.")}
 
 
 def test_a_file_in_the_folder_is_not_overwritten_unless_asked(tmp_path):

@@ -151,6 +151,7 @@ def test_a_verdict_is_plain_data_with_its_level_and_headline():
         "whole",
         "recoverable",
         "joinable",
+        "resumable",
         "depth",
         "level",
         "headline",

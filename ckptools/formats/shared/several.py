@@ -74,7 +74,8 @@ def listed(folder: Path, found: Sequence[Path]) -> str:
     no file was opened, and `ls` goes by the steps in them.
     """
     ordered, by = newest_first([Save(path.relative_to(folder), _step(path)) for path in found])
-    how = " (the highest number in the name first)" if by in ("step", "name") and len(found) > 1 else ""
+    numbered = by in ("step", "name") and any(any(map(str.isdigit, path.name)) for path in found)
+    how = " (the highest number in the name first)" if numbered and len(found) > 1 else ""
     return f"name the one you mean{how}: {names(folder, [found[n] for n in ordered])}" if found else ""
 
 
@@ -149,7 +150,8 @@ def check_not_astray(folder: Path, opened: Checkpoint) -> None:
     Raises:
         TrackerError: none of the trackers leads to what was opened, and one names what is not here, or no checkpoint.
     """
-    trackers = trackers_in(folder)
+    follow = bool(getattr(opened.options, "follow_symlinks", False))
+    trackers = trackers_in(folder, follow)
     files = [file.path for file in opened.files if file.path.is_relative_to(folder)] if trackers else []
     if not files or any(t.target and _leads_to(t.target, files) for t in trackers):
         return
@@ -171,11 +173,15 @@ def _leads_to(target: Path, files: Sequence[Path]) -> bool:
     return any(file.is_relative_to(target) or real_path(file).is_relative_to(real) for file in files)
 
 
-def trackers_in(folder: Path) -> list[Tracker]:
-    """Every tracker of a folder: files, and links by the names of trackers; one that leads nowhere says why."""
+def trackers_in(folder: Path, follow_symlinks: bool = False) -> list[Tracker]:
+    """Every tracker of a folder: files, and links by the names of trackers; one that leads nowhere says why.
+
+    With `follow_symlinks` a tracker file may be a link too, and links out of the folder are no fault.
+    """
     files = [folder / name for name in FILES]
-    found = [_read(path) for path in files if path.is_file() and not path.is_symlink()]
-    return [*found, *_links(folder), *_link_texts(folder)]
+    found = [_read(path) for path in files if path.is_file() and (follow_symlinks or not path.is_symlink())]
+    links = [link for link in _links(folder) if not (follow_symlinks and link.target is None and link.path.exists())]
+    return [*found, *links, *_link_texts(folder)]
 
 
 def _link_texts(folder: Path) -> Iterator[Tracker]:
