@@ -125,7 +125,7 @@ def leaves_of(tree: Any) -> Iterator[tuple[KeyPath, Any]]:
         if not isinstance(node, HOLDING):
             yield path, node
             continue
-        children = [] if id(node) in above or is_run(node) else children_inside(node)
+        children = [] if id(node) in above or is_run(node) else children_inside(node, inner=bool(above))
         if len(path) >= MAX_DEPTH and isinstance(node, Opaque) and children:
             yield path, Lost(f"it lies more than {MAX_DEPTH} levels deep")
             continue
@@ -143,17 +143,20 @@ def containers_of(tree: Any) -> Iterator[tuple[KeyPath, Any]]:
         path, node, above = stack.pop()
         if not isinstance(node, HOLDING) or len(path) >= MAX_DEPTH or id(node) in above or is_run(node):
             continue
-        children = children_inside(node)
+        children = children_inside(node, inner=bool(above))
         if children and not isinstance(node, Opaque):
             yield path, node
         above = above | {id(node)} if isinstance(node, Opaque) else above
         stack += [((*path, key), child, above) for key, child in reversed(children) if isinstance(child, HOLDING)]
 
 
-def children_inside(node: Any) -> list[tuple[Key, Any]]:
-    """The children of a container, or the data of a foreign object beyond what its own line has."""
+def children_inside(node: Any, inner: bool = False) -> list[tuple[Key, Any]]:
+    """The children of a container, or the data of a foreign object beyond what its own line has.
+
+    An `inner` object lies in another one, which was found to unfold to few values with all that is in it.
+    """
     if isinstance(node, Opaque):
-        return [] if is_brief(node) or _unfolds(node) else list(node.fields.items())
+        return [] if is_brief(node) or (not inner and _unfolds(node)) else list(node.fields.items())
     return children_of(node) or []
 
 

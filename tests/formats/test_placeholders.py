@@ -87,7 +87,7 @@ def test_match_says_why_the_shape_differs(tmp_path):
     [
         {"dummy": torch.empty(0)},
         {"frozen.weight": torch.empty(0, 16), "b": torch.empty(0, dtype=torch.int64)},
-        {"up.weight": torch.empty(0), "up.qweight": torch.ones(2, 4), "up.bias": torch.ones(8)},
+        {"up.weight": torch.empty(0), "up.folded": torch.ones(2, 4), "up.bias": torch.ones(8)},
         {f"layers.{n}.unused": torch.empty(0) for n in range(3)},
     ],
     ids=["one", "two dimensions", "packed beside it", "few of many"],
