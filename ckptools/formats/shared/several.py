@@ -74,7 +74,8 @@ def listed(folder: Path, found: Sequence[Path]) -> str:
     no file was opened, and `ls` goes by the steps in them.
     """
     ordered, by = newest_first([Save(path.relative_to(folder), _step(path)) for path in found])
-    numbered = by in ("step", "name") and any(any(map(str.isdigit, path.name)) for path in found)
+    below = "".join(str(path.relative_to(folder)) for path in found)
+    numbered = by in ("step", "name") and any(map(str.isdigit, below))
     how = " (the highest number in the name first)" if numbered and len(found) > 1 else ""
     return f"name the one you mean{how}: {names(folder, [found[n] for n in ordered])}" if found else ""
 
