@@ -47,8 +47,9 @@ def _structure(a: SideTensor, b: SideTensor) -> tuple[Verdict, str]:
 
 def _codes(a: SideTensor, b: SideTensor) -> list[str]:
     """What is said of codes of quantized weights, which are no values: `A: codes of fp8, block scales 16 x 16`."""
-    sides = [(side, one.tensor.coded) for side, one in (("A", a), ("B", b)) if one.tensor and one.tensor.are_codes]
-    return [f"{side}: {coded.words}" for side, coded in sides if coded is not None]
+    # A tensor that users hold has no truth value, so that `if one.tensor` raises.
+    tensors = [(side, one.tensor) for side, one in (("A", a), ("B", b)) if one.tensor is not None]
+    return [f"{side}: {t.coded.words}" for side, t in tensors if t.are_codes and t.coded is not None]
 
 
 def traits_words(a: SideTensor, b: SideTensor) -> str:

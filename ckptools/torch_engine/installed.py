@@ -26,7 +26,8 @@ def names_that_torch_lacks(names: Iterable[str]) -> list[str]:
 def _has(home: Path, dotted: str) -> bool:
     """Whether a module file of torch, or one that is loaded, has a name; modules that are not loaded are only read.
 
-    What is inside of a class, such as a field, is looked for as a word beside it.
+    What is inside of a class, such as a field, is looked for as a word beside it. A file that takes all names of other
+    modules, as `torch/distributed/_tensor/api.py` does, has those of these modules.
     """
     module, attributes = "torch", dotted.split(".")[1:]
     place = home
@@ -44,4 +45,7 @@ def _has(home: Path, dotted: str) -> bool:
     file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
     words = attributes[1:] if loaded is not None else attributes
     text = file.read_text("utf-8", "replace") if words and file.is_file() else ""
-    return all(re.search(rf"\b{re.escape(word)}\b", text) for word in words)
+    if all(re.search(rf"\b{re.escape(word)}\b", text) for word in words):
+        return True
+    others = re.findall(r"^from (torch\.[\w.]+) import \*", text, re.MULTILINE)
+    return any(_has(home, ".".join([other, *attributes])) for other in others if other != module)

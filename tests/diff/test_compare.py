@@ -448,3 +448,9 @@ def test_groups_of_another_number_of_parameters_differ_though_numbers_have_no_na
     found = ckptools.diff(tmp_path / "a.pt", tmp_path / "b.pt")
     (row,) = [row for row in found.values if row.name.endswith("params")]
     assert (row.verdict, row.detail) == ("differs", "another number of parameters")
+
+
+def test_values_that_differ_are_compared_in_checkpoints_that_are_open(tmp_path):
+    a, b = (saved(tmp_path / f"{name}.pt", {"w": torch.full((4,), value)}) for name, value in (("a", 1.0), ("b", 2.0)))
+    found = ckptools.diff(ckptools.open(a), ckptools.open(b), values=True)
+    assert (verdict(found, "w"), different(found)) == ("differs", {"w"})

@@ -337,3 +337,9 @@ def test_the_command_answers_in_a_table_and_in_json(factory, by_name):
     found = json.loads(made.stdout)
     Draft202012Validator(json.loads(SCHEMAS["match"].read_text())).validate(found)
     assert [row["verdict"] for row in found["resume"]] == ["fits", "DOES NOT FIT", "fits", "fits"]
+
+
+def test_a_name_that_torch_takes_along_from_another_module_is_there():
+    moved = ["api.DTensor", "placement_types.DTensorSpec", "placement_types.Shard", "api.NoSuchName"]
+    names = [f"torch.distributed._tensor.{name}" for name in moved]
+    assert names_that_torch_lacks(names) == ["torch.distributed._tensor.api.NoSuchName"]
