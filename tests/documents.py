@@ -32,6 +32,8 @@ TRAINING = DOCS / "training.md"
 Mask = tuple[str, str | Callable[[re.Match[str]], str]]
 
 MASKS: tuple[Mask, ...] = (
+    # A cell that is wider than the screen goes on below; where it is cut depends on the times in it.
+    (r"\n {30,}(?=\S)", " "),
     # Of files that were written in one second one time is told, of others two.
     (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d( \.\. (\d\d\d\d-\d\d-\d\d )?\d\d:\d\d:\d\d)?", "DATE"),
     (r"\d{4}-\d\d-\d\d\b", "DAY"),

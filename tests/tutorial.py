@@ -21,7 +21,7 @@ from tests.documents import masked
 TUTORIAL = Path(__file__).parent.parent / "docs" / "tutorial.ipynb"
 
 MASKS = (
-    (r"\b[0-9a-f]{8}\b", "CHECKSUM"),
+    (r"(?<!\.)\b[0-9a-f]{8}\b", "CHECKSUM"),
     (r"(?<= )\d{4,6}(?= CHECKSUM)", "OFFSET"),
     (r"\b\d{6} bytes", "SIZE"),
     (r"\b0:00:\d\d\.\d+", "DURATION"),
