@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # tests/conftest.py.
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-slow test-all check docs changelog repeat bench load fuzz mutants test-oldest test-newest test-nightly clean
+.PHONY: demo test test-slow test-all check docs changelog repeat net bench load fuzz mutants test-oldest test-newest test-nightly clean
 
 # What a developer needs is in groups of pyproject.toml; the first pip that knows these is 25.1.
 NEW_PIP := -m pip install --quiet --upgrade 'pip>=25.1'
@@ -59,6 +59,10 @@ changelog: .venv/.installed
 TIMES ?= 10
 repeat: .venv/.installed
 	$(BIN)/python -m tests.training.repeated --times $(TIMES)
+
+# Does every command still find in every fixture what it found before, and as fast? Three minutes; run before each push.
+net: .venv/.installed
+	$(BIN)/python -m tests.net
 
 bench: .venv/.installed
 	$(BIN)/python -m tests.benchmarks
