@@ -23,7 +23,7 @@ from ckptools.api.watching import watch as watch
 from ckptools.errors import CkptoolsError as CkptoolsError
 from ckptools.model.problems import Problem as Problem
 from ckptools.model.records import show_with
-from ckptools.model.tensor import Shard as Shard
+from ckptools.model.shard import Shard as Shard
 from ckptools.model.values import Opaque as Opaque
 from ckptools.torch_engine.offline import load_shard as load_shard
 from ckptools.torch_engine.offline import offline as offline

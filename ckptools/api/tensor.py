@@ -11,9 +11,12 @@ from ckptools.api.array_methods import ArrayMethods, Transposed
 from ckptools.errors import NotWholeError, RefusedError, UsageError
 from ckptools.model import tensor as tensor_data
 from ckptools.model.checkpoint import RankFile
+from ckptools.model.item_shards import ItemShards
 from ckptools.model.records import Rows, displayed
 from ckptools.model.regions import Box
-from ckptools.model.tensor import UNLISTED, ItemShards, Shard, all_here
+from ckptools.model.shard import Shard
+from ckptools.model.shards import all_here
+from ckptools.model.tensor import UNLISTED
 from ckptools.model.tree import KeyPath, fqn_of
 from ckptools.model.values import Opaque
 from ckptools.text import clip_middle, few, shape

@@ -21,7 +21,8 @@ from ckptools.model.cover import cover, cover_problem
 from ckptools.model.provenance import Origin
 from ckptools.model.records import grouped
 from ckptools.model.regions import Box
-from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of, walk
 from ckptools.model.values import describe_for_error
 from ckptools.tensor_io.checksums import Record

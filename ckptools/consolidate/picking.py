@@ -21,8 +21,9 @@ from ckptools.model.cover import cover, cover_problem
 from ckptools.model.item_shards import HoldingFile, ItemShards
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
+from ckptools.model.shard import Shard
 from ckptools.model.shards import Shards, lie_in_a_row, with_bytes
-from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of, walk
 from ckptools.model.values import Global, Lost, NumpyArray, NumpyScalar, Opaque, describe_for_error
 from ckptools.tensor_io.checksums import Record

@@ -20,7 +20,7 @@ from ckptools.cluster.team import current
 from ckptools.consolidate.writers.layout import Job, OutputLayout
 from ckptools.errors import RefusedError, original_of
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.tensor import Shard
+from ckptools.model.shard import Shard
 from ckptools.tensor_io.stream import Band, Copy
 
 GRAIN = 4096

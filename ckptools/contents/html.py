@@ -19,7 +19,8 @@ from ckptools.dtypes import short
 from ckptools.keys.random_states import StreamRow
 from ckptools.keys.sharding import placement
 from ckptools.model.records import Rows
-from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.tensor import Tensor
 from ckptools.text import few, named_ranks, plural, shape, size
 
 ELEMENT_ROWS = 40

@@ -12,7 +12,9 @@ from ckptools.errors import ReadError, original_of
 from ckptools.keys.sharding import placement
 from ckptools.model.cover import Cover, TangledLayoutError, cover
 from ckptools.model.regions import Box, Ints
-from ckptools.model.tensor import Shard, Source, Tensor, in_rank_order
+from ckptools.model.shard import Shard, in_rank_order
+from ckptools.model.source import Source
+from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.dcp_items import with_source
 from ckptools.text import first_few, named_ranks, plural, printable, shape, size
 

@@ -17,8 +17,10 @@ from ckptools.keys.random_states import stream_rows
 from ckptools.keys.rank_leaves import leaves_of
 from ckptools.keys.value_digests import content_of
 from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.item_shards import ItemShards
 from ckptools.model.records import Rows
-from ckptools.model.tensor import ItemShards, Tensor, in_rank_order
+from ckptools.model.shard import in_rank_order
+from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, is_within
 from ckptools.model.values import Absent
 from ckptools.tensor_io.dcp_items import ItemLocator, with_items_read

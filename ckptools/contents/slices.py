@@ -12,7 +12,8 @@ from ckptools.dtypes import short
 from ckptools.errors import NotWholeError, UsageError
 from ckptools.model.cover import cover
 from ckptools.model.regions import Box
-from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.dcp_items import with_source
 from ckptools.tensor_io.slicing import slicing_of
 from ckptools.text import few

@@ -183,7 +183,7 @@ class _Comparison:
         for (kind, there), here in self.renamed.items():
             yield f"{kind}: A's {here} is compared with B's {there}, the only one left on either side"
         if not self.alike:
-            yield "A and B keep values in different ways: a list counts as a tuple, 5 as 5.0, keys have no order"
+            yield "A and B keep values in different ways: a list counts as a tuple, 5.0, keys have no order"
         yield from container_notes(self.a, self.b)
         for side, contents in (("A", self.a), ("B", self.b)):
             yield from (f"{side}: {note}" for note in contents.notes)

@@ -30,7 +30,8 @@ from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import cover_problem
 from ckptools.model.rank_vote import vote
 from ckptools.model.records import grouped
-from ckptools.model.tensor import Tensor, record_sizes
+from ckptools.model.shards import record_sizes
+from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of, leaf_at
 from ckptools.model.values import Absent
 from ckptools.tensor_io.fetch_ahead import fetched, parts_of_all

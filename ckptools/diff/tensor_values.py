@@ -17,7 +17,9 @@ from ckptools.files.opening import OpenFiles
 from ckptools.keys.value_digests import once
 from ckptools.model.records import grouped
 from ckptools.model.regions import Box
-from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.source import Source
+from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.fetch_ahead import Part, copies_among, in_ranks, parts_of_all
 from ckptools.tensor_io.replicas import differing_boxes
 from ckptools.tensor_io.slicing import bands_of

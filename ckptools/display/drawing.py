@@ -17,7 +17,7 @@ from ckptools.files.partial_files import write_text
 from ckptools.text import clip, clip_middle, printable, size
 
 WIDTH = 680
-"""Units of the whole picture across; a browser shows one as one pixel, and shrinks it where there is less room."""
+"""Units of the whole picture across; a browser shows one pixel, and shrinks it where there is less room."""
 
 CHARACTER = 6.7
 """Units of a character of the monospaced 11-unit font, a little more than any has, so that nothing is cut."""

@@ -13,7 +13,8 @@ from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import can_be_read
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
-from ckptools.model.tensor import Tensor, all_here, shard_boxes
+from ckptools.model.shards import all_here, shard_boxes
+from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
 from ckptools.text import printable
 from ckptools.training_state.judgement import is_alone, verdict_of

@@ -39,7 +39,8 @@ from ckptools.model.cover import cover_problem
 from ckptools.model.model_config import ModelConfig
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints
-from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.tensor import Tensor
 from ckptools.model.values import describe_for_error
 from ckptools.text import plural
 from ckptools.training_state.parameter_names import SORTED

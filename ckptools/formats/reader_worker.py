@@ -34,8 +34,9 @@ from ckptools.files.remote.path import RemotePath
 from ckptools.model import values
 from ckptools.model.provenance import Said
 from ckptools.model.regions import Box
-from ckptools.model.source import ScaleCoding
-from ckptools.model.tensor import Coding, Encoded, Item, Shard, ShardList, Source, Tensor
+from ckptools.model.shard import Shard, ShardList
+from ckptools.model.source import Coding, Encoded, Item, ScaleCoding, Source
+from ckptools.model.tensor import Tensor
 from ckptools.pickles.alike import Alike, Own
 from ckptools.pickles.archive import FetchAhead
 from ckptools.pickles.machine import gc_paused

@@ -9,7 +9,7 @@ from ckptools.formats.shared.placeholders import PLACEHOLDER, with_placeholders
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import cover_problem
 from ckptools.model.problems import Code, Problem, worst_first
-from ckptools.model.tensor import shard_ranks
+from ckptools.model.shards import shard_ranks
 from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.pickles.foreign_names import unsafe_names
 from ckptools.tensor_io.copied_files import check_copies

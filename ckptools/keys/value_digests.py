@@ -24,7 +24,8 @@ from ckptools.errors import CkptoolsError, ReadError
 from ckptools.files.opening import OpenFiles
 from ckptools.keys.rank_leaves import LONG, children_inside, is_brief, is_plain
 from ckptools.model.cover import cover_problem
-from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.tensor import Tensor
 from ckptools.model.values import (
     Cycle,
     Device,

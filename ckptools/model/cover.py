@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints, Run, in_slabs
-from ckptools.model.tensor import Tensor, lie_in_a_row
+from ckptools.model.shards import lie_in_a_row
+from ckptools.model.tensor import Tensor
 from ckptools.text import and_others, first_few, spans
 
 

@@ -9,7 +9,8 @@ from typing import Any, Generic, TypeVar
 
 from ckptools.model.first_difference import first_difference
 from ckptools.model.problems import Differing
-from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.tensor import Tensor
 from ckptools.model.tree import fqn_of
 from ckptools.model.values import (
     Device,

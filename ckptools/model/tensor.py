@@ -12,26 +12,18 @@ from math import prod
 from typing import Any, Literal, NamedTuple
 
 from ckptools.dtypes import ITEMSIZE, short
-from ckptools.model.item_shards import HoldingFile as HoldingFile
-from ckptools.model.item_shards import ItemShards as ItemShards
+from ckptools.model.item_shards import ItemShards
 from ckptools.model.records import displayed, to_dict
 from ckptools.model.regions import Box, Ints
-from ckptools.model.shard import Shard as Shard
-from ckptools.model.shard import ShardList as ShardList
-from ckptools.model.shard import in_rank_order as in_rank_order
-from ckptools.model.shards import Shards as Shards
-from ckptools.model.shards import all_here as all_here
-from ckptools.model.shards import boxes_with_bytes as boxes_with_bytes
-from ckptools.model.shards import lie_in_a_row as lie_in_a_row
-from ckptools.model.shards import record_sizes as record_sizes
-from ckptools.model.shards import shard_boxes as shard_boxes
-from ckptools.model.shards import shard_ranks as shard_ranks
-from ckptools.model.shards import with_bytes as with_bytes
-from ckptools.model.source import Coding as Coding
-from ckptools.model.source import Encoded as Encoded
-from ckptools.model.source import Item as Item
-from ckptools.model.source import Seen as Seen
-from ckptools.model.source import Source as Source
+from ckptools.model.shard import Shard
+from ckptools.model.shards import (
+    Shards,
+    all_here,
+    boxes_with_bytes,
+    lie_in_a_row,
+    with_bytes,
+)
+from ckptools.model.source import Encoded
 from ckptools.text import plural, shape, size
 
 TensorKind = Literal[

@@ -8,7 +8,7 @@ from typing import Any
 
 from ckptools.dtypes import STORAGE_CLASS
 from ckptools.model.regions import Box, Ints
-from ckptools.model.tensor import Shard
+from ckptools.model.shard import Shard
 from ckptools.model.values import Global, NumpyArray, NumpyDtype, Opaque, describe_for_error
 
 MAX_NDIM = 64

@@ -21,7 +21,9 @@ from ckptools.files.zip_archive import Container
 from ckptools.files.zip_directory import root_of
 from ckptools.model.provenance import FILE_NAME
 from ckptools.model.regions import Box, Ints
-from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.source import Source
+from ckptools.model.tensor import Tensor
 from ckptools.model.tree import TreeLimitError, check_tree_limits, tensors_in
 from ckptools.pickles.alike import Alike, Own
 from ckptools.pickles.archive import check_byte_order, locator

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ckptools.model.regions import Ints
-from ckptools.model.tensor import Shard
+from ckptools.model.shard import Shard
 from ckptools.pickles.objects import ShardRecord
 
 NUMBERS = 10

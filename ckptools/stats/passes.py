@@ -20,7 +20,9 @@ from ckptools.errors import ReadError
 from ckptools.files.opening import OpenFiles
 from ckptools.model.cover import cover
 from ckptools.model.regions import Box
-from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.source import Source
+from ckptools.model.tensor import Tensor
 from ckptools.stats.reading import said
 from ckptools.tensor_io import fetch_ahead
 from ckptools.tensor_io.elements import BAND, Piece, pieces_of, raw_bands

@@ -14,7 +14,9 @@ from ckptools.model.cover import cover_problem
 from ckptools.model.problems import Code
 from ckptools.model.records import grouped
 from ckptools.model.regions import Box
-from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.source import Source
+from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.dcp_items import with_source
 from ckptools.text import plural
 from ckptools.training_state.sections import SectionKind, sections_of_kind

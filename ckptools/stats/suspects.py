@@ -20,7 +20,7 @@ from ckptools.keys.value_digests import once
 from ckptools.model.looked import Looked
 from ckptools.model.problems import Severity
 from ckptools.model.records import grouped
-from ckptools.model.tensor import Shard
+from ckptools.model.shard import Shard
 from ckptools.stats.passes import numbers
 from ckptools.stats.reading import MeasuredPart, located
 from ckptools.stats.record import Oddity, Stats, Suspect, Suspects

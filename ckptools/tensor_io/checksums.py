@@ -17,30 +17,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ckptools.files.opening import File
-from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.source import Source
+from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.fetch_ahead import Part
 
 try:
     from isal.isal_zlib import crc32
     from isal.isal_zlib import crc32_combine as combine
 except ImportError:  # no wheel for this platform
-    from zlib import crc32
 
     def combine(crc1: int, crc2: int, crc2_length: int, /) -> int:
         """CRC-32 of A + B, from those of A and B and the length of B."""
         return joined(crc1, crc2, crc2_length)
 
-
-__all__ = [
-    "Record",
-    "Stored",
-    "combine",
-    "crc32",
-    "joined",
-    "read_pieces",
-    "stored_records",
-    "without_records",
-]
 
 POLYNOMIAL = 0xEDB88320
 """The polynomial of zip, its highest power in the lowest bit."""

@@ -25,11 +25,13 @@ from typing import Any, NamedTuple
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
 from ckptools.files.opening import OpenFiles
+from ckptools.model.item_shards import ItemShards
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints, is_contiguous
-from ckptools.model.shards import states_any_crc
-from ckptools.model.source import ItemLayout
-from ckptools.model.tensor import ItemShards, Shard, Shards, Source, Tensor, TensorKind, with_bytes
+from ckptools.model.shard import Shard
+from ckptools.model.shards import Shards, states_any_crc, with_bytes
+from ckptools.model.source import ItemLayout, Source
+from ckptools.model.tensor import Tensor, TensorKind
 from ckptools.model.tree import KeyPath
 
 Checksum = tuple[str, int, int]

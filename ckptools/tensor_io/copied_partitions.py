@@ -14,7 +14,9 @@ from ckptools.dtypes import ITEMSIZE
 from ckptools.files.opening import OpenFiles
 from ckptools.model.problems import Problem
 from ckptools.model.regions import Box, Ints
-from ckptools.model.tensor import Source, Tensor, with_bytes
+from ckptools.model.shards import with_bytes
+from ckptools.model.source import Source
+from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.copied_files import MAX_COMPARED, MIN_VARIED, copied_files, perhaps_copied, split_alike
 
 

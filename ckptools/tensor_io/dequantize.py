@@ -15,7 +15,9 @@ import numpy.typing as npt
 
 from ckptools.dtypes import ITEMSIZE
 from ckptools.model.regions import Box, Ints, contiguous_strides
-from ckptools.model.tensor import Coding, Encoded, Shard, Source, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.source import Coding, Encoded, Source
+from ckptools.model.tensor import Tensor
 from ckptools.pickles.classes.tensor_classes import note_on
 from ckptools.tensor_io.numbers import Raw, decoded
 from ckptools.tensor_io.slicing import bands_of

@@ -20,7 +20,8 @@ from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
 from ckptools.files.opening import File, OpenFiles
 from ckptools.model.regions import Box
-from ckptools.model.tensor import Shard, Source
+from ckptools.model.shard import Shard
+from ckptools.model.source import Source
 from ckptools.tensor_io.numbers import Raw, raw_dtype
 from ckptools.tensor_io.read import bounded, extent, fill
 from ckptools.tensor_io.slicing import bands_of

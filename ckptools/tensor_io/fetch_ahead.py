@@ -18,7 +18,8 @@ from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
 from ckptools.files.opening import File
 from ckptools.files.remote.path import RemotePath, stores_are_used
-from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath
 from ckptools.tensor_io.threads import in_threads
 

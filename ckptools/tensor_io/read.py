@@ -17,7 +17,9 @@ from ckptools.errors import NotWholeError, ReadError, UsageError
 from ckptools.files.opening import File, OpenFiles
 from ckptools.model.cover import cover
 from ckptools.model.regions import Box
-from ckptools.model.tensor import Encoded, Seen, Shard, Source, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.source import Encoded, Seen, Source
+from ckptools.model.tensor import Tensor
 from ckptools.tensor_io import dcp_items, dequantize
 from ckptools.tensor_io.numbers import Raw, decoded, raw_dtype
 from ckptools.tensor_io.slicing import Slicing, sliced

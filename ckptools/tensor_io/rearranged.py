@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ckptools.model.regions import Box
-from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.tensor import Tensor
 
 
 class RowBlock(NamedTuple):

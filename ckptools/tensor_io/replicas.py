@@ -13,7 +13,9 @@ from ckptools.files.opening import OpenFiles
 from ckptools.model.problems import Code, Differing, Problem
 from ckptools.model.rank_vote import vote
 from ckptools.model.regions import Box
-from ckptools.model.tensor import Rounded, Shard, Source
+from ckptools.model.shard import Shard
+from ckptools.model.source import Source
+from ckptools.model.tensor import Rounded
 from ckptools.text import clip_middle, shape
 
 CHUNK = 4 << 20

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from ckptools.errors import UsageError
 from ckptools.model.regions import Box, Ints
-from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.tensor import Tensor
 
 
 class Slicing(NamedTuple):

@@ -20,7 +20,9 @@ from ckptools.errors import ReadError
 from ckptools.files.opening import File, OpenFiles
 from ckptools.model.item_shards import ItemShards
 from ckptools.model.regions import Box, contiguous_strides
-from ckptools.model.tensor import Seen, Shard, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.source import Seen
+from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.checksums import Record, read_pieces
 from ckptools.tensor_io.slicing import bands_of, count_bands
 

@@ -23,7 +23,9 @@ from typing import Any
 
 from ckptools.errors import ReadError
 from ckptools.model.regions import Box, Ints, grid_boxes
-from ckptools.model.tensor import Shard, Source, Tensor, in_rank_order
+from ckptools.model.shard import Shard, in_rank_order
+from ckptools.model.source import Source
+from ckptools.model.tensor import Tensor
 from ckptools.model.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, Size, TorchName
 from ckptools.pickles import reader
 from ckptools.pickles.classes import sharded_tensor, tensor_classes

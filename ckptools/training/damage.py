@@ -13,11 +13,11 @@ from math import prod
 from pathlib import Path
 
 from ckptools import api
-from ckptools.api import Checkpoint
+from ckptools.api.checkpoint import Checkpoint
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import CkptoolsError, UsageError
 from ckptools.model.problems import Code, Problem
-from ckptools.model.tensor import Shard
+from ckptools.model.shard import Shard
 from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.training.damage_kinds import KINDS, NAN, Asked, Broken, Target, names, renumbered
 from ckptools.training.options import CreateOptions

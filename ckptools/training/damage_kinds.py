@@ -17,7 +17,8 @@ from pathlib import Path
 from ckptools.dtypes import ITEMSIZE
 from ckptools.files.opening import File, Window
 from ckptools.files.zip_archive import Container, checksum_places
-from ckptools.model.tensor import Shard, Source
+from ckptools.model.shard import Shard
+from ckptools.model.source import Source
 from ckptools.tensor_io.checksums import crc32
 from ckptools.text import few
 

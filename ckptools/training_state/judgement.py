@@ -18,8 +18,9 @@ from ckptools.model.cover import cover_problem
 from ckptools.model.problems import Code, Problem
 from ckptools.model.rank_vote import vote
 from ckptools.model.regions import Box
-from ckptools.model.shards import states_one_crc
-from ckptools.model.tensor import Shard, Tensor, shard_ranks
+from ckptools.model.shard import Shard
+from ckptools.model.shards import shard_ranks, states_one_crc
+from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of, is_within, tensors_in
 from ckptools.model.values import Lost, scalar
 from ckptools.model.verdict import Depth, Verdict

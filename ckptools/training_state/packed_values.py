@@ -27,8 +27,9 @@ from ckptools.errors import ReadError
 from ckptools.files.opening import OpenFiles
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.regions import Box, Ints
-from ckptools.model.source import ItemLayout, ScaleCoding
-from ckptools.model.tensor import Coding, Encoded, Shard, Source, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.source import Coding, Encoded, ItemLayout, ScaleCoding, Source
+from ckptools.model.tensor import Tensor
 from ckptools.model.tree import GONE, KeyPath, leaf_at, rebuilt
 from ckptools.pickles.classes.codings import FLOATS
 from ckptools.pickles.classes.tensor_classes import note_on

@@ -18,7 +18,9 @@ from ckptools.files.zip_archive import FRONT, has_local_header
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import cover_problem
 from ckptools.model.problems import Code, Problem
-from ckptools.model.tensor import Shard, Tensor, all_here
+from ckptools.model.shard import Shard
+from ckptools.model.shards import all_here
+from ckptools.model.tensor import Tensor
 from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.tensor_io.checksums import CHUNK, Record, Stored, crc32, read_pieces, stored_records, without_records
 from ckptools.tensor_io.fetch_ahead import Part, copies_of, fetched_runs

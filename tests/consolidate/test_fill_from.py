@@ -16,9 +16,8 @@ from typer.testing import CliRunner
 import ckptools
 from ckptools.cli import app
 from ckptools.errors import NotWholeError, RefusedError, UsageError
-from ckptools.training import CreateOptions, ModelSize
 from ckptools.training.damage_kinds import Target, put_nan
-from ckptools.training.options import ResumeOptions
+from ckptools.training.options import CreateOptions, ModelSize, ResumeOptions
 from tests.training.forked import create_forked
 from tests.training.rank_files import load
 from tests.truth import FIXTURES

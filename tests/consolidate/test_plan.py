@@ -16,7 +16,9 @@ from ckptools.consolidate.writers import dcp
 from ckptools.files.opening import OpenFiles
 from ckptools.model.item_shards import in_columns
 from ckptools.model.regions import Box, contiguous_strides
-from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.source import Source
+from ckptools.model.tensor import Tensor
 from ckptools.tensor_io import stream
 from ckptools.tensor_io.checksums import Record
 from ckptools.tensor_io.stream import Band, Copy, count_parts, parts_of

@@ -14,7 +14,9 @@ from ckptools.consolidate.shares import ALL, GRAIN, shares_of
 from ckptools.consolidate.writers.layout import Job
 from ckptools.errors import CkptoolsError
 from ckptools.model.regions import Box, contiguous_strides
-from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.source import Source
+from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.checksums import crc32
 from ckptools.tensor_io.stream import Copy
 

@@ -11,7 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ckptools.model.regions import Box, contiguous_strides
-from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.source import Source
+from ckptools.model.tensor import Tensor
 
 
 def cut(

@@ -7,12 +7,14 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from ckptools.api import Checkpoint
+from ckptools.api.checkpoint import Checkpoint
 from ckptools.formats.structure import with_structure_problems
 from ckptools.model.checkpoint import Fact, RankFile, ReadCost
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, contiguous_strides
-from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.source import Source
+from ckptools.model.tensor import Tensor
 from ckptools.model.values import Opaque
 from ckptools.training_state.parameter_names import AS_SAVED
 from ckptools.training_state.sections import find_sections

@@ -8,7 +8,9 @@ from typing import Any
 
 from ckptools.errors import CkptoolsError, original_of
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.tensor import Encoded, Shard, Source, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.source import Encoded, Source
+from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of, walk
 from ckptools.model.values import NumpyArray, NumpyScalar
 from ckptools.training_state.judgement import verdict_of

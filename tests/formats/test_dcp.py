@@ -23,7 +23,8 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 import ckptools
 from ckptools.errors import NotWholeError, ReadError, RefusedError, UnsafePathError, UsageError
 from ckptools.files.opening import File
-from ckptools.formats.dcp import locate, read_folder
+from ckptools.formats.dcp import locate
+from ckptools.formats.dcp.folder import read_folder
 from ckptools.formats.options import Options
 from ckptools.model.problems import Code
 from ckptools.model.regions import Box
@@ -689,7 +690,7 @@ def test_metadata_that_would_run_code_runs_none_and_is_told(saved, tmp_path):
 
 
 def test_attributes_that_torch_does_not_have_are_kept_for_other_formats(saved):
-    from ckptools.formats.dcp import read_folder
+    from ckptools.formats.dcp.folder import read_folder
     from ckptools.formats.options import Options
 
     edit(saved, lambda m: setattr(m, "mcore_data", {"model.w": 3}))

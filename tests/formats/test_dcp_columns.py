@@ -21,7 +21,8 @@ from ckptools.formats.dcp.metadata import DcpMetadata, StoredItems, TensorMetada
 from ckptools.formats.open import open_checkpoint
 from ckptools.model.item_shards import ItemShards
 from ckptools.model.problems import Problem
-from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
 from tests.truth import FIXTURES
 

@@ -9,7 +9,8 @@ import ckptools
 from ckptools.files.location import location
 from ckptools.files.remote import cached_file
 from ckptools.files.remote.store import Store
-from ckptools.formats.dcp import locate, read_folder
+from ckptools.formats.dcp import locate
+from ckptools.formats.dcp.folder import read_folder
 from ckptools.formats.options import Options
 from tests.formats.test_dcp import save
 from tests.formats.test_object_store import sources

@@ -21,7 +21,9 @@ from ckptools.formats.flat_parameters.shards import resolve_flat_shards
 from ckptools.formats.flat_parameters.units import UnknownLayoutError, infer_flat_layout
 from ckptools.formats.shared.given import Shapes
 from ckptools.model.regions import Box
-from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.source import Source
+from ckptools.model.tensor import Tensor
 from ckptools.training_state.parameter_names import AS_WRITTEN
 from tests.formats import save_local_states
 from tests.formats.test_truth import same

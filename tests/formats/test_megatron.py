@@ -25,7 +25,9 @@ from ckptools.formats.shared.tensor_parallel import GATED, ROWS, JoinRule, RankP
 from ckptools.model.checkpoint import Fact
 from ckptools.model.cover import cover
 from ckptools.model.regions import Box, contiguous_strides
-from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.source import Source
+from ckptools.model.tensor import Tensor
 from tests.formats.megatron_runs import Run, full_model, master, moments_of, save
 from tests.truth import FIXTURES
 

@@ -23,7 +23,9 @@ from ckptools.formats.dcp import locate
 from ckptools.formats.megatron_dist.bucket_order import UnjoinedError
 from ckptools.formats.megatron_dist.buckets import _by_stage, join_buckets
 from ckptools.model.regions import Box, Ints
-from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.source import Source
+from ckptools.model.tensor import Tensor
 from ckptools.tensor_io import read
 from tests.formats.test_megatron_dist import live
 from tests.formats.test_megatron_dist import write as torch_dist

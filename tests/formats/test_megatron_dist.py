@@ -25,7 +25,9 @@ from ckptools.formats.dcp import locate
 from ckptools.formats.megatron_dist import stacked
 from ckptools.formats.megatron_dist.stored import StoredState
 from ckptools.model.regions import Box, contiguous_strides
-from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.source import Source
+from ckptools.model.tensor import Tensor
 from ckptools.tensor_io import read
 from tests.formats.test_truth import same
 from tests.truth import FIXTURES, load_truth

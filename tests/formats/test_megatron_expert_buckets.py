@@ -17,7 +17,8 @@ import ckptools
 from ckptools.formats.megatron_dist.bucket_order import UnjoinedError
 from ckptools.formats.megatron_dist.buckets import join_buckets
 from ckptools.model.regions import Box
-from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.tensor import Tensor
 from ckptools.tensor_io import read
 from tests.formats.test_megatron_buckets import chunked, filled, moments, refused
 from tests.formats.test_truth import same

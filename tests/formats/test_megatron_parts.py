@@ -18,7 +18,8 @@ from ckptools.errors import NotWholeError
 from ckptools.formats.megatron_dist import stacked
 from ckptools.formats.megatron_dist.stacked import EXPERTS, count_stacks, join_in_tree, join_parts, split_stacks
 from ckptools.model.regions import Box
-from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.tensor import Tensor
 from tests.formats.test_megatron_dist import write
 
 MLP = "decoder.layers.1.mlp"

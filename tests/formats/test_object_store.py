@@ -11,8 +11,8 @@ from ckptools.files.remote.store import Store
 from ckptools.formats import options as limits
 from ckptools.formats.shared import checkpoint_builder
 from ckptools.model.tree import tensors_in
-from ckptools.training import CreateOptions, create
-from ckptools.training.options import SimulationOptions
+from ckptools.training import create
+from ckptools.training.options import CreateOptions, SimulationOptions
 from tests.object_store import BUCKET
 from tests.truth import FIXTURES
 

@@ -21,7 +21,9 @@ from ckptools.errors import CkptoolsError, NotWholeError, ReadError
 from ckptools.formats import olmo_flat
 from ckptools.formats import options as limits
 from ckptools.model.regions import Box
-from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.source import Source
+from ckptools.model.tensor import Tensor
 from ckptools.training.strategies import fsdp
 from tests.fake_world import fake_group
 from tests.pickles.test_tensors import same_bits

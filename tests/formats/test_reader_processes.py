@@ -22,7 +22,9 @@ from ckptools.formats.file_reader import MIN_FILES, FileReader
 from ckptools.formats.open import open_checkpoint
 from ckptools.formats.reader_worker import Receiver, Sender
 from ckptools.model.regions import Box
-from ckptools.model.tensor import Shard, ShardList, Source, Tensor
+from ckptools.model.shard import Shard, ShardList
+from ckptools.model.source import Source
+from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
 from ckptools.pickles.machine import Machine
 from ckptools.pickles.reader import AlikeFiles, Saved, first_of_many

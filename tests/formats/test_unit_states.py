@@ -24,7 +24,9 @@ from ckptools.formats.flat_parameters import unit_optimizer
 from ckptools.formats.flat_parameters.unit_search import units_of
 from ckptools.formats.flat_parameters.units import UnknownLayoutError
 from ckptools.model.regions import Box, Ints, chunk
-from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.source import Source
+from ckptools.model.tensor import Tensor
 from ckptools.tensor_io import read
 from tests.formats import save_unit_states
 from tests.truth import FIXTURES

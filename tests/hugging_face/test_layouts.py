@@ -18,7 +18,9 @@ from ckptools.keys.layouts.forms import Form, Sizes, UnfitError
 from ckptools.keys.layouts.recognise import recognise
 from ckptools.keys.layouts.tables import LAYOUTS, MEGATRON
 from ckptools.model.regions import Box, contiguous_strides
-from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.source import Source
+from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.read import load
 from tests.truth import FIXTURES
 

@@ -6,7 +6,8 @@ import pytest
 
 from ckptools.keys.sharding import placement, sharding_rows
 from ckptools.model.regions import Box
-from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.tensor import Tensor
 from tests.display.made import checkpoint
 
 HALVES = (Box((0, 0), (2, 4)), Box((2, 0), (2, 4)))

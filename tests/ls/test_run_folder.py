@@ -21,8 +21,7 @@ from ckptools.ls.text import run_folder_text
 from ckptools.model.causes import causes_of
 from ckptools.model.problems import Code, Problem
 from ckptools.model.verdict import Verdict
-from ckptools.training import CreateOptions, ModelSize
-from ckptools.training.options import ResumeOptions
+from ckptools.training.options import CreateOptions, ModelSize, ResumeOptions
 from tests.display.made import HOSTILE
 from tests.formats.deepspeed_writer import deepspeed_classes
 from tests.training.forked import create_forked

@@ -18,8 +18,8 @@ import ckptools
 from ckptools.errors import ReadError
 from ckptools.model.cover import cover
 from ckptools.model.regions import grid_boxes
-from ckptools.model.tensor import Shard as Piece
-from ckptools.model.tensor import in_rank_order
+from ckptools.model.shard import Shard as Piece
+from ckptools.model.shard import in_rank_order
 from ckptools.model.tree import tensors_in
 from ckptools.pickles import reader
 from ckptools.pickles.classes.device_mesh import Mesh

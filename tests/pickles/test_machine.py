@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from ckptools.model.values import NumpyArray, NumpyScalar, Opaque
 from ckptools.pickles import machine_state
-from ckptools.pickles.machine import Machine, PickleError
+from ckptools.pickles.machine import Machine
+from ckptools.pickles.machine_state import PickleError
 from tests.pickles.forge import storage
 
 

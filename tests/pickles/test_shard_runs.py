@@ -15,11 +15,14 @@ import ckptools
 from ckptools.errors import ReadError
 from ckptools.files.opening import File
 from ckptools.files.zip_archive import Container
-from ckptools.model.tensor import ItemShards, ShardList, Tensor
+from ckptools.model.item_shards import ItemShards
+from ckptools.model.shard import ShardList
+from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
 from ckptools.model.values import Opaque
 from ckptools.pickles.archive import locator
-from ckptools.pickles.machine import Machine, PickleError
+from ckptools.pickles.machine import Machine
+from ckptools.pickles.machine_state import PickleError
 from ckptools.pickles.objects import PlacementRecord, ShardRecord
 from tests.pickles.forge import number, text
 from tests.truth import FIXTURES

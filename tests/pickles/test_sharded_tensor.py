@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from ckptools.model.cover import cover
 from ckptools.model.tree import tensors_in
 from ckptools.pickles import reader
-from ckptools.pickles.machine import Machine, PickleError
+from ckptools.pickles.machine import Machine
+from ckptools.pickles.machine_state import PickleError
 from tests.pickles.forge import contradiction, number, tensor, text, with_pickle
 from tests.truth import FIXTURES
 

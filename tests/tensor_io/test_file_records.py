@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from ckptools.files.opening import OpenFiles
 from ckptools.model.item_shards import in_columns
 from ckptools.model.regions import Box
-from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.source import Source
+from ckptools.model.tensor import Tensor
 from ckptools.tensor_io import file_records
 from ckptools.tensor_io.checksums import Record
 from ckptools.tensor_io.file_records import count_without, damaged_records, records_of

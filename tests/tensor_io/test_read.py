@@ -16,7 +16,8 @@ import ckptools
 from ckptools import Tensor
 from ckptools.errors import CkptoolsError, NotWholeError, ReadError, UsageError
 from ckptools.model.regions import Box, span_boxes
-from ckptools.model.tensor import Shard, Source
+from ckptools.model.shard import Shard
+from ckptools.model.source import Source
 from ckptools.tensor_io import read
 from tests.truth import FIXTURES
 

@@ -8,7 +8,8 @@ import pytest
 
 from ckptools.files.opening import OpenFiles
 from ckptools.model.regions import Box, Ints
-from ckptools.model.tensor import Shard, Source
+from ckptools.model.shard import Shard
+from ckptools.model.source import Source
 from ckptools.tensor_io import replicas
 from ckptools.tensor_io.numbers import digits
 from ckptools.tensor_io.replicas import differing_boxes

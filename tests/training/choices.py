@@ -7,8 +7,10 @@ import shutil
 
 import torch.distributed as dist
 
-from ckptools.training import CreateOptions, output
-from ckptools.training.rank import say_nothing, train_and_save
+from ckptools.cluster.waiting import say_nothing
+from ckptools.training import output
+from ckptools.training.options import CreateOptions
+from ckptools.training.rank import train_and_save
 
 
 def train_all(runs: list[CreateOptions]) -> None:

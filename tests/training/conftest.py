@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from ckptools.training import Created, CreateOptions, ModelSize
+from ckptools.training.options import CreateOptions, ModelSize
+from ckptools.training.output import Created
 from tests.training.forked import create_forked, run_ranks
 from tests.training.matrix import train_and_save
 from tests.training.rank_files import ckptools

@@ -23,7 +23,9 @@ from torch.multiprocessing.spawn import ProcessContext, start_processes
 from ckptools.__main__ import main
 from ckptools.cluster.environment import calm_torch
 from ckptools.formats import registry
-from ckptools.training import Created, CreateOptions, create, worker
+from ckptools.training import create, worker
+from ckptools.training.options import CreateOptions
+from ckptools.training.output import Created
 from tests.training.started import PATIENCE, free_port
 
 FORMATS = [f"ckptools.formats.{one.NAME}" for one in registry.FORMATS]

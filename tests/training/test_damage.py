@@ -14,8 +14,10 @@ from typer.testing import CliRunner
 
 from ckptools.cli import app
 from ckptools.errors import UsageError
-from ckptools.training import Created, CreateOptions, create, damage, launch
+from ckptools.training import create, damage, launch
 from ckptools.training.damage_kinds import KINDS
+from ckptools.training.options import CreateOptions
+from ckptools.training.output import Created
 from tests.training.conftest import Command
 from tests.training.forked import ckptools_forked, create_forked
 from tests.training.rank_files import ckptools, load, local_tensors

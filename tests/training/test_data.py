@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ckptools.training import CreateOptions
 from ckptools.training.data import SEQUENCES, Loader, Position, batches, make_loader
+from ckptools.training.options import CreateOptions
 
 OPTIONS = CreateOptions(Path("unused"))
 

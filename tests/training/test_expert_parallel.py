@@ -9,8 +9,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 import ckptools
-from ckptools.training import Created, CreateOptions, ModelSize
 from ckptools.training.model import MixtureOfExperts
+from ckptools.training.options import CreateOptions, ModelSize
+from ckptools.training.output import Created
 from tests import demo
 from tests.training.forked import create_forked
 from tests.training.rank_files import assert_same_moments, load_all, local_tensors

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ckptools.errors import UsageError
-from ckptools.training import CreateOptions, file_names, option_checks
-from ckptools.training.options import LAYOUTS, FileOptions
+from ckptools.training import file_names, option_checks
+from ckptools.training.options import LAYOUTS, CreateOptions, FileOptions
 from tests.training.forked import ckptools_forked, create_forked
 from tests.training.rank_files import ckptools, load
 

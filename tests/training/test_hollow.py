@@ -13,8 +13,9 @@ import pytest
 
 import ckptools
 from ckptools.errors import NotWholeError, ReadError, UsageError
-from ckptools.training import Created, CreateOptions, create
-from ckptools.training.options import FileOptions, SimulationOptions
+from ckptools.training import create
+from ckptools.training.options import CreateOptions, FileOptions, SimulationOptions
+from ckptools.training.output import Created
 from ckptools.training.simulated import hollow_rank_files, world
 from ckptools.training.simulated.hollow_dcp import HollowDcp
 from ckptools.training.simulated.hollow_rank_files import HollowRun

@@ -13,9 +13,9 @@ from torch.distributed.checkpoint import load as dcp_load
 
 import ckptools
 from ckptools.errors import UsageError
-from ckptools.training import CreateOptions, option_checks
+from ckptools.training import option_checks
 from ckptools.training.layouts.huggingface import file_numbers, untied
-from ckptools.training.options import FileOptions
+from ckptools.training.options import CreateOptions, FileOptions
 from tests.demo import same
 from tests.training.forked import ckptools_forked
 from tests.versions import TORCH

@@ -12,8 +12,9 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from ckptools.errors import WriteError
-from ckptools.training import CreateOptions, ModelSize, options
+from ckptools.training import options
 from ckptools.training.launchers import failure_reason
+from ckptools.training.options import CreateOptions, ModelSize
 
 
 def failure(tmp_path: Path, rank: int, exitcode: int, message: str = "") -> ProcessFailure:

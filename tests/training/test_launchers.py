@@ -19,8 +19,8 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.multiprocessing.spawn import ProcessRaisedException
 
 from ckptools.errors import CkptoolsError
-from ckptools.training import CreateOptions, create
-from ckptools.training.options import LaunchOptions
+from ckptools.training import create
+from ckptools.training.options import CreateOptions, LaunchOptions
 from ckptools.training.worker import record_failure
 from tests.training.conftest import Command
 from tests.training.forked import create_forked, forkserver, run_ranks

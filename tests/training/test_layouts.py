@@ -10,7 +10,7 @@ import torch
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.tensor import DTensor
 
-from ckptools.training import Created
+from ckptools.training.output import Created
 from tests import fake_world
 from tests.training.conftest import Command
 from tests.training.rank_files import load, load_all

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ckptools.errors import UsageError
-from ckptools.training import CreateOptions, option_checks, world_sizes
-from ckptools.training.options import ParallelOptions
+from ckptools.training import option_checks, world_sizes
+from ckptools.training.options import CreateOptions, ParallelOptions
 
 REFUSED = [
     ("fsdp2", 4, {"sharding": "hybrid"}, "--sharding goes with --strategy fsdp1, not fsdp2"),

@@ -11,8 +11,9 @@ from torch.distributed.checkpoint import FileSystemReader
 
 import ckptools
 from ckptools.errors import NotWholeError
-from ckptools.training import Created, CreateOptions, ModelSize
 from ckptools.training.model import Transformer
+from ckptools.training.options import CreateOptions, ModelSize
+from ckptools.training.output import Created
 from ckptools.training.strategies.pipeline import keep_stage
 from tests import demo
 from tests.training.forked import create_forked

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ckptools.training import CreateOptions
+from ckptools.training.options import CreateOptions
 from ckptools.training.rank import train_and_save
 from tests.training.forked import run_ranks
 

@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 import ckptools
 from ckptools.cli import app
 from ckptools.errors import UsageError
-from ckptools.training import Created, CreateOptions, create
-from ckptools.training.options import ParallelOptions, SimulationOptions
+from ckptools.training import create
+from ckptools.training.options import CreateOptions, ParallelOptions, SimulationOptions
+from ckptools.training.output import Created
 from tests import demo
 from tests.training.conftest import Command
 from tests.training.rank_files import load

@@ -12,8 +12,7 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import ckptools
-from ckptools.training import CreateOptions
-from ckptools.training.options import ParallelOptions
+from ckptools.training.options import CreateOptions, ParallelOptions
 from tests import demo
 from tests.training.choices import train_all
 from tests.training.forked import run_ranks

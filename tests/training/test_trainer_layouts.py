@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 import ckptools
 from ckptools.cli.commands.create import fold
-from ckptools.training import Created
+from ckptools.training.output import Created
 from tests.demo import same
 from tests.training.conftest import Command
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ckptools.errors import WriteError
-from ckptools.training import CreateOptions, create
-from ckptools.training.options import LaunchOptions
+from ckptools.training import create
+from ckptools.training.options import CreateOptions, LaunchOptions
 from tests.training.conftest import FSDP1, Command
 from tests.training.started import children, finish, free_port, is_free, same, start
 from tests.training.test_command import leftovers

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ckptools.errors import UsageError
-from ckptools.training import CreateOptions, ModelSize, world_sizes
-from ckptools.training.options import ParallelOptions
+from ckptools.training import world_sizes
+from ckptools.training.options import CreateOptions, ModelSize, ParallelOptions
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 import ckptools
 from ckptools.model.checkpoint import ModuleOrder
 from ckptools.model.regions import Box
-from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.source import Source
+from ckptools.model.tensor import Tensor
 from ckptools.training_state.moments import QUANT_STATE
 from ckptools.training_state.optimizer_names import name_parameters as name_by
 from ckptools.training_state.optimizers import Optimizer, optimizers_of

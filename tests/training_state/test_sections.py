@@ -11,7 +11,9 @@ from torch import nn
 import ckptools
 from ckptools.inspect.record import inspect_report
 from ckptools.model.regions import Box
-from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.source import Source
+from ckptools.model.tensor import Tensor
 from ckptools.model.tree import walk
 from ckptools.model.values import Lost, Opaque
 from ckptools.training_state.section_size import measure, storage_identity

@@ -19,7 +19,7 @@ from ckptools.text import size
 from ckptools.training.options import CreateOptions
 
 if TYPE_CHECKING:
-    from ckptools.training import Created
+    from ckptools.training.output import Created
 
 # Most numbers with gaps between them that are listed.
 FEW = 8

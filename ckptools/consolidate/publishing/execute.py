@@ -20,7 +20,7 @@ from ckptools.dtypes import has_nonfinite
 from ckptools.errors import CkptoolsError, ReadError, WriteError
 from ckptools.files.opening import OpenFiles
 from ckptools.files.partial_files import Target, write_at
-from ckptools.model.tensor import Source
+from ckptools.model.source import Source
 from ckptools.tensor_io.checksums import CHUNK, Record, crc32, read_pieces
 from ckptools.tensor_io.fetch_ahead import Part, fetched_in_threads, parts_of
 from ckptools.tensor_io.stream import Band, Copy, assemble

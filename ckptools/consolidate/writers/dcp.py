@@ -40,7 +40,8 @@ from ckptools.consolidate.writers.pt import Packed, pack
 from ckptools.dtypes import ITEMSIZE
 from ckptools.model.provenance import FILE_NAME as RECORD
 from ckptools.model.regions import Box
-from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.tensor import Tensor
 from ckptools.model.tree import fqn_of
 from ckptools.model.values import Global, Size, TorchName
 

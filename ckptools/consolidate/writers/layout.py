@@ -19,7 +19,8 @@ from ckptools.model.item_shards import ItemShards
 from ckptools.model.problems import Problem
 from ckptools.model.provenance import Filled
 from ckptools.model.regions import Box
-from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of
 from ckptools.tensor_io.stream import Band, Copy, parts_of
 from ckptools.training_state.sections import Section

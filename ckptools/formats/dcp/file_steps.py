@@ -22,7 +22,8 @@ from ckptools.errors import ReadError
 from ckptools.files.opening import OpenFiles
 from ckptools.model.checkpoint import Fact
 from ckptools.model.problems import Code, Problem, Severity
-from ckptools.model.tensor import Source, Tensor
+from ckptools.model.source import Source
+from ckptools.model.tensor import Tensor
 from ckptools.text import plural, spans
 from ckptools.training_state.judgement import ELEMENTWISE
 from ckptools.training_state.steps import RANKS_DIFFER

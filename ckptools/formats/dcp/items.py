@@ -25,8 +25,9 @@ from ckptools.files.file_type import content_of, head_of
 from ckptools.files.opening import File, Window
 from ckptools.files.safetensors_header import Header
 from ckptools.model.regions import Ints, contiguous_strides
-from ckptools.model.source import ItemLayout
-from ckptools.model.tensor import Encoded, Item, Shard, Source, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.source import Encoded, Item, ItemLayout, Source
+from ckptools.model.tensor import Tensor
 from ckptools.model.values import describe_for_error
 from ckptools.pickles.archive import read_archive
 from ckptools.pickles.machine import Machine, load_checked

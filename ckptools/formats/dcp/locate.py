@@ -27,8 +27,8 @@ from ckptools.formats.dcp.other_files import SuspectFile, end_of, is_in_place
 from ckptools.model.columns import by_value, take
 from ckptools.model.item_shards import HoldingFile, ItemShards
 from ckptools.model.regions import Ints
-from ckptools.model.source import ItemLayout
-from ckptools.model.tensor import Item, Shard
+from ckptools.model.shard import Shard
+from ckptools.model.source import Item, ItemLayout
 from ckptools.pickles.classes.tensor_classes import note_on
 from ckptools.tensor_io.dcp_items import ItemKind, compressed_item, ends_of
 from ckptools.tensor_io.fetch_ahead import Part, count_requests, fetched_runs

@@ -20,7 +20,7 @@ from ckptools.formats.dcp.files import DataFile, FileFault
 from ckptools.formats.dcp.items import PICKLE, ItemReader
 from ckptools.formats.dcp.metadata import DcpMetadata, StoredItem
 from ckptools.model.problems import Code, Problem
-from ckptools.model.tensor import Item
+from ckptools.model.source import Item
 from ckptools.tensor_io.dcp_items import OtherItemError
 from ckptools.tensor_io.fetch_ahead import Part
 

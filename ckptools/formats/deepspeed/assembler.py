@@ -18,7 +18,9 @@ from ckptools.formats.shared.merge import Merge
 from ckptools.model.problems import Code, Problem
 from ckptools.model.rank_vote import Vote, same_value, vote
 from ckptools.model.regions import Box, Ints, chunk
-from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.source import Source
+from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath
 from ckptools.tensor_io.copied_files import stated_checksum
 

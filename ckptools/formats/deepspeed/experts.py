@@ -27,7 +27,8 @@ from ckptools.formats.deepspeed.states import ModelStates, Shapes
 from ckptools.formats.deepspeed.zero_stages import PartitionRun
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints
-from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.tensor import Tensor
 
 NATIVE = re.compile(
     r"(?P<prefix>(?:.*\.)?deepspeed_moe\.experts\.deepspeed_experts\.)(?P<number>\d{1,7})(?P<rest>\..*)"

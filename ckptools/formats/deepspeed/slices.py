@@ -27,7 +27,8 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ckptools.model.regions import Box, Ints, contiguous_strides
-from ckptools.model.tensor import Shard, Tensor, in_rank_order
+from ckptools.model.shard import Shard, in_rank_order
+from ckptools.model.tensor import Tensor
 
 AFFINE_VERSION = 1
 SIMPLE = re.compile(r"\^?(?:[\w.\-/:=, ]|\\[^\w]|\\d|\[[\w\-]+\]|[*+])*\$?")

@@ -32,7 +32,8 @@ from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints
-from ckptools.model.tensor import Rounded, Shard, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.tensor import Rounded, Tensor
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
 

@@ -25,7 +25,8 @@ from typing import Any
 from ckptools.formats.deepspeed.states import ModelStates
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints
-from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.copied_files import Checksum, may_be_a_copy, perhaps_copied, stated_checksum, stated_sources
 from ckptools.text import few
 from ckptools.training_state.section_size import storage_identity

@@ -35,7 +35,8 @@ from typing import Any, NamedTuple
 
 from ckptools.formats.flat_parameters.flat_runs import RunBox, boxes_of
 from ckptools.model.regions import Box, Ints, chunk, contiguous_strides
-from ckptools.model.tensor import Shard, Source
+from ckptools.model.shard import Shard
+from ckptools.model.source import Source
 from ckptools.model.values import Opaque
 
 Where = tuple[int, int, int]

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 
 from ckptools.dtypes import ITEMSIZE
 from ckptools.model.regions import Box, Ints, contiguous_strides, span_boxes
-from ckptools.model.tensor import Shard, Source, Tensor, in_rank_order
+from ckptools.model.shard import Shard, in_rank_order
+from ckptools.model.source import Source
+from ckptools.model.tensor import Tensor
 
 ALIGNMENTS = (2, 4, 8, 16)
 """Elements in 16 bytes, by size of dtype."""

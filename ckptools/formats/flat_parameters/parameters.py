@@ -30,7 +30,8 @@ from ckptools.formats.flat_parameters.units import Unit
 from ckptools.formats.shared.given import Shapes
 from ckptools.model.checkpoint import GivenNames, ModuleOrder
 from ckptools.model.regions import Box, Ints
-from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.tensor import Tensor
 from ckptools.training_state.optimizer_names import group_ids, name_parameters
 from ckptools.training_state.optimizers import name_with
 from ckptools.training_state.parameter_names import AS_SAVED, believed, order_of, without_wrappers

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from ckptools.formats.flat_parameters.flat_runs import FlatRun, is_ragged, shards_of, storage_of
 from ckptools.model.checkpoint import GivenNames
 from ckptools.model.regions import Ints
-from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath
 from ckptools.tensor_io.copied_files import is_constant
 from ckptools.training_state.optimizer_names import group_ids

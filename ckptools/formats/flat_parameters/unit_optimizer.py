@@ -18,7 +18,8 @@ from ckptools.formats.flat_parameters.parameters import mark_runs, name_units
 from ckptools.formats.flat_parameters.unit_search import Members, units_of
 from ckptools.formats.flat_parameters.units import Unit, UnknownLayoutError
 from ckptools.model.regions import Box, Ints, chunk
-from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.tensor import Tensor
 from ckptools.training_state.optimizer_names import group_ids
 from ckptools.training_state.parameter_names import module_of, module_places, order_of
 from ckptools.training_state.sections import is_flat_optimizer

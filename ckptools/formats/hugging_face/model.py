@@ -30,7 +30,9 @@ from ckptools.model.checkpoint import RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.provenance import KEY, Said
 from ckptools.model.regions import Box
-from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.source import Source
+from ckptools.model.tensor import Tensor
 from ckptools.pickles.machine import gc_paused
 from ckptools.text import few
 

@@ -34,7 +34,8 @@ from ckptools.formats.flat_parameters.flat_runs import FlatRun, shards_in
 from ckptools.formats.megatron.layers import FC1
 from ckptools.formats.megatron_dist.bucket_order import EXPERT, NO_PARAMETER, UnjoinedError, orders
 from ckptools.model.regions import Box
-from ckptools.model.tensor import Shard, Tensor, in_rank_order
+from ckptools.model.shard import Shard, in_rank_order
+from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
 from ckptools.model.values import describe_for_error
 

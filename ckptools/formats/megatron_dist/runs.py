@@ -13,7 +13,8 @@ from typing import Any
 
 from ckptools.formats.flat_parameters.flat_runs import FlatRun, shards_in
 from ckptools.model.regions import Box, Ints
-from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.tensor import Tensor
 
 UNPLACED = "flat runs whose pieces do not follow from the metadata; --only model writes the model"
 

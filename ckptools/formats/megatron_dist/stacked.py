@@ -22,7 +22,9 @@ from ckptools.formats.shared.merge import MIN_COLUMNS
 from ckptools.model.item_shards import Holding, in_columns
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
-from ckptools.model.tensor import Shard, Source, Tensor, in_rank_order
+from ckptools.model.shard import Shard, in_rank_order
+from ckptools.model.source import Source
+from ckptools.model.tensor import Tensor
 
 LAYERS = re.compile(r"(?P<block>(?:.*?\.)?layers)\.(?P<rest>(?!\d+\.).+)", re.DOTALL)
 EXPERTS = re.compile(r"(?P<block>(?P<mlp>.+\.mlp)\.experts\.experts)\.(?P<rest>linear_fc[12]\..+)", re.DOTALL)

@@ -27,7 +27,8 @@ from ckptools.formats.shared.checkpoint_builder import file_now
 from ckptools.formats.shared.merge import Merge
 from ckptools.model.checkpoint import RankFile
 from ckptools.model.problems import Code, Problem
-from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.tensor import Tensor
 from ckptools.model.tree import leaf_at
 from ckptools.pickles.reader import Saved
 from ckptools.text import few

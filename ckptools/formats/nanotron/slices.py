@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from ckptools.formats.flat_parameters.flat_runs import boxes_of
 from ckptools.model.regions import Box, Ints
-from ckptools.model.tensor import Shard, Source
+from ckptools.model.shard import Shard
+from ckptools.model.source import Source
 
 MAX_PIECES = 1 << 12
 

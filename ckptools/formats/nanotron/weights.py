@@ -16,7 +16,9 @@ from ckptools.formats.nanotron.slices import Slice, SlicePair, pieces_of, shape_
 from ckptools.formats.shared.checkpoint_builder import file_now
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
-from ckptools.model.tensor import Shard, Source, Tensor, in_rank_order
+from ckptools.model.shard import Shard, in_rank_order
+from ckptools.model.source import Source
+from ckptools.model.tensor import Tensor
 
 RANKS = r"pp-rank-(?P<pp>\d{1,5})-of-(?P<pps>\d{1,5})_tp-rank-(?P<tp>\d{1,5})-of-(?P<tps>\d{1,5})"
 WEIGHT = re.compile(rf"model_(?P<name>.+?)(?:_{RANKS}(?P<experts>_exp-rank-\d+-of-\d+)?)?\.safetensors")

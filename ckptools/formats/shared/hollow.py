@@ -26,12 +26,13 @@ from ckptools.files.opening import File
 from ckptools.files.storage import SLACK
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.columns import take
-from ckptools.model.item_shards import HoldingFile
+from ckptools.model.item_shards import HoldingFile, ItemShards
 from ckptools.model.problems import Code, Problem, Severity, worst_first
 from ckptools.model.provenance import Filled
 from ckptools.model.regions import is_contiguous
-from ckptools.model.source import ItemLayout
-from ckptools.model.tensor import ItemShards, Shards, Source, Tensor
+from ckptools.model.shards import Shards
+from ckptools.model.source import ItemLayout, Source
+from ckptools.model.tensor import Tensor
 from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.tensor_io.checksums import combine, crc32
 from ckptools.text import and_others, few, size

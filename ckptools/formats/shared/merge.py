@@ -16,8 +16,9 @@ from ckptools.model.item_shards import Holding, ItemShards, in_columns
 from ckptools.model.problems import Code, Problem
 from ckptools.model.rank_vote import NAMES, Vote, difference, same_inside, same_value, vote
 from ckptools.model.regions import Box
+from ckptools.model.shard import Shard, in_rank_order
 from ckptools.model.shards import Shards
-from ckptools.model.tensor import Shard, Tensor, in_rank_order
+from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of
 from ckptools.model.values import Absent, NumpyArray, Opaque
 from ckptools.pickles.alike import Alike

@@ -17,7 +17,9 @@ from typing import Any
 from ckptools.errors import UsageError
 from ckptools.files.json_file import read_json
 from ckptools.model.regions import Box, Ints
-from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.source import Source
+from ckptools.model.tensor import Tensor
 from ckptools.model.values import describe_for_error
 
 NO_RULE = "no rule says how its tensor-parallel pieces are joined; give one with --rules FILE"

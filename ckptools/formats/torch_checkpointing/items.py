@@ -26,7 +26,9 @@ from ckptools.formats.torch_checkpointing.metadata import METADATA, ItemMetadata
 from ckptools.model.cover import cover_problem
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
-from ckptools.model.tensor import Shard, Source, Tensor, in_rank_order
+from ckptools.model.shard import Shard, in_rank_order
+from ckptools.model.source import Source
+from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of, leaf_at
 from ckptools.model.values import Absent, describe_for_error
 from ckptools.text import first_few

@@ -31,7 +31,8 @@ from ckptools.formats.torchsnapshot.manifest import METADATA, SnapshotManifest, 
 from ckptools.formats.torchsnapshot.rank_tree import RankTrees, StoredFile
 from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder, RankFile
 from ckptools.model.problems import Code, Problem
-from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of, leaf_at, tensors_in
 from ckptools.text import few, plural, spans
 from ckptools.training_state.rank_values import Shared

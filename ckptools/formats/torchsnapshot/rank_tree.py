@@ -40,7 +40,9 @@ from ckptools.formats.torchsnapshot.manifest import (
 )
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints, contiguous_strides
-from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.source import Source
+from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of
 from ckptools.model.values import Lost, Opaque, describe_for_error
 from ckptools.pickles.classes.tensors import WHY_NOT

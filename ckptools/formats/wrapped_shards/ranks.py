@@ -22,7 +22,9 @@ from ckptools.formats.wrapped_shards.layout import (
 from ckptools.model.checkpoint import Fact, ModuleOrder
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
-from ckptools.model.tensor import Shard, Source, Tensor, in_rank_order
+from ckptools.model.shard import Shard, in_rank_order
+from ckptools.model.source import Source
+from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of
 from ckptools.text import few, plural
 from ckptools.training_state.optimizer_names import name_parameters

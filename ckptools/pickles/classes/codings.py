@@ -15,8 +15,9 @@ from math import prod
 from typing import Any
 
 from ckptools.model.regions import Box, Ints
-from ckptools.model.source import ScaleCoding
-from ckptools.model.tensor import Coding, Shard, Source, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.source import Coding, ScaleCoding, Source
+from ckptools.model.tensor import Tensor
 from ckptools.model.values import Opaque
 
 FLOATS = ("float32", "bfloat16", "float16")

@@ -20,7 +20,9 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ckptools.model.regions import Box, Ints, Run, chunk_runs, grid_boxes, strided_chunk_runs
-from ckptools.model.tensor import Shard, ShardList, Shards, Tensor, in_rank_order
+from ckptools.model.shard import Shard, ShardList, in_rank_order
+from ckptools.model.shards import Shards
+from ckptools.model.tensor import Tensor
 from ckptools.model.values import Opaque, describe_for_error
 from ckptools.pickles.classes.device_mesh import MAX_MESH, MAX_MESH_DIMS, Mesh, mesh_of
 from ckptools.pickles.machine_state import MachineState

@@ -21,7 +21,9 @@ from math import prod
 from typing import Any
 
 from ckptools.model.regions import Box, Ints
-from ckptools.model.tensor import Shard, ShardList, Shards, Tensor
+from ckptools.model.shard import Shard, ShardList
+from ckptools.model.shards import Shards
+from ckptools.model.tensor import Tensor
 from ckptools.model.values import describe_for_error
 from ckptools.pickles.classes.device_mesh import OTHERS, Mesh
 from ckptools.pickles.machine_state import MachineState

@@ -13,7 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 from ckptools.model.regions import Box, Ints
-from ckptools.model.tensor import Encoded, Shard, Source, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.source import Encoded, Source
+from ckptools.model.tensor import Tensor
 from ckptools.model.values import Opaque
 from ckptools.pickles.classes.codings import Attributes, coding_of, sizes_in
 from ckptools.pickles.objects import MAX_NDIM

@@ -15,7 +15,9 @@ from typing import Any
 
 from ckptools.dtypes import ITEMSIZE, QUANTIZED
 from ckptools.model.regions import Box, Ints
-from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.source import Source
+from ckptools.model.tensor import Tensor
 from ckptools.model.values import Global, NumpyArray, Opaque, describe_for_error
 from ckptools.pickles.classes import sharded_tensor
 from ckptools.pickles.classes.rebuild import call, dtype_of, rebuilds

@@ -13,7 +13,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.tensor import Tensor
 from ckptools.model.values import Opaque
 from ckptools.pickles.classes.rebuild import dtype_of, rebuilds
 from ckptools.pickles.classes.tensor_classes import of_class

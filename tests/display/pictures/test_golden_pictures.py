@@ -15,7 +15,8 @@ from ckptools.ls.picture import run_steps
 from ckptools.model.problems import Code, Problem
 from ckptools.model.records import Rows
 from ckptools.model.regions import Box, chunk
-from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.tensor import Tensor
 from ckptools.plots.heat_map import HeatCell, heat_map
 from ckptools.stats.picture import norm_bars, value_histogram
 from ckptools.stats.record import Statistics, Stats

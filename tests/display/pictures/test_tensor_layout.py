@@ -14,7 +14,8 @@ from ckptools.contents.picture import ACROSS, GRID, STRIP, _line_length, box_rec
 from ckptools.contents.shards import layout_of, shard_rows
 from ckptools.display.drawing import WIDTH, Rect, hatch_lines
 from ckptools.model.regions import Box, chunk
-from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.shard import Shard
+from ckptools.model.tensor import Tensor
 from tests.display.made import plain, sharded, source
 from tests.display.pictures.svg import hovers, shown
 from tests.truth import FIXTURES
