@@ -20,8 +20,7 @@ from typer.testing import CliRunner  # noqa: E402
 
 from ckptools.cli import app  # noqa: E402
 from ckptools.cli.start import COMMANDS  # noqa: E402
-from ckptools.explain.record import PAGES, Explanation, explanations, sections_of  # noqa: E402
-from ckptools.explain.text import effect_of  # noqa: E402
+from ckptools.explain import PAGES, Explanation, effect_of, explanations, sections_of  # noqa: E402
 from ckptools.formats.registry import FORMATS, Format  # noqa: E402
 
 PICTURES = ROOT / "tests" / "display" / "golden" / "pictures"

@@ -90,7 +90,7 @@ def can_be_nan(dtype: str) -> bool:
     return dtype in NAN_BITS
 
 
-# -- NaN and infinity, by the bits of the elements: fast enough to look while bytes pass by ---------------------------
+# -- NaN and infinity, by the bits of the elements: fast enough to look while bytes pass by ----------------------------
 
 
 EXPONENTS = {

@@ -16,9 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ckptools.training import output
-from ckptools.training.simulated.world import fake_group
-from ckptools.training.strategies import fsdp
+from ckptools.training import output, strategies
+from ckptools.training.simulated import fake_group
 
 PARAMETERS = 50
 WIDTH = 3
@@ -64,13 +63,13 @@ def create_rank(out: Path, world_size: int = 256, rank: int = 0, parameters: int
 
 def _content(world_size: int, parameters: int) -> dict[str, Any]:
     # Rows that do not divide evenly, and still leave no rank without any: ranks own two rows, the last one.
-    model = fsdp.wrap_units(Columns(2 * world_size - 1, parameters), nn.Linear)
+    model = strategies.wrap_units(Columns(2 * world_size - 1, parameters), nn.Linear)
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, WIDTH)).sum().backward()
     optimizer.step()
     state = {
-        "model": fsdp.model_state(model),
-        "optimizers": {"AdamW": fsdp.optimizer_state(model, optimizer)},
+        "model": strategies.model_state(model),
+        "optimizers": {"AdamW": strategies.optimizer_state(model, optimizer)},
         "timestamp": {"Timestamp": {"epoch": 0, "batch": 1, "sample": world_size, "total_wct": timedelta(0)}},
         "metadata": {"torch_version": str(torch.__version__), "world_size": world_size},
     }

@@ -10,7 +10,7 @@ import pytest
 from ckptools import errors
 from ckptools.errors import CkptoolsError, DamagedError, ForeignClassError, NotWholeError, ReadError
 from ckptools.files.opening import File
-from ckptools.files.temporary import temporary_file
+from ckptools.files.partial_files import temporary_file
 from ckptools.model.problems import Code, Problem
 from ckptools.pickles import reader
 

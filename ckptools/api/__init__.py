@@ -9,22 +9,22 @@ from __future__ import annotations
 from typing import Any
 
 from ckptools.api.checkpoint import Checkpoint as Checkpoint
+from ckptools.api.functions import checkpoints_in as checkpoints_in
 from ckptools.api.functions import consolidate as consolidate
 from ckptools.api.functions import diff as diff
 from ckptools.api.functions import doctor as doctor
 from ckptools.api.functions import match as match
+from ckptools.api.functions import open as open
 from ckptools.api.functions import report as report
 from ckptools.api.functions import stats as stats
 from ckptools.api.functions import verify as verify
-from ckptools.api.opening import checkpoints_in as checkpoints_in
-from ckptools.api.opening import open as open
 from ckptools.api.tensor import Tensor as Tensor
 from ckptools.api.watching import watch as watch
 from ckptools.errors import CkptoolsError as CkptoolsError
 from ckptools.model.problems import Problem as Problem
-from ckptools.model.records import show_with
-from ckptools.model.shard import Shard as Shard
-from ckptools.model.values import Opaque as Opaque
+from ckptools.model.problems import show_with
+from ckptools.model.shards import Shard as Shard
+from ckptools.model.tree import Opaque as Opaque
 from ckptools.torch_engine.offline import load_shard as load_shard
 from ckptools.torch_engine.offline import offline as offline
 
@@ -36,7 +36,7 @@ def _html_of(value: Any) -> str:
 
 
 def _markdown_of(rows: Any) -> str:
-    from ckptools.display.row_table import rows_text
+    from ckptools.display.tables import rows_text
 
     return rows_text(rows, "github")
 

@@ -8,16 +8,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckptools.api.methods import ValueMethods
-from ckptools.api.python_words import in_python
+from ckptools.api.methods import ValueMethods, in_python
 from ckptools.api.state_dict import RandomStates, RawTree, StateDict
-from ckptools.files.location import check_path, path_of
+from ckptools.files.opening import check_path, path_of
 from ckptools.model import checkpoint as checkpoint_data
 from ckptools.model.checkpoint import RankFile
-from ckptools.model.problems import Problem
-from ckptools.model.records import Rows, as_html
+from ckptools.model.problems import Problem, Rows, as_html
 from ckptools.model.tree import fqn_of
-from ckptools.tensor_io.threads import Progress
+from ckptools.tensor_io.fetch_ahead import Progress
 from ckptools.training_state.sections import section_name
 
 if TYPE_CHECKING:
@@ -186,12 +184,10 @@ class Checkpoint(ValueMethods, checkpoint_data.Checkpoint):
             ReadError: it cannot be opened, or the manifest cannot be read.
             UsageError: a code that does not exist.
         """
-        from ckptools.verify import run as verify
+        from ckptools.verify import run
 
         ck = self._with_all_ranks()
-        return verify.verify(
-            ck, deep=deep, values=values, manifest=manifest, ignore=ignore, jobs=jobs, progress=progress
-        )
+        return run.verify(ck, deep=deep, values=values, manifest=manifest, ignore=ignore, jobs=jobs, progress=progress)
 
     @in_python
     def match(
@@ -270,7 +266,7 @@ class Checkpoint(ValueMethods, checkpoint_data.Checkpoint):
         return self if self.all_ranks or self.resolver is None else self.resolver.all_ranks()
 
     def __repr__(self) -> str:
-        from ckptools.display.lines import checkpoint_line
+        from ckptools.display.tables import checkpoint_line
 
         return checkpoint_line(self)
 

@@ -2,18 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from ckptools.api.python_words import in_python
+from ckptools.errors import CkptoolsError
 from ckptools.model import checkpoint as checkpoint_data
-from ckptools.tensor_io.threads import Progress
+from ckptools.tensor_io.fetch_ahead import Progress
 
 if TYPE_CHECKING:
     from ckptools.consolidate.record import Consolidated
     from ckptools.stats.record import DeadRows, Moments, Statistics, Stats
+
+
+# -- errors in the words of Python: what commands call `--prefer-rank` is the argument `prefer_rank` here --------------
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+COMMAND = re.compile(
+    r"ckptools (?:consolidate|create|diff|doctor|formats|inspect|ls|match|report|shell|show|stats|tree|verify)\b[^;:)]*"
+)
+"""A command line in a message, which stays as it is typed."""
+
+CHOICE = re.compile(r"--(only|fill|dtype|weights|format) ([a-z0-9_]+)(?![a-z0-9_.-])")
+OPTION = re.compile(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)")
+
+
+def in_python(function: Callable[P, R]) -> Callable[P, R]:
+    """Let the errors of a public function name its arguments as Python does."""
+
+    @wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except CkptoolsError as error:
+            error.args = tuple(python_words(a) if isinstance(a, str) else a for a in error.args)
+            error.reason = python_words(error.reason)
+            raise
+
+    return called
+
+
+def python_words(text: str) -> str:
+    """A message without the dashes of options, but in commands."""
+    commands = COMMAND.findall(text)
+    parts = (CHOICE.sub(r"\1='\2'", part) for part in COMMAND.split(text))
+    rest = [OPTION.sub(lambda option: option[1].replace("-", "_"), part) for part in parts]
+    return "".join(part for pair in zip(rest, [*commands, ""], strict=True) for part in pair)
 
 
 class ValueMethods:
@@ -52,7 +92,7 @@ class ValueMethods:
         """
         from ckptools.keys.entries import Selection
         from ckptools.stats.figures import statistics
-        from ckptools.stats.reading import parts_of
+        from ckptools.stats.passes import parts_of
 
         ck = self._with_all_ranks()
         parts = parts_of(ck, Selection.given(filter, exclude, section), per_rank)
@@ -75,7 +115,7 @@ class ValueMethods:
             UsageError: no optimizer has such moments.
         """
         from ckptools.keys.entries import Selection
-        from ckptools.stats.moments import moments, pairs_of
+        from ckptools.stats.figures import moments, pairs_of
 
         ck = self._with_all_ranks()
         return moments(ck, pairs_of(ck, Selection.given(filter, exclude)), jobs, progress)
@@ -98,7 +138,7 @@ class ValueMethods:
             UsageError: there is no such section.
         """
         from ckptools.keys.entries import Selection
-        from ckptools.stats.dead_rows import dead_rows, matrices
+        from ckptools.stats.figures import dead_rows, matrices
 
         ck = self._with_all_ranks()
         return dead_rows(ck, matrices(ck, Selection.given(filter, exclude, section)), jobs, progress)
@@ -245,7 +285,7 @@ class ValueMethods:
         given = locals()  # the arguments, and nothing else yet
         from ckptools.consolidate.options import ConsolidateOptions
         from ckptools.consolidate.run import consolidate as write
-        from ckptools.files.location import check_path
+        from ckptools.files.opening import check_path
 
         check_path(out)
         options = ConsolidateOptions(**{known.name: given[known.name] for known in fields(ConsolidateOptions)})

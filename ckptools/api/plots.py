@@ -18,7 +18,7 @@ from ckptools.text import clip_middle, few, plural
 if TYPE_CHECKING:
     from ckptools.display.drawing import Picture
     from ckptools.keys.entries import Entry
-    from ckptools.tensor_io.threads import Progress
+    from ckptools.tensor_io.fetch_ahead import Progress
 
 Plotted = TypeVar("Plotted")
 
@@ -44,7 +44,7 @@ class CheckpointPlots:
             problems: what is wrong, such as `ck.verify().problems`, which looks into every file; None for those
                 that opening it found.
         """
-        from ckptools.inspect.picture import rank_map
+        from ckptools.inspect.html import rank_map
 
         return rank_map(self._data, problems)
 
@@ -54,15 +54,15 @@ class CheckpointPlots:
         Raises:
             UsageError: no tensor has this name, as `ck.records()` has it.
         """
-        from ckptools.contents.picture import tensor_layout
-        from ckptools.contents.shards import shard_rows
+        from ckptools.contents.html import tensor_layout
+        from ckptools.contents.show import shard_rows
 
         entry = self._tensor(key)
         return tensor_layout(entry.value, entry.name, shard_rows(entry.value))
 
     def bytes(self) -> Picture:
         """The bytes of each section by dtype, as those of the global tensors."""
-        from ckptools.inspect.byte_bars import bytes_by_section
+        from ckptools.inspect.html import bytes_by_section
 
         return bytes_by_section(self._read if self._data.in_parts else self._data)
 
@@ -85,7 +85,7 @@ class CheckpointPlots:
         Raises:
             UsageError: there is no such figure, or no optimizer has such moments.
         """
-        from ckptools.plots.heat_map import heat_map, moment_cells, rms_cells
+        from ckptools.plots import heat_map, moment_cells, rms_cells
 
         if figure not in FIGURES:
             raise UsageError(None, f"{figure!r} is no figure of a heat map; there are {', '.join(FIGURES)}")
@@ -164,7 +164,7 @@ class DifferencePlots:
         Raises:
             UsageError: values were not compared.
         """
-        from ckptools.plots.heat_map import change_cells, heat_map
+        from ckptools.plots import change_cells, heat_map
 
         found = self._difference
         if not found.values_compared:

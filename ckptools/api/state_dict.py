@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from ckptools.api.tensor import Tensor, with_lazy_tensors
 from ckptools.model import tensor as tensor_data
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.records import Rows, as_html, displayed, line_of, to_dict, to_plain
+from ckptools.model.problems import Rows, as_html, displayed, line_of, to_dict, to_plain
 from ckptools.text import clip_middle, few, no_such_key, plural
 from ckptools.training_state.sections import Section, sections_of_kind
 
 if TYPE_CHECKING:
-    from ckptools.keys.random_states import Owner, StateLeaf, StreamRow
+    from ckptools.keys.value_digests import Owner, StateLeaf, StreamRow
 
 
 class StateDict(Mapping[str, Any]):
@@ -132,13 +132,13 @@ class RandomStates(Mapping[int | str | None, StateDict]):
     @cached_property
     def rows(self) -> Rows[StreamRow]:
         """A row for each generator: of how many ranks there is a state, and how many of these differ."""
-        from ckptools.keys.random_states import stream_rows
+        from ckptools.keys.value_digests import stream_rows
 
         return stream_rows(self._checkpoint, {section.name for section in sections_of_kind(self._checkpoint, "rng")})
 
     def _of_section(self, section: Section) -> dict[str, list[RandomState]]:
         from ckptools.files.opening import OpenFiles
-        from ckptools.keys.random_states import generator_leaves, holds_state, states_in
+        from ckptools.keys.value_digests import generator_leaves, holds_state, states_in
 
         found: dict[str, list[RandomState]] = {}
         with OpenFiles() as files:

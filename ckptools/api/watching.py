@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from ckptools.errors import UsageError
-from ckptools.files.location import check_path, path_of
+from ckptools.files.opening import check_path, path_of
 
 Event = Mapping[str, Any]
 """One event of `ckptools watch --jsonl`."""

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, ClassVar
 from textual.binding import Binding, BindingType
 from textual.widgets import Input
 
+from ckptools.browse.loading import Writing
 from ckptools.browse.pages import ListPage
 from ckptools.browse.row_list import RowList
 from ckptools.browse.session import Session
 from ckptools.browse.view import HINT, KEYS, OVERVIEW, RANKS, RUN, STOPPED, VALUES
-from ckptools.browse.writing import Writing
 from ckptools.model.problems import Problem
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from ckptools.contents.text import branches_of, joined, rows_in, values_text
 from ckptools.contents.tree import totals
 from ckptools.diff.record import Difference, TensorDifference, ValueDifference
 from ckptools.diff.text import NOT_LISTED
-from ckptools.keys.entries import is_glob, pattern
-from ckptools.keys.folding import Branch, label_text
+from ckptools.keys.entries import Branch, is_glob, label_text, pattern
 from ckptools.stats.record import Stats
 from ckptools.text import clip, clip_middle, number, plural, printable, size
 

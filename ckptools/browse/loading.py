@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import TYPE_CHECKING
 
@@ -10,14 +11,17 @@ from ckptools.browse.session import Looked
 from ckptools.browse.view import KEYS, OPENS, OVERVIEW, RUN, SEVERAL, STOPPED, VALUES, View
 from ckptools.display.tables import wrapped
 from ckptools.errors import CkptoolsError, ReadError, SeveralError
-from ckptools.text import printable
+from ckptools.text import plural, printable
 
 if TYPE_CHECKING:
     from ckptools.browse.key_tree import KeyTree
-    from ckptools.contents.record import Keys
+    from ckptools.browse.pages import KeyPage
+    from ckptools.consolidate.record import Consolidated
+    from ckptools.contents.record import Keys, Shown
     from ckptools.diff.record import Difference
-    from ckptools.doctor.record import Diagnosis
+    from ckptools.doctor.answers import Diagnosis
     from ckptools.keys.entries import Entry
+    from ckptools.stats.record import Statistics, Stats
 
 
 class Loading(View):
@@ -50,7 +54,7 @@ class Loading(View):
             self.failed(error)
 
     def _diagnosed(self, found: Diagnosis) -> None:
-        from ckptools.doctor.text import diagnosis_text
+        from ckptools.doctor.answers import diagnosis_text
 
         words = printable(f"cannot be opened: {self.error}")
         command = f"ckptools doctor {self.session.arguments}"
@@ -82,7 +86,7 @@ class Loading(View):
         return keys, entries, None if known else KeyTree(keys)
 
     def _keys(self, looked: Looked, keys: Keys, entries: dict[str, Entry], tree: KeyTree | None) -> None:
-        from ckptools.browse.key_page import KeyPage
+        from ckptools.browse.pages import KeyPage
 
         self.session.keys, self.session.entries = keys, entries
         if tree is not None:
@@ -113,3 +117,198 @@ class Loading(View):
         if self.key_page is not None:
             self.key_page.tree.compared(difference)
             self.action_tab(KEYS)
+
+
+# -- what is read when a key asks for it: shards by file, figures, elements, values of both checkpoints ----------------
+
+
+class RowReading(Loading):
+    """Reads what belongs to the row under the cursor."""
+
+    def show_key(self, page: KeyPage, name: str) -> None:
+        """Read what `show` says of a key."""
+        self.begin("reads", lambda job: self.session.show(job, [name]), lambda found: self._shown(page, name, found))
+
+    def _shown(self, page: KeyPage, name: str, found: Shown) -> None:
+        page.full[name] = found
+        page.elements.pop(name, None)
+        self.look_up(keep=True)
+
+    def action_figures(self) -> None:
+        """Read the values of the tensors of a row."""
+        names = self.tensors()
+        if names:
+            words = f"reads {plural(len(names), 'tensor')}"
+            self.begin("reads values", lambda job: self.session.figures(job, names), self._measured)
+            self.say(words)
+
+    def tensors(self) -> list[str]:
+        """The tensors of the row under the cursor; none, and a word why, where there are none."""
+        if self.tab != KEYS or self.key_page is None:
+            self.say("choose a tensor in the tab of keys first")
+            return []
+        names = self.key_page.tensors(self.left.cursor)
+        if not names:
+            self.say("no tensor is in this row")
+        return names
+
+    def _measured(self, found: Statistics[Stats]) -> None:
+        if self.key_page is None:
+            return
+        from ckptools.stats.record import summary
+
+        tree = self.key_page.tree
+        tree.figures.update({row.name: row for row in found.rows})
+        tree.arrange(tree.text, tree.order)
+        self.left.refit()
+        self.say("; ".join(summary(found)))
+        self.look_up()
+
+    def action_elements(self) -> None:
+        """Read the elements of a slice."""
+        page = self.key_page
+        node = page.node(self.left.cursor) if page is not None and self.tab == KEYS else None
+        row = node.row if node is not None else None
+        if page is None or row is None or row.type != "tensor" or row.name not in self.session.entries:
+            self.say("choose one tensor in the tab of keys first")
+            return
+        name = row.name
+        every = ",".join(["0:4", ":8"][: len(row.shape or ())]) or "..."
+
+        def typed(text: str | None) -> None:
+            if text:
+                self.begin("reads", lambda job: self.session.show(job, [name], text), read)
+
+        def read(found: Shown) -> None:
+            page.elements[name] = found
+            self.look_up()
+
+        from ckptools.browse.dialogs import LineDialog
+
+        self.push_screen(LineDialog(f"elements of {printable(name)}", every), typed)
+
+    def action_compare(self) -> None:
+        """Compare the values of the row's tensors with those of the other checkpoint."""
+        if not self.session.other:
+            self.say("there is no other checkpoint: ckptools browse PATH OTHER")
+            return
+        names = self.tensors()
+        if names:
+            from ckptools.browse.session import escaped
+
+            globs = [escaped(name) for name in names]
+            self.begin("compares", lambda job: self.session.compare(job, True, globs), self._values_compared)
+
+    def _values_compared(self, found: Difference) -> None:
+        """Take over what the values of some tensors say; what was known of others stays."""
+        from ckptools.diff.text import NOT_LISTED, verdict_line
+
+        assert self.key_page is not None
+        tree = self.key_page.tree
+        compared = {row.name for row in found.tensors}
+        known = {name: row for name, row in tree.changes.items() if name not in compared}
+        tree.changes = {**known, **{row.name: row for row in found.tensors if row.verdict not in NOT_LISTED}}
+        tree.arrange(tree.text, tree.order)
+        self.left.refit()
+        self.say(verdict_line(found))
+        self.look_up()
+
+
+# -- what goes out: a command line to the clipboard, the page of `report`, a part of the checkpoint in one file --------
+
+
+WRITES = "writes"
+"""The name of the job that writes: whoever ends the program waits until it has taken away what it began."""
+
+
+class Writing(RowReading):
+    """Copies, saves and consolidates; the only part of `browse` that writes."""
+
+    def action_copy(self) -> None:
+        """Copy the command line that shows the same, and show it."""
+        command = self.page.command_of(self.left.cursor)
+        self.copy_to_clipboard(command)
+        self.say(command)
+
+    def action_save(self) -> None:
+        """Save the page of `report`."""
+        if not self._can_write():
+            return
+
+        def typed(out: str | None) -> None:
+            if out:
+                self.begin(
+                    WRITES, lambda job: self.session.write_report(job, out), lambda path: self.written(f"wrote {path}")
+                )
+
+        from ckptools.browse.dialogs import LineDialog
+
+        self.push_screen(LineDialog("save the page of report as", f"{self._file_name()}.html"), typed)
+
+    def end_writing(self) -> None:
+        """Stop what is being written, and wait until what it began is taken away."""
+        self.jobs.finish(WRITES)
+
+    def _can_write(self) -> bool:
+        if self.session.looked is None:
+            self.say(self.why_unknown())
+        return self.session.looked is not None and not self.is_writing()
+
+    def is_writing(self) -> bool:
+        """Whether something is being written, which `x` stops; it is said."""
+        if self.jobs.is_busy(WRITES):
+            self.say("something is being written; x stops it")
+            return True
+        return False
+
+    def _file_name(self) -> str:
+        assert self.session.looked is not None
+        return re.sub(r"[^\w.-]+", "-", self.session.looked.report.name)[:80] or "checkpoint"
+
+    def written(self, text: str) -> None:
+        """Say what was written."""
+        self.say(text)
+
+    def action_consolidate(self) -> None:
+        """Consolidate what is selected: ask for a name, show the plan, write."""
+        if not self._can_write():
+            return
+        only: str | None = None
+        if self.tab == KEYS and self.key_page is not None:
+            only = self.key_page.part(self.left.cursor)
+            if only is None:
+                self.say("these are no part of the model that one glob names: choose the model, a module or one tensor")
+                return
+        what = only or "the model"
+        suffix = "pt" if only in ("optimizer", "all") else "safetensors"
+
+        def typed(out: str | None) -> None:
+            if out:
+                self.begin(
+                    WRITES,
+                    lambda job: self.session.consolidate(job, out, only, dry_run=True),
+                    lambda plan: self._planned(plan, out, only),
+                )
+
+        from ckptools.browse.dialogs import LineDialog
+
+        self.push_screen(LineDialog(f"consolidate {printable(what)} into", f"{self._file_name()}.{suffix}"), typed)
+
+    def _planned(self, plan: Consolidated, out: str, only: str | None) -> None:
+        from ckptools.browse.dialogs import PlanDialog
+        from ckptools.consolidate.record import remarks, summary
+
+        if plan.planned is not None and plan.planned.no_room is not None:
+            self.say(f"error: {plan.planned.no_room}")
+            return
+
+        def agreed(answer: str | None) -> None:
+            if answer:
+                self.begin(
+                    WRITES,
+                    lambda job: self.session.consolidate(job, out, only, dry_run=False),
+                    lambda done: self.written("; ".join(summary(done))),
+                )
+
+        lines = [*summary(plan), *(printable(line) for line in remarks(plan))]
+        self.push_screen(PlanDialog("Enter writes it, Esc does not", lines), agreed)

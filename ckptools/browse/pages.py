@@ -6,24 +6,30 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckptools.browse.command_lines import line as command_line
-from ckptools.browse.session import Looked, Session
-from ckptools.display.lines import cause_words
+from ckptools.browse.key_tree import KeyTree, TreeNode
+from ckptools.browse.session import Looked, Session, glob_of
+from ckptools.browse.session import line as command_line
+from ckptools.contents.record import Shown
+from ckptools.contents.show import stated
+from ckptools.contents.text import figures_line, shown_text
+from ckptools.contents.tree import totals
+from ckptools.diff.record import TensorDifference
 from ckptools.display.next_command import quoted
-from ckptools.display.tables import Screen, table, wrapped
-from ckptools.inspect.text import optimizer_lines, report_text, scheduler_words
-from ckptools.model.causes import consequences_of, problems_by_cause
+from ckptools.display.tables import Screen, cause_words, table, wrapped
+from ckptools.inspect.record import optimizer_lines, report_text, scheduler_words
 from ckptools.model.checkpoint import RankFile
-from ckptools.model.problems import Problem
+from ckptools.model.problems import Problem, to_dict
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of
-from ckptools.text import clip_middle, moment, plural, printable, size
+from ckptools.model.verdict import consequences_of, problems_by_cause
+from ckptools.stats.record import Stats, histogram
+from ckptools.text import clip_middle, count, moment, number, plural, printable, size
 
 if TYPE_CHECKING:
-    from ckptools.contents.record import Shown
-    from ckptools.inspect.picture import Grouping, RankCell
+    from ckptools.inspect.html import Grouping, RankCell
     from ckptools.keys.entries import Entry
     from ckptools.ls.record import CheckpointRow, RunFolder
+
 
 MARKS = {"error": "bad", "warning": "warn", "note": "dim"}
 
@@ -57,7 +63,7 @@ def text_rows(text: str, mark: str = "") -> PageRows:
     return PageRows(Row(line, mark) for line in text.split("\n"))
 
 
-# -- problems ---------------------------------------------------------------------------------------------------------
+# -- problems ----------------------------------------------------------------------------------------------------------
 
 
 def problem_rows(looked: Looked) -> PageRows:
@@ -75,7 +81,7 @@ def _cause_rows(problems: Sequence[Problem]) -> Iterator[Row]:
         yield Row(printable(f"       -> {following.text}"), "dim", of_code)
 
 
-# -- tabs -------------------------------------------------------------------------------------------------------------
+# -- tabs --------------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -177,7 +183,7 @@ def _problems(problems: Sequence[Problem], screen: Screen, rank: int | None, nam
 
 def ranks(session: Session, looked: Looked) -> ListPage:
     """Every rank with its state; beside it the map of all by the axes of the mesh, and the rank's problems."""
-    from ckptools.inspect.picture import STATES, grouping, rank_cells
+    from ckptools.inspect.html import STATES, grouping, rank_cells
 
     cells = rank_cells(looked.checkpoint)
     how = grouping(looked.checkpoint, sum(cell.rank is not None for cell in cells))
@@ -210,7 +216,7 @@ def rank_grid(cells: Sequence[RankCell], how: Grouping, at: int, width: int) -> 
 
     `at` is the one that is marked by a `>`; where two columns for each cell are too wide, by `@` in its place.
     """
-    from ckptools.inspect.picture import STATES
+    from ckptools.inspect.html import STATES
 
     wide = 2 if 2 * how.group + 6 <= width else 1
     fitting = max((width - 6) // (wide * how.group + 1), 1)
@@ -248,7 +254,7 @@ def unshared(session: Session, looked: Looked, full: dict[str, Shown]) -> ListPa
 
     def about(name: str, screen: Screen) -> Iterable[str]:
         if name in full:
-            from ckptools.contents.show_text import shown_text
+            from ckptools.contents.text import shown_text
 
             yield from shown_text(full[name], screen).split("\n")
         else:
@@ -271,8 +277,7 @@ def _entries_below(session: Session, paths: Container[KeyPath]) -> dict[KeyPath,
 
 def checkpoints(session: Session, run: RunFolder) -> ListPage:
     """The checkpoints of the run, the newest first; Enter opens one."""
-    from ckptools.ls.record import seconds_of
-    from ckptools.ls.text import COLUMNS, WHOLE, all_cells, headline
+    from ckptools.ls.record import COLUMNS, WHOLE, all_cells, headline, seconds_of
 
     cells = [(step, of_ranks, whole.partition(":")[0]) for step, of_ranks, _, whole, *_ in all_cells(run)]
     lines = table((*COLUMNS[:2], COLUMNS[WHOLE]), cells, Screen(200))
@@ -289,3 +294,126 @@ def checkpoints(session: Session, run: RunFolder) -> ListPage:
     return ListPage(
         PageRows(rows or [Row("no checkpoint is in it")]), about, lambda _: command_line("ls", quoted([str(run.path)]))
     )
+
+
+# -- the tab of keys: the tree, and what is known of the key under the cursor, read or not -----------------------------
+
+
+MOST = 200
+"""Names of what is in a branch."""
+
+
+@dataclass
+class KeyPage:
+    """The tree of keys with what was read of them.
+
+    Attributes:
+        tree: what the list shows.
+        full: what `show` read of a key, by its name.
+        elements: the same with the elements of a slice.
+    """
+
+    session: Session
+    tree: KeyTree
+    full: dict[str, Shown] = field(default_factory=dict)
+    elements: dict[str, Shown] = field(default_factory=dict)
+    wide = False
+
+    @property
+    def rows(self) -> KeyTree:
+        """What the list shows."""
+        return self.tree
+
+    def fit(self, _width: int) -> None:
+        """A row is cut when it is drawn."""
+
+    def node(self, n: int) -> TreeNode | None:
+        """The node of a row; None where the list is empty."""
+        return self.tree.node(n) if n < len(self.tree) else None
+
+    def detail(self, n: int, width: int) -> Callable[[], PageRows]:
+        """What finds out what is known of a row, without opening a file."""
+        node = self.node(n)
+        return lambda: PageRows(self._about(node, Screen(max(width, 20))) if node is not None else ())
+
+    def _about(self, node: TreeNode, screen: Screen) -> Iterator[str]:
+        row = node.row
+        if row is None:
+            yield from self._branch(node, screen)
+            return
+        change = self.tree.changes.get(row.name)
+        if change is not None:
+            for name, value in to_dict(change).items():
+                if value not in (None, "") and name != "name":
+                    yield from wrapped(f"{name:10} ", printable(str(value)), screen)
+            yield ""
+        known = self.elements.get(row.name) or self.full.get(row.name)
+        values = self.session.values_of([row])
+        if row.name in self.tree.figures:
+            yield from figures(self.tree.figures[row.name], screen)
+        if known is None and values and self.session.looked is not None:
+            known = stated(self.session.looked.checkpoint, values)
+        if known is not None:
+            yield from shown_text(known, screen).split("\n")
+
+    def _branch(self, node: TreeNode, screen: Screen) -> Iterator[str]:
+        """Totals of a branch, and the first of its keys."""
+        rows = node.rows
+        found = totals(rows)
+        yield from wrapped("", printable(node.name), screen)
+        if found.tensors:
+            yield f"{plural(found.tensors, 'tensor')}, {count(found.params)} params, {size(found.bytes)}"
+        if len(rows) > found.tensors:
+            yield plural(len(rows) - found.tensors, "other value")
+        yield ""
+        yield from (printable(row.name) for row in rows[:MOST])
+        if len(rows) > MOST:
+            yield f"{len(rows) - MOST} more"
+
+    def tensors(self, n: int) -> list[str]:
+        """The names of the tensors of a row."""
+        node = self.node(n)
+        return [row.name for row in node.rows if row.type == "tensor"] if node is not None else []
+
+    def command_of(self, n: int) -> str:
+        """`show` for a key, `stats` and slices where these were read, `diff` where two are compared, else `tree`."""
+        node, arguments = self.node(n), self.session.arguments
+        chosen = glob_of(node.rows, self.tree.keys.rows) if node is not None else None
+        row = node.row if node is not None else None
+        if self.session.other:
+            words = ["--filter", chosen] if chosen else []
+            found = (self.tree.changes.get(row.name) for row in (node.rows if node is not None else []))
+            valued = any(isinstance(one, TensorDifference) and one.change is not None for one in found)
+            return command_line("diff", arguments, self.session.other, *(["--values"] if valued else []), *words)
+        if row is not None and row.name in self.elements:
+            return command_line("show", arguments, row.name, "--values", self.elements[row.name].rows[0].slice)
+        if row is not None and row.name in self.tree.figures:
+            every = ["--section", "all", "--filter", chosen or row.name, "--hist"]
+            return command_line("stats", arguments, *every)
+        if row is not None:
+            return command_line("show", arguments, row.name)
+        return command_line("tree", arguments, *(["--filter", chosen] if chosen else []))
+
+    def part(self, n: int) -> str | None:
+        """What of the checkpoint `consolidate` writes of a row: a kind of section, or a glob of names of the model.
+
+        None for what no glob of the model means alone.
+        """
+        node = self.node(n)
+        rows = node.rows if node is not None else []
+        kinds = {row.kind for row in rows}
+        every = [row for row in self.tree.keys.rows if row.kind in kinds]
+        if len(kinds) == 1 and kinds <= {"model", "optimizer"} and len(rows) == len(every):
+            return kinds.pop()
+        return glob_of(rows, every) if kinds == {"model"} else None
+
+
+def figures(row: Stats, screen: Screen) -> Iterator[str]:
+    """Figures of a tensor whose values were read, and its histogram between its smallest and largest element."""
+    yield from wrapped("", figures_line(to_dict(row)), screen)
+    if row.histogram is not None and row.min is not None and row.max is not None:
+        yield histogram(row.histogram)
+        yield f"{number(row.min)} .. {number(row.max)}"
+    if row.problem:
+        yield from wrapped("", printable(row.problem), screen)
+    yield ""

@@ -8,31 +8,159 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckptools.display.next_command import quoted
-from ckptools.files.location import location
-from ckptools.files.opening import File
+from ckptools.files.opening import File, location
 from ckptools.files.remote.path import RemotePath
 from ckptools.formats.open import open_checkpoint, with_all_ranks
 from ckptools.inspect.record import Report, inspect_report
-from ckptools.keys.entries import EVERYTHING, Entry, Selection, entries_of
+from ckptools.keys.entries import EVERYTHING, Entry, Selection, entries_of, pattern
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tensor import Tensor
+from ckptools.text import plural, size
 from ckptools.training_state import modules
 
 if TYPE_CHECKING:
-    from ckptools.browse.jobs import BackgroundJob
     from ckptools.consolidate.record import Consolidated
     from ckptools.contents.record import KeyRow, Keys, Shown
     from ckptools.diff.record import Difference
-    from ckptools.doctor.record import Diagnosis
+    from ckptools.doctor.answers import Diagnosis
     from ckptools.ls.record import RunFolder
     from ckptools.stats.record import Statistics, Stats
+
+
+# -- work that takes time, each in a thread of its own, so that a key press never waits for a file ---------------------
+
+
+Result = TypeVar("Result")
+
+
+class JobStoppedError(Exception):
+    """The user stopped a job, or asked for something else."""
+
+
+class BackgroundJob:
+    """One piece of work, and how far it is.
+
+    Attributes:
+        name: what it is, in words; a later job of the same name takes its place.
+        shown: whether the status line names it; work of a moment only flickers there.
+    """
+
+    def __init__(self, name: str, shown: bool = True) -> None:
+        self.name, self.shown = name, shown
+        self.stopped = threading.Event()
+        self.started = time.monotonic()
+        self._files = 0
+        self._nbytes = 0
+
+    def on_file(self, _: Path) -> None:
+        """Count a file that was read; it is what opening calls for each, and where that ends early."""
+        self._files += 1
+        self.check()
+
+    def on_bytes(self, nbytes: int, _: str) -> None:
+        """Count bytes of a tensor, as `Progress` does."""
+        self._nbytes += nbytes
+        self.check()
+
+    def check(self) -> None:
+        """End the work if the user has stopped it.
+
+        Raises:
+            JobStoppedError: it is stopped.
+        """
+        if self.stopped.is_set():
+            raise JobStoppedError
+
+    @property
+    def words(self) -> str:
+        """What it does and how far it is: `reads every rank: 312 files, 4 s`."""
+        counted = [plural(self._files, "file")] if self._files else []
+        counted += [size(self._nbytes)] if self._nbytes else []
+        counted += [f"{time.monotonic() - self.started:.0f} s"]
+        return f"{self.name}: {', '.join(counted)}"
+
+
+class Jobs:
+    """The jobs that run; results are handed over in the thread of the user interface by `deliver`.
+
+    Threads are daemons: one that waits for a store keeps nobody from leaving. What a stopped job still returns is
+    dropped.
+    """
+
+    def __init__(self, deliver: Callable[[Callable[[], None]], None]) -> None:
+        self._deliver = deliver
+        self.running: dict[str, BackgroundJob] = {}
+        self._threads: dict[BackgroundJob, threading.Thread] = {}
+
+    def start(
+        self,
+        name: str,
+        work: Callable[[BackgroundJob], Result],
+        then: Callable[[Result], None],
+        failed: Callable[[Exception], None],
+        shown: bool = True,
+    ) -> None:
+        """Begin a job in place of one of the same name; `then` gets its result, `failed` what it raised."""
+        self.stop(name)
+        job = self.running[name] = BackgroundJob(name, shown)
+
+        def run() -> None:
+            result: Any = None
+            error: Exception | None = None
+            try:
+                result = work(job)
+            except Exception as raised:
+                error = raised
+            del self._threads[job]
+            if job.stopped.is_set():
+                return
+            with suppress(RuntimeError):  # the user has left
+                self._deliver(lambda: self._ended(job, (lambda: failed(error)) if error else lambda: then(result)))
+
+        self._threads[job] = threading.Thread(target=run, name=f"ckptools {name}", daemon=True)
+        self._threads[job].start()
+
+    def _ended(self, job: BackgroundJob, hand_over: Callable[[], None]) -> None:
+        if self.running.get(job.name) is job:
+            del self.running[job.name]
+        if not job.stopped.is_set():
+            hand_over()
+
+    def is_busy(self, name: str) -> bool:
+        """Whether a job of a name runs, or was stopped and has not ended yet."""
+        return any(job.name == name for job in list(self._threads))
+
+    def finish(self, name: str) -> None:
+        """Stop the job of a name, and wait until it has ended."""
+        self.stop(name)
+        for job, thread in list(self._threads.items()):
+            if job.name == name:
+                thread.join()
+
+    def stop(self, name: str) -> None:
+        """Stop the job of a name, if there is one."""
+        job = self.running.pop(name, None)
+        if job is not None:
+            job.stopped.set()
+
+    def stop_all(self) -> None:
+        """Stop every job."""
+        for name in list(self.running):
+            self.stop(name)
+
+    def stop_shown(self) -> bool:
+        """Stop the jobs that the user sees; return whether there are any."""
+        names = [name for name, job in self.running.items() if job.shown]
+        for name in names:
+            self.stop(name)
+        return bool(names)
 
 
 @dataclass(frozen=True)
@@ -152,7 +280,7 @@ class Session:
     def figures(self, job: BackgroundJob, names: Sequence[str]) -> Statistics[Stats]:
         """Figures and histograms of tensors, whose values are read for it."""
         from ckptools.stats.figures import statistics
-        from ckptools.stats.reading import MeasuredPart
+        from ckptools.stats.passes import MeasuredPart
 
         checkpoint = self.every_rank(job).checkpoint
         wanted = set(names)
@@ -174,7 +302,7 @@ class Session:
 
     def list_run(self, job: BackgroundJob) -> RunFolder:
         """The checkpoints of the run: those in the folder that was named, or in the one that its file is in."""
-        from ckptools.ls.listing import checkpoints_in
+        from ckptools.ls.rows import checkpoints_in
 
         path = location(self.path)
         with self.timed():
@@ -182,10 +310,10 @@ class Session:
 
     def diagnose(self, job: BackgroundJob) -> Diagnosis:
         """What `doctor` says of a path that cannot be opened."""
-        from ckptools.api.examination import doctor
+        from ckptools.api.functions import examined
 
         with self.timed():
-            return doctor(self.path, on_found=job.on_file)
+            return examined(self.path, on_found=job.on_file)
 
     # -- what is written ----------------------------------------------------------------------------------------------
 
@@ -216,3 +344,48 @@ def _with_options(checkpoint: Checkpoint, changed: Mapping[str, Any]) -> Checkpo
     from dataclasses import replace
 
     return replace(checkpoint, options=replace(checkpoint.options, **changed)) if changed else checkpoint
+
+
+# -- the command line that shows or does the same as what is on the screen ---------------------------------------------
+
+
+def line(command: str, arguments: str, *words: str) -> str:
+    """A command with the arguments that open the checkpoint, and words of its own."""
+    return " ".join(["ckptools", command, arguments, *([quoted(words)] if words else [])])
+
+
+def escaped(name: str) -> str:
+    """A glob that matches one name: `[*]` stands for `*`."""
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
+
+
+def glob_of(rows: Sequence[KeyRow], others: Iterable[KeyRow]) -> str | None:
+    """One glob that matches the names of some keys and of no others; None where there is none so simple.
+
+    `others` are the keys among which it has to tell them apart.
+    """
+    names = [row.name for row in rows]
+    wanted = set(names)
+    every = [row.name for row in others]
+    for candidate in _candidates(names):
+        matches = pattern((candidate,)).fullmatch
+        if {name for name in every if matches(name)} == wanted:
+            return candidate
+    return None
+
+
+def _candidates(names: Sequence[str]) -> list[str]:
+    """The name itself; their common beginning, `*`, and their common end, with whole words or as they are."""
+    if not names:
+        return []
+    if len(names) == 1:
+        return [escaped(names[0])]
+    first, last = min(names), max(names)
+    begin = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    turned = [name[::-1] for name in names]
+    low, high = min(turned), max(turned)
+    end = next((n for n, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), len(low))
+    head = first[:begin]
+    tail = low[: min(end, min(map(len, names)) - begin)][::-1]
+    whole = head[: head.rfind(".") + 1]
+    return [f"{escaped(whole)}*", f"{escaped(head)}*", f"{escaped(head)}*{escaped(tail)}", "*"]

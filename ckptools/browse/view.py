@@ -14,17 +14,16 @@ from textual.containers import Horizontal, Vertical
 from textual.widgets import Input, Static
 
 from ckptools.browse import pages
-from ckptools.browse.jobs import BackgroundJob, Jobs, JobStoppedError
 from ckptools.browse.pages import ListPage, PageRows, TextPage
 from ckptools.browse.row_list import RowList, coloured
-from ckptools.browse.session import Looked, Session
-from ckptools.display.palette import MARKS
+from ckptools.browse.session import BackgroundJob, Jobs, JobStoppedError, Looked, Session
+from ckptools.display.drawing import MARKS
 from ckptools.display.tables import wrapped
 from ckptools.errors import CkptoolsError
 from ckptools.text import duration, printable, size
 
 if TYPE_CHECKING:
-    from ckptools.browse.key_page import KeyPage
+    from ckptools.browse.pages import KeyPage
     from ckptools.ls.record import RunFolder
 
     Page = TextPage | ListPage | KeyPage

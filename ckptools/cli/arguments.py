@@ -15,7 +15,7 @@ import typer
 if TYPE_CHECKING:
     from ckptools.model.checkpoint import Checkpoint
 
-# -- completion -------------------------------------------------------------------------------------------------------
+# -- completion --------------------------------------------------------------------------------------------------------
 
 
 MANY = 100
@@ -55,7 +55,7 @@ def keys_beginning(path: str | Path, text: str) -> list[str]:
     opened, since completion must not wait for a network.
     Names with control characters are left out, since they cannot be typed.
     """
-    from ckptools.files.location import local_path
+    from ckptools.files.opening import local_path
 
     with contextlib.suppress(Exception):
         from ckptools.keys.entries import entries_of
@@ -69,7 +69,7 @@ def keys_beginning(path: str | Path, text: str) -> list[str]:
 
 def sections_beginning(path: str | Path, text: str) -> list[str]:
     """Complete a kind or name of a section of the checkpoint at a path; never raises."""
-    from ckptools.files.location import local_path
+    from ckptools.files.opening import local_path
     from ckptools.keys.entries import KINDS
 
     found = list(KINDS)
@@ -95,7 +95,7 @@ def _cut(names: Iterable[str], text: str) -> set[str]:
     return {name if end < 0 else name[:end] for name, end in ends}
 
 
-# -- arguments --------------------------------------------------------------------------------------------------------
+# -- arguments ---------------------------------------------------------------------------------------------------------
 
 
 # readable=False everywhere: what cannot be read is our own line with exit code 3, not typer's usage error.

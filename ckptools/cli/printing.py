@@ -5,12 +5,26 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterable
-from typing import TextIO
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
-from ckptools.display.palette import Mark, mark_of, painted
+from ckptools.display.drawing import Mark, mark_of, painted
 from ckptools.display.tables import PIPE, Screen
-from ckptools.text import encodable, plural, printable
+from ckptools.errors import CkptoolsError, ReadError, UsageError
+from ckptools.model.problems import Rows, record_fields
+from ckptools.text import clip_middle, duration, encodable, plural, printable, size
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from ckptools.cli.shared_options import OpeningOptions, RowOptions, TableOptions
+    from ckptools.formats.options import Reader
+    from ckptools.model.checkpoint import Checkpoint
 
 
 class Printing:
@@ -140,3 +154,218 @@ class Ending:
             with contextlib.suppress(OSError):
                 stream.flush()
         os._exit(cls.code)
+
+
+# -- progress of long work on stderr: one line that is redrawn on a terminal, a line every ten seconds elsewhere -------
+
+
+TERMINAL_SECONDS = 0.2
+LOG_SECONDS = 10.0
+SECONDS_FOR_A_RATE = 5.0
+SHARE_FOR_A_RATE = 0.02
+"""Before so much has passed and is done, the time that is left would be a guess."""
+
+
+class Line:
+    """A line on stderr that says how far something is; it goes when the `with` ends, so that an error has its own."""
+
+    def __init__(self) -> None:
+        self.shown = False
+        # A terminal that cannot erase a line gets one every ten seconds.
+        self._terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._started = self._last = time.monotonic()
+
+    def due(self) -> bool:
+        """Whether it is time to print again."""
+        now = time.monotonic()
+        quiet = Printing.silent or Printing.quiet
+        if quiet or now - self._last < (TERMINAL_SECONDS if self._terminal else LOG_SECONDS):
+            return False
+        self._last = now
+        return True
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return self._last - self._started
+
+    def print(self, line: str, name: str) -> None:
+        """Show how far it is; on a terminal also what it is at."""
+        if self._terminal:
+            sys.stderr.write(f"\r\x1b[K{line}  {clip_middle(printable(name), 40)}")
+        else:
+            seconds = int(self.seconds)
+            sys.stderr.write(f"[{seconds // 60:02d}:{seconds % 60:02d}] {line}\n")
+        sys.stderr.flush()
+        self.shown = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._terminal and self.shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+class ProgressLine(Line):
+    """Counts bytes and says how many there are to go; of several ranks, those that this one does. 0 is for unknown."""
+
+    def __init__(self, total: int = 0) -> None:
+        super().__init__()
+        self.expect(total)
+        self._done = 0
+        self._lock = Lock()
+
+    def expect(self, total: int) -> None:
+        """Set how many bytes there will be."""
+        from ckptools.cluster.team import current
+
+        self._ranks = current().world_size
+        self.total = total // self._ranks
+
+    def __call__(self, nbytes: int, fqn: str) -> None:
+        """Count `nbytes` of the tensor `fqn`."""
+        with self._lock:
+            self._done += nbytes
+            if self.due():
+                who = f"  (rank 0 of {self._ranks})" if self._ranks > 1 else ""
+                self.print(self._share() + who, fqn)
+
+    def _share(self) -> str:
+        """The share that is done, or the bytes read if the total is unknown."""
+        if not self.total:
+            return f"{size(self._done)} read"
+        percent = min(100, 100 * self._done // self.total)  # tied weights are read back twice
+        rate = f"{size(int(self._done / self.seconds))}/s" if self.seconds else ""
+        return f"{percent:3d}%  {size(self._done)} of {size(self.total)}  {rate}{self._left()}"
+
+    def _left(self) -> str:
+        """The time that the rest takes at this rate, once there is a rate."""
+        if self.seconds < SECONDS_FOR_A_RATE or not self.total * SHARE_FOR_A_RATE < self._done < self.total:
+            return ""
+        return f"  {duration(self.seconds * (self.total - self._done) / self._done)} left"
+
+
+class CountLine(Line):
+    """Counts what is done one by one: a run may have hundreds of checkpoints, and of a thousand files."""
+
+    def __init__(self, done: str, noun: str) -> None:
+        super().__init__()
+        self._words, self._noun = done, noun
+        self._count = 0
+
+    def __call__(self, path: Path) -> None:
+        """Count the one at a path."""
+        self._count += 1
+        if self.due():
+            self.print(f"{self._words} {plural(self._count, self._noun)}", path.name)
+
+
+# -- how a command opens what it was given, and prints the record that it found in the form that was asked for ---------
+
+
+Row = TypeVar("Row")
+
+
+def opened(
+    paths: Sequence[str],
+    how: OpeningOptions,
+    all_ranks: bool = True,
+    read: Reader | None = None,
+    every_item: bool = True,
+) -> Checkpoint:
+    """Open a checkpoint as `open_checkpoint` does, and say how far it is; `read` replaces the inert reader."""
+    from ckptools.formats.open import open_checkpoint
+    from ckptools.training_state import modules
+
+    with CountLine("read the structure of", "file") as line:
+        reader = read or modules.read_file
+        try:
+            found = open_checkpoint(
+                paths, all_ranks=all_ranks, read_file=reader, on_file=line, every_item=every_item, **vars(how)
+            )
+        except ReadError as error:
+            if error.kind == "unfinished" and error.path is not None:
+                from ckptools.files.storage import just_written, last_write
+
+                if recent := just_written(last_write(error.path)):
+                    raise ReadError(error.path, f"{error.reason}; {recent}", error.kind) from error
+            if error.kind != "cut":
+                raise
+            from ckptools.display.next_command import quoted
+
+            # The other ranks' files may be sound, and an earlier checkpoint whole.
+            around = f"what else is here: ckptools doctor {quoted(paths)}"
+            raise ReadError(
+                error.path, f"{error.reason}; copy it again, unless its save died; {around}", error.kind
+            ) from error
+    # What opens it again, such as for another rank, has no line to draw on: this one has been erased.
+    return replace(found, options=found.options and replace(found.options, on_file=None))
+
+
+def arranged(rows: Rows[Row], how: RowOptions) -> Rows[Row]:
+    """The rows that are shown, in the order that was asked for: by names from a to z, by numbers from the largest.
+
+    Raises:
+        UsageError: the rows have no such column.
+    """
+    by = (how.sort or "").removeprefix("-").replace("-", "_")
+    if by and rows:
+        known = record_fields(rows[0]) or ()
+        if by not in known:
+            raise UsageError(None, f"--sort {how.sort}: there is no such column; they are {', '.join(known)}")
+        numbers = any(isinstance(getattr(row, by), (int, float)) for row in rows)
+        rows = rows.sort(by, reverse=numbers != str(how.sort).startswith("-"))
+    return rows[: how.limit] if how.limit else rows
+
+
+def show_answer(
+    form: TableOptions,
+    command: str,
+    answer: Any,
+    rows: Rows[Any],
+    text: Callable[[Any, Screen], str],
+    limit: int | None = None,
+) -> None:
+    """Print an answer in the form that was asked for.
+
+    `command` is also the name of its schema; of its `rows` there are `--jsonl` and
+    `--table-format`; `text` makes the answer a text that is cut to a screen, of which `limit` replaces the rows.
+    """
+    if form.json:
+        from ckptools.display.record_json import answer_json
+
+        show(answer_json(command, answer))
+    elif form.is_text:
+        cut = screen() if limit is None else screen()._replace(rows=limit or None, limited=True)
+        show(encodable(text(answer, cut), sys.stdout.encoding))
+    elif form.table_format:
+        from ckptools.display.tables import rows_text
+
+        if rows:
+            show(encodable(rows_text(rows, form.table_format), sys.stdout.encoding))
+    elif rows:
+        from ckptools.display.record_json import json_lines
+
+        show("\n".join(json_lines(rows)))
+
+
+@contextmanager
+def answered_in_json(wanted: bool, schema: str, verdict: str, paths: Sequence[str]) -> Iterator[None]:
+    """Print an object also when nothing can be opened, if JSON is wanted; the error goes on to its line on stderr.
+
+    `verdict` is the key that says whether all is well: false for what cannot be read, null where nothing was looked at;
+    "" where the object of this schema has none.
+    """
+    try:
+        yield
+    except CkptoolsError as error:
+        if wanted:
+            from ckptools.display.record_json import to_json
+
+            answer = False if error.exit_code == CkptoolsError.exit_code else None
+            judged = {verdict: answer} if verdict else {}
+            what = {"schema": schema, "path": " ".join(paths)}
+            show(to_json({**what, **judged, "error": str(error), "exit_code": error.exit_code}, indent=1))
+        raise

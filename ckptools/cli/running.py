@@ -72,7 +72,7 @@ def _say_error(error: CkptoolsError) -> None:
     say(f"error: {said}")
     problems = getattr(error, "problems", ())
     if problems:
-        from ckptools.display.lines import error_lines
+        from ckptools.display.tables import error_lines
 
         say_rendered(error_lines(problems, said, screen(sys.stderr)))
 
@@ -136,7 +136,7 @@ def with_other_ranks(command: str, given: dict[str, Any]) -> Iterator[None]:
 
 def is_a_rank() -> bool:
     """Whether a launcher has started this process as a rank; most commands are started by none."""
-    from ckptools.cluster.variables import starter_of
+    from ckptools.cluster.environment import starter_of
 
     return starter_of(os.environ) is not None
 

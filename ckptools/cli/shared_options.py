@@ -6,21 +6,27 @@ parameter of a command that is annotated with a record stands for all its fields
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import Field, dataclass, fields, is_dataclass
+from importlib.metadata import PackageNotFoundError, version
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from ckptools._version import __version__
 from ckptools.errors import UsageError
 from ckptools.option import option
 
 if TYPE_CHECKING:
     from ckptools.keys.entries import Selection
 
+
 Record = TypeVar("Record")
 
-# -- records ----------------------------------------------------------------------------------------------------------
+# -- records -----------------------------------------------------------------------------------------------------------
 
 
 def records_of(command: Callable[..., None]) -> dict[str, type]:
@@ -65,7 +71,7 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-# -- opening ----------------------------------------------------------------------------------------------------------
+# -- opening -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,7 @@ class RunOptions(OpeningOptions):
         return {name: value for name, value in vars(self).items() if name not in ("ranks", "only_this_file")}
 
 
-# -- keys and rows ----------------------------------------------------------------------------------------------------
+# -- keys and rows -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -157,7 +163,7 @@ class RowOptions:
             raise UsageError(None, f"--limit {self.limit}: 0 is for all")
 
 
-# -- answers ----------------------------------------------------------------------------------------------------------
+# -- answers -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -175,7 +181,7 @@ class TableOptions:
         if self.json + self.jsonl + (self.table_format is not None) > 1:
             raise UsageError(None, "--json, --jsonl and --table-format are forms of one answer: give one of them")
         if self.table_format is not None:
-            from ckptools.display.row_table import check_table_format
+            from ckptools.display.tables import check_table_format
 
             check_table_format(self.table_format)
 
@@ -212,3 +218,44 @@ class OutputOptions:
     verbose: bool = option(False, "Say also what was read, and how long it took.", flag="--verbose -v")
     debug: bool = option(False, "Where something goes wrong, show Python's traceback too.")
     color: Color = option("auto", "Colour beside the words: auto (on a terminal), always or never; NO_COLOR is never.")
+
+
+# -- what `--version` prints, and with `-v` what a bug report needs besides --------------------------------------------
+
+
+MAIN = ("torch", "numpy", "safetensors")
+OTHERS = (
+    "typer", "click", "tabulate", "isal", "zstandard", "lz4", "fsspec", "aiohttp", "huggingface_hub", "obstore",
+)  # fmt: skip
+
+
+def version_line() -> str:
+    """The versions of ckptools, Python and the libraries that matter most, in one line."""
+    return ", ".join([f"ckptools {__version__}", f"Python {platform.python_version()}", *_installed(MAIN)])
+
+
+def version_report() -> str:
+    """Versions, machine, terminal and settings, a line each; nothing in it says who or where you are."""
+    machine = " ".join((platform.system(), platform.release(), platform.machine(), *platform.libc_ver())).rstrip()
+    stream = f"{sys.stdout.encoding}, {'a terminal' if sys.stdout.isatty() else 'no terminal'}"
+    settings = sorted(
+        name for name in os.environ if name.startswith("CKPTOOLS_") or name in ("NO_COLOR", "FORCE_COLOR")
+    )
+    lines = [
+        f"ckptools {__version__}",
+        f"{platform.python_implementation()} {platform.python_version()}",
+        machine,
+        f"{os.cpu_count()} processors",
+        f"output: {stream}; TERM {os.environ.get('TERM', 'not set')}",
+        f"set: {', '.join(settings) or 'nothing'}",
+        *_installed((*MAIN, *OTHERS)),
+    ]
+    return "\n".join(lines)
+
+
+def _installed(names: Iterable[str]) -> Iterator[str]:
+    for name in names:
+        try:
+            yield f"{name} {version(name)}"
+        except PackageNotFoundError:
+            yield f"no {name}"

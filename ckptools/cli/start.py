@@ -1,79 +1,44 @@
 """The list of commands, and how the one that is called is started.
 
-To import typer takes five times as long as to start Python. So the list is printed from here, and a line of nothing
-but paths and flags, as most are, is not parsed by it.
+To import typer takes five times as long as to start Python. So a line of nothing but paths and flags, as most are, is
+not parsed by it.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
-from ckptools.cli.printing import remark, show
+from ckptools.cli.printing import show
 
-GROUPS: dict[str, dict[str, tuple[str, str]]] = {
+GROUPS: dict[str, dict[str, str]] = {
     "Look": {
-        "inspect": ("Show what a checkpoint is, and whether it is whole.", "paths*"),
-        "doctor": ("Answer the first questions about a checkpoint in one go.", "paths*"),
-        "ls": ("List a run's checkpoints, and the newest that is whole.", "folder"),
-        "tree": ("Show every key: shape, dtype, size and layout, or its value.", "paths*"),
-        "show": ("Show a value in full, or a tensor with its shards.", "path keys*"),
-        "browse": ("Look around in a checkpoint, in the terminal.", "path"),
+        "inspect": "paths*",
+        "doctor": "paths*",
+        "ls": "folder",
+        "tree": "paths*",
+        "show": "path keys*",
+        "browse": "path",
     },
-    "Check": {
-        "verify": ("Check that a checkpoint is whole, unharmed and coherent.", "paths*"),
-        "watch": ("Verify each new checkpoint of a run, and report problems.", "folder"),
-        "stats": ("Show what the values are like: rms, norm, extremes, NaN.", "paths*"),
-    },
-    "Compare": {
-        "diff": ("Show what differs between two checkpoints.", "a b"),
-        "match": ("Say why a checkpoint does not load into a model.", ""),
-    },
-    "Write": {
-        "consolidate": ("Write full tensors into a .pt, .safetensors or DCP.", ""),
-        "report": ("Write a page of HTML about a checkpoint, to mail or keep.", ""),
-    },
-    "Learn": {
-        "explain": ("Say what a problem code means, and what to do.", "codes*"),
-        "create": ("Train a small transformer and save a real checkpoint.", ""),
-        "shell": ("Open a Python prompt with a checkpoint opened.", ""),
-        "formats": ("List the formats that are read and written.", ""),
-    },
+    "Check": {"verify": "paths*", "watch": "folder", "stats": "paths*"},
+    "Compare": {"diff": "a b", "match": ""},
+    "Write": {"consolidate": "", "report": ""},
+    "Learn": {"explain": "codes*", "create": "", "shell": "", "formats": ""},
 }
-"""Every command by what it is for, in the order in which `--help` has them: the first line of its docstring, and the
-parameters that it takes by position, `*` behind one that repeats, or "" to leave them to typer."""
+"""Every command by what it is for, in the order in which `--help` has them, with the parameters that it takes by
+position: `*` behind one that repeats, or "" to leave them to typer."""
 
 COMMANDS = {name: known for group in GROUPS.values() for name, known in group.items()}
 
-USAGE_EXIT = 2
 HELP = "Open, check and consolidate distributed PyTorch checkpoints offline."
-
-OVERVIEW = """\
-Usage: {} [OPTIONS] COMMAND [ARGS]...
-
-  {}
-
-Options:
-  --version             Print the version and exit; with -v, what a bug report
-                        needs.
-  --install-completion  Install completion for the current shell.
-  --show-completion     Show completion for the current shell, to copy it or
-                        customize the installation.
-  -h, --help            Show this message and exit.
-
-{}"""
 
 
 def start(words: Sequence[str]) -> None:
     """Do what the words of a command line say; a polite kill ends it as Ctrl-C does, so that nothing is left behind."""
-    if words in ([], ["-h"], ["--help"]) and "_CKPTOOLS_COMPLETE" not in os.environ and _is_wide():
-        (show if words else remark)(_overview())
-        raise SystemExit(0 if words else USAGE_EXIT)
     if "--version" in words and {*words} <= {"--version", "-v", "--verbose"}:
-        from ckptools.cli.versions import version_line, version_report
+        from ckptools.cli.shared_options import version_line, version_report
 
         show(version_line() if len(words) == 1 else version_report())
         raise SystemExit(0)
@@ -100,7 +65,7 @@ def function_of(name: str) -> Callable[..., None]:
 
 def plain_arguments(name: str, words: Sequence[str]) -> dict[str, Any] | None:
     """The arguments of a command by parameter; None if typer has to parse them."""
-    names = COMMANDS[name][1]
+    names = COMMANDS[name]
     first, repeats = names.removesuffix("*").split(), names.endswith("*")
     values, options = [w for w in words if w[:1] != "-"], [w for w in words if w[:1] == "-"]
     # On Windows, typer finds what a `*` in a path stands for.
@@ -115,23 +80,3 @@ def plain_arguments(name: str, words: Sequence[str]) -> dict[str, Any] | None:
     if repeats:
         given[first[-1]] = values[len(first) - 1 :]
     return given | {known[option]: True for option in options}
-
-
-def _is_wide() -> bool:
-    """Whether there is room for the list; typer lays it out where there is less."""
-    try:
-        return int(os.environ.get("COLUMNS") or os.get_terminal_size().columns) >= 80
-    except (OSError, ValueError):  # no terminal
-        return True
-
-
-def _overview() -> str:
-    """The text of `--help` as typer prints it on a terminal of 80 columns or more."""
-    main = sys.modules["__main__"]
-    program = f"python -m {main.__package__}" if main.__package__ else os.path.basename(sys.argv[0])  # noqa: PTH119
-    width = max(map(len, COMMANDS))
-    groups = [
-        "\n".join([f"{title}:", *(f"  {name:{width}}  {summary}" for name, (summary, _) in commands.items())])
-        for title, commands in GROUPS.items()
-    ]
-    return OVERVIEW.format(program, HELP, "\n\n".join(groups))

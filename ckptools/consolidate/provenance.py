@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 from ckptools._version import __version__
 from ckptools.consolidate.writers.layout import OutputContents
-from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.checkpoint import OTHER, Checkpoint, Filled, LeftOut, Origin, Provenance
 from ckptools.model.problems import Code
-from ckptools.model.provenance import OTHER, Filled, LeftOut, Origin, Provenance
 from ckptools.model.tree import KeyPath, fqn_of, tensors_in
 from ckptools.text import few, plural
 
@@ -97,7 +96,7 @@ def _without_folder(why: str, source: Checkpoint) -> str:
     return why
 
 
-# -- left-out names, beside the output ----------------------------------------------------------------------------
+# -- left-out names, beside the output ---------------------------------------------------------------------------------
 
 
 def left_out_json(selection: OutputContents, name_of: NameOf) -> str:

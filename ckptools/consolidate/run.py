@@ -15,34 +15,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptools.cluster.team import current
-from ckptools.consolidate.choose import check_files, places_to_write, select, tensors_to_write
 from ckptools.consolidate.options import ConsolidateOptions, Renaming, hole_rule, renaming_of, write_options
 from ckptools.consolidate.output_place import check_not_among, check_output, lacking_space, output_of, replaced
 from ckptools.consolidate.provenance import left_out_json, note_on_carried
 from ckptools.consolidate.publishing.publish import WriteFindings, write
-from ckptools.consolidate.publishing.source_records import compare, count
 from ckptools.consolidate.record import Consolidated, converted, planned_reading
+from ckptools.consolidate.selection import check_files, places_to_write, select, tensors_to_write
+from ckptools.consolidate.source_records import compare, count
 from ckptools.consolidate.writers import Writer
 from ckptools.consolidate.writers.layout import LEFT_OUT, OutputContents, OutputLayout, beside
 from ckptools.dtypes import NO_NUMBERS, short
 from ckptools.errors import RefusedError, UsageError
-from ckptools.files.location import is_remote
-from ckptools.files.opening import OpenFiles
+from ckptools.files.opening import OpenFiles, is_remote
 from ckptools.formats.open import with_all_ranks
-from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.provenance import FILE_NAME
+from ckptools.model.checkpoint import FILE_NAME, Checkpoint
 from ckptools.model.shards import with_bytes
 from ckptools.model.tree import fqn_of, tensors_in
-from ckptools.tensor_io.threads import Progress, no_progress
+from ckptools.tensor_io.fetch_ahead import Progress, no_progress
 from ckptools.text import plural
 from ckptools.training_state.judgement import verdict_of
 from ckptools.training_state.sections import sections_of, sections_of_kind
 
 if TYPE_CHECKING:
-    from ckptools.consolidate.fill_from import Donor
     from ckptools.consolidate.output_place import OutputPlace
-    from ckptools.consolidate.publishing.journal import Kept
-    from ckptools.keys.original import Original
+    from ckptools.consolidate.publishing.publish import Kept
+    from ckptools.consolidate.source_records import Donor
+    from ckptools.keys.expected_names import Original
 
 
 def consolidate(
@@ -93,7 +91,7 @@ def consolidate(
         selection.notes = [*notes, *selection.notes]
         selection.with_record = options.provenance
         if original is not None:
-            from ckptools.consolidate.like import in_folder, made_like
+            from ckptools.consolidate.output_place import in_folder, made_like
 
             selection, likeness = made_like(selection, original, options, files)
         selection = _with_new_names(selection, renaming, output.writer.BY_NAME)
@@ -142,14 +140,14 @@ def _original(options: ConsolidateOptions, output: OutputPlace, whole: Checkpoin
     """The Hugging Face model that the output is to be like; nothing that finds its names is imported without one."""
     if options.like is None and not options.assume:
         return None
-    from ckptools.consolidate.like import original_for
+    from ckptools.consolidate.output_place import original_for
 
     return original_for(options, output, whole)
 
 
 def _donor(whole: Checkpoint, part: str, files: OpenFiles, options: ConsolidateOptions, progress: Progress) -> Donor:
     """The other checkpoint of the run that fills gaps, without its own damaged records."""
-    from ckptools.consolidate.fill_from import open_donor
+    from ckptools.consolidate.source_records import open_donor
 
     if not options.provenance:
         raise UsageError(None, "--fill-from needs the record that --no-provenance leaves out: the output must say so")
@@ -228,7 +226,7 @@ def _with_new_names(selection: OutputContents, renaming: Renaming | None, by_nam
     by_name = by_name and any(section.kind == "optimizer" for section, _ in selection.places)
     if not (renaming or by_name):
         return selection
-    from ckptools.consolidate import renaming as new_names
+    from ckptools.consolidate import options as new_names
 
     selection = new_names.renamed(selection, renaming) if renaming else selection
     return new_names.by_name(selection) if by_name else selection
@@ -236,7 +234,7 @@ def _with_new_names(selection: OutputContents, renaming: Renaming | None, by_nam
 
 def _kept(whole: Checkpoint, out: Path, layout: OutputLayout, texts: Mapping[Path, str | bytes]) -> Kept:
     """What an earlier run of the same plan has kept to resume from."""
-    from ckptools.consolidate.publishing.journal import Kept, resume_folder
+    from ckptools.consolidate.publishing.publish import Kept, resume_folder
     from ckptools.consolidate.shares import plan_digests
 
     return Kept(resume_folder(out), plan_digests(whole, layout, texts))

@@ -20,7 +20,7 @@ from ckptools.cluster.team import current
 from ckptools.consolidate.writers.layout import Job, OutputLayout
 from ckptools.errors import RefusedError, original_of
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.shard import Shard
+from ckptools.model.shards import Shard
 from ckptools.tensor_io.stream import Band, Copy
 
 GRAIN = 4096
@@ -136,7 +136,7 @@ def _offset_at(offsets: Sequence[int], sizes: Sequence[int], target: int) -> int
     return max(offset + nbytes for offset, nbytes in zip(offsets, sizes, strict=True))
 
 
-# -- the same plan ------------------------------------------------------------------------------------------------
+# -- the same plan -----------------------------------------------------------------------------------------------------
 
 
 def plan_digests(checkpoint: Checkpoint, layout: OutputLayout, texts: Mapping[Path, str | bytes]) -> dict[str, str]:

@@ -2,26 +2,286 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any
+from typing import Any, NamedTuple
 
-from ckptools.contents import show_text
-from ckptools.contents.picture import tensor_layout
 from ckptools.contents.record import KeyRow, Keys, ShardRow, Shown, ShownKey
-from ckptools.contents.shards import stated_row
-from ckptools.contents.show_text import SHARD_COLUMNS, shard_cells, shard_map
-from ckptools.display.lines import value_text
-from ckptools.display.page import DICTS, MAX_ROWS, MAX_TEXT, Page
-from ckptools.display.record_html import FORMS, TABLES, RecordForm, row_table, value_table
-from ckptools.display.tables import Column
+from ckptools.contents.show import DrawnPiece, DrawnShard, TensorLayout, layout_of, layout_words, stated_row
+from ckptools.contents.text import (
+    SHARD_COLUMNS,
+    element_lines,
+    figures_line,
+    holes_line,
+    shard_cells,
+    shard_map,
+    stream_lines,
+    tensor_facts,
+)
+from ckptools.display.drawing import (
+    CHARACTER,
+    WIDTH,
+    Key,
+    Picture,
+    Rect,
+    hatched,
+    label,
+    legend,
+    mark,
+    name_text,
+    rect,
+    svg,
+)
+from ckptools.display.html import DICTS, FORMS, MAX_ROWS, MAX_TEXT, TABLES, Page, RecordForm, row_table, value_table
+from ckptools.display.tables import Column, value_text
 from ckptools.dtypes import short
-from ckptools.keys.random_states import StreamRow
 from ckptools.keys.sharding import placement
-from ckptools.model.records import Rows
-from ckptools.model.shard import Shard
+from ckptools.keys.value_digests import StreamRow
+from ckptools.model.problems import Rows
+from ckptools.model.regions import Box, Ints
+from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor
 from ckptools.text import few, named_ranks, plural, shape, size
+
+# -- the layout of a tensor as a picture: the rank of each part, to scale, with the gaps -------------------------------
+# One sharded dimension makes a strip, two make a grid; each copy of a piece has a strip or grid of its own below.
+
+
+ACROSS = 32
+"""Pieces of a strip before it goes on in another line."""
+
+MAX_RECTS = 4096
+"""At most this many rectangles in a picture; copies, then pieces, beyond it are only counted."""
+
+RUNS_FROM = 128
+"""From so many pieces on, a strip shows runs of ranks that are here or not; a grid has labels at the start of its rows
+and on what is not here."""
+
+MAX_COPIES = 8
+MAX_HOLES = 64
+STRIP, GRID = 22.0, 200.0
+"""How high a line of a strip is, and a grid."""
+
+FLAT = "more than two dimensions are cut: pieces in order of their places, as wide as they have elements"
+
+
+def tensor_layout(tensor: Tensor, name: str = "", rows: Iterable[ShardRow] | None = None) -> Picture:
+    """Draw the rank of each part of a tensor, every copy of it, and the gaps in the files that were read.
+
+    `rows` are its shards as `ckptools.contents.show.shard_rows` finds them in the files; None for those that the
+    tensor states, without reading anything.
+    """
+    layout = layout_of(tensor, rows)
+    title = f"layout of {name_text(name)}" if name else "layout of a tensor"
+    text = "\n".join([title, *layout_words(layout)])
+    drawn, height = _drawn(layout)
+    return Picture(title, svg(title, text, drawn, height), text)
+
+
+def strip_cells(start: int, length: int, each: int) -> Iterator[tuple[int, float, float]]:
+    """Place a range in a strip with `each` elements to a line: `(line, x, width)` for each line."""
+    while length > 0:
+        at, first = divmod(start, each)
+        taken = min(length, each - first)
+        yield at, first / each * WIDTH, taken / each * WIDTH
+        start, length = start + taken, length - taken
+
+
+def box_rects(box: Box, shape: Ints, cut: Ints, each: int) -> Iterator[Rect]:
+    """The rectangles of a box in one strip or grid; boxes that cover a tensor fill it.
+
+    The dimensions in `cut` are shown: none, one or two. A line of a strip has `each` elements of the one dimension.
+    """
+    if not cut:
+        yield Rect(0, 0, WIDTH, STRIP)
+    elif len(cut) == 1:
+        run = box.offsets[cut[0]], box.sizes[cut[0]]
+        for at, x, width in strip_cells(*run, each):
+            yield Rect(x, at * STRIP, width, STRIP)
+    else:
+        scales = [(d, shape[d], room) for d, room in zip(cut, (GRID, WIDTH), strict=True)]
+        y, x = (box.offsets[d] / whole * room for d, whole, room in scales)
+        height, width = (box.sizes[d] / whole * room for d, whole, room in scales)
+        yield Rect(x, y, width, height)
+
+
+class _Panel(NamedTuple):
+    """The strip or grid of one copy of a tensor, with the place of each region.
+
+    From many pieces of one dimension on, `runs` of them are drawn. A tensor sharded in many dimensions is `flat`: a
+    row of all its elements, in which pieces follow in their order.
+    """
+
+    shape: Ints
+    cut: Ints
+    each: int
+    places: dict[Box, Box]
+    holes: tuple[Box, ...]
+    flat: bool
+    runs: bool = False
+
+    @property
+    def lines(self) -> int:
+        """Number of lines of a strip."""
+        return -(-self.shape[self.cut[0]] // self.each) if len(self.cut) == 1 else 1
+
+    @property
+    def height(self) -> float:
+        """Height in the picture."""
+        return GRID if len(self.cut) == 2 else self.lines * STRIP
+
+    def rects(self, box: Box, top: float) -> Iterator[Rect]:
+        """The rectangles of a region in a panel that begins at `top`."""
+        for at in box_rects(box, self.shape, self.cut, self.each):
+            yield at._replace(y=at.y + top)
+
+
+def _panel(layout: TensorLayout) -> _Panel:
+    cut, gaps = layout.cut, layout.cover.gaps[:MAX_HOLES] if layout.cover else ()
+    if len(cut) > 2:
+        return _flat_panel(layout, gaps)
+    shape = layout.tensor.shape
+    runs = len(cut) == 1 and len(layout.pieces) >= RUNS_FROM and not (layout.cover and layout.cover.overlaps)
+    each = _line_length(shape[cut[0]], [p.box.sizes[cut[0]] for p in layout.pieces]) if len(cut) == 1 else 1
+    each = shape[cut[0]] if runs else each
+    return _Panel(shape, cut, each, {p.box: p.box for p in layout.pieces}, gaps, False, runs)
+
+
+def _line_length(whole: int, lengths: Sequence[int]) -> int:
+    """Indices in a line of a strip: lines end where pieces end, as long as these are equal."""
+    lines = -(-len(lengths) // ACROSS)
+    if lines < 2:
+        return whole
+    each = max(lengths) * ACROSS
+    return each if -(-whole // each) <= lines else -(-whole // lines)
+
+
+def _flat_panel(layout: TensorLayout, gaps: Sequence[Box]) -> _Panel:
+    """Pieces side by side, then holes: one dimension cannot show how boxes of three lie to each other."""
+    places, at = {}, 0
+    for box in dict.fromkeys([*(p.box for p in layout.pieces), *gaps]):
+        places[box] = Box((at,), (box.numel,))
+        at += box.numel
+    pieces = {p.box: places[p.box] for p in layout.pieces}
+    holes = tuple(places[gap] for gap in gaps if gap not in pieces)
+    return _Panel((at,), (0,), _line_length(at, [box.numel for box in places]), pieces, holes, True)
+
+
+def _drawn(layout: TensorLayout) -> tuple[list[str], float]:
+    facts = [line for line in layout_words(layout) if not line.startswith("  ")]
+    lines = [part for fact in facts for part in _lines(fact)]
+    parts = [label(0, 12 + 16 * n, line, "ink" if line[:5].isupper() else "faint") for n, line in enumerate(lines)]
+    y = 16.0 * len(lines) + 8
+    if not layout.tensor.numel or not (layout.pieces or (layout.cover and layout.cover.gaps)):
+        parts.append(rect(Rect(0, y, WIDTH, STRIP), "edge dash"))
+        return parts, y + STRIP
+    panel = _panel(layout)
+    if panel.cut:
+        parts.append(label(0, y + 10, _axis(layout, panel), "faint"))
+        y += 16
+    drawn = _copies_drawn(layout, panel)
+    for copy in range(drawn):
+        parts += _panel_parts(layout, panel, copy, y)
+        y += panel.height + (6 if len(panel.cut) == 2 or panel.lines > 1 else 0)
+    if len(layout.pieces) > MAX_RECTS:
+        parts.append(label(0, y + 14, f"{len(layout.pieces) - MAX_RECTS} more pieces are not drawn", "ink"))
+        y += 20
+    if layout.copies > drawn:
+        parts.append(label(0, y + 14, f"{plural(layout.copies - drawn, 'more copy', 'more copies')} of each", "ink"))
+        y += 20
+    keys, bottom = legend(_keys(layout, panel), y + 8)
+    return [*parts, keys], bottom
+
+
+def _lines(text: str) -> list[str]:
+    """Split a fact into at most two lines of the picture."""
+    room = int(WIDTH / CHARACTER)
+    if len(text) <= room:
+        return [text]
+    blank = text.rfind(" ", room // 2, room + 1)
+    end = room if blank < 0 else blank
+    return [text[:end], name_text(text[end:].lstrip(), room)]
+
+
+def _axis(layout: TensorLayout, panel: _Panel) -> str:
+    if panel.flat:
+        return FLAT
+    dims = [f"dim {d} (0:{layout.tensor.shape[d]})" for d in panel.cut]
+    if len(dims) == 2:
+        return f"{dims[0]} down, {dims[1]} across"
+    return f"{dims[0]} from left to right" + (f", in {panel.lines} lines" if panel.lines > 1 else "")
+
+
+def _copies_drawn(layout: TensorLayout, panel: _Panel) -> int:
+    most = MAX_COPIES if panel.lines == 1 and len(panel.cut) < 2 else 4
+    return max(1, min(layout.copies, most, MAX_RECTS // max(1, len(layout.pieces))))
+
+
+def _panel_parts(layout: TensorLayout, panel: _Panel, copy: int, top: float) -> Iterator[str]:
+    """Draw the holes (first panel only), one copy of every piece, and the overlaps."""
+    for gap in panel.holes if copy == 0 else ():
+        for at in panel.rects(gap, top):
+            yield hatched(at.inset(1), f"{'a hole' if panel.flat else gap}: in no file that was read")
+    if panel.runs:
+        yield from _run_parts(layout, panel, copy, top)
+        return
+    tones = ("sky", "light") if layout.in_fragments else ("sky", "sky")
+    for piece in layout.pieces[:MAX_RECTS]:
+        if copy < len(piece.copies):
+            shard = piece.copies[copy]
+            first = not piece.box.offsets[panel.cut[-1]] if panel.cut else True
+            named = len(layout.pieces) < RUNS_FROM or first or not shard.here
+            places = panel.rects(panel.places[piece.box], top)
+            yield from _shard_parts(shard, tones[(shard.rank or 0) % 2], places, named)
+    for a, b in layout.cover.overlaps if layout.cover and not copy and not panel.flat else ():
+        both = a.intersect(b)
+        for at in panel.rects(both, top) if both else ():
+            yield rect(at, "bad", f"{both}: {a} and {b} overlap") + mark(at, "X")
+
+
+def _run_parts(layout: TensorLayout, panel: _Panel, copy: int, top: float) -> Iterator[str]:
+    """Draw pieces of one dimension that follow each other, and are here or not, as one."""
+    runs: list[list[DrawnPiece]] = []
+    dim = panel.cut[0]
+    for piece in (piece for piece in layout.pieces if copy < len(piece.copies)):
+        before = runs[-1][-1] if runs else None
+        alike = before is not None and before.copies[copy].here == piece.copies[copy].here
+        if before is None or not alike or before.box.offsets[dim] + before.box.sizes[dim] != piece.box.offsets[dim]:
+            runs.append([])
+        runs[-1].append(piece)
+    for run in runs:
+        first, last = run[0].box, run[-1].box
+        end = last.offsets[dim] + last.sizes[dim]
+        ranks = [p.copies[copy].rank for p in run if p.copies[copy].rank is not None]
+        whose = named_ranks({rank for rank in ranks if rank is not None}) if ranks else "ranks unknown"
+        here = run[0].copies[copy].here
+        hover = f"{whose}: {plural(len(run), 'piece')}, {first.offsets[dim]} to {end} of dim {dim}"
+        sizes = (*first.sizes[:dim], end - first.offsets[dim], *first.sizes[dim + 1 :])
+        for place in panel.rects(Box(first.offsets, sizes), top):
+            at = place.inset(1)
+            yield rect(at, "sky", hover) if here else hatched(at, f"{hover}, in no file that was read")
+            yield mark(at, whose if here else f"{whose} missing", "on" if here else "ink halo")
+
+
+def _shard_parts(shard: DrawnShard, tone: str, places: Iterable[Rect], named: bool) -> Iterator[str]:
+    whose = "rank unknown" if shard.rank is None else f"rank {shard.rank}"
+    hover = f"{whose}: {shard.box}" + ("" if shard.here else f", {shard.note}")
+    for place in places:
+        at = place.inset(1)
+        yield rect(at, tone, hover) if shard.here else hatched(at, hover)
+        if named:
+            yield mark(at, "?" if shard.rank is None else str(shard.rank), "on" if shard.here else "ink halo")
+
+
+def _keys(layout: TensorLayout, panel: _Panel) -> Iterator[Key]:
+    yield Key("sky", "0", "kept by this rank")
+    if layout.in_fragments:
+        yield Key("light", "1", "likewise, of odd ranks")
+    if panel.holes or any(one.box.numel and not one.here for one in layout.shards):
+        yield Key("hatched", "", "in no file that was read")
+    if layout.cover and layout.cover.overlaps:
+        yield Key("bad", "X", "two pieces overlap")
+
 
 ELEMENT_ROWS = 40
 """Lines of a tensor's elements."""
@@ -53,7 +313,7 @@ def shown_html(found: Shown) -> str:
     """Render some keys: random states as fingerprints, tensors with their shards, values."""
     page = Page(DICTS)
     page.line(repr(found))
-    for line in show_text.stream_lines(found.streams):
+    for line in stream_lines(found.streams):
         page.line(line)
     tensors = [row for row in found.rows if row.type == "tensor" and (row.kind != "rng" or len(found.rows) == 1)]
     for row in tensors[:MAX_ROWS]:
@@ -65,13 +325,13 @@ def shown_html(found: Shown) -> str:
 
 
 def _shown_tensor(page: Page, row: ShownKey, opened: bool) -> None:
-    page.line(f"{row.name}  {show_text.tensor_facts(row)}")
-    for text in filter(None, (row.note, show_text.holes_line(row), row.problem)):
+    page.line(f"{row.name}  {tensor_facts(row)}")
+    for text in filter(None, (row.note, holes_line(row), row.problem)):
         page.line(text, "bad")
     if row.statistics is not None:
-        page.line(show_text.figures_line(row.statistics))
+        page.line(figures_line(row.statistics))
     if row.values is not None:
-        lines = list(show_text.element_lines(row.values, row.dtype))
+        lines = list(element_lines(row.values, row.dtype))
         left = len(lines) - ELEMENT_ROWS
         page.lines([f"[{row.slice}]", *lines[:ELEMENT_ROWS], *([f"{left} more lines"] if left > 0 else [])])
     else:
@@ -113,7 +373,7 @@ FORMS[StreamRow] = RecordForm(
 )
 
 
-# -- a tensor -----------------------------------------------------------------------------------------------------
+# -- a tensor ----------------------------------------------------------------------------------------------------------
 
 
 def tensor_html(tensor: Tensor) -> str:

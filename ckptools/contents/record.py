@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ckptools.dtypes import short
-from ckptools.keys.random_states import StreamRow
-from ckptools.model.records import Rows, displayed
+from ckptools.keys.value_digests import StreamRow
+from ckptools.model.problems import Rows, displayed
 from ckptools.model.regions import Ints
 from ckptools.text import clip, clip_middle, few, plural, shape, size, spans
 
@@ -105,7 +105,7 @@ class Keys:
         return self.rows.to_dicts()
 
 
-# -- show ----------------------------------------------------------------------------------------
+# -- show --------------------------------------------------------------------------------------------------------------
 
 
 @displayed

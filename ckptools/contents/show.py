@@ -2,30 +2,330 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckptools.contents.pickled_bytes import with_inside
-from ckptools.contents.record import KeyRow, RankValue, Shown, ShownKey
-from ckptools.contents.shards import holes, shard_rows, stated_row
-from ckptools.contents.tree import described, full_value, is_short, key_rows
-from ckptools.errors import NotWholeError, ReadError, UsageError
+from ckptools.contents.record import KeyRow, PartRow, RankValue, ShardRow, Shown, ShownKey
+from ckptools.contents.tree import described, full_value, is_short, key_rows, with_inside
+from ckptools.dtypes import ITEMSIZE, short
+from ckptools.errors import NotWholeError, ReadError, UsageError, original_of
 from ckptools.files.opening import OpenFiles
 from ckptools.formats import options
-from ckptools.keys.entries import KINDS, Entry, asks_for_private, entries_of, is_glob, is_private, matching, pattern
-from ckptools.keys.random_states import stream_rows
-from ckptools.keys.rank_leaves import leaves_of
-from ckptools.keys.value_digests import content_of
+from ckptools.keys.entries import (
+    KINDS,
+    Entry,
+    asks_for_private,
+    entries_of,
+    is_glob,
+    is_private,
+    leaves_of,
+    matching,
+    pattern,
+)
+from ckptools.keys.sharding import placement
+from ckptools.keys.value_digests import content_of, stream_rows
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.item_shards import ItemShards
-from ckptools.model.records import Rows
-from ckptools.model.shard import in_rank_order
-from ckptools.model.tensor import Tensor
-from ckptools.model.tree import KeyPath, is_within
-from ckptools.model.values import Absent
-from ckptools.tensor_io.dcp_items import ItemLocator, with_items_read
-from ckptools.text import no_such_key
+from ckptools.model.problems import Rows
+from ckptools.model.regions import Box, Ints
+from ckptools.model.shards import ItemShards, Shard, Source, in_rank_order
+from ckptools.model.tensor import Cover, TangledLayoutError, Tensor, cover
+from ckptools.model.tree import Absent, KeyPath, is_within
+from ckptools.tensor_io.dcp_items import ItemLocator, with_items_read, with_source
+from ckptools.tensor_io.slicing import slicing_of
+from ckptools.text import few, first_few, named_ranks, no_such_key, plural, printable, shape, size
 from ckptools.training_state.sections import sections_of
+
+if TYPE_CHECKING:
+    from types import EllipsisType
+
+
+# -- elements of a slice of a tensor; only the bytes of the slice are read ---------------------------------------------
+
+
+MAX_ELEMENTS = 10_000
+"""At most this many elements are shown."""
+
+UNDECODED = ("complex32", "float4_e2m1fn_x2")
+
+INDEX = re.compile(r"\s*(-?\d{1,18})?\s*(?:(:)\s*(-?\d{1,18})?\s*)?")
+
+
+def index_of(text: str) -> tuple[int | slice | EllipsisType, ...]:
+    """Parse an index such as `0:4,:8`: ints and slices with step 1, `-1` for the last, `...` for all dimensions left.
+
+    Raises:
+        UsageError: the text is no index.
+    """
+    found: list[int | slice | EllipsisType] = []
+    for part in text.strip().strip("[]").split(","):
+        if part.strip() == "...":
+            found.append(...)
+            continue
+        spelled = INDEX.fullmatch(part)
+        if spelled is None or not (spelled[1] or spelled[2]):
+            raise UsageError(None, f"--values {text!r}: {part.strip()!r} is no index; write slices such as '0:4,:8'")
+        start, stop = (None if word is None else int(word) for word in (spelled[1], spelled[3]))
+        found.append(slice(start, stop) if spelled[2] else int(spelled[1]))
+    return tuple(found)
+
+
+def elements(tensor: Tensor, text: str) -> Any:
+    """Read the elements of a slice as nested lists of numbers and flags; complex numbers as text.
+
+    Raises:
+        NotWholeError: some elements are in no file here.
+        ReadError: a file cannot be read, or the tensor cannot be put together.
+        UsageError: it is no slice of this tensor, has too many elements, or the dtype cannot be decoded.
+    """
+    import numpy as np
+
+    from ckptools.tensor_io.numbers import decoded, raw_dtype
+    from ckptools.tensor_io.read import read_box
+
+    if tensor.dtype in UNDECODED:
+        raise UsageError(None, f"{short(tensor.dtype)} is not decoded; load it with torch")
+    try:
+        cut = slicing_of(tensor.shape, index_of(text))
+    except IndexError as error:
+        raise UsageError(None, f"--values {text!r}: {error}") from error
+    box = cut.box
+    if box.numel > MAX_ELEMENTS:
+        raise UsageError(None, f"--values {text!r}: {box.numel} elements; at most {MAX_ELEMENTS} are shown")
+    out = np.empty(box.sizes, raw_dtype(tensor.dtype))
+    placed = replace(tensor, shards=tuple(_meeting(tensor, box)))
+    _check_all_is_here(placed, box, text)
+    for row in _rows_of_box(box):
+        place = zip(row.seen_from(box).offsets, row.sizes, strict=True)
+        out[tuple(slice(o, o + n) for o, n in place)] = read_box(placed, row)
+    values = decoded(out, tensor.dtype).reshape(cut.kept)
+    return (values.astype(str) if values.dtype.kind == "c" else values).tolist()
+
+
+def _meeting(tensor: Tensor, box: Box) -> Iterator[Shard]:
+    """The shards that overlap a region, each place once, with their sources."""
+    known: dict[Box, Shard] = {}
+    for shard in tensor.shards:
+        if shard.is_here and (not box.sizes or shard.box.intersect(box)):
+            known.setdefault(shard.box, shard)
+    yield from map(with_source, known.values())
+
+
+def _check_all_is_here(tensor: Tensor, box: Box, text: str) -> None:
+    if tensor.note or not box.sizes:
+        return
+    parts = (shard.box.intersect(box) for shard in tensor.shards)
+    found = cover(box.sizes, [common.seen_from(box) for common in parts if common is not None])
+    if found.missing:
+        gaps = [Box(tuple(a + b for a, b in zip(g.offsets, box.offsets, strict=True)), g.sizes) for g in found.gaps]
+        where = few(list(map(str, gaps)), 3)
+        reason = f"no file here holds {found.missing} of the {box.numel} elements of [{text}]: {where}"
+        raise NotWholeError("tensor", reason)
+
+
+def _rows_of_box(box: Box) -> Iterator[Box]:
+    """Split a region into rows, so that bytes between two rows in the file are not read."""
+    if not box.numel:
+        return
+    *outer, last = zip(box.offsets, box.sizes, strict=True) if box.sizes else [(0, 1)]
+    for at in product(*(range(start, start + length) for start, length in outer)):
+        yield Box((*at, last[0]), (*(1 for _ in at), last[1])) if box.sizes else box
+
+
+# -- the shards of a tensor: a row for each with its place in a file, and the layout that they make --------------------
+
+
+MAX_LISTED = 8
+
+MAX_UNLISTED = 1 << 16
+"""At most this many ranks are checked; a file may state any world size."""
+
+
+def shard_rows(tensor: Tensor) -> tuple[ShardRow, ...]:
+    """A row for each shard of a tensor, in rank order; reads the headers of DCP items, no values."""
+    return tuple(_shard_row(shard, tensor.dtype) for shard in in_rank_order(tensor.shards))
+
+
+def _shard_row(shard: Shard, dtype: str) -> ShardRow:
+    try:
+        return stated_row(with_source(shard), dtype)
+    except ReadError as error:
+        file, nbytes = str(shard.item.path) if shard.item else "", shard.box.numel * ITEMSIZE[dtype]
+        return ShardRow(shard.rank, *shard.box, "unreadable", file, "", None, nbytes, "", error.reason)
+
+
+def stated_row(shard: Shard, dtype: str = "") -> ShardRow:
+    """The row of a shard as its tensor states it, without reading a file.
+
+    Without a dtype of the tensor, bytes are counted by that of the file; 0 if that is unknown.
+    """
+    file, source, parts = shard.file, next(iter(shard.sources), None), tuple(_parts(shard))
+    dtype = dtype or (file.dtype if file else "")
+    nbytes = sum(part.bytes for part in parts) if parts else shard.box.numel * ITEMSIZE[dtype] if dtype else 0
+    if file is None:
+        return ShardRow(shard.rank, *shard.box, "missing", "", "", None, nbytes, "", "no file here holds it")
+    crc, record = (_crc(source), source.record) if source else ("", "")
+    stored_as = shard.encoded.name if shard.encoded is not None else ""
+    original = original_of(file.path)
+    offset = file.offset if original is file.path else None  # what is unpacked of an item has no place in its file
+    row = ShardRow(shard.rank, *shard.box, "here", str(original), record, offset, nbytes, crc, "")
+    return row._replace(stored_as=stored_as, parts=parts)
+
+
+def _parts(shard: Shard) -> Iterator[PartRow]:
+    for name, source in shard.encoded.parts if shard.encoded else ():
+        per, nbytes = shard.encoded.per(name) if shard.encoded else "", prod(source.shape) * ITEMSIZE[source.dtype]
+        yield PartRow(name, source.dtype, source.shape, per, source.record, source.offset, nbytes, _crc(source))
+
+
+def _crc(source: Source) -> str:
+    return f"{source.crc:08x}" if source.crc else ""
+
+
+def holes(tensor: Tensor, rows: Iterable[ShardRow]) -> tuple[tuple[str, ...], int]:
+    """The regions of a tensor that are in no shard here, and their number of elements; none if that is unknown."""
+    here = dict.fromkeys(Box(row.offsets, row.sizes) for row in rows if row.status == "here")
+    found = _cover(tensor, here) if tensor.numel else None
+    return (tuple(map(str, found.gaps)), found.missing) if found else ((), 0)
+
+
+def _cover(tensor: Tensor, here: Iterable[Box]) -> Cover | None:
+    """Gaps and overlaps of the regions that are here.
+
+    None for a tensor whose shards have no known place (its note says why), or that was saved without values.
+    """
+    if tensor.note or tensor.kind in ("meta", "sparse", "quantized", "unreadable"):
+        return None
+    try:
+        return cover(tensor.shape, here)
+    except TangledLayoutError:
+        return None
+
+
+# -- layout ------------------------------------------------------------------------------------------------------------
+
+
+class DrawnShard(NamedTuple):
+    """A shard of a tensor, whether a file that was read contains it, and why if it does not."""
+
+    box: Box
+    rank: int | None
+    here: bool
+    note: str
+
+
+class DrawnPiece(NamedTuple):
+    """A region of a tensor with its copies in rank order."""
+
+    box: Box
+    copies: Sequence[DrawnShard]
+
+
+def _pieces(shards: Iterable[DrawnShard]) -> tuple[DrawnPiece, ...]:
+    found: dict[Box, list[DrawnShard]] = {}
+    for one in shards:
+        if one.box.numel:
+            found.setdefault(one.box, []).append(one)
+    for copies in found.values():
+        copies.sort(key=lambda one: -1 if one.rank is None else one.rank)
+    return tuple(DrawnPiece(box, found[box]) for box in sorted(found))
+
+
+class TensorLayout(NamedTuple):
+    """The layout of a tensor to draw: all its shards, each region with elements once, and the cover if it is known."""
+
+    tensor: Tensor
+    shards: tuple[DrawnShard, ...]
+    pieces: tuple[DrawnPiece, ...]
+    cover: Cover | None
+
+    @property
+    def cut(self) -> Ints:
+        """The dimensions in which a piece is smaller than the tensor."""
+        return tuple(d for d, n in enumerate(self.tensor.shape) if any(p.box.sizes[d] != n for p in self.pieces))
+
+    @property
+    def in_fragments(self) -> bool:
+        """Whether a rank has several pieces, as of a flattened parameter."""
+        ranks = [one.rank for one in self.shards if one.box.numel and one.rank is not None]
+        return len(set(ranks)) < len(ranks)
+
+    @property
+    def copies(self) -> int:
+        """The largest number of copies of a piece."""
+        return max((len(piece.copies) for piece in self.pieces), default=0)
+
+
+def layout_of(tensor: Tensor, rows: Iterable[ShardRow] | None = None) -> TensorLayout:
+    """Find the ranks that have each piece of a tensor, by its shards as found in the files or else as it states."""
+    if rows is None:
+        shards = tuple(DrawnShard(s.box, s.rank, s.is_here, "in no file that was read") for s in tensor.shards)
+    else:
+        shards = tuple(DrawnShard(Box(r.offsets, r.sizes), r.rank, r.status == "here", r.note) for r in rows)
+    within = [one for one in shards if one.box.inside(tensor.shape)]
+    here = {one.box for one in shards if one.here and one.box.numel}
+    return TensorLayout(tensor, shards, _pieces(within), _cover(tensor, here))
+
+
+def layout_words(layout: TensorLayout) -> Iterator[str]:
+    """Describe shape and layout, number and sizes of pieces, copies, ranks without elements, and gaps."""
+    tensor, pieces = layout.tensor, layout.pieces
+    yield f"{short(tensor.dtype)} {shape(tensor.shape)}, {size(tensor.nbytes)}, {placement(tensor)}"
+    if tensor.note:
+        yield f"cannot be put together: {printable(tensor.note)}"
+    if pieces:
+        sizes = dict.fromkeys(shape(piece.box.sizes) for piece in pieces)
+        yield f"{plural(len(pieces), 'piece')} of {first_few(list(sizes), 4)}{_copied(pieces)}"
+    yield from _piece_words(pieces)
+    empty = [one.rank for one in layout.shards if not one.box.numel and one.rank is not None]
+    if empty and tensor.numel:
+        yield f"no elements: {_named_ranks(empty)}"
+    unlisted = set(range(min(tensor.world_size or 0, MAX_UNLISTED + 1))) - {one.rank for one in layout.shards}
+    if unlisted and len(unlisted) <= MAX_UNLISTED and all(one.rank is not None for one in layout.shards):
+        yield f"no shard is listed of {_named_ranks(sorted(unlisted))}"
+    absent = [one for one in layout.shards if one.box.numel and not one.here]
+    if absent:
+        yield f"not here: {plural(len(absent), 'piece')} of {_named_ranks([one.rank for one in absent])}"
+    yield from _cover_words(layout)
+
+
+def _copied(pieces: Sequence[DrawnPiece]) -> str:
+    counts = {len(piece.copies) for piece in pieces}
+    if counts == {1}:
+        return ""
+    return f", each on {counts.pop()} ranks" if len(counts) == 1 else f", on {min(counts)} to {max(counts)} ranks each"
+
+
+def _piece_words(pieces: Sequence[DrawnPiece]) -> Iterator[str]:
+    for piece in pieces[:MAX_LISTED]:
+        yield f"  {piece.box or 'the whole'}  {_named_ranks([one.rank for one in piece.copies])}"
+    if len(pieces) > MAX_LISTED:
+        yield f"  {len(pieces) - MAX_LISTED} more"
+
+
+def _cover_words(layout: TensorLayout) -> Iterator[str]:
+    found = layout.cover
+    if found is None or not layout.tensor.numel:
+        return
+    if found.missing:
+        where = "all of it" if found.missing == layout.tensor.numel else first_few(found.gaps, 4)
+        yield f"HOLES: {found.missing} of {layout.tensor.numel} elements are in no file that was read: {where}"
+    if found.overlaps:
+        a, b = found.overlaps[0]
+        yield f"OVERLAP: {a} and {b} share elements"
+    if found.outside:
+        yield f"OUTSIDE: {found.outside[0]} does not lie in the tensor"
+    if found.exact:
+        yield "together they hold every element once" if len(layout.pieces) > 1 else "it holds every element"
+
+
+def _named_ranks(ranks: Sequence[int | None]) -> str:
+    known = {rank for rank in ranks if rank is not None}
+    return named_ranks(known) if known else "an unknown rank"
+
 
 SMALL = 1 << 20
 """Figures are computed for tensors of at most this many elements."""
@@ -165,8 +465,6 @@ def _shown(row: KeyRow, value: Any, values: str | None, tensors: int) -> ShownKe
 
 def _with_elements(shown: ShownKey, tensor: Tensor, values: str, alone: bool) -> ShownKey:
     """Add the elements of a slice; with several tensors, a slice that does not fit is a problem in the row."""
-    from ckptools.contents.slices import elements
-
     try:
         return shown._replace(slice=values, values=elements(tensor, values))
     except (NotWholeError, ReadError, UsageError) as error:
@@ -189,7 +487,7 @@ def _with_figures(shown: ShownKey, tensor: Tensor) -> ShownKey:
     )
 
 
-# -- the entries of a KEY: a name, the beginning of names, a kind of section, or a glob ---------------------------
+# -- the entries of a KEY: a name, the beginning of names, a kind of section, or a glob --------------------------------
 
 
 def entries_at(ck: Checkpoint, key: str) -> list[Entry]:
@@ -227,7 +525,7 @@ def _of_kind(ck: Checkpoint, key: str) -> list[Entry]:
     return [entry for entry in inside if not rest or is_within(entry.inside, rest)]
 
 
-# -- values that differ between ranks -----------------------------------------------------------------------------
+# -- values that differ between ranks ----------------------------------------------------------------------------------
 
 
 class UnequalValues:

@@ -4,33 +4,147 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date, time, timedelta
+from itertools import islice
 from math import prod
+from pathlib import Path
 from struct import calcsize, unpack
 from typing import Any
 
-from ckptools.contents.pickled_bytes import pickled_text
 from ckptools.contents.record import KeyRow, Keys, KeySection, Totals
-from ckptools.keys.entries import EVERYTHING, Entry, Selection, asks_for_private, entries_of, is_private
-from ckptools.keys.rank_leaves import LONG, fingerprint
+from ckptools.errors import CkptoolsError
+from ckptools.keys.entries import (
+    EVERYTHING,
+    LONG,
+    Entry,
+    Selection,
+    asks_for_private,
+    entries_of,
+    fingerprint,
+    is_plain,
+    is_private,
+    is_run,
+    leaves_of,
+)
 from ckptools.keys.sharding import placement
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.records import Rows
+from ckptools.model.problems import Rows
 from ckptools.model.tensor import Tensor
-from ckptools.model.values import (
+from ckptools.model.tree import (
     NUMPY_CODES,
     Device,
     Global,
+    KeyPath,
     NumpyArray,
     NumpyDtype,
     NumpyScalar,
     Opaque,
     TorchName,
+    fqn_of,
     scalar,
 )
 from ckptools.text import MAX_BITS, clip, plural, shape
 from ckptools.training_state.judgement import verdict_of
-from ckptools.training_state.section_size import storage_identity
-from ckptools.training_state.sections import sections_of, sections_of_kind
+from ckptools.training_state.sections import sections_of, sections_of_kind, storage_identity
+
+# -- what bytes in a checkpoint hold that `pickle.dumps` or `torch.save` wrote: a loader's place, a module's extra state
+# Transformer Engine keeps the scales and amax histories of FP8 so: `_extra_state` is an `io.BytesIO` with a torch.save
+# archive, in later versions a tensor of the bytes of a pickle.
+# Sources: torch/nn/modules/module.py (`get_extra_state`); Transformer Engine, pytorch/module/base.py.
+
+
+MAX_BYTES = 1 << 20
+"""Longer bytes are not parsed."""
+
+EXTRA_STATE = "_extra_state"
+"""What the name of a module's extra state ends with."""
+
+BYTES_IO = "_io.BytesIO"
+
+MOST = 12
+"""At most this many values of pickled bytes are shown in a line."""
+
+
+def pickled_text(data: bytes | bytearray) -> str:
+    """The values in pickled bytes, such as `step 2, epoch 0`; "" for other bytes. No code in it is run.
+
+    Source: torchtitan/components/dataloader.py, `ParallelAwareDataloader.state_dict`.
+    """
+    if not (2 < len(data) <= MAX_BYTES and data[:1] == b"\x80" and data[-1:] == b"."):
+        return ""
+    from ckptools.pickles.archive import load_all
+    from ckptools.pickles.machine import Machine
+
+    try:
+        tree = load_all(Machine(bytes(data)), Path())
+    except CkptoolsError:
+        return ""
+    shown = [_brief(fqn_of(path), value) for path, value in islice(leaves_of(tree), MOST + 1)]
+    return ", ".join(shown[:MOST]) + (" and more" if len(shown) > MOST else "")
+
+
+def _brief(name: str, value: Any) -> str:
+    value = scalar(value)
+    if isinstance(value, (list, tuple)) and is_run(value) and len(value) > MOST:
+        shown = plural(len(value), "value")
+    else:
+        brief = is_plain(value) or is_run(value)
+        shown = clip(repr(value), 40) if brief else clip(getattr(value, "name", type(value).__name__), 40)
+    return f"{clip(name, 60)} {shown}".strip()
+
+
+# -- each value for itself ---------------------------------------------------------------------------------------------
+
+
+MAX_INSIDE = 1000
+"""At most this many values of one extra state have rows of their own."""
+
+MAX_TOTAL = 64 << 20
+"""Bytes of extra states that are looked into at once."""
+
+
+def with_inside(entries: Iterable[Entry], original: Path) -> Iterator[tuple[Entry, bool]]:
+    """The entries, behind each extra state the values in it, and whether an entry is such a value.
+
+    An extra state is an `io.BytesIO`, whose own fields are left out then, or a tensor of bytes of that name. Errors
+    about what is in them name `original`.
+    """
+    above: KeyPath = ()
+    left = MAX_TOTAL
+    for entry in entries:
+        if above and entry.path[: len(above)] == above:
+            continue
+        yield entry, False
+        data = _saved_in(entry) if left > 0 else None
+        left -= len(data or b"")
+        inside = [] if data is None else _inside(entry, data, original)
+        above = entry.path if inside else ()
+        yield from ((found, True) for found in inside)
+
+
+def _inside(entry: Entry, data: bytes, original: Path) -> list[Entry]:
+    from ckptools.pickles.archive import tree_in
+
+    found = islice(leaves_of(tree_in(data, original)), MAX_INSIDE)
+    below = (entry._replace(name=fqn_of((entry.name, *path)), parameter="", value=value) for path, value in found)
+    return [inside for inside in below if inside.name != entry.name]
+
+
+def _saved_in(entry: Entry) -> bytes | None:
+    """The bytes of an extra state; None for another value, and where they cannot be read."""
+    value = entry.value
+    if isinstance(value, Opaque) and value.name == BYTES_IO:
+        data = value.state[0] if isinstance(value.state, tuple) and value.state else None
+        return data if isinstance(data, bytes) and len(data) <= MAX_BYTES else None
+    named = bool(entry.path) and str(entry.path[-1]).endswith(EXTRA_STATE)
+    if not named or not isinstance(value, Tensor) or value.dtype != "uint8" or not 0 < value.numel <= MAX_BYTES:
+        return None
+    from ckptools.tensor_io.read import to_numpy  # needs numpy
+
+    try:
+        return bytes(to_numpy(value))
+    except CkptoolsError:
+        return None
+
 
 MAX_FULL = 10_000
 """At most this many items of a list or array, or characters of a text, are shown in full."""
@@ -119,7 +233,7 @@ def _sections(ck: Checkpoint, rows: Sequence[KeyRow]) -> Iterator[KeySection]:
             yield KeySection(section.name, section.kind, prefix, *totals(of.pop(section.name)))
 
 
-# -- values -----------------------------------------------------------------------------------------------------------
+# -- values ------------------------------------------------------------------------------------------------------------
 
 
 def type_of(value: Any) -> str:

@@ -9,25 +9,21 @@ from pathlib import Path
 from typing import TypeVar
 
 from ckptools.diff import sides
-from ckptools.diff.containers import container_notes, container_rows
-from ckptools.diff.digest_file import read_digest_file
-from ckptools.diff.keys_of_side import contents_of
-from ckptools.diff.output_proof import difference_of_output, is_output_of
-from ckptools.diff.plain_values import group_rows, value_rows
+from ckptools.diff.digest_file import read_digest_file, structure_row
+from ckptools.diff.digest_file import value_rows as tensor_value_rows
+from ckptools.diff.plain_values import container_notes, container_rows, group_rows, value_rows
 from ckptools.diff.record import DIFFERENT, UNPROVEN, Difference, TensorDifference, Tolerance, ValueDifference
-from ckptools.diff.sides import UNSURE, Contents, SideTensor, SideValue
-from ckptools.diff.subjects import subject_rows
-from ckptools.diff.tensor_rows import structure_row
-from ckptools.diff.tensor_rows import value_rows as tensor_value_rows
-from ckptools.diff.tensor_values import Reading, compare_tensors
+from ckptools.diff.sides import UNSURE, Contents, SideTensor, SideValue, contents_of
+from ckptools.diff.tensor_values import Reading, compare_tensors, difference_of_output, is_output_of
+from ckptools.diff.text import subject_rows
 from ckptools.errors import UsageError
 from ckptools.files.opening import OpenFiles
 from ckptools.keys.entries import ALL, EVERYTHING, KINDS, Selection
 from ckptools.keys.value_digests import text_of
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.records import Rows
+from ckptools.model.problems import Rows
 from ckptools.model.tensor import Tensor
-from ckptools.tensor_io.threads import Progress, no_progress, thread_count
+from ckptools.tensor_io.fetch_ahead import Progress, no_progress, thread_count
 from ckptools.text import shape
 
 Row = TypeVar("Row", TensorDifference, ValueDifference)
@@ -183,7 +179,7 @@ class _Comparison:
         for (kind, there), here in self.renamed.items():
             yield f"{kind}: A's {here} is compared with B's {there}, the only one left on either side"
         if not self.alike:
-            yield "A and B keep values in different ways: a list counts as a tuple, 5.0, keys have no order"
+            yield "A and B keep values in different ways: a list counts as a tuple, 5 as 5.0, keys have no order"
         yield from container_notes(self.a, self.b)
         for side, contents in (("A", self.a), ("B", self.b)):
             yield from (f"{side}: {note}" for note in contents.notes)

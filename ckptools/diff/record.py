@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 from ckptools.keys.paired import Proof
-from ckptools.model.records import Rows, displayed
+from ckptools.model.problems import Rows, displayed
 from ckptools.model.regions import Ints
 from ckptools.text import clip_middle, few
 

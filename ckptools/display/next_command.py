@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ckptools.dtypes import can_be_nan
-from ckptools.files.location import tells_others
-from ckptools.formats.shared.salvage import SalvagingReader
+from ckptools.files.opening import tells_others
+from ckptools.formats.shared.checkpoint_builder import SalvagingReader
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.cover import can_be_read
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
 from ckptools.model.shards import all_here, shard_boxes
-from ckptools.model.tensor import Tensor
+from ckptools.model.tensor import Tensor, can_be_read
 from ckptools.model.tree import tensors_in
 from ckptools.text import printable
 from ckptools.training_state.judgement import is_alone, verdict_of

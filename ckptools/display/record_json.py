@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
-from ckptools.display.lines import described, key_name
-from ckptools.keys.rank_leaves import is_brief
-from ckptools.model.records import Rows, to_dict
-from ckptools.model.values import Opaque, scalar
+from ckptools.display.tables import described, key_name
+from ckptools.keys.entries import is_brief
+from ckptools.model.problems import Rows, to_dict
+from ckptools.model.tree import Opaque, scalar
 from ckptools.text import clip
 
 

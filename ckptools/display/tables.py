@@ -2,12 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import compress
-from typing import Literal, NamedTuple
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from itertools import compress, islice
+from pathlib import Path
+from textwrap import TextWrapper
+from typing import Any, Literal, NamedTuple
 
-from ckptools.display.palette import Mark, mark_of, painted
-from ckptools.text import clip_middle, clip_name, printable
+from ckptools.display.drawing import Mark, mark_of, painted
+from ckptools.dtypes import short
+from ckptools.errors import UsageError
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.problems import Problem, Rows, record_fields
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, TorchName, scalar
+from ckptools.model.verdict import Cause, Consequence, causes_of, consequences_of
+from ckptools.text import MAX_BITS, clip, clip_middle, clip_name, few, number, plural, printable, shape, size
+from ckptools.training_state.judgement import perhaps_more, verdict_of
+from ckptools.training_state.sections import measure, sections_of
+
+# -- line breaks between words, and inside of names that are longer than a line ----------------------------------------
+
+
+PARTS = re.compile(r"[^./,]*[./,]+|[^./,]+")
+"""Parts of a name or path, each with what ends it."""
+
+
+class LineBreaks(TextWrapper):
+    """Breaks at blanks; in a word that is longer than a line, behind a dot, a slash or a comma."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, break_on_hyphens=False)
+
+    def _split(self, text: str) -> list[str]:
+        chunks = super()._split(text)
+        return [part for chunk in chunks for part in (PARTS.findall(chunk) if len(chunk) > self.width else [chunk])]
+
 
 GAP = 2
 """Blanks between the columns of tabulate's `plain` format."""
@@ -218,6 +249,266 @@ def broken(text: str, width: int) -> list[str]:
     """A text in lines of at most `width` characters; a name that is too long for one goes on behind a dot of it."""
     if len(text) <= width:
         return [text]
-    from ckptools.display.line_breaks import LineBreaks
 
     return LineBreaks(width).wrap(text) or [""]
+
+
+# -- checkpoints, problems and values in one line each, of bounded length and safe to print ----------------------------
+
+
+MAX_LINE = 500
+"""Characters of a message; names from files have any number."""
+
+MAX_ITEMS = 6
+"""Items of a list or dict that are shown in a line."""
+
+
+def checkpoint_line(ck: Checkpoint) -> str:
+    """Name, step, ranks, tensors and size of a checkpoint in one line.
+
+    Such as `<Checkpoint ep0-ba11500: step 11500, 256 ranks (whole), 1164 tensors, 75.3 GiB>`.
+    """
+    tensors = sum(measure(s.value).tensors for s in sections_of(ck))
+    step = [] if ck.step.value is None else [f"step {ck.step.value}"]
+    found = size(sum(f.nbytes for f in ck.files))
+    facts = [*step, ranks_line(ck), plural(tensors, "tensor"), found]
+    return f"<Checkpoint {printable(clip_middle(ck.name, 60))}: {', '.join(facts)}>"
+
+
+def ranks_line(ck: Checkpoint) -> str:
+    """Count the ranks, and say whether all are there: `4 ranks (whole)`, `1 of 256 ranks`, `one file`."""
+    world, here = ck.world_size.value, len(ck.ranks)
+    verdict = verdict_of(ck)
+    if len(ck.files) == 1 and verdict.whole:
+        return "one file"
+    if not isinstance(world, int) or here >= world or not any(f.status == "missing" for f in ck.files):
+        parts = plural(here, "rank") if here else plural(len(ck.files), "file")
+        unproven = "perhaps not all" if perhaps_more(ck.problems) else "not compared"
+        return f"{parts} ({unproven if verdict.whole is None else 'whole' if verdict.whole else 'NOT WHOLE'})"
+    return f"{here} of {world} ranks"
+
+
+WAYS_OUT = "         "
+"""What stands before the way out of a cause and its consequences, below their code."""
+
+
+def cause_lines(
+    causes: Sequence[Cause], consequences: Iterable[Consequence] = (), screen: Screen = PIPE, most: int | None = None
+) -> list[str]:
+    """Each cause with its way out below it, then what follows from lost files; at most so many causes.
+
+    Everything is made printable before it is painted: a name from a file brings no colour of its own.
+    """
+    shown, following = causes[:most], list(consequences)
+    last = max((n for n, cause in enumerate(shown) if following and cause.code in following[0].causes), default=-1)
+    lines: list[str] = []
+    for n, cause in enumerate(shown):
+        lines += wrapped(f"  {cause.code}  ", printable(cause_words(cause)), screen, label="heading")
+        lines += wrapped(WAYS_OUT, printable(cause.remedy), screen, mark="dim") if cause.remedy else []
+        lines += wrapped("  -> ", printable(_following(following)), screen) if n == last else []
+    left = len(causes) - len(shown)
+    return [*lines, *([f"  {plural(left, 'more cause')}; all of them when piped, as in | less"] if left else [])]
+
+
+def _following(consequences: Sequence[Consequence]) -> str:
+    """What follows from lost files, and from which causes where there are several: `9 tensors have gaps`."""
+    codes = consequences[0].causes
+    return ", ".join(one.text for one in consequences) + (f" ({' and '.join(codes)})" if len(codes) > 1 else "")
+
+
+def cause_words(cause: Cause) -> str:
+    """What is wrong and where, in a line: `ranks 1..63: no file __R_0.distcp`."""
+    return ": ".join(filter(None, (cause.where, cause.what)))
+
+
+def error_lines(problems: Sequence[Problem], said: str, screen: Screen = PIPE) -> list[str]:
+    """The causes behind the problems of an error; of one that its own line has `said`, the way out alone."""
+    causes = causes_of(problems, ("error", "warning", "note"))
+    lines = cause_lines(causes, consequences_of(problems), screen, screen.rows)
+    alone = len(causes) == 1 and printable(cause_words(causes[0])) in printable(said)
+    if not alone:
+        return lines
+    return wrapped(WAYS_OUT, printable(causes[0].remedy), screen) if causes[0].remedy else []
+
+
+def described(value: Any) -> str | None:
+    """A description of a value that has no text of its own: a tensor, an array, bytes, a class; else None."""
+    if isinstance(value, Tensor):
+        return f"{short(value.dtype)} tensor {shape(value.shape)}"
+    if isinstance(value, (NumpyArray, NumpyScalar)):
+        dims = shape(value.shape) if isinstance(value, NumpyArray) else ""
+        return f"numpy {value.dtype} {dims}".strip()
+    if isinstance(value, (bytes, bytearray)):
+        return plural(len(value), "byte")
+    if isinstance(value, Opaque):
+        return f"<{value.name}{_arguments(value)}>"
+    if isinstance(value, Global):
+        return f"<{value.dotted}>"
+    if isinstance(value, (TorchName, Device, NumpyDtype)):
+        return str(value)
+    if type(value) is int and value.bit_length() > MAX_BITS:
+        return f"an integer of {value.bit_length()} bits"
+    return None
+
+
+def _arguments(value: Opaque) -> str:
+    from ckptools.keys.entries import is_brief
+
+    return f"({', '.join(value_text(a, 40) for a in value.args)})" if value.args and is_brief(value) else ""
+
+
+def value_text(value: Any, width: int = 80, depth: int = 2) -> str:
+    """A value in one line of at most `width` characters, safe to print."""
+    return clip(printable(_shown(scalar(value), width, depth)), width)
+
+
+def _shown(value: Any, width: int, depth: int) -> str:
+    description = described(value)
+    if description is not None:
+        return description
+    if isinstance(value, float):
+        return number(value)
+    if isinstance(value, str):
+        return repr(clip(value, width))
+    if isinstance(value, Mapping):
+        return _mapping(value, width, depth)
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return _sequence(value, width, depth)
+    return str(value)
+
+
+def _mapping(value: Mapping[Any, Any], width: int, depth: int) -> str:
+    if not depth:
+        return "{" + plural(len(value), "value") + "}"
+    some = islice(value.items(), MAX_ITEMS)
+    return "{" + _joined([f"{key_name(k)}: {value_text(v, width, depth - 1)}" for k, v in some], len(value)) + "}"
+
+
+def _sequence(value: Any, width: int, depth: int) -> str:
+    first, last = "()" if isinstance(value, tuple) else "[]" if isinstance(value, list) else "{}"
+    if not depth:
+        return first + plural(len(value), "value") + last
+    return first + _joined([value_text(v, width, depth - 1) for v in islice(value, MAX_ITEMS)], len(value)) + last
+
+
+def _joined(texts: list[str], total: int) -> str:
+    return ", ".join(texts + ([f"{total - len(texts)} more"] if total > len(texts) else []))
+
+
+def key_name(key: Any) -> str:
+    """A dict key as text: a string as it is, anything else as a value."""
+    return key if isinstance(key, str) else value_text(key)
+
+
+# -- the table of several records: a column for each field in which some of them have something ------------------------
+
+
+MAX_TEXT = 600
+"""Characters of one value."""
+SIZES = ("bytes", "nbytes")
+"""Fields that are numbers of bytes."""
+VERDICTS = ("result", "severity", "status", "verdict")
+"""Fields that say whether all is well."""
+UNSAFE = ("unsafehtml", "latex_raw")
+"""Formats of tabulate in which a name from a file could be markup."""
+
+
+def check_table_format(name: str) -> None:
+    """Refuse a format that tabulate does not have.
+
+    Raises:
+        UsageError: naming those that it has.
+    """
+    from tabulate import tabulate_formats
+
+    known = [one for one in tabulate_formats if one not in UNSAFE]
+    if name not in known:
+        raise UsageError(None, f"--table-format {name}: choose one of {', '.join(known)}")
+
+
+def rows_text(rows: Rows[Any], table_format: str) -> str:
+    """Write rows as a table for a document or program: the fields that `to_dicts` has, values as on a screen."""
+    known = [fields_of(row) for row in rows]
+    columns = columns_of(known)
+    cells = [[_cell(c.title, fields.get(c.title), table_format) for c in columns] for fields in known]
+    return table_text(columns, cells, table_format)
+
+
+def table_text(columns: Sequence[Column], cells: Sequence[Sequence[str]], table_format: str) -> str:
+    """Write the cells of a table in one of tabulate's formats; nothing where there are no columns."""
+    check_table_format(table_format)
+    if not columns:
+        return ""
+    lines = [[_safe(text, table_format) for text in row] for row in cells]
+    return tabulated(columns, lines, table_format, [column.title for column in columns])
+
+
+def _cell(name: str, value: Any, table_format: str) -> str:
+    """A field of a record, a plain number where the table is for programs."""
+    plain = table_format == "tsv" and isinstance(value, (int, float))
+    return str(value) if plain else cell_text(name, value)
+
+
+def _safe(text: str, table_format: str) -> str:
+    """A cell with its control characters visible, and no bar that begins a column in Markdown."""
+    return printable(text).replace("|", "\\|") if table_format in ("github", "pipe") else printable(text)
+
+
+def columns_of(known: Sequence[Mapping[str, Any]]) -> list[Column]:
+    """A column for each field in which some records, given by their fields, have something; numbers on the right."""
+    every = dict.fromkeys(name for row in known for name in row)
+    names = [name for name in every if any(not _is_empty(row.get(name)) for row in known)]
+    numeric = [_is_numeric(row.get(name) for row in known) for name in names]
+    return [Column(name, _role(name, right)) for name, right in zip(names, numeric, strict=True)]
+
+
+def _role(name: str, numeric: bool) -> Role:
+    """The role of a field's column."""
+    return "number" if numeric else "name" if name == "name" else "verdict" if name in VERDICTS else "text"
+
+
+def fields_of(record: Any) -> Mapping[str, Any]:
+    """The fields of a record, as `to_dict` names them."""
+    if hasattr(record, "_record"):
+        found: Mapping[str, Any] = record._record()
+        return found
+    return {name: getattr(record, name) for name in record_fields(record) or ()}
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or value in ("", (), False) or (isinstance(value, (Mapping, list)) and not value)
+
+
+def _is_numeric(values: Iterable[Any]) -> bool:
+    return all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values if value is not None)
+
+
+def cell_text(name: str, value: Any) -> str:
+    """A field of a record in a few words: `-` for nothing, bytes with their unit, a record in it by its line."""
+    if value == () and "shape" in name:
+        return shape(())  # of a scalar
+    if value is None or (isinstance(value, (str, tuple)) and not value):
+        return "-"
+    if name in SIZES and isinstance(value, int):
+        return size(value)
+    if isinstance(value, Enum):
+        return f"{value.name} ({value.value[0]})" if isinstance(value.value, tuple) else str(value.value)
+    if isinstance(value, (str, Path)):
+        return str(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return _structure_text(value)
+
+
+def _structure_text(value: Any) -> str:
+    if isinstance(value, float):
+        return number(value)
+    if isinstance(value, tuple) and all(type(item) is int for item in value):
+        return shape(value)
+    if record_fields(value) is not None:
+        return repr(value)
+    if isinstance(value, tuple) and all(type(item) is str for item in value):
+        return few(value)
+    if isinstance(value, tuple) and record_fields(value[0]) is not None:
+        return repr(Rows(value))
+    return value_text(value, MAX_TEXT)

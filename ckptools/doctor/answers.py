@@ -2,17 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from ckptools.display.lines import cause_words
-from ckptools.doctor.record import FACTS, IN_STEP, VALUES, WHOLE, Finding
-from ckptools.model.causes import causes_of, consequences_of
+from ckptools.display.drawing import Mark, mark_of, painted
+from ckptools.display.html import DICTS, Page
+from ckptools.display.tables import MAX_LINE, PIPE, Column, Screen, cause_words, wrapped
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import Code, Problem
-from ckptools.text import and_others
+from ckptools.model.problems import Code, Problem, Rows, displayed
+from ckptools.model.verdict import Verdict, causes_of, consequences_of
+from ckptools.text import and_others, clip_middle, few, plural, printable
 from ckptools.training_state.steps import contradiction
 from ckptools.verify.record import Check, Verification
 from ckptools.verify.run import CHECKSUMS, IN_LINE, IN_RANGE, RANKS_AGREE, STRUCTURE
+
+# -- the record of `doctor`: an answer to each of the first questions, and the next commands ---------------------------
+
+
+WHOLE, VALUES, NEWEST, FACTS, LOADS, IN_STEP = (
+    "whole?",
+    "bytes and values right?",
+    "newest whole here?",
+    "do step, name and world size agree?",
+    "does it load?",
+    "optimizer and scheduler in step?",
+)
+"""The questions, in their order; the second is asked where every byte is read."""
+
+
+@displayed
+@dataclass(frozen=True)
+class Finding:
+    """The answer to one question, with its evidence.
+
+    Attributes:
+        ok: False where something is wrong; None where that is unknown, was not asked, or is doubtful.
+        doubtful: whether there are warnings and no error.
+    """
+
+    question: str
+    ok: bool | None
+    answer: str
+    evidence: str
+    doubtful: bool = False
+
+    def _summary(self) -> str:
+        return f"{self.question} {self.answer}"
+
+
+@displayed
+@dataclass(frozen=True)
+class Diagnosis:
+    """The state of a checkpoint, question by question.
+
+    Attributes:
+        ok: whether no answer is bad.
+        readable: whether it could be opened.
+        verdict: on the checkpoint; None if it could not be opened.
+        next: the next commands, at most three.
+        seconds: wall time.
+    """
+
+    path: Path
+    ok: bool
+    readable: bool
+    verdict: Verdict | None
+    rows: Rows[Finding]
+    next: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    def _summary(self) -> str:
+        wrong = [row.question for row in self.rows if row.ok is False]
+        doubtful = [row.question for row in self.rows if row.doubtful]
+        words = f"worth a look: {few(doubtful)}" if doubtful else "nothing wrong was found"
+        words = f"BAD: {few(wrong)}" if wrong else words
+        return f"{clip_middle(str(self.path), 60)}: {words}"
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A plain dict per question, for `pandas.DataFrame` and the like."""
+        return self.rows.to_dicts()
+
 
 MOST = 3
 """Causes that an answer names."""
@@ -109,3 +180,44 @@ def in_step_finding(verified: Verification) -> Finding:
     if found:
         return _judged(IN_STEP, found, "not judged")
     return _as_far_as_looked(IN_STEP, checks)
+
+
+# -- the record of `doctor` as text, a line per question and its evidence below, and as HTML ---------------------------
+
+
+COLUMNS = (Column("question"), Column("", "verdict"), Column("answer"), Column("evidence"))
+
+WORDS = {True: "ok", False: "BAD", None: "-"}
+
+
+def _word(row: Finding) -> str:
+    return "warn" if row.doubtful else WORDS[row.ok]
+
+
+def diagnosis_text(found: Diagnosis, screen: Screen = PIPE) -> str:
+    """Render each question with its answer, the evidence below it, then the next commands."""
+    questions = max((len(row.question) for row in found.rows), default=0)
+    lines = [line for row in found.rows for line in _lines(row, questions, screen)]
+    # A command is never wrapped, so that it can be copied.
+    following = [f"  {printable(command)}" for command in found.next]
+    following = ["", painted("next:", "heading", screen.color), *following] if following else []
+    return "\n".join([*wrapped("", printable(str(found.path)), screen, mark="heading"), "", *lines, *following])
+
+
+def _lines(row: Finding, width: int, screen: Screen) -> Iterator[str]:
+    first = f"{_word(row):4} {printable(row.question).ljust(width)}  "
+    mark: Mark = "heading" if _word(row) == WORDS[None] else mark_of(_word(row))
+    yield from wrapped(first, clip_middle(printable(row.answer), MAX_LINE), screen, label=mark)
+    yield from wrapped("     ", clip_middle(printable(row.evidence), MAX_LINE), screen, mark="dim")
+
+
+def diagnosis_html(found: Diagnosis) -> str:
+    """Render each question with its answer, and the next commands, as a page."""
+    page = Page(DICTS)
+    page.line(str(found.path))
+    rows = [(row.question, _word(row), row.answer, row.evidence) for row in found.rows]
+    page.table(plural(len(rows), "question"), COLUMNS, rows, opened=True)
+    if found.next:
+        page.line("next:")
+        page.lines(found.next)
+    return page.html()

@@ -1,1 +1,146 @@
 """`explain`: what a problem code means, what causes it, and what to do; `problems.md` says it for all codes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from ckptools.display.record_json import to_json
+from ckptools.display.tables import PIPE, Screen, wrapped
+from ckptools.errors import UsageError
+from ckptools.model.problems import Code, Forbids, Severity, displayed, remedy_of, to_dict
+from ckptools.text import few
+
+# -- the record of `explain`: the page of one problem code, read from `problems.md` ------------------------------------
+
+
+PAGES = Path(__file__).with_name("problems.md")
+"""A section for each code, in Markdown."""
+
+
+@displayed
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What a user should know about a problem code.
+
+    Attributes:
+        code: such as `CK101`.
+        meaning: what it stands for, in a few words.
+        severity: the usual one.
+        forbids: what `consolidate` refuses to write because of an error with this code.
+        means: what is wrong, in a few sentences.
+        causes: what leads to it, a sentence or two each.
+        remedy: the way out in one line, as it stands below a problem; "" if none is known.
+        to_do: what to do, step by step.
+    """
+
+    code: str
+    meaning: str
+    severity: Severity
+    forbids: Forbids
+    means: str
+    causes: tuple[str, ...]
+    remedy: str
+    to_do: tuple[str, ...]
+
+    def _summary(self) -> str:
+        return f"{self.code} {self.meaning}"
+
+
+def explanation(name: str) -> Explanation:
+    """The page of a code, by its name in upper or lower case, with or without the letters: `CK101`, `ck101`, `101`.
+
+    Raises:
+        UsageError: there is no such code.
+    """
+    wanted = name.strip().upper()
+    wanted = wanted if wanted.startswith("CK") else f"CK{wanted}"
+    for page in explanations():
+        if page.code == wanted:
+            return page
+    near = [page.code for page in explanations() if page.code[:3] == wanted[:3]]
+    known = f"; near it are {few(near, 30)}" if near else ""
+    raise UsageError(None, f"{name[:40]!r} is no problem code{known}; `ckptools explain` lists all")
+
+
+@cache
+def explanations() -> tuple[Explanation, ...]:
+    """The pages of all codes, in the order of their numbers."""
+    kinds = {kind.code: kind for kind in Code}
+    return tuple(_page(kinds[code], text) for code, text in sections_of(PAGES.read_text("utf-8")) if code in kinds)
+
+
+def sections_of(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the code of each section, and the section from its heading on."""
+    for section in re.split(r"^(?=## CK)", text, flags=re.MULTILINE)[1:]:
+        yield section[3:8], section
+
+
+def _page(kind: Code, section: str) -> Explanation:
+    _, means, causes, to_do = re.split(r"^##.*$", section, flags=re.MULTILINE)
+    return Explanation(
+        kind.code,
+        kind.meaning,
+        kind.severity,
+        kind.forbids,
+        " ".join(means.split()),
+        _items(causes),
+        remedy_of(kind, ()),
+        _items(to_do),
+    )
+
+
+def _items(text: str) -> tuple[str, ...]:
+    return tuple(" ".join(item.split()) for item in re.split(r"^- ", text, flags=re.MULTILINE)[1:])
+
+
+# -- pages of problem codes as text and JSON ---------------------------------------------------------------------------
+
+
+MAX_WIDTH = 100
+"""Columns of a page, on a screen that has more and in a pipe."""
+
+EFFECTS: dict[Forbids, str] = {
+    "nothing": "consolidate writes all the same",
+    "complete output": "consolidate refuses without --allow-missing",
+    "any output": "consolidate refuses",
+}
+"""What a code means for `consolidate`."""
+
+
+def pages_text(pages: Sequence[Explanation], screen: Screen = PIPE) -> str:
+    """The pages, with an empty line between two."""
+    return "\n\n".join("\n".join(_lines(page, screen)) for page in pages)
+
+
+def list_text(pages: Iterable[Explanation]) -> str:
+    """A line for each code, and how to see its page."""
+    lines = [f"{page.code}  {page.severity:7}  {page.meaning}" for page in pages]
+    return "\n".join([*lines, "", "ckptools explain CK101 says what causes it, and what to do"])
+
+
+def pages_json(pages: Iterable[Explanation]) -> str:
+    """One object with a record per page (`ckptools/explain/1`)."""
+    return to_json({"schema": "ckptools/explain/1", "codes": [to_dict(page) for page in pages]}, indent=2)
+
+
+def effect_of(page: Explanation) -> str:
+    """The usual severity of a code, and what `consolidate` does where it is found."""
+    return f"{page.severity}; {EFFECTS[page.forbids]}"
+
+
+def _lines(page: Explanation, screen: Screen) -> Iterator[str]:
+    narrow = screen._replace(width=min(screen.width or MAX_WIDTH, MAX_WIDTH))
+    yield from wrapped(f"{page.code}: ", page.meaning, narrow)
+    yield from wrapped("", f"({effect_of(page)})", narrow)
+    yield ""
+    yield from wrapped("", page.means, narrow)
+    yield from ("", "What causes it")
+    for cause in page.causes:
+        yield from wrapped("  - ", cause, narrow)
+    yield from ("", "What to do")
+    for step in [*([f"In short: {page.remedy}."] if page.remedy else []), *page.to_do]:
+        yield from wrapped("  - ", step, narrow)

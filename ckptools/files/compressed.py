@@ -4,7 +4,7 @@ Composer writes `.pt.gz`, `.pt.bz2`, `.pt.xz`, `.pt.lzma`, `.pt.zst`, `.pt.lz4` 
 tools (composer/utils/compression.py), and `.tar.gz`, `.tar.bz2`, `.tar.lzma` (which is xz) through Python's tarfile.
 The first bytes decide, not the suffix.
 
-Each source is unpacked once per process; see `ckptools.files.temporary` for where.
+Each source is unpacked once per process; see `ckptools.files.partial_files` for where.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
 from ckptools.errors import ReadError
-from ckptools.files.file_type import HEAD, content_of, what_is
-from ckptools.files.opening import File, Window
-from ckptools.files.temporary import LOOK_EVERY, check_room, room_in, temporary_file
+from ckptools.files.opening import HEAD, File, Window, content_of, what_is
+from ckptools.files.partial_files import LOOK_EVERY, check_room, room_in, temporary_file
 
 PIECE = 4 << 20
 """Bytes that are unpacked at once, at most; memory stays flat."""
@@ -84,7 +83,7 @@ def _write(target: Path, file: File, pieces: Iterable[bytes]) -> None:
                 raise ReadError(file.path, f"{text}; if you trust it, unpack it first")
 
 
-# -- items that were compressed one by one (DCP's `stream.zstd`) --------------------------------------------------
+# -- items that were compressed one by one (DCP's `stream.zstd`) -------------------------------------------------------
 
 # `dcp.save` with the extension `ZStandard` sends each item through a stream of its own before it is written. The
 # metadata says so and does not say how long the item was. A tensor's length follows from its dtype, shape and an
@@ -177,7 +176,7 @@ def _write_item(out: IO[bytes], file: File, part: CompressedItem) -> None:
         out.write(piece)
 
 
-# -- the compressions ----------------------------------------------------------------------------------------
+# -- the compressions --------------------------------------------------------------------------------------------------
 
 
 UNPACK_ERRORS = (OSError, zlib.error, lzma.LZMAError, MemoryError, ValueError, RuntimeError)

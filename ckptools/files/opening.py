@@ -5,20 +5,24 @@ A descriptor is opened once and kept, so that what was checked is what is read.
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, repeat
 from pathlib import Path
-from threading import Lock
-from typing import TYPE_CHECKING
+from threading import Condition, Lock
+from typing import TYPE_CHECKING, Any
 
-from ckptools.errors import ReadError, UnsafePathError
-from ckptools.files.remote.path import RemotePath
+from ckptools.errors import ReadError, UnsafePathError, UsageError
+from ckptools.files.remote.path import RemotePath, named_url, refreshed, shown_url
 from ckptools.files.storage import DiskFile, NotRegularError, RemoteError
+from ckptools.model.tree import TreeLimitError, check_tree_limits, describe_for_error
 
 if TYPE_CHECKING:
     from ckptools.files.remote.cached_file import RemoteFile
+
 
 _COUNTING = Lock()
 
@@ -240,3 +244,362 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise _refused(path, error) from error
+
+
+# -- resolve what a user or a file names: a path, or the URL of something in a store -----------------------------------
+
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+
+
+def is_remote(path: str | Path) -> bool:
+    """Whether a path as the user gave it is the URL of something elsewhere, such as `s3://bucket/run7`."""
+    return isinstance(path, RemotePath) or (bool(_URL.match(str(path))) and not Path(path).exists())
+
+
+def path_of(path: str | Path, by_user: bool = False) -> Path:
+    """A path of this machine, or the URL of something in a store; spelled by ckptools unless it is `by_user`.
+
+    Raises:
+        ReadError: the URL names no file.
+    """
+    if isinstance(path, RemotePath) or not is_remote(path):
+        return Path(path) if isinstance(path, str) else path
+    try:
+        return named_url(str(path), by_user)
+    except RemoteError as error:
+        raise _not_read(path, error) from error
+
+
+def location(path: str | Path) -> Path:
+    """Resolve what the user named: a path of this machine, or that of a URL, whose facts are asked for anew.
+
+    Raises:
+        UsageError: it is no path, or empty.
+        ReadError: it is a URL that is not read.
+    """
+    check_path(path)
+    found = path_of(path, by_user=True)
+    try:
+        return refreshed(found) if isinstance(found, RemotePath) else found
+    except RemoteError as error:
+        raise _not_read(path, error) from error
+
+
+def check_path(path: object) -> None:
+    """Refuse what is no path, or an empty one, which would be this folder.
+
+    Raises:
+        UsageError: it is that.
+    """
+    if not isinstance(path, (str, Path)):
+        raise UsageError(None, f"expected a path, found {describe_for_error(path)}")
+    if path == "":
+        raise UsageError(None, "the path is empty; this folder is .")
+
+
+def _not_read(path: str | Path, error: RemoteError) -> ReadError:
+    return ReadError(None, f"{shown_url(path)}: {error.strerror}", "no access")
+
+
+def local_path(path: str | Path) -> Path:
+    """A path of this machine, as the user gave it.
+
+    Raises:
+        ReadError: it is a URL.
+    """
+    if is_remote(path):
+        raise ReadError(None, f"{shown_url(path)}: is remote; this needs a local file: copy it to this machine first")
+    return Path(path)
+
+
+def tells_others(path: Path) -> bool:
+    """Whether what lies beside a file can be found; a web server has only what is named."""
+    return not isinstance(path, RemotePath) or path.store.lists
+
+
+def real_path(path: Path) -> Path:
+    """A path with every link in it followed; that of something in a store itself."""
+    return path if isinstance(path, RemotePath) else Path(os.path.realpath(path))
+
+
+def is_there(path: Path) -> bool:
+    """Whether anything is at a path, also a link that leads nowhere."""
+    return path.exists() if isinstance(path, RemotePath) else os.path.lexists(path)
+
+
+def common_folder(paths: Iterable[Path]) -> Path:
+    """The innermost folder that some paths, absolute ones, are all in or are."""
+    first, *others = paths
+    return next(p for p in (first, *first.parents) if all(other.is_relative_to(p) for other in others))
+
+
+def check_stays_inside(path: Path, folder: Path) -> None:
+    """Refuse a link at `path` that leads out of `folder`.
+
+    Raises:
+        UnsafePathError: it does.
+    """
+    if leads_out(path, folder):
+        target = real_path(path)
+        raise UnsafePathError(
+            path, f"is a link to {target}, out of the checkpoint's folder; follow it with --follow-symlinks"
+        )
+
+
+def leads_out(path: Path, folder: Path) -> bool:
+    """Whether there is a link at `path` that leads out of `folder`."""
+    # realpath ends also where links lead in a circle; opening such a link is an error of its own.
+    return path.is_symlink() and not real_path(path).is_relative_to(real_path(folder))
+
+
+def is_plain_name(text: str) -> bool:
+    """Whether a name that a file gives is that of something in the same folder, on any system."""
+    return text not in ("", ".", "..") and not {"/", "\\", "\0", os.sep} & set(text)
+
+
+def is_plain_path(text: str) -> bool:
+    """Whether a name that a file gives leads to a place below its own folder, on any system."""
+    odd = not text or len(text) > 4096 or "\0" in text or "\\" in text or ":" in text.split("/")[0]
+    return not odd and {"", ".", ".."}.isdisjoint(text.split("/"))
+
+
+# -- recognise a file by its first bytes; the suffix proves nothing ----------------------------------------------------
+# What ckptools reads itself has a short name here (`zip`, `legacy`, `tar`, the compressions); what people often take
+# for a checkpoint has a sentence that says what it is.
+
+
+HEAD = 512
+"""Bytes at the start that are looked at: a tar's magic lies at 257."""
+
+LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
+"""The first pickle of a file that torch.save wrote before torch 1.6. Source: torch/serialization.py."""
+
+_BINARY_MAGIC = b"\x8a\x0a" + LEGACY_MAGIC.to_bytes(10, "little") + b"."
+_TEXT_MAGIC = b"L%dL\n." % LEGACY_MAGIC
+
+COMPRESSIONS: dict[bytes, str] = {
+    b"\x1f\x8b\x08": "gzip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\0": "xz",
+    b"]\0\0": "lzma",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\x04\x22\x4d\x18": "lz4",
+    b"\x89LZO\0\r\n\x1a\n": "lzop",
+}
+"""First bytes of each compression. Sources: RFC 1952, 8878; the xz, lz4 and lzop formats' descriptions."""
+
+_KNOWN: tuple[tuple[bytes, str], ...] = (
+    (b"version https://git-lfs.", "a Git LFS pointer, not the file itself: fetch it with `git lfs pull`"),
+    (b"GGUF", "a GGUF file (llama.cpp), not a PyTorch checkpoint"),
+    (b"\x89HDF\r\n\x1a\n", "an HDF5 file (Keras, h5py), not a PyTorch checkpoint"),
+    (b"\x93NUMPY", "one numpy array (.npy), not a checkpoint"),
+    (b"PAR1", "a Parquet table, not a checkpoint"),
+    (b"\x7fELF", "a program or library, not a checkpoint"),
+    (b"%PDF", "a PDF, not a checkpoint"),
+    (b"\x89PNG\r\n\x1a\n", "a picture (PNG), not a checkpoint"),
+    (b"\xff\xd8\xff", "a picture (JPEG), not a checkpoint"),
+    (b"GIF8", "a picture (GIF), not a checkpoint"),
+    (b"SQLite format 3\0", "an SQLite database, not a checkpoint"),
+    (b"7z\xbc\xaf\x27\x1c", "a 7z archive: unpack it first"),
+    (b"Rar!", "a RAR archive: unpack it first"),
+)
+
+
+def content_of(head: bytes) -> str:
+    """Name what ckptools reads by itself: `zip`, `legacy`, `tar`, or a compression; "" for anything else."""
+    if head.startswith(b"PK\3\4"):
+        return "zip"
+    # Protocols 2 to 5 begin with PROTO, 4 and 5 with a frame behind it; protocols 0 and 1 have neither.
+    if (head[:1] == b"\x80" and _BINARY_MAGIC in head[:32]) or head.startswith(_TEXT_MAGIC):
+        return "legacy"
+    if head[257:262] == b"ustar":
+        return "tar"
+    return next((name for magic, name in COMPRESSIONS.items() if head.startswith(magic)), "")
+
+
+def head_of(file: File | Window) -> bytes:
+    """The bytes that `content_of` and `what_is` want."""
+    return file.read(0, min(HEAD, file.size))
+
+
+def head_at(path: Path, most: int = HEAD) -> bytes:
+    """The first bytes of the file at a path.
+
+    Raises:
+        ReadError: it cannot be read.
+    """
+    with File(path) as file:
+        return file.read(0, min(most, file.size))
+
+
+def what_is(head: bytes) -> str:
+    """Say what a file is that is no checkpoint, by its first bytes; "" when they are not known."""
+    if not head:
+        return "empty"
+    if not any(head):
+        return "zeros from its first byte on: it was never written, or its download did not finish"
+    for magic, what in _KNOWN:
+        if head.startswith(magic):
+            return what
+    return _text(head) or _binary(head)
+
+
+def _text(head: bytes) -> str:
+    start = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if start.startswith((b"<!doctype html", b"<html")):
+        return "a web page (HTML), probably an error message or a login page that was saved under this name"
+    if start.startswith(b"<?xml"):
+        return "XML, probably an error message of a storage service that was saved under this name"
+    if start.startswith((b"{", b"[")) and _printable(start):
+        return "JSON text, not a torch.save file"
+    return "text, not a torch.save file" if _printable(head) else ""
+
+
+def _binary(head: bytes) -> str:
+    if b"onnx" in head[:64].lower() or (head[:1] == b"\x08" and b"pytorch" in head[:32]):
+        return "an ONNX model, not a PyTorch checkpoint"
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 1 << 32:
+        return "a safetensors file, or one that begins like it"
+    if head[:1] == b"\x80" and head[1:2] in b"\2\3\4\5":
+        return "a plain Python pickle, which torch.save did not write"
+    if 0x81 <= head[0] <= 0x8F or head[:1] in (b"\xde", b"\xdf"):
+        return "not written by torch; perhaps msgpack (Flax, JAX)"
+    return ""
+
+
+def _printable(data: bytes) -> bool:
+    return all(byte >= 0x20 or byte in b"\t\r\n" for byte in data) and b"\x7f" not in data
+
+
+# -- JSON that lies in a checkpoint's folder: indexes, trainer states. Read whole, within bounds -----------------------
+
+
+MAX_JSON = 64 << 20
+"""Bytes: an index takes a hundred for a tensor, a trainer state as many for a step that it logged."""
+
+MAX_VALUES = 8_000_000
+
+
+def is_json(path: Path) -> bool:
+    """Whether a path is a JSON by its name, and not the index of a model in several files."""
+    return path.suffix == ".json" and not path.name.endswith(".index.json") and path.is_file()
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file; a name that is twice in one object is refused, for readers differ in which one they take.
+
+    Raises:
+        ReadError: it is no JSON, or beyond the bounds.
+    """
+    with File(path) as file:
+        if file.size > MAX_JSON:
+            raise ReadError(path, f"has {file.size} bytes; at most {MAX_JSON} of JSON are read")
+        data = file.read(0, file.size)
+    try:
+        return parse_json(data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ReadError(path, "is no JSON that can be read: not UTF-8") from error
+    except JsonError as error:
+        raise ReadError(path, f"is no JSON that can be read: {error}") from error
+
+
+class JsonError(ValueError):
+    """The fault of a JSON text."""
+
+
+def parse_json(text: str) -> Any:
+    """Parse JSON within the same bounds.
+
+    Raises:
+        JsonError: it is none, or beyond the bounds.
+    """
+    if sum(map(text.count, "{[,")) > MAX_VALUES:
+        raise JsonError(f"more than {MAX_VALUES} values")
+    try:
+        found = json.loads(text, object_pairs_hook=_object)
+        check_tree_limits(found)
+    except json.JSONDecodeError as error:
+        raise JsonError(f"{error.msg.lower()} in line {error.lineno}") from error
+    except (JsonError, TreeLimitError) as error:
+        raise JsonError(str(error)) from error
+    except (RecursionError, ValueError) as error:
+        raise JsonError("nested too deep" if isinstance(error, RecursionError) else "a number too long") from error
+    return found
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        twice = {name for name in found if sum(name == other for other, _ in pairs) > 1}
+        raise JsonError(f"{describe_for_error(min(twice))} is twice in one object")
+    return found
+
+
+# -- bytes that threads write at offsets in any order and one reader takes in order, of which few are in memory --------
+# A thread that is too far ahead of the reader waits. It cannot wait for ever where bytes are begun in the order of
+# their
+# offsets: the thread that has the lowest of them is at the reader's place, and writes there without waiting.
+
+
+WINDOW = 32 << 20
+"""Bytes behind the reader's place that are taken into memory."""
+
+
+class StoppedError(Exception):
+    """Nothing more is written or taken."""
+
+
+class InOrder:
+    """A run of bytes in the making; all but those at the reader's place lie at most `window` ahead of it.
+
+    Once it is stopped, its methods raise a StoppedError.
+    """
+
+    def __init__(self, window: int = WINDOW) -> None:
+        self._window = window
+        self._pieces: dict[int, bytes] = {}
+        self._taken = 0
+        self._stopped = False
+        self._changed = Condition()
+
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        """Write all of `data` at `offset`, once the reader is near."""
+        with self._changed:
+            self._wait_while(lambda: offset > self._taken and offset + len(data) > self._taken + self._window)
+            self._pieces[offset] = bytes(data)  # the caller uses its buffer again
+            self._changed.notify_all()
+
+    def take(self, start: int, end: int) -> Iterator[bytes]:
+        """The bytes from `start` to before `end`, when they are written; the reader's place has to come to `start`."""
+        self.wait_for(start)
+        while start < end:
+            with self._changed:
+                self._wait_while(lambda at=start: at not in self._pieces)  # type: ignore[misc]
+                data = self._pieces.pop(start)
+            yield data
+            start += len(data)
+            self.pass_over(len(data))
+
+    def pass_over(self, nbytes: int) -> None:
+        """Move the reader's place over bytes that are not written."""
+        with self._changed:
+            self._taken += nbytes
+            self._changed.notify_all()
+
+    def wait_for(self, place: int) -> None:
+        """Return when the reader has come to a place."""
+        with self._changed:
+            self._wait_while(lambda: self._taken < place)
+
+    def stop(self) -> None:
+        """End whatever waits, and all that comes."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    def _wait_while(self, waits: Callable[[], bool]) -> None:
+        while not self._stopped and waits():
+            self._changed.wait()
+        if self._stopped:
+            raise StoppedError

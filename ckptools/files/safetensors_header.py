@@ -24,8 +24,8 @@ from ckptools.dtypes import ITEMSIZE, SAFETENSORS
 from ckptools.errors import ReadError, ReadErrorKind
 from ckptools.files.opening import File, Window
 from ckptools.model.regions import Ints, contiguous_strides
-from ckptools.model.source import Source
-from ckptools.model.values import describe_for_error
+from ckptools.model.shards import Source
+from ckptools.model.tree import describe_for_error
 
 MAX_HEADER = 100_000_000
 """Bytes; the format's own library reads no longer header."""
@@ -134,7 +134,7 @@ def _parsed(data: bytes) -> dict[str, Any]:
         )
     if sum(map(data.count, (b"{", b"[", b","))) > MAX_VALUES:
         raise HeaderError(f"more than {MAX_VALUES} values")
-    # Python reads -0. A call for each number takes half of the time, so it is made where there is a sign only.
+    # Python reads -0 as 0. A call for each number takes half of the time, so it is made where there is a sign only.
     number = _integer if SIGN.search(data) else None
     try:
         text = data.decode("utf-8")

@@ -9,7 +9,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 from collections.abc import Iterable
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,7 +37,7 @@ class Status(NamedTuple):
 FOLDER = Status(0, 0.0, is_folder=True)
 
 
-# -- the local disk: regular files only, read at offsets through a descriptor that is kept ----------------------------
+# -- the local disk: regular files only, read at offsets through a descriptor that is kept -----------------------------
 
 
 # O_NONBLOCK: opening a FIFO must not wait for a writer.
@@ -106,7 +109,7 @@ def takes_less(path: Path) -> bool:
     return known.st_size - known.st_blocks * UNIT > SLACK
 
 
-# -- errors of a store, each in one line without the file's name ------------------------------------------------------
+# -- errors of a store, each in one line without the file's name -------------------------------------------------------
 
 
 MAX_REASON = 300
@@ -142,3 +145,38 @@ def in_one_line(error: BaseException) -> OSError:
         return RemoteError(f"needs a package: {first_line(error)}", errno.ENOTSUP)
     passing = isinstance(error, (ConnectionError, TimeoutError))
     return RemoteError(f"the store does not answer as it should: {first_line(error)}", passing=passing)
+
+
+# -- how long ago the files of a checkpoint were written, where that is so short that a save may still be going on -----
+
+
+JUST_NOW = 120.0
+"""A checkpoint that is not whole may still be written if its last write was less than this many seconds ago."""
+
+UNFINISHED = "the save has not ended, or it died, or the file was not copied"
+"""What it means that the file is missing that a writer writes last."""
+
+MAX_FILES = 1 << 16
+
+
+def just_written(last: float | None) -> str:
+    """Say that a checkpoint may not be finished, by the time of its last write; empty if that is long ago."""
+    ago = None if last is None else time.time() - last
+    return "" if ago is None or ago >= JUST_NOW else f"last written {max(0, round(ago))} s ago: it may not be finished"
+
+
+def last_write(path: Path) -> float | None:
+    """When a file, or the last of the files in a folder and those in it, was written; None without files."""
+    times = list[float]()
+    for file in islice(_files_in(path), MAX_FILES):
+        with suppress(OSError):
+            times.append(file.lstat().st_mtime)
+    return max(times, default=None)
+
+
+def _files_in(path: Path) -> Iterable[Path]:
+    if not path.is_dir():
+        yield path
+        return
+    for entry in path.iterdir():
+        yield from entry.iterdir() if entry.is_dir() and not entry.is_symlink() else (entry,)

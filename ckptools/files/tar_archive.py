@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from ckptools.errors import CkptoolsError, ReadError
 from ckptools.files.opening import File, Window
-from ckptools.model.values import describe_for_error
+from ckptools.model.tree import describe_for_error
 
 MAX_MEMBERS = 100_000
 MAX_HEADERS = 1 << 16

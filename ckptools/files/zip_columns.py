@@ -12,10 +12,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ckptools.files.file_type import head_of
-from ckptools.files.opening import File
-from ckptools.files.zip_archive import MAX_PICKLE, STRUCTURE, Container
-from ckptools.files.zip_directory import CENTRAL, DESCRIPTOR, ENCRYPTED, LOCAL, MAX_32, find_directory, zip64_span
+from ckptools.files.opening import File, head_of
+from ckptools.files.zip_archive import (
+    CENTRAL,
+    DESCRIPTOR,
+    ENCRYPTED,
+    LOCAL,
+    MAX_32,
+    MAX_PICKLE,
+    STRUCTURE,
+    Container,
+    find_directory,
+    zip64_span,
+)
 
 # Offsets of fields. Source: APPNOTE.TXT 4.3.12 (an entry of the directory), 4.3.7 (a local header) and 4.5.3 (zip64).
 CRC, PACKED, SIZE, NAME, HEADER = 16, 20, 24, 28, 42

@@ -26,10 +26,9 @@ from typing import Any, NamedTuple
 
 from ckptools.files.opening import reading
 from ckptools.formats import rank_files
-from ckptools.formats.dcp.composite_builder import CompositeBuilder, is_dcp
 from ckptools.formats.dcp.files import lacks_metadata, looks_like_dcp
-from ckptools.formats.dcp.folder import PLANNED
-from ckptools.formats.flat_parameters import parameters as flat_optimizers
+from ckptools.formats.dcp.folder import PLANNED, CompositeBuilder, is_dcp
+from ckptools.formats.flat_parameters.parameters import shapes_by_name
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search.rank_names import parse
 from ckptools.formats.shared.companions import (
@@ -42,7 +41,7 @@ from ckptools.formats.shared.given import Shapes
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tree import tensors_in
-from ckptools.training_state.parameter_names import AS_SAVED
+from ckptools.training_state.optimizers import AS_SAVED
 from ckptools.training_state.sections import is_optimizer
 
 NAME = "accelerate"
@@ -156,7 +155,7 @@ def _add_model(parts: CompositeBuilder, part: _AcceleratePart, optimizer: Any) -
         parts.add_file(part.path, part.key)
     else:
         known = isinstance(optimizer, Mapping) and is_optimizer(optimizer)
-        _add_rank_files(parts, part, flat_optimizers.shapes_by_name(optimizer, of_dcp=True) if known else None)
+        _add_rank_files(parts, part, shapes_by_name(optimizer, of_dcp=True) if known else None)
 
 
 def _add_rank_files(parts: CompositeBuilder, part: _AcceleratePart, by_name: Shapes | None = None) -> None:

@@ -15,11 +15,9 @@ import re
 from pathlib import Path
 
 from ckptools.errors import ReadError
-from ckptools.files.file_type import head_at
-from ckptools.files.opening import reading
-from ckptools.formats.dcp.composite_builder import CompositeBuilder, is_dcp
+from ckptools.files.opening import head_at, reading
 from ckptools.formats.dcp.files import METADATA
-from ckptools.formats.dcp.folder import PLANNED
+from ckptools.formats.dcp.folder import PLANNED, CompositeBuilder, is_dcp
 from ckptools.formats.options import Options
 from ckptools.model.checkpoint import Checkpoint, Fact
 

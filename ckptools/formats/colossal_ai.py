@@ -18,16 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.errors import ReadError
-from ckptools.files.json_file import read_json
-from ckptools.files.location import is_plain_name
+from ckptools.files.opening import is_plain_name, read_json
 from ckptools.formats import hugging_face
-from ckptools.formats.dcp.composite_builder import CompositeBuilder
+from ckptools.formats.dcp.folder import CompositeBuilder
 from ckptools.formats.options import Options
 from ckptools.formats.shared.checkpoint_builder import Fault, file_now
 from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.text import few, plural
-from ckptools.training_state.parameter_names import AS_SAVED
+from ckptools.training_state.optimizers import AS_SAVED
 
 NAME = "colossal_ai"
 READS = "Colossal-AI: a folder with modeling/, optimizer/ (states in several files), lr_scheduler, running_states.json"

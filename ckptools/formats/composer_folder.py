@@ -16,12 +16,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ckptools.formats.dcp.composite_builder import CompositeBuilder, is_dcp
-from ckptools.formats.dcp.folder import PLANNED
+from ckptools.formats.dcp.folder import PLANNED, CompositeBuilder, is_dcp
 from ckptools.formats.options import Options
 from ckptools.model.checkpoint import Checkpoint, Fact
 from ckptools.model.problems import Code, Problem
-from ckptools.training_state.parameter_names import AS_SAVED
+from ckptools.training_state.optimizers import AS_SAVED
 
 NAME = "composer_folder"
 READS = "Composer's composer.checkpoint: a folder with model/, optim/, resumption.pkl and composer_metadata.json"

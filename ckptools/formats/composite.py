@@ -38,15 +38,15 @@ from ckptools.formats import (
     torch_file,
     torchsnapshot,
 )
-from ckptools.formats.dcp.composite_builder import CompositeBuilder
 from ckptools.formats.dcp.files import looks_like_dcp
+from ckptools.formats.dcp.folder import CompositeBuilder
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search.rank_names import parse
 from ckptools.formats.shared.checkpoint_builder import Fault, file_now
 from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder
 from ckptools.model.problems import Code, Problem, Severity
 from ckptools.text import few
-from ckptools.training_state.parameter_names import AS_SAVED
+from ckptools.training_state.optimizers import AS_SAVED
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
 

@@ -24,28 +24,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckptools.errors import CkptoolsError, ReadError, UsageError
-from ckptools.files.file_type import content_of, head_of
-from ckptools.files.json_file import JsonError, parse_json
-from ckptools.files.location import check_stays_inside
-from ckptools.files.opening import File, reading
+from ckptools.files.opening import File, JsonError, check_stays_inside, content_of, head_of, parse_json, reading
 from ckptools.files.safetensors_header import Header, read_header, source_of
 from ckptools.formats import hugging_face
 from ckptools.formats.options import Options
-from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, file_now
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, config_beside, file_now
 from ckptools.formats.shared.given import shapes_from_checkpoint
-from ckptools.formats.shared.model_config import config_beside
-from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
-from ckptools.model.cover import cover_problem
-from ckptools.model.model_config import ModelConfig
+from ckptools.model.checkpoint import Checkpoint, Fact, ModelConfig, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints
-from ckptools.model.shard import Shard
-from ckptools.model.tensor import Tensor
-from ckptools.model.values import describe_for_error
+from ckptools.model.shards import Shard
+from ckptools.model.tensor import Tensor, cover_problem
+from ckptools.model.tree import describe_for_error
 from ckptools.text import plural
-from ckptools.training_state.parameter_names import SORTED
+from ckptools.training_state.optimizers import SORTED
 from ckptools.training_state.sections import find_sections
-from ckptools.training_state.stated_shapes import stated_shapes
+from ckptools.training_state.stated_model import stated_shapes
 from ckptools.training_state.steps import find_step
 
 NAME = "dcp_safetensors"

@@ -5,17 +5,30 @@
 
 from __future__ import annotations
 
+import re
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
-from ckptools.errors import ReadError
-from ckptools.files.location import leads_out, real_path
+from ckptools.dtypes import is_floating
+from ckptools.errors import CkptoolsError, ReadError, UnknownFormatError
+from ckptools.files.opening import COMPRESSIONS, content_of, head_at, is_remote, leads_out, reading, real_path
+from ckptools.files.storage import UNFINISHED
+from ckptools.formats.rank_search.rank_groups import are_of_one
 from ckptools.formats.rank_search.rank_names import COMPRESSED, COUNTS_STEPS, is_temporary
-from ckptools.formats.shared.save_order import Save
-from ckptools.formats.shared.several import MAX_ENTRIES
+from ckptools.formats.registry import Format, recognised
+from ckptools.formats.shared.companions import is_companion
+from ckptools.formats.shared.save_order import ASTRAY, MAX_ENTRIES, Save, listed, names, several, tracker_in
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.tree import describe_for_error, tensors_in
+from ckptools.pickles.machine import gc_paused
 from ckptools.text import few, plural
+from ckptools.training_state import modules
+from ckptools.training_state.steps import step_in
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar", ".tgz", ".nemo", ".safetensors")
 """Suffixes of single files of weights; a damaged one counts by its name."""
@@ -129,3 +142,282 @@ def is_named_so(path: Path) -> bool:
     """Whether a file has a name of files of weights: of torch.save files, compressed or not, or of safetensors."""
     plain = path.with_suffix("") if path.suffix in COMPRESSED else path
     return plain.suffix in SUFFIXES
+
+
+# -- the nearest guess at a folder that no format recognises: whose it looks like, and the file that is missing --------
+# Names alone decide. A guess that names a missing file is made only where the folder itself holds what lies beside that
+# file, so a run with several checkpoints in it is none.
+
+
+NEAREST_ENTRIES = 1 << 12
+NEAREST_DEPTH = 5
+ASK = "to ask for a format: the issue form 'New format'"
+
+
+class Sign(NamedTuple):
+    """Names in a folder that only one writer gives.
+
+    Attributes:
+        writer: whose they are.
+        pattern: of paths below the folder.
+        missing: a file that is beside them in a whole checkpoint; empty where the writer's files are not read at all.
+    """
+
+    writer: str
+    pattern: re.Pattern[str]
+    missing: str = ""
+
+
+LACKING = (
+    Sign("Nanotron", re.compile(r"model/(.+/)?model_(weight|bias)[^/]*\.safetensors"), "checkpoint_metadata.json"),
+    Sign("Nanotron", re.compile(r"optimizer/optimizer_pp-\d+-of-\d+_.*\.pt"), "checkpoint_metadata.json"),
+    Sign(
+        "torchsnapshot", re.compile(r"batched/[0-9a-f]{8}-[0-9a-f-]{27}|(sharded|replicated)/.+"), ".snapshot_metadata"
+    ),
+)
+"""Folders of formats that are read, without the file that the format is recognised by, which both write last.
+
+Source: nanotron/serialize/main.py (`save`), torchsnapshot/snapshot.py (`take`: "commit snapshot metadata only after all
+ranks complete writing").
+"""
+
+FOREIGN = (
+    Sign("Orbax (JAX)", re.compile(r"(.+/)?(manifest\.ocdbt|_CHECKPOINT_METADATA|_METADATA)")),
+    Sign("TensorFlow", re.compile(r"(.+/)?(.+\.data-\d{5}-of-\d{5}|saved_model\.pb)")),
+    Sign("Keras", re.compile(r"(.+/)?.+\.(keras|weights\.h5|h5)")),
+    Sign("PaddlePaddle", re.compile(r"(.+/)?.+\.(pdparams|pdopt)")),
+    Sign("llama.cpp", re.compile(r"(.+/)?.+\.(gguf|ggml)")),
+    Sign("ONNX", re.compile(r"(.+/)?.+\.onnx")),
+    Sign("Flax", re.compile(r"(.+/)?flax_model[^/]*\.msgpack")),
+    Sign("MXNet", re.compile(r"(.+/)?.+-\d{4}\.params")),
+)
+"""Files of frameworks other than PyTorch."""
+
+
+def described(folder: Path, links: str = "") -> str:
+    """Say in one line what a folder is that no format recognises, given the links in it that were not followed."""
+    if links:
+        return f"no checkpoint that ckptools knows in this folder, and {links}"
+    names = list(_names(folder))
+    unknown = "no checkpoint that ckptools knows in this folder; `ckptools formats` lists what it reads"
+    for sign in FOREIGN:
+        name = next(filter(sign.pattern.fullmatch, names), None)
+        if name is not None:
+            shown = describe_for_error(name.rpartition("/")[2])
+            return f"looks like {sign.writer} by {shown}, which is no PyTorch checkpoint and is not read; {unknown}"
+    return f"{unknown}; {ASK}" if names else unknown
+
+
+def check_nothing_lacks(folder: Path) -> None:
+    """Refuse a folder that lacks the file by which a format recognises it.
+
+    Raises:
+        UnknownFormatError: it does; the message says whose it is and which file.
+    """
+    names = list(_names(folder))
+    for sign in LACKING:
+        if any(map(sign.pattern.fullmatch, names)) and not (folder / sign.missing).exists():
+            text = f"looks like {sign.writer}: {sign.missing} is missing, which it writes last: {UNFINISHED}"
+            raise UnknownFormatError(folder, text, "unfinished")
+
+
+def _names(folder: Path) -> Iterator[str]:
+    """Paths of files below a folder, the nearest first; no link is followed, and no store is listed."""
+    if is_remote(folder):
+        return
+    ahead, seen = deque([(folder, "", 0)]), 0
+    while ahead and seen < NEAREST_ENTRIES:
+        at, above, depth = ahead.popleft()
+        with suppress(OSError):
+            for entry in islice(sorted(at.iterdir()), NEAREST_ENTRIES):
+                seen += 1
+                if entry.is_dir() and not entry.is_symlink() and depth < NEAREST_DEPTH:
+                    ahead.append((entry, f"{above}{entry.name}/", depth + 1))
+                elif entry.is_file():
+                    yield f"{above}{entry.name}"
+
+
+# -- the checkpoints below a folder that is none itself: a single one is opened, of several the newest is proposed -----
+# A training run keeps them in `checkpoints/step-5`, `checkpoint-500`, `global_step_3/actor`, `last.ckpt`. Only what can
+# be opened counts, and of single torch.save files only those that hold floating-point tensors: a data loader's state,
+# random states and indices are no checkpoints.
+
+
+FOREIGN_NAMES = re.compile(
+    r"\.(?:gguf|ggml|keras|msgpack)$|\.weights\.h5$|\.data-\d{5}-of-\d{5}$|^manifest\.ocdbt$"
+    r"|(?:weight|model|param).*\.(?:h5|hdf5|npz|npy)$",
+    re.IGNORECASE,
+)
+"""Files of weights that no format here reads, by their names."""
+
+MAX_READ = 64
+"""Most single files whose structure is read."""
+
+MAX_DEEPER = 1000
+"""Most folders below `MAX_DEPTH` that are searched for names of weights."""
+
+
+@dataclass
+class PathSearch(FolderSearch):
+    """A search for the paths of checkpoints, by their names and first bytes; none is opened as a whole.
+
+    Attributes:
+        found: files, and folders that a format recognises; these are not looked into.
+        deeper: folders that lie too deep to be looked into.
+        foreign: files of weights in unknown formats.
+    """
+
+    formats: Sequence[Format] = ()
+    found: list[Path] = field(default_factory=list)
+    deeper: list[Path] = field(default_factory=list)
+    foreign: list[Path] = field(default_factory=list)
+    _read: int = 0
+
+    def below(self) -> PathSearch:
+        """Search what is in the root, which is none of the paths itself."""
+        self._entered.add(real_path(self.root))
+        with reading(self.root):
+            entries = self.entries(self.root)
+        self._look_at(entries, MAX_DEPTH)
+        self.found += self.damaged_saves(self.found)
+        return self
+
+    def at(self, path: Path) -> PathSearch:
+        """Search one entry, such as what a tracker names."""
+        if not path.name.startswith(".") and (not path.is_symlink() or self._is_followed(path)):
+            self._look_at([path], MAX_DEPTH)
+        return self
+
+    def look_into(self, folder: Path, depth: int) -> None:
+        """Find a folder that is a checkpoint, or those in it."""
+        if self._is_known(folder):
+            self.found.append(folder)
+        elif depth:
+            before = len(self.found)
+            self._look_at(self.entries(folder), depth)
+            self.unknown += [folder] if len(self.found) == before else []
+        else:
+            self.deeper.append(folder)
+
+    def _look_at(self, entries: Sequence[Path], depth: int) -> None:
+        for file in entries:
+            with suppress(OSError, ReadError):  # an unreadable file does not stop the search
+                if not file.is_dir():
+                    self.foreign += [file] if FOREIGN_NAMES.search(file.name) else []
+                    self.found += [file] if self._is_file_of_one(file) else []
+        self.enter_each(entries, depth - 1)
+
+    def weights_deeper(self) -> list[Path]:
+        """Some files of weights, by their names, in and below the folders that lie too deep."""
+        found: list[Path] = []
+        ahead = self.deeper[:MAX_DEEPER]
+        for folder in ahead:
+            with suppress(OSError):
+                entries = self.entries(folder)
+                found += [e for e in entries if is_named_so(e) and not is_companion(e)]
+                ahead += [e for e in entries if e.is_dir()][: MAX_DEEPER - len(ahead)]
+            if found:
+                break
+        return found
+
+    def _is_known(self, folder: Path) -> bool:
+        try:
+            return recognised(folder, self.formats) is not None
+        except CkptoolsError:
+            return True  # it holds several, or reports its fault when it is opened
+
+    def _is_file_of_one(self, path: Path) -> bool:
+        """Whether a single file is a checkpoint."""
+        if is_companion(path) or not path.is_file():
+            return False
+        named = is_named_so(path)
+        try:
+            head = head_at(path)
+        except ReadError:
+            return named
+        content = content_of(head)
+        if not content:
+            known = (named and not head) or self._is_known(path)  # safetensors
+            self.unknown += [path] if named and not known else []
+            return known
+        self._read += 1
+        return named if content in COMPRESSIONS.values() or self._read > MAX_READ else _holds_weights(path, named)
+
+
+def _holds_weights(path: Path, otherwise: bool) -> bool:
+    """Whether a torch.save file holds floating-point tensors; `otherwise` where it cannot be read."""
+    try:
+        with gc_paused():
+            tree = modules.read_file(path).tree
+    except ReadError:
+        return otherwise
+    return any(is_floating(tensor.dtype) for _, tensor in tensors_in(tree))
+
+
+def find(folder: Path, formats: Sequence[Format], follow_symlinks: bool = False) -> tuple[Path | None, str]:
+    """The checkpoint that a folder leads to, or None, and a note on what was skipped.
+
+    It is what the folder's tracker names, else the only one below it.
+
+    Raises:
+        SeveralError: there are several.
+        ReadError: the tracker leads to no checkpoint.
+    """
+    search = PathSearch(folder, follow_symlinks, formats=formats)
+    tracker = tracker_in(folder, follow_symlinks)
+    if tracker is None:
+        found = search.below().found
+        finished = [path for path in found if not any(map(is_temporary, path.relative_to(folder).parts))]
+        one = _one_of(folder, finished or found)
+        skipped = "; ".join(search.skipped(search.not_followed))
+        _check_no_stray(folder, one, search)
+        return one, skipped
+    found = search.at(tracker.target).found if tracker.target else []
+    if tracker.target is None or not found:
+        here = listed(folder, PathSearch(folder, follow_symlinks, formats=formats).below().found)
+        target = describe_for_error(tracker.target and tracker.target.name)
+        why = tracker.why or f"names {target}, which holds no checkpoint"
+        raise ReadError(tracker.path, f"{why} ({ASTRAY}); {here or 'and no other checkpoint is here'}")
+    return _one_of(tracker.target, found), ""
+
+
+def _check_no_stray(folder: Path, found: Path | None, search: PathSearch) -> None:
+    """Refuse the only thing found below a folder where other weights lie that may be of the same model.
+
+    They lie deeper than was searched, or beside one file are in an unknown format.
+    """
+    if found is None:
+        return
+    deeper, foreign = search.weights_deeper(), search.foreign if _is_one_file(found) else []
+    if not (deeper or foreign):
+        return
+    why = "lie deeper too" if deeper else "of another format lie there too"
+    text = f"no checkpoint that ckptools knows: weights {why} ({names(folder, (deeper or foreign)[:1])})"
+    raise UnknownFormatError(folder, f"{text}; name the one you mean, such as {names(folder, [found])}")
+
+
+def _is_one_file(found: Path) -> bool:
+    """Whether a checkpoint is a single file of weights, without a step in its name or its folder's."""
+    if step_in(found.name) is not None:
+        return False
+    if found.is_file():
+        return step_in(found.parent.name) is None
+    with reading(found):
+        return sum(map(is_named_so, islice(found.iterdir(), MAX_ENTRIES))) == 1
+
+
+def _one_of(folder: Path, found: Sequence[Path]) -> Path | None:
+    with gc_paused():
+        if len(found) > 1 and not are_of_one(found):
+            raise several(folder, found)
+    return found[0] if found else None
+
+
+def others_in(
+    folder: Path, formats: Sequence[Format], opened: Checkpoint, follow_symlinks: bool
+) -> tuple[list[Path], str]:
+    """Checkpoints in and below a folder beside the opened one, and a note on what was skipped."""
+    mine = {folder_or_file for file in opened.files for folder_or_file in (file.path, *file.path.parents)}
+    search = PathSearch(folder, follow_symlinks, mine, formats=formats).below()
+    search.found += [path for path in search.damaged_saves(mine) if path not in search.found]
+    return search.found, "; ".join(search.skipped(search.not_followed))

@@ -19,16 +19,14 @@ from itertools import islice
 from pathlib import Path
 
 from ckptools.errors import ReadError
-from ckptools.files.file_type import content_of, head_of
-from ckptools.files.location import check_stays_inside, tells_others
-from ckptools.files.opening import File, reading
+from ckptools.files.opening import File, check_stays_inside, content_of, head_of, reading, tells_others
 from ckptools.files.zip_archive import Container
 from ckptools.formats import rank_files
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search.rank_groups import file_matching, files_matching
 from ckptools.formats.rank_search.rank_names import RankName, is_temporary
-from ckptools.formats.shared.several import several
-from ckptools.formats.wrapped_shards.layout import SHARD_METADATA
+from ckptools.formats.shared.save_order import several
+from ckptools.formats.wrapped_shards import SHARD_METADATA
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem, worst_first
 

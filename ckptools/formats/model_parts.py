@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 from ckptools.errors import ReadError
 from ckptools.formats.options import Options
-from ckptools.formats.rank_search.part_files import NUMBER, PartFiles, not_joined, ranks_of
 from ckptools.formats.rank_search.parts import parts_by_content, parts_in
-from ckptools.formats.rank_search.sibling_search import are_of_one
+from ckptools.formats.rank_search.rank_groups import are_of_one
+from ckptools.formats.rank_search.rank_names import DIGITS, PartFiles, not_joined, ranks_of
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, file_now, was_read
-from ckptools.formats.shared.tensor_parallel import (
+from ckptools.formats.shared.merge import (
     ALL_RANKS,
     NO_RULE,
     GivenRules,
@@ -36,7 +36,7 @@ from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.pickles import reader
 from ckptools.text import plural
-from ckptools.training_state.parameter_names import AS_SAVED
+from ckptools.training_state.optimizers import AS_SAVED
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
 
@@ -147,12 +147,12 @@ def _read(builder: CheckpointBuilder, options: Options) -> _ReadParts:
 
 def _read_nemo(builder: CheckpointBuilder) -> _ReadParts:
     """The parts in a `.nemo`, which is one file."""
-    from ckptools.pickles.tar_checkpoint import NEMO_CONFIG
+    from ckptools.pickles.archive import NEMO_CONFIG
 
     saved, world = reader.read_ranks(builder.path)
     first = next(iter(saved.values()))
     builder.add_read(1, first.bytes_read, (name for one in saved.values() for name in one.names))
-    parts = PartFiles(tuple(builder.path / name for name in saved), NUMBER.sub("*", next(iter(saved))))
+    parts = PartFiles(tuple(builder.path / name for name in saved), DIGITS.sub("*", next(iter(saved))))
     found = {_name(path, parts): _Part(path, one.tree) for path, one in zip(parts.files, saved.values(), strict=True)}
     return _ReadParts(parts, [was_read(first)], found, world, "" if world is None else NEMO_CONFIG)
 
@@ -161,7 +161,7 @@ def _name(path: Path, parts: PartFiles) -> str:
     return path.parent.name if "/" in parts.pattern else path.stem
 
 
-# -- joined by the rules that the user gives --------------------------------------------------------------------------
+# -- joined by the rules that the user gives ---------------------------------------------------------------------------
 
 
 def _joined(builder: CheckpointBuilder, parts: _ReadParts, options: Options) -> dict[str, Any] | None:

@@ -25,12 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.errors import ReadError
-from ckptools.files.json_file import read_json
-from ckptools.files.opening import reading
+from ckptools.files.opening import read_json, reading
 from ckptools.formats import dcp, dcp_safetensors, hugging_face, torch_file
-from ckptools.formats.dcp.composite_builder import CompositeBuilder
 from ckptools.formats.dcp.files import looks_like_dcp
-from ckptools.formats.dcp.folder import PLANNED
+from ckptools.formats.dcp.folder import PLANNED, CompositeBuilder
 from ckptools.formats.flat_parameters import parameters
 from ckptools.formats.options import Options
 from ckptools.formats.shared.given import Shapes
@@ -39,8 +37,7 @@ from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
 from ckptools.text import few, plural
-from ckptools.training_state.optimizers import nested
-from ckptools.training_state.parameter_names import SORTED
+from ckptools.training_state.optimizers import SORTED, nested
 from ckptools.training_state.sections import is_optimizer
 
 NAME = "nemo_automodel"

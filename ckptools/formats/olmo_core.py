@@ -17,8 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ckptools.formats import rank_files
-from ckptools.formats.dcp.composite_builder import CompositeBuilder, is_dcp
-from ckptools.formats.dcp.folder import PLANNED
+from ckptools.formats.dcp.folder import PLANNED, CompositeBuilder, is_dcp
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search.rank_names import parse
 from ckptools.model.checkpoint import Checkpoint, Fact

@@ -20,11 +20,11 @@ from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple
 
-from ckptools.formats.flat_parameters.flat_runs import FlatRun, shards_of
+from ckptools.formats.flat_parameters.units import FlatRun, shards_of
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
-from ckptools.model.values import Opaque, describe_for_error
-from ckptools.training_state.parameter_names import without_wrappers
+from ckptools.model.tree import Opaque, describe_for_error
+from ckptools.training_state.optimizers import without_wrappers
 
 
 class ParameterRun(NamedTuple):

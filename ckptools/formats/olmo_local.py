@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.errors import ReadError
-from ckptools.files.file_type import head_at
-from ckptools.files.location import check_stays_inside
+from ckptools.files.opening import check_stays_inside, head_at
 from ckptools.formats import olmo_flat
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search import rank_checks
@@ -26,7 +25,7 @@ from ckptools.formats.shared.merge import Merge
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.tree import tensors_in
 from ckptools.pickles.reader import Saved
-from ckptools.training_state.parameter_names import AS_SAVED, BY_UNIT
+from ckptools.training_state.optimizers import AS_SAVED, BY_UNIT
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
 

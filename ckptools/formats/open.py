@@ -9,18 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ckptools.errors import CkptoolsError, ReadError, SeveralError, UnknownFormatError, UsageError
-from ckptools.files.file_type import head_at, what_is
-from ckptools.files.location import check_path, common_folder, location, path_of, real_path
-from ckptools.files.opening import reading
+from ckptools.files.opening import check_path, common_folder, head_at, location, path_of, reading, real_path, what_is
 from ckptools.files.remote.path import RemotePath
 from ckptools.files.storage import takes_less
-from ckptools.formats.file_reader import FileReader
 from ckptools.formats.options import TAKEN_BY, OnFile, Options, Reader, Weights, is_small
+from ckptools.formats.readers import FileReader
 from ckptools.formats.registry import FORMATS, RANK_FILES, Format, formats_from_outside, recognised
-from ckptools.formats.shared.model_config import with_config
+from ckptools.formats.shared.checkpoint_builder import SalvagingReader, with_config
 from ckptools.formats.shared.provenance import with_provenance
-from ckptools.formats.shared.salvage import SalvagingReader
-from ckptools.formats.shared.several import check_not_astray, tracker_in
+from ckptools.formats.shared.save_order import check_not_astray, tracker_in
 from ckptools.formats.structure import with_structure_problems
 from ckptools.model.checkpoint import Checkpoint, GivenNames
 from ckptools.pickles.machine import gc_paused
@@ -63,7 +60,7 @@ def open_checkpoint(
     if weights not in ("fp32", "module"):
         raise UsageError(None, f"--weights {weights}: choose fp32 or module")
     if rules is not None:
-        from ckptools.formats.shared.tensor_parallel import read_rules
+        from ckptools.formats.shared.merge import read_rules
 
         read_rules(path_of(rules))  # a mistake in them is one whatever the format, and most formats need none
     options = Options(
@@ -90,7 +87,7 @@ def read_given(kind: Literal["shapes", "names"], source: Any, follow_symlinks: b
         ReadError: it cannot be read.
         UsageError: it has none, or names that are not in the module's order.
     """
-    from ckptools.files.json_file import is_json
+    from ckptools.files.opening import is_json
     from ckptools.formats.shared import given
 
     from_python, from_json, from_checkpoint = given.SOURCES[kind]
@@ -128,7 +125,7 @@ def _salvaging(read: Reader) -> Reader:
     return SalvagingReader()
 
 
-# -- locate: the files of this machine, or far away, that the user named ----------------------------------------------
+# -- locate: the files of this machine, or far away, that the user named -----------------------------------------------
 
 
 def _located(path: str | Path | Sequence[str | Path], options: Options) -> tuple[Path, Options]:
@@ -178,7 +175,7 @@ def _check_here(path: Path) -> None:
             raise ReadError(path, "no such file or folder")
 
 
-# -- detect: the format of the path, or the one checkpoint that the folder leads to -----------------------------------
+# -- detect: the format of the path, or the one checkpoint that the folder leads to ------------------------------------
 
 
 def _detected(path: Path, options: Options) -> Checkpoint:
@@ -212,13 +209,13 @@ def _only_one_in(path: Path, formats: Sequence[Format], options: Options) -> Che
         what = what_is(head_at(path)) if path.is_file() else ""
         unknown = "not a checkpoint that ckptools knows; `ckptools formats` lists what it reads"
         raise UnknownFormatError(path, f"is {what}" if what else unknown)
-    from ckptools.formats import nearest, only_checkpoint
-    from ckptools.formats.shared.several import with_links
+    from ckptools.formats import folder_search
+    from ckptools.formats.shared.save_order import with_links
 
-    nearest.check_nothing_lacks(path)
-    found, passed_over = only_checkpoint.find(path, formats, options.follow_symlinks)
+    folder_search.check_nothing_lacks(path)
+    found, passed_over = folder_search.find(path, formats, options.follow_symlinks)
     if found is None:
-        raise UnknownFormatError(path, nearest.described(path, passed_over))
+        raise UnknownFormatError(path, folder_search.described(path, passed_over))
     return with_links(_detected(found, options), path, passed_over)
 
 
@@ -227,8 +224,8 @@ def _beside_others(checkpoint: Checkpoint, path: Path, options: Options, formats
 
     Weights alone give way to the one file beside them that holds an optimizer too: they may be an export of it.
     """
-    from ckptools.formats.only_checkpoint import others_in
-    from ckptools.formats.shared.several import with_links, with_others
+    from ckptools.formats.folder_search import others_in
+    from ckptools.formats.shared.save_order import with_links, with_others
 
     others, links = others_in(path, formats, checkpoint, options.follow_symlinks)
     training = None if sections_of_kind(checkpoint, "optimizer") else _training_file(path, others, options)
@@ -248,7 +245,7 @@ def _training_file(folder: Path, found: Sequence[Path], options: Options) -> Che
     return None
 
 
-# -- read: the structure, by the format -------------------------------------------------------------------------------
+# -- read: the structure, by the format --------------------------------------------------------------------------------
 
 
 def _read(format_: Format, path: Path, options: Options) -> Checkpoint:
@@ -296,7 +293,7 @@ def _may_be_sparse(checkpoint: Checkpoint) -> bool:
         return False
 
 
-# -- name: the parameters of an optimizer that is keyed by number, by the names that the user gave --------------------
+# -- name: the parameters of an optimizer that is keyed by number, by the names that the user gave ---------------------
 
 
 def _named(checkpoint: Checkpoint, given: GivenNames | None) -> Checkpoint:

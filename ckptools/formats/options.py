@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ckptools.model.checkpoint import GivenNames
-from ckptools.model.provenance import Said
+from ckptools.model.checkpoint import GivenNames, Said
 from ckptools.pickles.reader import Saved
 from ckptools.training_state import modules
 

@@ -28,21 +28,30 @@ from threading import Thread
 from typing import IO, Any
 
 from ckptools.errors import CkptoolsError
-from ckptools.files.file_type import COMPRESSIONS, content_of, head_at
-from ckptools.files.location import path_of
+from ckptools.files.opening import COMPRESSIONS, content_of, head_at, path_of
 from ckptools.files.remote.path import RemotePath
-from ckptools.model import values
-from ckptools.model.provenance import Said
+from ckptools.model.checkpoint import Said
 from ckptools.model.regions import Box
-from ckptools.model.shard import Shard, ShardList
-from ckptools.model.source import Coding, Encoded, Item, ScaleCoding, Source
+from ckptools.model.shards import Coding, Encoded, Item, ScaleCoding, Shard, ShardList, Source
 from ckptools.model.tensor import Tensor
+from ckptools.model.tree import (
+    Cycle,
+    Device,
+    Global,
+    Lost,
+    NumpyArray,
+    NumpyDtype,
+    NumpyScalar,
+    Opaque,
+    Size,
+    TorchName,
+)
 from ckptools.pickles.alike import Alike, Own
 from ckptools.pickles.archive import FetchAhead
 from ckptools.pickles.machine import gc_paused
+from ckptools.pickles.machine_state import RepeatedRecords
 from ckptools.pickles.objects import Storage
 from ckptools.pickles.reader import AlikeFiles, Saved
-from ckptools.pickles.repeated import RepeatedRecords
 from ckptools.training_state import modules
 from ckptools.training_state.modules import ModuleState
 
@@ -111,7 +120,7 @@ def read_exactly(file: IO[bytes], length: int) -> bytes:
     return data
 
 
-# -- answers: a file's structure as a pickle --------------------------------------------------------------------------
+# -- answers: a file's structure as a pickle ---------------------------------------------------------------------------
 
 
 MANY = 256
@@ -135,8 +144,8 @@ TUPLES = (Box, Coding, Encoded, Item, Own, Said, ScaleCoding, Shard, Source, Sav
 RECORDS = (
     *(Tensor, Box, Coding, Encoded, Item, Own, Said, ScaleCoding, Shard, ShardList, Source, Saved),
     *(ModuleState, Storage),
-    *(values.Cycle, values.Device, values.Global, values.Lost, values.Opaque, values.Size, values.TorchName),
-    *(values.NumpyArray, values.NumpyDtype, values.NumpyScalar),
+    *(Cycle, Device, Global, Lost, Opaque, Size, TorchName),
+    *(NumpyArray, NumpyDtype, NumpyScalar),
     *(Counter, OrderedDict, defaultdict, date, datetime, time, timedelta, timezone, type(Path()), RemotePath),
     *(dict, list, set, int, float, complex, range, slice),  # what a defaultdict makes, and values spelled as calls
 )

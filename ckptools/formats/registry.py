@@ -117,7 +117,7 @@ FORMATS: tuple[Format, ...] = (
 )
 
 
-# -- formats of other packages: they are installed on purpose, so they are tried before our own -----------------------
+# -- formats of other packages: they are installed on purpose, so they are tried before our own ------------------------
 
 GROUP = "ckptools.formats"
 """The group of entry points, each a module or an object with the attributes that `NEEDS` lists."""

@@ -18,7 +18,7 @@ from ckptools.formats.rank_search.rank_groups import rank_group
 from ckptools.formats.rank_search.rank_names import RankName
 from ckptools.model.checkpoint import Checkpoint, RankFile
 from ckptools.model.regions import Box
-from ckptools.model.shard import Shard
+from ckptools.model.shards import Shard
 from ckptools.model.tensor import UNLISTED, Tensor
 from ckptools.model.tree import KeyPath, leaf_at
 from ckptools.pickles.reader import Saved

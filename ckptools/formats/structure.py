@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from ckptools.formats.shared.placeholders import PLACEHOLDER, with_placeholders
+from ckptools.formats.shared.merge import PLACEHOLDER, with_placeholders
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.cover import cover_problem
 from ckptools.model.problems import Code, Problem, worst_first
 from ckptools.model.shards import shard_ranks
+from ckptools.model.tensor import cover_problem
 from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.pickles.foreign_names import unsafe_names
-from ckptools.tensor_io.copied_files import check_copies
+from ckptools.tensor_io.copies import check_copies
 from ckptools.text import few
 from ckptools.training_state.judgement import copy_problems, is_placed, optimizer_problems, step_problems
 from ckptools.training_state.quantized_weights import quantization_problems, with_quantized

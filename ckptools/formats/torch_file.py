@@ -12,20 +12,18 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ckptools.files.file_type import content_of, head_at
+from ckptools.files.opening import content_of, head_at
 from ckptools.formats import rank_files
 from ckptools.formats.options import Options
-from ckptools.formats.rank_search.parts import signs_of_a_part
+from ckptools.formats.rank_search.parts import other_parts_beside, signs_of_a_part, signs_of_more
+from ckptools.formats.rank_search.rank_groups import siblings_by_content
 from ckptools.formats.rank_search.rank_names import COMPRESSED
-from ckptools.formats.rank_search.sibling_search import siblings_by_content
-from ckptools.formats.rank_search.stage_signs import other_parts_beside, signs_of_more
-from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, in_form, was_read
-from ckptools.formats.shared.step_beside import find_step_with_beside
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, find_step_with_beside, in_form, was_read
 from ckptools.model.checkpoint import Checkpoint, Fact
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tree import tensors_in
 from ckptools.pickles.reader import Saved, holds_ranks
-from ckptools.training_state.parameter_names import AS_SAVED
+from ckptools.training_state.optimizers import AS_SAVED
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import step_in
 

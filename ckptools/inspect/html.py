@@ -3,32 +3,311 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from math import prod
+from typing import Literal, NamedTuple
 
-from ckptools.display.lines import checkpoint_line
-from ckptools.display.page import MAX_ROWS, Page
-from ckptools.display.palette import MARKS
-from ckptools.display.record_html import TABLES, problem_table, value_table
-from ckptools.display.tables import Column
-from ckptools.inspect.picture import rank_map
-from ckptools.inspect.record import Report, inspect_report
-from ckptools.inspect.section_summary import GroupRow
-from ckptools.inspect.sections import TENSOR_COLUMNS, named_tensors, tensor_cells
-from ckptools.inspect.text import (
+from ckptools.display.drawing import (
+    CHARACTER,
+    FILLS,
+    MARKS,
+    WIDTH,
+    Key,
+    Picture,
+    Rect,
+    label,
+    legend,
+    letter_of,
+    mark,
+    marks,
+    name_text,
+    rect,
+    svg,
+)
+from ckptools.display.html import MAX_ROWS, TABLES, Page, problem_table, value_table
+from ckptools.display.tables import Column, checkpoint_line
+from ckptools.dtypes import short
+from ckptools.inspect.record import (
     SECTION_COLUMNS,
     TITLES,
+    GroupRow,
+    Report,
     facts,
     group_cells,
     group_columns,
     in_all_groups,
+    inspect_report,
     scheduler_words,
     section_cells,
 )
-from ckptools.model.checkpoint import Checkpoint
-from ckptools.text import plural
+from ckptools.inspect.sections import TENSOR_COLUMNS, named_tensors, tensor_cells
+from ckptools.model.checkpoint import Checkpoint, RankFile
+from ckptools.model.problems import Code, Problem
+from ckptools.model.regions import Ints
+from ckptools.model.tree import tensors_in
+from ckptools.text import few, plural, size, spans
 from ckptools.training_state.optimizers import Optimizer, ParamGroup
-from ckptools.training_state.sections import sections_of_kind
+from ckptools.training_state.sections import measure, sections_of, sections_of_kind
+
+# -- pictures of a checkpoint: a cell for each rank that shows what is wrong with its files, and bars of its bytes -----
+
+
+ACROSS = 32
+"""Cells of a row, at most."""
+
+NODE = 8
+"""Ranks of a group where no mesh says more: most nodes have as many."""
+
+MAX_CELLS = 4096
+"""At most this many cells are drawn; the text and the counts cover all."""
+
+State = Literal["fine", "looked at", "other", "odd", "values", "step", "cut", "missing"]
+"""From the least to the most severe: a rank with several problems shows the most severe."""
+
+STATES: dict[State, Key] = {
+    "fine": Key("sky", "", "here, no problem of its own"),
+    "looked at": Key("pale", "?", "here, not looked into"),
+    "other": Key("orange", "!", "a warning, or another problem"),
+    "odd": Key("yellow", "O", "odd one out"),
+    "values": Key("bad", "N", "NaN, infinity or zeros"),
+    "step": Key("purple", "S", "other step or save"),
+    "cut": Key("bad", "C", "cut, damaged or unreadable"),
+    "missing": Key("paper edge dash", "M", "missing"),
+}
+
+CODES: dict[State, tuple[Code, ...]] = {
+    "missing": (Code.FILE_MISSING,),
+    "cut": (Code.FILE_CUT, Code.FILE_UNREADABLE, Code.BAD_CHECKSUM, Code.VALUE_LOST),
+    "step": (Code.MIXED_SAVES,),
+    "values": (Code.NOT_FINITE, Code.ZEROS),
+    "odd": (
+        Code.LAYOUT_DISAGREES, Code.COPIES_DIFFER, Code.WORLD_SIZES_DISAGREE, Code.ODD_FILE_SIZE,
+        Code.NAME_CONTRADICTS, Code.NAMED_AS_ANOTHER_RANK, Code.STRAY_FILE, Code.METADATA_CONTRADICTS,
+    ),
+}  # fmt: skip
+"""Codes of problems by the state of the ranks that they name; other or less severe problems give `other`."""
+
+
+class RankCell(NamedTuple):
+    """The state of one rank's files, or of a file without a rank; `words` appear under the pointer."""
+
+    rank: int | None
+    state: State
+    words: str
+
+
+def rank_cells(ck: Checkpoint, problems: Iterable[Problem] | None = None) -> tuple[RankCell, ...]:
+    """A cell for each rank in order, then one for each file without a rank that has a problem.
+
+    If no file belongs to a rank, every file has a cell. `problems` are those that `verify` finds in every file; None
+    for those found while opening it.
+    """
+    ranks = {file.rank for file in ck.files if file.rank is not None}
+    found = _problems_by_rank(ck.problems if problems is None else problems, len(ranks))
+    by_rank: dict[int, list[RankFile]] = {rank: [] for rank in found}
+    for file in ck.files:
+        if file.rank is not None:
+            by_rank.setdefault(file.rank, []).append(file)
+    read = ck.structure_read or problems is not None
+    cells = [_cell(rank, by_rank[rank], found.get(rank, ()), read) for rank in sorted(by_rank)]
+    others = (_cell(None, [file], (), read) for file in ck.files if file.rank is None)
+    return (*cells, *(cell for cell in others if not by_rank or cell.state not in ("fine", "looked at")))
+
+
+def _problems_by_rank(problems: Iterable[Problem], ranks: int) -> dict[int, list[Problem]]:
+    found: dict[int, list[Problem]] = {}
+    for problem in problems:
+        for rank in problem.all_ranks if _marks(problem, ranks) else ():
+            found.setdefault(rank, []).append(problem)
+    return found
+
+
+def _marks(problem: Problem, ranks: int) -> bool:
+    """Whether a problem marks the ranks that it names; a note, or a problem of most ranks, does not."""
+    named = len(problem.all_ranks)
+    return problem.severity != "note" and (named == 1 or 0 < 2 * named <= ranks)
+
+
+def _cell(rank: int | None, files: Sequence[RankFile], problems: Sequence[Problem], read: bool) -> RankCell:
+    states = [*map(_state_of, problems), *(_state(file, read) for file in files)]
+    worst = max(states, key=list(STATES).index)
+    whose = f"rank {rank}" if rank is not None else name_text(files[0].path.name)
+    here = [file for file in files if file.status != "missing"]
+    files_here = f"{plural(len(here), 'file')}, {size(sum(file.nbytes for file in here))}" if here else "no file"
+    codes = dict.fromkeys(problem.code for problem in problems)
+    words = "; ".join(filter(None, (f"{whose}: {STATES[worst].means}", files_here, ", ".join(codes))))
+    return RankCell(rank, worst, words)
+
+
+def _state_of(problem: Problem) -> State:
+    # For instance, copies that may differ do not make a rank the odd one out.
+    severe = problem.severity == problem.kind.severity
+    return next((state for state, codes in CODES.items() if severe and problem.kind in codes), "other")
+
+
+def _state(file: RankFile, read: bool) -> State:
+    if file.status in ("cut", "bad"):
+        return "cut"
+    if file.status == "missing":
+        return "missing"
+    return "fine" if read or file.status == "read" else "looked at"
+
+
+def rank_map(ck: Checkpoint, problems: Iterable[Problem] | None = None) -> Picture:
+    """Draw a cell for each rank of a checkpoint: whole, missing, cut, odd one out, of another step.
+
+    `problems` are those that `verify` finds in every file; None for those found while opening it.
+    """
+    known = tuple(ck.problems if problems is None else problems)
+    cells = rank_cells(ck, problems if problems is None else known)
+    ranks = sum(cell.rank is not None for cell in cells)
+    title = f"{plural(ranks, 'rank') if ranks else plural(len(cells), 'file')} of {name_text(ck.name)}"
+    how = grouping(ck, ranks)
+    text = "\n".join([title, *([how.words] if how.words else []), *_words(cells, known, ranks)])
+    drawn, height = _drawn(cells, how)
+    return Picture(title, svg(title, text, drawn, height), text)
+
+
+def _words(cells: Sequence[RankCell], problems: Iterable[Problem], count: int) -> Iterator[str]:
+    """A line for each state of a rank, the most severe last, and the number of problems without a cell."""
+    for state, key in STATES.items():
+        ranks = [cell.rank for cell in cells if cell.state == state and cell.rank is not None]
+        names = [cell.words.partition(":")[0] for cell in cells if cell.state == state and cell.rank is None]
+        if ranks:
+            yield f"{key.means}: {plural(len(ranks), 'rank')}: {spans(ranks)}"
+        if names:
+            yield f"{key.means}: {plural(len(names), 'file')} of no rank: {few(names)}"
+    loose = [p.code for p in problems if p.severity != "note" and not _marks(p, count)]
+    if loose:
+        what = f"{plural(len(loose), 'problem')} of no rank, or of most at once"
+        yield f"no cell shows {what}: {few(list(dict.fromkeys(loose)))}"
+
+
+ROW_LABEL = 36.0
+CELL = Rect(0, 0, 19, 20)
+GROUP, BLOCK = 5.0, 8.0
+"""Gaps between groups of cells in a row, and between blocks of rows."""
+
+
+class Grouping(NamedTuple):
+    """How cells are arranged.
+
+    Attributes:
+        across: cells of a row.
+        group: cells between two gaps of a row.
+        block: cells between two gaps of rows.
+        words: what the groups stand for; "" where nothing says so.
+    """
+
+    across: int
+    group: int
+    block: int
+    words: str = ""
+
+
+def grouping(ck: Checkpoint, ranks: int) -> Grouping:
+    """Arrange ranks as the device mesh of their tensors or Megatron's settings state it, else in groups of eight."""
+    mesh = _mesh(ck, ranks) or _megatron_mesh(ck, ranks)
+    if mesh is None:
+        return Grouping(ACROSS, NODE, ACROSS * ranks + 1)
+    sizes, names = mesh
+    group = sizes[-1] if sizes[-1] <= ACROSS else ACROSS
+    middle = prod(sizes[1:]) if len(sizes) > 2 else group
+    fitting = [n * group for n in range(1, ACROSS // group + 1) if middle % (n * group) == 0]
+    across = max(fitting, default=group)
+    block = prod(sizes[1:]) if len(sizes) > 2 else across * ranks + 1
+    axes = " x ".join(f"{name} {size}" for name, size in zip(names, sizes, strict=True))
+    return Grouping(across, group, block, f"mesh {axes}")
+
+
+def _mesh(ck: Checkpoint, ranks: int) -> tuple[Ints, list[str]] | None:
+    """The sizes of the mesh that most tensors state for all ranks, and names that their placements give its axes."""
+    known = [t for _, t in tensors_in(ck.tree) if t.mesh and t.placements and len(t.mesh) > 1 and prod(t.mesh) == ranks]
+    if not known:
+        return None
+    sizes = Counter(t.mesh for t in known).most_common(1)[0][0]
+    placed = [t.placements for t in known if t.mesh == sizes and t.placements and len(t.placements) == len(sizes or ())]
+    return (sizes, [_axis_name({p[n] for p in placed}) for n in range(len(sizes))]) if sizes and placed else None
+
+
+def _megatron_mesh(ck: Checkpoint, ranks: int) -> tuple[Ints, list[str]] | None:
+    """The sizes and names of the axes that Megatron's settings state, the slowest first; None without settings.
+
+    Source: megatron/core/parallel_state.py, `initialize_model_parallel` (order `tp-cp-ep-dp-pp`).
+    """
+    from ckptools.formats.megatron.folders import arguments, setting
+
+    args = arguments(ck.tree)
+    tp = setting(args, "tensor_model_parallel_size", "model_parallel_size")
+    if tp is None:
+        return None
+    sizes = {
+        "tp": tp,
+        "cp": setting(args, "context_parallel_size") or 1,
+        "pp": setting(args, "pipeline_model_parallel_size") or 1,
+    }
+    sizes["dp"], rest = divmod(ranks, prod(sizes.values()))
+    order = ("dp", "pp", "cp", "tp") if args.get("use_tp_pp_dp_mapping") else ("pp", "dp", "cp", "tp")
+    axes = [name for name in order if sizes[name] > 1]
+    return (tuple(sizes[name] for name in axes), axes) if axes and not rest else None
+
+
+def _axis_name(placements: set[str]) -> str:
+    """`replicate` where no tensor is sharded, `shard` where all are in dimension 0, else `tp`."""
+    sharded = {placement for placement in placements if "Shard" in placement}
+    if not sharded:
+        return "replicate"
+    return "shard" if all("(0" in placement or "dim=0" in placement for placement in sharded) else "tp"
+
+
+def places(count: int, how: Grouping) -> list[Rect]:
+    """The places of `count` cells: `across` in a row, with gaps between groups and blocks."""
+    found = []
+    for n in range(count):
+        row, column = divmod(n, how.across)
+        x = ROW_LABEL + column * CELL.width + column // how.group * GROUP
+        found.append(CELL._replace(x=x, y=row * CELL.height + n // how.block * BLOCK))
+    return found
+
+
+def _drawn(cells: Sequence[RankCell], how: Grouping) -> tuple[list[str], float]:
+    ranked = [cell for cell in cells if cell.rank is not None][:MAX_CELLS]
+    others = [cell for cell in cells if cell.rank is None][: MAX_CELLS - len(ranked)]
+    parts, y = [], 0.0
+    if how.words:
+        parts.append(label(0, y + 11, how.words, "faint"))
+        y += 20
+    for block, name in ((ranked, ""), (others, "files of no rank")):
+        if block and name:
+            parts.append(label(0, y + 14, name, "faint"))
+            y += 22
+        at = places(len(block), how)
+        parts += _block(block, at, y, how.across)
+        y += at[-1].y + CELL.height + 10 if block else 0
+    left = len(cells) - len(ranked) - len(others)
+    if left:
+        parts.append(label(0, y + 11, f"{left} more are not drawn; the text lists all", "ink"))
+        y += 20
+    states = {cell.state for cell in cells}
+    keys, bottom = legend([key for state, key in STATES.items() if state in states], y + 4)
+    return [*parts, keys], bottom
+
+
+def _block(cells: Sequence[RankCell], where: Sequence[Rect], top: float, across: int) -> Iterator[str]:
+    """The rows of some cells; the letters of a row are one element, for thousands would double the size."""
+    placed = [(cell, at._replace(y=at.y + top).inset(2)) for cell, at in zip(cells, where, strict=True)]
+    for start in range(0, len(placed), across):
+        row = placed[start : start + across]
+        (first, at), shown = row[0], [(at, STATES[cell.state]) for cell, at in row]
+        text = "" if first.rank is None else str(first.rank)
+        if len(text) * CHARACTER < ROW_LABEL:
+            yield label(ROW_LABEL - 6, at.y + 13, text, "faint", "end")
+        yield from (rect(at, STATES[cell.state].kind, cell.words) for cell, at in row)
+        for kind in ("on", "ink"):
+            yield marks(((at, key.letter) for at, key in shown if letter_of(key) == kind), kind)
+
 
 FACT_COLUMNS = (Column(""), Column(""), Column("from"))
 
@@ -98,3 +377,86 @@ def optimizer_html(optimizer: Optimizer) -> str:
 TABLES[ParamGroup] = lambda page, title, rows, opened: group_table(
     page, title or plural(len(rows), "param group"), group_rows(rows), opened
 )
+
+
+# -- the bytes of the sections of a checkpoint by dtype, as bars -------------------------------------------------------
+
+
+MAX_BARS = 40
+"""At most this many sections, the largest, have a bar."""
+
+_KINDS = tuple(kind for kind in FILLS if kind != "light")
+
+BAR = 22.0
+NAMES, SIZES = 180.0, 80.0
+"""Room for the names of sections, and for their sizes."""
+
+
+class ByteBar(NamedTuple):
+    """The bytes of one section by dtype, the most first."""
+
+    section: str
+    dtypes: tuple[tuple[str, int], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all dtypes together."""
+        return sum(nbytes for _, nbytes in self.dtypes)
+
+
+def byte_bars(ck: Checkpoint) -> tuple[ByteBar, ...]:
+    """The bytes of tensors by section, the largest first; a tied weight counts once."""
+    made = []
+    for section in sections_of(ck):
+        parts = sorted(measure(section.value).bytes_of.items(), key=lambda item: (-item[1], item[0]))
+        made.append(ByteBar(section.name, tuple((dtype, nbytes) for dtype, nbytes in parts if nbytes)))
+    return tuple(sorted((bar for bar in made if bar.nbytes), key=lambda bar: -bar.nbytes))
+
+
+def bytes_by_section(ck: Checkpoint) -> Picture:
+    """Draw the bytes of the global tensors of each section by dtype."""
+    bars = byte_bars(ck)
+    title = f"bytes of {name_text(ck.name)} by section and dtype"
+    lines = [f"{title}: {size(sum(bar.nbytes for bar in bars))} in {plural(len(bars), 'section')} with tensors"]
+    lines += [f"{name_text(bar.section)}: {_dtype_sizes(bar)}" for bar in bars]
+    text = "\n".join(lines)
+    drawn, height = _bars_drawn(bars)
+    return Picture(title, svg(title, text, drawn, height), text)
+
+
+def _dtype_sizes(bar: ByteBar) -> str:
+    parts = ", ".join(f"{short(dtype)} {size(nbytes)}" for dtype, nbytes in bar.dtypes)
+    return f"{size(bar.nbytes)} ({parts})" if len(bar.dtypes) > 1 else parts
+
+
+def _bars_drawn(bars: Sequence[ByteBar]) -> tuple[list[str], float]:
+    dtypes = list(dict.fromkeys(dtype for bar in bars for dtype, _ in bar.dtypes))
+    kinds = {dtype: _KINDS[n % len(_KINDS)] for n, dtype in enumerate(dtypes)}
+    most = max((bar.nbytes for bar in bars), default=1)
+    parts = [part for n, bar in enumerate(bars[:MAX_BARS]) for part in _bar(bar, n * BAR, most, kinds)]
+    y = BAR * min(len(bars), MAX_BARS)
+    if len(bars) > MAX_BARS:
+        parts.append(label(0, y + 13, f"{len(bars) - MAX_BARS} smaller ones are not drawn", "ink"))
+        y += 20
+    keys, bottom = legend([Key(kinds[dtype], "", short(dtype)) for dtype in dtypes], y + 8)
+    return [*parts, keys], bottom
+
+
+def part_widths(bar: ByteBar, most: int) -> Iterator[tuple[float, float]]:
+    """Start and width of each part of a bar; the largest section fills the width."""
+    room, before = WIDTH - NAMES - SIZES, 0
+    for _, nbytes in bar.dtypes:
+        yield NAMES + before / most * room, nbytes / most * room
+        before += nbytes
+
+
+def _bar(bar: ByteBar, y: float, most: int, kinds: dict[str, str]) -> Iterator[str]:
+    yield label(NAMES - 8, y + 14, name_text(bar.section, int(NAMES / 7)), "ink", "end")
+    end = NAMES
+    for (dtype, nbytes), (x, width) in zip(bar.dtypes, part_widths(bar, most), strict=True):
+        at = Rect(x, y + 2, width, BAR - 4).inset(0.5)
+        yield rect(at, kinds[dtype], f"{name_text(bar.section)}: {short(dtype)} {size(nbytes)}") + mark(
+            at, short(dtype)
+        )
+        end = x + width
+    yield label(end + 6, y + 14, size(bar.nbytes), "faint")

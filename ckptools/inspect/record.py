@@ -5,24 +5,258 @@ Nothing is escaped or cut here: names are as in the file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ckptools.display.drawing import HEADLINES, painted
 from ckptools.display.next_command import command_arguments, next_command
-from ckptools.files.location import common_folder
-from ckptools.inspect.section_summary import OptimizerRow, SchedulerRow, optimizer_rows, scheduler_rows, section_summary
+from ckptools.display.tables import PIPE, Column, Screen, broken, cause_lines, key_name, table, value_text, wrapped
+from ckptools.files.opening import common_folder
 from ckptools.keys.sharding import ShardingRow, sharding_name, sharding_rows
-from ckptools.model.checkpoint import Checkpoint, Fact
-from ckptools.model.problems import Problem, worst_first
-from ckptools.model.provenance import Provenance
-from ckptools.model.tree import fqn_of, walk
-from ckptools.model.verdict import Verdict
+from ckptools.model.checkpoint import Checkpoint, Fact, Provenance
+from ckptools.model.problems import Problem, Severity, worst_first
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import KeyPath, NumpyArray, fqn_of, nodes_in, scalar, tensors_in, walk
+from ckptools.model.verdict import Verdict, causes_of, consequences_of
 from ckptools.pickles.foreign_names import foreign_classes, foreign_problems, suspicious_names
+from ckptools.text import clip_name, count, duration, few, period, plural, printable, size
 from ckptools.training_state.judgement import verdict_of
 from ckptools.training_state.modules import module_problems
-from ckptools.training_state.section_size import SectionSize, measure
-from ckptools.training_state.sections import Section, SectionKind, sections_of, sections_of_kind
+from ckptools.training_state.optimizers import Optimizer, ParamGroup, group_ids, moments_of, nested, optimizers_of
+from ckptools.training_state.sections import (
+    Section,
+    SectionKind,
+    SectionSize,
+    generator_of,
+    is_gathered,
+    is_private_name,
+    measure,
+    schedulers_of,
+    sections_of,
+    sections_of_kind,
+    storage_identity,
+    stream_of,
+)
+from ckptools.training_state.steps import COUNTERS, EPOCH_COUNTERS, RANKS_DIFFER, learning_rates
+
+# -- sections in short, for the record of `inspect`: a few words for each, and rows for optimizers and schedulers ------
+
+
+MAX_WORDS = 8
+"""At most this many names or values in a cell."""
+
+
+def section_summary(ck: Checkpoint, section: Section, size: SectionSize) -> str:
+    """Summarize a section in a few words that depend on its kind."""
+    summary = {"model": _model, "optimizer": _optimizer, "scheduler": _scheduler, "rng": _rng}.get(section.kind)
+    words = summary(ck, section) if summary else _values(section.value)
+    foreign = f"foreign: {_some(size.opaque)}" if size.opaque and section.value.__class__.__name__ != "Opaque" else ""
+    return "; ".join(part for part in (words, *_quantized(ck, size), foreign) if part)
+
+
+def _some(words: Iterable[Any]) -> str:
+    every = list(words)
+    more = [f"{len(every) - MAX_WORDS} more"] if len(every) > MAX_WORDS else []
+    return ", ".join([*map(str, every[:MAX_WORDS]), *more])
+
+
+def _model(ck: Checkpoint, section: Section) -> str:
+    tensors = [t for _, t in tensors_in(section.value)]
+    sharded = sum(t.sharded for t in tensors)
+    identities = [i for i in map(storage_identity, tensors) if i is not None]
+    tied = len(identities) - len(set(identities))
+    parts = [f"{sharded} sharded, {len(tensors) - sharded} whole"] if sharded else []
+    parts += [f"{tied} tied to another"] if tied else []
+    others = len(section.value) - len(tensors) if isinstance(section.value, Mapping) else 0
+    parts += [f"{plural(others, 'value')} beside the tensors"] if others > 0 else []
+    return ", ".join(parts) + _pieces_of_one_rank(ck, section)
+
+
+def _quantized(ck: Checkpoint, size: SectionSize) -> list[str]:
+    """The quantized weights, and what of them is not counted or can be written."""
+    known = {scheme.words: ": --dequantize writes their values" * scheme.dequantized for scheme in ck.quantized}
+    parts = [
+        f"{plural(count, 'weight')} in codes of {words}{known[words]}"
+        for words, count in size.quantized.items()
+        if words in known  # the class of a tensor stands with its layout
+    ]
+    return parts + ([f"params without {plural(size.uncounted, 'weight')} in packed codes"] if size.uncounted else [])
+
+
+def _optimizer(ck: Checkpoint, section: Section) -> str:
+    state = nested(section.value)["state"]
+    words = f"{_some(_slots(state))} of {plural(len(state), 'parameter')}" if state else "no state yet"
+    return words + _pieces_of_one_rank(ck, section)
+
+
+def _slots(state: Mapping[Any, Any]) -> Iterable[Any]:
+    """Names of the state that some parameter has, such as `exp_avg`, in the order of the file."""
+    return dict.fromkeys(slot for entry in state.values() if isinstance(entry, Mapping) for slot in entry)
+
+
+def _pieces_of_one_rank(ck: Checkpoint, section: Section) -> str:
+    """Say that pieces of flattened parameters are known only for the ranks that were read."""
+    pieces = any(t.kind == "flat_pieces" for _, t in tensors_in(section.value))
+    ranks = sorted({f.rank for f in ck.files if f.status == "read" and f.rank is not None})
+    return f"; pieces of rank {ranks[0]} only" if pieces and not ck.all_ranks and len(ranks) == 1 else ""
+
+
+def _scheduler(ck: Checkpoint, section: Section) -> str:
+    value = section.value
+    epoch = [f"last_epoch {value_text(value['last_epoch'])}"] if "last_epoch" in value else []
+    last = value.get("_last_lr")
+    rates = [f"lr {', '.join(map(value_text, last[:4]))}"] if isinstance(last, (list, tuple)) and last else []
+    return ", ".join(epoch + rates) or _values(value)
+
+
+def _rng(ck: Checkpoint, section: Section) -> str:
+    streams = _some(dict.fromkeys(_streams(section)))
+    if is_gathered(section.value):
+        return f"{plural(len(section.value), 'rank')}: {streams}"
+    ranks = {s.rank for _, t in tensors_in(section.value) for s in t.shards if s.rank is not None}
+    if len(ck.files) == 1 or not ranks:
+        return streams
+    if len(ranks) > 1:
+        return f"{plural(len(ranks), 'rank')}: {streams}"
+    return f"rank {min(ranks)} only, others not read: {streams}"
+
+
+def _streams(section: Section) -> Iterable[str]:
+    """The generators with a state in a section: by its form or the first known word on its path, else torch's."""
+    seen: set[KeyPath] = set()
+    for path, node in nodes_in(section.value, (Tensor, NumpyArray, Mapping, list, tuple)):
+        if any(path[:n] in seen for n in range(len(path))):
+            continue
+        if stream := generator_of(node):
+            seen.add(path)
+            yield stream
+        elif isinstance(node, (Tensor, NumpyArray)) or (
+            not isinstance(node, Mapping) and any(isinstance(v, int) for v in node[:2])
+        ):
+            known = stream_of((*path, *section.path[-1:])) or ("torch" if isinstance(node, Tensor) else "")
+            yield from [known] if known else []
+
+
+def _values(value: Any) -> str:
+    """A few plain values, counters first: `batch 5, epoch 0`; of deeper trees the keys."""
+    if not isinstance(value, (Mapping, list, tuple)) or not value:
+        return value_text(value, 60)
+    found: dict[str, str] = {}
+    for path, leaf in islice(walk(value), 2000):
+        leaf = scalar(leaf)
+        if 0 < len(path) <= 2 and isinstance(leaf, (int, float, str, timedelta)) and not isinstance(path[-1], int):
+            found.setdefault(key_name(path[-1]), f"{key_name(path[-1])} {value_text(leaf, 24)}")
+    order = {name: n for n, name in enumerate((*COUNTERS, *EPOCH_COUNTERS))}
+    names = sorted(found, key=lambda name: order.get(name, len(order)))
+    if names:
+        return ", ".join([found[n] for n in names[:4]] + ([f"{len(names) - 4} more"] if len(names) > 4 else []))
+    return _some(map(key_name, value)) if isinstance(value, Mapping) else plural(len(value), "item")
+
+
+class GroupRow(NamedTuple):
+    """One param group: its hyperparameters, without the list of parameters.
+
+    Attributes:
+        tensors: number of parameters in it; None if the file does not list them.
+        params: their total number of elements; None if it is unknown for one of them.
+        names: their fqns, `?3` if only the number is known.
+    """
+
+    values: Mapping[str, Any]
+    tensors: int | None
+    params: int | None
+    names: tuple[str, ...]
+
+
+class OptimizerRow(NamedTuple):
+    """One optimizer.
+
+    Attributes:
+        name: class name, or the key if the file has no class.
+        parameters: how many have state.
+        slots: names of the state per parameter, such as `exp_avg`.
+        named_by: `fqn`, `order`, `shape` or `none`: how parameters got their names.
+        assumed: number of names that are right only if the groups list parameters in the order of the module.
+        note: a line about the naming; empty if the file has the names.
+    """
+
+    name: str
+    section: str
+    parameters: int
+    slots: tuple[str, ...]
+    named_by: str
+    assumed: int
+    unnamed: int
+    note: str
+    groups: tuple[GroupRow, ...]
+
+
+class SchedulerRow(NamedTuple):
+    """One scheduler; `agrees` is None if its learning rates cannot be compared with those of the param groups."""
+
+    name: str
+    section: str
+    state: Any
+    agrees: bool | None
+
+
+def optimizer_rows(ck: Checkpoint) -> tuple[OptimizerRow, ...]:
+    """A row for each optimizer."""
+    return tuple(_optimizer_row(ck, optimizer) for optimizer in optimizers_of(ck).values())
+
+
+def _optimizer_row(ck: Checkpoint, optimizer: Optimizer) -> OptimizerRow:
+    section = next(s for s in sections_of_kind(ck, "optimizer") if s.path == optimizer.path)
+    listed = [bool(ids) or not optimizer.state for ids in group_ids(nested(section.value))]
+    sizes = _sizes(ck, optimizer)
+    rows = tuple(_group_row(g, sizes, known) for g, known in zip(optimizer.param_groups, listed, strict=False))
+    naming = optimizer.naming
+    return OptimizerRow(
+        name=optimizer.name,
+        section=section.name,
+        parameters=len(optimizer.state),
+        slots=tuple(map(str, _slots(optimizer.state))),
+        named_by=naming.by,
+        assumed=len(naming.assumed),
+        unnamed=len(naming.unnamed),
+        note=naming.note,
+        groups=rows,
+    )
+
+
+def _group_row(group: ParamGroup, sizes: Mapping[str, int], listed: bool) -> GroupRow:
+    values = {key: value for key, value in group.items() if key != "params"}
+    if not listed:
+        return GroupRow(values, None, None, ())
+    known = [sizes[name] for name in group.names if name in sizes]
+    params = sum(known) if len(known) == len(group.names) else None
+    return GroupRow(values, len(group.names), params, group.names)
+
+
+def _sizes(ck: Checkpoint, optimizer: Optimizer) -> dict[str, int]:
+    """Number of elements of each parameter by its name in the groups: of the model's tensor, else of its moments.
+
+    The size of a flattened parameter cannot be known from a piece of it.
+    """
+    sizes: dict[str, int] = {}
+    for key, entry in optimizer.state.items():
+        moments = moments_of(entry)
+        if moments and moments[0].kind != "flat_pieces":
+            sizes[key if isinstance(key, str) else f"?{key}"] = moments[0].numel
+    for section in sections_of_kind(ck, "model"):
+        pairs = section.value.items() if isinstance(section.value, Mapping) else ()
+        sizes.update({k: t.numel for k, t in pairs if isinstance(t, Tensor) and t.kind != "flat_pieces"})
+    return sizes
+
+
+def scheduler_rows(ck: Checkpoint) -> tuple[SchedulerRow, ...]:
+    """A row for each scheduler."""
+    rows = zip(sections_of_kind(ck, "scheduler"), schedulers_of(ck), learning_rates(ck), strict=True)
+    return tuple(SchedulerRow(name, s.name, s.value, rates.agree if rates else None) for s, name, rates in rows)
+
 
 TORCH_KEYS = ("torch_version", "pytorch_version", "torch")
 WRITER_KEYS = (
@@ -161,3 +395,243 @@ def _torch_version(versions: Mapping[str, str]) -> Fact:
         if fqn.rpartition(".")[2] in TORCH_KEYS and version[:1].isdigit():
             return Fact(version, (fqn,))
     return Fact(None)
+
+
+# -- the record of `inspect` as text: whether the checkpoint is whole, its step and its contents -----------------------
+
+
+MAX_PROBLEMS = 20
+"""At most this many causes on a terminal."""
+
+WIDEST_VALUE = 52
+"""Characters of a fact for which the column of facts is wide enough."""
+
+WIDEST_NAME = 30
+"""Characters of a section's name before what it holds."""
+
+SHOWN_FIRST = ("lr", "betas", "momentum", "weight_decay", "eps")
+TITLES = {"weight_decay": "wd"}
+"""Hyperparameters with a column of their own, and its title."""
+
+
+def report_text(report: Report, screen: Screen = PIPE, private: bool = False) -> str:
+    """Render the whole report; private values of schedulers only on request."""
+    names = printable(few(report.differing, 20))
+    differing = wrapped("differs between ranks, as it may: ", names, screen) if names else []
+    title = f"{printable(report.name)} in {printable(str(report.folder))}   {printable(report.saved_as)}"
+    with_tensors = [s for s in report.sections if s.size.tensors]
+    blocks = [
+        wrapped("", title, screen, mark="heading"),
+        [*headline(report, screen), *problem_lines(report, ("error", "warning"), screen)],
+        list(_fact_lines(report, screen)),
+        table(SECTION_COLUMNS[:-1], [cells[:-1] for cells in section_cells(with_tensors)], screen),
+        list(_holds_lines(report, private, screen)),
+        *(optimizer_lines(optimizer, screen) for optimizer in report.optimizers),
+        [*differing, *problem_lines(report, ("note",), screen)],
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def headline(report: Report, screen: Screen = PIPE) -> list[str]:
+    """The verdict; continuation lines are indented, so that none begins with a name."""
+    said, mark = report.verdict.headline, HEADLINES[report.verdict.level]
+    first, behind, rest = said.partition(": ")
+    if screen.width is None or len(said) <= screen.width or not rest:
+        return wrapped("", said, screen, mark=mark)
+    return [painted(f"{first}{behind}".rstrip(), mark, screen.color), *wrapped("  ", rest, screen, mark=mark)]
+
+
+def problem_lines(report: Report, severities: Sequence[Severity], screen: Screen) -> list[str]:
+    """The causes behind problems of given severities, and what follows from lost files."""
+    following = consequences_of(report.problems) if "error" in severities else ()
+    most = None if screen.rows is None else MAX_PROBLEMS
+    return cause_lines(causes_of(report.problems, severities), following, screen, most)
+
+
+def size_expected(report: Report) -> str:
+    """How large all files together should be, where they are smaller than that: `of 2.8 MiB`."""
+    found, expected = report.bytes_found, report.bytes_expected
+    return f"of {size(expected)}" if expected and found < expected and size(found) != size(expected) else ""
+
+
+def facts(report: Report) -> Iterator[tuple[str, str, str]]:
+    """Facts about the whole checkpoint: `(name, value, source)` of each."""
+    step, world = report.checkpoint.step, report.world_size
+    disagree = "" if step.agree or RANKS_DIFFER in step.sources else "; the name says another one"
+    yield "step", _known(step.value, "not found"), ", ".join(step.sources) + disagree
+    if world.value is not None or len(report.checkpoint.files) > 1:
+        yield "world size", "not recorded" if world.value is None else world.words, ", ".join(world.sources)
+    for n, layout in enumerate(report.layout):
+        yield "" if n else "layout", *layout_words(layout, report)
+    for n, scheme in enumerate(report.checkpoint.quantized):
+        beside = f"{plural(scheme.weights, 'weight')}, with {few(scheme.known_by, 3)}"
+        yield "" if n else "quantized", scheme.words, f"{beside}; {scheme.stated_by or 'by their names and dtypes'}"
+    expected = size_expected(report)
+    yield "size", size(report.bytes_found), f"{expected} expected" if expected else ""
+    if report.saved:
+        yield "saved", period(*report.saved), "file times" if report.ranks.files > 1 else "file time"
+    if report.provenance is not None:
+        yield "from", str(report.provenance.sources[0]), report.provenance.by
+    yield "torch", _known(report.torch.value, "not recorded in the file"), ", ".join(report.torch.sources)
+    for name, version in report.writers:
+        yield name.rpartition(".")[2].removesuffix("_version"), version, name
+
+
+def _known(value: object, otherwise: str) -> str:
+    return otherwise if value is None else str(value)
+
+
+def layout_words(layout: ShardingRow, report: Report) -> tuple[str, str]:
+    """How tensors are sharded, and the number of tensors sharded so."""
+    total = plural(layout.tensors, "tensor")
+    if not layout.sharded:
+        return _whole_words(report) if layout.how == "whole" else layout.how, total
+    if not layout.how.startswith("pieces"):
+        total += ", even" if not layout.uneven else ", uneven" if layout.uneven == layout.tensors else (
+            f", {layout.uneven} of them uneven"
+        )  # fmt: skip
+    leave = "leaves" if layout.empty == 1 else "leave"
+    return layout.how, total + (f", {layout.empty} {leave} ranks empty" if layout.empty else "")
+
+
+def _whole_words(report: Report) -> str:
+    """Tensors that are not sharded: on every rank if there is more than one, as FSDP leaves buffers."""
+    if not any(one.sharded for one in report.layout):
+        return "every tensor whole"
+    if "dcp-chunks" in report.sharding:
+        return "whole, one copy kept"
+    # A rank may have all or nothing of a flattened parameter, so one rank says nothing about the others.
+    pieces = any(one.how.startswith("pieces") for one in report.layout) and not report.checkpoint.all_ranks
+    return "whole on this rank, others not read" if pieces else "whole on every rank"
+
+
+def _fact_lines(report: Report, screen: Screen) -> Iterator[str]:
+    rows = [(name, printable(value), printable(source)) for name, value, source in facts(report)]
+    name_width = max(len(name) for name, _, _ in rows) + 2
+    # A longer value, such as the placements on a mesh of three dimensions, stands out of its column.
+    most = WIDEST_VALUE if screen.width is None else min(WIDEST_VALUE, (screen.width - name_width) // 2)
+    value_width = max((len(value) for _, value, _ in rows if len(value) <= most), default=0)
+    for name, value, source in rows:
+        first = f"  {printable(name).ljust(name_width)}{value.ljust(value_width)}  "
+        if len(value) > value_width and screen.width is not None and len(first) + len(source) > screen.width:
+            yield from broken(first.rstrip(), screen.width)
+            first = " " * (name_width + 4)
+        yield from wrapped(first, source, screen, mark="dim")
+
+
+def _holds_lines(report: Report, private: bool, screen: Screen) -> Iterator[str]:
+    """What each section holds beside its numbers: `timestamp  batch 5, epoch 0`."""
+    schedulers = {s.section: scheduler_words(s, private) for s in report.schedulers}
+    rows = [(name, schedulers.get(name, holds)) for name, *_, holds in section_cells(report.sections)]
+    width = min(max((len(printable(name)) for name, _ in rows), default=0), WIDEST_NAME)
+    for name, holds in rows:
+        if holds:
+            label = printable(name) if screen.width is None else clip_name(printable(name), width)
+            yield from wrapped(f"{label:{width}}  ", printable(holds), screen, label="heading")
+
+
+SECTION_COLUMNS = (
+    Column("section", "name"),
+    Column("tensors", "number"),
+    Column("params", "number"),
+    Column("dtype"),
+    Column("size", "number"),
+    Column("holds"),
+)
+
+
+def section_cells(sections: Sequence[SectionRow]) -> list[list[str]]:
+    """The rows of the table of sections; sections that are a single value share one row."""
+    cells = [_section_cells(s) for s in sections if not s.plain]
+    plain = [s for s in sections if s.plain]
+    values = [f"{s.name} {s.holds}" for s in plain if s.holds not in ("{}", "[]", "()", "None")]
+    values += [f"{len(plain) - len(values)} empty"] if len(values) < len(plain) else []
+    return [*cells, ["other", "-", "-", "-", "-", ", ".join(values)]] if plain else cells
+
+
+def _section_cells(row: SectionRow) -> list[str]:
+    measured = row.size
+    if not measured.tensors:
+        return [row.name, "-", "-", "-", "-", row.holds]
+    numbers = [str(measured.tensors), count(measured.params)]
+    return [row.name, *numbers, measured.dtype_words, size(measured.nbytes), row.holds]
+
+
+def optimizer_lines(optimizer: OptimizerRow, screen: Screen = PIPE) -> list[str]:
+    """The param groups of one optimizer: hyperparameters that differ between them as columns, the others in a line."""
+    title = f"{printable(optimizer.section)}: {plural(len(optimizer.groups), 'param group')}"
+    lines = wrapped("", "; ".join(part for part in (title, printable(optimizer.note)) if part), screen, mark="heading")
+    keys = group_columns(optimizer.groups)
+    columns = [Column("group"), *(Column(TITLES.get(k, k), "name") for k in keys)]
+    columns += [Column("params", "number"), Column("tensors", "number")]
+    cells = [group_cells(n, g, keys) for n, g in enumerate(optimizer.groups)]
+    lines += _group_table(columns, cells, screen)
+    same = in_all_groups(optimizer.groups)
+    return lines + (wrapped("all groups: ", printable(same), screen) if same else [])
+
+
+def _group_table(columns: Sequence[Column], cells: Sequence[Sequence[str]], screen: Screen) -> list[str]:
+    """The table of param groups; a sentence for each where there are too many columns for the screen."""
+    lines = table(columns, cells, screen._replace(color=False))
+    if screen.width is None or max(map(len, lines), default=0) <= screen.width:
+        return table(columns, cells, screen)
+    said = []
+    for row in cells:
+        words = ", ".join(f"{c.title} {text}" for c, text in zip(columns[1:], row[1:], strict=True))
+        said += wrapped(f"group {row[0]}: ", printable(words), screen, label="heading")
+    return said
+
+
+def in_all_groups(groups: Sequence[GroupRow]) -> str:
+    """Hyperparameters without a column, the same in all groups: `amsgrad False, maximize False`."""
+    keys, first = group_columns(groups), groups[0].values if groups else {}
+    return ", ".join(f"{key_name(k)} {value_text(v, 40)}" for k, v in first.items() if key_name(k) not in keys)
+
+
+def group_columns(groups: Sequence[GroupRow]) -> list[str]:
+    """Hyperparameters with a column: the common ones, and those that differ between groups."""
+    names = dict.fromkeys(key_name(k) for g in groups for k in g.values)
+    values = [{key_name(k): value_text(v) for k, v in g.values.items()} for g in groups]
+    differ = [n for n in names if len({v.get(n) for v in values}) > 1]
+    return [n for n in SHOWN_FIRST if n in names] + [n for n in differ if n not in SHOWN_FIRST]
+
+
+def group_cells(number: int, group: GroupRow, keys: Iterable[str]) -> list[str]:
+    """The cells of a param group: its number, the hyperparameters with a column, elements, parameters."""
+    values = {key_name(k): v for k, v in group.values.items()}
+    cells = [value_text(values[k], 40).strip("()[]") if k in values else "-" for k in keys]
+    params = "-" if group.params is None else count(group.params)
+    return [str(number), *cells, params, "-" if group.tensors is None else str(group.tensors)]
+
+
+def scheduler_words(scheduler: SchedulerRow, private: bool = False) -> str:
+    """The state of a scheduler, and whether its learning rates are those of the param groups."""
+    items = scheduler.state.items() if isinstance(scheduler.state, dict) else ()
+    named = [(key_name(k), v) for k, v in items]
+    shown = [(k, v) for k, v in named if private or not is_private_name(k)]
+    hidden = len(named) - len(shown)
+    state = ", ".join(f"{k} {value_text(v, 60)}" for k, v in shown)
+    agrees = {True: "; lr as in the param groups", False: "; LR IS NOT THAT OF THE PARAM GROUPS", None: ""}
+    return state + agrees[scheduler.agrees] + (f"; {plural(hidden, 'private value')}: --private" if hidden else "")
+
+
+# -- what goes to stderr -----------------------------------------------------------------------------------------------
+
+
+def read_line(report: Report) -> str:
+    """The files read for the report, and those not read, in one line."""
+    what = plural(report.ranks.read, "rank") if report.ranks.here else plural(report.checkpoint.cost.files, "file")
+    read = f"read the metadata of {what} in {duration(report.checkpoint.cost.seconds)}"
+    if len(report.checkpoint.files) == 1 and not report.ranks.expected:
+        return f"read the metadata of one file in {duration(report.checkpoint.cost.seconds)}; no tensor values"
+    others = report.ranks.here - report.ranks.read
+    if others > 0:
+        listed = any(f.status == "listed" for f in report.checkpoint.files)
+        what = "the file's name and size" if listed else "that the file is there and ends well"
+        return f"{read}, of {plural(others, 'other')} only {what} (--all-ranks: all of them)"
+    return f"{read}; no tensor values"
+
+
+def next_line(report: Report) -> str:
+    """The next command that users want; "" if none would work."""
+    return f"next: {report.next}" if report.next else ""

@@ -3,29 +3,434 @@
 from __future__ import annotations
 
 import re
+import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import date, timedelta
 from fnmatch import translate
-from functools import cached_property
-from itertools import islice
-from typing import Any, NamedTuple
+from functools import cached_property, lru_cache
+from itertools import groupby, islice, takewhile
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from ckptools.errors import UsageError
-from ckptools.keys.rank_leaves import leaves_of
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import KeyPath, fqn_of
-from ckptools.model.values import describe_for_error
+from ckptools.model.tree import (
+    MAX_UNFOLDING,
+    Global,
+    Key,
+    KeyPath,
+    Lost,
+    NumpyArray,
+    Opaque,
+    children_of,
+    describe_for_error,
+    fqn_of,
+    leaf_at,
+    of_kinds,
+    plain,
+    scalar,
+)
+from ckptools.text import MAX_BITS
 from ckptools.training_state.optimizers import Optimizer, nested, optimizers_of
 from ckptools.training_state.sections import (
     Section,
     SectionKind,
     is_flat_optimizer,
+    is_gathered,
     is_private_name,
     sections_of,
     sections_of_kind,
 )
+
+# -- trees of dotted names, and their folding: equal siblings become one branch with all their labels ------------------
+# A folded tree unfolds into exactly the names that it was made of, each with its item.
+
+
+Item = TypeVar("Item")
+
+MAX_LEVELS = 60
+"""Levels that a name is cut into; a file may put any number of dots into one."""
+
+_LAYER = re.compile(r"()([0-9]{1,18})()")
+
+NUMBERED = re.compile(r"(.*?)([0-9]{1,18})([^0-9]*)", re.DOTALL)
+"""A label, what stands before and behind its last number."""
+
+
+@dataclass(slots=True)
+class Branch(Generic[Item]):
+    """A part of a tree of names, or several that are the same but for their labels.
+
+    Attributes:
+        labels: the last word of the name; of siblings that are folded, each one's, in their order.
+        items: what has this very name, or one of the names that it stands for; none for a branch that only leads on.
+        children: what the names go on with.
+    """
+
+    labels: tuple[str, ...]
+    items: list[Item] = field(default_factory=list)
+    children: list[Branch[Item]] = field(default_factory=list)
+
+
+def tree_of(items: Iterable[tuple[str, Item]]) -> list[Branch[Item]]:
+    """The tree that some dotted names make, in the order in which each branch is first met."""
+    root: Branch[Item] = Branch(())
+    known: dict[str, Branch[Item]] = {}
+    for name, item in items:
+        _branch_at(name, root, known).items.append(item)
+    return root.children
+
+
+def _branch_at(name: str, root: Branch[Item], known: dict[str, Branch[Item]]) -> Branch[Item]:
+    """The branch with a name, and those that lead to it, made where they are not known yet."""
+    branch = known.get(name)
+    if branch is None:
+        above, label = _last_word(name)
+        branch = known[name] = Branch((label,))
+        (root if above is None else _branch_at(above, root, known)).children.append(branch)
+    return branch
+
+
+def _last_word(name: str) -> tuple[str | None, str]:
+    """Split a name before its last word, None where it is the only one; too deep a name keeps its dots at the end."""
+    if name.count(".") > MAX_LEVELS:
+        label = name.split(".", MAX_LEVELS)[-1]
+        return name[: -len(label) - 1], label
+    above, dot, label = name.rpartition(".")
+    return above if dot else None, label
+
+
+def fold(
+    branches: Sequence[Branch[Item]],
+    same: Callable[[Item], Hashable],
+    beside: Callable[[Item], Hashable],
+    by_words: Callable[[Item], bool],
+) -> list[Branch[Item]]:
+    """Fold a tree: siblings whose names go on in the same way, with items that are the same.
+
+    Labels that differ only in a number fold wherever they stand; others, such as `q`, `k`, `v`, only with their
+    neighbours.
+
+    Args:
+        branches: made by `tree_of`.
+        same: what two items have in common that may be folded.
+        beside: what they have in common as well, where they are siblings themselves and not parts of siblings.
+        by_words: whether an item lets branches fold whose labels differ in more than a number; of items that have in
+            common what `same` returns, all do or none.
+    """
+    return [branch for branch, _ in _Folding(same, beside, by_words).siblings(branches)]
+
+
+def unfold(branches: Iterable[Branch[Item]]) -> Iterator[tuple[str, list[Item]]]:
+    """The names that a tree stands for, each with the items of its branch; those of a branch in the items' order."""
+    for branch in branches:
+        for label in branch.labels:
+            if branch.items:
+                yield label, branch.items
+            yield from ((f"{label}.{rest}", items) for rest, items in unfold(branch.children))
+
+
+@dataclass
+class _Folding(Generic[Item]):
+    """Gives whatever a branch holds a number, so that two branches of any size are compared at once."""
+
+    _same: Callable[[Item], Hashable]
+    _beside: Callable[[Item], Hashable]
+    _by_words: Callable[[Item], bool]
+    _numbers: dict[Hashable, int] = field(default_factory=dict)
+    _wordy: set[int] = field(default_factory=set)
+
+    def siblings(self, branches: Sequence[Branch[Item]]) -> list[tuple[Branch[Item], int]]:
+        """Branches with one parent, folded, each with the number of what it holds."""
+        if len(branches) < 2:
+            return list(map(self._numbered, branches))
+        groups: dict[Hashable, list[Branch[Item]]] = {}
+        for branch in branches:
+            whole, number = self._numbered(branch)
+            own = tuple(map(self._beside, branch.items))
+            groups.setdefault((number, own, _stem(branch.labels[0]) or branch.labels[0]), []).append(whole)
+        return self._neighbours([(_joined(alike), key[0]) for key, alike in groups.items()])  # type: ignore[index]
+
+    def _numbered(self, branch: Branch[Item]) -> tuple[Branch[Item], int]:
+        """A branch with its children folded, and a number that all branches have that hold the same."""
+        children = self.siblings(branch.children) if branch.children else []
+        holds = tuple(map(self._same, branch.items)), tuple((child.labels, number) for child, number in children)
+        known = self._numbers.get(holds)
+        number = self._numbers.setdefault(holds, len(self._numbers)) if known is None else known
+        if known is None and (any(map(self._by_words, branch.items)) or any(n in self._wordy for _, n in children)):
+            self._wordy.add(number)
+        return Branch(branch.labels, branch.items, [child for child, _ in children]) if children else branch, number
+
+    def _neighbours(self, siblings: Sequence[tuple[Branch[Item], int]]) -> list[tuple[Branch[Item], int]]:
+        """Siblings with different words for labels, folded where they follow each other."""
+        found: list[tuple[Branch[Item], int]] = []
+        for _, run in groupby(siblings, self._word_key):
+            alike = list(run)
+            found.append((_joined([branch for branch, _ in alike]), alike[0][1]))
+        return found
+
+    def _word_key(self, sibling: tuple[Branch[Item], int]) -> Hashable:
+        branch, number = sibling
+        return number if number in self._wordy and not _stem(branch.labels[0]) else branch.labels
+
+
+@lru_cache(maxsize=4096)
+def _stem(label: str) -> tuple[str, str] | None:
+    """The text before and behind the last number of a label; None where it has none."""
+    found = NUMBERED.fullmatch(label)
+    return (found[1], found[3]) if found else None
+
+
+def layer_and_role(name: str) -> tuple[str | None, str]:
+    """The number of the layer that a name is of, as it stands there, and the name with `*` in its place.
+
+    That is the first word which is a number (`blocks.3.up.weight`), else the last number of the first word that holds
+    one (`layer3.conv.weight`); None and the name itself where it holds none.
+    """
+    words = name.split(".")
+    for pattern in (_LAYER, NUMBERED):
+        for at, word in enumerate(words):
+            if found := pattern.fullmatch(word):
+                return found[2], ".".join([*words[:at], f"{found[1]}*{found[3]}", *words[at + 1 :]])
+    return None, name
+
+
+def _joined(branches: Sequence[Branch[Item]]) -> Branch[Item]:
+    """Branches that hold the same, as one with all their labels; its items stand in the order of the names."""
+    if len(branches) == 1:
+        return branches[0]
+    return replace(_under(branches), labels=tuple(label for branch in branches for label in branch.labels))
+
+
+def _under(branches: Sequence[Branch[Item]]) -> Branch[Item]:
+    """Branches with the same labels, in several places that are folded, as one."""
+    places = zip(*(branch.children for branch in branches), strict=True)
+    items = [item for branch in branches for item in branch.items]
+    return Branch(branches[0].labels, items, [_under(children) for children in places])
+
+
+def label_text(labels: Sequence[str], most: int = 8) -> str:
+    """Folded labels in a word: `{0..23}`, `norm{1,2}`, `{q,k,v,o}_proj`; a limited number of runs or words of them."""
+    if len(labels) == 1:
+        return labels[0]
+    stems = {_stem(label) for label in labels}
+    stem = stems.pop() if len(stems) == 1 else None
+    before, behind = stem or ("", _common_end(labels))
+    words = [label[len(before) : len(label) - len(behind)] for label in labels]
+    shown = runs_of(words) if stem else words
+    more = f" and {len(shown) - most} more" if len(shown) > most else ""
+    return f"{before}{{{','.join(shown[:most])}{more}}}{behind}"
+
+
+def _common_end(labels: Sequence[str]) -> str:
+    """The common end of all labels, from a `_` on: `_proj`; "" where one label is nothing else."""
+    alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*map(reversed, labels), strict=False))
+    end = "".join(letters[0] for letters in alike)[::-1]
+    behind = end[end.index("_") :] if "_" in end else ""
+    return "" if behind in labels else behind
+
+
+def runs_of(numbers: Sequence[str]) -> list[str]:
+    """Numbers in ascending order, three or more in a row as `0..23`; behind them those with leading zeros."""
+    plain = sorted(int(n) for n in numbers if str(int(n)) == n)
+    runs: list[tuple[int, int]] = []
+    for n in plain:
+        follows = bool(runs) and n == runs[-1][1] + 1
+        runs[-1 if follows else len(runs) :] = [(runs[-1][0] if follows else n, n)]
+    words = [[str(a)] if a == b else [str(a), str(b)] if b == a + 1 else [f"{a}..{b}"] for a, b in runs]
+    return [word for run in words for word in run] + [n for n in numbers if str(int(n)) != n]
+
+
+# -- the leaves of a section, those that each rank has for itself once for every rank ----------------------------------
+
+
+class RankLeaf(NamedTuple):
+    """A leaf of a section.
+
+    Attributes:
+        path: key path in the section, the same for every rank.
+        rank: None where it is shared.
+        below: path in the section below which each rank has its own; None where it is shared.
+    """
+
+    path: KeyPath
+    rank: int | None
+    value: Any
+    below: KeyPath | None = None
+
+
+def rank_leaves(ck: Checkpoint, section: Section) -> Iterator[RankLeaf]:
+    """The leaves of a section: of what lists all ranks' generators, of each rank's own file, or of what they share."""
+    if section.kind == "rng" and is_by_rank(section.value):
+        for key, value in children_of(section.value) or ():
+            yield from (RankLeaf(path, int(key), leaf, ()) for path, leaf in leaves_of(value))
+        return
+    own = dict(_own(ck, section))
+    for below, values in own.items():
+        for rank, value in values.items():
+            yield from (RankLeaf((*below, *path), rank, leaf, below) for path, leaf in leaves_of(value))
+    for path, leaf in leaves_of(section.value):
+        if not any(path[: len(below)] == below for below in own):
+            yield from _by_holder(path, leaf)
+
+
+def rank_containers(ck: Checkpoint, section: Section) -> Iterator[RankLeaf]:
+    """The containers of a section that `rank_leaves` goes into, as leaves are: each rank's own, and shared ones."""
+    own = dict(_own(ck, section))
+    for below, values in own.items():
+        for rank, value in values.items():
+            yield from (RankLeaf((*below, *path), rank, node, below) for path, node in containers_of(value))
+    for path, node in containers_of(section.value):
+        if not any(path[: len(below)] == below for below in own):
+            yield RankLeaf(path, None, node)
+
+
+def is_by_rank(states: Any) -> bool:
+    """Whether states are those of all ranks: a list of dicts, or a dict whose keys are the ranks; some may be lost."""
+    if isinstance(states, Mapping):
+        ranks = {str(key) for key in states}
+        if len(ranks) > 1 and ranks == {str(n) for n in range(len(ranks))}:
+            return True
+        dicts = (isinstance(state, Mapping) for state in states.values())
+        return bool(ranks) and all(rank.isdecimal() for rank in ranks) and all(dicts)
+    return is_gathered(states)
+
+
+def _own(ck: Checkpoint, section: Section) -> Iterator[tuple[KeyPath, Mapping[int, Any]]]:
+    n = len(section.path)
+    for key, values in ck.per_rank.items():
+        if key[:n] == section.path:
+            yield key[n:], values
+        elif section.path[: len(key)] == key:
+            yield (), {rank: leaf_at(value, section.path[len(key) :]) for rank, value in values.items()}
+
+
+def _by_holder(path: KeyPath, leaf: Any) -> Iterator[RankLeaf]:
+    """A leaf; a tensor that several ranks' files hold whole, each with bytes of its own, once for each of them."""
+    ranks = sorted({s.rank for s in leaf.found if s.rank is not None}) if isinstance(leaf, Tensor) else []
+    if len(ranks) > 1 and leaf.kind in ("plain", "storage"):
+        yield from (RankLeaf(path, rank, leaf, path) for rank in ranks)
+    else:
+        yield RankLeaf(path, None, leaf)
+
+
+# -- leaves ------------------------------------------------------------------------------------------------------------
+
+
+MAX_DEPTH = 250
+"""Levels that are gone down; a tree has fewer, what lies in foreign objects may have any number."""
+
+LONG = 8
+"""A sequence of more plain values than this is one leaf."""
+
+MAX_BRIEF = 6
+"""Plain arguments of a foreign object that is shown in one line."""
+
+HOLDING = (dict, list, tuple, Opaque)
+"""Types that may hold other values; everything else, which is most, is a leaf."""
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is a number, a text, a flag or None: something that fits into one cell."""
+    return scalar(value) is None or isinstance(scalar(value), (bool, int, float, str, timedelta, date))
+
+
+def is_brief(value: Opaque) -> bool:
+    """Whether a foreign object is nothing but a class and a few plain arguments, such as an enum or a path."""
+    bare = value.state is None and not value.items and not value.keywords and isinstance(value.args, tuple)
+    return bare and len(value.args) <= MAX_BRIEF and all(is_plain(a) or isinstance(a, Global) for a in value.args)
+
+
+def leaves_of(tree: Any) -> Iterator[tuple[KeyPath, Any]]:
+    """Walk a subtree in order, lazily; a long run of plain values is a leaf.
+
+    A foreign object is a leaf with its attributes behind it. It may hold itself, so it is not entered twice on a path.
+    """
+    stack: list[tuple[KeyPath, Any, frozenset[int]]] = [((), tree, frozenset())]
+    while stack:
+        path, node, above = stack.pop()
+        node = plain(node)
+        if not isinstance(node, HOLDING):
+            yield path, node
+            continue
+        children = [] if id(node) in above or is_run(node) else children_inside(node, inner=bool(above))
+        if len(path) >= MAX_DEPTH and isinstance(node, Opaque) and children:
+            yield path, Lost(f"it lies more than {MAX_DEPTH} levels deep")
+            continue
+        children = children if len(path) < MAX_DEPTH else []
+        if isinstance(node, Opaque) or not children:
+            yield path, node
+        above = above | {id(node)} if isinstance(node, Opaque) else above
+        stack += [((*path, key), child, above) for key, child in reversed(children)]
+
+
+def containers_of(tree: Any) -> Iterator[tuple[KeyPath, Any]]:
+    """The dicts, lists and tuples that `leaves_of` goes into, from the outermost on."""
+    stack: list[tuple[KeyPath, Any, frozenset[int]]] = [((), tree, frozenset())]
+    while stack:
+        path, node, above = stack.pop()
+        if not isinstance(node, HOLDING) or len(path) >= MAX_DEPTH or id(node) in above or is_run(node):
+            continue
+        children = children_inside(node, inner=bool(above))
+        if children and not isinstance(node, Opaque):
+            yield path, node
+        above = above | {id(node)} if isinstance(node, Opaque) else above
+        stack += [((*path, key), child, above) for key, child in reversed(children) if isinstance(child, HOLDING)]
+
+
+def children_inside(node: Any, inner: bool = False) -> list[tuple[Key, Any]]:
+    """The children of a container, or the data of a foreign object beyond what its own line has.
+
+    An `inner` object lies in another one, which was found to unfold to few values with all that is in it.
+    """
+    if isinstance(node, Opaque):
+        return [] if is_brief(node) or (not inner and _unfolds(node)) else list(node.fields.items())
+    return children_of(node) or []
+
+
+def _unfolds(node: Opaque) -> bool:
+    """Whether the data of a foreign object share objects or containers, so that a small pickle stands for 2^40."""
+    leaves: dict[int, int] = {}
+    kept: list[Any] = []  # an id is that of one object only as long as the object is there
+    own = 0
+    stack: list[tuple[Any, list[Any] | None]] = [(node, None)]
+    while stack:
+        one, values = stack.pop()
+        if values is None and id(one) not in leaves:
+            inside = one.fields if isinstance(one, Opaque) else one
+            values = of_kinds(inside.values() if isinstance(inside, dict) else inside, HOLDING)
+            leaves[id(one)] = 1 + len(inside) - len(values)
+            own += 1 + len(inside)
+            kept.append(inside)
+            stack += [(one, values), *((value, None) for value in values)]
+        elif values is not None:
+            leaves[id(one)] = min(leaves[id(one)] + sum(leaves[id(value)] for value in values), MOST_COUNTED)
+    return leaves[id(node)] > MAX_SHARED + MAX_UNFOLDING * own
+
+
+MAX_SHARED = 10_000
+"""Values that a foreign object may stand for because it shares some; it is one value where it stands for more."""
+
+MOST_COUNTED = 1 << 62
+"""Ends counting, for numbers that double with each of many levels take memory."""
+
+
+def is_run(node: Any) -> bool:
+    """Whether a sequence is shown as one value: short pairs such as betas, and long states of a generator."""
+    return isinstance(node, (list, tuple)) and all(is_plain(item) for item in node[:LONG])
+
+
+def fingerprint(value: Any) -> int | None:
+    """CRC-32 of a long sequence of integers or of an array, to distinguish ranks; None for any other value."""
+    data = value.data if isinstance(value, NumpyArray) else None
+    if isinstance(data, bytes):
+        return zlib.crc32(data)
+    if isinstance(value, (list, tuple)) and len(value) > LONG and all(type(v) is int for v in value):
+        return zlib.crc32(b",".join(b"%d" % v if v.bit_length() <= MAX_BITS else b"?" for v in value))
+    return None
+
 
 MAX_ENTRIES = 1_000_000
 """Containers can be shared, so a small file may unfold to more than fits into memory."""
@@ -222,7 +627,7 @@ def matching(entries: Sequence[Entry], glob: str) -> list[Entry]:
     return [entry for entry in entries if wanted.fullmatch(entry.name)]
 
 
-# -- private values ---------------------------------------------------------------------------------------------------
+# -- private values ----------------------------------------------------------------------------------------------------
 
 
 def is_private(entry: Entry) -> bool:

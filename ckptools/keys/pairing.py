@@ -14,21 +14,158 @@ from typing import Any, NamedTuple
 from ckptools.dtypes import ITEMSIZE, is_floating
 from ckptools.errors import RefusedError
 from ckptools.files.opening import OpenFiles
-from ckptools.keys.expected_names import shapes_of_state
-from ckptools.keys.layouts.pair import from_hub, from_trainer
-from ckptools.keys.layouts.recognise import recognise
-from ckptools.keys.layouts.tables import HUB
-from ckptools.keys.original import Original
-from ckptools.keys.padding import why_padding
+from ckptools.formats.megatron.folders import setting
+from ckptools.keys.expected_names import Original, shapes_of_state
+from ckptools.keys.layouts import (
+    HUB,
+    LAYOUTS,
+    MEGATRON,
+    MEGATRON_GPT2,
+    Placed,
+    Recognised,
+    Sizes,
+    UnfitError,
+    recognise,
+)
 from ckptools.keys.paired import COMPUTED, CutRows, Pairing, PairingRule
-from ckptools.keys.rename_rules import rename_words
-from ckptools.keys.rename_search import find_renames
+from ckptools.keys.renames import find_renames, rename_words
 from ckptools.model.tensor import Tensor
-from ckptools.tensor_io.rearranged import RowBlock, split_rows
-from ckptools.tensor_io.stream import tensor_digest
+from ckptools.tensor_io.slicing import RowBlock, split_rows
+from ckptools.tensor_io.stream import tensor_bytes, tensor_digest
 from ckptools.text import few, plural, printable
 from ckptools.text import shape as shape_text
 from ckptools.torch_engine.module_shapes import StateDictShapes
+
+# -- whether the last rows of a vocabulary are padding: rows of no token, which trainers add for even division ---------
+# Megatron pads to a multiple of `make_vocab_size_divisible_by` times the tensor-parallel size, and states the result.
+# Source: megatron/training/tokenizer/tokenizer.py (`_vocab_size_with_padding`).
+
+
+def why_padding(tensor: Tensor, kept: int, args: Mapping[str, Any], files: OpenFiles) -> str:
+    """What proves that the rows from `kept` on belong to no token; "" if nothing does.
+
+    `args` are Megatron's settings, where the checkpoint has them.
+
+    Raises:
+        ReadError: the rows cannot be read.
+    """
+    rows = tensor.shape[0]
+    padded = setting(args, "padded_vocab_size")
+    multiple = (setting(args, "make_vocab_size_divisible_by") or 0) * (
+        setting(args, "tensor_model_parallel_size", "model_parallel_size") or 1
+    )
+    if padded == rows and multiple and -(-kept // multiple) * multiple == rows:
+        return f"args.padded_vocab_size is {rows}, which is {kept} rounded up to a multiple of {multiple}"
+    rest = split_rows(tensor, [RowBlock(kept, rows - kept, 0, 0)])[0]
+    if all(bytes(piece).count(0) == len(piece) for piece in tensor_bytes(rest, rest.dtype, files)):
+        return f"all values of the last {rows - kept} rows are zero"
+    return ""
+
+
+# -- turn the tensors of one layout into those of another: take them apart, and put the parts together -----------------
+# The parts have one name in all layouts, so a layout needs a table of its own and none for each pair of layouts.
+
+
+UNCOVERED = ("rotary_interleaved", "apply_layernorm_1p", "layernorm_zero_centered_gamma", "multi_latent_attention")
+"""Settings of Megatron with which the same names mean other values."""
+
+
+def from_trainer(
+    found: Recognised, tensors: Mapping[str, Tensor], model: Original, args: Mapping[str, Any], assume: bool, path: Path
+) -> Pairing:
+    """Make a model's tensors of those of a trainer with documented names.
+
+    Raises:
+        RefusedError: there is no rule for the model's type, or for the trainer's settings (`args`); or a size differs.
+    """
+    fitting = [one for one in LAYOUTS if one not in HUB and model.model_type in one.model_types]
+    known = recognise(tensors, model.sizes, fitting) if fitting else None
+    if known is None or len(known.placed) < len(found.placed) // 2:
+        text = f"the names are those of {found.layout.name}, and no documented rule turns them into a model of type"
+        raise RefusedError(path, f"{text} {model.model_type!r}")
+    if known.layout in (MEGATRON, MEGATRON_GPT2):
+        _check_settings(args, assume, path)
+    return _between(known, tensors, model)
+
+
+def from_hub(tensors: Mapping[str, Tensor], model: Original) -> Pairing | None:
+    """Make a model's tensors of the same model's in other forms, such as experts one by one; None without a rule."""
+    fitting = [one for one in HUB if model.model_type in one.model_types]
+    return _between(recognise(tensors, model.sizes, fitting), tensors, model) if fitting else None
+
+
+def _check_settings(args: Mapping[str, Any], assume: bool, path: Path) -> None:
+    """Refuse settings of Megatron without a rule; and where they are not here, unless the defaults are assumed."""
+    if "rotary_interleaved" not in args and not assume:
+        text = "the checkpoint does not hold Megatron's args, which say how rotary pairs and norms are stored"
+        raise RefusedError(path, f"{text}; --assume takes the defaults (rotary_interleaved and layernorm_1p off)")
+    for name in UNCOVERED:
+        if args.get(name):
+            raise RefusedError(path, f"args.{name} is set, for which there is no documented rule")
+
+
+class _Parts(NamedTuple):
+    """Parts by name, and the tensor that each comes from."""
+
+    tensors: dict[str, Tensor]
+    came_from: dict[str, str]
+
+
+def _between(known: Recognised, tensors: Mapping[str, Tensor], model: Original) -> Pairing:
+    hubs = [one for one in HUB if model.model_type in one.model_types]
+    wanted = recognise(model.shapes.tensors, model.sizes, hubs)
+    parts = _taken_apart(known, tensors, model)
+    made, sources = dict[str, Tensor](), dict[str, tuple[str, ...]]()
+    counted: dict[tuple[str, str, str], int] = {}
+    rearranged: set[str] = set()
+    for new, place in wanted.placed.items() if not wanted.prefix else ():
+        if not all(part in parts.tensors for part in place.parts):
+            continue
+        made[new] = _joined(new, place, parts, model.sizes)
+        sources[new] = tuple(dict.fromkeys(parts.came_from[part] for part in place.parts))
+        rule = _rule(known, sources[new], place)
+        counted[rule] = counted.get(rule, 0) + 1
+        rearranged |= {new} if rule[2] else set()
+    rules = tuple(PairingRule(*rule, count) for rule, count in counted.items())
+    return Pairing(made, sources, rules, (), dict.fromkeys(known.recomputed, COMPUTED), frozenset(rearranged))
+
+
+def _taken_apart(known: Recognised, tensors: Mapping[str, Tensor], model: Original) -> _Parts:
+    found = _Parts({}, {})
+    for name, place in known.placed.items():
+        try:
+            pieces = place.stored.form.split(tensors[name], model.sizes)
+        except UnfitError as error:
+            raise _unfit(name, error) from error
+        for part, piece in zip(place.parts, pieces, strict=True):
+            if part in found.came_from:
+                raise RefusedError(None, f"{found.came_from[part]} and {name} are both the same weight ({part})")
+            found.tensors[part], found.came_from[part] = piece, name
+    if model.tied and "head.weight" not in found.tensors and "embed.weight" in found.tensors:
+        found.tensors["head.weight"] = found.tensors["embed.weight"]
+        found.came_from["head.weight"] = found.came_from["embed.weight"]
+    return found
+
+
+def _joined(new: str, place: Placed, parts: _Parts, sizes: Sizes) -> Tensor:
+    try:
+        return place.stored.form.join([parts.tensors[part] for part in place.parts], sizes)
+    except UnfitError as error:
+        raise _unfit(new, error) from error
+
+
+def _unfit(name: str, error: UnfitError) -> RefusedError:
+    return RefusedError(None, f"{printable(name)}: {error}; is ORIGINAL of another size?")
+
+
+def _rule(known: Recognised, sources: tuple[str, ...], place: Placed) -> tuple[str, str, str]:
+    """The names of a layout that become a name of the other, and what is done besides."""
+    rows = [known.placed[name].stored for name in sources]
+    forms = dict.fromkeys((*(row.form for row in rows), place.stored.form))
+    words = "; ".join(form.words for form in forms if form.words)
+    old = ", ".join(dict.fromkeys(known.prefix + row.name for row in rows))
+    return old, place.stored.name, words
+
 
 MAX_NAMED = 4
 EMBEDDING_WORDS = ("embed_tokens", "wte", "lm_head")
@@ -76,7 +213,7 @@ def pair(
     return _checked(draft, tensors, original, args, assume, path, files)
 
 
-# -- renames ----------------------------------------------------------------------------------------------------------
+# -- renames -----------------------------------------------------------------------------------------------------------
 
 
 def _by_renames(tensors: Mapping[str, Tensor], original: Original, assume: bool) -> Pairing:
@@ -100,7 +237,7 @@ def _lacking(draft: Pairing, original: Original) -> bool:
     return any(name not in draft.tensors and not one.tied for name, one in original.shapes.tensors.items())
 
 
-# -- a complete set ---------------------------------------------------------------------------------------------------
+# -- a complete set ----------------------------------------------------------------------------------------------------
 
 
 def _checked(

@@ -6,8 +6,7 @@ from math import prod
 from typing import NamedTuple
 
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.item_shards import ItemShards
-from ckptools.model.shards import shard_boxes, shard_ranks, shard_sizes
+from ckptools.model.shards import ItemShards, shard_boxes, shard_ranks, shard_sizes
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
 from ckptools.text import clip, plural, printable

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from ckptools.display.drawing import Mark
+from ckptools.display.tables import MAX_LINE, PIPE, WAYS_OUT, Column, Screen, table, wrapped
 from ckptools.formats.shared.save_order import By
-from ckptools.model.problems import Severity
-from ckptools.model.records import Rows, displayed
+from ckptools.model.problems import Rows, Severity, displayed
 from ckptools.model.verdict import Depth
-from ckptools.text import clip_middle, plural, size
+from ckptools.text import clip, clip_middle, duration, few, moment, plural, printable, size
 
 LookedInto = Literal["nothing", "inspect", "verify", "verify --deep", "verify --values", "verify --deep --values"]
 """How far a checkpoint was read: the command that reads as much."""
@@ -139,3 +141,195 @@ class RunFolder:
     def to_dicts(self) -> list[dict[str, Any]]:
         """A plain dict per checkpoint, for `pandas.DataFrame` and the like."""
         return self.rows.to_dicts()
+
+
+# -- the record of `ls` as text and as HTML: a row for each checkpoint, and the problems below -------------------------
+
+
+COLUMNS = (
+    Column("step", "number"),
+    Column("ranks", "number"),
+    Column("size", "number"),
+    Column("whole", "verdict"),
+    Column("saved", "provenance"),
+    Column("checkpoint", "name"),
+    Column("note"),
+)
+
+WHOLE, SAVED = 3, 4
+"""Indices of the columns of verdicts and of times."""
+
+WRONG_COLUMNS = (Column("name", "name"), Column("why"))
+
+MAX_VERDICT = 80
+"""Width of a verdict in its column."""
+
+MAX_DETAILS = 10
+"""At most this many checkpoints have their problems shown on a terminal."""
+
+
+def run_folder_text(run: RunFolder, screen: Screen = PIPE) -> str:
+    """Render the checkpoints of a run, the newest first: a table, and their problems below."""
+    blocks = [
+        wrapped("", headline(run), screen, mark="bad" if run.newest_whole is None and run.checkpoints else "heading"),
+        _table(run, screen),
+        [*_details(run.rows, screen), *_trackers(run, screen), *_left_over(run.left_over, screen)],
+        [line for note in run.notes for line in wrapped("note: ", _shown(note), screen, mark="dim")],
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def headline(run: RunFolder) -> str:
+    """The number of checkpoints, and the newest whole one."""
+    newest = next((row for row in run.rows if row.newest_whole), None)
+    found = f"{plural(run.checkpoints, 'checkpoint')} in {printable(str(run.path))}"
+    if run.newest_whole is None:
+        none = "NONE IS WHOLE" + (" AND FREE OF ERRORS" if any(row.whole and row.why for row in run.rows) else "")
+        return f"{found}; {none}" if run.checkpoints else f"{found} so far"
+    name = called(newest) if newest else printable(run.newest_whole)
+    if run.ordered_by == "nothing" and run.checkpoints > 1:
+        return f"{found}; {name} is whole; nothing says which is the newest"
+    return f"{found}; newest whole: {name}"
+
+
+def called(row: CheckpointRow) -> str:
+    """A checkpoint in a few words: `step 4, ep0-ba4-rank0.pt`."""
+    return printable(row.name if row.step is None else f"step {row.step}, {row.name}")
+
+
+def _table(run: RunFolder, screen: Screen) -> list[str]:
+    columns = list(COLUMNS)
+    # What follows a colon stands below the table.
+    cells = [[*row[:WHOLE], row[WHOLE].partition(":")[0], *row[WHOLE + 1 :]] for row in all_cells(run)]
+    days = {row[SAVED].partition(" ")[0] for row in cells} - {"-"}
+    if screen.width is not None and len(cells) > 1 and len(days) == 1:  # the day of all is said once
+        columns[SAVED] = Column(f"saved {days.pop()}", "provenance")
+        cells = [[*row[:SAVED], row[SAVED].rpartition(" ")[2], *row[SAVED + 1 :]] for row in cells]
+    lines = table(columns, cells, screen)
+    left = run.checkpoints - len(run.rows)
+    return [*lines, f"{left} more (--limit 0: all of them)"] if left else lines
+
+
+def all_cells(run: RunFolder) -> list[list[str]]:
+    """The cells of every checkpoint's row."""
+    trackers: dict[str, list[str]] = {}
+    for tracker in run.trackers:
+        if tracker.checkpoint is not None:
+            trackers.setdefault(tracker.checkpoint, []).append(tracker.name)
+    mark = "whole" if run.ordered_by == "nothing" and run.checkpoints > 1 else "newest whole"
+    return [cells_of(row, trackers.get(row.name, ()), mark) for row in run.rows]
+
+
+def cells_of(row: CheckpointRow, trackers: Sequence[str] = (), newest: str = "newest whole") -> list[str]:
+    """The cells of a checkpoint's row."""
+    whole = "whole" if row.whole and not row.codes else clip(row.verdict, MAX_VERDICT)
+    marks = [f"<- {newest}"] if row.newest_whole else []
+    marks += ["being written"] if row.being_written else []
+    marks += [f"{few(trackers, 2)} point{'s' if len(trackers) == 1 else ''} here"] if trackers else []
+    marks += [] if row.step_agrees else ["name says another step"]
+    step = "-" if row.step is None else str(row.step)
+    return [step, _ranks(row), size(row.bytes), whole, _local(row.saved), row.name, ", ".join(marks)]
+
+
+def change_line(event: str, row: CheckpointRow) -> str:
+    """One line on a change of a checkpoint: `new  step 4  2/2 ranks  2.3 MiB  whole: yes  ep0-ba4-rank0.pt`."""
+    step, ranks, nbytes, whole, _, name, _ = cells_of(row)
+    ranks = ranks if not row.ranks else f"{ranks} ranks"
+    newest = ["<- newest whole"] if row.newest_whole and event != "gone" else []
+    cells = [event.ljust(13), f"step {step}", ranks, nbytes, whole, name, *newest]
+    return printable("  ".join(cells))
+
+
+def _ranks(row: CheckpointRow) -> str:
+    if row.format and row.files == 1 and row.whole and row.world_size in (None, 1):
+        return "one file"
+    if not row.format or not row.ranks:
+        return plural(row.files, "file")
+    return str(row.ranks) if row.world_size is None else f"{row.ranks}/{row.world_size}"
+
+
+def _local(saved: str | None) -> str:
+    return "-" if saved is None else moment(seconds_of(saved))
+
+
+def _shown(text: str) -> str:
+    return clip_middle(printable(text), MAX_LINE)
+
+
+def _details(rows: Rows[CheckpointRow], screen: Screen) -> list[str]:
+    """The causes of each checkpoint that is not whole, with the way out of the first."""
+    wrong = [row for row in rows if row.why or row.notes or _reason(row)]
+    kept = wrong if screen.rows is None else wrong[:MAX_DETAILS]
+    lines = [line for row in kept for line in _wrong_lines(row, screen)]
+    left = len(wrong) - len(kept)
+    return [*lines, f"  of {left} more when piped"] if left else lines
+
+
+def _wrong_lines(row: CheckpointRow, screen: Screen) -> Iterator[str]:
+    first = f"  {clip_middle(called(row), 60)}: "
+    for start, text in (
+        (first, row.why or _reason(row)),
+        (WAYS_OUT, row.remedy),
+        *((first, note) for note in row.notes),
+    ):
+        if text:
+            yield from wrapped(start, _shown(text), screen, label="heading", mark="dim" if start == WAYS_OUT else "")
+
+
+def _reason(row: CheckpointRow) -> str:
+    """What the verdict of a checkpoint names behind its colon, if it is more than that all is well."""
+    return row.verdict.partition(": ")[2] if row.codes or not row.whole else ""
+
+
+def _trackers(run: RunFolder, screen: Screen) -> Iterator[str]:
+    for tracker in run.trackers:
+        if tracker.problem:
+            word = "tracker" if tracker.severity == "error" else "tracker (warning)"
+            first = f"  {word} {clip_middle(printable(tracker.name), 60)}: "
+            mark: Mark = "bad" if tracker.severity == "error" else "warn"
+            yield from wrapped(first, _shown(tracker.problem), screen, label=mark)
+
+
+def _left_over(left: Rows[LeftOverRow], screen: Screen) -> list[str]:
+    """Temporary files and folders in one line."""
+    if not left:
+        return []
+    names = [f"{clip_middle(printable(one.name), 60)} ({size(one.bytes)}, {_local(one.saved)})" for one in left]
+    return wrapped("  CK008 left over from a write, or still being written: ", few(names), screen, label="heading")
+
+
+def cost_line(run: RunFolder) -> str:
+    """How far the checkpoints were read, and how long it took."""
+    verified = [row for row in run.rows if row.looked_into.startswith("verify")]
+    others = sum(row.looked_into == "inspect" for row in run.rows)
+    what = "read and compared with its checksums" if any("deep" in row.looked_into for row in verified) else "read"
+    parts = [f"every rank of {few([_step(row) for row in verified], 4)} was {what}"] if verified else []
+    parts += [f"{plural(others, 'other' if verified else 'checkpoint')} looked into as inspect does"] if others else []
+    return f"{'; '.join(parts) or 'nothing could be read'}; {duration(run.seconds)}"
+
+
+def _step(row: CheckpointRow) -> str:
+    return printable(clip_middle(row.name, 60)) if row.step is None else f"step {row.step}"
+
+
+# -- HTML --------------------------------------------------------------------------------------------------------------
+
+
+def run_folder_html(run: RunFolder) -> str:
+    """Render the checkpoints of a run, the newest first, and their problems."""
+    from ckptools.display.html import DICTS, Page, row_table
+
+    page = Page(DICTS)
+    page.line(headline(run), "bad" if run.newest_whole is None and run.checkpoints else "")
+    page.table(plural(len(run.rows), "checkpoint"), COLUMNS, all_cells(run), opened=True)
+    wrong = [(row.name, text) for row in run.rows for text in (row.why, row.remedy, *row.notes) if text]
+    if wrong:
+        page.table("what is wrong with them", WRONG_COLUMNS, wrong, opened=True)
+    for tracker in run.trackers:
+        if tracker.problem:
+            page.line(f"tracker {tracker.name}: {tracker.problem}", "bad" if tracker.severity == "error" else "warn")
+    if run.left_over:
+        row_table(page, f"{len(run.left_over)} left over from a write, or still being written", run.left_over)
+    for note in run.notes:
+        page.line(f"note: {note}", "dim")
+    return page.html()

@@ -12,20 +12,19 @@ from typing import Any, NamedTuple
 
 from ckptools.dtypes import is_floating
 from ckptools.errors import CkptoolsError, ReadError, SeveralError, TrackerError, UnknownFormatError
-from ckptools.files.file_type import content_of, head_at
-from ckptools.files.location import common_folder
+from ckptools.files.opening import common_folder, content_of, head_at
 from ckptools.formats.folder_search import FolderSearch, is_named_so
 from ckptools.formats.rank_search.rank_names import RankName, is_temporary, parse
 from ckptools.formats.registry import FORMATS, formats_from_outside, recognised
 from ckptools.formats.shared.companions import is_companion
-from ckptools.formats.shared.several import LINK, Tracker, trackers_in
+from ckptools.formats.shared.save_order import LINK, Tracker, trackers_in
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tree import tensors_in
 from ckptools.model.verdict import Verdict
 from ckptools.text import few
 from ckptools.training_state.judgement import verdict_of
 from ckptools.training_state.steps import group_rates
-from ckptools.verify.training_checks import counted_steps, step_counter
+from ckptools.verify.run import counted_steps, step_counter
 
 Opener = Callable[[Path, Sequence[Path]], "Opened"]
 """Opens a path, given also the files of the same checkpoint as known from their names."""

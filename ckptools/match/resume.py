@@ -15,17 +15,16 @@ from typing import Any
 from ckptools.dtypes import short
 from ckptools.errors import UsageError
 from ckptools.files.opening import OpenFiles
-from ckptools.keys.random_states import random_states
+from ckptools.keys.value_digests import random_states
 from ckptools.match.record import MatchRow, ResumeRow, ResumeVerdict
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
-from ckptools.pickles.object_opcodes import STRIDES
+from ckptools.pickles.machine import STRIDES
 from ckptools.text import few, named_ranks, plural
 from ckptools.torch_engine.installed import names_that_torch_lacks, torch_version
-from ckptools.torch_engine.optimizer_shapes import OptimizerShapes
-from ckptools.training_state.optimizers import Optimizer, optimizers_of
-from ckptools.training_state.parameter_names import UNNAMED, without_ddp
+from ckptools.torch_engine.module_shapes import OptimizerShapes
+from ckptools.training_state.optimizers import UNNAMED, Optimizer, optimizers_of, without_ddp
 
 MAX_NAMED = 3
 OWN_FILES = ("rank_files", "deepspeed")
@@ -81,7 +80,7 @@ def _dtypes(rows: list[MatchRow]) -> ResumeRow:
     return ResumeRow("dtypes", "worth a look", text, "consolidate --dtype writes another dtype, to nearest even")
 
 
-# -- the optimizer ----------------------------------------------------------------------------------------------------
+# -- the optimizer -----------------------------------------------------------------------------------------------------
 
 
 def _optimizer(ck: Checkpoint, names: Mapping[str, str], expected: OptimizerShapes) -> Iterator[ResumeRow]:
@@ -210,7 +209,7 @@ def _slots(
     return ResumeRow("optimizer state", "fits", text)
 
 
-# -- ranks ------------------------------------------------------------------------------------------------------------
+# -- ranks -------------------------------------------------------------------------------------------------------------
 
 
 def _ranks(ck: Checkpoint, world_size: int) -> ResumeRow:

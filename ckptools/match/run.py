@@ -12,20 +12,17 @@ from typing import Any
 from ckptools.dtypes import short
 from ckptools.errors import UsageError
 from ckptools.formats.open import with_all_ranks
-from ckptools.keys import folding
-from ckptools.keys.entries import Selection
-from ckptools.keys.expected_names import saved_shapes, shapes_expected
-from ckptools.keys.folding import Branch, label_text
-from ckptools.keys.original import can_be_like
-from ckptools.keys.rename_search import codes_are_converted, find_renames, shapes_agree
+from ckptools.keys import entries
+from ckptools.keys.entries import Branch, Selection, label_text
+from ckptools.keys.expected_names import can_be_like, saved_shapes, shapes_expected
+from ckptools.keys.renames import codes_are_converted, find_renames, shapes_agree
 from ckptools.match.record import Match, MatchGroup, MatchRow
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.records import Rows, grouped
+from ckptools.model.problems import Rows, grouped
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import CODES
 from ckptools.text import plural, shape
-from ckptools.torch_engine.from_pretrained import Loading
-from ckptools.torch_engine.module_shapes import NamedShape, StateDictShapes
+from ckptools.torch_engine.module_shapes import Loading, NamedShape, StateDictShapes
 from ckptools.training_state.judgement import verdict_of
 
 VOCABULARY_WORDS = ("emb", "vocab", "wte", "tok", "head", "output", "proj_out", "word")
@@ -149,7 +146,7 @@ def _config_beside(path: Path) -> Path:
     return (path if path.is_dir() else path.parent) / "config.json"
 
 
-# -- what transformers converts while loading -------------------------------------------------------------------------
+# -- what transformers converts while loading --------------------------------------------------------------------------
 
 
 def _as_converted(saved: StateDictShapes, model: StateDictShapes, loading: Loading) -> StateDictShapes:
@@ -285,7 +282,7 @@ def _explained(name: str, found: Ints, wanted: Ints) -> tuple[str, str]:
     return "", ""
 
 
-# -- names that differ, folded ----------------------------------------------------------------------------------------
+# -- names that differ, folded -----------------------------------------------------------------------------------------
 
 
 def _groups_of(rows: Sequence[MatchRow]) -> list[MatchGroup]:
@@ -340,8 +337,8 @@ def fold(names: Sequence[str], kinds: Sequence[Hashable] = ()) -> list[tuple[str
 
 
 def _tree(names: Sequence[str], kinds: Sequence[Hashable]) -> list[Branch[int]]:
-    items = folding.tree_of((name, n) for n, name in enumerate(names))
-    return folding.fold(items, kinds.__getitem__, kinds.__getitem__, lambda _: True)
+    items = entries.tree_of((name, n) for n, name in enumerate(names))
+    return entries.fold(items, kinds.__getitem__, kinds.__getitem__, lambda _: True)
 
 
 def _depth(branches: Iterable[Branch[int]]) -> int:

@@ -2,12 +2,250 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
-from typing import Any, Literal, NamedTuple
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Generic, Literal, NamedTuple, SupportsIndex, TypeVar, overload
 
-from ckptools.model.records import displayed, to_dict
+from ckptools.errors import SAVE_FAILED
+from ckptools.text import and_more, clip, named_ranks, plural, printable
+
+# -- how much of a checkpoint a rule or a check looked at: all of it, a part, or nothing -------------------------------
+
+
+class Looked(NamedTuple):
+    """How many of some files, tensors, records or counters were looked at.
+
+    Attributes:
+        looked_at: how many were looked at.
+        of: how many there are.
+        rest: why not the rest.
+    """
+
+    looked_at: int
+    of: int
+    rest: str = ""
+
+    @property
+    def result(self) -> Literal["ok", "partly", "not judged"]:
+        """What nothing found amounts to: `ok` only if everything was looked at."""
+        if not self.looked_at:
+            return "not judged"
+        return "ok" if self.looked_at == self.of else "partly"
+
+    @property
+    def words(self) -> str:
+        """Why not everything was looked at; empty if it was."""
+        if self.result == "ok":
+            return ""
+        return self.rest if not self.looked_at else f"{self.looked_at} of {self.of} looked at: {self.rest}"
+
+    def _record(self) -> dict[str, Any]:
+        return {"result": self.result, **self._asdict()}
+
+
+# -- records: data with named fields, which show themselves in one line at a prompt and as a table in a notebook -------
+# The model must not import what makes tables, so `api` calls `show_with` once, with a function that imports it when a
+# notebook asks. Wrapping every record instead would give users a second class of each to learn. Before that call, a
+# notebook shows the line.
+
+
+Class = TypeVar("Class", bound=type)
+
+MAX_LINE = 120
+"""Characters of a `repr`."""
+
+MAX_TEXT = 40
+"""Characters of a text in it."""
+
+SCALARS = frozenset({str, int, float, bool, type(None)})
+"""Types that are plain as they are: most fields of the rows of a large checkpoint."""
+
+_html_of: Callable[[Any], str] | None = None
+_markdown_of: Callable[[Any], str] = repr
+
+
+def show_with(html_of: Callable[[Any], str], markdown_of: Callable[[Any], str]) -> None:
+    """Set the functions that show records elsewhere.
+
+    Args:
+        html_of: makes the HTML of a record for a notebook.
+        markdown_of: makes a Markdown table of rows.
+    """
+    global _html_of, _markdown_of  # the one place where a view comes down to the data
+    _html_of, _markdown_of = html_of, markdown_of
+
+
+def as_html(value: Any) -> str | None:
+    """The HTML of a value for a notebook; None, for which it shows the `repr`, before `show_with` was called."""
+    return None if _html_of is None else _html_of(value)
+
+
+def displayed(record: Class) -> Class:
+    """Give a class of records a `repr` of one line, a table in a notebook, and `to_dict`.
+
+    The line has what its method `_summary` returns, and without one its fields.
+    """
+    if not hasattr(record, "to_dict"):
+        record.to_dict = to_dict  # type: ignore[attr-defined]
+    record.__repr__ = one_line  # type: ignore[method-assign, assignment]
+    record._repr_html_ = as_html  # type: ignore[attr-defined]
+    return record
+
+
+def one_line(record: Any) -> str:
+    """A record in at most 120 characters that are safe to print: `<RankFile rank 3: read, 301.3 MiB>`."""
+    return line_of(type(record).__name__, record._summary() if hasattr(record, "_summary") else _fields_in_line(record))
+
+
+def line_of(kind: str, words: str) -> str:
+    """Make a `repr` of at most 120 characters of a class name and what describes the object."""
+    return f"<{clip(printable(f'{kind} {words}'.rstrip()), MAX_LINE - 2)}>"
+
+
+def _fields_in_line(record: Any) -> str:
+    known = ((name, getattr(record, name)) for name in record_fields(record) or ())
+    return ", ".join(f"{name}={_brief(value)}" for name, value in known if value is not None and value not in ("", ()))
+
+
+def _brief(value: Any) -> str:
+    """A field in a few characters, in time that the file cannot choose."""
+    if isinstance(value, (str, Path)):
+        return clip(str(value), MAX_TEXT)
+    if isinstance(value, (list, tuple)) and len(value) <= 8 and all(type(v) is int for v in value):
+        return str(list(value))
+    if isinstance(value, (list, tuple, set, frozenset, Mapping)):
+        return f"<{len(value)}>"
+    if isinstance(value, Enum):
+        return value.name
+    return f"{value:.4g}" if isinstance(value, float) else clip(repr(value), MAX_TEXT)
+
+
+# -- as plain data -----------------------------------------------------------------------------------------------------
+
+
+def to_dict(record: Any) -> dict[str, Any]:
+    """The fields of a record as a plain dict; those that its method `_record` names, where it has one.
+
+    Raises:
+        TypeError: it is no record.
+    """
+    if hasattr(record, "_record"):
+        return {str(name): to_plain(value) for name, value in record._record().items()}
+    names = record_fields(record)
+    if names is None:
+        raise TypeError(f"{type(record).__name__} is no record")
+    return {name: to_plain(getattr(record, name)) for name in names}
+
+
+def record_fields(value: Any) -> tuple[str, ...] | None:
+    """The names of a record's public fields, which begin with no `_`; None where a value is no record."""
+    kind: type = type(value)
+    return _fields_of(kind)
+
+
+@lru_cache(maxsize=1024)
+def _fields_of(record: type) -> tuple[str, ...] | None:
+    if is_dataclass(record):
+        names = tuple(field.name for field in fields(record))
+    elif issubclass(record, tuple) and hasattr(record, "_fields"):
+        names = record._fields
+    else:
+        return None
+    return tuple(name for name in names if not name.startswith("_"))
+
+
+def to_plain(value: Any) -> Any:
+    """A field of a record as texts, numbers, flags, None, and lists and dicts of these."""
+    if type(value) in SCALARS:
+        return value
+    if hasattr(value, "_record") or record_fields(value) is not None:
+        return to_dict(value)
+    if isinstance(value, Enum):
+        return to_plain(value.value)
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(child) for key, child in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [to_plain(child) for child in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+Row = TypeVar("Row")
+Key = TypeVar("Key")
+
+
+def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
+    """The rows of each key, in the order in which each is first met."""
+    found: dict[Key, list[Row]] = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
+    return found
+
+
+class RowMethods(Generic[Row]):
+    """What a sequence of records offers a notebook."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[Row]:
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str | None:
+        return as_html(self)
+
+    def sort(self, by: str, reverse: bool = False) -> Rows[Row]:
+        """The rows sorted by a field, such as `rows.sort("nbytes", reverse=True)[:10]`; those without a value are last.
+
+        Raises:
+            AttributeError: the rows have no such field.
+        """
+        missing = [row for row in self if _is_missing(getattr(row, by))]
+        known = [row for row in self if not _is_missing(getattr(row, by))]
+        return Rows([*sorted(known, key=lambda r: getattr(r, by), reverse=reverse), *missing])
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A plain dict per row: texts, numbers, flags, None, and lists and dicts of these."""
+        return [to_dict(row) for row in self]
+
+    def to_markdown(self) -> str:
+        """A table in Markdown, such as for an issue: the fields of `to_dicts`, with values as on a screen."""
+        return _markdown_of(self)
+
+
+class Rows(RowMethods[Row], tuple[Row, ...]):
+    """A tuple of records, such as one for each tensor, which a notebook shows as a table.
+
+    `pandas.DataFrame(rows.to_dicts())` is a table of them.
+
+    Args:
+        rows: the records: named tuples or dataclasses, all of one class.
+    """
+
+    __slots__ = ()
+    __iter__ = tuple.__iter__
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> Rows[Row]: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> Row | Rows[Row]:
+        found: Any = super().__getitem__(index)
+        return Rows(found) if isinstance(index, slice) else found
+
+    def __repr__(self) -> str:
+        kind = type(self[0]).__name__ if self else "row"
+        return f"<{plural(len(self), 'row')} of {kind}>" if self else "<no rows>"
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
 
 Severity = Literal["error", "warning", "note"]
 
@@ -168,3 +406,110 @@ class Problem:
 def worst_first(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     """Errors, then warnings, then notes, each in the order in which they were found."""
     return tuple(sorted(problems, key=lambda p: ("error", "warning", "note").index(p.severity)))
+
+
+# -- the way out of a cause: what to do about each kind of problem, with what the ranks have where they differ ---------
+
+
+ORIGIN = "where it was saved"
+AGAIN = f"copy {{files}} again from {ORIGIN}"
+WHICH_COPY = "; verify --deep finds a damaged copy, --prefer-rank takes one"
+AFTER_DEEP = "; --prefer-rank takes one"
+"""The same where every copy was just read."""
+BACK = "consolidate again once the files that were lost are back"
+EARLIER = "go back to an earlier checkpoint"
+REMEDIES = {
+    Code.FILE_MISSING: "put {files} beside the others; --allow-missing writes what is whole",
+    Code.FILE_CUT: f"{AGAIN}; --allow-missing writes what is whole",
+    Code.ODD_FILE_SIZE: f"compare its size with the one where it was saved; if that differs, {AGAIN}",
+    Code.BAD_CHECKSUM: f"{AGAIN}; --allow-missing leaves out what is damaged",
+    Code.VALUE_LOST: f"{AGAIN}; --allow-missing leaves out what is damaged",
+    Code.MIXED_SAVES: f"put the files of one save together: {AGAIN}",
+    Code.METADATA_CONTRADICTS: "copy the metadata again from where it was saved",
+    Code.LEFT_OVER: "delete it, once no process writes there",
+    Code.STRAY_FILE: "move what does not belong here away; give files that changed places their names back",
+    Code.NAME_CONTRADICTS: "rename what has the wrong name, if you trust the content",
+    Code.ONE_OF_SEVERAL: "open its files together, by their folder; `ckptools formats` lists what is joined",
+    Code.MANIFEST_DIFFERS: f"{AGAIN}, or write the manifest anew",
+    Code.FILE_UNREADABLE: "make {files} readable",
+    Code.TRACKER_ASTRAY: "let the tracker name the newest whole checkpoint: ckptools ls",
+    Code.NEVER_WRITTEN: f"{AGAIN}; --allow-missing leaves out what was never written",
+    Code.FILE_CONTRADICTS: "put the data files back under the names that they had, or copy {files} again",
+    Code.FILLED: BACK,
+    Code.LEFT_OUT: BACK,
+    Code.ORIGIN_UNREADABLE: "consolidate again",
+    Code.NAMED_AS_ANOTHER_RANK: "give {files} the names of the ranks that they hold; consolidate goes by the content",
+    Code.TENSOR_GAP: "find the file that holds it; --allow-missing leaves it out, or fills it with --fill",
+    Code.TENSOR_OVERLAP: "put the files of one save together",
+    Code.WORLD_SIZES_DISAGREE: "put the files of one save together",
+    Code.LAYOUT_DISAGREES: f"put the files of one save together: {AGAIN}",
+    Code.COPIES_DIFFER: f"{AGAIN}{WHICH_COPY}",
+    Code.TENSOR_NOT_JOINED: "give what the message names; --allow-missing leaves such tensors out",
+    Code.MODEL_PART_MISSING: "put the missing part beside it",
+    Code.PLACEHOLDERS: "consolidate the folder of ZeRO-3's rank files; to save a model, gather its parameters first"
+    " (stage3_gather_16bit_weights_on_model_save)",
+    Code.SIZE_UNSTATED: "give the shapes with --shapes FROM, or --allow-missing if you know that no rank is missing",
+    Code.NOT_FINITE: EARLIER,
+    Code.ZEROS: EARLIER,
+    Code.VALUES_ODD: "compare with an earlier checkpoint: ckptools diff --values",
+    Code.NO_OPTIMIZER_STATE: "freeze it when you resume, or expect its moments to begin at zero",
+    Code.STEPS_DISAGREE: "compare with an earlier checkpoint: ckptools diff",
+    Code.LEARNING_RATES_DISAGREE: "set the learning rate by hand when you resume",
+    Code.RNG_STATES_EQUAL: "seed each rank anew when you resume",
+    Code.PARAM_GROUPS: "correct the param groups before the optimizer is loaded",
+    Code.OPTIMIZER_STATE_SHAPE: EARLIER,
+    Code.OPTIMIZER_STATE_UNNAMED: "give the names with --names",
+    Code.UNSAFE_NAME: "do not load it with torch.load(weights_only=False); ckptools runs nothing of it",
+}
+"""The way out of a cause; `{files}` stands for the files of its ranks."""
+
+WITHOUT_MAJORITY = {
+    Code.MIXED_SAVES: "put the files of one save together: {values}",
+    Code.COPIES_DIFFER: f"find out which is right: {{values}}{WHICH_COPY}",
+}
+"""The way out where ranks have different values, and no value has a majority; `{values}` stands for them."""
+
+MAX_DIFFERING = 3
+"""Values that differ, in a way out."""
+
+
+def remedy_of(kind: Code, group: Sequence[Problem]) -> str:
+    """The way out of problems of one kind with one cause; "" where none is known."""
+    ranks = {rank for p in group for rank in p.all_ranks}
+    several = len(ranks or {name for p in group for name in p.files}) > 1
+    files = f"the file{'s' if several else ''}" + (f" of {named_ranks(ranks)}" if ranks else "")
+    values = _values(group)
+    remedy = (WITHOUT_MAJORITY if values and not ranks else REMEDIES).get(kind, "")
+    if any(p.differing and p.differing.plain for p in group):
+        remedy = remedy.removesuffix(WHICH_COPY)
+    if kind is Code.FILE_CUT and all(SAVE_FAILED in p.message for p in group):
+        remedy = f"{EARLIER}, as ckptools ls lists them; --allow-missing writes what is whole"
+    if kind is Code.NEVER_WRITTEN and all(p.severity == "warning" for p in group):  # zeros are written as they are
+        remedy = AGAIN
+    if kind is Code.STRAY_FILE and all(p.severity == "warning" for p in group):
+        remedy = f"compare {{files}} with {ORIGIN}, and move away a file that does not belong here"
+    if kind is Code.FILE_MISSING and len(ranks) * 2 > max(ranks, default=0) + 1 > 2:  # most of them are not here
+        files = f"the other {plural(len(ranks), 'rank file')}"
+        remedy = remedy.replace("the others", "what is here")
+    origin = "where they were saved" if several else ORIGIN
+    return remedy.replace(ORIGIN, origin + (": {values}" if values else "")).format(files=files, values=values)
+
+
+def _values(group: Sequence[Problem]) -> str:
+    """What ranks have of values that differ: `its lr is 0.02, others have 0.003`; one of each set of ranks."""
+    first = {p.all_ranks: p.differing for p in reversed(group) if p.differing}
+    if len(first) == 1 == len({p.all_ranks for p in group}):
+        (found,) = first.values()
+        if found.usual and len(found.values) == 1 and not found.hidden:
+            ((value, ranks),) = found.values
+            return f"{'its' if len(ranks) == 1 else 'their'} {found.name} is {value}, others have {found.usual}"
+    listed = [_listed(found) for _, found in sorted(first.items())]
+    return "; ".join(listed[:MAX_DIFFERING]) + and_more(len(listed) - MAX_DIFFERING)
+
+
+def _listed(found: Differing) -> str:
+    """Say who has what, without blame: `lr is 0.003 (rank 0) or 0.02 (rank 1)`."""
+    values = [f"{value} ({named_ranks(ranks)})" for value, ranks in found.values]
+    values += [f"other values ({plural(found.hidden, 'more rank')})"] if found.hidden else []
+    values += [f"{found.usual} (others)"] if found.usual else []
+    return f"{found.name} is {' or '.join(values)}"

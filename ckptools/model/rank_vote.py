@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
-from ckptools.model.first_difference import first_difference
 from ckptools.model.problems import Differing
-from ckptools.model.shard import Shard
+from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import fqn_of
-from ckptools.model.values import (
+from ckptools.model.tree import (
     Device,
     Global,
     NumpyArray,
@@ -22,6 +20,8 @@ from ckptools.model.values import (
     Size,
     TorchName,
     describe_for_error,
+    first_difference,
+    fqn_of,
     scalar,
 )
 from ckptools.text import clip, clip_middle, number, plural, printable, spans, told_apart
@@ -163,7 +163,7 @@ def vote(ranked: Sequence[tuple[int, T]], same: Callable[[T, T], bool]) -> Vote[
     return Vote(tuple((value, tuple(ranks)) for value, ranks in groups), tuple(ungrouped))
 
 
-# -- the same value: pickled values, foreign objects, and stated facts of tensors -------------------------------------
+# -- the same value: pickled values, foreign objects, and stated facts of tensors --------------------------------------
 
 
 NAMES = (Global, TorchName, Device)

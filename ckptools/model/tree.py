@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterator, Mapping
+import struct
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from copy import copy
+from itertools import chain
 from typing import Any
 
+from ckptools.model.problems import MAX_LINE, as_html, to_plain
 from ckptools.model.tensor import Tensor
+from ckptools.text import clip, clip_middle, printable
 
 Key = Any
 """One step of a key path: usually a str, an int for optimizer ids and list positions."""
@@ -119,7 +123,7 @@ def leaf_at(tree: Any, path: KeyPath) -> Any:
     return tree
 
 
-# -- tree limits ------------------------------------------------------------------------------------------------------
+# -- tree limits -------------------------------------------------------------------------------------------------------
 
 
 MAX_LEAVES = 20_000_000
@@ -185,3 +189,385 @@ def check_tree_limits(tree: Any, flat: Container[int] = ()) -> None:
 
 _CONTAINERS = (dict, list, tuple)
 """Containers that `walk` enters."""
+
+
+# -- values that a pickle holds and JSON does not: torch's and numpy's small types, described without either -----------
+# What a file names is data here: a class is a dotted name, never an object. None of these can be called, and
+# none compares or hashes by content that a stranger chose.
+
+
+class Global:
+    """A module-level name that a pickle refers to, such as `torch.float32`. Never imported.
+
+    Attributes:
+        module: as written in the file, which may be anything.
+        name: likewise; it may hold dots.
+    """
+
+    __slots__ = ("module", "name")
+
+    def __init__(self, module: str, name: str) -> None:
+        self.module = module
+        self.name = name
+
+    @property
+    def dotted(self) -> str:
+        """`module.name`."""
+        return f"{self.module}.{self.name}"
+
+    def __repr__(self) -> str:
+        return f"Global({self.dotted!r})"
+
+
+class Opaque:
+    """An object of a class that ckptools does not rebuild: its name and what the file says of it.
+
+    Attributes:
+        name: dotted name of the class or function that the file would have called.
+        args: positional arguments of the call, unpickled.
+        state: what `__setstate__` would have got, or None.
+        items: list items that would have been put into the object.
+        pairs: keys and values that would have been put into it.
+        keywords: keyword arguments, for the rare protocol-4 call that has them.
+    """
+
+    __slots__ = ("args", "items", "keywords", "name", "pairs", "state")
+
+    def __init__(self, name: str, args: Any = (), keywords: Any = None) -> None:
+        self.name = name
+        self.args = args
+        self.state: Any = None
+        self.items: list[Any] = []
+        self.pairs: list[tuple[Any, Any]] = []
+        self.keywords = keywords
+
+    @property
+    def fields(self) -> dict[Any, Any]:
+        """The object's data as the file has it: attributes by name, items by key or place, arguments by place.
+
+        A container of OmegaConf is shown by what a user put into it; the values in it are `plain` ones. Arguments whose
+        places are taken stand under `args`: `maxlen` of a deque is `args.1` beside the items 0, 1 and so on.
+        """
+        state = _attributes(self.state)
+        if self.name.startswith(OMEGACONF) and "_content" in state:
+            content = state["_content"]
+            parts = content if isinstance(content, dict) else _by_place(content)
+            return {key: plain(value) for key, value in parts.items()}
+        keywords = self.keywords if isinstance(self.keywords, dict) else {}
+        args, inside = _by_place(self.args), [keywords, _by_place(self.items), dict(self.pairs), state]
+        found: dict[Any, Any] = {key: value for part in inside for key, value in part.items()}
+        if args and not args.keys().isdisjoint(found):
+            args = {"args": self.args}
+        if len(found) + len(args) < sum(map(len, [args, *inside])) or not args.keys().isdisjoint(found):
+            named = zip(("args", "keywords", "items", "pairs", "state"), [self.args, *inside], strict=True)
+            return {name: part for name, part in named if part}
+        return {key: plain(value) for key, value in {**args, **found}.items()}
+
+    def __repr__(self) -> str:
+        inside = list(self.fields.items())
+        shown = [_brief(v) if type(k) is int else f"{_word(k)}={_brief(v)}" for k, v in inside[:MAX_FIELDS]]
+        more = [f"… {len(inside) - MAX_FIELDS} more"] if len(inside) > MAX_FIELDS else []
+        name = repr(clip_middle(self.name, MAX_NAME))
+        return printable(clip(f"Opaque({', '.join([name, *shown, *more])})", MAX_LINE))
+
+    def _repr_html_(self) -> str | None:
+        return as_html(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its fields as texts, numbers, and lists and dicts of these; an object in it by its class."""
+        return {str(key): to_plain(value) for key, value in self.fields.items()}
+
+    def parts(self) -> Iterator[Any]:
+        """Everything the file put into the object, for walks that look for tensors and names."""
+        yield self.args
+        yield self.state
+        yield from self.items
+        yield from (part for pair in self.pairs for part in pair)
+        yield self.keywords
+
+
+OMEGACONF = "omegaconf."
+"""Its containers hold values in `_content`, its nodes one in `_val`. Source: omegaconf/base.py and nodes.py of 2.4."""
+
+MAX_FIELDS = 6
+"""Fields that a line shows."""
+
+MAX_NAME = 80
+"""Characters of the name of a class that a line shows."""
+
+MAX_BRIEF = 40
+"""Characters of a text, and bits of a number, that a line shows."""
+
+MAX_ERROR_TEXT = 60
+MAX_ERROR_ITEMS = 8
+MAX_ERROR_BITS = 64
+
+
+def plain(value: Any) -> Any:
+    """The value that a foreign object does nothing but hold: a node of OmegaConf; any other value as it is."""
+    state = value.state if isinstance(value, Opaque) and value.name.startswith(OMEGACONF) else None
+    return state["_val"] if isinstance(state, dict) and "_val" in state else value
+
+
+def _attributes(state: Any) -> dict[Any, Any]:
+    """The attributes in an object's state: a dict, or `(dict, dict of slots)`; of a state without names, by place."""
+    parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
+    if all(isinstance(part, dict) or part is None for part in parts):
+        return {key: value for part in parts if part for key, value in part.items()}
+    return _by_place(state if isinstance(state, (list, tuple)) else [state])
+
+
+def _by_place(values: Any) -> dict[Any, Any]:
+    return dict(enumerate(values)) if isinstance(values, (list, tuple)) else {}
+
+
+def _brief(value: Any) -> str:
+    """A value in a few characters, in time that its maker cannot choose."""
+    if isinstance(value, (Opaque, Global)):
+        return f"<{(value.name if isinstance(value, Opaque) else value.dotted)[:MAX_BRIEF]}>"
+    if isinstance(value, (str, bytes)):
+        return repr(value[:MAX_BRIEF]) + ("…" if len(value) > MAX_BRIEF else "")
+    if value is None or isinstance(value, (bool, float)) or (isinstance(value, int) and value.bit_length() < MAX_BRIEF):
+        return repr(value)
+    return f"<{type(value).__name__}>"
+
+
+def _word(key: Any) -> str:
+    return key if isinstance(key, str) and len(key) < MAX_BRIEF and key.isidentifier() else _brief(key)
+
+
+class Lost(Opaque):
+    """Stands where a value was that could not be read; a problem of the checkpoint says why.
+
+    Attributes:
+        name: `lost`, or `not read` where it was too large for a first look.
+    """
+
+    __slots__ = ()
+
+
+class Cycle(Lost):
+    """Stands in a container where the container itself was, or one that it lies in.
+
+    Attributes:
+        levels: how many containers lie between the two.
+    """
+
+    __slots__ = ("levels",)
+
+    def __init__(self, name: str, args: Any = (), levels: int = 0) -> None:
+        super().__init__(name, args)
+        self.levels = levels
+
+
+class Absent:
+    """Stands where a rank has nothing, and others have something."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "Absent()"
+
+
+class Size(tuple[int, ...]):
+    """A `torch.Size`."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"Size({list(self)})"
+
+
+class TorchName:
+    """A value that torch spells as a name: a dtype, a layout, a memory format.
+
+    Attributes:
+        name: `float32`, `strided`, `contiguous_format`: without the leading `torch.`.
+    """
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"torch.{self.name}"
+
+
+class Device:
+    """A `torch.device`.
+
+    Attributes:
+        type: `cpu`, `cuda`, `meta` …
+        index: ordinal, or None.
+    """
+
+    __slots__ = ("index", "type")
+
+    def __init__(self, type: str, index: int | None = None) -> None:
+        self.type = type
+        self.index = index
+
+    def __str__(self) -> str:
+        return self.type if self.index is None else f"{self.type}:{self.index}"
+
+    def __repr__(self) -> str:
+        return f"device({str(self)!r})"
+
+
+class NumpyArray:
+    """A numpy array, described: numpy is needed only for its values.
+
+    Attributes:
+        dtype: numpy's array-protocol spelling, such as `<u4`, byte order included.
+        shape: sizes per dimension.
+        fortran_order: whether `data` is column-major.
+        data: the raw bytes; none of an array of Python objects.
+        objects: the elements of an array of Python objects, in the order of the file; of an array of records its
+            dtype and its bytes.
+        cls: dotted name of its class, such as `numpy.matrix`; empty for a plain array.
+    """
+
+    __slots__ = ("cls", "data", "dtype", "fortran_order", "objects", "shape")
+
+    def __init__(
+        self, dtype: str, shape: tuple[int, ...], fortran_order: bool, data: bytes, cls: str = "", objects: Any = ()
+    ) -> None:
+        self.dtype = dtype
+        self.shape = shape
+        self.fortran_order = fortran_order
+        self.data = data
+        self.objects = objects
+        self.cls = cls
+
+    def __repr__(self) -> str:
+        return f"NumpyArray({self.dtype!r}, {list(self.shape)})"
+
+
+class NumpyScalar:
+    """A numpy scalar, described.
+
+    Attributes:
+        dtype: as in `NumpyArray`.
+        data: the raw bytes of the one element.
+        record: the fields of its dtype, as in `NumpyDtype`.
+    """
+
+    __slots__ = ("data", "dtype", "record")
+
+    def __init__(self, dtype: str, data: bytes, record: Any = None) -> None:
+        self.dtype = dtype
+        self.data = data
+        self.record = record
+
+    def __repr__(self) -> str:
+        return f"NumpyScalar({self.dtype!r})"
+
+
+class NumpyDtype:
+    """A numpy dtype as a value of its own.
+
+    Attributes:
+        dtype: array-protocol spelling with byte order.
+        record: of a dtype with fields or a subarray, its state as the file has it; else None.
+    """
+
+    __slots__ = ("dtype", "record")
+
+    def __init__(self, dtype: str) -> None:
+        self.dtype = dtype
+        self.record: Any = None
+
+    def __repr__(self) -> str:
+        return f"NumpyDtype({self.dtype!r})"
+
+
+NUMPY_CODES = {
+    "f8": "d", "f4": "f", "f2": "e", "i8": "q", "i4": "i", "i2": "h", "i1": "b",
+    "u8": "Q", "u4": "I", "u2": "H", "u1": "B", "b1": "?",
+}  # fmt: skip
+"""`struct`'s code of the numpy scalars that people save."""
+
+
+def scalar(value: Any) -> Any:
+    """The Python number or text that a numpy scalar or a node of OmegaConf is; any other value as it is."""
+    value = plain(value)
+    if not isinstance(value, NumpyScalar):
+        return value
+    if value.dtype[:2] in ("<U", ">U"):
+        return value.data.decode(f"utf-32-{'le' if value.dtype[0] == '<' else 'be'}", "replace").rstrip("\0")
+    code = NUMPY_CODES.get(value.dtype.lstrip("<>|="))
+    order = ">" if value.dtype.startswith(">") else "<"
+    fits = code is not None and struct.calcsize(order + code) == len(value.data)
+    return struct.unpack(f"{order}{code}", value.data)[0] if fits else value
+
+
+def describe_for_error(value: Any) -> str:
+    """Describe a value of a pickle in an error: one line of bounded length, in time that its maker cannot choose.
+
+    Containers are described one level deep, at most eight items of them; text is cut at 60 characters.
+    """
+    if isinstance(value, (list, tuple)):
+        more = ", …" if len(value) > MAX_ERROR_ITEMS else ""
+        return f"[{', '.join(map(_scalar_for_error, value[:MAX_ERROR_ITEMS]))}{more}]"
+    return _scalar_for_error(value)
+
+
+def _scalar_for_error(value: Any) -> str:
+    if isinstance(value, Global):
+        value = value.dotted
+    if isinstance(value, (str, bytes)):
+        return repr(value[:MAX_ERROR_TEXT]) + ("…" if len(value) > MAX_ERROR_TEXT else "")
+    if type(value) is int and value.bit_length() > MAX_ERROR_BITS:
+        return f"an int of {value.bit_length()} bits"
+    return repr(value) if value is None or isinstance(value, (bool, int, float)) else f"a {type(value).__name__}"
+
+
+# -- the first place where two values differ, looked for in everything that they hold ----------------------------------
+
+
+MAX_LOOKED_AT = 4_000_000
+"""Pairs of values that are looked at."""
+
+Found = tuple[KeyPath, Any, Any]
+
+
+def first_difference(a: Any, b: Any, same: Callable[[Any, Any], bool]) -> Found | None:
+    """The key path of the first difference, and the value of each side there; None where none was found.
+
+    Two containers with other lengths or keys are the difference themselves, if nothing that both hold differs.
+
+    Args:
+        a: a value.
+        b: another.
+        same: whether two values are the same; not asked for two containers of one class.
+    """
+    seen: set[tuple[int, int]] = set()
+    stack: list[Iterator[tuple[KeyPath, Any, Any, bool]]] = [iter([((), a, b, False)])]
+    for _ in range(MAX_LOOKED_AT):
+        while stack and (found := next(stack[-1], None)) is None:
+            stack.pop()
+        if not stack or found is None:
+            return None
+        path, x, y, looked_into = found
+        inside = None if looked_into or x is y else _inside(x, y, path)
+        if looked_into or (inside is None and x is not y and not same(x, y)):
+            return path, x, y
+        if inside is not None and (id(x), id(y)) not in seen:
+            seen.add((id(x), id(y)))
+            pairs, alike = inside
+            stack.append(chain(((p, v, w, False) for p, v, w in pairs), [] if alike else [(path, x, y, True)]))
+    return None
+
+
+def _inside(x: Any, y: Any, path: KeyPath) -> tuple[Iterable[Found], bool] | None:
+    """What two containers of one class both hold, and whether neither has more; None for any other values."""
+    if isinstance(x, (list, tuple)) and isinstance(y, (list, tuple)):
+        return (((*path, n), v, w) for n, (v, w) in enumerate(zip(x, y, strict=False))), len(x) == len(y)
+    if isinstance(x, dict) and isinstance(y, dict):
+        return (((*path, key), x[key], y[key]) for key in x if key in y), list(x) == list(y)
+    if isinstance(x, Opaque) and isinstance(y, Opaque) and x.name == y.name:
+        return _inside(x.fields, y.fields, path)
+    if isinstance(x, NumpyArray) and isinstance(y, NumpyArray) and x.objects and y.objects:
+        return _inside(x.objects, y.objects, path) if x.shape == y.shape else None
+    return None

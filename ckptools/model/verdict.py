@@ -2,14 +2,275 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from ckptools.model.causes import Cause, Consequence
-from ckptools.model.problems import Code
-from ckptools.model.records import displayed, to_dict
-from ckptools.text import plural
+from ckptools.model.problems import Code, Problem, Severity, displayed, remedy_of, to_dict
+from ckptools.model.tree import is_within
+from ckptools.text import and_more, and_others, clip, clip_middle, few, named_ranks, plural, printable
+
+# -- causes: problems grouped by what is behind them, each with the way out, and the consequences of lost files apart
+
+
+FATES = {
+    Code.FILE_MISSING: "missing",
+    Code.FILE_CUT: "cut short or damaged",
+    Code.FILE_UNREADABLE: "not readable",
+}
+"""The fate of a rank's file, in a word behind the rank."""
+
+CONSEQUENCES = {
+    Code.TENSOR_GAP: ("tensor has gaps", "tensors have gaps"),
+    Code.VALUE_LOST: ("value is lost", "values are lost"),
+}
+"""Problems that follow from a lost file of a rank, and how they are counted."""
+
+MAX_WORDS = 60
+"""Characters of a name in a cause."""
+
+MAX_MESSAGE = 120
+"""Characters of a message in the headline."""
+
+MAX_WHAT = 400
+"""Characters of a message below it."""
+
+OF_VALUES = (Code.VALUE_LOST, Code.MIXED_SAVES, Code.LEFT_OUT)
+"""Problems of what may be a plain value as well as a tensor."""
+
+MAX_FILES = 3
+"""Files of no rank that are named."""
+
+OF_A_SECTION = (Code.PLACEHOLDERS,)
+"""Problems of a whole section, whose message says more than the section's name."""
+
+MAX_KEY = 1000
+"""Characters of a message that are compared with others."""
+
+
+@displayed
+class Cause(NamedTuple):
+    """Problems of one kind with one cause.
+
+    Attributes:
+        code: their code.
+        severity: theirs.
+        text: which they are, in a few words: `rank 2 missing`, `NaN or infinity in layers.17.down`.
+        problems: how many there are.
+        remedy: the way out; "" where none is known.
+        where: the ranks and tensors that they are about; "" where they are about the whole.
+        what: the fact in one line; `R` stands for the rank where only that differs: `no file __R_0.distcp`.
+    """
+
+    code: str
+    severity: Severity
+    text: str
+    problems: int
+    remedy: str
+    where: str = ""
+    what: str = ""
+
+
+@displayed
+class Consequence(NamedTuple):
+    """What follows from lost files.
+
+    Attributes:
+        code: the code of its problems.
+        causes: codes of the causes that it follows from.
+        text: how many there are: `126 tensors have gaps`.
+        problems: the same as a number.
+        first: the first of them in full.
+    """
+
+    code: str
+    causes: tuple[str, ...]
+    text: str
+    problems: int
+    first: str
+
+
+def causes_of(problems: Iterable[Problem], severities: Sequence[Severity] = ("error", "warning")) -> tuple[Cause, ...]:
+    """The causes behind problems; consequences of lost files are left out.
+
+    Errors come first; within a severity, problems with files come first, then they go by code.
+    """
+    return tuple(cause for cause, _ in problems_by_cause(problems, severities))
+
+
+def problems_by_cause(
+    problems: Iterable[Problem], severities: Sequence[Severity] = ("error", "warning")
+) -> tuple[tuple[Cause, tuple[Problem, ...]], ...]:
+    """The causes of `causes_of`, each with its problems."""
+    kept = _split(problem for problem in problems if problem.severity in severities)[0]
+    groups: dict[tuple[Severity, Code, str], list[Problem]] = {}
+    for problem in sorted(kept, key=_worst_first):
+        groups.setdefault((problem.severity, problem.kind, _alike(problem)), []).append(problem)
+    return tuple((_cause(kind, severity, group), tuple(group)) for (severity, kind, _), group in groups.items())
+
+
+def consequences_of(problems: Iterable[Problem]) -> tuple[Consequence, ...]:
+    """Gaps and values that follow from lost files, one record for each of their codes."""
+    kept, following = _split(problems)
+    causes = tuple(dict.fromkeys(p.code for p in sorted(kept, key=_worst_first) if _loses_a_file(p)))
+    groups: dict[Code, list[Problem]] = {}
+    for problem in following:
+        groups.setdefault(problem.kind, []).append(problem)
+    return tuple(
+        Consequence(kind.code, causes, plural_of(len(group), kind), len(group), clip(str(group[0]), MAX_WHAT))
+        for kind, group in groups.items()
+    )
+
+
+def plural_of(count: int, kind: Code) -> str:
+    """Count consequences of a kind: `126 tensors have gaps`."""
+    one, several = CONSEQUENCES[kind]
+    return f"{count:,} {one if count == 1 else several}"
+
+
+def without_consequences(problems: Iterable[Problem]) -> list[Problem]:
+    """Drop problems that follow from another: gaps, and values that were in a lost file."""
+    return _split(problems)[0]
+
+
+def _split(problems: Iterable[Problem]) -> tuple[list[Problem], list[Problem]]:
+    """Distinct problems: those that are causes, and those that follow from lost files."""
+    found = list(dict.fromkeys(problems))
+    gone: dict[int | None, set[str | None]] = {}
+    for problem in found:
+        if _loses_a_file(problem) and problem.rank is not None:
+            gone.setdefault(problem.rank, set()).add(problem.tensor)
+            gone.setdefault(None, set()).add(problem.tensor)
+    follows = [p.kind in CONSEQUENCES and p.rank in gone and _was_in(p.tensor, gone[p.rank]) for p in found]
+    kept = [p for p, is_one in zip(found, follows, strict=True) if not is_one]
+    return kept, [p for p, is_one in zip(found, follows, strict=True) if is_one]
+
+
+def _was_in(tensor: str | None, parts: Collection[str | None]) -> bool:
+    """Whether a tensor was in one of the lost parts; None is a file of all parts."""
+    return None in parts or any(is_within(tensor or "", part) for part in parts if part is not None)
+
+
+def _loses_a_file(problem: Problem) -> bool:
+    return problem.kind.lacks == "file" and problem.severity == "error"
+
+
+def _worst_first(problem: Problem) -> tuple[int, str]:
+    return ("error", "warning", "note").index(problem.severity), "" if problem.kind in FATES else problem.code
+
+
+NUMBERS = re.compile(r"\[[^\]\[]{0,200}\]|\b[0-9a-f]{8,}\b|(?:(?<=\s)-)?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+"""What differs between problems with one cause: positions, checksums, numbers."""
+
+
+def _alike(problem: Problem) -> str:
+    """The key that problems with one cause share: nothing for lost files and gaps, else the message without numbers."""
+    return "" if problem.kind.lacks in ("file", "elements") else NUMBERS.sub("#", _fact(problem)[:MAX_KEY])
+
+
+HELD = re.compile(r"[,;] (?:which|it) (?:should )?holds? .*$")
+"""What a lost file held; the consequences name it."""
+
+
+def _fact(problem: Problem) -> str:
+    return HELD.sub("", problem.message) if problem.kind.lacks == "file" else problem.message
+
+
+def _cause(kind: Code, severity: Severity, group: Sequence[Problem]) -> Cause:
+    text, remedy = _words(kind, group), remedy_of(kind, group)
+    return Cause(kind.code, severity, text, len(group), remedy, where_of(group), _what(group))
+
+
+def where_of(group: Sequence[Problem]) -> str:
+    """The ranks and tensors that problems are about: `ranks 1..255`, `rank 2, w and 3 other tensors`."""
+    ranks = {rank for p in group for rank in p.all_ranks}
+    tensors = list(dict.fromkeys(p.tensor for p in group if p.tensor is not None))
+    words = [named_ranks(ranks)] if ranks else []
+    if tensors:
+        first = group[0]
+        plain = first.differing.plain if first.differing else first.kind in OF_VALUES
+        kind = "other value" if plain else "other tensor"
+        more = f" and {plural(len(tensors) - 1, kind)}" if len(tensors) > 1 else ""
+        words.append(clip_middle(printable(tensors[0]), MAX_WORDS) + more)
+    return ", ".join(words)
+
+
+def _what(group: Sequence[Problem]) -> str:
+    """The message of problems with one cause: the one that they share, or the first."""
+    facts = [(p.rank, _fact(p)) for p in group]
+    said = list(dict.fromkeys(text for _, text in facts))
+    shared = said[0] if len(said) == 1 else _template([(rank, text) for rank, text in facts if rank is not None])
+    if shared is not None and (len(said) == 1 or all(rank is not None for rank, _ in facts)):
+        return clip_middle(printable(shared), MAX_WHAT)
+    more = f"; {SWAPPED}" if group[0].kind in NAMED_OTHERWISE and _swapped(said) else and_others(len(group) - 1)
+    return clip_middle(printable(said[0]), MAX_WHAT) + more
+
+
+NAMED_OTHERWISE = (Code.NAME_CONTRADICTS, Code.FILE_CONTRADICTS, Code.NAMED_AS_ANOTHER_RANK)
+"""Problems of files whose content is not what their name promises."""
+
+SWAPPED = "and the other way round: the two files seem to have changed places"
+
+
+def _swapped(said: Sequence[str]) -> bool:
+    """Whether two messages end in the same two numbers, in turn: found and expected."""
+    numbers = [re.findall(r"\d+", text)[-2:] for text in said]
+    return len(said) == 2 and len(set(numbers[0])) == 2 and numbers[0] == numbers[1][::-1]
+
+
+def _template(said: Sequence[tuple[int, str]]) -> str | None:
+    """The text of all ranks with `R` for the rank, if nothing else differs; zeros before it may."""
+    if not said:
+        return None
+    last, text = said[-1]
+    for found in re.finditer(rf"(?<!\d)0*{last}(?!\d)", text):
+        before, after, width = text[: found.start()], text[found.end() :], len(found[0])
+        if all(other in (f"{before}{n}{after}", f"{before}{n:0{width}d}{after}") for n, other in said):
+            return f"{before}R{after}"
+    return None
+
+
+def _words(kind: Code, group: Sequence[Problem]) -> str:
+    """Describe problems of one kind: `ranks 1, 3 missing`, `gap in a tensor: a.weight and 2 more`."""
+    ranks = {rank for p in group for rank in p.all_ranks}
+    whose = f" ({named_ranks(ranks)})" if ranks else ""
+    fate = FATES.get(kind)
+    if fate:
+        return f"{' and '.join(_lost_files(group))} {fate}"
+    if kind is Code.NAMED_AS_ANOTHER_RANK and ranks:
+        if _swapped([_fact(p) for p in group]):
+            return f"the files of {named_ranks(ranks)} are exchanged"
+        return f"{plural(len(group), 'file')} ({named_ranks(ranks)}) under the name of another rank"
+    names = list(dict.fromkeys(p.tensor for p in group if p.tensor is not None))
+    if names and kind not in OF_A_SECTION:
+        return f"{kind.meaning}: {clip_middle(printable(names[0]), MAX_WORDS)}{and_more(len(names) - 1)}{whose}"
+    files = list(dict.fromkeys(name for p in group for name in p.files))
+    if files and not ranks:
+        return f"{kind.meaning}: {clip_middle(printable(files[0]), MAX_WORDS)}{and_more(len(files) - 1)}"
+    if ranks:
+        return f"{kind.meaning}{whose}"
+    return clip(printable(group[0].message), MAX_MESSAGE) + and_others(len(group) - 1)
+
+
+def _lost_files(group: Sequence[Problem]) -> Iterator[str]:
+    """Name the ranks whose files are lost, parts of ranks that had a file each, and how many others there are."""
+    whole = {rank for p in group if p.tensor is None for rank in p.all_ranks}
+    parts: dict[str, set[int]] = {}
+    for problem in group:
+        if problem.tensor is not None:
+            parts.setdefault(problem.tensor, set()).update(set(problem.all_ranks) - whole)
+    if whole:
+        yield named_ranks(whole)
+    for part, ranks in parts.items():
+        if ranks:
+            yield f"{clip_middle(printable(part), MAX_WORDS)} of {named_ranks(ranks)}"
+    others = [p for p in group if not p.all_ranks]
+    if others:
+        named = all(p.files for p in others)
+        names = dict.fromkeys(printable(name) for p in others for name in p.files)
+        yield few([clip_middle(name, MAX_WORDS) for name in names], MAX_FILES) if named else plural(len(others), "file")
+
 
 Depth = Literal["nothing", "listed", "structure", "bytes"]
 """How deep the check went: not at all; names and layout, which promise files that are here; every rank's structure;

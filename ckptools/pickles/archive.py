@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from sys import intern
@@ -13,16 +15,64 @@ from typing import Any
 
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import CkptoolsError, ReadError
-from ckptools.files.file_type import HEAD, content_of, head_of
-from ckptools.files.opening import File, Window
+from ckptools.files.opening import HEAD, File, Window, content_of, head_of
+from ckptools.files.partial_files import room_in, temporary_file
 from ckptools.files.remote.path import RemotePath
+from ckptools.files.tar_archive import members
 from ckptools.files.zip_archive import STRUCTURE, Container
-from ckptools.model.provenance import FILE_NAME, MAX_BYTES, Said
-from ckptools.model.values import describe_for_error
+from ckptools.model.checkpoint import FILE_NAME, MAX_BYTES, Said
+from ckptools.model.tree import Opaque, describe_for_error
+from ckptools.pickles.classes.tensors import rebuilds, strided_tensor
+from ckptools.pickles.legacy import read_stream
 from ckptools.pickles.machine import Machine, load_checked
-from ckptools.pickles.machine_state import Locate
+from ckptools.pickles.machine_state import Locate, MachineState, RepeatedRecords
 from ckptools.pickles.objects import Storage
-from ckptools.pickles.repeated import RepeatedRecords
+
+# -- storages that were saved by themselves: each is shown, and written, as a tensor of one dimension ------------------
+# torch.save writes a `torch.FloatStorage` or an `UntypedStorage` that no tensor holds as a persistent id with nothing
+# around it. Source: `persistent_id` in `_save` and `_legacy_save` of torch/serialization.py.
+
+
+CONTAINERS = (dict, list, tuple, Opaque)
+
+
+def with_storages_as_tensors(m: MachineState, tree: Any) -> Any:
+    """The tree with a tensor in the place of each storage that no tensor holds."""
+    done: dict[int, Any] = {}
+    path: set[int] = set()
+    stack: list[tuple[Any, bool]] = [(tree, False)]
+    while stack:
+        node, seen = stack.pop()
+        if seen:
+            done[id(node)] = _remade(node, done)
+        elif id(node) in path or not isinstance(node, CONTAINERS):
+            continue
+        elif isinstance(node, Storage):
+            view = strided_tensor(m, node, 0, (node.numel,), (1,), node.dtype)
+            done[id(node)] = view if view.note else replace(view, kind="storage")
+        else:
+            path.add(id(node))
+            stack.append((node, True))
+            stack += [(child, False) for child in _children(node) if isinstance(child, CONTAINERS)]
+    return done.get(id(tree), tree)
+
+
+def _children(node: Any) -> list[Any]:
+    return list(node.values() if isinstance(node, dict) else node.parts() if isinstance(node, Opaque) else node)
+
+
+def _remade(node: Any, done: dict[int, Any]) -> Any:
+    """The container with tensors in it; only a tuple becomes another object."""
+    if isinstance(node, Opaque):
+        node.args, node.state, node.keywords = (done.get(id(p), p) for p in (node.args, node.state, node.keywords))
+        node.items = [done.get(id(item), item) for item in node.items]
+    elif isinstance(node, dict):
+        node.update({key: done[id(child)] for key, child in node.items() if id(child) in done})
+    elif isinstance(node, list):
+        node[:] = [done.get(id(child), child) for child in node]
+    elif any(done.get(id(child), child) is not child for child in node):
+        return tuple([done.get(id(child), child) for child in node])
+    return node
 
 
 def read_archive(
@@ -42,8 +92,6 @@ def read_archive(
     else:
         machine, tree = read_zip(file, repeated, salvage)
     if machine.loose_storages:
-        from ckptools.pickles.bare_storages import with_storages_as_tensors
-
         tree = with_storages_as_tensors(machine, tree)
     return machine, tree
 
@@ -110,7 +158,7 @@ def locator(archive: Container) -> Locate:
     return locate
 
 
-# -- of many archives in a store, together: one by one, each takes two requests or more -------------------------------
+# -- of many archives in a store, together: one by one, each takes two requests or more --------------------------------
 
 
 TOGETHER = 16
@@ -168,3 +216,182 @@ def fetch(path: Path) -> None:
         records = Container(file).records
         said = [records[name] for name in STRUCTURE if name in records]
         file.prefetch([(0, HEAD), *((record.header, record.limit) for record in said)], LARGEST)
+
+
+# -- bytes in a checkpoint that `torch.save` or `pickle.dumps` wrote: the extra state of a module, most often ----------
+# They are read as a file is, from a temporary one, so that tensors in them have a place. `pickle.dumps` writes a
+# tensor's
+# storage as a call of `_load_from_bytes` with the bytes of a torch.save file of before 1.6 that holds nothing else.
+# Source: torch/storage.py (`TypedStorage.__reduce__`, `_load_from_bytes`).
+
+
+MOST = 256
+"""Storages of one pickle that are read; each is looked for in all of it."""
+
+
+def tree_in(data: bytes, original: Path) -> Any:
+    """The tree of bytes that `torch.save` or `pickle.dumps` wrote; no code in it is run.
+
+    None for other bytes, and where there is no room for the temporary file.
+
+    Args:
+        data: the bytes.
+        original: the file that they were read from, which errors about values in them name.
+    """
+    if data[:1] != b"\x80" and data[:2] != b"PK":
+        return None
+    try:
+        target = temporary_file(original, "saved-bytes")
+        with room_in(target, original, len(data)):
+            target.write_bytes(data)
+            with File(target) as file:
+                archive = content_of(head_of(file)) in ("zip", "legacy")
+                return read_archive(file)[1] if archive else load_all(StorageReader(file), target)
+    except CkptoolsError:
+        return None
+
+
+def load_all(machine: Machine, path: Path) -> Any:
+    """The tree of a pickle that is all of a machine's bytes.
+
+    Raises:
+        ReadError: it is damaged, or ends before they do.
+    """
+    tree = load_checked(machine, path, "a value")
+    if machine.stopped_at != len(machine.data):
+        raise ReadError(path, "goes on behind its pickle")
+    return tree
+
+
+class StorageReader(Machine):
+    """A machine for a file of `pickle.dumps`, in which each storage is a torch.save file of its own."""
+
+    def __init__(self, file: File) -> None:
+        super().__init__(file.read(0, file.size), self._place)
+        self._file = file
+        self._places: list[tuple[Path, int, str, int] | None] = []
+
+    def _place(self, storage: Storage) -> tuple[Path, int, str, int] | None:
+        return self._places[int(storage.key)]
+
+    def storage_in(self, data: bytes) -> Storage | None:
+        """The storage that some bytes of the pickle hold; None if they hold something else."""
+        if len(self._places) >= MOST:
+            return None
+        machine, storage = read_stream(Window(self._file, self.data.find(data), len(data)))
+        if not isinstance(storage, Storage) or machine.locate is None:
+            return None
+        self._places.append(machine.locate(storage))
+        storage.key = str(len(self._places) - 1)
+        return storage
+
+
+@rebuilds("torch.storage._load_from_bytes")
+def _storage(m: MachineState, args: tuple[Any, ...]) -> Any:
+    inside = len(args) == 1 and isinstance(args[0], bytes)
+    return m.storage_in(args[0]) if inside and isinstance(m, StorageReader) else None
+
+
+# -- the torch.save files in a tar, read where they lie: nothing is extracted ------------------------------------------
+# Composer writes `ep0-ba5-rank0.tar` (or `.tar.gz`, `.tgz`, `.tar.bz2`, `.tar.lzma`) where a file name asks for it. The
+# state is the member `composer_states.pt`; in DeepSpeed runs a folder `deepspeed` lies beside it, in the tar of every
+# rank. Source: composer/utils/checkpoint.py of Composer 0.7 to 0.28 (`tarball.add(tmpdir, arcname="")`, so the folder
+# itself is a member called `/`).
+#
+# NeMo's `.nemo` is a tar, compressed or not, of `model_config.yaml`, `model_weights.ckpt`, and others (a tokenizer's),
+# which are not read. Under model parallelism, and only then, the weights of each rank lie in a folder of their own,
+# `mp_rank_00`, `tp_rank_00_pp_rank_001`. Sources: nemo/core/connectors/save_restore_connector.py,
+# nemo/utils/model_utils.py (`inject_model_parallel_rank`).
+
+
+STATES = "composer_states.pt"
+NEMO_CONFIG, NEMO_WEIGHTS = "model_config.yaml", "model_weights.ckpt"
+RANK = re.compile(r"[a-z]+_rank_\d+[^/]*/[^/]+")
+PARALLEL = re.compile(rb"^(tensor|pipeline)_model_parallel_size: (\d{1,5})\r?$", re.MULTILINE)
+MAX_CONFIG = 1 << 20
+DEEPSPEED = "deepspeed"
+TORCH_0_1 = frozenset({"sys_info", "pickle", "tensors", "storages"})
+"""Members of a file of torch 0.1, which ckptools does not read. Source: torch/serialization.py (`legacy_load`)."""
+
+
+def read_tar(file: File) -> tuple[Machine, Any]:
+    """Read the torch.save file in a tar; return the machine that read it, and its tree.
+
+    Raises:
+        ReadError: it holds none, several, or a DeepSpeed run's, or torch 0.1 wrote it.
+    """
+    return _read_member(file, *_checkpoint_of(file, members(file)))
+
+
+def read_ranks(file: File) -> tuple[dict[str, tuple[Machine, Any]], int | None]:
+    """Read the weights of each model-parallel rank in a `.nemo`, and the number of ranks that its configuration states.
+
+    Returns:
+        The machine and the tree by the name of the member; None where the configuration does not state the number.
+
+    Raises:
+        ReadError: one of them cannot be read.
+    """
+    found = members(file)
+    ranks = {name: _read_member(file, name, part) for name, part in _of_ranks(found).items()}
+    return ranks, _stated_ranks(found)
+
+
+def holds_ranks(file: File) -> bool:
+    """Whether a tar is a `.nemo` with weights of model-parallel ranks.
+
+    Raises:
+        ReadError: the tar is cut or damaged.
+    """
+    return bool(_of_ranks(members(file)))
+
+
+def _of_ranks(found: Mapping[str, Window]) -> dict[str, Window]:
+    """The weights that lie in folders of ranks; none where the configuration says that there is one rank."""
+    weights = _weights(found)
+    alone = len(weights) == 1 and _stated_ranks(found) == 1
+    return {} if alone or not all(RANK.fullmatch(name) for name in weights) else weights
+
+
+def _stated_ranks(found: Mapping[str, Window]) -> int | None:
+    config = found[NEMO_CONFIG]
+    sizes = dict(PARALLEL.findall(config.read(0, min(config.size, MAX_CONFIG))))
+    return int(sizes[b"tensor"]) * int(sizes.get(b"pipeline", 1)) if b"tensor" in sizes else None
+
+
+def _weights(found: Mapping[str, Window]) -> dict[str, Window]:
+    """The files of weights among the members of a `.nemo`; none of any other tar."""
+    if NEMO_CONFIG not in found:
+        return {}
+    return {name: found[name] for name in sorted(found) if name.rpartition("/")[2] == NEMO_WEIGHTS}
+
+
+def _read_member(file: File, name: str, part: Window) -> tuple[Machine, Any]:
+    if content_of(head_of(part)) not in ("zip", "legacy"):
+        raise ReadError(file.path, f"its member {describe_for_error(name)} is no torch.save file; unpack the tar first")
+    return read_archive(part)
+
+
+def _checkpoint_of(file: File, found: Mapping[str, Window]) -> tuple[str, Window]:
+    """The name and the bytes of the torch.save file among the members of a tar."""
+    if any(name.startswith(f"{DEEPSPEED}/") for name in found):
+        text = "a Composer tar of a DeepSpeed run: unpack the tars of all ranks into one folder and open that"
+        raise ReadError(file.path, text)
+    if found.keys() >= TORCH_0_1:
+        way = "if you trust it, convert it: torch.save(torch.load(OLD, weights_only=False), NEW)"
+        raise ReadError(file.path, f"is a tar of torch 0.1, which ckptools does not read; {way}")
+    if STATES in found:
+        return STATES, found[STATES]
+    if _of_ranks(found):
+        raise ReadError(
+            file.path, "holds the weights of model-parallel ranks, as a .nemo does: call it .nemo to open it"
+        )
+    for candidates in (_weights(found), found):
+        if len(candidates) == 1:
+            return next(iter(candidates.items()))
+    listed = (
+        f" ({', '.join(describe_for_error(name) for name in list(found)[:4])}{' …' if len(found) > 4 else ''})"
+        if found
+        else ""
+    )
+    raise ReadError(file.path, f"a tar of {len(found)} files{listed}: unpack it, and open what is inside")

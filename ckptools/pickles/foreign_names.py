@@ -11,8 +11,7 @@ from typing import Any
 
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import KeyPath, fqn_of
-from ckptools.model.values import Lost, Opaque
+from ckptools.model.tree import KeyPath, Lost, Opaque, fqn_of
 from ckptools.text import and_more, clip_middle, plural
 
 MAX_VISITED = 2_000_000

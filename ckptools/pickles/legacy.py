@@ -25,10 +25,9 @@ from typing import Any
 
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
-from ckptools.files.file_type import LEGACY_MAGIC
-from ckptools.files.opening import File, Window
+from ckptools.files.opening import LEGACY_MAGIC, File, Window
 from ckptools.files.zip_archive import MAX_PICKLE
-from ckptools.model.values import Global, describe_for_error
+from ckptools.model.tree import Global, describe_for_error
 from ckptools.pickles.machine import Machine, gc_paused, load_checked
 from ckptools.pickles.machine_state import CutError, Locate, PickleError
 from ckptools.pickles.objects import Storage

@@ -10,21 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptools.errors import CkptoolsError
-from ckptools.files import zip_directory
-from ckptools.files.file_type import COMPRESSIONS, content_of, head_of
-from ckptools.files.opening import File
+from ckptools.files import zip_archive
+from ckptools.files.opening import COMPRESSIONS, File, content_of, head_of
 from ckptools.files.remote.path import RemotePath
-from ckptools.model.provenance import Said
+from ckptools.model.checkpoint import Said
 from ckptools.model.tree import TreeLimitError
 from ckptools.pickles.alike import Alike
 from ckptools.pickles.archive import read_archive
-from ckptools.pickles.classes.device_mesh import Claim, claims_of
 from ckptools.pickles.machine import Machine
-from ckptools.pickles.machine_state import PickleError
-from ckptools.pickles.repeated import RepeatedRecords
+from ckptools.pickles.machine_state import PickleError, RepeatedRecords
+from ckptools.pickles.objects import Claim, claims_of
 
 if TYPE_CHECKING:
-    from ckptools.pickles.patterns import Pattern
+    from ckptools.pickles.alike import Pattern
 
 FORMS = {"zip": "", "legacy": "pickle stream of before torch 1.6"}
 """Names of contents for messages; other contents keep their own names."""
@@ -94,7 +92,7 @@ def read(path: Path, repeated: RepeatedRecords | None = None, salvage: bool = Fa
     """
     with File(path) as file, decompressed(file) as (opened, forms):
         if forms[-1:] == ("tar",):
-            from ckptools.pickles.tar_checkpoint import read_tar
+            from ckptools.pickles.archive import read_tar
 
             machine, tree = read_tar(opened)
         else:
@@ -111,9 +109,9 @@ def holds_ranks(path: Path) -> bool:
     with File(path) as file, decompressed(file) as (opened, forms):
         if forms[-1:] != ("tar",):
             return False
-        from ckptools.pickles import tar_checkpoint
+        from ckptools.pickles import archive
 
-        return tar_checkpoint.holds_ranks(opened)
+        return archive.holds_ranks(opened)
 
 
 def read_ranks(path: Path) -> tuple[dict[str, Saved], int | None]:
@@ -125,10 +123,10 @@ def read_ranks(path: Path) -> tuple[dict[str, Saved], int | None]:
     Raises:
         ReadError: it is cut or damaged.
     """
-    from ckptools.pickles import tar_checkpoint
+    from ckptools.pickles import archive
 
     with File(path) as file, decompressed(file) as (opened, forms):
-        ranks, stated = tar_checkpoint.read_ranks(opened)
+        ranks, stated = archive.read_ranks(opened)
         return {name: _saved(file, opened, forms, machine, tree) for name, (machine, tree) in ranks.items()}, stated
 
 
@@ -139,7 +137,7 @@ def _saved(file: File, opened: File, forms: tuple[str, ...], machine: Machine, t
     claims, at_least = claims_in(machine)
     size, modified, origin, modules = file.size, file.modified, machine.provenance, machine.modules
     found = Saved(file.path, tree, claims, names, size, modified, nread, form, at_least, modules, origin, machine.cut)
-    return found._replace(root=zip_directory.root_of(head_of(file)))
+    return found._replace(root=zip_archive.root_of(head_of(file)))
 
 
 def claims_in(machine: Machine) -> tuple[frozenset[Claim], bool]:
@@ -164,10 +162,10 @@ def probe(path: Path) -> None:
 
             members(file)
         elif content not in COMPRESSIONS.values():
-            zip_directory.probe(file)
+            zip_archive.probe(file)
 
 
-# -- files of which most are like others ------------------------------------------------------------------------------
+# -- files of which most are like others -------------------------------------------------------------------------------
 
 
 MAX_MISSES = 8
@@ -257,7 +255,7 @@ class AlikeFiles:
 
 
 def _pattern(path: Path) -> Pattern | None:
-    from ckptools.pickles.patterns import Pattern
+    from ckptools.pickles.alike import Pattern
 
     with suppress(CkptoolsError, PickleError, TreeLimitError, ValueError, OSError, MemoryError, RecursionError):
         return Pattern(path)

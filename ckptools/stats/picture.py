@@ -130,7 +130,7 @@ def _deviations(found: Stats, bins: Sequence[Bin], top: float) -> Iterator[str]:
             yield line([(x, top - 4), (x, top + HIGH)], "edge dash") + label(x, top + HIGH + 28, name, "ink", "middle")
 
 
-# -- norms --------------------------------------------------------------------------------------------------------
+# -- norms -------------------------------------------------------------------------------------------------------------
 
 
 def norm_rows(found: Statistics[Stats]) -> tuple[list[Stats], list[Stats]]:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
-from ckptools.model.looked import Looked
-from ckptools.model.problems import Severity
-from ckptools.model.records import MAX_LINE, Rows, as_html, displayed, to_dict
+from ckptools.display.drawing import Mark, painted
+from ckptools.display.tables import NAME_ROOM, PIPE, Column, Screen, table, wrapped
+from ckptools.dtypes import short
+from ckptools.model.problems import MAX_LINE, Looked, Rows, Severity, as_html, displayed, grouped, to_dict
 from ckptools.model.regions import Ints
-from ckptools.text import clip, clip_middle, count, plural
+from ckptools.text import clip, clip_middle, clip_name, count, encodable, first_few, plural, printable, shape
+
+if TYPE_CHECKING:
+    from ckptools.display.html import Page
+
 
 Row = TypeVar("Row")
 
@@ -234,3 +239,255 @@ def with_totals(
     if odd is None:
         return found
     return replace(found, suspects=Rows(odd.found), in_range=odd.in_range, in_line=odd.in_line)
+
+
+# -- the record of `stats` as text and as HTML -------------------------------------------------------------------------
+
+
+MAX_PROBLEMS = 5
+"""At most this many rows with problems on a screen."""
+
+MAX_SUSPECTS = 20
+"""At most this many lines of what is worth a look on a screen."""
+
+MANY = 4
+"""So many suspects with the same words share a line."""
+
+BLOCKS, PLAIN = " ▁▂▃▄▅▆▇█", " .:-=+*#@"
+"""Characters for a bin of a histogram, from empty to the fullest: Unicode and ASCII."""
+
+
+class Field(NamedTuple):
+    """A column of figures, and the cell that a row has in it."""
+
+    column: Column
+    cell: Callable[[Any], str]
+
+
+def statistics_text(found: Statistics[Any], screen: Screen = PIPE, ascii: bool = False) -> str:
+    """Render a table, the problems of its rows, and totals; `ascii` draws histograms without block characters."""
+    rows: Sequence[Any] = found.rows
+    fields, shown = fields_and_rows(found, ascii)
+    left = found.tensors - len(rows)
+    more = [f"{left} more (--limit 0 shows all)"] if left else []
+    first = suspect_lines(found.suspects, screen)
+    totals = [line for text in (*more, *summary(found)) for line in wrapped("", text, screen, mark="dim")]
+    cells = [[field.cell(row) for field in fields] for row in shown]
+    lines = [*first, "", *table([f.column for f in fields], cells, screen), *_problems(rows, screen), "", *totals]
+    return "\n".join(lines).lstrip("\n")
+
+
+def suspect_lines(suspects: Sequence[Suspect], screen: Screen = PIPE) -> list[str]:
+    """What is worth a look, by name; several with the same words share a line."""
+    rows = suspect_cells(suspects)
+    shown = rows if screen.rows is None else rows[:MAX_SUSPECTS]
+    widest = max((len(name) for _, name, _ in shown), default=0)
+    longest = max((len(words) for _, _, words in shown), default=0)
+    width = screen.width or widest + longest + 4
+    room = min(widest, max(NAME_ROOM, width // 2, width - longest - 4))
+    lines = [
+        line
+        for mark, name, words in shown
+        for line in wrapped(f"  {clip_name(name, room):{room}}  ", words, screen, mark=mark)
+    ]
+    left = len(rows) - len(shown)
+    more = [f"  {left} more; all of them when piped, as in | less"] if left else []
+    return [painted("worth a look", "heading", screen.color), *lines, *more] if rows else []
+
+
+def suspect_cells(suspects: Sequence[Suspect]) -> list[tuple[Mark, str, str]]:
+    """The mark, the name and the words of each; many with the same words are one."""
+    made: list[tuple[Mark, str, str]] = []
+    for same in grouped(suspects, lambda one: (one.what, one.severity, one.words)).values():
+        alone = same if len(same) < MANY else same[:1]
+        more = f" and {plural(len(same) - 1, 'other')}" if len(same) >= MANY else ""
+        mark: Mark = "bad" if same[0].severity == "error" else "warn"
+        made += [(mark, printable(whose(one)) + more, one.words) for one in alone]
+    return made
+
+
+def fields_and_rows(found: Statistics[Any], ascii: bool = False) -> tuple[tuple[Field, ...], Sequence[Any]]:
+    """The columns and rows of the table; for dead rows, only matrices that have some."""
+    rows: Sequence[Any] = found.rows
+    fields = {"values": _of_values(rows, ascii), "moments": MOMENTS, "dead rows": DEAD}[found.of]
+    shown = [row for row in rows if row.zero or row.idle] if found.of == "dead rows" else rows
+    read = (READ,) if found.of != "dead rows" and any(row.elements != row.numel for row in rows) else ()
+    return (*fields, *read), shown
+
+
+def summary(found: Statistics[Any]) -> list[str]:
+    """Totals over all rows."""
+    return {"values": _values_summary, "moments": _moments_summary, "dead rows": _dead_summary}[found.of](found)
+
+
+def _of_values(rows: Sequence[Any], ascii: bool) -> tuple[Field, ...]:
+    ranks = (RANK,) if any(getattr(row, "rank", None) is not None for row in rows) else ()
+    if any(getattr(row, "histogram", None) is not None for row in rows):
+        drawn = Field(Column("histogram", "number"), lambda row: histogram(row.histogram or (), ascii))
+        return (NAME, *ranks, MIN, drawn, MAX, NOT_FINITE)
+    return (NAME, *ranks, DTYPE, SHAPE, RMS, L2, MIN, MAX, MEAN, STD, ZEROS, NOT_FINITE)
+
+
+def _problems(rows: Sequence[Any], screen: Screen) -> list[str]:
+    wrong = [row for row in rows if row.problem]
+    shown = wrong if screen.rows is None else wrong[:MAX_PROBLEMS]
+    lines = [line for row in shown for line in wrapped("  ", f"{whose(row)}: {row.problem}", screen)]
+    left = len(wrong) - len(shown)
+    more = [f"  {left} more; all of them when piped, as in | less"] if left else []
+    return ["", painted("not read, or not in full:", "bad", screen.color), *lines, *more] if wrong else []
+
+
+def whose(row: Any) -> str:
+    """The subject of a row: a tensor, or one rank's part of it."""
+    rank = getattr(row, "rank", None)
+    return printable(row.name) if rank is None else f"{printable(row.name)} of rank {rank}"
+
+
+def _values_summary(found: Statistics[Any]) -> list[str]:
+    what = "part" if any(row.rank is not None for row in found.rows) else "tensor"
+    parts = [plural(found.tensors, what), f"{count(found.elements)} elements"]
+    parts += [f"l2 {figure(found.l2)}"] if found.l2 else []
+    rules = (("values in range", found.in_range), ("values in line", found.in_line)) if found.tensors else ()
+    unlooked = [f"{name}: {looked.result}: {looked.words}" for name, looked in rules if looked.words]
+    return [", ".join([*parts, *_odd(found)]), *unlooked]
+
+
+def _moments_summary(found: Statistics[Any]) -> list[str]:
+    rows = found.rows
+    corrected = sum(row.corrected for row in rows)
+    how = "with bias correction" if corrected == len(rows) else "without bias correction (no step or betas known)"
+    mixed = f"with bias correction for {corrected} of {len(rows)} parameters"
+    lines = [f"update: rms of exp_avg / (sqrt(exp_avg_sq) + eps), {how if corrected in (0, len(rows)) else mixed}"]
+    unknown = sum(row.eps is None for row in rows)
+    lines += [f"no update for {plural(unknown, 'parameter')}: no eps in a param group"] if unknown else []
+    negative = sum(row.negative for row in rows)
+    parts = [plural(found.tensors, "parameter"), f"{negative} negative second moments" if negative else ""]
+    return [*lines, ", ".join([part for part in parts if part] + _odd(found))]
+
+
+def _dead_summary(found: Statistics[Any]) -> list[str]:
+    dead = sum(bool(row.zero or row.idle) for row in found.rows)
+    counted = f"{plural(len(found.rows), 'matrix', 'matrices')}, {dead or 'none'} with dead rows"
+    return [counted + (f", {found.incomplete} not read in full" if found.incomplete else "")]
+
+
+def _odd(found: Statistics[Any]) -> list[str]:
+    """Numbers of elements that are not finite, and of rows with incomplete figures; of what that was looked for."""
+    sections = list(dict.fromkeys(getattr(row, "section", "") or getattr(row, "optimizer", "") for row in found.rows))
+    of = f"{printable(sections[0])}: " if len(sections) == 1 and sections[0] else ""
+    nothing_read = found.incomplete and not found.elements
+    finite = [f"{of}{f'{found.nonfinite} not finite' if found.nonfinite else 'all finite'}"]
+    finite = finite if found.tensors and not nothing_read else []
+    return [*finite, *([f"{found.incomplete} not read in full"] if found.incomplete else [])]
+
+
+def figure(value: float | None) -> str:
+    """A figure with four digits, an integer with up to seven; `-` for None."""
+    if value is None:
+        return "-"
+    if isinstance(value, int) and abs(value) < 10**7:
+        return str(value)
+    return f"{value + 0.0:.4g}"
+
+
+def share(part: int, whole: int) -> str:
+    """A number of elements as a share of all: `0`, `<0.01%`, `12.5%`, `>99.9%`, `all`."""
+    if part in (0, whole) or not whole:
+        return "all" if part and part == whole else "0"
+    percent = 100 * part / whole
+    return "<0.01%" if percent < 0.01 else ">99.9%" if percent > 99.9 else f"{percent:.3g}%"
+
+
+def not_finite(row: Stats) -> str:
+    """Numbers of NaN and of infinities: `0`, `3 NaN, 1 Inf`."""
+    return ", ".join([f"{n} {kind}" for n, kind in ((row.nan, "NaN"), (row.inf, "Inf")) if n]) or "0"
+
+
+def histogram(counts: Sequence[int], ascii: bool = False) -> str:
+    """A character for each bin, its height relative to the fullest; a bin that is not empty is never blank."""
+    signs, most = PLAIN if ascii else BLOCKS, max(counts, default=0)
+    return "".join(signs[-(-n * (len(signs) - 1) // most)] if n else signs[0] for n in counts)
+
+
+def drawable(encoding: str | None) -> bool:
+    """Whether a stream of an encoding can write the blocks of a histogram."""
+    return encodable(BLOCKS, encoding) == BLOCKS
+
+
+NAME = Field(Column("name", "name"), lambda row: row.name)
+RANK = Field(Column("rank", "number"), lambda row: "-" if row.rank is None else str(row.rank))
+DTYPE = Field(Column("dtype", "text", 1), lambda row: short(row.dtype))
+SHAPE = Field(Column("shape", "number", 2), lambda row: shape(row.shape))
+RMS = Field(Column("rms", "number"), lambda row: figure(row.rms))
+L2 = Field(Column("l2", "number", 5), lambda row: figure(row.l2))
+MIN = Field(Column("min", "number"), lambda row: figure(row.min))
+MAX = Field(Column("max", "number"), lambda row: figure(row.max))
+MEAN = Field(Column("mean", "number", 4), lambda row: figure(row.mean))
+STD = Field(Column("std", "number", 3), lambda row: figure(row.std))
+ZEROS = Field(Column("zeros", "number", 6), lambda row: share(row.zeros, row.elements))
+NOT_FINITE = Field(Column("non-finite", "number"), not_finite)
+READ = Field(Column("read", "number"), lambda row: share(row.elements, row.numel))
+
+MOMENTS = (
+    NAME,
+    Field(Column("weight", "number"), lambda row: figure(row.weight)),
+    Field(Column("exp_avg", "number", 3), lambda row: figure(row.exp_avg)),
+    Field(Column("sqrt(exp_avg_sq)", "number", 2), lambda row: figure(row.exp_avg_sq)),
+    Field(Column("update", "number"), lambda row: figure(row.update)),
+    Field(Column("lr*update/weight", "number"), lambda row: figure(row.ratio)),
+    Field(Column("negative", "number"), lambda row: str(row.negative)),
+    Field(Column("non-finite", "number", 5), lambda row: str(row.nonfinite)),
+)
+"""The columns of moments; all figures are root mean squares."""
+
+DEAD = (
+    NAME,
+    SHAPE,
+    Field(Column("rows", "number", 3), lambda row: str(row.rows)),
+    Field(Column("zero", "number"), lambda row: str(row.zero)),
+    Field(Column("no gradient", "number"), lambda row: "-" if row.idle is None else str(row.idle)),
+    Field(Column("which"), lambda row: which_rows(row)),
+)
+"""The columns of dead rows."""
+
+
+def which_rows(row: DeadRows) -> str:
+    """The first dead rows: `zero 3, 7 …, no gradient 9`."""
+    kinds = [
+        f"{what} {first_few(first)}{' …' if n > len(first) else ''}"
+        for what, n, first in (("zero", row.zero, row.first_zero), ("no gradient", row.idle or 0, row.first_idle))
+        if n
+    ]
+    return ", ".join(kinds)
+
+
+def statistics_html(found: Statistics[Any]) -> str:
+    """Render the figures of tensors, a row for each, and totals."""
+    from ckptools.display.html import DICTS, Page
+
+    page = Page(DICTS)
+    page.line(repr(found))
+    statistics_table(page, found)
+    return page.html()
+
+
+def suspect_table(page: Page, suspects: Sequence[Suspect], title: str = "worth a look") -> None:
+    """Add what is worth a look, by name."""
+    rows = [(name, words) for _, name, words in suspect_cells(suspects)]
+    page.table(title, (Column("tensor", "name"), Column("what")), rows, opened=True)
+
+
+def statistics_table(page: Page, found: Statistics[Any], title: str = "", rest: str = "") -> None:
+    """Add a row for each tensor, the tensors not read in full, and a line of totals."""
+    from ckptools.display.html import MAX_ROWS
+
+    fields, rows = fields_and_rows(found)
+    cells = [[field.cell(row) for field in fields] for row in rows[:MAX_ROWS]]
+    if found.suspects:
+        suspect_table(page, found.suspects)
+    columns = [field.column for field in fields]
+    page.table(title or plural(len(rows), "row"), columns, cells, len(rows), opened=True, rest=rest)
+    for row in [row for row in found.rows if row.problem][:MAX_PROBLEMS]:
+        page.line(f"{whose(row)}: {row.problem}", "bad")
+    for line in summary(found):
+        page.line(line)

@@ -15,14 +15,11 @@ import numpy as np
 from ckptools.dtypes import ITEMSIZE, is_floating
 from ckptools.errors import CkptoolsError, ReadError
 from ckptools.files.opening import OpenFiles
-from ckptools.keys.folding import layer_and_role
+from ckptools.keys.entries import layer_and_role
 from ckptools.keys.value_digests import once
-from ckptools.model.looked import Looked
-from ckptools.model.problems import Severity
-from ckptools.model.records import grouped
-from ckptools.model.shard import Shard
-from ckptools.stats.passes import numbers
-from ckptools.stats.reading import MeasuredPart, located
+from ckptools.model.problems import Looked, Severity, grouped
+from ckptools.model.shards import Shard
+from ckptools.stats.passes import MeasuredPart, located, numbers
 from ckptools.stats.record import Oddity, Stats, Suspect, Suspects
 from ckptools.tensor_io.elements import pieces_of, raw_bands
 from ckptools.tensor_io.stream import tensor_digest
@@ -174,7 +171,7 @@ def _all_zero(row: Stats, roles: Roles, nothing_else: bool) -> Iterator[Suspect]
         yield _suspect(row, "all zero", words, "error" if nothing_else else "warning")
 
 
-# -- a second look ------------------------------------------------------------------------------------------------
+# -- a second look -----------------------------------------------------------------------------------------------------
 
 
 def _shards(part: MeasuredPart) -> list[Shard]:
@@ -288,7 +285,7 @@ def _no_accident(length: int, zeros: int, elements: int) -> bool:
     return length >= MIN_RUN and (others <= 0 or math.log(elements) + length * math.log(others) < math.log(ACCIDENT))
 
 
-# -- too large for a weight ---------------------------------------------------------------------------------------
+# -- too large for a weight --------------------------------------------------------------------------------------------
 
 
 def _peak(row: Stats) -> float:
@@ -370,7 +367,7 @@ class _Sizes:
         return found
 
 
-# -- beside other layers ------------------------------------------------------------------------------------------
+# -- beside other layers -----------------------------------------------------------------------------------------------
 
 
 def _out_of_line(members: Sequence[Stats]) -> Iterator[Suspect]:

@@ -21,15 +21,12 @@ from ckptools.errors import ReadError
 from ckptools.files import compressed
 from ckptools.files.compressed import ARCHIVE, CompressedItem
 from ckptools.files.opening import File, OpenFiles, Window, reading
-from ckptools.files.zip_archive import Container
-from ckptools.files.zip_directory import CENTRAL
-from ckptools.model.item_shards import ItemShards
+from ckptools.files.zip_archive import CENTRAL, Container
 from ckptools.model.regions import Ints
-from ckptools.model.shard import Shard
-from ckptools.model.source import Encoded, Item, ItemLayout, Source
+from ckptools.model.shards import Encoded, Item, ItemLayout, ItemShards, Shard, Source
 from ckptools.model.tensor import Tensor
 from ckptools.pickles.archive import read_zip
-from ckptools.pickles.classes.tensor_classes import note_on
+from ckptools.pickles.classes.tensors import note_on
 from ckptools.tensor_io.fetch_ahead import Part, fetched
 
 MAX_HEAD = 64 << 10

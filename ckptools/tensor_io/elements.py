@@ -20,8 +20,7 @@ from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
 from ckptools.files.opening import File, OpenFiles
 from ckptools.model.regions import Box
-from ckptools.model.shard import Shard
-from ckptools.model.source import Source
+from ckptools.model.shards import Shard, Source
 from ckptools.tensor_io.numbers import Raw, raw_dtype
 from ckptools.tensor_io.read import bounded, extent, fill
 from ckptools.tensor_io.slicing import bands_of
@@ -112,7 +111,7 @@ def raw_bands(piece: Piece, file: File) -> Iterator[Raw]:
         yield from (raw[low : low + BAND] for low in range(0, len(raw), BAND))
 
 
-# -- side by side -----------------------------------------------------------------------------------------------------
+# -- side by side ------------------------------------------------------------------------------------------------------
 
 
 def side_by_side(

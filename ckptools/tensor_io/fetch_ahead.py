@@ -6,22 +6,132 @@ is fetched waits in memory, so it is fetched for no more than fits; large parts 
 
 from __future__ import annotations
 
-from collections import Counter
+import os
+import signal
+import threading
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
 from math import prod
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ckptools.cluster.team import current
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
 from ckptools.files.opening import File
 from ckptools.files.remote.path import RemotePath, stores_are_used
-from ckptools.model.shard import Shard
+from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath
-from ckptools.tensor_io.threads import in_threads
+
+# -- work shared out to a few threads: the first failure, or an interrupt, ends it in good order -----------------------
+# Python raises KeyboardInterrupt between any two steps of the main thread, also inside the code that hands work to
+# threads; a lock that is left taken there would never let the process end.
+
+
+INTERRUPT_SECONDS = 0.1
+"""Seconds between two looks of the main thread for an interrupt."""
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def thread_count(jobs: int | None, most: int = 8, per_core: int = 1) -> int:
+    """The number of threads that read: as many as were asked for, else some per core, at most `most`.
+
+    Where files lie in a store, threads wait more than they work: twice as many then, whatever the cores.
+    """
+    return jobs or (2 * most if stores_are_used() else min(most, per_core * (os.cpu_count() or 1)))
+
+
+def in_threads(
+    work: Callable[[T], R], items: Iterable[T], threads: int, give_up: Callable[[], None] = lambda: None
+) -> list[R]:
+    """Run `work` on every item and return the results in the order of the items.
+
+    Args:
+        work: called in some thread, once for each item.
+        items: what to work on.
+        threads: how many, at least one.
+        give_up: called when a call has failed, or the user interrupts, so that running calls can end early; those
+            that have not begun never do.
+
+    Raises:
+        Exception: whatever a call raised first.
+    """
+    waiting = deque(enumerate(items))
+    results: dict[int, R] = {}
+
+    def work_off() -> None:
+        while waiting:
+            try:
+                number, item = waiting.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            results[number] = work(item)
+
+    # A thread takes items itself: a future for each would take longer than a small tensor does.
+    count = min(max(1, threads), len(waiting))
+    with defer_interrupts() as interrupted, ThreadPoolExecutor(max(1, count)) as pool:
+        pending: set[Future[None]] = set()
+        failed: BaseException | None = None
+        try:
+            for _ in range(count):
+                pending.add(pool.submit(work_off))
+            while pending and not interrupted and failed is None:
+                done, pending = wait(pending, INTERRUPT_SECONDS, FIRST_EXCEPTION)
+                failed = next((f.exception() for f in done if f.exception() is not None), None)
+        finally:  # whatever the caller's own handler of a signal raises ends it too
+            waiting.clear()
+            if pending:
+                give_up()
+        if failed is not None:
+            raise failed
+    return [results[number] for number in sorted(results)]
+
+
+# -- progress ----------------------------------------------------------------------------------------------------------
+
+
+Progress = Callable[[int, str], None]
+"""Called with bytes that were read or written, and the tensor they are of."""
+
+
+def no_progress(_nbytes: int, _name: str) -> None:
+    """Report nothing: the `Progress` where the caller gave none."""
+
+
+# -- interrupts --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def defer_interrupts() -> Iterator[list[int]]:
+    """Note interrupts in the list that this yields, and raise KeyboardInterrupt at the end if there was one.
+
+    Only in the main thread, and only for signals whose handler would raise it; others stay as they are.
+    """
+    noted: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield noted
+        return
+    before: dict[int, Any] = {}
+
+    def note(number: int, _: object) -> None:
+        noted.append(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is signal.default_int_handler:
+            before[number] = signal.signal(number, note)
+    try:
+        yield noted
+    finally:
+        for changed, handler in before.items():
+            signal.signal(changed, handler)
+        if noted:
+            raise KeyboardInterrupt
+
 
 THREADS = 32
 """Requests that are under way together."""
@@ -32,8 +142,6 @@ NEAR = 64 << 10
 WAITING = 16 << 20
 """Bytes that are fetched before the first of them is read; a store keeps four times as much."""
 
-T = TypeVar("T")
-R = TypeVar("R")
 
 Part = tuple[Path, int, int]
 """A file, and the bytes in it from an offset to before another."""
@@ -196,7 +304,7 @@ class CopiesAhead:
             del self._coming[at]
 
 
-# -- work on many items, shared out to the ranks that do a command together -------------------------------------------
+# -- work on many items, shared out to the ranks that do a command together --------------------------------------------
 
 
 def in_ranks(

@@ -13,8 +13,7 @@ from ckptools.files.opening import OpenFiles
 from ckptools.model.problems import Code, Differing, Problem
 from ckptools.model.rank_vote import vote
 from ckptools.model.regions import Box
-from ckptools.model.shard import Shard
-from ckptools.model.source import Source
+from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Rounded
 from ckptools.text import clip_middle, shape
 
@@ -160,7 +159,7 @@ def _equal_bytes(sources: Sequence[Source], nbytes: int, files: OpenFiles) -> bo
     return True
 
 
-# -- fp32 copies, which round to the half-precision weights beside them -----------------------------------------------
+# -- fp32 copies, which round to the half-precision weights beside them ------------------------------------------------
 
 # They prove a layout that was found. An optimizer that keeps fp32 copies rounds them into the model's weights after
 # each step, to the nearest even value. Some elements of each piece are compared: enough to distinguish parameters.

@@ -18,10 +18,8 @@ from pathlib import Path
 from ckptools.dtypes import ITEMSIZE, NAN_BITS
 from ckptools.errors import ReadError
 from ckptools.files.opening import File, OpenFiles
-from ckptools.model.item_shards import ItemShards
 from ckptools.model.regions import Box, contiguous_strides
-from ckptools.model.shard import Shard
-from ckptools.model.source import Seen
+from ckptools.model.shards import ItemShards, Seen, Shard
 from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.checksums import Record, read_pieces
 from ckptools.tensor_io.slicing import bands_of, count_bands
@@ -163,7 +161,7 @@ def _bands(box: Box, tensor: Tensor, width: int) -> Iterator[Band]:
         yield Band(part, start * width, part.numel * width)
 
 
-# -- reading ----------------------------------------------------------------------------------------------------------
+# -- reading -----------------------------------------------------------------------------------------------------------
 
 
 PIECE = 4 << 20
@@ -237,7 +235,7 @@ def assemble(tensor: Tensor, box: Box, dtype: str, files: OpenFiles, seen: Seen 
     return data
 
 
-# -- digests, as manifests list them ----------------------------------------------------------------------------------
+# -- digests, as manifests list them -----------------------------------------------------------------------------------
 
 # A tensor's digest is that of its full values in row-major, little-endian order, so it is the same for a sharded
 # checkpoint and for every file that was made of it with the same dtypes. A file's is that of its bytes.

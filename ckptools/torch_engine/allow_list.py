@@ -136,7 +136,7 @@ def _mesh_types() -> dict[str, Any]:
     return found
 
 
-# -- stand-ins for Python's functions ---------------------------------------------------------------------------------
+# -- stand-ins for Python's functions ----------------------------------------------------------------------------------
 
 
 class Refused(Exception):  # noqa: N818 - load_shard makes it a ForeignClassError
@@ -164,7 +164,7 @@ def plain_dict(*_: Any) -> dict[Any, Any]:
     return {}
 
 
-# -- numpy: plain numbers and text only, sizes checked ----------------------------------------------------------------
+# -- numpy: plain numbers and text only, sizes checked -----------------------------------------------------------------
 
 
 PLAIN = re.compile(r"[biufc]\d{1,2}|\?|[SU]\d{1,9}")

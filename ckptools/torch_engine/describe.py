@@ -23,20 +23,17 @@ from typing import Any
 
 from ckptools.errors import ReadError
 from ckptools.model.regions import Box, Ints, grid_boxes
-from ckptools.model.shard import Shard, in_rank_order
-from ckptools.model.source import Source
+from ckptools.model.shards import Shard, Source, in_rank_order
 from ckptools.model.tensor import Tensor
-from ckptools.model.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, Size, TorchName
+from ckptools.model.tree import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, Size, TorchName
 from ckptools.pickles import reader
-from ckptools.pickles.classes import sharded_tensor, tensor_classes
-from ckptools.pickles.classes.device_mesh import Mesh, claims_of, worlds
-from ckptools.pickles.classes.dtensor import Placement, in_turn, local_runs
-from ckptools.pickles.classes.tensors import WHY_NOT
+from ckptools.pickles.classes import sharded
+from ckptools.pickles.classes.sharded import Placement, in_turn, local_runs
+from ckptools.pickles.classes.tensors import WHY_NOT, of_class
 from ckptools.pickles.machine import without_cycles
-from ckptools.pickles.objects import structured, subarray_of
+from ckptools.pickles.objects import Mesh, claims_of, structured, subarray_of, worlds
 from ckptools.pickles.reader import Saved
-from ckptools.torch_engine.offline import load_named
-from ckptools.torch_engine.patches import mesh_ranks
+from ckptools.torch_engine.offline import load_named, mesh_ranks
 from ckptools.training_state.modules import with_modules
 
 PLAIN_TYPES = (
@@ -163,11 +160,11 @@ class _Describer:
 
         cls, state = type(tensor), {k: self._attribute(v) for k, v in vars(tensor).items()}
         if cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-            return tensor_classes.of_class(_name(cls), tuple(tensor.shape), _dtype_name(tensor.dtype), state)
+            return of_class(_name(cls), tuple(tensor.shape), _dtype_name(tensor.dtype), state)
         plain = self._plain(tensor)
         if cls in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
-            return sharded_tensor.placed(plain, state, self.meshes)
-        found = tensor_classes.of_class(_name(cls), plain.shape, plain.dtype, {**state, "data": plain})
+            return sharded.placed_sharded_tensor(plain, state, self.meshes)
+        found = of_class(_name(cls), plain.shape, plain.dtype, {**state, "data": plain})
         return plain if plain.kind == "meta" else found
 
     def _attribute(self, value: Any) -> Any:

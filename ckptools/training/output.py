@@ -23,7 +23,7 @@ from ckptools.errors import OutputExistsError, UsageError, WriteError
 from ckptools.files.partial_files import sync_folder
 
 if TYPE_CHECKING:
-    from ckptools.training.damage_kinds import Broken
+    from ckptools.training.damage import Broken
 
 CHECKPOINT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".distcp", ".safetensors")
 
@@ -91,7 +91,7 @@ def opened_by(found: Iterable[Path]) -> Path:
     return Path(os.path.commonpath([path.parent for path in files])) if several else files[0]
 
 
-# -- folder -----------------------------------------------------------------------------------------------------------
+# -- folder ------------------------------------------------------------------------------------------------------------
 
 
 def refuse_existing(out: Path, force: bool) -> None:

@@ -14,16 +14,15 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from ckptools.cluster.environment import NEEDED, missing_variables
-from ckptools.cluster.variables import restarts
-from ckptools.cluster.waiting import Say, say_nothing
+from ckptools.cluster.environment import NEEDED, missing_variables, restarts
+from ckptools.cluster.rendezvous import Say, say_nothing
 from ckptools.errors import UsageError, WriteError
 from ckptools.text import first_line
-from ckptools.training import file_names, layouts, output
-from ckptools.training.backends import chosen_here
-from ckptools.training.options import CreateOptions
+from ckptools.training import layouts, output
+from ckptools.training.option_checks import backend_chosen_here
+from ckptools.training.options import CreateOptions, tells_step
 from ckptools.training.output import Created
-from ckptools.training.resuming.resume import remember, resume, to_go_on_from
+from ckptools.training.resuming import remember, resume, to_go_on_from
 from ckptools.training.run import Run, of_any_rank, prepare, quiet, save_full_state, train
 
 
@@ -48,7 +47,7 @@ def join(options: CreateOptions) -> None:
     Raises:
         UsageError: a variable is missing.
     """
-    backend = chosen_here(options.hardware).group
+    backend = backend_chosen_here(options.hardware).group
     missing = [name for name in NEEDED if name not in os.environ]
     if backend == "mpi":
         dist.init_process_group(backend)
@@ -138,7 +137,7 @@ def _publish(run: Run, growing: Path, partial: Path) -> tuple[Path, ...]:
 
 def _folder(run: Run, growing: Path) -> Path:
     """Make the folder for a checkpoint: one per step where there are several, and their names do not have the step."""
-    if run.options.resuming.save_every is None or file_names.tells_step(run.options.template):
+    if run.options.resuming.save_every is None or tells_step(run.options.template):
         return growing
     folder = growing / f"step-{run.step}"
     folder.mkdir(exist_ok=True)

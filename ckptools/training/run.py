@@ -30,16 +30,27 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.optim.lr_scheduler import LRScheduler
 from torch.profiler import ProfilerActivity, profile
 
-from ckptools.cluster.variables import restarts
-from ckptools.cluster.waiting import Say
+from ckptools.cluster.environment import restarts
+from ckptools.cluster.rendezvous import Say
 from ckptools.text import plural
-from ckptools.training import backends, file_names, optimizers, random_states, strategies
-from ckptools.training.backends import Chosen
-from ckptools.training.data import Loader, Position, ShareSampler, batches, make_loader, with_noise
-from ckptools.training.model import Transformer
-from ckptools.training.options import CreateOptions, run_name
+from ckptools.training import option_checks, strategies
+from ckptools.training.model import (
+    Loader,
+    Position,
+    ShareSampler,
+    Transformer,
+    batches,
+    decayed_names,
+    make_loader,
+    make_optimizer,
+    make_scheduler,
+    seed_all,
+    with_noise,
+)
+from ckptools.training.option_checks import Chosen
+from ckptools.training.options import CreateOptions, name_of_any_rank, run_name
 from ckptools.training.output import FULL_STATE
-from ckptools.training.strategies.strategy import Strategy
+from ckptools.training.strategies import Strategy
 
 
 @dataclass
@@ -116,8 +127,8 @@ def train(run: Run, report: Say, save: Callable[[Run], None]) -> None:
 def prepare(options: CreateOptions, report: Say) -> Run:
     """Build the model and spread it; the run is at its start."""
     torch.manual_seed(options.seed)
-    hardware = backends.chosen_here(options.hardware)
-    device = backends.own_device(hardware)
+    hardware = option_checks.backend_chosen_here(options.hardware)
+    device = option_checks.own_device(hardware)
     # Made on the CPU, so that it begins with the same weights everywhere.
     model = Transformer(options.size).to(device)
     count = sum(param.numel() for param in model.parameters())
@@ -129,14 +140,14 @@ def prepare(options: CreateOptions, report: Say) -> Run:
     )
     if hardware.remark:
         report(hardware.remark)
-    decayed = optimizers.decayed_names(model)
+    decayed = decayed_names(model)
     strategy = strategies.BY_NAME[options.strategy]
     wrapped = strategy.wrap(model, options)
-    optimizer = optimizers.make_optimizer(options.optimizer, strategies.plain_parameters(wrapped), decayed)
-    scheduler = optimizers.make_scheduler(options.scheduler, optimizer, options.steps)
+    optimizer = make_optimizer(options.optimizer, strategies.plain_parameters(wrapped), decayed)
+    scheduler = make_scheduler(options.scheduler, optimizer, options.steps)
     share, shares = strategy.data_share(options)
     # From here on shares draw different numbers: dropout and the noise in the data.
-    random_states.seed_all(options.seed + share)
+    seed_all(options.seed + share)
     loader = make_loader(options, share, shares)
     return Run(options, strategy, wrapped, optimizer, scheduler, loader, hardware, device)
 
@@ -176,7 +187,7 @@ def quiet() -> Iterator[None]:
         yield
 
 
-# -- names of files ---------------------------------------------------------------------------------------------------
+# -- names of files ----------------------------------------------------------------------------------------------------
 
 
 def place(run: Run, folder: Path) -> Path:
@@ -196,7 +207,7 @@ def place_folder(run: Run, folder: Path) -> Path:
 def of_any_rank(run: Run) -> str | None:
     """Make a regular expression for the file of any rank; None where the layout's own names are used."""
     template = run.options.files.name
-    return None if template is None else file_names.of_any_rank(template, _values(run))
+    return None if template is None else name_of_any_rank(template, _values(run))
 
 
 def _values(run: Run) -> dict[str, int | str]:
@@ -213,7 +224,7 @@ def _values(run: Run) -> dict[str, int | str]:
     }
 
 
-# -- full state -------------------------------------------------------------------------------------------------------
+# -- full state --------------------------------------------------------------------------------------------------------
 
 
 def full_state(run: Run) -> dict[str, Any]:
@@ -253,7 +264,7 @@ def save_full_state(run: Run, folder: Path) -> None:
         torch.save(state, folder / FULL_STATE)
 
 
-# -- communication ----------------------------------------------------------------------------------------------------
+# -- communication -----------------------------------------------------------------------------------------------------
 
 
 BACKENDS = ("gloo:", "nccl:", "mpi:")

@@ -12,18 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.dtypes import ITEMSIZE
-from ckptools.model.causes import causes_of, consequences_of
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.cover import cover_problem
 from ckptools.model.problems import Code, Problem
 from ckptools.model.rank_vote import vote
 from ckptools.model.regions import Box
-from ckptools.model.shard import Shard
-from ckptools.model.shards import shard_ranks, states_one_crc
-from ckptools.model.tensor import Tensor
-from ckptools.model.tree import KeyPath, fqn_of, is_within, tensors_in
-from ckptools.model.values import Lost, scalar
-from ckptools.model.verdict import Depth, Verdict
+from ckptools.model.shards import Shard, shard_ranks, states_one_crc
+from ckptools.model.tensor import Tensor, cover_problem
+from ckptools.model.tree import KeyPath, Lost, fqn_of, is_within, scalar, tensors_in
+from ckptools.model.verdict import Depth, Verdict, causes_of, consequences_of
 from ckptools.text import few, named_ranks, plural
 from ckptools.training_state.optimizers import Optimizer, ParamGroup, optimizers_of
 from ckptools.training_state.rank_values import Shared, is_own, own_paths
@@ -194,7 +190,7 @@ def _extent(ck: Checkpoint, more: bool) -> str:
     return f"{files} are here, all read" if ck.structure_read else f"{files} are here; contents not compared (verify)"
 
 
-# -- problems of optimizer state, param groups and step counters ------------------------------------------------------
+# -- problems of optimizer state, param groups and step counters -------------------------------------------------------
 
 
 ELEMENTWISE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "exp_inf", "square_avg", "acc_delta")
@@ -311,7 +307,7 @@ def _is_projected(moment: Tensor, parameter: Tensor, rank: Any) -> bool:
     return len(moment.shape) == len(parameter.shape) and all(own in (whole, rank) for own, whole in sizes)
 
 
-# -- stated copies ----------------------------------------------------------------------------------------------------
+# -- stated copies -----------------------------------------------------------------------------------------------------
 
 
 def copy_problems(ck: Checkpoint) -> Iterator[Problem]:

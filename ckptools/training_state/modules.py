@@ -14,21 +14,21 @@ persistent.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+import re
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptools.errors import ReadError
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import KeyPath, nodes_in
-from ckptools.model.values import Opaque
+from ckptools.model.tree import KeyPath, Opaque, nodes_in
 from ckptools.pickles import reader
 from ckptools.pickles.foreign_names import classes_and_places
-from ckptools.pickles.machine_state import PickleError
+from ckptools.pickles.machine_state import PickleError, RepeatedRecords
 from ckptools.pickles.reader import Saved
-from ckptools.pickles.repeated import RepeatedRecords
 from ckptools.training_state.sections import find_sections
 
 MAX_DEPTH = 100
@@ -145,3 +145,151 @@ def module_problems(tree: Any) -> Iterator[Problem]:
     if modules:
         text = "a whole module is read as its parameters and buffers, without what its class may add: "
         yield Problem(Code.WHOLE_MODULE, text + classes_and_places(modules))
+
+
+# -- numbers in the names of a model: layers that are absent, layers that lack what others have, experts that are lost
+# Works on names alone: `model.layers.3.mlp.up.weight` is `mlp.up.weight` of layer 3 of the stack `model.layers`.
+# Numbers
+# have holes by design where a module without parameters lies between others (a ReLU), so a stack counts only where its
+# layers are alike, each of several modules, and its numbers are no even row such as 0, 2, 4. A layer may differ from
+# the
+# others by design too: one that lacks names is odd only where more than half of the layers have them, and no second
+# layer
+# lacks the same ones. A router has a row for each expert.
+
+
+NUMBER = re.compile(r"(?:^|\.)(\d{1,5})\.")
+MIN_LAYERS = 3
+"""Fewer numbers may count something else, and the layers lie below them."""
+
+EXPERT = re.compile(r"experts?\.(?:[a-z_]+\.)?(?:expert_)?(\d{1,5})\.")
+STACKED_EXPERTS = re.compile(r"experts\.[^.]+(?:\.weight)?$")
+ROUTERS = ("gate.weight", "router.weight", "router.classifier.weight", "router.layer.weight", "gate.wg.weight")
+"""Names of a router beside its experts. Source: transformers (Mixtral, DeepSeek, gpt-oss, Switch, DBRX), DeepSpeed."""
+
+
+MAX_EXPERTS = 1 << 12
+
+
+class Stack(NamedTuple):
+    """The layers of a model that are numbered below one name, and the names that each of them has."""
+
+    name: str
+    layers: Mapping[int, frozenset[str]]
+
+    @property
+    def usual(self) -> frozenset[str]:
+        """The names that most layers have."""
+        return Counter(self.layers.values()).most_common(1)[0][0]
+
+    def whole_name(self, number: int) -> str:
+        """The name of a layer."""
+        return f"{self.name}.{number}" if self.name else str(number)
+
+
+def stacks_of(names: Collection[str]) -> list[Stack]:
+    """The stacks of a model: by the first number in each name, and by the next where that counts one or two modules."""
+    found: list[Stack] = []
+    waiting = {"": names}
+    while waiting:
+        before, some = waiting.popitem()
+        stacks: dict[str, dict[int, list[str]]] = {}
+        for numbered, rest in _by_layer(some).items():
+            name, _, number = numbered[:-1].rpartition(".")
+            stacks.setdefault(name, {})[int(number)] = rest
+        for inner, layers in stacks.items():
+            stack = f"{before}.{inner}" if before and inner else before or inner
+            found.append(Stack(stack, {n: frozenset(rest) for n, rest in layers.items()}))
+            if len(layers) < MIN_LAYERS:
+                waiting |= {f"{stack}.{n}" if stack else str(n): rest for n, rest in layers.items()}
+    return found
+
+
+def _by_layer(names: Collection[str]) -> dict[str, list[str]]:
+    """What follows the first number in each name, by what comes up to it: there may be 100,000 names."""
+    layers: defaultdict[str, list[str]] = defaultdict(list)
+    for name, found in zip(names, map(NUMBER.search, names), strict=True):
+        if found:
+            end = found.end()
+            layers[name[:end]].append(name[end:])
+    return layers
+
+
+def absent_layers(stack: Stack) -> list[int]:
+    """Numbers between the layers of a stack that no name has, where these are alike, and of several modules."""
+    return holes_in(stack) if _of_modules(stack.usual) else []
+
+
+def holes_in(stack: Stack) -> list[int]:
+    """Numbers between the layers of a stack that no name has, where the layers are alike, and numbered one by one."""
+    numbers = sorted(stack.layers)
+    steps = {b - a for a, b in pairwise(numbers)}
+    if len(steps) < 2 or 2 * _count(stack, stack.usual) < len(numbers):
+        return []
+    return sorted(set(range(numbers[0], numbers[-1])) - set(numbers))
+
+
+def lacking_layers(stack: Stack) -> dict[int, list[str]]:
+    """The names that a layer lacks, of those that more than half of the layers have alike; by its number."""
+    usual = stack.usual
+    if not _of_modules(usual) or 2 * _count(stack, usual) <= len(stack.layers):
+        return {}
+    odd = {n: own for n, own in stack.layers.items() if own < usual and _count(stack, own) == 1}
+    ends = {min(stack.layers), max(stack.layers)}
+    return {n: sorted(usual - own) for n, own in odd.items() if n not in ends or _is_torn(own, usual)}
+
+
+def _count(stack: Stack, kind: frozenset[str]) -> int:
+    return sum(own == kind for own in stack.layers.values())
+
+
+def _of_modules(names: Collection[str]) -> bool:
+    """Whether a layer consists of two modules or more."""
+    return len({name.partition(".")[0] for name in names if "." in name}) > 1
+
+
+def _is_torn(own: frozenset[str], usual: frozenset[str]) -> bool:
+    """Whether the first or last layer, which often has a module less, lacks a part of a module or much of itself."""
+    modules = {name.rpartition(".")[0].partition(".")[0] for name in own}
+    lacking = usual - own
+    return 4 * len(lacking) >= len(usual) or any(name.partition(".")[0] in modules for name in lacking)
+
+
+class Experts(NamedTuple):
+    """The experts of one layer that are here, by number, and how many rows its router has.
+
+    Attributes:
+        stacked: whether they are one tensor, in which none is lost alone.
+    """
+
+    name: str
+    here: frozenset[int]
+    rows: int
+    stacked: bool
+
+    @property
+    def absent(self) -> list[int]:
+        """The numbers of those that the router knows and that are not here."""
+        return sorted(set(range(self.rows)) - self.here)
+
+
+def experts_of(model: Mapping[str, Any]) -> Iterator[Experts]:
+    """The experts of each layer of a model that has a router for them."""
+    here: dict[str, set[int]] = {}
+    stacked: set[str] = set()
+    for name in (name for name in model if "expert" in name):
+        found = EXPERT.search(name)
+        if found:
+            here.setdefault(name[: found.start()], set()).add(int(found[1]))
+            continue
+        found, value = STACKED_EXPERTS.search(name), model[name]
+        if found and isinstance(value, Tensor) and len(value.shape) == 3:
+            here.setdefault(name[: found.start()], set()).update(range(min(value.shape[0], MAX_EXPERTS)))
+            stacked.add(name[: found.start()])
+    for module, numbers in here.items():
+        routers = (model.get(module + router) for router in ROUTERS)
+        sizes = [r.shape for r in routers if isinstance(r, Tensor) and len(r.shape) == 2]
+        if sizes and len(numbers) not in sizes[0] and len(numbers) < sizes[0][0] <= MAX_EXPERTS:
+            yield Experts(f"{module}experts", frozenset(numbers), sizes[0][0], module in stacked)
+        elif sizes:
+            yield Experts(f"{module}experts", frozenset(range(len(numbers))), len(numbers), module in stacked)

@@ -2,28 +2,517 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from ckptools.dtypes import is_floating
 from ckptools.errors import RefusedError
 from ckptools.model.checkpoint import Checkpoint, GivenNames, ModuleOrder
-from ckptools.model.records import Rows, displayed, to_dict
+from ckptools.model.problems import Rows, displayed, to_dict
+from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import KeyPath, fqn_of
-from ckptools.model.values import describe_for_error
+from ckptools.model.tree import KeyPath, describe_for_error, fqn_of
 from ckptools.text import clip_middle, plural
-from ckptools.training_state.optimizer_names import (
-    aligned,
-    group_ids,
-    misfit,
-    name_parameters,
-    numbered_groups,
-    only_shape,
+from ckptools.training_state.sections import (
+    STATE,
+    flat_key,
+    free_name,
+    is_flat_optimizer,
+    sections_of_kind,
+    storage_identity,
 )
-from ckptools.training_state.parameter_names import Id, Naming, believed, model_for_names, named_when_read
-from ckptools.training_state.sections import STATE, flat_key, free_name, is_flat_optimizer, sections_of_kind
+
+# -- names of parameters: how an optimizer's numbers got theirs, their wrappers, and their order in the module ---------
+# A wrapper is a module that holds one other, so its name is no part of a parameter's. DDP's is `module`, a name that
+# others use as well: it is taken for DDP's only at the front. FSDP1 also joins the parameters of a wrapped module into
+# `_flat_param`. Source: torch/distributed/fsdp/_common_utils.py (`FSDP_WRAPPED_MODULE`, `FLAT_PARAM`; `_fpw_module` and
+# `flat_param` up to torch 1.13), torch/distributed/algorithms/_checkpoint/checkpoint_wrapper.py,
+# torch/_dynamo/eval_frame.py, torch/nn/parallel/distributed.py.
+#
+# Every checkpoint states what its format does to the order (`Checkpoint.module_order`): one of the statements here, or
+# the format's own. `nn.Module.state_dict()` writes a module's own parameters, its buffers, then its children, so its
+# parameters come in the order of `named_parameters()`. It also puts `_metadata` on the dict, an entry for each module
+# in
+# that same order. Filtering, sorting or copying a state dict key by key drops it, and a dict that was put together in
+# another way (FSDP1 lists the parameters of the outermost unit last) contradicts it. So the order is believed where
+# every
+# name lies in a module of that list and the modules come in its order. Within a module nothing lists the parameters;
+# all
+# of torch's modules register `weight` before `bias`, and where these two have one shape and stand the other way round
+# (as
+# sorting does it), the order is not believed either. Source: torch/nn/modules/module.py (`state_dict`,
+# `_save_to_state_dict`).
+
+
+Id = Any
+"""The key of a parameter in an optimizer's state: an int, or the fqn itself."""
+
+UNNAMED = "?"
+"""Prefix of a number without a name, in formats that join ranks by name."""
+
+GIVE = "give them with --names FROM"
+FITS = "more than one parameter fits, or none"
+
+
+class Naming(NamedTuple):
+    """Which parameter each id of an optimizer is.
+
+    Attributes:
+        names: fqn by id, for the ids that have a name.
+        by: the weakest source of the names: `fqn` (the file says them), `shape` (only one parameter has it),
+            `order` (assumed: groups list parameters in the order of the module), `told` (by the user), `none`.
+        assumed: ids whose names hold only if their group has the order of the module.
+        unnamed: ids without a name.
+        note: one line for people, empty when the file has the names.
+    """
+
+    names: Mapping[Id, str]
+    by: Literal["fqn", "told", "shape", "order", "none"]
+    assumed: tuple[Id, ...]
+    unnamed: tuple[Id, ...]
+    note: str
+
+
+def note_of(proven: int, assumed: int, unnamed: int, why: str, whose: str = "the model", without_shape: int = 0) -> str:
+    """Describe how names were found that the file does not have; `without_shape` of those assumed have no moments."""
+    notes = ["keyed by number"]
+    notes += [f"{proven} named by a shape that only one parameter has"] if proven else []
+    known = assumed - without_shape
+    fits = "no shapes to compare" if not known else "shapes agree"
+    fits += f" of {known}, the others have none" if known and without_shape else ""
+    order = f"named in the order of {whose}, assumed to be that of the groups ({fits})"
+    notes += [f"{assumed} {order}"] if assumed else []
+    notes += [f"{unnamed} of {proven + assumed + unnamed} without a name ({why}): {GIVE}"] if unnamed else []
+    return "; ".join(notes)
+
+
+def named_when_read(naming: Naming, assumed: Collection[str]) -> Naming:
+    """The naming of an optimizer in which a format's reader already put names for numbers, `assumed` ones by order."""
+    mine = tuple(i for i in naming.names if i in assumed)
+    if naming.by != "fqn" or not (mine or naming.unnamed):
+        return naming
+    names = {i: fqn for i, fqn in naming.names.items() if i not in naming.unnamed}
+    by: Literal["fqn", "order"] = "order" if mine else "fqn"
+    note = note_of(len(names) - len(mine), len(mine), len(naming.unnamed), FITS)
+    return Naming(names, by, mine, naming.unnamed, note)
+
+
+# -- wrappers ----------------------------------------------------------------------------------------------------------
+
+
+WRAPPERS = ("_fsdp_wrapped_module", "_fpw_module", "_checkpoint_wrapped_module", "_orig_mod")
+FLAT_PARAMETERS = ("_flat_param", "flat_param")
+DDP = "module."
+
+
+def without_wrappers(name: str) -> str:
+    """A name without the modules that only wrap another; DDP's `module` stays."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
+
+def without_ddp(name: str) -> str:
+    """A name without the modules that only wrap another, DDP's leading `module` included."""
+    return without_wrappers(name).removeprefix(DDP)
+
+
+def ddp_prefix(names: Sequence[str]) -> str:
+    """`module.` where every name of a model begins with it behind its wrappers, as in DDP's state dict; else empty."""
+    return DDP if names and all(without_wrappers(name).startswith(DDP) for name in names) else ""
+
+
+def is_flat_parameter(key: Any) -> bool:
+    """Whether a key of a model is that of an FSDP1 flat parameter."""
+    return str(key).rpartition(".")[2] in FLAT_PARAMETERS
+
+
+# -- the order of the module -------------------------------------------------------------------------------------------
+
+
+AS_SAVED = ModuleOrder(True, "torch.save keeps the order of a state dict")
+"""The order of torch.save files; each state dict's `_metadata` says whether that is the module's order."""
+
+SORTED = ModuleOrder(False, "safetensors are sorted by dtype and name")
+"""The order of safetensors files, as their own library writes them (`prepare`)."""
+
+AS_WRITTEN = ModuleOrder(True, "a JSON is written in the order that its author means")
+BY_UNIT = ModuleOrder(False, "parameters that were taken out of flat ones stand together by unit")
+
+NO_METADATA = ModuleOrder(False, "the state dict does not list its modules (no _metadata), so its order may be any")
+CONFIRMED = ModuleOrder(True, "the state dict lists its modules in this order")
+
+
+def believed(stated: ModuleOrder, model: Mapping[str, Any]) -> ModuleOrder:
+    """The order of a model's names that can be relied on, beside what its format says."""
+    return order_of(model, getattr(model, "_metadata", None)) if stated.kept else stated
+
+
+def model_for_names(models: Sequence[Mapping[str, Any]], stated: ModuleOrder) -> Mapping[str, Any] | None:
+    """The state dict that names an optimizer's parameters: the only one, or the one that all others are copies of.
+
+    A copy (an average of the weights, a teacher) has the same names and shapes, or some of them. Of several that are
+    alike the first is taken whose order is believed. If two such orders disagree, they are of different modules, and
+    nothing says whose parameters the numbers are.
+    """
+    shapes = [{k: v.shape for k, v in model.items() if isinstance(v, Tensor)} for model in models]
+    whole = [m for m, own in zip(models, shapes, strict=True) if all(o.items() <= own.items() for o in shapes)]
+    ordered = [m for m in models if believed(stated, m).kept] if whole else []
+    shared = set(whole[0]).intersection(*ordered) if ordered else set()
+    if len({tuple(name for name in m if name in shared) for m in ordered}) > 1:
+        return None
+    return next((m for m in whole if any(m is o for o in ordered)), whole[0] if whole else None)
+
+
+def order_of(model: Mapping[str, Any], modules: Any) -> ModuleOrder:
+    """Whether the tensors of a state dict stand in the order in which `modules` (its `_metadata`) has their modules."""
+    if not isinstance(modules, Mapping) or not modules:
+        return NO_METADATA
+    places, at = module_places(modules), 0
+    for name in (name for name, value in model.items() if isinstance(value, Tensor)):
+        place = places.get(module_of(name))
+        if place is None:
+            return ModuleOrder(False, f"{name} lies in none of the modules that the state dict lists")
+        if place < at:
+            return ModuleOrder(False, f"{name} stands behind modules that the state dict lists after its own")
+        at = place
+    return _weights_before_biases(model)
+
+
+def module_places(modules: Mapping[Any, Any]) -> dict[str, int]:
+    """The place of each module in the list of a state dict, by its name without wrappers."""
+    places: dict[str, int] = {}
+    for module in modules:
+        places.setdefault(without_wrappers(str(module)), len(places))
+    return places
+
+
+def module_of(name: str) -> str:
+    """The module that a parameter lies in, without wrappers."""
+    return without_wrappers(name).rpartition(".")[0]
+
+
+def _weights_before_biases(model: Mapping[str, Any]) -> ModuleOrder:
+    seen: set[str] = set()
+    for name, value in model.items():
+        seen.add(name)
+        head, dot, last = name.rpartition(".")
+        name_of_weight = f"{head}{dot}weight"
+        weight = model.get(name_of_weight) if last == "bias" and name_of_weight not in seen else None
+        if isinstance(value, Tensor) and isinstance(weight, Tensor) and value.shape == weight.shape:
+            return ModuleOrder(False, f"{name} stands before {name_of_weight}, as in no module of torch")
+    return CONFIRMED
+
+
+# -- the moments in an optimizer's state of one parameter: the tensors that are laid out as the parameter is -----------
+
+
+FACTORS = {("row_var", "col_var"): 1, ("exp_avg_sq_row", "exp_avg_sq_col"): 0}
+"""Slots of a factored second moment: means over the last and over the last but one dimension, kept as 1 or left out.
+
+Source: torch/optim/_adafactor.py, `_init_group`; transformers/optimization.py, `Adafactor.step`.
+"""
+
+QUANT_STATE = "__bnb_optimizer_quant_state__"
+"""Slot in which bitsandbytes 0.48 on packs its tensors, so that FSDP leaves them alone."""
+
+OF_BITSANDBYTES = ("state1", "state2")
+"""Its moments, in 8 or 32 bits; beside them are scales of blocks, tables and norms.
+
+Source: bitsandbytes/optim/optimizer.py, `Optimizer8bit.state_dict`, `Optimizer2State.init_state`.
+"""
+
+
+def moments_of(entry: Any) -> list[Tensor]:
+    """The moments as they are stored."""
+    return list(_by_slot(entry).values())
+
+
+def in_full(entry: Any) -> list[Tensor]:
+    """The moments, with one of the shape that they stand for in place of two factors."""
+    slots = _by_slot(entry)
+    for names, cut in FACTORS.items():
+        row, column = (slots.get(name) for name in names)
+        if row is None or column is None or not (row.shape and column.shape):
+            continue
+        above = row.shape[: len(row.shape) - cut]
+        if row.shape == (*above, *(1,) * cut) and column.shape == (*above[:-1], *(1,) * cut, column.shape[-1]):
+            slots = {k: v for k, v in slots.items() if k not in names}
+            slots[names[0]] = Tensor((*above, column.shape[-1]), row.dtype, ())
+    return list(slots.values())
+
+
+def _by_slot(entry: Any) -> dict[Any, Tensor]:
+    """The tensors without the step counter; of bitsandbytes' only the moments."""
+    slots = entry if isinstance(entry, Mapping) else {}
+    packed = slots.get(QUANT_STATE)
+    slots = packed if isinstance(packed, Mapping) else slots
+    own = {slot: slots[slot] for slot in OF_BITSANDBYTES if slot in slots}
+    return {slot: value for slot, value in (own or slots).items() if isinstance(value, Tensor) and slot != "step"}
+
+
+# -- which parameter each entry of an optimizer's state is, where the file keeps it by number --------------------------
+# A plain `optimizer.state_dict()` numbers its parameters through all param groups. A name for a number is
+#
+# - said by the file: the ids are names, or groups have `param_names` (`AdamW(model.named_parameters())`, torch 2.6 on);
+# - proven by its shape: one number has moments of that shape, and one parameter of the model has it;
+# - assumed from the order: groups are made from `model.parameters()`, or from those that some test lets through, so
+# that
+#   each lists its parameters in the order of the module. Where the model's own order is the module's (`module_order`)
+#   and the shapes leave one way to lay every group there, that is the name, and it is called assumed: two parameters of
+#   one shape that were put into a group the other way round look the same;
+# - or it is not given, and the number stays.
+#
+# Source: torch/optim/optimizer.py (`state_dict`, `add_param_group`), and formats seen in DDP, FSDP2 and verl files.
+
+
+Parameters = Sequence[tuple[str, Tensor]]
+
+MAX_STEPS = 10_000_000
+"""Parameters that are looked at while groups are laid over the model; a forged file has as many groups as it likes."""
+
+MAX_ROUNDS = 16
+
+
+def group_ids(optimizer: Mapping[str, Any]) -> list[list[Id]]:
+    """The ids of each param group; empty lists where a group has none (torch 1.13's sharded form), or no such ids.
+
+    A group without `params` whose `param_names` are keys of the state lists its ids by these (torch_checkpointing).
+    """
+    found: list[list[Id]] = []
+    for group in optimizer["param_groups"]:
+        names, state = group.get("param_names"), optimizer["state"]
+        are_keys = isinstance(names, (list, tuple)) and any(isinstance(name, str) and name in state for name in names)
+        ids = group.get("params", names if are_keys else None)
+        are_ids = isinstance(ids, (list, tuple)) and all(isinstance(i, (int, str)) for i in ids)
+        found.append(list(ids) if are_ids else [])
+    return found
+
+
+def name_parameters(
+    optimizer: Mapping[str, Any], model: Mapping[str, Any] | None, order: ModuleOrder, whose: str = "the model"
+) -> Naming:
+    """Name the parameters of an optimizer, as far as that can be done.
+
+    The model is None when there is none, or nothing says which of several; `order` is that of its names, and `whose`
+    says to people what has this order.
+    """
+    state = optimizer["state"]
+    groups = numbered_groups(optimizer)
+    ids = [i for group in groups for i in group]
+    said = _said(optimizer, ids, model)
+    if said is not None:
+        return Naming(said, "fqn", (), tuple(i for i in ids if str(i).startswith(UNNAMED)), "")
+    if model is None:
+        return Naming({}, "none", (), tuple(ids), f"keyed by number, and no one model is beside it; {GIVE}")
+    params, pieces = _parameters(model, len(ids))
+    proven = by_shape({i: state.get(i) for i in ids}, params, pieces)
+    ordered = order.kept and _are_in_order(optimizer, ids)
+    laid = by_order(groups, state, params, pieces) if ordered else {}
+    without_shape = sum(_moment(state.get(i)) is None for i in laid if i not in proven)
+    return _naming(ids, proven, laid, order, whose, without_shape)
+
+
+def numbered_groups(optimizer: Mapping[str, Any]) -> list[list[Id]]:
+    """The ids of each param group; where groups list none, those that have state, in the order of the numbers."""
+    groups = group_ids(optimizer)
+    state = list(optimizer["state"])
+    return groups if any(groups) else [sorted(state) if all(type(i) is int for i in state) else state]
+
+
+def _are_in_order(optimizer: Mapping[str, Any], ids: Sequence[Id]) -> bool:
+    """Whether the ids are numbers, each once, and it is known which group they are in."""
+    numbers = all(type(i) is int for i in ids) and len(set(ids)) == len(ids)
+    return numbers and (any(group_ids(optimizer)) or len(optimizer["param_groups"]) < 2)
+
+
+def _naming(
+    ids: Sequence[Id],
+    proven: Mapping[Id, str],
+    laid: Mapping[Id, str],
+    order: ModuleOrder,
+    whose: str,
+    without_shape: int,
+) -> Naming:
+    names = {**laid, **proven}
+    assumed = tuple(i for i in ids if i in laid and i not in proven)
+    unnamed = tuple(i for i in ids if i not in names)
+    why = FITS if order.kept else f"their shapes fit several or none, and {order.why}"
+    by: Literal["order", "shape", "none"] = "order" if assumed else "shape" if proven else "none"
+    note = note_of(len(proven), len(assumed), len(unnamed), why, whose, without_shape)
+    return Naming(names, by, assumed, unnamed, note)
+
+
+# -- what the file says ------------------------------------------------------------------------------------------------
+
+
+def _said(optimizer: Mapping[str, Any], ids: Sequence[Id], model: Mapping[str, Any] | None) -> dict[Id, str] | None:
+    """The names that the file has for the ids; None when it has none."""
+    listed = aligned(_param_names(optimizer), model)
+    if listed:
+        return listed
+    # A dict with `str(number)` for keys; a parameter of an nn.ParameterList is called so as well.
+    numbers = all(str(i).isdecimal() for i in ids) and (model is None or not all(i in model for i in ids))
+    return {i: i for i in ids} if all(isinstance(i, str) for i in ids) and not (ids and numbers) else None
+
+
+def _param_names(optimizer: Mapping[str, Any]) -> dict[Id, str]:
+    """Name by id as the param groups say them; nothing where one does not, or two have one name.
+
+    Groups that were made of two modules' own `named_parameters()` have each module's `weight`.
+    """
+    found: dict[Id, str] = {}
+    for group, ids in zip(optimizer["param_groups"], group_ids(optimizer), strict=True):
+        names = group.get("param_names", [] if not ids else None)
+        if not isinstance(names, (list, tuple)) or len(names) != len(ids):
+            return {}
+        found |= dict(zip(ids, names, strict=True))
+    good = all(isinstance(n, str) for n in found.values()) and len(set(found.values())) == len(found)
+    return found if good else {}
+
+
+def aligned(names: Mapping[Id, str], model: Mapping[str, Any] | None) -> dict[Id, str]:
+    """Names as the model has them: the same but for wrappers and DDP's leading `module`; nothing where one is not."""
+    if model is None:
+        return dict(names)
+    known = {without_ddp(str(fqn)): str(fqn) for fqn in model}
+    found = {i: name if name in model else known.get(without_ddp(name), "") for i, name in names.items()}
+    return found if all(found.values()) and len(set(found.values())) == len(found) else {}
+
+
+# -- what shapes prove -------------------------------------------------------------------------------------------------
+
+
+def by_shape(entries: Mapping[Id, Any], params: Parameters, pieces: bool = False) -> dict[Id, str]:
+    """Name the ids whose shape one id and one parameter have.
+
+    Nothing is named where more ids than parameters have a shape: then the model lacks parameters, or the moments are
+    not laid out as the parameters are (low-rank projections). With `pieces`, plain 1-D moments may be runs of a
+    flattened parameter, whose length is no parameter's shape.
+    """
+    shapes = {i: shape for i, entry in entries.items() if (shape := only_shape(entry, pieces)) is not None}
+    ids = Counter(shapes.values())
+    fqns = Counter(t.shape for _, t in params)
+    if len(params) < len(entries) or any(count > fqns[shape] for shape, count in ids.items()):
+        return {}
+    of_shape = {t.shape: fqn for fqn, t in params if fqns[t.shape] == 1}
+    return {i: of_shape[shape] for i, shape in shapes.items() if shape in of_shape}
+
+
+def only_shape(entry: Any, pieces: bool) -> Ints | None:
+    """The shape that all moments of a parameter have; None where they differ, as low-rank ones do.
+
+    Pieces of flattened parameters got their shape from a name, so that it cannot prove one.
+    """
+    moments = [moment for moment in in_full(entry) if moment.shape]
+    runs = any(t.kind == "flat_pieces" or (pieces and not t.sharded and len(t.shape) == 1) for t in moments)
+    shapes = {t.shape for t in moments}
+    return shapes.pop() if len(shapes) == 1 and not runs else None
+
+
+def _parameters(model: Mapping[str, Any], wanted: int) -> tuple[Parameters, bool]:
+    """Collect what may be parameters, and whether ranks have pieces of them.
+
+    Left out is what surely is none of its own: a name tied to an earlier one, and, where FSDP sharded the model, what
+    it did not shard, for it shards every parameter and no buffer.
+    """
+    candidates = [(fqn, t) for fqn, t in model.items() if isinstance(t, Tensor) and is_floating(t.dtype)]
+    seen: set[Any] = set()
+    own: list[tuple[str, Tensor]] = []
+    for fqn, tensor in candidates:
+        identity = storage_identity(tensor)
+        if identity is None or identity not in seen:
+            own.append((fqn, tensor))
+        seen.add(identity)
+    sharded = [c for c in own if c[1].sharded]
+    return next((c for c in (sharded, own) if len(c) >= wanted), candidates), bool(sharded)
+
+
+# -- what the order suggests -------------------------------------------------------------------------------------------
+
+
+def by_order(groups: Sequence[list[Id]], state: Mapping[Id, Any], params: Parameters, pieces: bool) -> dict[Id, str]:
+    """Lay every group over the parameters; an id whose first and last possible place are the same is named.
+
+    What one group surely takes is no longer free for another, so this is repeated until nothing changes. Nothing is
+    named when a group finds no place at all: then the groups do not have the order of the module. With `pieces`, plain
+    1-D moments may be runs of a flattened parameter, whose length says nothing of its shape.
+    """
+    moments = {i: _moment(state.get(i)) for group in groups for i in group}
+    taken: dict[int, Id] = {}
+    if len(groups) * len(params) > MAX_STEPS:
+        return {}
+    for _ in range(MAX_ROUNDS):
+        before = len(taken)
+        for ids in groups:
+            mine = set(ids)
+            free = [k for k in range(len(params)) if k not in taken or taken[k] in mine]
+            first = _lay(ids, moments, params, free, pieces)
+            last = _lay(ids[::-1], moments, params, free[::-1], pieces)
+            if min(len(first), len(last)) < len(ids):
+                return {}
+            taken |= {k: i for i, k, other in zip(ids, first, reversed(last), strict=True) if k == other}
+        if len(taken) == before:
+            break
+    return {i: params[k][0] for k, i in taken.items()}
+
+
+def misfit(optimizer: Mapping[str, Any], model: Mapping[str, Any]) -> Id | None:
+    """The first id that finds no place when its group is laid over a model in order; None when all do."""
+    groups = numbered_groups(optimizer)
+    params, pieces = _parameters(model, sum(map(len, groups)))
+    moments = {i: _moment(optimizer["state"].get(i)) for ids in groups for i in ids}
+    for ids in groups:
+        placed = _lay(ids, moments, params, range(len(params)), pieces)
+        if len(placed) < len(ids):
+            return ids[len(placed)]
+    return None
+
+
+def _lay(
+    ids: Sequence[Id], moments: Mapping[Id, Tensor | None], params: Parameters, free: Sequence[int], pieces: bool
+) -> list[int]:
+    """Place each id at the first parameter that fits and is behind the one before, up to one that finds no place."""
+    placed: list[int] = []
+    positions = iter(free)
+    for i in ids:
+        place = next((k for k in positions if _fits(moments[i], params[k][1], pieces)), None)
+        if place is None:
+            break
+        placed.append(place)
+    return placed
+
+
+def _moment(entry: Any) -> Tensor | None:
+    """A tensor of a parameter's state that is laid out as the parameter is; None when the state has none."""
+    # Some optimizers keep 0-d counters of other names beside their moments.
+    return min(in_full(entry), key=lambda t: (not t.sharded, -len(t.shape)), default=None)
+
+
+def _fits(moment: Tensor | None, parameter: Tensor, pieces: bool) -> bool:
+    if moment is None:
+        return True
+    if parameter.kind == "flat_pieces" and not parameter.note and _held(moment) != _held(parameter):
+        return False
+    run = pieces and not moment.sharded and len(moment.shape) == 1
+    return _may_be_runs(moment, parameter) if run else moment.shape == parameter.shape
+
+
+def _may_be_runs(moment: Tensor, parameter: Tensor) -> bool:
+    """Whether runs may be those of a parameter: once all ranks are read, they hold its elements once per replica."""
+    if not parameter.numel or sum(_held(parameter).values()) < parameter.numel:
+        return True
+    copies, rest = divmod(sum(_held(moment).values()), parameter.numel)
+    return not rest and copies > 0 and (parameter.world_size or copies) % copies == 0
+
+
+def _held(tensor: Tensor) -> dict[int | None, int]:
+    """Elements of a flattened tensor on each rank whose file was read: a moment is cut as its parameter is."""
+    counts: dict[int | None, int] = {}
+    for shard in tensor.found:
+        if shard.box.numel:
+            counts[shard.rank] = counts.get(shard.rank, 0) + shard.box.numel
+    return counts
 
 
 def nested(value: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -139,7 +628,7 @@ def _described(checkpoint: Checkpoint) -> dict[str, Optimizer]:
     return found
 
 
-# -- names from another source than the checkpoint: `--names FROM` ----------------------------------------------------
+# -- names from another source than the checkpoint: `--names FROM` -----------------------------------------------------
 
 # FROM is believed, and checked against the checkpoint: how many numbers there are, which names the model has, and the
 # shapes of the moments. A list in the optimizer's own order names every number. Parameters in the order of the module

@@ -27,17 +27,15 @@ from ckptools.errors import ReadError
 from ckptools.files.opening import OpenFiles
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.regions import Box, Ints
-from ckptools.model.shard import Shard
-from ckptools.model.source import Coding, Encoded, ItemLayout, ScaleCoding, Source
+from ckptools.model.shards import Coding, Encoded, ItemLayout, ScaleCoding, Shard, Source
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import GONE, KeyPath, leaf_at, rebuilt
 from ckptools.pickles.classes.codings import FLOATS
-from ckptools.pickles.classes.tensor_classes import note_on
-from ckptools.tensor_io.checksums import Record
+from ckptools.pickles.classes.tensors import note_on
+from ckptools.tensor_io.checksums import FileRecords, Record, damaged_records
 from ckptools.tensor_io.dcp_items import with_source
-from ckptools.tensor_io.file_records import FileRecords, damaged_records
+from ckptools.tensor_io.fetch_ahead import no_progress
 from ckptools.tensor_io.read import read_shard
-from ckptools.tensor_io.threads import no_progress
 from ckptools.training_state.quantized_weights import QuantizedWeight, bitsandbytes_in
 
 NF4 = (

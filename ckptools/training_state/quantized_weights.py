@@ -29,8 +29,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ckptools.dtypes import ITEMSIZE, is_floating, short
-from ckptools.model.checkpoint import Checkpoint, Scheme
-from ckptools.model.model_config import ModelConfig
+from ckptools.model.checkpoint import Checkpoint, ModelConfig, Scheme
 from ckptools.model.problems import Code, Problem, Severity
 from ckptools.model.tensor import CODES, Coded, Tensor
 from ckptools.model.tree import fqn_of, nodes_in, of_kinds, rebuilt
@@ -403,7 +402,7 @@ def _bits_by_shape(codes: Tensor, scale: Any, zeros: Any) -> int | None:
     return {8: 4, 16: 4, 24: 6}.get(codes.shape[-1] // scale.shape[-1])
 
 
-# -- parts without each other, and without a config -----------------------------------------------------------------
+# -- parts without each other, and without a config --------------------------------------------------------------------
 
 
 def quantization_problems(ck: Checkpoint) -> Iterator[Problem]:

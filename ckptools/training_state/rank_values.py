@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, children_of, leaf_at, nodes_in, tensors_in
-from ckptools.training_state.generators import is_gathered
-from ckptools.training_state.sections import Section, sections_of, tensors_of
+from ckptools.training_state.sections import Section, is_gathered, sections_of, tensors_of
 from ckptools.training_state.steps import COUNTERS
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ class RankValues:
 
         `right` is that of `equal_copies`.
         """
-        from ckptools.tensor_io.equal_copies import equal_copies
+        from ckptools.tensor_io.copies import equal_copies
         from ckptools.tensor_io.fetch_ahead import CopiesAhead
 
         listed = list(tensors)
@@ -105,7 +104,7 @@ class RankValues:
                 yield path
 
 
-# -- rank own ---------------------------------------------------------------------------------------------------------
+# -- rank own ----------------------------------------------------------------------------------------------------------
 
 
 STRICT = ("model", "optimizer", "scheduler")

@@ -8,19 +8,150 @@ content does not.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from types import NoneType
 from typing import Any, Literal, NamedTuple
 
-from ckptools.dtypes import is_floating
+from ckptools.dtypes import is_floating, short
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.records import Rows, displayed, to_dict
+from ckptools.model.problems import Rows, displayed, to_dict
+from ckptools.model.shards import ItemShards
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import KeyPath, children_of, fqn_of, tensors_in
-from ckptools.model.values import Lost
+from ckptools.model.tree import KeyPath, Lost, NumpyArray, Opaque, children_of, fqn_of, nodes_in, tensors_in
 from ckptools.text import clip_middle, plural, size
-from ckptools.training_state.generators import generator_of
-from ckptools.training_state.section_size import measure
+
+# -- count the tensors of a section: elements, bytes and dtypes, tied weights once -------------------------------------
+
+
+class SectionSize(NamedTuple):
+    """Counts of the tensors and foreign objects in a section.
+
+    Attributes:
+        params: elements of them, global; of quantized weights how many there are, as far as that is known.
+        dtypes: number of tensors by dtype.
+        nbytes: bytes of the global tensors, packed.
+        opaque: dotted names of objects of foreign classes in it.
+        bytes_of: those bytes by dtype.
+        quantized: number of tensors whose codes are here, by how they are quantized.
+        uncounted: how many of these are not in `params`, since nothing says how many elements they have.
+    """
+
+    tensors: int
+    params: int
+    dtypes: dict[str, int]
+    nbytes: int
+    opaque: tuple[str, ...]
+    bytes_of: dict[str, int]
+    quantized: dict[str, int]
+    uncounted: int
+
+    @property
+    def dtype_words(self) -> str:
+        """The dtypes, the most frequent first: `fp8e4m3, fp32, bf16; quantized`."""
+        dtypes = ", ".join(short(dtype) for dtype, _ in Counter(self.dtypes).most_common())
+        return f"{dtypes}; quantized" if self.quantized else dtypes
+
+
+def measure(value: Any) -> SectionSize:
+    """Count the tensors of a subtree; a tied weight counts once."""
+    seen: set[Any] = set()
+    dtypes: dict[str, int] = {}
+    bytes_of: dict[str, int] = {}
+    quantized: dict[str, int] = {}
+    tensors = params = uncounted = 0
+    opaque: dict[str, None] = {}
+    for _, leaf in nodes_in(value, (Tensor, Opaque)):
+        if isinstance(leaf, Opaque) and not isinstance(leaf, Lost):
+            opaque[leaf.name] = None
+        if not isinstance(leaf, Tensor):
+            continue
+        tensors += 1
+        dtypes[leaf.dtype] = dtypes.get(leaf.dtype, 0) + 1
+        if leaf.coded is not None and leaf.are_codes:
+            quantized[leaf.coded.scheme] = quantized.get(leaf.coded.scheme, 0) + 1
+            uncounted += leaf.coded.numel is None
+        elif leaf.kind == "quantized":
+            words = _class_words(leaf)
+            quantized[words] = quantized.get(words, 0) + 1
+        identity = storage_identity(leaf)
+        if identity is None or identity not in seen:
+            params += leaf.numel if leaf.coded is None else leaf.coded.numel or 0
+            bytes_of[leaf.dtype] = bytes_of.get(leaf.dtype, 0) + leaf.nbytes
+        seen.add(identity)
+    return SectionSize(tensors, params, dtypes, sum(bytes_of.values()), tuple(opaque), bytes_of, quantized, uncounted)
+
+
+def _class_words(tensor: Tensor) -> str:
+    """How a tensor is quantized that holds its own scales: its class, such as `torchao Int8Tensor`, or its dtype."""
+    if not tensor.encoded_as:
+        return short(tensor.dtype)
+    library, _, rest = tensor.encoded_as[0].name.partition(".")
+    return f"{library} {rest.rpartition('.')[2]}"
+
+
+def storage_identity(tensor: Tensor) -> Any:
+    """An identity that two tied tensors share: the same bytes seen in the same way; None when there are none."""
+    every_item = isinstance(tensor.shards, ItemShards) and tensor.shards.all_read
+    found = tensor.shards[:1] if every_item else tensor.found
+    first = next((source for s in found for source in s.sources), None)
+    if first is None or not tensor.numel:
+        return None
+    return (first.path, first.record, first.offset, first.strides, tensor.shape, tensor.dtype)
+
+
+# -- recognise the saved states of random generators: whose they are, and whether they are those of every rank ---------
+
+
+STREAMS = {
+    "torch": "torch", "cpu": "torch", "cuda": "cuda", "numpy": "numpy", "python": "python", "random": "python",
+    "random_state": "python", "numpy_random_seed": "numpy",
+    "torch_manual_seed": "torch", "torch_cuda_manual_seed": "cuda",
+    "random_rng_state": "python", "np_rng_state": "numpy", "torch_rng_state": "torch", "cuda_rng_state": "cuda",
+}  # fmt: skip
+"""Generators by the keys of their states; `..._seed` are Accelerate's, `..._rng_state` Megatron's and many others'."""
+
+
+def stream_of(path: KeyPath) -> str:
+    """Which generator a piece of RNG state is of: the first known word on its path; empty where none is."""
+    return next((STREAMS[str(key).lower()] for key in path if str(key).lower() in STREAMS), "")
+
+
+def generator_of(node: Any) -> str:
+    """Recognise the state of a generator by its form: `python`, `numpy`, or "" for any other value.
+
+    Sources: CPython's Lib/random.py `getstate`; numpy/random/mtrand.pyx `get_state`, as a tuple and as a dict.
+    """
+    if isinstance(node, (list, tuple)) and len(node) == 3:
+        first = type(node[0]) is int and (node[2] is None or isinstance(node[2], float))
+        return "python" if first and twister_of(node[1]) == "python" else ""
+    if isinstance(node, (list, tuple)) and len(node) == 5:
+        return "numpy" if isinstance(node[0], str) and twister_of(node[1]) == "numpy" else ""
+    if isinstance(node, Mapping) and isinstance(node.get("state"), Mapping):
+        return "numpy" if isinstance(node.get("bit_generator"), str) else ""
+    return ""
+
+
+TWISTERS = {625: "python", 624: "numpy"}
+"""Numbers of a Mersenne Twister, whose state has 624; Python's own has the place among them as one more."""
+
+
+def twister_of(value: Any) -> str:
+    """Recognise a Mersenne Twister by the form of its numbers: `python`, `numpy`, or "" for any other value."""
+    if isinstance(value, (NumpyArray, Tensor)):
+        return TWISTERS.get(value.shape[0], "") if len(value.shape) == 1 and value.dtype in INTEGERS else ""
+    ints = isinstance(value, (list, tuple)) and all(type(v) is int for v in value[:8])
+    return TWISTERS.get(len(value), "") if ints else ""
+
+
+INTEGERS = ("<u4", "uint32", "<i8", "int64", "<u8", "uint64")
+"""Dtypes, as numpy and as torch call them, in which such numbers are saved."""
+
+
+def is_gathered(states: Any) -> bool:
+    """Whether RNG states are a list of every rank's, as Composer gathers them, and not one of a rank's devices."""
+    return isinstance(states, (list, tuple)) and len(states) > 1 and all(isinstance(s, Mapping) for s in states)
+
 
 SectionKind = Literal["model", "optimizer", "scheduler", "rng", "other"]
 

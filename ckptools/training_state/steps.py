@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 from ckptools.model.checkpoint import Checkpoint, Fact
 from ckptools.model.rank_vote import vote
-from ckptools.model.tree import KeyPath, fqn_of, walk
-from ckptools.model.values import scalar
+from ckptools.model.tree import KeyPath, fqn_of, scalar, walk
 from ckptools.training_state.optimizers import nested, optimizers_of
 from ckptools.training_state.sections import Section, sections_of_kind
 
@@ -91,7 +90,7 @@ def _surest_first(counter: tuple[str, int]) -> tuple[int, int]:
     return COUNTERS.index(name.rpartition(".")[2]), name.count(".")
 
 
-# -- schedulers -------------------------------------------------------------------------------------------------------
+# -- schedulers --------------------------------------------------------------------------------------------------------
 
 
 WHY_OUT_OF_STEP = "was it stepped once per epoch, rebuilt on resume, or stepped once per process (x world size)?"
@@ -176,7 +175,7 @@ EPOCHS = ("epochs_run", "epoch", "epochs", "current_epoch", "epoch_idx")
 """Keys of counters of epochs, in lower case; a scheduler's own count is none of them."""
 
 
-# -- learning rates ---------------------------------------------------------------------------------------------------
+# -- learning rates ----------------------------------------------------------------------------------------------------
 
 
 class LearningRates(NamedTuple):

@@ -2,25 +2,98 @@
 
 from __future__ import annotations
 
+import os
+import secrets
+import shlex
+import shutil
+import subprocess
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ckptools.errors import CkptoolsError
+from ckptools.display.record_json import to_json
+from ckptools.errors import CkptoolsError, ReadError, RefusedError, UsageError, WriteError
+from ckptools.files.opening import is_remote, location, path_of, real_path
 from ckptools.formats.open import open_checkpoint
 from ckptools.keys.entries import EVERYTHING
-from ckptools.ls.listing import Listing
 from ckptools.ls.record import CheckpointRow, RunFolder, seconds_of
-from ckptools.ls.rows import is_proven, verified
+from ckptools.ls.rows import Listing, is_proven, verified
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.records import Rows
-from ckptools.text import clip_middle, moment_utc, number
+from ckptools.model.problems import Rows, to_dict
+from ckptools.option import option
+from ckptools.text import clip_middle, few, moment_utc, number
 from ckptools.training_state.sections import sections_of_kind
-from ckptools.watch.memory import Good, Memory, Seen, Stamps, facts_of
-from ckptools.watch.options import WatchOptions
+from ckptools.watch.memory import Good, Memory, Seen, Stamps, facts_of, only_watch, state_path, write_metrics
 from ckptools.watch.record import EventKind, Watched, WatchEvent
+
+# -- the options of `watch`, as the command line has them, and what of them does not fit together ----------------------
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """How a run is watched: what is verified of each checkpoint, when, and what follows from it.
+
+    Raises:
+        UsageError: options that do not fit together.
+    """
+
+    deep: bool = option(False, "Compare the CRC-32s of each new checkpoint: every byte is read, once.")
+    values: bool = option(False, "Look for NaN and infinities, and compare norms with the last proven checkpoint.")
+    drift: float = option(
+        2.0,
+        "With --values: report a norm of the model that is more than this factor away from the last one.",
+        metavar="FACTOR",
+    )
+    settle: float = option(20.0, "Judge a checkpoint once its last write is so long ago.", metavar="SECONDS")
+    every: float = option(30.0, "Between two looks.", metavar="SECONDS")
+    once: bool = option(False, "Look once and end, for cron: waits for what is being written, at most --settle.")
+    on_problem: str | None = option(
+        None,
+        "Run this for each problem: a program and its arguments, no shell. It finds the event in the environment "
+        "(CKPTOOLS_EVENT, CKPTOOLS_PATH, CKPTOOLS_STEP, CKPTOOLS_WHY ...) and as JSON on its standard input.",
+        metavar="CMD",
+    )
+    prometheus: Path | None = option(None, "Write figures for Prometheus's textfile collector here.", metavar="FILE")
+    keep: int | None = option(
+        None, "Say which checkpoints are older than the newest N proven ones, and may go.", metavar="N"
+    )
+    dry_run: bool = option(False, "With --keep: delete nothing, which is the default.")
+    delete: bool = option(False, "With --keep and --deep: delete what may go.")
+    state: Path | None = option(
+        None,
+        "Where to remember what was verified. [default: in $XDG_STATE_HOME/ckptools or ~/.local/state/ckptools]",
+        metavar="FILE",
+    )
+
+    def __post_init__(self) -> None:
+        if self.every < 0.05 or self.settle < 0:
+            raise UsageError(None, "--every is at least 0.05 seconds, and --settle at least 0")
+        if self.drift <= 1:
+            raise UsageError(None, f"--drift {self.drift:g}: a factor above 1, such as 2")
+        if self.keep is not None and self.keep < 1:
+            raise UsageError(None, f"--keep {self.keep}: the newest proven checkpoint is never deleted; give 1 or more")
+        if (self.delete or self.dry_run) and self.keep is None:
+            raise UsageError(None, "--delete and --dry-run need --keep N")
+        if self.delete and self.dry_run:
+            raise UsageError(None, "--delete and --dry-run: give one of them")
+        if self.delete and not self.deep:
+            raise UsageError(None, "--delete needs --deep: older checkpoints go only where every byte was compared")
+        _ = self.command
+
+    @property
+    def command(self) -> list[str]:
+        """The program to run for a problem, and its arguments; empty for none."""
+        try:
+            words = shlex.split(self.on_problem or "")
+        except ValueError as error:
+            raise UsageError(None, f"--on-problem {self.on_problem}: {str(error).lower()}") from error
+        if self.on_problem is not None and not words:
+            raise UsageError(None, "--on-problem is empty; give a program and its arguments")
+        return words
+
 
 MOST = 3
 """Tensors that a drift names."""
@@ -126,7 +199,7 @@ class Watcher:
             return None
         from ckptools.dtypes import is_floating
         from ckptools.stats.figures import statistics
-        from ckptools.stats.reading import parts_of
+        from ckptools.stats.passes import parts_of
 
         try:
             found = statistics(
@@ -166,3 +239,224 @@ def _most_changed(before: Mapping[str, float], now: Mapping[str, float]) -> tupl
     """The tensors whose norms moved furthest, with what became of them."""
     moved = sorted((name for name in now if name in before), key=lambda name: -abs(now[name] - before[name]))
     return tuple(f"{clip_middle(name, 80)}: {number(before[name])} -> {number(now[name])}" for name in moved[:MOST])
+
+
+# -- which checkpoints of a run may go: those older than the newest proven ones that are kept --------------------------
+
+
+def may_go(run: RunFolder, keep: int) -> list[CheckpointRow]:
+    """The checkpoints that are older than the `keep` newest proven ones; none if fewer are proven.
+
+    What a tracker leads to stays, and so does a checkpoint without a step beside others that have one: it has no place
+    in their order. What may still be written stays too.
+    """
+    proven = [n for n, row in enumerate(run.rows) if is_proven(row)]
+    if keep < 1 or len(proven) < keep:
+        return []
+    tracked = {tracker.checkpoint for tracker in run.trackers}
+    later = list(run.rows)[proven[keep - 1] + 1 :]
+    ordered = run.ordered_by == "file time"
+    return [r for r in later if r.name not in tracked and not r.being_written and (ordered or r.step is not None)]
+
+
+def delete(row: CheckpointRow, run: RunFolder, files: Mapping[str, Sequence[Path]], sure: Callable[[], bool]) -> None:
+    """Delete a checkpoint: its folder if that holds nothing of another one, else its files alone.
+
+    A folder is renamed first: a deletion that is cut short leaves what `ls` lists as left over, and no half checkpoint.
+    Rank files go one after the other. `sure` is asked right before: whether the newest proven checkpoint is still what
+    was proven.
+
+    Raises:
+        RefusedError: it shares files with another checkpoint, or leads out of the run's folder, or it is not sure.
+        WriteError: the disk does not let us.
+    """
+    path, own = path_of(row.path), set(files.get(row.name, ()))
+    others = {real_path(file) for name, found in files.items() if name != row.name for file in found}
+    if is_remote(path):
+        raise RefusedError(path, "is in a store; ckptools deletes on a disk alone")
+    if not own or any(real_path(file) in others for file in own):
+        raise RefusedError(path, "shares files with another checkpoint" if own else "its files are not known")
+    root = real_path(run.path)
+    if any(file.is_symlink() or root not in real_path(file).parents for file in own):
+        raise RefusedError(path, "leads out of the folder of the run")
+    if not sure():
+        raise RefusedError(path, "stays: the newest proven checkpoint has changed since it was verified")
+    folder = path if path.is_dir() else None
+    try:
+        if folder is not None and _is_of_one(folder, run, others):
+            aside = folder.with_name(f".ckptools-deleted-{secrets.token_hex(4)}-{folder.name[:200]}")
+            folder.rename(aside)
+            shutil.rmtree(aside)
+        else:
+            for file in sorted(own):
+                file.unlink(missing_ok=True)
+            for above in {folder for file in own for folder in file.parents if root in real_path(folder).parents}:
+                with suppress(OSError):
+                    above.rmdir()  # only where it is empty
+    except OSError as error:
+        raise WriteError(path, f"cannot be deleted: {(error.strerror or str(error)).lower()}") from error
+
+
+def _is_of_one(folder: Path, run: RunFolder, others: set[Path]) -> bool:
+    """Whether a folder below that of the run has nothing of another checkpoint in it, and nothing is a link."""
+    inside = set(map(real_path, _entries(folder)))
+    return (
+        folder.absolute() != run.path.absolute()
+        and not folder.is_symlink()
+        and not inside & others
+        and not any(path_of(row.path) != folder and path_of(row.path).is_relative_to(folder) for row in run.rows)
+    )
+
+
+def _entries(folder: Path) -> Iterator[Path]:
+    for above, _, names in os.walk(folder):
+        yield from (Path(above) / name for name in names)
+
+
+# -- what follows from each look of a watch: save its state, write figures, run commands, delete old checkpoints -------
+
+
+COMMAND_SECONDS = 60.0
+"""A command of `--on-problem` that takes longer is ended."""
+
+Say = Callable[[str], None]
+
+
+@contextmanager
+def following(folder: str | Path, options: WatchOptions, how: Mapping[str, Any], say: Say) -> Iterator[Following]:
+    """Watch a run: each call of `look` is one look. `say` is called with what goes wrong beside the checkpoints.
+
+    Raises:
+        RefusedError: another process watches it with the same state file.
+        UsageError: options that do not fit.
+    """
+    path = location(folder)
+    state = state_path(path, options.state)
+    with only_watch(state):
+        memory = Memory.at(state, path)
+        if memory.note:
+            say(f"warning: {memory.note}")
+        yield Following(Watcher(path, options, memory, how), say)
+
+
+class Following:
+    """A watch that is going on; each warning is given once until it changes."""
+
+    def __init__(self, watcher: Watcher, say: Say) -> None:
+        self.watcher, self.options, self.say = watcher, watcher.options, say
+        self.reachable = True
+        self._said: dict[str, str] = {}
+        self._may_go: set[str] = set()
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the state was written after the last look."""
+        return not self._said.get("state")
+
+    def look(self) -> Watched:
+        """Look once, and do what follows.
+
+        Raises:
+            ReadError: the folder cannot be listed.
+            UsageError: it is no folder.
+        """
+        watched = self.watcher.look()
+        found = self.watcher.found
+        assert found is not None
+        self._warn("state", self.watcher.memory.save())  # before anything is deleted
+        if self.options.keep is not None:
+            rows = Rows((*watched.rows, *self._pruned(found, self.options.keep)))
+            failed = any(event.event == "not deleted" for event in rows)
+            watched = replace(watched, rows=rows, ok=watched.ok and not failed)
+        self._follow(watched)
+        if self.options.prometheus is not None:
+            self._write_metrics(self.options.prometheus, watched, found)
+        self.reachable = True
+        return watched
+
+    def look_or_wait(self) -> Watched:
+        """Look once; a folder that cannot be listed now is an event, once until it can be again."""
+        try:
+            return self.look()
+        except ReadError as error:
+            folder = self.watcher.folder
+            row = CheckpointRow(folder.name, str(folder), whole=None, verdict="cannot be listed")
+            event = WatchEvent("unreachable", row, moment_utc(time.time()), detail=error.reason)
+            rows: Rows[WatchEvent] = Rows([event] if self.reachable else [])
+            self.reachable = False
+            watched = Watched(folder, False, rows, 0, None, state=self.watcher.memory.path)
+            self._follow(watched)
+            return watched
+
+    def _follow(self, watched: Watched) -> None:
+        for event in watched.rows if self.options.command else ():
+            if event.is_problem:
+                self._warn(f"command {event.row.name}", self._run(event, watched))
+
+    def _warn(self, about: str, text: str) -> None:
+        if text and self._said.get(about) != text:
+            self.say(f"warning: {text}")
+        self._said[about] = text
+
+    def _run(self, event: WatchEvent, watched: Watched) -> str:
+        """Run the user's command for an event; return what went wrong with it."""
+        row = event.row
+        facts = {
+            "EVENT": event.event,
+            "PATH": row.path,
+            "NAME": row.name,
+            "STEP": "" if row.step is None else str(row.step),
+            "VERDICT": row.verdict,
+            "WHY": "; ".join(filter(None, (row.why, event.detail, few(event.drifted)))),
+            "NEWEST_PROVEN": watched.newest_proven or "",
+        }
+        # The variables are data: nothing of them is parsed, and a name that begins with `-` is no option.
+        known = {f"CKPTOOLS_{name}": value.replace("\0", "") for name, value in facts.items()}
+        command = self.options.command
+        try:
+            done = subprocess.run(
+                command,
+                input=to_json(to_dict(event)).encode() + b"\n",
+                env={**os.environ, **known},
+                stdout=subprocess.DEVNULL,
+                timeout=COMMAND_SECONDS,
+            )
+        except subprocess.TimeoutExpired:
+            return f"--on-problem {command[0]}: ended after {COMMAND_SECONDS:.0f} s"
+        except (OSError, ValueError) as error:
+            return f"--on-problem {command[0]}: cannot be run: {getattr(error, 'strerror', None) or error}"
+        return f"--on-problem {command[0]}: exit code {done.returncode}" if done.returncode else ""
+
+    def _write_metrics(self, path: Path, watched: Watched, found: RunFolder) -> None:
+        norms = [self.watcher.memory.seen[row.name].norm for row in found.rows if row.name in self.watcher.memory.seen]
+        try:
+            write_metrics(path, watched, found, next((norm for norm in norms if norm is not None), None))
+            self._warn("metrics", "")
+        except (CkptoolsError, OSError) as error:
+            self._warn("metrics", f"--prometheus: {error}")
+
+    def _pruned(self, found: RunFolder, keep: int) -> Iterator[WatchEvent]:
+        """Say which checkpoints may go, each once; or delete them, the oldest first."""
+        going = may_go(found, keep)
+        for row in reversed(going):
+            if not self.options.delete:
+                if row.name not in self._may_go:
+                    yield WatchEvent("may go", row, moment_utc(time.time()))
+                continue
+            try:
+                delete(row, found, self.watcher.listing.files, lambda: self._newest_is_proven(found))
+            except CkptoolsError as error:
+                if row.name not in self._may_go:
+                    yield WatchEvent("not deleted", row, moment_utc(time.time()), detail=str(error))
+                continue
+            self.watcher.memory.seen.pop(row.name, None)
+            yield WatchEvent("deleted", row, moment_utc(time.time()))
+        self._may_go = {row.name for row in going}
+
+    def _newest_is_proven(self, found: RunFolder) -> bool:
+        """Whether the files of the newest proven checkpoint are still those that were verified with checksums."""
+        newest = next((row for row in found.rows if row.newest_whole), None)
+        seen = None if newest is None else self.watcher.memory.seen.get(newest.name)
+        if newest is None or seen is None or not (seen.proven and seen.deep):
+            return False
+        return self.watcher.stamps.of(self.watcher.listing.files[newest.name]) == seen.stamp

@@ -15,12 +15,11 @@ import torch.distributed.checkpoint as dcp
 from typer.testing import CliRunner
 
 import ckptools
-from ckptools.api.examination import doctor as examine
+from ckptools.api.functions import examined as examine
 from ckptools.cli import app
 from ckptools.display.tables import Screen
-from ckptools.doctor.record import FACTS, IN_STEP, LOADS, NEWEST, WHOLE, Diagnosis, Finding
-from ckptools.doctor.text import diagnosis_text
-from ckptools.model.records import Rows
+from ckptools.doctor.answers import FACTS, IN_STEP, LOADS, NEWEST, WHOLE, Diagnosis, Finding, diagnosis_text
+from ckptools.model.problems import Rows
 from ckptools.model.tree import tensors_in
 from tests.display.made import HOSTILE
 from tests.truth import FIXTURES

@@ -16,7 +16,7 @@ import torch
 from IPython.core.formatters import DisplayFormatter
 
 import ckptools
-from ckptools.contents.show_text import SHARD_COLUMNS
+from ckptools.contents.text import SHARD_COLUMNS
 from ckptools.inspect.html import optimizer_html
 from ckptools.keys.entries import entries_of
 from ckptools.model.tensor import Tensor

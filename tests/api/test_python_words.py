@@ -10,7 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 import ckptools
-from ckptools.api.python_words import python_words
+from ckptools.api.methods import python_words
 from ckptools.cli import app
 from ckptools.errors import UsageError
 

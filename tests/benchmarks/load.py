@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckptools.tensor_io.threads import in_threads
+from ckptools.tensor_io.fetch_ahead import in_threads
 from tests.benchmarks import browse, metadata, ranks, scale, stores, weights
 from tests.benchmarks.measure import run, table_as_measured, workplace
 

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ckptools.training.simulated.run import shapes_from
+from ckptools.training.simulated import shapes_from
 from tests.benchmarks.measure import Run, run, table_as_measured
 from tests.benchmarks.scale import CKPTOOLS, hollow, slope_of
 

@@ -10,8 +10,7 @@ import time
 import pytest
 
 from ckptools.browse import session
-from ckptools.browse.jobs import BackgroundJob, Jobs, JobStoppedError
-from ckptools.browse.session import Session
+from ckptools.browse.session import BackgroundJob, Jobs, JobStoppedError, Session
 from ckptools.files.remote import path as remote_path
 from ckptools.formats import open as opening
 from ckptools.formats.open import with_all_ranks

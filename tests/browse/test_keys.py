@@ -8,8 +8,8 @@ import shutil
 import pytest
 from typer.testing import CliRunner
 
-from ckptools.browse.command_lines import glob_of
 from ckptools.browse.key_tree import KeyTree
+from ckptools.browse.session import glob_of
 from ckptools.cli import app
 from ckptools.contents.tree import keys_of
 from ckptools.files.opening import File

@@ -11,8 +11,7 @@ from ckptools.browse.row_list import RowList
 from ckptools.display.tables import Screen
 from ckptools.files.opening import File
 from ckptools.formats.open import open_checkpoint
-from ckptools.inspect.record import inspect_report
-from ckptools.inspect.text import report_text
+from ckptools.inspect.record import inspect_report, report_text
 from ckptools.text import size
 from tests.browse.driven import Driven, drive, pressed
 from tests.display import made

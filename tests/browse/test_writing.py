@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from ckptools.browse.jobs import JobStoppedError
-from ckptools.browse.session import Session
+from ckptools.browse.session import JobStoppedError, Session
 from tests.browse.driven import Driven, drive
 from tests.truth import FIXTURES
 

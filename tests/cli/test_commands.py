@@ -20,7 +20,7 @@ from ckptools._version import __version__
 from ckptools.cli import app
 from ckptools.cli.program import program
 from ckptools.cli.start import COMMANDS, GROUPS, HELP, function_of, plain_arguments
-from ckptools.display.palette import SGR
+from ckptools.display.drawing import SGR
 from ckptools.model.problems import Code
 from tests.truth import FIXTURES
 
@@ -198,23 +198,9 @@ def test_python_m_ckptools_is_the_same_program():
     assert '"ckptools/inspect/1"' in done.stdout
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_list_of_commands_has_the_first_line_of_each_docstring(name):
-    function = function_of(name)
-    assert (function.__name__, COMMANDS[name][0]) == (name, (function.__doc__ or "").splitlines()[0])
-
-
 def process(*arguments: object, **more: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "ckptools", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **more})
-
-
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]], ids=str)
-@pytest.mark.parametrize("columns", ["80", "200", ""])
-def test_the_list_of_commands_is_what_typer_prints(arguments, columns):
-    typers = CliRunner().invoke(app, arguments, prog_name="python -m ckptools", env={"COLUMNS": columns})
-    ours = process(*arguments, COLUMNS=columns)
-    assert (ours.returncode, ours.stdout, ours.stderr) == (typers.exit_code, typers.stdout, typers.stderr)
 
 
 @pytest.mark.parametrize("columns", ["50", "80"])
@@ -266,7 +252,6 @@ def test_what_is_more_than_paths_and_flags_is_left_to_typer(arguments):
 @pytest.mark.parametrize(
     ("typer", "arguments"),
     [
-        (False, ["--help"]),
         (False, ["inspect", COMPOSER]),
         (False, ["verify", COMPOSER, "--json"]),
         (True, ["inspect", "--help"]),

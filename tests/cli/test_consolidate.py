@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 
 import ckptools
 from ckptools.cli import app
-from ckptools.cli.answers import opened
-from ckptools.cli.progress import CountLine, ProgressLine
+from ckptools.cli.printing import CountLine, ProgressLine, opened
 from ckptools.cli.shared_options import OpeningOptions
 from ckptools.consolidate.options import ConsolidateOptions, write_options
 from ckptools.errors import ReadError, UsageError
@@ -110,7 +109,7 @@ def test_a_size_that_is_none_is_a_usage_error(text):
 
 
 def test_a_terminal_s_line_is_gone_before_an_error_is_printed(capsys, monkeypatch):
-    monkeypatch.setattr("ckptools.cli.progress.TERMINAL_SECONDS", 0.0)
+    monkeypatch.setattr("ckptools.cli.printing.TERMINAL_SECONDS", 0.0)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     with pytest.raises(ReadError), CountLine("read the structure of", "file") as line:
         line(reader.read(FIXTURES / "torch2.4.1-fsdp2-w3" / "rank0.pt").path)
@@ -122,7 +121,7 @@ def test_a_terminal_s_line_is_gone_before_an_error_is_printed(capsys, monkeypatc
 @pytest.mark.parametrize(("words", "lines"), [([], 3), (["-q"], 0)], ids=str)
 def test_a_terminal_that_erases_nothing_gets_lines_and_whoever_wants_quiet_none(monkeypatch, words, lines):
     for name in ("TERMINAL_SECONDS", "LOG_SECONDS"):
-        monkeypatch.setattr(f"ckptools.cli.progress.{name}", 0.0)
+        monkeypatch.setattr(f"ckptools.cli.printing.{name}", 0.0)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setattr("ckptools.cli.printing.Printing.quiet", False)  # set by -q, and put back behind this test
@@ -132,7 +131,7 @@ def test_a_terminal_that_erases_nothing_gets_lines_and_whoever_wants_quiet_none(
 
 
 def test_a_checkpoint_that_is_opened_again_draws_no_line_that_nothing_erases(capsys, monkeypatch):
-    monkeypatch.setattr("ckptools.cli.progress.TERMINAL_SECONDS", 0.0)
+    monkeypatch.setattr("ckptools.cli.printing.TERMINAL_SECONDS", 0.0)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     found = opened([str(FIXTURES / "torch2.4.1-fsdp2-w3")], OpeningOptions())
     assert "read the structure of 3 files" in capsys.readouterr().err
@@ -143,7 +142,7 @@ def test_a_checkpoint_that_is_opened_again_draws_no_line_that_nothing_erases(cap
 @pytest.mark.parametrize("options", [[], ["--check"], ["--dtype", "bf16"]], ids=str)
 @pytest.mark.parametrize("out", ["m.pt", "m.safetensors", "m.dcp"])
 def test_progress_ends_at_a_hundred_percent(tmp_path, monkeypatch, out, options):
-    monkeypatch.setattr("ckptools.cli.progress.LOG_SECONDS", 0.0)
+    monkeypatch.setattr("ckptools.cli.printing.LOG_SECONDS", 0.0)
     code, _, stderr = run(COMPOSER, "-o", tmp_path / out, "--only", "model", *options)
     percents = [int(found[1]) for line in stderr.splitlines() if (found := re.match(r"\[\d\d:\d\d\] +(\d+)%", line))]
     assert code == 0 and len(percents) > 10
@@ -151,7 +150,7 @@ def test_progress_ends_at_a_hundred_percent(tmp_path, monkeypatch, out, options)
 
 
 def test_progress_in_a_log_is_a_line_now_and_then(capsys, monkeypatch):
-    monkeypatch.setattr("ckptools.cli.progress.LOG_SECONDS", 0.0)
+    monkeypatch.setattr("ckptools.cli.printing.LOG_SECONDS", 0.0)
     line = ProgressLine(1000)
     line(250, "w\x1b[31m")
     line(250, "w")
@@ -161,9 +160,9 @@ def test_progress_in_a_log_is_a_line_now_and_then(capsys, monkeypatch):
 
 
 def test_progress_says_how_long_the_rest_takes_once_there_is_a_rate(capsys, monkeypatch):
-    monkeypatch.setattr("ckptools.cli.progress.LOG_SECONDS", 0.0)
+    monkeypatch.setattr("ckptools.cli.printing.LOG_SECONDS", 0.0)
     clock = iter([0.0, 10.0, 20.0, 40.0])
-    monkeypatch.setattr("ckptools.cli.progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("ckptools.cli.printing.time.monotonic", lambda: next(clock))
     line = ProgressLine(1000)
     for nbytes in (10, 240, 750):
         line(nbytes, "w")

@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from ckptools.cli import app
-from ckptools.cli.commands import diff as command
+from ckptools.cli.commands import diff
 from tests.diff.test_compare import SHARDED, copied, saved, state
 
 TITAN = str(SHARDED.parent / "torchtitan-fsdp-tp" / "ckpt" / "step-5")
@@ -133,7 +133,7 @@ def test_both_tolerances_are_said_where_one_was_needed(tmp_path):
 
 
 def test_a_checkpoint_is_opened_once_to_compare_it_with_itself(two, monkeypatch):
-    asked, opened = [], command.opened
-    monkeypatch.setattr(command, "opened", lambda paths, how: asked.append(paths) or opened(paths, how))
+    asked, opened = [], diff.opened
+    monkeypatch.setattr(diff, "opened", lambda paths, how: asked.append(paths) or opened(paths, how))
     code, stdout, _ = run(two[0], two[0])
     assert code == 0 and "nothing that was compared differs" in stdout and asked == [[str(two[0])]]

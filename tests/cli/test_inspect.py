@@ -19,8 +19,7 @@ from typer.testing import CliRunner
 
 import ckptools
 from ckptools.cli import app
-from ckptools.inspect.record import inspect_report
-from ckptools.inspect.text import report_text
+from ckptools.inspect.record import inspect_report, report_text
 from ckptools.model.tree import tensors_in
 from tests.truth import FIXTURES, LOCAL, WHOLE, Known, load_truth
 
@@ -344,6 +343,8 @@ def test_rules_that_cannot_be_read_are_an_error_where_none_are_needed_too(tmp_pa
 def test_a_save_without_the_file_that_is_written_last_has_not_ended_or_died(tmp_path):
     folder = Path(shutil.copytree(FIXTURES / "torch2.13.0-fsdp2-dcp-w3" / "ckpt", tmp_path / "step-5"))
     (folder / ".metadata").unlink()
+    for file in folder.iterdir():
+        os.utime(file, (0, 0))  # a clone just made has files just written
     text = "which DCP writes last: the save has not ended, or it died, or the file was not copied"
     code, _, error = run(folder)
     assert code == 3 and error.rstrip().endswith(text)

@@ -12,9 +12,8 @@ from typer.testing import CliRunner
 
 from ckptools.cli import app
 from ckptools.display.tables import Screen
-from ckptools.ls.record import CheckpointRow, LeftOverRow, RunFolder, TrackerRow
-from ckptools.ls.text import run_folder_text
-from ckptools.model.records import Rows
+from ckptools.ls.record import CheckpointRow, LeftOverRow, RunFolder, TrackerRow, run_folder_text
+from ckptools.model.problems import Rows
 from tests.display.made import HOSTILE
 from tests.truth import FIXTURES
 

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import ckptools
 from ckptools.cli import app
 from ckptools.display.tables import Screen
-from ckptools.match.text import match_text
+from ckptools.match.record import match_text
 from tests.display.made import HOSTILE
 from tests.schemas import SCHEMAS
 from tests.truth import FIXTURES, WHOLE

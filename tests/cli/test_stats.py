@@ -16,9 +16,8 @@ from typer.testing import CliRunner
 
 from ckptools.cli import app
 from ckptools.display.tables import Screen
-from ckptools.model.records import Rows
-from ckptools.stats.record import Statistics, Stats
-from ckptools.stats.text import drawable, figure, histogram, share, statistics_text
+from ckptools.model.problems import Rows
+from ckptools.stats.record import Statistics, Stats, drawable, figure, histogram, share, statistics_text
 from tests.truth import FIXTURES
 
 COMPOSER = FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4"
@@ -118,16 +117,16 @@ def test_what_a_rank_does_not_have_is_said_and_the_rest_is_answered(tmp_path, ki
 
 def test_a_file_that_goes_bad_between_opening_and_reading_is_named_in_its_rows(tmp_path, monkeypatch):
     torch.save({"a": torch.ones(3), "b": torch.ones(300_000)}, tmp_path / "m.pt")
-    from ckptools.cli.commands import stats as command
+    from ckptools.cli.commands import stats
 
-    opened = command.opened
+    opened = stats.opened
 
     def cut_when_opened(*arguments, **how):
         checkpoint = opened(*arguments, **how)
         (tmp_path / "m.pt").write_bytes((tmp_path / "m.pt").read_bytes()[:200_000])
         return checkpoint
 
-    monkeypatch.setattr(command, "opened", cut_when_opened)
+    monkeypatch.setattr(stats, "opened", cut_when_opened)
     code, out, _ = run(tmp_path / "m.pt", "--json")
     a, b = json.loads(out)["rows"]
     assert (code, a["problem"], a["elements"], b["elements"]) == (1, "", 3, 0)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ckptools.cluster.variables import expand_counts
+from ckptools.cluster.environment import expand_counts
 from tests.training.started import PATIENCE, free_job, free_port
 
 TORCHRUN = Path(sys.executable).with_name("torchrun")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptools.cluster import variables
+from ckptools.cluster import environment
 
 
 @pytest.mark.parametrize(
@@ -21,23 +21,23 @@ from ckptools.cluster import variables
     ],
 )
 def test_a_short_form_names_every_host_in_order(text: str, hosts: list[str]) -> None:
-    assert variables.expand_hosts(text) == hosts
+    assert environment.expand_hosts(text) == hosts
 
 
 @pytest.mark.parametrize("text", ["", "node[1-", "node]1[", "a,,b", "node[x-y]", "node[]", "a b"])
 def test_what_is_no_list_of_hosts_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
-        variables.expand_hosts(text)
+        environment.expand_hosts(text)
 
 
 def test_tasks_per_node_are_repeated_as_often_as_they_say() -> None:
-    assert variables.expand_counts("2(x3),1") == [2, 2, 2, 1]
+    assert environment.expand_counts("2(x3),1") == [2, 2, 2, 1]
     with pytest.raises(ValueError, match="no list of tasks"):
-        variables.expand_counts("2(y3)")
+        environment.expand_counts("2(y3)")
 
 
 def test_a_node_file_has_a_line_for_every_process(tmp_path: Path) -> None:
     (tmp_path / "nodes").write_text("a\na\nb\n")
-    assert variables.read_node_file(str(tmp_path / "nodes")) == ["a", "a", "b"]
+    assert environment.read_node_file(str(tmp_path / "nodes")) == ["a", "a", "b"]
     with pytest.raises(ValueError, match="cannot be read"):
-        variables.read_node_file(str(tmp_path / "none"))
+        environment.read_node_file(str(tmp_path / "none"))

@@ -11,8 +11,7 @@ from multiprocessing.connection import Connection
 import pytest
 from torch.distributed import TCPStore
 
-from ckptools.cluster.rendezvous import Meeting, name_rank
-from ckptools.cluster.rendezvous_store import open_store
+from ckptools.cluster.rendezvous import Meeting, name_rank, open_store
 from ckptools.errors import CkptoolsError, RendezvousError, UsageError
 from ckptools.training.nodes import agree
 from ckptools.training.options import CreateOptions

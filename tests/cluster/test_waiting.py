@@ -14,10 +14,8 @@ from threading import Timer
 
 import pytest
 
-from ckptools.cluster import waiting
-from ckptools.cluster.rendezvous import Meeting
-from ckptools.cluster.rendezvous_store import open_store
-from ckptools.cluster.waiting import Wait
+from ckptools.cluster import rendezvous
+from ckptools.cluster.rendezvous import Meeting, Wait, open_store
 from ckptools.errors import RendezvousError
 from tests.training.started import PATIENCE, finish, free_port, is_free, start
 
@@ -25,7 +23,7 @@ from tests.training.started import PATIENCE, finish, free_port, is_free, start
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Say a line after a fifth of a second."""
-    monkeypatch.setattr(waiting, "PATIENCE", 0.2)
+    monkeypatch.setattr(rendezvous, "PATIENCE", 0.2)
 
 
 def said_in(timeout: float) -> list[str]:

@@ -27,8 +27,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 import ckptools
-from ckptools.training import random_states
-from ckptools.training.layouts import rank_files
+from ckptools.training import layouts, model
 from ckptools.training.options import CreateOptions, ModelSize
 from ckptools.training.run import Run, prepare, train_step
 
@@ -106,7 +105,7 @@ def resume(folder: Path) -> dict[str, Any]:
 
 def _seeded_step(run: Run, tokens: torch.Tensor) -> float:
     """Take a step whose dropout and noise in the data are the same for every run."""
-    random_states.seed_all(dist.get_rank())
+    model.seed_all(dist.get_rank())
     return train_step(run, tokens)
 
 
@@ -114,7 +113,7 @@ def _save(run: Run, folder: Path) -> None:
     """Save as verl does, with the optimizer by number, and make a DCP of it on one rank."""
     ranks = folder / "ranks"
     ranks.mkdir(exist_ok=True)
-    rank_files.save_verl(run, ranks)
+    layouts.save_verl(run, ranks)
     dist.barrier()
     if dist.get_rank() == 0:
         ckptools.consolidate(ranks, folder / "resumed", format="dcp")

@@ -12,10 +12,9 @@ from ckptools import Checkpoint
 from ckptools.errors import NotWholeError
 from ckptools.model.checkpoint import Fact, RankFile
 from ckptools.model.regions import Box, contiguous_strides
-from ckptools.model.shard import Shard
-from ckptools.model.source import Source
+from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Tensor
-from ckptools.training_state.parameter_names import AS_SAVED
+from ckptools.training_state.optimizers import AS_SAVED
 
 KINDS = ("sharded_tensor", "dtensor", "chunks")
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import ckptools
 from ckptools.cli import app
-from ckptools.consolidate.writers import dcp as writer
+from ckptools.consolidate.writers import dcp
 from ckptools.errors import NoSpaceError, OutputExistsError, ReadError, RefusedError, UsageError, WriteError
 from ckptools.files.partial_files import PartialFiles
 from tests.consolidate.test_refusals import LIMITED, flip
@@ -84,7 +84,7 @@ def test_the_source_is_never_the_output_and_nothing_is_written_inside_it(tmp_pat
 
 def test_an_output_that_does_not_fit_is_refused_before_anything_is_written(tmp_path):
     torch.save({"w": torch.zeros(1).expand(2**40)}, tmp_path / "run")
-    with mock.patch.object(writer, "ITEM_BYTES", 2**34), pytest.raises(NoSpaceError, match="needs 4398"):
+    with mock.patch.object(dcp, "ITEM_BYTES", 2**34), pytest.raises(NoSpaceError, match="needs 4398"):
         ckptools.consolidate(tmp_path / "run", tmp_path / "x.dcp")
     assert names(tmp_path) == ["run"]
 
@@ -127,7 +127,7 @@ def test_formats_are_named_by_suffix_or_option(tmp_path):
 def test_a_flipped_bit_is_found_in_a_record_that_becomes_several_items(tmp_path):
     torch.save({"w": torch.ones(100, 100)}, tmp_path / "x.pt")
     flip(tmp_path / "x.pt", "data/0")
-    with mock.patch.object(writer, "ITEM_BYTES", 10_000), pytest.raises(ReadError, match="CRC-32"):
+    with mock.patch.object(dcp, "ITEM_BYTES", 10_000), pytest.raises(ReadError, match="CRC-32"):
         ckptools.consolidate(tmp_path / "x.pt", tmp_path / "x.dcp")
     assert names(tmp_path) == ["x.pt"]
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import ckptools
 from ckptools.cli import app
 from ckptools.errors import NotWholeError, RefusedError, UsageError
-from ckptools.training.damage_kinds import Target, put_nan
+from ckptools.training.damage import Target, put_nan
 from ckptools.training.options import CreateOptions, ModelSize, ResumeOptions
 from tests.training.forked import create_forked
 from tests.training.rank_files import load

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ckptools
-from ckptools.consolidate.writers.loadable import LEFT_OUT, TORCH_DTYPE, Loadable
+from ckptools.consolidate.writers.pickle_emitter import LEFT_OUT, TORCH_DTYPE, Loadable
 from ckptools.errors import CkptoolsError
-from ckptools.model.values import Device, NumpyArray, NumpyScalar, Size, TorchName
+from ckptools.model.tree import Device, NumpyArray, NumpyScalar, Size, TorchName
 from tests.formats.test_merge import trees
 from tests.truth import FIXTURES
 

@@ -11,13 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ckptools
-from ckptools.consolidate.picking import Picking
+from ckptools.consolidate.selection import Picking
 from ckptools.consolidate.writers import dcp
 from ckptools.files.opening import OpenFiles
-from ckptools.model.item_shards import in_columns
 from ckptools.model.regions import Box, contiguous_strides
-from ckptools.model.shard import Shard
-from ckptools.model.source import Source
+from ckptools.model.shards import Shard, Source, in_columns
 from ckptools.model.tensor import Tensor
 from ckptools.tensor_io import stream
 from ckptools.tensor_io.checksums import Record

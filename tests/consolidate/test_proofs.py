@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import ckptools
 from ckptools.cli import app
 from ckptools.consolidate.publishing import read_back
-from ckptools.consolidate.writers import dcp as dcp_writer
+from ckptools.consolidate.writers import dcp
 from ckptools.errors import ReadError, UsageError, WriteError
 from tests.truth import FIXTURES, WHOLE, Known, load_truth
 
@@ -132,7 +132,7 @@ def test_a_manifest_fits_its_output_and_the_shards_that_it_was_made_of(out, tmp_
 
 
 def test_a_tensor_in_several_items_has_one_row_in_the_manifest(tmp_path):
-    with mock.patch.object(dcp_writer, "ITEM_BYTES", 500):
+    with mock.patch.object(dcp, "ITEM_BYTES", 500):
         ckptools.consolidate(SOURCE, tmp_path / "out.dcp", only="model", manifest=True)
     rows = json.loads((tmp_path / "out.dcp.manifest.json").read_text())["tensors"]
     with ckptools.open(tmp_path / "out.dcp") as ck:

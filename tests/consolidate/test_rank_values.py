@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import ckptools
 from ckptools.cli import app
 from ckptools.errors import NotWholeError
-from ckptools.training_state.generators import is_gathered
+from ckptools.training_state.sections import is_gathered
 from tests.truth import FIXTURES
 
 VERL = FIXTURES / "verl-fsdp1-orig" / "ckpt" / "global_step_3" / "actor"

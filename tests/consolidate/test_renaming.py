@@ -14,7 +14,7 @@ from torch.distributed import checkpoint as dcp
 from typer.testing import CliRunner
 
 import ckptools
-from ckptools.api.python_words import python_words
+from ckptools.api.methods import python_words
 from ckptools.cli import app
 from ckptools.errors import NotWholeError, OutputExistsError, ReadError, RefusedError, UsageError
 from tests.display.made import HOSTILE
@@ -279,7 +279,7 @@ def test_what_is_no_map_is_one_line(saved, tmp_path, text, words):
 
 
 def test_a_map_that_is_there_is_not_overwritten(tmp_path):
-    from ckptools.keys.name_map import read_map, write_map
+    from ckptools.keys.renames import read_map, write_map
 
     write_map(tmp_path / "m.json", {"ä\n": "b"})
     assert read_map(tmp_path / "m.json") == {"ä\n": "b"}

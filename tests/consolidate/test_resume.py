@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckptools
-from ckptools.consolidate.publishing.journal import Done, JournalLine
-from ckptools.consolidate.publishing.source_records import WrittenRegion
+from ckptools.consolidate.publishing.publish import Done, JournalLine
+from ckptools.consolidate.source_records import WrittenRegion
 from ckptools.errors import DamagedError, ReadError, RefusedError, WriteError
 from ckptools.tensor_io.stream import Band, Copy
 from tests.sparse_files import sparse

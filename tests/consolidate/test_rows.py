@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 import ckptools
-from ckptools.consolidate.publishing.execute import _reason
+from ckptools.consolidate.publishing.publish import _reason
 
 
 @pytest.fixture

@@ -9,13 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptools.cluster.team import shares
-from ckptools.consolidate.publishing.source_records import WrittenRegion, crcs_of
 from ckptools.consolidate.shares import ALL, GRAIN, shares_of
+from ckptools.consolidate.source_records import WrittenRegion, crcs_of
 from ckptools.consolidate.writers.layout import Job
 from ckptools.errors import CkptoolsError
 from ckptools.model.regions import Box, contiguous_strides
-from ckptools.model.shard import Shard
-from ckptools.model.source import Source
+from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.checksums import crc32
 from ckptools.tensor_io.stream import Copy

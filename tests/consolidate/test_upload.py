@@ -18,17 +18,17 @@ import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import ckptools
-from ckptools.consolidate import options as consolidation
+from ckptools.consolidate import options
 from ckptools.consolidate.publishing.multipart import MultipartOutput
 from ckptools.consolidate.run import consolidate
 from ckptools.errors import DamagedError, OutputExistsError, UsageError, WriteError
-from ckptools.files.remote import buckets
-from ckptools.files.zip_directory import DESCRIPTOR
+from ckptools.files.remote import store
+from ckptools.files.zip_archive import DESCRIPTOR
 from tests.object_store import BUCKET, settings
 from tests.truth import FIXTURES
 
 SOURCE = FIXTURES / "torch2.13.0-fsdp1-sharded-w4"
-Options = consolidation.ConsolidateOptions
+Options = options.ConsolidateOptions
 
 
 @pytest.fixture(autouse=True)
@@ -190,7 +190,7 @@ def test_of_a_dcp_that_is_replaced_no_file_stays(client, place):
 )
 @pytest.mark.parametrize("name", ["all.pt", "out.dcp"])
 def test_of_a_store_that_fails_one_line_is_told_and_nothing_stays(where, told, name, client, place, monkeypatch):
-    monkeypatch.setattr(buckets, "RETRIES", 1)
+    monkeypatch.setattr(store, "RETRIES", 1)
     with pytest.raises(
         WriteError, match=rf"^s3://{BUCKET}/{place}/{where}/{name}.*: cannot be written: .*{told}"
     ) as error:

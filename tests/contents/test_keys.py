@@ -8,8 +8,8 @@ import pytest
 
 from ckptools.contents.tree import keys_of, totals
 from ckptools.keys.entries import Selection, entries_of
-from ckptools.model.values import NumpyArray, Opaque
-from ckptools.training_state.section_size import measure
+from ckptools.model.tree import NumpyArray, Opaque
+from ckptools.training_state.sections import measure
 from tests.display.made import checkpoint, plain, sharded
 from tests.truth import FIXTURES, WHOLE
 

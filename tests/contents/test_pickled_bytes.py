@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from ckptools.cli import app
-from ckptools.contents.pickled_bytes import pickled_text
+from ckptools.contents.tree import pickled_text
 
 STATE = {"_num_yielded": 4, "dataset": {"sample_idx": 128, "name": "c4"}, "betas": [0.9, 0.95]}
 

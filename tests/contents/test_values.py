@@ -8,8 +8,8 @@ from datetime import date, timedelta
 import pytest
 
 from ckptools.contents.tree import MAX_FULL, MAX_TEXT, as_data, described, full_value, is_short, type_of
-from ckptools.keys.rank_leaves import fingerprint, is_brief, is_run, leaves_of
-from ckptools.model.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, TorchName
+from ckptools.keys.entries import fingerprint, is_brief, is_run, leaves_of
+from ckptools.model.tree import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, TorchName
 from tests.display.made import plain
 
 KEYS = NumpyArray("<u4", (624,), False, bytes(2496))

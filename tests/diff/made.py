@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckptools.model.regions import Box, contiguous_strides
-from ckptools.model.shard import Shard
-from ckptools.model.source import Source
+from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Tensor
 
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import ckptools
 from ckptools.cli import app
-from ckptools.diff import keys_of_side
+from ckptools.diff import sides
 from ckptools.keys import entries, value_digests
 from tests.diff.values import Thing, with_attributes
 
@@ -21,7 +21,7 @@ def files_line(found):
 
 @pytest.mark.parametrize(("most", "count"), [(3, "2 keys"), (2, "at least 2 keys")])
 def test_keys_of_a_model_that_are_too_many_are_named_as_not_compared(tmp_path, monkeypatch, most, count):
-    for module in (entries, keys_of_side):
+    for module in (entries, sides):
         monkeypatch.setattr(module, "MAX_ENTRIES", most)
     for name, last in (("a.pt", 1.0), ("b.pt", 2.0)):
         torch.save({f"w{n}": torch.full((1,), last if n == 4 else 0.0) for n in range(5)}, tmp_path / name)
@@ -35,7 +35,7 @@ def test_keys_of_a_model_that_are_too_many_are_named_as_not_compared(tmp_path, m
 
 
 def test_as_many_keys_as_are_compared_are_enough(tmp_path, monkeypatch):
-    for module in (entries, keys_of_side):
+    for module in (entries, sides):
         monkeypatch.setattr(module, "MAX_ENTRIES", 5)
     torch.save({f"w{n}": torch.zeros(1) for n in range(5)}, tmp_path / "a.pt")
     assert ckptools.diff(tmp_path / "a.pt", tmp_path / "a.pt", every_byte=True).same is True

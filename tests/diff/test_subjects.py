@@ -6,7 +6,7 @@ import pytest
 
 from ckptools.diff.record import Side, TensorDifference, ValueDifference
 from ckptools.diff.sides import Contents, SideValue
-from ckptools.diff.subjects import subject_rows
+from ckptools.diff.text import subject_rows
 from ckptools.keys.value_digests import Content
 
 

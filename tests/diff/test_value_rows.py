@@ -7,9 +7,9 @@ import pytest
 from ckptools.diff.plain_values import KEYS, NUMBERED, compared, first_unlike, group_rows, texts_of, value_rows
 from ckptools.diff.record import Side
 from ckptools.diff.sides import Contents, SideGroup, SideValue
-from ckptools.keys.rank_leaves import LONG
+from ckptools.keys.entries import LONG
 from ckptools.keys.value_digests import Content
-from ckptools.model.values import NumpyArray
+from ckptools.model.tree import NumpyArray
 
 
 def content(text, problem=""):

@@ -12,11 +12,10 @@ from ckptools.formats.structure import with_structure_problems
 from ckptools.model.checkpoint import Fact, RankFile, ReadCost
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, contiguous_strides
-from ckptools.model.shard import Shard
-from ckptools.model.source import Source
+from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Tensor
-from ckptools.model.values import Opaque
-from ckptools.training_state.parameter_names import AS_SAVED
+from ckptools.model.tree import Opaque
+from ckptools.training_state.optimizers import AS_SAVED
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
 

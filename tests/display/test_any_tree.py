@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 
 from ckptools.display.tables import Screen
 from ckptools.inspect.html import checkpoint_html
-from ckptools.inspect.json import report_json
-from ckptools.inspect.record import inspect_report
-from ckptools.inspect.sections import section_details, section_text
-from ckptools.inspect.text import report_text
-from ckptools.model.values import NumpyArray, NumpyScalar, Opaque
+from ckptools.inspect.record import inspect_report, report_text
+from ckptools.inspect.sections import report_json, section_details, section_text
+from ckptools.model.tree import NumpyArray, NumpyScalar, Opaque
 from tests.display.made import HOSTILE, checkpoint, plain, sharded
 
 GROUPED = ("state", "param_groups", "params", "lr", "step", "model")

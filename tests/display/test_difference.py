@@ -8,11 +8,10 @@ import pytest
 
 from ckptools.diff.compare import Wanted, compare
 from ckptools.diff.record import NOT_FINITE, TensorDifference, most_changed
-from ckptools.diff.subjects import _of_tensors, change_words
-from ckptools.diff.text import MOST_LINES, difference_text
+from ckptools.diff.text import MOST_LINES, _of_tensors, change_words, difference_text
 from ckptools.display.record_json import answer_json, json_lines
 from ckptools.display.tables import PIPE, Screen
-from ckptools.model.records import Rows
+from ckptools.model.problems import Rows
 from ckptools.text import encodable
 from tests.display.made import ESCAPE, HOSTILE, alone, broken_run7, checkpoint, hostile, plain, run7, snapshot
 

@@ -13,7 +13,7 @@ import ckptools
 from ckptools.cli import app
 from ckptools.display.record_json import JsonValues
 from ckptools.inspect.sections import section_details
-from ckptools.model.values import Opaque
+from ckptools.model.tree import Opaque
 from tests.display.made import checkpoint
 from tests.truth import FIXTURES
 

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-from ckptools.display.lines import cause_lines, error_lines
-from ckptools.display.tables import Screen
-from ckptools.model.causes import causes_of, consequences_of
+from ckptools.display.tables import Screen, cause_lines, error_lines
 from ckptools.model.problems import Code, Problem
+from ckptools.model.verdict import causes_of, consequences_of
 from tests.display.made import missing
 
 

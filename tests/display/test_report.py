@@ -7,7 +7,7 @@ import pytest
 from ckptools.inspect.record import inspect_report
 from ckptools.model.checkpoint import Fact
 from ckptools.model.problems import Code, Problem
-from ckptools.model.values import NumpyScalar
+from ckptools.model.tree import NumpyScalar
 from tests.display.made import (
     alone,
     broken_run7,

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from ckptools.inspect.json import SCHEMA, report_json
 from ckptools.inspect.record import inspect_report
-from ckptools.inspect.sections import section_details
+from ckptools.inspect.sections import SCHEMA, report_json, section_details
 from tests.display.made import (
     ESCAPE,
     FORGED,

@@ -14,18 +14,15 @@ from typing import Any
 import pytest
 
 import ckptools
-from ckptools.display.document import POLICY, document
-from ckptools.display.page import Limits, Page
+from ckptools.display.html import POLICY, Limits, Page, document
 from ckptools.display.tables import Column
-from ckptools.inspect.record import inspect_report
-from ckptools.inspect.text import facts, headline
+from ckptools.inspect.record import facts, headline, inspect_report
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.report.html import PageContents, all_problems, findings, report_page
 from ckptools.text import parse_bytes
 from ckptools.training_state.judgement import verdict_of
-from ckptools.verify.record import Check, Verification
-from ckptools.verify.text import summary
+from ckptools.verify.record import Check, Verification, summary
 from tests.browser import elements_of, needs_browser, overflow_of, printed
 from tests.display.made import HOSTILE, broken_run7, checkpoint, hostile, run7, sharded, snapshot
 from tests.display.test_html import Reader

@@ -8,11 +8,10 @@ from typer.testing import CliRunner
 
 from ckptools.cli import app
 from ckptools.display.tables import Column, Screen, table
-from ckptools.inspect.record import inspect_report
-from ckptools.inspect.section_summary import SchedulerRow
-from ckptools.inspect.sections import section_details, section_text
-from ckptools.inspect.text import (
+from ckptools.inspect.record import (
+    SchedulerRow,
     headline,
+    inspect_report,
     next_line,
     optimizer_lines,
     read_line,
@@ -20,6 +19,7 @@ from ckptools.inspect.text import (
     scheduler_words,
     size_expected,
 )
+from ckptools.inspect.sections import section_details, section_text
 from ckptools.model.problems import Code, Problem
 from tests.display.made import (
     HOSTILE,

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 import ckptools
 from ckptools.cli import app
-from ckptools.display.row_table import cell_text, rows_text
+from ckptools.display.tables import cell_text, rows_text
 from ckptools.errors import UsageError
-from ckptools.model.records import Rows
+from ckptools.model.problems import Rows
 from tests.display.made import HOSTILE
 from tests.truth import FIXTURES
 

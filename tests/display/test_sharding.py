@@ -5,7 +5,7 @@ from dataclasses import replace
 import ckptools
 from ckptools.keys.sharding import ShardingRow, placement, sharding_name, sharding_rows
 from ckptools.model.regions import Box
-from ckptools.model.shard import Shard
+from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor
 from tests.display.made import checkpoint, dtensor, plain, sharded
 from tests.truth import FIXTURES

@@ -5,9 +5,9 @@ from datetime import timedelta
 
 import pytest
 
-from ckptools.display.lines import value_text
 from ckptools.display.record_json import JsonValues
-from ckptools.model.values import Device, Global, NumpyArray, NumpyScalar, Opaque, TorchName
+from ckptools.display.tables import value_text
+from ckptools.model.tree import Device, Global, NumpyArray, NumpyScalar, Opaque, TorchName
 from tests.display.made import plain
 
 

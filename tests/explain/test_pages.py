@@ -11,8 +11,7 @@ import pytest
 import ckptools
 from ckptools.display.tables import Screen
 from ckptools.errors import UsageError
-from ckptools.explain.record import PAGES, explanation, explanations, sections_of
-from ckptools.explain.text import MAX_WIDTH, list_text, pages_json, pages_text
+from ckptools.explain import MAX_WIDTH, PAGES, explanation, explanations, list_text, pages_json, pages_text, sections_of
 from ckptools.model.problems import Code
 from tests.schemas import SCHEMAS
 

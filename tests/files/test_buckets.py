@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 import ckptools
 from ckptools.cli import app
-from ckptools.files.location import location
-from ckptools.files.remote import buckets
+from ckptools.files.opening import location
 from ckptools.files.remote import path as remote_path
-from ckptools.tensor_io.threads import in_threads
+from ckptools.files.remote import store as buckets
+from ckptools.tensor_io.fetch_ahead import in_threads
 from tests.files.user_proxy import PASSWORD, UserProxy, user_proxy
 from tests.object_store import BUCKET, Bucketful
 from tests.truth import FIXTURES

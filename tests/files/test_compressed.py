@@ -22,7 +22,7 @@ import zstandard
 
 import ckptools
 from ckptools.errors import NoSpaceError, OutputExistsError, ReadError
-from ckptools.files import compressed, temporary
+from ckptools.files import compressed, partial_files
 from ckptools.formats import options as limits
 from ckptools.model.tree import tensors_in
 from tests.pickles.forge import one_line
@@ -66,7 +66,7 @@ def scratch(tmp_path, monkeypatch):
     """A fresh place for temporary files; returns it."""
     folder = tmp_path / "scratch"
     folder.mkdir()
-    monkeypatch.setattr(temporary, "_folder", None)
+    monkeypatch.setattr(partial_files, "_folder", None)
     monkeypatch.setattr(compressed, "_made", {})
     monkeypatch.setattr("tempfile.tempdir", str(folder))
     return folder
@@ -225,9 +225,9 @@ def test_the_command_line_leaves_nothing_and_honours_tmpdir(tmp_path):
 def test_a_forked_child_leaves_the_folder_to_its_parent(tmp_path, scratch):
     ckptools.open(packed(tmp_path / "m.pt.gz", saved()))
     (folder,) = scratch.iterdir()
-    temporary._remove(folder, os.getpid() + 1)
+    partial_files._remove_own_folder(folder, os.getpid() + 1)
     assert folder.is_dir()
-    temporary._remove(folder, os.getpid())
+    partial_files._remove_own_folder(folder, os.getpid())
     assert not folder.exists()
 
 

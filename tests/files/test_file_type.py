@@ -9,7 +9,7 @@ import pytest
 
 import ckptools
 from ckptools.errors import CkptoolsError
-from ckptools.files import file_type
+from ckptools.files import opening
 
 
 def npz() -> bytes:
@@ -51,4 +51,4 @@ def test_a_file_that_is_something_else_is_told_so(what, name, tmp_path):
 
 @pytest.mark.parametrize("head", [b"", b"\x80", b"L1", b"B", b"\x1f\x8b", b"\xff" * 512, bytes(range(256))])
 def test_any_first_bytes_have_a_content_or_none(head):
-    assert file_type.content_of(head) == "" and isinstance(file_type.what_is(head), str)
+    assert opening.content_of(head) == "" and isinstance(opening.what_is(head), str)

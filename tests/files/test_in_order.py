@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptools.files.in_order import InOrder, StoppedError
+from ckptools.files.opening import InOrder, StoppedError
 
 SECONDS = 20
 """After which something waits for ever."""

@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckptools.errors import ReadError, UnsafePathError
-from ckptools.files.location import check_stays_inside
-from ckptools.files.opening import File, OpenFiles, Window, reading
+from ckptools.files.opening import File, OpenFiles, Window, check_stays_inside, reading
 
 
 @pytest.fixture

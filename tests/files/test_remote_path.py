@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ckptools.errors import ReadError
-from ckptools.files.location import common_folder, is_remote, is_there, location, path_of, real_path
+from ckptools.files.opening import common_folder, is_remote, is_there, location, path_of, real_path
 from ckptools.files.remote.path import RemotePath
 from ckptools.files.remote.store import Place, Store
 from ckptools.files.storage import FOLDER, RemoteError, Status

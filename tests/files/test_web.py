@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptools.errors import ReadError
-from ckptools.files.location import is_there, location
-from ckptools.files.opening import File
+from ckptools.files.opening import File, is_there, location
 from ckptools.files.remote import store, web
 from tests.files.certificates import trusted
 from tests.files.nasty_server import DATA, NastyServer, nasty_server

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from ckptools.errors import ReadError
-from ckptools.files.location import location
-from ckptools.files.opening import File
+from ckptools.files.opening import File, location
 from ckptools.files.remote import store
 from tests.files.certificates import NAME, trusted
 from tests.files.nasty_server import DATA, nasty_server

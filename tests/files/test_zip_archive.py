@@ -13,8 +13,7 @@ import ckptools
 from ckptools.api.tensor import with_lazy_tensors
 from ckptools.errors import CkptoolsError, ReadError, UnsafePathError
 from ckptools.files.opening import File
-from ckptools.files.zip_archive import Container
-from ckptools.files.zip_directory import probe
+from ckptools.files.zip_archive import Container, probe
 from ckptools.model.tensor import Tensor
 from ckptools.pickles import reader
 from tests.pickles.forge import Member, archive, members_of, one_line

@@ -8,11 +8,9 @@ from typing import Any
 
 from ckptools.errors import CkptoolsError, original_of
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.shard import Shard
-from ckptools.model.source import Encoded, Source
+from ckptools.model.shards import Encoded, Shard, Source
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import KeyPath, fqn_of, walk
-from ckptools.model.values import NumpyArray, NumpyScalar
+from ckptools.model.tree import KeyPath, NumpyArray, NumpyScalar, fqn_of, walk
 from ckptools.training_state.judgement import verdict_of
 from ckptools.training_state.optimizers import optimizers_of
 from ckptools.training_state.sections import sections_of

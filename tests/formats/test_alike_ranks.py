@@ -20,11 +20,12 @@ from ckptools.files.opening import File
 from ckptools.files.zip_archive import Container, checksum_places
 from ckptools.formats.open import open_checkpoint
 from ckptools.formats.reader_worker import Receiver, Sender
-from ckptools.formats.shared import alike_ranks, merge
-from ckptools.model.item_shards import ItemShards
+from ckptools.formats.shared import merge
+from ckptools.formats.shared import merge as alike_ranks
+from ckptools.model.shards import ItemShards
 from ckptools.model.tree import tensors_in
 from ckptools.pickles import reader
-from ckptools.pickles.patterns import Pattern
+from ckptools.pickles.alike import Pattern
 from ckptools.pickles.reader import AlikeFiles
 from ckptools.training_state import modules
 from tests.fake_world import fake_group

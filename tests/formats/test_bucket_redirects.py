@@ -9,8 +9,8 @@ from typer.testing import CliRunner, Result
 
 import ckptools
 from ckptools.cli import app
-from ckptools.files.remote import buckets
 from ckptools.files.remote import path as remote_path
+from ckptools.files.remote import store
 from tests.files.certificates import trusted
 from tests.object_store import BUCKET, Bucketful
 from tests.truth import FIXTURES
@@ -29,7 +29,7 @@ STATUSES = (301, 302, 303, 307, 308)
 def proxy(bucket: Bucketful, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     bucket.put(FIXTURES / NAME)
     monkeypatch.setattr(remote_path, "_stores", {})
-    monkeypatch.setattr(buckets, "RETRIES", 1)
+    monkeypatch.setattr(store, "RETRIES", 1)
     with proxy_of(bucket.address) as found:
         monkeypatch.setenv("AWS_ENDPOINT_URL", found.address)
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "c0ffee")

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from ckptools.errors import ReadError, UnsafePathError
-from ckptools.files.json_file import read_json
+from ckptools.files.opening import read_json
 from ckptools.formats.options import Options
 from ckptools.formats.shared.companions import CompanionFiles, companions_in, read_companions
 from ckptools.model.tensor import Tensor
-from ckptools.model.values import Opaque
+from ckptools.model.tree import Opaque
 from tests.formats.trainer_folder import trainer_folder
 
 

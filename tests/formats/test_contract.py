@@ -13,10 +13,8 @@ from ckptools.errors import UnknownFormatError, UsageError, original_of
 from ckptools.formats.registry import FORMATS, recognised
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import children_of, tensors_in, walk
-from ckptools.model.values import Opaque
-from ckptools.tensor_io.dequantize import dequantized
-from ckptools.tensor_io.read import read_box
+from ckptools.model.tree import Opaque, children_of, tensors_in, walk
+from ckptools.tensor_io.read import dequantized, read_box
 from tests.truth import ASKED, LOCAL, WHOLE, Known
 
 EVERY = (*WHOLE, *LOCAL, *ASKED)

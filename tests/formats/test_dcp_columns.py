@@ -14,14 +14,13 @@ from hypothesis import strategies as st
 
 from ckptools.consolidate.options import ConsolidateOptions
 from ckptools.consolidate.run import consolidate
-from ckptools.formats.dcp import locate, tensors
+from ckptools.formats.dcp import tensors
 from ckptools.formats.dcp.files import DataFile
-from ckptools.formats.dcp.locate import FoundTensor
 from ckptools.formats.dcp.metadata import DcpMetadata, StoredItems, TensorMetadata
+from ckptools.formats.dcp.tensors import FoundTensor
 from ckptools.formats.open import open_checkpoint
-from ckptools.model.item_shards import ItemShards
 from ckptools.model.problems import Problem
-from ckptools.model.shard import Shard
+from ckptools.model.shards import ItemShards, Shard
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
 from tests.truth import FIXTURES
@@ -91,7 +90,7 @@ def _listed(node: object) -> object:
 
 def located(folder: Path, many: int) -> tuple[list[list[Shard]], tuple[Problem, ...]]:
     """The shards of all tensors, and the problems; by column from a number of items on."""
-    with mock.patch.object(locate, "MANY", many):
+    with mock.patch.object(tensors, "MANY", many):
         opened = open_checkpoint(folder, all_ranks=True)
     return [[*tensor.shards] for _, tensor in tensors_in(opened.tree)], opened.problems
 
@@ -106,7 +105,7 @@ def test_items_of_real_runs_are_located_by_column_as_one_by_one(name: str) -> No
 
 def test_items_that_are_alike_are_not_looked_at_one_by_one(tmp_path: Path) -> None:
     folder = saved(tmp_path / "d")
-    with mock.patch.object(locate.Locator, "_locate") as closely:
+    with mock.patch.object(tensors.Locator, "_locate") as closely:
         found, _ = located(folder, 0)
     assert closely.call_count == 1  # the only item of its kind
     assert [shard.source is not None for shards in found for shard in shards].count(False) == 1

@@ -14,8 +14,8 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 
 import ckptools
 from ckptools.errors import NotWholeError
-from ckptools.formats.dcp import locate
-from ckptools.model import cover
+from ckptools.formats.dcp import tensors
+from ckptools.model import tensor
 from tests.formats.test_dcp import codes, edit, same, save
 from tests.truth import FIXTURES
 
@@ -174,7 +174,7 @@ def test_zeros_behind_the_last_item_are_told_and_harm_nothing(even, tmp_path):
     ckptools.consolidate(even, tmp_path / "all.pt", only="all")
 
 
-@pytest.mark.parametrize("most", [locate.MAX_LOCATED, 0])
+@pytest.mark.parametrize("most", [tensors.MAX_LOCATED, 0])
 def test_a_file_that_may_not_be_read_is_told_once(most, large_world, tmp_path, monkeypatch):
     from ckptools.errors import ReadError
     from ckptools.formats.dcp.items import ItemReader
@@ -187,7 +187,7 @@ def test_a_file_that_may_not_be_read_is_told_once(most, large_world, tmp_path, m
         return opened(self, path)
 
     monkeypatch.setattr(ItemReader, "open", refuse)
-    monkeypatch.setattr(locate, "MAX_LOCATED", most)
+    monkeypatch.setattr(tensors, "MAX_LOCATED", most)
     folder = of_two_ranks(tmp_path / "step-3", ({}, {}))
     assert [(p.code, p.rank) for p in ckptools.open(folder).problems if p.tensor is None] == [("CK015", 1)]
 
@@ -212,7 +212,7 @@ def test_a_compressed_item_that_does_not_begin_where_it_should_tells_of_another_
 
 
 def test_chunks_too_many_to_compare_are_told_with_the_name_of_their_tensor(even, monkeypatch):
-    monkeypatch.setattr(cover, "MAX_COMPARISONS", 0)
+    monkeypatch.setattr(tensor, "MAX_COMPARISONS", 0)
     edit(even, lambda m: m.state_dict_metadata["model.a"].chunks.pop())
     told = [(p.code, p.tensor) for p in ckptools.open(even).problems if "too tangled to find gaps" in p.message]
     assert told == [("CK106", "model.a")]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import ckptools
 from ckptools.errors import NotWholeError
-from ckptools.formats.deepspeed.experts import ExpertLayout, globally
+from ckptools.formats.deepspeed.weights import ExpertLayout, globally
 from ckptools.formats.deepspeed.zero_stages import PartitionRun
 from tests.formats.deepspeed_writer import SLOTS, Run, deepspeed_classes, values
 from tests.formats.test_deepspeed import of_torch, raw

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import ckptools
 from ckptools.errors import NotWholeError
-from ckptools.formats.deepspeed.slices import CutRules, SliceError
+from ckptools.formats.deepspeed.assembler import CutRules, SliceError
 from tests.formats.deepspeed_writer import SLOTS, Run, values
 from tests.formats.test_deepspeed import of_torch, raw
 from tests.formats.test_deepspeed_parallel import edited

@@ -16,15 +16,13 @@ from typer.testing import CliRunner
 import ckptools
 from ckptools.cli import app
 from ckptools.errors import NotWholeError, ReadError
-from ckptools.formats.flat_parameters.parameters import take_apart
-from ckptools.formats.flat_parameters.shards import resolve_flat_shards
+from ckptools.formats.flat_parameters.parameters import resolve_flat_shards, take_apart
 from ckptools.formats.flat_parameters.units import UnknownLayoutError, infer_flat_layout
 from ckptools.formats.shared.given import Shapes
 from ckptools.model.regions import Box
-from ckptools.model.shard import Shard
-from ckptools.model.source import Source
+from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Tensor
-from ckptools.training_state.parameter_names import AS_WRITTEN
+from ckptools.training_state.optimizers import AS_WRITTEN
 from tests.formats import save_local_states
 from tests.formats.test_truth import same
 from tests.truth import FIXTURES, LOCAL, WHOLE, Known, load_truth

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ckptools.formats import folder_search, only_checkpoint
-from ckptools.formats.only_checkpoint import PathSearch
+from ckptools.formats import folder_search
+from ckptools.formats.folder_search import PathSearch
 from ckptools.formats.registry import FORMATS
 
 
@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
     ],
 )
 def test_beyond_so_many_files_the_name_decides(folder, files, found, monkeypatch):
-    monkeypatch.setattr(only_checkpoint, "MAX_READ", files)
+    monkeypatch.setattr(folder_search, "MAX_READ", files)
     search = PathSearch(folder, formats=FORMATS).below()
     assert [path.name for path in search.found] == found
 
@@ -52,7 +52,7 @@ def test_beyond_so_many_folders_none_is_entered(tmp_path, folders, found, monkey
 
 @pytest.mark.parametrize(("depth", "found", "deeper"), [(1, 1, ["x"]), (2, 2, ["x/y"]), (3, 3, [])])
 def test_folders_that_lie_too_deep_are_kept_for_a_note(tmp_path, depth, found, deeper, monkeypatch):
-    monkeypatch.setattr(only_checkpoint, "MAX_DEPTH", depth)
+    monkeypatch.setattr(folder_search, "MAX_DEPTH", depth)
     (tmp_path / "x" / "y").mkdir(parents=True)
     for name in ("a.pt", "x/a.pt", "x/y/a.pt"):
         torch.save({"w": torch.ones(1)}, tmp_path / name)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import ckptools
 from ckptools.cli import app
-from ckptools.doctor.record import NEWEST
+from ckptools.doctor.answers import NEWEST
 from ckptools.errors import OutputExistsError, ReadError, SeveralError, UnknownFormatError
 from ckptools.formats import folder_search
 from tests.truth import FIXTURES

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import ckptools
 from ckptools.errors import NotWholeError, ReadError, SeveralError
 from ckptools.formats import fsdp_shards
-from ckptools.formats.wrapped_shards.layout import shard_metadata
+from ckptools.formats.wrapped_shards import shard_metadata
 from tests.truth import FIXTURES
 
 NESTED = FIXTURES / "fairscale-fsdp-nested" / "ckpt"

@@ -13,7 +13,7 @@ import pytest
 
 import ckptools
 from ckptools.errors import ReadError
-from ckptools.files.location import location
+from ckptools.files.opening import location
 from tests.files.range_server import RangeHandler, range_server, serving
 from tests.truth import FIXTURES
 

@@ -15,8 +15,7 @@ from safetensors.torch import load_file, save_file
 import ckptools
 from ckptools.errors import NotWholeError, ReadError, UnknownFormatError, UnsafePathError, UsageError
 from ckptools.formats.hugging_face.files import parse, parse_index
-from ckptools.inspect.record import inspect_report
-from ckptools.inspect.text import facts
+from ckptools.inspect.record import facts, inspect_report
 from tests.formats.trainer_folder import trainer_folder
 from tests.truth import FIXTURES
 

@@ -20,14 +20,12 @@ from ckptools.cli import app
 from ckptools.errors import CkptoolsError, NotWholeError, ReadError, UnsafePathError, UsageError
 from ckptools.formats import options as limits
 from ckptools.formats.megatron.folders import grid_of
-from ckptools.formats.megatron.layers import Layers, rule_of
-from ckptools.formats.shared.tensor_parallel import GATED, ROWS, JoinRule, RankPiece, UnlikeError, join
+from ckptools.formats.megatron.model import Layers, rule_of
+from ckptools.formats.shared.merge import GATED, ROWS, JoinRule, RankPiece, UnlikeError, join
 from ckptools.model.checkpoint import Fact
-from ckptools.model.cover import cover
 from ckptools.model.regions import Box, contiguous_strides
-from ckptools.model.shard import Shard
-from ckptools.model.source import Source
-from ckptools.model.tensor import Tensor
+from ckptools.model.shards import Shard, Source
+from ckptools.model.tensor import Tensor, cover
 from tests.formats.megatron_runs import Run, full_model, master, moments_of, save
 from tests.truth import FIXTURES
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckptools.formats.megatron.layers import chunks_of
+from ckptools.formats.megatron.model import chunks_of
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,11 @@ from hypothesis import strategies as st
 import ckptools
 from ckptools.errors import NotWholeError, ReadError, UnsafePathError, UsageError
 from ckptools.formats import options as limits
-from ckptools.formats.dcp import locate
-from ckptools.formats.megatron_dist import stacked
+from ckptools.formats.dcp import tensors
+from ckptools.formats.megatron_dist import stored as stacked
 from ckptools.formats.megatron_dist.stored import StoredState
 from ckptools.model.regions import Box, contiguous_strides
-from ckptools.model.shard import Shard
-from ckptools.model.source import Source
+from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Tensor
 from ckptools.tensor_io import read
 from tests.formats.test_truth import same
@@ -85,7 +84,7 @@ def test_any_path_into_a_run_leads_to_the_checkpoint(inside):
 
 def test_a_layer_of_many_items_finds_its_values_when_it_is_loaded(monkeypatch):
     every = ckptools.open(SAMPLE, all_ranks=True)
-    monkeypatch.setattr(locate, "MAX_LOCATED", 5)
+    monkeypatch.setattr(tensors, "MAX_LOCATED", 5)
     monkeypatch.setattr(limits, "MAX_RANKS", 0)
     one = ckptools.open(SAMPLE)
     name = "decoder.layers.1.mlp.linear_fc1.weight"

@@ -14,10 +14,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import ckptools
-from ckptools.formats.megatron_dist.bucket_order import UnjoinedError
-from ckptools.formats.megatron_dist.buckets import join_buckets
+from ckptools.formats.megatron_dist.buckets import UnjoinedError, join_buckets
 from ckptools.model.regions import Box
-from ckptools.model.shard import Shard
+from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor
 from ckptools.tensor_io import read
 from tests.formats.test_megatron_buckets import chunked, filled, moments, refused

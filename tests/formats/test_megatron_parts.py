@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 import ckptools
 from ckptools.errors import NotWholeError
-from ckptools.formats.megatron_dist import stacked
-from ckptools.formats.megatron_dist.stacked import EXPERTS, count_stacks, join_in_tree, join_parts, split_stacks
+from ckptools.formats.megatron_dist import stored as stacked
+from ckptools.formats.megatron_dist.stored import EXPERTS, count_stacks, join_in_tree, join_parts, split_stacks
 from ckptools.model.regions import Box
-from ckptools.model.shard import Shard
+from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor
 from tests.formats.test_megatron_dist import write
 

@@ -17,11 +17,9 @@ from ckptools.errors import CkptoolsError
 from ckptools.formats.shared.merge import Merge
 from ckptools.model.rank_vote import difference, same_value
 from ckptools.model.regions import Box, contiguous_strides
-from ckptools.model.shard import Shard
-from ckptools.model.source import Source
+from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import walk
-from ckptools.model.values import Device, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchName
+from ckptools.model.tree import Device, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchName, walk
 
 
 def merged(*trees):

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import ckptools
 from ckptools.cli import app
 from ckptools.errors import NotWholeError, ReadError
-from ckptools.formats.meta_llama.weight_layout import sizes_of
+from ckptools.formats.meta_llama import sizes_of
 from ckptools.model.tensor import Tensor
 
 PARAMS = {"dim": 16, "n_heads": 8, "n_layers": 2, "multiple_of": 8, "norm_eps": 1e-5, "vocab_size": -1}

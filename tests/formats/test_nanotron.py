@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 import ckptools
 from ckptools.errors import NotWholeError
-from ckptools.formats.nanotron.slices import pieces_of
+from ckptools.formats.nanotron import pieces_of
 from tests.truth import FIXTURES
 
 REAL = FIXTURES / "nanotron-tp2pp2" / "ckpt"

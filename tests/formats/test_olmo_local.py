@@ -21,10 +21,9 @@ from ckptools.errors import CkptoolsError, NotWholeError, ReadError
 from ckptools.formats import olmo_flat
 from ckptools.formats import options as limits
 from ckptools.model.regions import Box
-from ckptools.model.shard import Shard
-from ckptools.model.source import Source
+from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Tensor
-from ckptools.training.strategies import fsdp
+from ckptools.training import strategies
 from tests.fake_world import fake_group
 from tests.pickles.test_tensors import same_bits
 
@@ -77,7 +76,7 @@ def made(tmp_path_factory) -> Path:
     for rank in range(WORLD):
         with warnings.catch_warnings(), fake_group(rank, WORLD):
             warnings.simplefilter("ignore")
-            model = fsdp.wrap_units(net(), Unit)
+            model = strategies.wrap_units(net(), Unit)
             torch.save(flat_state(model), root / "model" / f"rank{rank}.pt")
             torch.save(optimizer_state(model), root / "optim" / f"rank{rank}.pt")
             trainer = {"epoch": 0, "global_step": 1000, "rng": {"torch": torch.full((4,), rank)}}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import ckptools
 from ckptools.errors import ReadError
-from ckptools.formats.rank_search.pickle_signs import find_signs, signs_in
+from ckptools.formats.rank_search.rank_groups import find_signs, signs_in
 from tests.truth import FIXTURES
 
 SHARDED = [

@@ -13,7 +13,7 @@ from torch import nn
 
 import ckptools
 from ckptools.errors import NotWholeError, RefusedError, UsageError
-from ckptools.formats.rank_files.rank_optimizers import NO_MODEL
+from ckptools.formats.rank_files import NO_MODEL
 from tests.formats import stages
 from tests.formats.stages import Trained, by_decay, save, train_stages, trained
 

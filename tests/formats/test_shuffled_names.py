@@ -26,9 +26,8 @@ from torch import nn
 
 import ckptools
 from ckptools.model.tensor import Tensor
-from ckptools.training_state.optimizers import name_with
-from ckptools.training_state.parameter_names import believed
-from ckptools.training_state.section_size import storage_identity
+from ckptools.training_state.optimizers import believed, name_with
+from ckptools.training_state.sections import storage_identity
 from tests.formats.megatron_runs import Run, file_tree, full_model, save
 from tests.truth import WHOLE
 

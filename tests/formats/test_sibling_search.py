@@ -11,8 +11,8 @@ import pytest
 
 import ckptools
 from ckptools.errors import SeveralError
+from ckptools.formats.rank_search.rank_groups import count_as_ranks
 from ckptools.formats.rank_search.rank_names import columns
-from ckptools.formats.rank_search.sibling_search import count_as_ranks
 from tests.truth import FIXTURES
 
 RUNS = {

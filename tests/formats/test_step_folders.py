@@ -13,8 +13,8 @@ import torch
 import ckptools
 from ckptools.errors import NotWholeError
 from ckptools.formats import composer_folder, olmo_core
-from ckptools.formats.dcp import composite_builder
-from ckptools.model.values import Opaque
+from ckptools.formats.dcp import folder as composite_builder
+from ckptools.model.tree import Opaque
 from tests.formats.test_accelerate import MODEL, OPTIMIZER, raw, save
 
 FLAT = {"state.w.exp_avg": torch.ones(4, 3), "state.w.step": torch.tensor(3.0), "param_groups.w.lr": 0.1}

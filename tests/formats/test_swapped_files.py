@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ckptools.formats.shared.swapped_files import swapped_files
+from ckptools.formats.shared.checkpoint_builder import swapped_files
 from ckptools.pickles import reader
 
 

@@ -20,12 +20,10 @@ from hypothesis import strategies as st
 
 import ckptools
 from ckptools.errors import NotWholeError, ReadError
-from ckptools.formats.flat_parameters import unit_optimizer
-from ckptools.formats.flat_parameters.unit_search import units_of
-from ckptools.formats.flat_parameters.units import UnknownLayoutError
+from ckptools.formats.flat_parameters import parameters as unit_optimizer
+from ckptools.formats.flat_parameters.units import UnknownLayoutError, units_of
 from ckptools.model.regions import Box, Ints, chunk
-from ckptools.model.shard import Shard
-from ckptools.model.source import Source
+from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Tensor
 from ckptools.tensor_io import read
 from tests.formats import save_unit_states
@@ -325,14 +323,14 @@ def test_several_param_groups_leave_the_order_of_units_open(tmp_path):
     optimizer, model = small(tmp_path)
     optimizer["param_groups"] = [{"params": [0]}, {"params": [1]}]
     with pytest.raises(UnknownLayoutError, match="several param groups"):
-        unit_optimizer.take_apart(optimizer, model, all_ranks=True)
+        unit_optimizer.take_optimizer_apart(optimizer, model, all_ranks=True)
 
 
 def test_ranks_that_hold_each_others_pieces_are_refused(tmp_path):
     optimizer, model = small(tmp_path)
     model["a.y"] = replace(model["a.y"], shards=tuple(s._replace(rank=1 - s.rank) for s in model["a.y"].shards))
     with pytest.raises(UnknownLayoutError, match=r"does not hold the piece of a\.y"):
-        unit_optimizer.take_apart(optimizer, model, all_ranks=True)
+        unit_optimizer.take_optimizer_apart(optimizer, model, all_ranks=True)
 
 
 def test_moments_of_several_lengths_are_no_chunks(tmp_path):
@@ -355,7 +353,7 @@ def test_any_wrapping_is_read_back_or_refused_and_never_wrong(tree, data, group)
     with tempfile.TemporaryDirectory() as folder:
         optimizer, values = write(Path(folder), units, world, ranks)
         try:
-            told = unit_optimizer.take_apart(optimizer, model, all_ranks=True)
+            told = unit_optimizer.take_optimizer_apart(optimizer, model, all_ranks=True)
         except UnknownLayoutError:
             return
         assert told and optimizer["param_groups"][0]["params"] == [name for unit in units for name, _ in unit]

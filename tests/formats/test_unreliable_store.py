@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import ckptools
 from ckptools.cli import app
-from ckptools.files.location import location
+from ckptools.files.opening import location
 from ckptools.files.remote import path as remote_path
 from tests import unreliable_store as store
 from tests.object_store import BUCKET, Bucketful

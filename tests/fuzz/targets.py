@@ -95,9 +95,8 @@ def metadata(data: bytes) -> None:
 def used(path: Path) -> None:
     """Every command on a file or folder: each does its work or says one line why not."""
     import ckptools
-    from ckptools.inspect.record import inspect_report
-    from ckptools.inspect.text import report_text
-    from ckptools.verify.text import verification_text
+    from ckptools.inspect.record import inspect_report, report_text
+    from ckptools.verify.record import verification_text
 
     out = _SCRATCH / "out.safetensors"
 

@@ -13,18 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptools.formats.open import open_checkpoint
-from ckptools.keys.layouts import forms
-from ckptools.keys.layouts.forms import Form, Sizes, UnfitError
-from ckptools.keys.layouts.recognise import recognise
-from ckptools.keys.layouts.tables import LAYOUTS, MEGATRON
+from ckptools.keys import layouts
+from ckptools.keys.layouts import LAYOUTS, MEGATRON, Form, Sizes, UnfitError, recognise
 from ckptools.model.regions import Box, contiguous_strides
-from ckptools.model.shard import Shard
-from ckptools.model.source import Source
+from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.read import load
 from tests.truth import FIXTURES
 
-FORMS = {name: form for name, form in vars(forms).items() if isinstance(form, Form)}
+FORMS = {name: form for name, form in vars(layouts).items() if isinstance(form, Form)}
 SIZES = Sizes(heads=6, groups=3, experts=4)
 
 
@@ -43,7 +40,7 @@ def sharded(values: torch.Tensor, folder: Path, cuts: Sequence[int]) -> Tensor:
 
 def stored(form: Form, width: int, unit: int) -> torch.Tensor:
     """A tensor that a form fits, of values that are all different."""
-    rows = {forms._grouped: 12, forms._queries_keys_values: 12, forms._halves: 2}.get(form.blocks, 36) * unit
+    rows = {layouts._grouped: 12, layouts._queries_keys_values: 12, layouts._halves: 2}.get(form.blocks, 36) * unit
     shape = (width, rows) if form.turned else (rows, width)
     shape = (SIZES.experts, *shape) if form.experts else shape
     return torch.arange(float(np.prod(shape))).reshape(shape)
@@ -100,7 +97,7 @@ def test_a_shape_that_cannot_be_divided_is_refused(name, tmp_path):
 def test_parts_of_other_widths_are_not_joined(tmp_path):
     gate, up = (sharded(torch.zeros(2, width), tmp_path, ()) for width in (3, 4))
     with pytest.raises(UnfitError, match="cannot be joined"):
-        forms.GATE_UP.join([gate, up], SIZES)
+        layouts.GATE_UP.join([gate, up], SIZES)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)

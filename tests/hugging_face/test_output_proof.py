@@ -44,7 +44,7 @@ def changed(folder: Path, name: str, at: tuple[int, ...]) -> None:
 
 
 def test_check_says_how_many_elements_and_through_what_they_came(run, tmp_path):
-    from ckptools.consolidate.text import summary
+    from ckptools.consolidate.record import summary
 
     original = save_original("llama", tmp_path / "original", torch.bfloat16)
     done = ckptools.consolidate(run, f"{tmp_path / 'hf'}/", like=original, check=True)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckptools.keys.folding import Branch, fold, label_text, layer_and_role, runs_of, tree_of, unfold
+from ckptools.keys.entries import Branch, fold, label_text, layer_and_role, runs_of, tree_of, unfold
 
 WORDS = st.sampled_from(["a", "q", "k", "norm1", "norm2", "0", "1", "2", "10", "007", "", "w_proj", "v_proj", "é"])
 NAMES = st.lists(WORDS, min_size=1, max_size=4).map(".".join)

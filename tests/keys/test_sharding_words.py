@@ -6,7 +6,7 @@ import pytest
 
 from ckptools.keys.sharding import placement, sharding_rows
 from ckptools.model.regions import Box
-from ckptools.model.shard import Shard
+from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor
 from tests.display.made import checkpoint
 

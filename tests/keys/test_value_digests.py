@@ -11,7 +11,7 @@ import pytest
 from ckptools.files.opening import OpenFiles
 from ckptools.keys import value_digests
 from ckptools.keys.value_digests import Content, content_of, joined
-from ckptools.model.values import Global, Lost, NumpyArray, NumpyScalar, Opaque
+from ckptools.model.tree import Global, Lost, NumpyArray, NumpyScalar, Opaque
 from tests.display.made import plain
 
 INTS = [0, 1, -1, 127, 128, -128, -129, 255, 256, 65535, 1 << 63, -(1 << 63), 1 << 600]

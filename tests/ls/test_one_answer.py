@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import ckptools
 from ckptools.cli import app
-from ckptools.doctor.record import NEWEST, WHOLE, Diagnosis
+from ckptools.doctor.answers import NEWEST, WHOLE, Diagnosis
 from tests.thorough import examples
 
 KINDS = ("file", "rank files", "dcp", "safetensors")

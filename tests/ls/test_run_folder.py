@@ -15,12 +15,10 @@ import torch
 
 import ckptools
 from ckptools.errors import ReadError, UnknownFormatError, UsageError
-from ckptools.ls.record import CheckpointRow, RunFolder
+from ckptools.ls.record import CheckpointRow, RunFolder, run_folder_text
 from ckptools.ls.rows import NO_MODEL, judged
-from ckptools.ls.text import run_folder_text
-from ckptools.model.causes import causes_of
 from ckptools.model.problems import Code, Problem
-from ckptools.model.verdict import Verdict
+from ckptools.model.verdict import Verdict, causes_of
 from ckptools.training.options import CreateOptions, ModelSize, ResumeOptions
 from tests.display.made import HOSTILE
 from tests.formats.deepspeed_writer import deepspeed_classes

@@ -7,9 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckptools.display.tables import Screen
-from ckptools.ls.record import CheckpointRow, LeftOverRow, RunFolder, TrackerRow
-from ckptools.ls.text import all_cells, change_line, cost_line, run_folder_html, run_folder_text
-from ckptools.model.records import Rows
+from ckptools.ls.record import (
+    CheckpointRow,
+    LeftOverRow,
+    RunFolder,
+    TrackerRow,
+    all_cells,
+    change_line,
+    cost_line,
+    run_folder_html,
+    run_folder_text,
+)
+from ckptools.model.problems import Rows
 
 SAVED = "2025-11-20T01:42:07Z"
 ROWS = (

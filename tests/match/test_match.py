@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 import ckptools
 from ckptools.errors import UsageError
 from ckptools.keys.entries import Selection
-from ckptools.match.record import Match
+from ckptools.match.record import Match, match_html
 from ckptools.match.run import compared, fold
-from ckptools.match.text import match_html
 from ckptools.torch_engine.module_shapes import NamedShape, StateDictShapes
 
 EVERYTHING = Selection()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ckptools.model.causes import causes_of, consequences_of
-from ckptools.model.problems import Code, Problem
+from ckptools.model.problems import REMEDIES, Code, Problem
 from ckptools.model.rank_vote import same_value, vote
-from ckptools.model.remedies import REMEDIES
+from ckptools.model.verdict import causes_of, consequences_of
 from tests.display.made import missing
 
 

@@ -8,12 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptools.model.item_shards import HoldingFile, ItemShards
 from ckptools.model.regions import Box
-from ckptools.model.shard import Shard, in_rank_order
 from ckptools.model.shards import (
+    HoldingFile,
+    Item,
+    ItemLayout,
+    ItemShards,
+    Shard,
+    Source,
     all_here,
     boxes_with_bytes,
+    in_rank_order,
     read_files,
     record_sizes,
     shard_boxes,
@@ -21,7 +26,6 @@ from ckptools.model.shards import (
     shard_sizes,
     with_bytes,
 )
-from ckptools.model.source import Item, ItemLayout, Source
 
 FILES = [HoldingFile(Path(f"__{n}_0.distcp"), n) for n in (2, 0, 1)] + [
     HoldingFile(Path("other"), None), HoldingFile(None, 3), HoldingFile(Path("__4_0.distcp"), 4, zstd=True),

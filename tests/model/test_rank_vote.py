@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import ckptools
 from ckptools.model.rank_vote import MAX_VALUES, same_value, vote
-from ckptools.model.values import Device, Opaque
+from ckptools.model.tree import Device, Opaque
 
 
 def odd(values, same=eq):

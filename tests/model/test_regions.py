@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptools.model.cover import TangledLayoutError, cover
 from ckptools.model.regions import (
     Box,
     chunk,
@@ -20,6 +19,7 @@ from ckptools.model.regions import (
     span_boxes,
     strided_chunk_runs,
 )
+from ckptools.model.tensor import TangledLayoutError, cover
 
 shapes = st.lists(st.integers(0, 6), max_size=4).map(tuple)
 

@@ -7,9 +7,8 @@ import re
 
 import pytest
 
-from ckptools.model.causes import causes_of
 from ckptools.model.problems import Code, Problem
-from ckptools.model.verdict import MAX_CAUSES, Verdict
+from ckptools.model.verdict import MAX_CAUSES, Verdict, causes_of
 from tests.display.made import missing
 
 EXTENT = "all 4 rank files are here, all read"

@@ -22,12 +22,11 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from ckptools.errors import ReadError
-from ckptools.formats.dcp import metadata_reader as dcp_metadata
+from ckptools.formats.dcp import metadata as dcp_metadata
 from ckptools.formats.dcp.metadata import StoredItem
 from ckptools.model.regions import Ints
-from ckptools.pickles.chunk_runs import ChunkReader
 from ckptools.pickles.machine import Machine
-from ckptools.pickles.shard_runs import RunReader
+from ckptools.pickles.repeated_records import ChunkReader, RunReader
 from tests.truth import FIXTURES
 
 REAL = sorted(FIXTURES.glob("*/**/.metadata"))

@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 
 import ckptools
 from ckptools.cli import app
-from ckptools.model.tree import walk
-from ckptools.model.values import Cycle
+from ckptools.model.tree import Cycle, walk
 from ckptools.pickles.machine import without_cycles
 from ckptools.torch_engine import describe
 

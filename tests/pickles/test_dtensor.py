@@ -16,15 +16,15 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import ckptools
 from ckptools.errors import ReadError
-from ckptools.model.cover import cover
 from ckptools.model.regions import grid_boxes
-from ckptools.model.shard import Shard as Piece
-from ckptools.model.shard import in_rank_order
+from ckptools.model.shards import Shard as Piece
+from ckptools.model.shards import in_rank_order
+from ckptools.model.tensor import cover
 from ckptools.model.tree import tensors_in
 from ckptools.pickles import reader
-from ckptools.pickles.classes.device_mesh import Mesh
-from ckptools.pickles.classes.dtensor import DTensorLayout, Placement, _all_shards, _spans, local_runs
+from ckptools.pickles.classes.sharded import DTensorLayout, Placement, _all_shards, _spans, local_runs
 from ckptools.pickles.machine import Machine
+from ckptools.pickles.objects import Mesh
 from tests.fake_world import fake_group
 from tests.pickles.forge import contradiction, number, one_line, storage, tensor, text, with_pickle
 from tests.torch_engine.test_describe import assert_both_ways_agree

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ckptools.inspect.record import inspect_report
-from ckptools.model.values import Opaque
+from ckptools.model.tree import Opaque
 from ckptools.pickles.foreign_names import foreign_classes
 from tests.display.made import checkpoint
 

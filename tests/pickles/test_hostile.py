@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 import ckptools
 from ckptools.errors import CkptoolsError
-from ckptools.model.tree import walk
-from ckptools.model.values import Opaque
+from ckptools.model.tree import Opaque, walk
 from ckptools.pickles import reader
 from ckptools.pickles.machine import Machine
 from tests.memory import forget_peak, peak

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from ckptools.pickles import machine_state
 from ckptools.pickles.machine import Machine
-from ckptools.pickles.machine_state import PickleError
-from ckptools.pickles.repeated import MAX_RUN, MIN_RUN, RUN, RepeatedRecords, ints_of_run
+from ckptools.pickles.machine_state import MAX_RUN, MIN_RUN, RUN, PickleError, RepeatedRecords, ints_of_run
 from tests.pickles.test_shard_runs import spelled
 
 WIDE = st.one_of(

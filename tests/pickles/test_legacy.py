@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 import ckptools
 from ckptools.api.tensor import with_lazy_tensors
 from ckptools.errors import CkptoolsError
-from ckptools.files.file_type import LEGACY_MAGIC
+from ckptools.files.opening import LEGACY_MAGIC
 from ckptools.formats import options as limits
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import tensors_in
-from ckptools.model.values import Opaque
+from ckptools.model.tree import Opaque, tensors_in
 from ckptools.pickles import legacy, reader
 from ckptools.tensor_io import read
 from tests.fake_world import fake_group

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptools.model.values import NumpyArray, NumpyScalar, Opaque
+from ckptools.model.tree import NumpyArray, NumpyScalar, Opaque
 from ckptools.pickles import machine_state
 from ckptools.pickles.machine import Machine
 from ckptools.pickles.machine_state import PickleError

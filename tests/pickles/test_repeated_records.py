@@ -12,8 +12,7 @@ from ckptools.files.zip_archive import Container
 from ckptools.pickles import reader
 from ckptools.pickles.archive import locator
 from ckptools.pickles.machine import Machine
-from ckptools.pickles.machine_state import PickleError
-from ckptools.pickles.repeated import RepeatedRecords
+from ckptools.pickles.machine_state import PickleError, RepeatedRecords
 from tests.pickles.test_shard_runs import (
     START,
     TAILS,

@@ -15,11 +15,9 @@ import ckptools
 from ckptools.errors import ReadError
 from ckptools.files.opening import File
 from ckptools.files.zip_archive import Container
-from ckptools.model.item_shards import ItemShards
-from ckptools.model.shard import ShardList
+from ckptools.model.shards import ItemShards, ShardList
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import tensors_in
-from ckptools.model.values import Opaque
+from ckptools.model.tree import Opaque, tensors_in
 from ckptools.pickles.archive import locator
 from ckptools.pickles.machine import Machine
 from ckptools.pickles.machine_state import PickleError

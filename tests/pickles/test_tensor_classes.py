@@ -13,9 +13,8 @@ import ckptools
 from ckptools.errors import ReadError
 from ckptools.pickles import reader
 from ckptools.pickles.classes.codings import CODINGS
-from ckptools.pickles.classes.tensor_classes import WRAPPERS
-from ckptools.tensor_io.dequantize import dequantized
-from ckptools.tensor_io.read import load
+from ckptools.pickles.classes.tensors import WRAPPERS
+from ckptools.tensor_io.read import dequantized, load
 from tests.fake_world import fake_group
 from tests.other_classes import adam_state, of_class
 from tests.truth import FIXTURES

@@ -15,10 +15,10 @@ from ckptools.api.tensor import with_lazy_tensors
 from ckptools.dtypes import ITEMSIZE, QUANTIZED
 from ckptools.errors import CkptoolsError, ReadError
 from ckptools.model.tensor import Tensor
-from ckptools.model.values import Opaque
+from ckptools.model.tree import Opaque
 from ckptools.pickles import reader
 from ckptools.tensor_io.numbers import fp8_table
-from ckptools.training_state.section_size import measure
+from ckptools.training_state.sections import measure
 from tests.pickles.forge import number, numbers, one_line, storage, tensor, text, with_pickle
 from tests.versions import torch_with
 

@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 import ckptools
 from ckptools.keys.entries import Selection
 from ckptools.model.regions import Box, contiguous_strides
-from ckptools.model.shard import Shard
-from ckptools.model.source import Source
+from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Tensor
 from ckptools.stats import passes
 from ckptools.stats.figures import summed, tensor_stats
-from ckptools.stats.reading import elsewhere
+from ckptools.stats.passes import elsewhere
 from tests.versions import torch_with
 
 RNG = np.random.default_rng(0)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ckptools.formats.dcp import locate
+from ckptools.formats.dcp import tensors as locate
 from ckptools.formats.open import open_checkpoint
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import fqn_of, tensors_in

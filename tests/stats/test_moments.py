@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ckptools
-from ckptools.consolidate.writers import dcp as dcp_writer
+from ckptools.consolidate.writers import dcp
 from ckptools.errors import UsageError
 from tests.truth import FIXTURES
 
@@ -166,7 +166,7 @@ def test_moments_that_are_cut_otherwise_than_each_other_have_the_same_update(tmp
         slots["exp_avg"] = slots["exp_avg"].bfloat16()
     torch.save({"model": model.state_dict(), "optimizer": state}, tmp_path / "m.pt")
     whole = {row.name: row for row in ckptools.open(tmp_path / "m.pt").moments().rows}
-    with mock.patch.object(dcp_writer, "ITEM_BYTES", 60):
+    with mock.patch.object(dcp, "ITEM_BYTES", 60):
         ckptools.consolidate(tmp_path / "m.pt", tmp_path / "out.dcp", only="all")
     with ckptools.open(tmp_path / "out.dcp") as ck:
         (optimizer,) = ck.optimizers.values()

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 import ckptools
-from ckptools.keys.folding import layer_and_role
-from ckptools.stats.record import Suspect
-from ckptools.stats.text import statistics_text
+from ckptools.keys.entries import layer_and_role
+from ckptools.stats.record import Suspect, statistics_text
 
 LAYERS = 32
 ROLES = {"attn.o_proj.weight": (48, 48), "mlp.up_proj.weight": (64, 48), "mlp.down_proj.weight": (48, 64)}

@@ -8,8 +8,7 @@ from safetensors.torch import load_file
 
 import ckptools
 from ckptools.model.regions import Box
-from ckptools.tensor_io.dequantize import dequantized
-from ckptools.tensor_io.read import read_box
+from ckptools.tensor_io.read import dequantized, read_box
 from tests.other_classes import of_class
 from tests.truth import FIXTURES
 from tests.versions import torch_with

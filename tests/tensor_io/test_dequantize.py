@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 import ckptools
 from ckptools.errors import ReadError
 from ckptools.model.regions import Box
-from ckptools.tensor_io.dequantize import dequantized, rounded
-from ckptools.tensor_io.read import load, read_box
+from ckptools.tensor_io.read import dequantized, load, read_box, rounded
 from tests.other_classes import OPTIM, adam_state, of_class
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)

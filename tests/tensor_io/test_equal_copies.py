@@ -10,12 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptools.files.opening import OpenFiles
-from ckptools.model.item_shards import HoldingFile, ItemShards, in_columns
 from ckptools.model.regions import Box
-from ckptools.model.shard import Shard
-from ckptools.model.source import Source
+from ckptools.model.shards import HoldingFile, ItemShards, Shard, Source, in_columns
 from ckptools.model.tensor import Tensor
-from ckptools.tensor_io.equal_copies import SMALL, equal_copies
+from ckptools.tensor_io.copies import SMALL, equal_copies
 from ckptools.tensor_io.replicas import differing_boxes
 
 

@@ -10,15 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptools.files.opening import OpenFiles
-from ckptools.model.item_shards import in_columns
 from ckptools.model.regions import Box
-from ckptools.model.shard import Shard
-from ckptools.model.source import Source
+from ckptools.model.shards import Shard, Source, in_columns
 from ckptools.model.tensor import Tensor
-from ckptools.tensor_io import file_records
-from ckptools.tensor_io.checksums import Record
-from ckptools.tensor_io.file_records import count_without, damaged_records, records_of
-from ckptools.tensor_io.threads import no_progress
+from ckptools.tensor_io import checksums
+from ckptools.tensor_io.checksums import Record, count_without, damaged_records, records_of
+from ckptools.tensor_io.fetch_ahead import no_progress
 
 LENGTHS = (4, 4, 0, 40, 1, 12)
 """Bytes of the records of a file, one behind the other."""
@@ -72,7 +69,7 @@ def test_records_in_columns_are_those_of_each_shard(together, folder, drawn):
         assert rows == sorted((tuple(r) for r in sources if r.crc), key=lambda r: (str(r[0]), r[2], r[3]))
         assert count_without(tensors(folder, drawn, columns)) == sum(not r.crc and r.nbytes > 0 for r in sources)
         with pytest.MonkeyPatch.context() as patched, OpenFiles() as files:
-            patched.setattr(file_records, "CHUNK", together)
+            patched.setattr(checksums, "CHUNK", together)
             damaged = damaged_records(found, files, 2, no_progress)
         actual = {r: zlib.crc32(r.path.read_bytes()[r.offset : r.end]) for r in sources if r.crc}
         assert damaged == {r: crc for r, crc in actual.items() if crc != r.crc}

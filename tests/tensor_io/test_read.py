@@ -16,8 +16,7 @@ import ckptools
 from ckptools import Tensor
 from ckptools.errors import CkptoolsError, NotWholeError, ReadError, UsageError
 from ckptools.model.regions import Box, span_boxes
-from ckptools.model.shard import Shard
-from ckptools.model.source import Source
+from ckptools.model.shards import Shard, Source
 from ckptools.tensor_io import read
 from tests.truth import FIXTURES
 

@@ -8,8 +8,7 @@ import pytest
 
 from ckptools.files.opening import OpenFiles
 from ckptools.model.regions import Box, Ints
-from ckptools.model.shard import Shard
-from ckptools.model.source import Source
+from ckptools.model.shards import Shard, Source
 from ckptools.tensor_io import replicas
 from ckptools.tensor_io.numbers import digits
 from ckptools.tensor_io.replicas import differing_boxes

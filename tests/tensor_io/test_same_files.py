@@ -11,13 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptools.files.opening import OpenFiles
-from ckptools.model.item_shards import HoldingFile, ItemShards, in_columns
 from ckptools.model.regions import Box
-from ckptools.model.shard import Shard
-from ckptools.model.source import ItemLayout, Source
+from ckptools.model.shards import HoldingFile, ItemLayout, ItemShards, Shard, Source, in_columns
 from ckptools.model.tensor import Tensor
-from ckptools.tensor_io import copied_files as module
-from ckptools.tensor_io.copied_files import check_copies, copied_files, may_be_a_copy
+from ckptools.tensor_io import copies as module
+from ckptools.tensor_io.copies import check_copies, copied_files, may_be_a_copy
 
 ROWS = 40
 

@@ -15,8 +15,7 @@ import ckptools
 from ckptools import Tensor
 from ckptools.errors import NotWholeError, UsageError
 from ckptools.model.regions import Box, contiguous_strides
-from ckptools.model.shard import Shard
-from ckptools.model.source import Source
+from ckptools.model.shards import Shard, Source
 from ckptools.tensor_io.slicing import bands_of, count_bands
 from tests.truth import FIXTURES
 

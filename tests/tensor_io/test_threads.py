@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from ckptools.tensor_io.elements import buffer
-from ckptools.tensor_io.threads import in_threads
+from ckptools.tensor_io.fetch_ahead import in_threads
 
 
 @pytest.mark.parametrize("threads", [0, 1, 3, 50])

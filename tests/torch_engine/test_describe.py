@@ -12,13 +12,11 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, init_de
 from ckptools.errors import ForeignClassError, ReadError
 from ckptools.files.opening import File
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import children_of
-from ckptools.model.values import Opaque, Size
+from ckptools.model.tree import Opaque, Size, children_of
 from ckptools.pickles import reader
 from ckptools.torch_engine import describe
 from ckptools.torch_engine.offline import offline
-from ckptools.training_state.section_size import measure
-from ckptools.training_state.sections import find_sections
+from ckptools.training_state.sections import find_sections, measure
 from tests.other_classes import adam_state, of_class, with_pieces
 from tests.truth import FIXTURES
 from tests.versions import torch_that_loads

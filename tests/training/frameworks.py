@@ -33,11 +33,12 @@ from torch.distributed.fsdp import FullOptimStateDictConfig, FullStateDictConfig
 from torch.multiprocessing.spawn import start_processes
 from torch.nn import functional
 
-from ckptools.training import layouts, optimizers, random_states, strategies
-from ckptools.training.data import make_loader, with_noise
-from ckptools.training.layouts import lightning
-from ckptools.training.layouts.accelerate import progress
-from ckptools.training.model import Transformer
+from ckptools.training import layouts, strategies
+from ckptools.training import layouts as lightning
+from ckptools.training import model as optimizers
+from ckptools.training import model as random_states
+from ckptools.training.layouts import progress
+from ckptools.training.model import Transformer, make_loader, with_noise
 from ckptools.training.options import CreateOptions, ParallelOptions
 from ckptools.training.run import Run, prepare, train
 from tests.training.started import free_port
@@ -81,7 +82,11 @@ def save_with_accelerate(run: Run, out: Path) -> None:
 
 def save_with_fabric(run: Run, out: Path) -> None:
     state = {"model": run.model, "optimizer": run.optimizer, "scheduler": run.scheduler, "iteration": run.step}
-    state |= {"epoch": run.epoch, "batch_in_epoch": run.batch_in_epoch, "rng": random_states.gather(run.device)}
+    state |= {
+        "epoch": run.epoch,
+        "batch_in_epoch": run.batch_in_epoch,
+        "rng": random_states.gather_random_states(run.device),
+    }
     path = out / f"step-{run.step}.ckpt"
     if run.options.strategy == "fsdp1":
         # Fabric refuses this strategy on a CPU, which its saving does not mind.
@@ -125,7 +130,7 @@ class Module(pytorch_lightning.LightningModule):
         return functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["rng"] = random_states.gather(torch.device("cpu"))
+        checkpoint["rng"] = random_states.gather_random_states(torch.device("cpu"))
 
 
 class SaveAtTheEnd(pytorch_lightning.Callback):

@@ -19,11 +19,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ckptools.training import layouts, random_states
-from ckptools.training.data import Position
-from ckptools.training.optimizers import make_scheduler
+from ckptools.training import layouts, model
+from ckptools.training.model import Position, make_scheduler
 from ckptools.training.options import CreateOptions, ModelSize, ParallelOptions, ResumeOptions
-from ckptools.training.resuming.resume import found_at, resume
+from ckptools.training.resuming import found_at, resume
 from ckptools.training.run import Run, full_state, prepare, save_full_state, train
 from tests.demo import same, tensors
 from tests.training.forked import run_ranks
@@ -132,7 +131,7 @@ def state(run: Run) -> dict[str, Any]:
         "losses": list(run.losses),
         "tensors": {name: tensor.clone() for name, tensor in tensors(whole)},
         "groups": {name: {**group, "params": []} for name, group in groups},
-        "random": random_states.fingerprint(random_states.capture(run.device)),
+        "random": model.random_fingerprint(model.capture_random_states(run.device)),
         "at": (run.step, run.position, run.scheduler.last_epoch),
     }
 
@@ -148,9 +147,9 @@ def put_into(asked: CreateOptions, folder: Path, middle: dict[str, Any]) -> tupl
     said: list[str] = []
     run = prepare(asked, say_nothing)
     resume(run, found_at(folder), said.append)
-    own = random_states.capture(run.device)
+    own = model.capture_random_states(run.device)
     found = state(run)
-    random_states.restore(own, run.device)
+    model.restore_random_states(own, run.device)
     put = {
         "said": said,
         "put otherwise": differing(found, middle),

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from ckptools.cli import app
 from ckptools.errors import UsageError
-from ckptools.training.backends import Chosen, Hardware, absence, choose, default_in_words, rows
+from ckptools.training.option_checks import Chosen, Hardware, absence, choose, default_in_words, rows
 from ckptools.training.options import BackendOptions
 from tests.training.conftest import Command
 from tests.training.rank_files import load

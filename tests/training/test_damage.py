@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from ckptools.cli import app
 from ckptools.errors import UsageError
 from ckptools.training import create, damage, launch
-from ckptools.training.damage_kinds import KINDS
+from ckptools.training.damage import KINDS
 from ckptools.training.options import CreateOptions
 from ckptools.training.output import Created
 from tests.training.conftest import Command

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ckptools.training.data import SEQUENCES, Loader, Position, batches, make_loader
+from ckptools.training.model import SEQUENCES, Loader, Position, batches, make_loader
 from ckptools.training.options import CreateOptions
 
 OPTIONS = CreateOptions(Path("unused"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ckptools.errors import UsageError
-from ckptools.training import file_names, option_checks
+from ckptools.training import option_checks, options
 from ckptools.training.options import LAYOUTS, CreateOptions, FileOptions
 from tests.training.forked import ckptools_forked, create_forked
 from tests.training.rank_files import ckptools, load
@@ -20,7 +20,7 @@ VALUES = {
 
 
 def check(template: str, layout: str = "composer", one_writer: bool = False) -> None:
-    file_names.check(template, layout, one_writer, "gpt")
+    options.check_file_name(template, layout, one_writer, "gpt")
 
 
 def test_every_field_is_filled_in() -> None:
@@ -30,8 +30,8 @@ def test_every_field_is_filled_in() -> None:
 
 
 def test_every_layout_has_a_name_that_passes_its_own_check() -> None:
-    assert set(file_names.NAMES) == set(LAYOUTS)
-    for layout, template in file_names.NAMES.items():
+    assert set(options.NAMES) == set(LAYOUTS)
+    for layout, template in options.NAMES.items():
         if template:
             check(template, layout)
 
@@ -95,7 +95,7 @@ def test_the_gathered_state_keeps_its_name() -> None:
 
 def test_any_rank_of_any_world_is_recognised() -> None:
     template = "{run_name}/ep{epoch}.{rank:02d}-of-{world_size}.pt"
-    expression = file_names.of_any_rank(template, VALUES)
+    expression = options.name_of_any_rank(template, VALUES)
     assert expression == r"gpt/ep2\.\d+\-of\-\d+\.pt"
 
 

@@ -13,13 +13,10 @@ import pytest
 
 import ckptools
 from ckptools.errors import NotWholeError, ReadError, UsageError
-from ckptools.training import create
+from ckptools.training import create, simulated
 from ckptools.training.options import CreateOptions, FileOptions, SimulationOptions
 from ckptools.training.output import Created
-from ckptools.training.simulated import hollow_rank_files, world
-from ckptools.training.simulated.hollow_dcp import HollowDcp
-from ckptools.training.simulated.hollow_rank_files import HollowRun
-from ckptools.training.simulated.run import KNOWN, llama3, shapes_from
+from ckptools.training.simulated import KNOWN, HollowDcp, HollowRun, llama3, shapes_from
 from tests.training.forked import forkserver
 from tests.training.rank_files import ckptools as command
 from tests.training.rank_files import load
@@ -48,9 +45,9 @@ def run_of(world_size: int, shapes: dict[str, tuple[int, ...]] = LARGE) -> Hollo
 
 @pytest.mark.parametrize("rank", [2, 77, 255, 299])
 def test_a_file_made_of_another_ranks_is_what_torch_saves_for_this_rank(rank: int, tmp_path: Path) -> None:
-    ((made, _),) = hollow_rank_files.rank_files(run_of(300), [rank])
+    ((made, _),) = simulated.rank_files(run_of(300), [rank])
     made.write(tmp_path / "hollow.pt", rank)
-    pickled, records = hollow_rank_files._saved(run_of(300), rank)
+    pickled, records = simulated._saved(run_of(300), rank)
     sizes = [(name, content if isinstance(content, int) else len(content)) for name, content in records]
     with zipfile.ZipFile(tmp_path / "hollow.pt") as archive:
         assert archive.read("hollow/data.pkl") == pickled
@@ -58,10 +55,10 @@ def test_a_file_made_of_another_ranks_is_what_torch_saves_for_this_rank(rank: in
 
 
 def test_pickles_that_differ_in_more_than_the_rank_are_not_patched() -> None:
-    assert hollow_rank_files._places(b"K\x04.K\x04.", b"K\x05.K\x05.", 4, 1) == (1, 4)
-    assert hollow_rank_files._places(b"M\xff\x01.", b"M\x00\x02.", 511, 2) == (1,)
+    assert simulated._places(b"K\x04.K\x04.", b"K\x05.K\x05.", 4, 1) == (1, 4)
+    assert simulated._places(b"M\xff\x01.", b"M\x00\x02.", 511, 2) == (1,)
     with pytest.raises(RuntimeError, match="rank 4 and 5 differ in more than the rank, at byte 1"):
-        hollow_rank_files._places(b"K\x04.", b"K\x07.", 4, 1)
+        simulated._places(b"K\x04.", b"K\x07.", 4, 1)
 
 
 def test_a_rank_of_the_mesh_finds_itself_and_all_others_in_its_file(tmp_path: Path) -> None:
@@ -139,7 +136,7 @@ def test_the_shapes_of_llama_3_have_as_many_elements_as_its_name_says() -> None:
 def test_several_processes_write_what_one_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # Processes that import torch anew are those of test_simulation.
     forked = forkserver()
-    monkeypatch.setattr(world.multiprocessing, "get_context", lambda _: forked)
+    monkeypatch.setattr(simulated.multiprocessing, "get_context", lambda _: forked)
     one, two = hollow(tmp_path / "one", world_size=5), hollow(tmp_path / "two", world_size=5, jobs=2)
     assert [path.read_bytes() for path in one.files] == [path.read_bytes() for path in two.files]
 

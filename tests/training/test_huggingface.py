@@ -14,7 +14,7 @@ from torch.distributed.checkpoint import load as dcp_load
 import ckptools
 from ckptools.errors import UsageError
 from ckptools.training import option_checks
-from ckptools.training.layouts.huggingface import file_numbers, untied
+from ckptools.training.layouts import file_numbers, untied
 from ckptools.training.options import CreateOptions, FileOptions
 from tests.demo import same
 from tests.training.forked import ckptools_forked

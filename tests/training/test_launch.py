@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from ckptools.errors import WriteError
 from ckptools.training import options
-from ckptools.training.launchers import failure_reason
+from ckptools.training.launch import failure_reason
 from ckptools.training.options import CreateOptions, ModelSize
 
 

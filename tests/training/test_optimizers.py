@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from ckptools.training.model import Transformer
-from ckptools.training.optimizers import DecoupledAdamW, decayed_names, make_optimizer, make_scheduler
+from ckptools.training.model import DecoupledAdamW, Transformer, decayed_names, make_optimizer, make_scheduler
 from ckptools.training.options import ModelSize
 
 

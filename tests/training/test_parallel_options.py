@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ckptools.errors import UsageError
-from ckptools.training import option_checks, world_sizes
+from ckptools.training import option_checks
 from ckptools.training.options import CreateOptions, ParallelOptions
 
 REFUSED = [
@@ -42,7 +42,7 @@ def test_what_torch_or_the_strategy_does_not_have_is_refused(
     with pytest.raises(UsageError, match=re.escape(says)):
         wanted = CreateOptions(Path("run"), strategy, world_size, parallel=ParallelOptions(**parallel))
         option_checks.check(wanted)
-        world_sizes.check(wanted, world_size)
+        option_checks.check_world_size(wanted, world_size)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_what_torch_or_the_strategy_does_not_have_is_refused(
 def test_what_goes_together_is_taken(strategy: str, parallel: dict[str, Any]) -> None:
     wanted = CreateOptions(Path("run"), strategy, 4, parallel=ParallelOptions(**parallel))
     option_checks.check(wanted)
-    world_sizes.check(wanted, 4)
+    option_checks.check_world_size(wanted, 4)
 
 
 def test_a_layout_that_takes_sharded_state_only_says_so() -> None:

@@ -18,8 +18,7 @@ from typer.testing import CliRunner
 
 from ckptools.cli import app
 from ckptools.errors import ReadError
-from ckptools.training import output
-from ckptools.training.resuming import resume
+from ckptools.training import output, resuming
 from tests.demo import same, tensors
 from tests.training.dying import die_at
 from tests.training.forked import ckptools_forked
@@ -84,7 +83,7 @@ def run(undisturbed: Path, tmp_path: Path) -> Path:
 def chosen(folder: Path) -> tuple[str, list[str]]:
     """The step of the checkpoint to go on from, and what was said."""
     said: list[str] = []
-    found = resume.newest_whole(resume.found_at(folder), said.append)
+    found = resuming.newest_whole(resuming.found_at(folder), said.append)
     return found.name if found else "", said
 
 

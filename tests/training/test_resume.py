@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from ckptools import api
 from ckptools.errors import ReadError
-from ckptools.training.resuming.storage_reader import OpenedReader, fill, here, sent_by_rank_0
+from ckptools.training.resuming import OpenedReader, fill, here, sent_by_rank_0
 from tests.training.forked import run_ranks
 from tests.training.rank_files import lone_group
 from tests.training.resumed import WITHOUT, equal, gone_on

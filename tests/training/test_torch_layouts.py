@@ -13,7 +13,7 @@ from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import ckptools
-from ckptools.training.layouts.dcp import versioned
+from ckptools.training.layouts import versioned
 from tests.demo import same, tensors
 from tests.training.test_matrix import nested
 

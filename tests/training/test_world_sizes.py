@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ckptools.errors import UsageError
-from ckptools.training import world_sizes
+from ckptools.training import option_checks
 from ckptools.training.options import CreateOptions, ModelSize, ParallelOptions
 
 
@@ -27,7 +27,7 @@ def test_a_world_that_does_not_divide_is_refused(
 ) -> None:
     options = CreateOptions(Path("run"), strategy, world_size, parallel=ParallelOptions(**parallel))
     with pytest.raises(UsageError, match=says):
-        world_sizes.check(options, world_size)
+        option_checks.check_world_size(options, world_size)
 
 
 @pytest.mark.parametrize(
@@ -45,12 +45,12 @@ def test_rows_that_torch_would_describe_wrongly_are_refused(
         Path("run"), "fsdp2-tp", world_size, parallel=ParallelOptions(**parallel), size=ModelSize(vocab=vocab)
     )
     with pytest.raises(UsageError, match=says):
-        world_sizes.check(options, world_size)
+        option_checks.check_world_size(options, world_size)
 
 
 @pytest.mark.parametrize(("strategy", "world_size"), [("fsdp2-tp", 4), ("fsdp2-tp", 6), ("hsdp-tp", 8)])
 def test_uneven_rows_that_torch_describes_are_taken(strategy: str, world_size: int) -> None:
-    world_sizes.check(CreateOptions(Path("run"), strategy, world_size), world_size)
+    option_checks.check_world_size(CreateOptions(Path("run"), strategy, world_size), world_size)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_uneven_rows_that_torch_describes_are_taken(strategy: str, world_size: i
 def test_a_pipeline_that_cannot_be_cut_is_refused(world_size: int, parallel: dict[str, int], says: str) -> None:
     options = CreateOptions(Path("run"), "pipeline", world_size, parallel=ParallelOptions(**parallel))
     with pytest.raises(UsageError, match=says):
-        world_sizes.check(options, world_size)
+        option_checks.check_world_size(options, world_size)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_pipeline_that_cannot_be_cut_is_refused(world_size: int, parallel: dic
 def test_experts_that_cannot_be_shared_out_are_refused(strategy: str, world_size: int, experts: int, says: str) -> None:
     options = CreateOptions(Path("run"), strategy, world_size, size=ModelSize(experts=experts))
     with pytest.raises(UsageError, match=says):
-        world_sizes.check(options, world_size)
+        option_checks.check_world_size(options, world_size)
 
 
 @pytest.mark.parametrize(("strategy", "ranks"), [("tp", 8), ("fsdp2-tp", 16)])
@@ -87,7 +87,7 @@ def test_a_matrix_of_fewer_rows_than_ranks_is_not_cut(strategy: str, ranks: int)
     for size, says in ((ModelSize(width=7), "--width 7 cannot be cut over 8 ranks"), (ModelSize(vocab=7), "--vocab 7")):
         options = CreateOptions(Path("run"), strategy, ranks, size=size, parallel=parallel)
         with pytest.raises(UsageError, match=says):
-            world_sizes.check(options, ranks)
+            option_checks.check_world_size(options, ranks)
 
 
 @pytest.mark.parametrize(
@@ -95,4 +95,4 @@ def test_a_matrix_of_fewer_rows_than_ranks_is_not_cut(strategy: str, ranks: int)
     [("fsdp2-tp", 2), ("hsdp-tp", 8), ("tp", 5), ("pipeline", 4), ("pipeline", 1), ("moe", 2), ("ddp", 7)],
 )
 def test_what_divides_is_taken(strategy: str, world_size: int) -> None:
-    world_sizes.check(CreateOptions(Path("run"), strategy).completed(), world_size)
+    option_checks.check_world_size(CreateOptions(Path("run"), strategy).completed(), world_size)

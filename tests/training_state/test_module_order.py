@@ -12,7 +12,7 @@ from torch import nn
 import ckptools
 from ckptools.model.checkpoint import ModuleOrder
 from ckptools.model.tensor import Tensor
-from ckptools.training_state.parameter_names import AS_SAVED, believed, model_for_names
+from ckptools.training_state.optimizers import AS_SAVED, believed, model_for_names
 from tests.state_dicts import state_dict
 from tests.truth import WHOLE
 

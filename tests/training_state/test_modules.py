@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 import ckptools
 from ckptools.cli import app
 from ckptools.errors import ReadError
-from ckptools.model.values import Opaque
+from ckptools.model.tree import Opaque
 from ckptools.training_state import modules
-from ckptools.training_state.parameter_names import AS_SAVED, CONFIRMED, believed
+from ckptools.training_state.optimizers import AS_SAVED, CONFIRMED, believed
 
 
 class Block(nn.Module):

@@ -14,13 +14,10 @@ from hypothesis import strategies as st
 import ckptools
 from ckptools.model.checkpoint import ModuleOrder
 from ckptools.model.regions import Box
-from ckptools.model.shard import Shard
-from ckptools.model.source import Source
+from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Tensor
-from ckptools.training_state.moments import QUANT_STATE
-from ckptools.training_state.optimizer_names import name_parameters as name_by
-from ckptools.training_state.optimizers import Optimizer, optimizers_of
-from ckptools.training_state.parameter_names import CONFIRMED, Naming
+from ckptools.training_state.optimizers import CONFIRMED, QUANT_STATE, Naming, Optimizer, optimizers_of
+from ckptools.training_state.optimizers import name_parameters as name_by
 from tests.display.made import checkpoint
 
 LOST = ModuleOrder(False, "safetensors are sorted")

@@ -14,8 +14,7 @@ from ckptools.errors import CkptoolsError, NotWholeError, RefusedError
 from ckptools.files.opening import OpenFiles
 from ckptools.formats.open import open_checkpoint
 from ckptools.model.regions import Box
-from ckptools.tensor_io.dequantize import dequantized
-from ckptools.tensor_io.read import load, read_box
+from ckptools.tensor_io.read import dequantized, load, read_box
 from ckptools.training_state.packed_values import unpacked
 from tests.truth import FIXTURES
 

@@ -11,13 +11,17 @@ from torch import nn
 import ckptools
 from ckptools.inspect.record import inspect_report
 from ckptools.model.regions import Box
-from ckptools.model.shard import Shard
-from ckptools.model.source import Source
+from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import walk
-from ckptools.model.values import Lost, Opaque
-from ckptools.training_state.section_size import measure, storage_identity
-from ckptools.training_state.sections import find_sections, free_name, is_optimizer, section_name
+from ckptools.model.tree import Lost, Opaque, walk
+from ckptools.training_state.sections import (
+    find_sections,
+    free_name,
+    is_optimizer,
+    measure,
+    section_name,
+    storage_identity,
+)
 from tests.truth import FIXTURES
 
 OPTIMIZER = {"state": {}, "param_groups": [{"lr": 0.1, "params": [0]}]}

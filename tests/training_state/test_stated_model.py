@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 import ckptools
 from ckptools.errors import NotWholeError
-from ckptools.training_state.layer_numbers import absent_layers, lacking_layers, stacks_of
+from ckptools.training_state.modules import absent_layers, lacking_layers, stacks_of
 
 LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 8, "num_hidden_layers": 4,

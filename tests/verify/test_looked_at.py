@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import ckptools
-from ckptools.doctor.record import FACTS, IN_STEP, VALUES
+from ckptools.doctor.answers import FACTS, IN_STEP, VALUES
 from ckptools.model.problems import Code, Problem
 from ckptools.verify.record import Check, judged, not_judged, without
 from tests.thorough import examples

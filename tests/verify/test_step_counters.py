@@ -11,7 +11,7 @@ import torch
 from torch.optim import lr_scheduler
 
 import ckptools
-from ckptools.doctor.record import IN_STEP
+from ckptools.doctor.answers import IN_STEP
 from ckptools.verify.record import Check
 
 CAUSES = "was it stepped once per epoch, rebuilt on resume, or stepped once per process (x world size)?"

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import torch
 
-from ckptools.files.location import location
+from ckptools.files.opening import location
 from ckptools.watch.memory import Memory
-from ckptools.watch.options import WatchOptions
-from ckptools.watch.run import Watcher
+from ckptools.watch.run import Watcher, WatchOptions
 
 
 def save(run: Path, step: int, scale: float = 1.0, old: bool = True) -> Path:

@@ -21,8 +21,7 @@ from jsonschema import Draft202012Validator
 from typer.testing import CliRunner
 
 from ckptools.cli import app
-from ckptools.ls.record import CheckpointRow
-from ckptools.ls.text import change_line
+from ckptools.ls.record import CheckpointRow, change_line
 from tests.schemas import SCHEMAS
 from tests.watch.runs import flip, save
 

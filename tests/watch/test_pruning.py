@@ -9,9 +9,8 @@ import pytest
 
 import ckptools
 from ckptools.errors import UsageError
-from ckptools.watch import follow
-from ckptools.watch.follow import following
-from ckptools.watch.options import WatchOptions
+from ckptools.watch import run as follow
+from ckptools.watch.run import WatchOptions, following
 from tests.truth import FIXTURES
 from tests.watch.runs import aged, flip, save, told
 

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckptools.cli.answers import answered_in_json, opened
 from ckptools.cli.arguments import AsJson, CheckpointPaths
-from ckptools.cli.printing import Printing, say, screen, show
+from ckptools.cli.printing import Printing, answered_in_json, opened, say, screen, show
 from ckptools.cli.shared_options import OpeningOptions
 from ckptools.consolidate.options import ConsolidateOptions
-from ckptools.display.palette import mark_of
+from ckptools.display.drawing import mark_of
 from ckptools.display.tables import wrapped
 from ckptools.errors import UsageError
 from ckptools.text import encodable, printable
@@ -51,8 +50,8 @@ def consolidate(
     Exit code: 0 written, 2 usage, 3 unreadable, or the output cannot be written, 4 refused: not whole, damaged, in the
     way of something, or too large for the disk.
     """
-    from ckptools.cli.progress import ProgressLine
-    from ckptools.consolidate import text as consolidate_text
+    from ckptools.cli.printing import ProgressLine
+    from ckptools.consolidate import record
     from ckptools.consolidate.run import consolidate as run
 
     if copies and not how.dry_run:
@@ -64,7 +63,7 @@ def consolidate(
         with ProgressLine() as line:
             done = run(checkpoint, out, how, line, line.expect)
     if json:
-        show(consolidate_text.consolidation_json(checkpoint.path, done))
+        show(record.consolidation_json(checkpoint.path, done))
     else:
         _tell(done, copies)
     if done.planned and done.planned.no_room:
@@ -72,14 +71,14 @@ def consolidate(
 
 
 def _tell(done: Consolidated, copies: bool) -> None:
-    from ckptools.consolidate import text as consolidate_text
+    from ckptools.consolidate import record
 
     at = screen()
-    lines = [line for row in consolidate_text.summary(done) for line in wrapped("", row, at, mark=mark_of(row))]
-    lines += consolidate_text.copies(done.planned, at) if copies and done.planned else []
+    lines = [line for row in record.summary(done) for line in wrapped("", row, at, mark=mark_of(row))]
+    lines += record.copies(done.planned, at) if copies and done.planned else []
     show(encodable("\n".join(lines), sys.stdout.encoding))
     beside = screen(sys.stderr)
-    for row in consolidate_text.remarks(done):
+    for row in record.remarks(done):
         if Printing.quiet and row.startswith("load: "):  # a hint; what was left out is no hint
             continue
         # What is typed again is never wrapped, so that it can be copied.

@@ -12,8 +12,7 @@ import typer
 
 from ckptools.cli.printing import Ending, remark, show
 from ckptools.cli.running import is_a_rank
-from ckptools.cluster.environment import NEEDED, ProcessInfo, derive
-from ckptools.cluster.variables import ALLOCATIONS, STARTERS, Variables
+from ckptools.cluster.environment import ALLOCATIONS, NEEDED, STARTERS, ProcessInfo, Variables, derive
 from ckptools.errors import UsageError
 from ckptools.text import size
 from ckptools.training.options import CreateOptions
@@ -68,11 +67,11 @@ def create(
 
 def _show_backends() -> None:
     from ckptools.display.tables import Column, table
-    from ckptools.training import backends
+    from ckptools.training import option_checks
 
-    machine = backends.this_machine()
+    machine = option_checks.backend_of_this_machine()
     columns = (Column("backend"), Column("here"), Column("for what, or why not"))
-    show("\n".join([*table(columns, backends.rows(machine)), backends.default_in_words(machine)]))
+    show("\n".join([*table(columns, option_checks.rows(machine)), option_checks.default_in_words(machine)]))
 
 
 def _tell(created: Created) -> None:

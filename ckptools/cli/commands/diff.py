@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckptools.cli.answers import answered_in_json, arranged, opened, show_answer
-from ckptools.cli.printing import remark
+from ckptools.cli.printing import answered_in_json, arranged, opened, remark, show_answer
 from ckptools.cli.shared_options import AnswerOptions, OpeningOptions, RowOptions, SelectionOptions
 from ckptools.errors import UsageError
-from ckptools.files.location import path_of
+from ckptools.files.opening import path_of
 from ckptools.option import option
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def diff(
 def _compared(
     a: str, b: str, how: ComparisonOptions, selection: SelectionOptions, opening: OpeningOptions
 ) -> Difference:
-    from ckptools.cli.progress import ProgressLine
+    from ckptools.cli.printing import ProgressLine
     from ckptools.diff.compare import Wanted, compare
 
     wanted = Wanted(how.values, how.rtol, how.atol, how.every_byte, selection.selection, opening.jobs)
@@ -87,7 +86,7 @@ def show(found: Difference, rows: RowOptions, form: AnswerOptions) -> None:
     """Print the answer: every key with JSON; in a text those that differ, as many as were asked for."""
     from ckptools.diff.record import most_changed
     from ckptools.diff.text import NOT_LISTED, difference_text
-    from ckptools.model.records import Rows
+    from ckptools.model.problems import Rows
 
     every = form.json or form.jsonl
     listed_tensors = found.tensors if every else most_changed(t for t in found.tensors if t.verdict not in NOT_LISTED)
@@ -118,7 +117,7 @@ def _write_digests(
             "--hash FILE writes digests of every key, and prints no answer: it takes no --json or the "
             "like, and no --filter, --exclude or --section",
         )
-    from ckptools.cli.progress import ProgressLine
+    from ckptools.cli.printing import ProgressLine
     from ckptools.diff.digest_file import write_digest_file
 
     checkpoint = opened([path], opening)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckptools.cli.answers import answered_in_json, show_answer
-from ckptools.cli.printing import say
+from ckptools.cli.printing import answered_in_json, say, show_answer
 from ckptools.cli.shared_options import AnswerOptions, OpeningOptions
 
 if TYPE_CHECKING:
@@ -23,9 +22,9 @@ def doctor(
 
     Exit code: 0 nothing is wrong (warnings may be shown), 1 something is, 2 usage, 3 it cannot be opened.
     """
-    from ckptools.api.examination import doctor as examine
-    from ckptools.cli.progress import CountLine, ProgressLine
-    from ckptools.doctor.text import diagnosis_text
+    from ckptools.api.functions import examined as examine
+    from ckptools.cli.printing import CountLine, ProgressLine
+    from ckptools.doctor.answers import diagnosis_text
 
     counted, read = CountLine("looked into", "checkpoint"), ProgressLine()
     with answered_in_json(form.json, "ckptools/doctor/1", "ok", paths), counted, read:

@@ -16,8 +16,7 @@ def explain(codes: ProblemCodes = None, json: AsJson = False) -> None:
 
     What is wrong, what causes it, and what helps. Without a code, all codes are listed.
     """
-    from ckptools.explain.record import explanation, explanations
-    from ckptools.explain.text import list_text, pages_json, pages_text
+    from ckptools.explain import explanation, explanations, list_text, pages_json, pages_text
 
     pages = [explanation(code) for code in codes] if codes else explanations()
     if json:

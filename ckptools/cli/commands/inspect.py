@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from ckptools.cli.answers import answered_in_json, opened
-from ckptools.cli.printing import remark, remark_private, screen, show
+from ckptools.cli.printing import answered_in_json, opened, remark, remark_private, screen, show
 from ckptools.cli.shared_options import OpeningOptions, TableOptions
 from ckptools.errors import UsageError
 from ckptools.text import encodable
@@ -54,14 +53,14 @@ def inspect(
 
         details = section_details(checkpoint, section, private)
     if form.json:
-        from ckptools.inspect.json import report_json
+        from ckptools.inspect.sections import report_json
 
         show(report_json(report, details))
     elif form.is_text:
         show_text(report, details, private)
     else:
-        from ckptools.display.row_table import table_text
-        from ckptools.inspect.text import SECTION_COLUMNS, section_cells
+        from ckptools.display.tables import table_text
+        from ckptools.inspect.record import SECTION_COLUMNS, section_cells
 
         cells = section_cells(report.sections)
         show(encodable(table_text(SECTION_COLUMNS, cells, str(form.table_format)), sys.stdout.encoding))
@@ -90,7 +89,7 @@ def reader_of(engine: str, trust: bool) -> Reader | None:
 
 def show_text(report: Report, details: Sequence[Detail], private: bool) -> None:
     """Print the report, or the sections that were asked for; what was read and what comes next go to stderr."""
-    from ckptools.inspect.text import next_line, read_line, report_text
+    from ckptools.inspect.record import next_line, read_line, report_text
 
     if details:
         from ckptools.inspect.sections import section_text

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckptools.cli.answers import answered_in_json, arranged, show_answer
-from ckptools.cli.printing import remark, say
+from ckptools.cli.printing import answered_in_json, arranged, remark, say, show_answer
 from ckptools.cli.shared_options import AnswerOptions, RowOptions, RunOptions
 
 if TYPE_CHECKING:
@@ -29,8 +28,8 @@ def ls(
     Exit code: 0 no checkpoint was found not to be whole, 1 one was, or a tracker such as `latest` leads to none that
     is whole, 2 usage, 3 no checkpoint here, or none can be opened.
     """
-    from ckptools.cli.progress import CountLine
-    from ckptools.ls.listing import checkpoints_in
+    from ckptools.cli.printing import CountLine
+    from ckptools.ls.rows import checkpoints_in
 
     with answered_in_json(form.json, "ckptools/ls/1", "ok", [folder]), CountLine("looked into", "checkpoint") as line:
         found = checkpoints_in(folder, deep=deep, on_found=line, **opening.of_run("ls"))
@@ -42,7 +41,7 @@ def ls(
 
 
 def _show(found: RunFolder, rows: RowOptions, form: AnswerOptions) -> None:
-    from ckptools.ls.text import cost_line, run_folder_text
+    from ckptools.ls.record import cost_line, run_folder_text
 
     shown = replace(found, rows=arranged(found.rows, rows))
     show_answer(form, "ls", shown, shown.rows, run_folder_text)

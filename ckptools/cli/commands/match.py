@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckptools.cli.answers import answered_in_json, arranged, opened, show_answer
 from ckptools.cli.arguments import CheckpointPaths
-from ckptools.cli.printing import remark
+from ckptools.cli.printing import answered_in_json, arranged, opened, remark, show_answer
 from ckptools.cli.shared_options import AnswerOptions, OpeningOptions, RowOptions, SelectionOptions
 from ckptools.text import plural, printable
 
@@ -63,8 +62,8 @@ def match(
     4 the map is there already.
     """
     from ckptools.display.next_command import command_arguments
+    from ckptools.match.record import match_text, next_lines
     from ckptools.match.run import match as run
-    from ckptools.match.text import match_text, next_lines
 
     with answered_in_json(form.json, "ckptools/match/1", "loads", paths):
         checkpoint = opened(paths, opening)
@@ -83,7 +82,7 @@ def match(
 
 
 def _write(found: Match, path: Path) -> None:
-    from ckptools.keys.name_map import write_map
+    from ckptools.keys.renames import write_map
 
     if not found.fix:
         what = "several renames fix as many, and none was chosen" if found.alternatives else "no rename was found"

@@ -7,8 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckptools.cli.answers import opened
-from ckptools.cli.printing import remark, screen, show
+from ckptools.cli.printing import opened, remark, screen, show
 from ckptools.cli.shared_options import OpeningOptions
 from ckptools.errors import CkptoolsError, ReadError
 from ckptools.text import encodable, printable
@@ -72,7 +71,7 @@ def report(
 
 def _write(checkpoint: Checkpoint, out: str, force: bool, interactive: bool, *, values: bool, **how: Any) -> None:
     """Write the page, and say what it says first; `how` is what else `findings` takes."""
-    from ckptools.cli.progress import ProgressLine
+    from ckptools.cli.printing import ProgressLine
     from ckptools.report.html import findings, report_page, verdict_lines, write_report
 
     total = sum(f.nbytes for f in checkpoint.files)
@@ -94,12 +93,12 @@ def _write(checkpoint: Checkpoint, out: str, force: bool, interactive: bool, *, 
 
 def _reported(error: ReadError, paths: Sequence[str], out: str, force: bool, opening: OpeningOptions) -> CkptoolsError:
     """The error, after a page was written that says so: who gets it by mail must not take an older one for this."""
-    from ckptools.api.examination import doctor
+    from ckptools.api.functions import examined
     from ckptools.files.partial_files import write_text
     from ckptools.report.html import unreadable_page
 
     try:
-        page = unreadable_page(doctor(paths, **vars(opening)), str(error), time.time())
+        page = unreadable_page(examined(paths, **vars(opening)), str(error), time.time())
     except CkptoolsError:
         return error  # nothing is there, or the options do not fit: there is nothing to report
     if out == STDOUT:

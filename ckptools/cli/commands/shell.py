@@ -69,8 +69,7 @@ def shard_of(paths: Sequence[str], trust: bool) -> Iterator[dict[str, Any]]:
 
 
 def _is_torch_file(path: Path) -> bool:
-    from ckptools.files.file_type import content_of, head_of
-    from ckptools.files.opening import File
+    from ckptools.files.opening import File, content_of, head_of
 
     if not path.is_file():
         return False

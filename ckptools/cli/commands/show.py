@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckptools.cli.answers import answered_in_json, opened, show_answer
-from ckptools.cli.printing import remark, remark_private
+from ckptools.cli.printing import answered_in_json, opened, remark, remark_private, show_answer
 from ckptools.cli.shared_options import AnswerOptions, OpeningOptions
 from ckptools.errors import UsageError
 from ckptools.option import option
@@ -46,7 +45,7 @@ def show(
     there), 3 unreadable.
     """
     from ckptools.contents.show import show as shown_at
-    from ckptools.contents.show_text import shown_text
+    from ckptools.contents.text import shown_text
 
     with answered_in_json(form.json, "ckptools/show/1", "rows", [path]):
         if what.limit is not None and what.limit < 0:

@@ -6,8 +6,7 @@ import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ckptools.cli.answers import answered_in_json, arranged, opened, show_answer
-from ckptools.cli.printing import remark
+from ckptools.cli.printing import answered_in_json, arranged, opened, remark, show_answer
 from ckptools.cli.shared_options import AnswerOptions, OpeningOptions, RowOptions, SelectionOptions
 from ckptools.errors import ReadError, UsageError
 from ckptools.option import option
@@ -48,7 +47,7 @@ def stats(
     usage (also a section that is not there, or a filter that no tensor matches), 3 nothing could be read.
     """
     from ckptools.display.next_command import quoted
-    from ckptools.stats.reading import elsewhere
+    from ckptools.stats.passes import elsewhere
 
     special = figures.moments or figures.dead_rows
     if figures.moments + figures.dead_rows + (figures.hist or figures.per_rank) > 1:
@@ -73,11 +72,11 @@ def stats(
 
 
 def _found(checkpoint: Checkpoint, selection: Selection, wanted: FigureOptions, jobs: int | None) -> Statistics[Any]:
-    from ckptools.cli.progress import ProgressLine
-    from ckptools.stats import dead_rows as dead
-    from ckptools.stats import moments as adam
+    from ckptools.cli.printing import ProgressLine
+    from ckptools.stats import figures as adam
+    from ckptools.stats import figures as dead
     from ckptools.stats.figures import statistics
-    from ckptools.stats.reading import parts_of
+    from ckptools.stats.passes import parts_of
 
     if wanted.moments:
         pairs = adam.pairs_of(checkpoint, selection)
@@ -101,7 +100,7 @@ def _check_read(found: Statistics[Any]) -> None:
 
 
 def _text(found: Statistics[Any], screen: Screen, how: RowOptions) -> str:
-    from ckptools.stats.text import drawable, statistics_text
+    from ckptools.stats.record import drawable, statistics_text
 
     asked = screen if how.limit is None else screen._replace(rows=None)
     return statistics_text(found, asked, not drawable(sys.stdout.encoding))

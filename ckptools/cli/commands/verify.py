@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckptools.cli.answers import answered_in_json, opened, show_answer
-from ckptools.cli.printing import show
+from ckptools.cli.printing import answered_in_json, opened, show, show_answer
 from ckptools.cli.shared_options import OpeningOptions, TableOptions
 
 if TYPE_CHECKING:
@@ -29,11 +28,11 @@ def verify(
 
     Exit code: 0 no check failed (warnings may be shown), 1 a check failed, 3 unreadable.
     """
-    from ckptools.cli.progress import ProgressLine
+    from ckptools.cli.printing import ProgressLine
     from ckptools.model.tree import tensors_in
+    from ckptools.verify.record import verification_json, verification_text
     from ckptools.verify.run import verify as check
     from ckptools.verify.stored_bytes import bytes_to_read
-    from ckptools.verify.text import verification_json, verification_text
 
     with answered_in_json(form.json, "ckptools/verify/1", "ok", paths):
         checkpoint = opened(paths, opening)

@@ -9,17 +9,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ckptools.cli.answers import answered_in_json, show_answer
-from ckptools.cli.printing import remark, say
+from ckptools.cli.printing import answered_in_json, remark, say, show_answer
 from ckptools.cli.shared_options import EventOptions, RunOptions
 from ckptools.errors import UsageError
 from ckptools.text import encodable
-from ckptools.watch.options import WatchOptions
+from ckptools.watch.run import WatchOptions
 
 if TYPE_CHECKING:
     from ckptools.cli.arguments import RunFolderPath
-    from ckptools.watch.follow import Following
     from ckptools.watch.record import Watched, WatchEvent
+    from ckptools.watch.run import Following
 
 
 def watch(folder: RunFolderPath, how: WatchOptions, *, form: EventOptions, opening: RunOptions) -> None:
@@ -31,7 +30,7 @@ def watch(folder: RunFolderPath, how: WatchOptions, *, form: EventOptions, openi
     Exit code: with --once 0 no checkpoint here has a problem, 1 one has, or a tracker leads astray; Ctrl-C 0 or 1, for
     whether a problem came up. 2 usage, 3 the folder cannot be listed, 4 another watch of this run is going on.
     """
-    from ckptools.watch.follow import following
+    from ckptools.watch.run import following
 
     if form.table_format or (form.json and not how.once):
         raise UsageError(None, "a watch prints a line for each event: as text or with --jsonl; --json goes with --once")
@@ -47,8 +46,8 @@ def _once(watching: Following, form: EventOptions) -> bool:
     """Look once, and once more if something was written just before; return whether there is a problem."""
     from dataclasses import replace
 
-    from ckptools.model.records import Rows
-    from ckptools.watch.text import watched_text
+    from ckptools.model.problems import Rows
+    from ckptools.watch.record import watched_text
 
     found = _first(watching)
     if found.waiting:
@@ -82,8 +81,8 @@ def _first(watching: Following) -> Watched:
 
 def _print(found: Watched, jsonl: bool) -> None:
     from ckptools.display.record_json import to_json
-    from ckptools.model.records import to_dict
-    from ckptools.watch.text import event_line
+    from ckptools.model.problems import to_dict
+    from ckptools.watch.record import event_line
 
     as_json: Callable[[WatchEvent], str] = lambda event: to_json(to_dict(event))  # noqa: E731
     for event in found.rows:

@@ -17,17 +17,15 @@ from threading import Event, Thread
 from ckptools.cluster.team import current
 from ckptools.consolidate.options import ConsolidateOptions
 from ckptools.consolidate.output_place import Replaced, check_unchanged, replaced
-from ckptools.consolidate.publishing.execute import Executor
-from ckptools.consolidate.publishing.publish import WriteFindings
-from ckptools.consolidate.publishing.source_records import crcs_of
+from ckptools.consolidate.publishing.publish import Executor, WriteFindings
+from ckptools.consolidate.source_records import crcs_of
 from ckptools.consolidate.writers.layout import Framing, OutputLayout
 from ckptools.errors import CkptoolsError, UsageError, WriteError
-from ckptools.files.in_order import WINDOW, InOrder, StoppedError
-from ckptools.files.opening import OpenFiles
+from ckptools.files.opening import WINDOW, InOrder, OpenFiles, StoppedError
 from ckptools.files.remote.path import RemotePath, refreshed
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.tensor_io.checksums import crc32
-from ckptools.tensor_io.threads import Progress
+from ckptools.tensor_io.fetch_ahead import Progress
 
 
 def check_can_upload(out: Path, options: ConsolidateOptions) -> None:

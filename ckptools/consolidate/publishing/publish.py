@@ -2,28 +2,426 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
-from collections.abc import Container, Iterator, Mapping, Sequence
+import secrets
+from bisect import bisect_right
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from threading import Event, Lock, local
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckptools.cluster.team import current
 from ckptools.consolidate.options import ConsolidateOptions
 from ckptools.consolidate.output_place import Replaced, check_unchanged
-from ckptools.consolidate.publishing.execute import Executor
-from ckptools.consolidate.publishing.source_records import Right, WrittenRegion, crcs_of
-from ckptools.consolidate.writers.layout import OutputLayout
-from ckptools.errors import WriteError
+from ckptools.consolidate.shares import part_of
+from ckptools.consolidate.source_records import (
+    BytesRead,
+    Right,
+    SourceRecords,
+    WrittenRegion,
+    crcs_of,
+    joined,
+    joined_pieces,
+)
+from ckptools.consolidate.writers.layout import Job, OutputLayout
+from ckptools.dtypes import has_nonfinite
+from ckptools.errors import CkptoolsError, ReadError, RefusedError, WriteError, original_of
 from ckptools.files.opening import OpenFiles
-from ckptools.files.partial_files import PartialFiles
+from ckptools.files.partial_files import PartialFiles, Target, write_at, write_text
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.tensor_io.checksums import stored_records
-from ckptools.tensor_io.threads import Progress
+from ckptools.model.shards import Source
+from ckptools.tensor_io.checksums import CHUNK, Record, crc32, read_pieces, stored_records
+from ckptools.tensor_io.fetch_ahead import Part, Progress, fetched_in_threads, in_ranks, parts_of
+from ckptools.tensor_io.stream import Band, Copy, assemble
 
 if TYPE_CHECKING:
-    from ckptools.consolidate.publishing.journal import Kept
+    from ckptools.consolidate.shares import Share
+
+
+# -- the journal of an unfinished output: lists the written regions, so that a second run continues from there ---------
+# Beside an output OUT, a folder `.OUT.resume` has the output's files under their own names, and
+#
+# - `plan.json`: SHA-256 of what the plan follows from (`shares.plan_digests`): ckptools, the source's files with
+#   their sizes and times, every tensor's place in the output. A run with another plan does not touch the folder.
+# - `journal-*.jsonl`, one for each process that has written: a line per tensor, or part of one, once its bytes are
+#   written: 8 hexadecimal digits, the CRC-32 of the rest of the line; a space; a JSON object: `job` (number of the
+# tensor
+#   in the plan), `offset` (bytes from the tensor's first byte), `nbytes`, `crc` (CRC-32 of the bytes), `odd` (whether
+# NaN
+#   or infinity was seen), `read`: what was read for it of source records that state a CRC-32, a list of path, byte
+# offset
+#   of the record, byte offset, bytes, CRC-32.
+#
+# A line that is torn, or not what its own CRC-32 says, is passed over. Nothing else is believed either: the bytes that
+# a
+# line is about are read from the output again, and count as written only if they have the CRC-32 that it states.
+
+
+PLAN = "plan.json"
+SCHEMA = "ckptools/resume/1"
+
+ReadPiece = tuple[str, int, int, int, int]
+"""Path of a source file, byte offset of a record in it, and of what was read of that: byte offset, bytes, CRC-32."""
+
+
+class JournalLine(NamedTuple):
+    """A line of a journal: a written region, and the findings on its bytes."""
+
+    region: WrittenRegion
+    odd: bool = False
+    read: Sequence[ReadPiece] = ()
+
+    def line(self) -> bytes:
+        """The bytes of the line in the file."""
+        job, offset, nbytes, crc = self.region
+        fields = {"job": job, "offset": offset, "nbytes": nbytes, "crc": crc, "odd": self.odd, "read": self.read}
+        text = json.dumps(fields, separators=(",", ":")).encode("ascii")
+        return b"%08x %s\n" % (crc32(text), text)
+
+    @classmethod
+    def of_line(cls, line: bytes) -> JournalLine | None:
+        """Parse a line; None for one that is incomplete or damaged."""
+        if len(line) < 10 or line[:9] != b"%08x " % crc32(line[9:].rstrip(b"\n")) or not line.endswith(b"\n"):
+            return None
+        fields = json.loads(line[9:])
+        region = WrittenRegion(fields["job"], fields["offset"], fields["nbytes"], fields["crc"])
+        return cls(region, fields["odd"], [tuple(piece) for piece in fields["read"]])
+
+
+class Kept(NamedTuple):
+    """The folder with the files kept of an unfinished run, and the digests of its plan."""
+
+    folder: Path
+    digests: Mapping[str, str]
+
+    def begin(self) -> None:
+        """Make the folder, or use the existing one."""
+        plan = self.folder / PLAN
+        try:
+            self.folder.mkdir(exist_ok=True)
+            if not plan.exists():
+                write_text(plan, json.dumps({"schema": SCHEMA, **self.digests}, indent=1) + "\n")
+            stored = json.loads(plan.read_bytes())
+        except OSError as error:
+            raise WriteError(self.folder, f"cannot be made: {(error.strerror or '').lower()}") from error
+        except ValueError:
+            stored = None
+        known = stored if isinstance(stored, dict) else {}
+        others = [name for name, digest in self.digests.items() if known.get(name) != digest]
+        if others:
+            what = f"another {' and another '.join(others)}"
+            raise RefusedError(self.folder, f"is of a run with {what}; remove it, and everything is written anew")
+
+    def entries(self) -> list[JournalLine]:
+        """The plausible lines of all journals: in order, and no byte twice."""
+        found: list[JournalLine] = []
+        for path in sorted(self.folder.glob("journal-*.jsonl")):
+            with path.open("rb") as file:
+                found += filter(None, map(JournalLine.of_line, file))
+        kept: list[JournalLine] = []
+        for entry in sorted(found, key=lambda entry: entry.region):
+            before = kept[-1].region if kept else WrittenRegion(-1, 0, 0, 0)
+            if entry.region.job != before.job or entry.region.offset >= before.end:
+                kept.append(entry)
+        return kept
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the disk already."""
+        files = [path for path in self.folder.rglob("*") if path.is_file()] if self.folder.is_dir() else []
+        return sum(path.stat().st_blocks * 512 for path in files)
+
+
+def resume_folder(out: Path) -> Path:
+    """The folder beside an output for the files of an unfinished run."""
+    return out.with_name(f".{out.name[:200]}.resume")
+
+
+class Journal:
+    """A journal written by this process. Threads may share it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / f"journal-{secrets.token_hex(6)}.jsonl"
+        self._lock = Lock()
+        try:
+            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
+        except OSError as error:
+            raise WriteError(self._path, f"cannot be created: {(error.strerror or '').lower()}") from error
+
+    def note(self, regions: Iterable[WrittenRegion], odd: bool, read: Iterable[tuple[Record, int, BytesRead]]) -> None:
+        """Add regions whose bytes are written, with what was read of source records for them."""
+        of_record: dict[Record, dict[int, BytesRead]] = {}
+        for record, offset, piece in read:
+            of_record.setdefault(record, {})[offset] = piece
+        pieces = [
+            (str(original_of(record.path)), record.offset, offset, piece.nbytes, piece.crc)
+            for record, found in of_record.items()
+            for offset, piece in joined_pieces(found)
+        ]
+        for region in regions:
+            data = JournalLine(region, odd, pieces).line()
+            try:
+                with self._lock:
+                    while data:
+                        data = data[os.write(self._file, data) :]
+            except OSError as error:
+                raise WriteError(self._path, f"cannot be written: {(error.strerror or '').lower()}") from error
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+
+class Done:
+    """Regions that an earlier run has written, read again and verified.
+
+    Attributes:
+        entries: in order; no byte is in two of them.
+        regions: those of the entries.
+    """
+
+    def __init__(self, entries: Sequence[JournalLine] = ()) -> None:
+        self.entries = entries
+        self.regions = [entry.region for entry in entries]
+        self._by_job: dict[int, list[WrittenRegion]] = {}
+        for region in self.regions:
+            self._by_job.setdefault(region.job, []).append(region)
+
+    def restore(self, jobs: Sequence[Job], records: SourceRecords | None) -> set[str]:
+        """Restore what the earlier run has read of source records; return the fqns in which it saw NaN or infinity."""
+        if records is not None and self.entries:
+            stored = stored_records((job.fqn, job.tensor) for job in jobs)
+            keys = ((str(original_of(one.record.path)), one.record.offset) for one in stored)
+            known = {key: one.record for key, one in zip(keys, stored, strict=True) if one.record.crc}
+            for entry in self.entries:
+                for path, start, offset, nbytes, crc in entry.read:
+                    if (path, start) in known:
+                        records.add(known[path, start], offset, BytesRead(nbytes, crc, jobs[entry.region.job].fqn))
+        return {jobs[entry.region.job].fqn for entry in self.entries if entry.odd}
+
+    def missing(self, job: int, part: Copy | Band) -> Iterator[Copy | Band]:
+        """The rest of a part of a tensor that is not written yet."""
+        regions, at, end = self._by_job.get(job, []), part.offset, part.offset + part.nbytes
+        number = max(0, bisect_right(regions, at, key=lambda region: region.offset) - 1)
+        if isinstance(part, Band):
+            # A band is assembled in memory, so it was written whole or not at all.
+            if number >= len(regions) or not regions[number].offset <= at < end <= regions[number].end:
+                yield part
+            return
+        for region in [*regions[number:], WrittenRegion(job, end, 0, 0)]:
+            if at < min(region.offset, end):
+                yield part_of(part, at - part.offset, min(region.offset, end) - part.offset)
+            at = max(at, region.end)
+
+
+def take_done(kept: Kept | None, jobs: Sequence[Job], targets: Sequence[int], threads: int) -> Done:
+    """The regions that an earlier run has written, each read again."""
+    entries = current().gather(kept.entries() if kept and current().rank == 0 else [])[0]
+    right = in_ranks(partial(_is_written, jobs, targets), entries, threads, lambda entry: entry.region.nbytes)
+    return Done([entry for entry, is_right in zip(entries, right, strict=True) if is_right])
+
+
+def _is_written(jobs: Sequence[Job], targets: Sequence[int], entry: JournalLine) -> bool:
+    """Whether the output has the bytes listed in a line of a journal."""
+    number, offset, nbytes, expected = entry.region
+    if not 0 <= number < len(jobs) or not 0 <= offset < offset + nbytes <= jobs[number].nbytes:
+        return False
+    job, crc, done = jobs[number], 0, 0
+    while done < nbytes:
+        data = os.pread(targets[job.file], min(CHUNK, nbytes - done), job.offset + offset + done)
+        if not data:
+            return False
+        crc, done = crc32(data, crc), done + len(data)
+    return crc == expected
+
+
+# -- execution of a plan: a few threads copy bytes from file to file, in constant memory, and compute checksums --------
+# If a checksum is needed, because the source states one to compare or the output has one (`.pt`), bytes pass through
+# one
+# small buffer per thread and are searched for NaN and infinity. Otherwise the kernel copies between the files if it
+# can,
+# and the bytes never enter this process.
+
+
+KERNEL_CHUNK = 64 << 20
+
+
+class Stopped(CkptoolsError):  # noqa: N818 - it is a request, no error
+    """Another thread failed or the user interrupted, so that this one stops."""
+
+    def __init__(self) -> None:
+        super().__init__(None, "stopped")
+
+
+class Executor:
+    """Run jobs into open output files, the targets.
+
+    Attributes:
+        checksums: whether the CRC-32 of every tensor is wanted.
+        records: collects the bytes read of source records to compare their checksums; None for no comparison.
+        share: what this rank writes; None for everything.
+        done: regions that an earlier run has written, which are not written again; None for none.
+        journal: lists the written regions; None for no journal.
+        odd: fqns of tensors with NaN or infinity in the output; tensors with filled holes are not searched.
+    """
+
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        files: OpenFiles,
+        checksums: bool,
+        compare: bool,
+        progress: Progress,
+        share: Share | None = None,
+        done: Done | None = None,
+        journal: Journal | None = None,
+    ) -> None:
+        self.targets, self.files, self.checksums = targets, files, checksums or journal is not None
+        self.share, self.done, self.journal = share, done, journal
+        self.records = SourceRecords(files) if compare else None
+        self.odd: set[str] = set()
+        self._progress = progress
+        self._stop = Event()
+        self._local = local()
+        self._kernel = hasattr(os, "copy_file_range")
+
+    def _give_up(self) -> None:
+        self._stop.set()
+        for target in self.targets:
+            if not isinstance(target, int):
+                target.stop()
+
+    def run(self, jobs: Sequence[Job], threads: int) -> list[WrittenRegion]:
+        """Run every job, or this rank's share of each; return the written regions, with CRC-32 if wanted."""
+        written = fetched_in_threads(
+            lambda n: self._job(n, jobs[n]), range(len(jobs)), threads, lambda n: self._reads(n, jobs[n]), self._give_up
+        )
+        return [region for regions in written for region in regions]
+
+    def _parts(self, number: int, job: Job) -> Iterator[Copy | Band]:
+        """The parts of a tensor that this rank has to write."""
+        for whole in job.parts() if self.share is None else self.share.parts(job):
+            yield from (whole,) if self.done is None else self.done.missing(number, whole)
+
+    def _reads(self, number: int, job: Job) -> Iterator[Part]:
+        """The parts of files that a job reads."""
+        for part in self._parts(number, job):
+            if isinstance(part, Copy):
+                yield part.source, part.source_offset, part.source_offset + part.nbytes
+            else:
+                overlapping = (shard for shard in job.tensor.found if shard.box.intersect(part.box))
+                yield from (stored for shard in overlapping for stored in parts_of(shard))
+
+    def _job(self, number: int, job: Job) -> list[WrittenRegion]:
+        regions: list[WrittenRegion] = []
+        self._local.read = []
+        for part in self._parts(number, job):
+            if self._stop.is_set():
+                raise Stopped
+            regions.append(WrittenRegion(number, part.offset, part.nbytes, self._part(job, part)))
+        written = joined(regions, self.checksums)
+        if self.journal is not None:
+            self.journal.note(written, job.fqn in self.odd, self._local.read)
+        return written
+
+    def _part(self, job: Job, part: Copy | Band) -> int:
+        """Write a part of a tensor; return its CRC-32, or 0 if the kernel copied the bytes."""
+        if isinstance(part, Band):
+            return self._assemble(job, part)
+        compares = self.records is not None and part.record is not None and part.record.crc != 0
+        if self.checksums or compares:
+            return self._copy_checked(job, part)
+        self._copy(job, part)
+        return 0
+
+    def _copy(self, job: Job, copy: Copy) -> None:
+        """Let the kernel copy the bytes, or copy them through memory if it cannot."""
+        done, target = 0, self.targets[job.file]
+        with self.files.open(copy.source) as source:
+            while self._kernel and isinstance(target, int) and source.descriptor is not None and done < copy.nbytes:
+                n = min(KERNEL_CHUNK, copy.nbytes - done)
+                try:
+                    moved = os.copy_file_range(
+                        source.descriptor, target, n, copy.source_offset + done, job.offset + copy.offset + done
+                    )
+                except OSError as error:
+                    if error.errno in _NO_SPACE:
+                        raise WriteError(None, f"{job.fqn}: {_reason(error)}") from error
+                    break  # another file system, or one that cannot: copy through memory
+                if moved == 0:
+                    raise ReadError(copy.source, f"became shorter while {job.fqn} was read")
+                done += moved
+                self._report(moved, job.fqn)
+        if done < copy.nbytes:
+            rest = Copy(copy.source, copy.source_offset + done, copy.offset + done, copy.nbytes - done)
+            self._copy_checked(job, rest)
+
+    def _copy_checked(self, job: Job, copy: Copy) -> int:
+        """Copy the bytes through a buffer; return their CRC-32."""
+        crc, done = 0, 0
+        for piece in self._pieces(copy):
+            crc = crc32(piece, crc)
+            self._write(job, copy.offset + done, piece)
+            done += len(piece)
+        if copy.record is not None:
+            self._saw(copy.record, copy.source_offset, BytesRead(copy.nbytes, crc, job.fqn))
+        return crc
+
+    def _saw(self, record: Record, offset: int, piece: BytesRead) -> None:
+        """Note bytes read of a record that may state a checksum."""
+        if self.records is not None and record.crc:
+            self.records.add(record, offset, piece)
+            if self.journal is not None:
+                self._local.read.append((record, offset, piece))
+
+    def _seen(self, fqn: str, source: Source, data: bytes) -> None:
+        """Note bytes read of a source from its offset on."""
+        if source.crc:
+            self._saw(Record.of(source), source.offset, BytesRead(len(data), crc32(data), fqn))
+
+    def _pieces(self, copy: Copy) -> Iterator[memoryview]:
+        buffer = getattr(self._local, "bytes", None)
+        if buffer is None:
+            buffer = self._local.bytes = memoryview(bytearray(CHUNK))
+        with self.files.open(copy.source) as source:
+            for piece in read_pieces(source, copy.source_offset, copy.nbytes, buffer):
+                if self._stop.is_set():
+                    raise Stopped
+                yield piece
+
+    def _assemble(self, job: Job, band: Band) -> int:
+        """Assemble a region in memory, convert its dtype if asked, write it; return its CRC-32."""
+        seen = None if self.records is None else partial(self._seen, job.fqn)
+        data = assemble(job.tensor, band.box, job.dtype, self.files, seen)
+        self._write(job, band.offset, data)
+        return crc32(data) if self.checksums else 0
+
+    def _write(self, job: Job, offset: int, data: memoryview) -> None:
+        if not job.tensor.fill and job.fqn not in self.odd and has_nonfinite(data, job.dtype):
+            self.odd.add(job.fqn)
+        try:
+            write_at(self.targets[job.file], job.offset + offset, data)
+        except OSError as error:
+            raise WriteError(None, f"{job.fqn}: {_reason(error)}") from error
+        self._report(len(data), job.fqn)
+
+    def _report(self, nbytes: int, fqn: str) -> None:
+        if self._stop.is_set():
+            raise Stopped
+        self._progress(nbytes, fqn)
+
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of the output's disk alone; EIO may come from either file, so one is read and the other written to see."""
+
+
+def _reason(error: OSError) -> str:
+    return f"cannot write: {(error.strerror or 'unknown error').lower()}"
 
 
 @dataclass(frozen=True)
@@ -107,7 +505,6 @@ def _executor(
     targets, team, compare = output.targets, current(), not options.unchecked
     if kept is None and team.world_size == 1:
         return Executor(targets, files, layout.checksums, compare, progress)
-    from ckptools.consolidate.publishing.journal import Journal, take_done
     from ckptools.consolidate.shares import shares_of
 
     share = shares_of(layout.jobs, team.world_size)[team.rank]

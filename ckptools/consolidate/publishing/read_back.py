@@ -15,11 +15,9 @@ from typing import Any
 
 from ckptools.consolidate.writers.layout import Job, OutputLayout, ReadBack, ReadTensor
 from ckptools.errors import CkptoolsError, WriteError
-from ckptools.files.location import path_of
-from ckptools.files.opening import OpenFiles
-from ckptools.tensor_io.fetch_ahead import in_ranks
+from ckptools.files.opening import OpenFiles, path_of
+from ckptools.tensor_io.fetch_ahead import Progress, in_ranks, in_threads
 from ckptools.tensor_io.stream import MANIFEST_SCHEMA, digest_of, tensor_bytes
-from ckptools.tensor_io.threads import Progress, in_threads
 from ckptools.text import plural
 
 AT_ONCE = 512 << 20
@@ -104,7 +102,7 @@ def _forget(descriptor: int) -> None:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-# -- in a bucket ------------------------------------------------------------------------------------------------------
+# -- in a bucket -------------------------------------------------------------------------------------------------------
 
 
 def compare_uploaded(
@@ -143,7 +141,7 @@ def _compare_tensor(
             progress(len(piece), job.fqn)
 
 
-# -- manifest -----------------------------------------------------------------------------------------------------
+# -- manifest ----------------------------------------------------------------------------------------------------------
 
 
 def manifest_json(layout: OutputLayout, targets: Sequence[int], threads: int) -> str:

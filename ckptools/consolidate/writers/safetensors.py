@@ -35,10 +35,9 @@ from ckptools.consolidate.writers.layout import (
 )
 from ckptools.dtypes import ITEMSIZE, SAFETENSORS
 from ckptools.errors import RefusedError
-from ckptools.model.provenance import KEY, Provenance
+from ckptools.model.checkpoint import KEY, Provenance
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import fqn_of, tensors_in
-from ckptools.model.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Size, TorchName
+from ckptools.model.tree import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Size, TorchName, fqn_of, tensors_in
 
 MAX_HEADER = 100_000_000
 """Largest header in bytes that the format's own library reads."""
@@ -169,7 +168,7 @@ def _texts(
     return texts
 
 
-# -- values that are no tensors -----------------------------------------------------------------------------------
+# -- values that are no tensors ----------------------------------------------------------------------------------------
 #
 # JSON has fewer types than a checkpoint: other values become `{"$type": ...}` with their parts, a key that is no text
 # is written as in Python and listed under `$keys`, and NaN and infinities become text.

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.errors import ReadError
-from ckptools.files.location import check_stays_inside
+from ckptools.files.opening import check_stays_inside
 from ckptools.formats.dcp.files import MAX_NAMED, dcp_folder_of, names_in
-from ckptools.formats.dcp.folder import PLANNED, Folder, read_folder, world_size
+from ckptools.formats.dcp.folder import PLANNED, Folder, read_folder, world_size_of
 from ckptools.formats.options import Options
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, was_read
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
-from ckptools.model.values import describe_for_error
+from ckptools.model.tree import describe_for_error
 from ckptools.pickles.reader import Saved
 from ckptools.text import few
 from ckptools.training_state.sections import find_sections
@@ -87,7 +87,7 @@ def read(path: Path, options: Options) -> Checkpoint:
         saved_as=f"DCP folder, {found.writer}",
         tree=tree,
         files=[*found.files, *map(was_read, beside)],
-        world_size=world_size(found.writers, tree),
+        world_size=world_size_of(found.writers, tree),
         step=found.step or find_step(folder, find_sections(tree)),
         module_order=PLANNED,
         text_keys=True,

@@ -19,8 +19,7 @@ import numpy.typing as npt
 from ckptools.errors import ReadError
 from ckptools.files.opening import File
 from ckptools.formats.dcp.items import ItemReader
-from ckptools.model.columns import take
-from ckptools.model.item_shards import HoldingFile, ItemShards
+from ckptools.model.shards import HoldingFile, ItemShards, take
 from ckptools.tensor_io.dcp_items import ItemKind, ItemTemplate
 
 AT_ONCE = 4000

@@ -8,22 +8,35 @@ filesystem.py.
 
 from __future__ import annotations
 
+import math
 import re
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import struct
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError, UnsafePathError
-from ckptools.files.last_write import UNFINISHED
-from ckptools.files.location import check_stays_inside, is_remote
-from ckptools.files.opening import File, reading
-from ckptools.formats.shared.several import several
-from ckptools.model.checkpoint import RankFile
-from ckptools.model.problems import Code, Problem
-from ckptools.text import few
-from ckptools.training_state.steps import NAMES
+from ckptools.files.opening import File, OpenFiles, Window, check_stays_inside, content_of, is_remote, reading
+from ckptools.files.storage import UNFINISHED
+from ckptools.files.zip_archive import END_RECORD, EOCD, archive_before, find_directory
+from ckptools.formats.dcp.items import PICKLE, ItemReader
+from ckptools.formats.dcp.metadata import DcpMetadata, StoredItem
+from ckptools.formats.shared.save_order import several
+from ckptools.model.checkpoint import Fact, RankFile
+from ckptools.model.problems import Code, Problem, Severity
+from ckptools.model.shards import Item, Source
+from ckptools.model.tensor import Tensor
+from ckptools.tensor_io.dcp_items import OtherItemError
+from ckptools.tensor_io.fetch_ahead import Part
+from ckptools.text import few, plural, spans
+from ckptools.training_state.judgement import ELEMENTWISE
+from ckptools.training_state.steps import NAMES, RANKS_DIFFER
 
 METADATA = ".metadata"
 OF_RANK = re.compile(r"__(\d{1,7})\.metadata")
@@ -257,3 +270,258 @@ def check_strays(stray: Sequence[str]) -> Iterable[Problem]:
         listed = few(stray, MAX_NAMED)
         text = f"{listed}: not named by the metadata, perhaps left over from another save into this folder"
         yield Problem(Code.STRAY_FILE, text, rank_of(stray[0]), severity="warning")
+
+
+# -- detection of data files that the metadata does not describe: exchanged between ranks, or from another save --------
+# In such a file an item may fit by chance and hold another rank's values, so the whole file is refused. Signs are its
+# length, an item of another dtype or shape, and an archive between those that the metadata lists. A file that was cut
+# or
+# overwritten in one place is still the saved one: a cut falls into an item, and the archive behind the damage is
+# listed.
+
+
+MOST_ZEROS = 1 << 20
+"""Most bytes behind the last item that are read."""
+
+MAGIC = 4
+"""First bytes by which an archive is recognised, compressed or not."""
+
+END = 98
+"""Bytes at the end of an archive that state its length, with those of a zip64 end record."""
+
+PIECE = 1 << 20
+"""Bytes per step of the search for the end of an archive."""
+
+MAX_SEARCHED = 4 << 30
+"""Most bytes that are searched."""
+
+
+class SuspectFile(NamedTuple):
+    """An item that could not be read, or does not lie where the metadata says.
+
+    Attributes:
+        fqn: the name that it should hold.
+        path: its file.
+        place: its stated place.
+        error: the error from reading it.
+    """
+
+    fqn: str
+    path: Path
+    place: Item | StoredItem
+    error: ReadError | None = None
+
+
+def check_sizes(
+    files: Mapping[str, DataFile], last: Mapping[str, StoredItem], items: ItemReader, longer: bool = False
+) -> tuple[dict[Path, FileFault], list[Problem]]:
+    """Return faults of files with a wrong length that must be refused, and warnings for other wrong lengths.
+
+    Args:
+        files: the data files by their names in the metadata.
+        last: the last item of each, by its end.
+        items: reads those files.
+        longer: whether they may go on behind it.
+    """
+    faults, problems = dict[Path, FileFault](), list[Problem]()
+    for name, file in files.items():
+        if file.size is None or file.size == file.needed or file.fault is not None:
+            continue
+        if longer and file.size > file.needed:
+            continue
+        try:
+            opened = items.open(file.path)
+            if _has_safetensors(opened, file.size, last[name]):
+                continue  # the header of the blob states its end
+            if why := _of_another_length(opened, file.size, last[name]):
+                text = f"{file.size} bytes, expected {file.needed}, {why}"
+                faults[file.path] = FileFault.contradicts(text)
+            elif file.size > file.needed:
+                text = f"{name} has {file.size - file.needed} bytes behind its last item, all zeros"
+                problems.append(Problem(Code.ODD_FILE_SIZE, text, file.rank))
+        except ReadError as error:
+            if error.kind == "no access":
+                faults[file.path] = FileFault(Code.FILE_UNREADABLE, error.reason)
+    return faults, problems
+
+
+def _of_another_length(file: File, size: int, last: StoredItem) -> str:
+    """Why a file of a wrong length must be from another save; empty where it need not be."""
+    if size < last.end:
+        ends = file.read(max(size - EOCD.size, 0), min(size, EOCD.size)).startswith(END_RECORD)
+        return "and ends with a whole item" if ends else ""
+    behind = file.read(last.end, min(size - last.end, MOST_ZEROS))
+    return "and goes on behind its last item" if any(behind) else ""
+
+
+def _has_safetensors(file: File, size: int, last: StoredItem) -> bool:
+    """Whether the last item lies in a safetensors blob, or an empty blob follows it."""
+    heads = [file.read(start, min(size - start, 9)) for start in (last.offset, last.end) if start < size]
+    return any(head[8:] == b"{" and int.from_bytes(head[:8], "little") < size for head in heads)
+
+
+def other_files(
+    suspects: Sequence[SuspectFile], metadata: Sequence[DcpMetadata], items: ItemReader
+) -> dict[Path, FileFault]:
+    """Faults of files to refuse, by the first unreadable item of each."""
+    faults: dict[Path, FileFault] = {}
+    first = {suspect.path: suspect for suspect in sorted(suspects, key=lambda s: s.place.offset, reverse=True)}
+    for path, suspect in first.items():
+        error = suspect.error
+        if error is not None and error.kind == "no access":
+            faults[path] = FileFault(Code.FILE_UNREADABLE, error.reason)
+        elif isinstance(error, OtherItemError):
+            faults[path] = FileFault.contradicts(f"{suspect.fqn}: {error.reason}")
+        elif why := _another_archive(suspect, metadata, items):
+            faults[path] = FileFault.contradicts(why)
+    return faults
+
+
+def _another_archive(suspect: SuspectFile, metadata: Sequence[DcpMetadata], items: ItemReader) -> str:
+    """Describe an archive at or behind an item's place that the metadata does not list; empty for none."""
+    name = suspect.path.relative_to(items.folder).as_posix()
+    columns = [zip(one.stored.files, one.stored.starts, one.stored.lengths, strict=True) for one in metadata]
+    listed = {(start, start + length) for file, start, length in chain(*columns) if file == name}
+    try:
+        file = items.open(suspect.path)
+        if suspect.place.zstd:
+            return "" if is_in_place(file, suspect.place) else f"{suspect.fqn} does not begin where it should"
+        found = _archive_behind(file, suspect.place.offset)
+        if found is None or found in listed:
+            return ""
+    except ReadError:
+        return ""
+    return f"an item lies at bytes {found[0]} to {found[1]}, which the metadata does not list"
+
+
+def _archive_behind(file: File, start: int) -> tuple[int, int] | None:
+    """The extent of the first zip archive that ends behind `start`."""
+    at, most = start, min(file.size, start + MAX_SEARCHED)
+    while at < most:
+        data = file.read(at, min(PIECE + EOCD.size, most - at))
+        found = data.find(END_RECORD)
+        while found >= 0 and found < PIECE:
+            begins = archive_before(file, at + found)
+            if begins is not None:
+                return begins, at + found + EOCD.size
+            found = data.find(END_RECORD, found + 1)
+        at += PIECE
+    return None
+
+
+def is_in_place(file: File, place: Item | StoredItem) -> bool:
+    """Whether an item lies where the metadata says, judged by its first and last bytes."""
+    window = Window(file, place.offset, place.length)
+    head = window.read(0, min(window.size, MAGIC))
+    if place.zstd or content_of(head) != "zip":
+        return content_of(head) == "zstd" if place.zstd else head.startswith(PICKLE)
+    try:
+        find_directory(window)
+    except ReadError as error:
+        if error.kind == "no access":
+            raise
+        return False
+    return True
+
+
+def end_of(item: Item) -> Part:
+    """The bytes that show whether an item is in its place."""
+    end = item.offset + item.length
+    return (item.path, item.offset, item.offset + MAGIC) if item.zstd else (item.path, end - END, end)
+
+
+# -- files of a DCP folder that are from another save, by the steps that the optimizer counts for the parameters in each
+# A DCP has one copy of each parameter's step, in the file of the rank that had least to write (`dedup_save_plans`), so
+# most files have some. Where those of one file agree, and contradict those of all others, the file was written at
+# another
+# step. Steps of parameters that were frozen for a while differ too, but whichever file they are in; only a stage of a
+# pipeline could have all of its own. So it is an error where moments of those parameters lie in other files as well.
+
+
+CODES = {"float32": "<f", "float64": "<d", "int64": "<q", "int32": "<i"}
+
+MAX_READ = 1000
+"""At most this many different steps of a file are read; checksums show which are equal."""
+
+
+class FileSteps(NamedTuple):
+    """The steps in the files of a DCP folder.
+
+    Attributes:
+        problems: files that are of another save than most.
+        step: the step of most files, where they have different ones.
+    """
+
+    problems: list[Problem]
+    step: Fact | None
+
+
+def compare_steps(
+    tensors: Mapping[str, Any], counters: Iterable[tuple[Path, int]], ranks: Mapping[Path, int | None]
+) -> FileSteps:
+    """Compare the steps that optimizers count, file by file.
+
+    Args:
+        tensors: those of a folder, by fqn.
+        counters: other counts of steps and the files that they lie in, which may support one of those steps.
+        ranks: of the files.
+    """
+    found: dict[str, dict[Path, dict[str, Source]]] = defaultdict(lambda: defaultdict(dict))
+    for fqn, value in tensors.items():
+        owner, _, slot = fqn.rpartition(".")
+        if slot == "step" and isinstance(value, Tensor) and value.numel == 1 and value.dtype in CODES:
+            sources = [shard.source for shard in value.found if shard.source is not None]
+            if len(sources) == 1:
+                optimizer = owner.rpartition("state.")[0]
+                found[optimizer][sources[0].path][owner] = sources[0]
+    made = FileSteps([], None)
+    for files in found.values():
+        made = _compared(files, tensors, counters, ranks) if len(files) > 1 and not made.problems else made
+    return made
+
+
+def _compared(
+    files: Mapping[Path, Mapping[str, Source]],
+    tensors: Mapping[str, Any],
+    counters: Iterable[tuple[Path, int]],
+    ranks: Mapping[Path, int | None],
+) -> FileSteps:
+    kinds = {(source.crc, source.dtype) for of_file in files.values() for source in of_file.values()}
+    if len(kinds) == 1 and all(crc for crc, _ in kinds):
+        return FileSteps([], None)
+    with OpenFiles() as opened:
+        steps = {path: set(_read(of_file.values(), opened)) for path, of_file in files.items()}
+    known = set().union(*steps.values())
+    held = {(path, step) for path, of_file in steps.items() for step in of_file}
+    held |= {(path, step) for path, step in counters if step in known}
+    holders = Counter(step for _, step in held)
+    usual, count = holders.most_common(1)[0] if holders else (0, 0)
+    most = 2 * count > len({path for path, _ in held})
+    problems = []
+    for path, of_file in steps.items():
+        if of_file and all(holders[step] == 1 for step in of_file):
+            cut = len(files[path]) > 1 and any(_is_elsewhere(owner, path, tensors) for owner in files[path])
+            text = f"{path.name} counts {spans(of_file)} in {plural(len(files[path]), 'optimizer step')}"
+            text += f", most files count {usual}" if most else ", and other files count others"
+            text += f"; it {'is' if cut else 'may be'} of another save"
+            severity: Severity = "error" if cut else "warning"
+            problems.append(Problem(Code.MIXED_SAVES, text, ranks.get(path), severity=severity, files=(path.name,)))
+    fact = Fact(usual, (f"counters in {plural(count, 'file')}", RANKS_DIFFER), agree=False)
+    return FileSteps(problems, fact if problems and most else None)
+
+
+def _read(sources: Iterable[Source], files: OpenFiles) -> Iterator[int]:
+    """Each step once; what cannot be read has a problem of its own."""
+    known = {source.crc or number: source for number, source in enumerate(sources)}
+    for source in islice(known.values(), MAX_READ):
+        with suppress(ReadError), files.open(source.path) as file:
+            (step,) = struct.unpack(CODES[source.dtype], file.read(source.offset, ITEMSIZE[source.dtype]))
+            if math.isfinite(step):
+                yield int(step)
+
+
+def _is_elsewhere(owner: str, path: Path, tensors: Mapping[str, Any]) -> bool:
+    """Whether moments of a parameter lie in other files than its step."""
+    slots = (tensors.get(f"{owner}.{slot}") for slot in ELEMENTWISE)
+    found = {shard.source.path for slot in slots if isinstance(slot, Tensor) for shard in slot.found if shard.source}
+    return not found <= {path}

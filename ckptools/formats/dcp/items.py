@@ -21,14 +21,12 @@ from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
 from ckptools.files import compressed, safetensors_header
 from ckptools.files.compressed import CompressedItem
-from ckptools.files.file_type import content_of, head_of
-from ckptools.files.opening import File, Window
+from ckptools.files.opening import File, Window, content_of, head_of
 from ckptools.files.safetensors_header import Header
 from ckptools.model.regions import Ints, contiguous_strides
-from ckptools.model.shard import Shard
-from ckptools.model.source import Encoded, Item, ItemLayout, Source
+from ckptools.model.shards import Encoded, Item, ItemLayout, Shard, Source
 from ckptools.model.tensor import Tensor
-from ckptools.model.values import describe_for_error
+from ckptools.model.tree import describe_for_error
 from ckptools.pickles.archive import read_archive
 from ckptools.pickles.machine import Machine, load_checked
 from ckptools.pickles.objects import Storage

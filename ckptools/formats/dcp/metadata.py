@@ -19,11 +19,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ckptools.errors import ReadError, UnsafePathError
 from ckptools.files.compressed import has_zstd, is_zstd
-from ckptools.model.columns import by_value
+from ckptools.files.opening import File, is_plain_path
 from ckptools.model.regions import Ints
-from ckptools.model.tree import KeyPath
-from ckptools.model.values import describe_for_error
+from ckptools.model.shards import by_value
+from ckptools.model.tree import Global, KeyPath, Opaque, TorchName, describe_for_error
+from ckptools.pickles.classes.tensors import dtype_of
+from ckptools.pickles.machine import Machine, load_checked
+from ckptools.pickles.objects import ChunkBatch, PlaceBatch, attributes
+from ckptools.pickles.repeated_records import ChunkReader
 from ckptools.training_state.sections import is_optimizer
 
 
@@ -174,7 +179,7 @@ class DcpMetadata:
     longer: bool = False
 
 
-# -- the nested state -------------------------------------------------------------------------------------------------
+# -- the nested state --------------------------------------------------------------------------------------------------
 
 
 MAX_PATH = 100
@@ -271,3 +276,293 @@ def _numbered(optimizer: dict[str, Any]) -> dict[str, Any]:
     if not numbers or not all(key in numbers for key in state):
         return optimizer
     return {**optimizer, "state": {numbers[key]: value for key, value in state.items()}}
+
+
+# -- reader of a DCP folder's `.metadata`: one pickle of tensors, objects, and where each piece lies -------------------
+# `Metadata` has three dicts: `state_dict_metadata` (fqn to `TensorStorageMetadata` or `BytesStorageMetadata`),
+# `storage_data` (`MetadataIndex(fqn, offset)` to `_StorageInfo(relative_path, offset, length)`; the index's own `index`
+# is a hint that its equality leaves out), and `planner_data` (fqn to the path in the nested state; None when the state
+# was saved flat).
+#
+# The classes have moved: `torch.distributed._shard.checkpoint.*` in torch 1.13, `torch.distributed.checkpoint.*` since
+# 2.0; `TensorProperties` came from `torch.distributed._shard.sharded_tensor.metadata` before 2.4. They are recognised
+# by
+# their last name. `storage_meta` and `version` are absent from older files, `transform_descriptors` from most; Megatron
+# adds `mcore_data`. Source: torch/distributed/checkpoint/metadata.py and filesystem.py of torch 2.13, and files of
+# torch
+# 1.13.1, 2.0.1 and 2.13.0.
+#
+# ByteCheckpoint's class of that name has `all_tensor_metadata` besides: the same index to the pickle of each tensor,
+# whose item is nothing but its bytes. Source: bytecheckpoint/checkpointer/meta_type.py of 0.0.3; checked on its own.
+#
+# DLRover's `_StorageInfo` says that every tensor is nothing but its bytes, one element after the other: its file is the
+# shared memory that the rank filled. Source: dlrover/trainer/torch/flash_checkpoint/fsdp_engine.py of 0.6.1,
+# `_write_item` and `FileReader.read_data`; checked on what its `SharedMemoryWriter` makes.
+
+
+MAX_METADATA = 2 << 30
+"""Most bytes of a `.metadata`; the largest runs write some hundred megabytes."""
+
+FIELDS = (
+    "state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version", "all_tensor_metadata",
+    "bytecheckpoint_version",
+)  # fmt: skip
+
+
+def read_metadata(path: Path, rank: int | None = None) -> DcpMetadata:
+    """Read a `.metadata` file; runs none of its code.
+
+    Raises:
+        ReadError: it is cut, damaged, or something else.
+        UnsafePathError: it names a file outside of its folder.
+    """
+    with File(path) as file:
+        if file.size > MAX_METADATA:
+            raise ReadError(path, f"has {file.size} bytes; at most {MAX_METADATA} are read")
+        machine = Machine(file.read(0, file.size), reader=ChunkReader)
+        tree = load_checked(machine, path, "DCP metadata")
+        names = tuple(g.dotted for g in machine.globals.values())
+        return _MetadataReading(path, tree).metadata(rank, names, file)
+
+
+Columns = tuple[tuple[Ints, ...], tuple[Ints, ...]]
+
+
+class _MetadataReading:
+    """The steps of parsing the pickle."""
+
+    def __init__(self, path: Path, tree: Any) -> None:
+        self.path = path
+        if class_of(tree) != "Metadata":
+            what = tree.name if isinstance(tree, Opaque) else f"a {type(tree).__name__}"
+            raise ReadError(path, f"holds {describe_for_error(what)}; expected torch.distributed.checkpoint's Metadata")
+        self.fields = attributes(tree)
+        self.files: dict[str, str] = {}
+        self.checked: set[Ints] = set()
+        self.columns: dict[tuple[int, ...], Columns] = {}
+
+    def metadata(self, rank: int | None, names: tuple[str, ...], file: File) -> DcpMetadata:
+        """Put everything together."""
+        entries = self._dict("state_dict_metadata")
+        tensors = {fqn: self._tensor(fqn, e) for fqn, e in entries.items() if class_of(e) == "TensorStorageMetadata"}
+        objects = tuple(fqn for fqn, e in entries.items() if class_of(e) == "BytesStorageMetadata")
+        unknown = next((fqn for fqn in entries if fqn not in tensors and class_of(entries[fqn]) != BYTES), None)
+        if unknown is not None:
+            raise self._bad(
+                f"{describe_for_error(unknown)} is {describe_class(entries[unknown])}; "
+                f"expected a tensor's or bytes' metadata"
+            )
+        stored = self._stored()
+        return DcpMetadata(
+            path=self.path,
+            rank=rank,
+            tensors=tensors,
+            objects=objects,
+            order=tuple(entries),
+            stored=stored,
+            paths=self._paths(),
+            extra={k: v for k, v in self.fields.items() if isinstance(k, str) and k not in FIELDS},
+            names=names,
+            writer=_writer(names),
+            nbytes=file.size,
+            modified=file.modified,
+            bare=_bare_items(stored) if DLROVER in names else self._bare(),
+            longer=DLROVER in names,
+        )
+
+    def _bare(self) -> dict[tuple[str, Ints], bytes]:
+        """ByteCheckpoint's pickles of tensors without their bytes."""
+        listed, found = self.fields.get("all_tensor_metadata"), dict[tuple[str, Ints], bytes]()
+        if listed is not None and not isinstance(listed, dict):
+            raise self._bad(f"all_tensor_metadata is {describe_class(listed)}; expected a dict")
+        for index, pickle in listed.items() if listed else ():
+            fields = attributes(index)
+            fqn, offset = fields.get("fqn"), fields.get("offset")
+            if isinstance(fqn, str) and offset is not None and isinstance(pickle, bytes):
+                found[fqn, self._ints(offset, fqn, "offset of a chunk")] = pickle
+        return found
+
+    def _bad(self, what: str) -> ReadError:
+        return ReadError(self.path, f"DCP metadata: {what}; the file is damaged or forged")
+
+    def _dict(self, name: str) -> dict[str, Any]:
+        value = self.fields.get(name)
+        if not isinstance(value, dict) or not all(isinstance(k, str) for k in value):
+            raise self._bad(f"{name} is {describe_class(value)}; expected a dict of names")
+        return value
+
+    def _tensor(self, fqn: str, entry: Any) -> TensorMetadata:
+        fields = attributes(entry)
+        properties = fields.get("properties")
+        state = properties.state if isinstance(properties, Opaque) else None
+        dtype, layout, grad = _properties(state)
+        shape = self._ints(fields.get("size"), fqn, "size")
+        chunks = fields.get("chunks")
+        if not isinstance(chunks, list):
+            raise self._bad(f"{describe_for_error(fqn)} has {describe_class(chunks)} for its list of chunks")
+        offsets, sizes = self._columns(fqn, chunks, len(shape))
+        stated = dtype.dotted if isinstance(dtype, Global) else describe_class(dtype)
+        return TensorMetadata(
+            dtype=dtype_of(dtype),
+            stated_dtype=stated,
+            layout=layout,
+            shape=shape,
+            offsets=offsets,
+            sizes=sizes,
+            requires_grad=grad,
+        )
+
+    def _columns(self, fqn: str, chunks: list[Any], ndim: int) -> Columns:
+        """Offsets and sizes of a tensor's chunks, equal chunks once; read once for tensors that are cut alike."""
+        if not all(isinstance(chunk, ChunkBatch) for chunk in chunks):
+            return self._read_columns(fqn, chunks, ndim)
+        key = ndim, *map(id, chunks)
+        found = self.columns[key] = self.columns.get(key) or self._read_columns(fqn, chunks, ndim)
+        return found
+
+    def _read_columns(self, fqn: str, chunks: list[Any], ndim: int) -> Columns:
+        offsets: list[Ints] = []
+        sizes: list[Ints] = []
+        for chunk in chunks:
+            if isinstance(chunk, ChunkBatch):
+                offsets += chunk.offsets
+                sizes += chunk.sizes
+                continue
+            fields = attributes(chunk)
+            offsets.append(self._ints(fields.get("offsets"), fqn, "offsets of a chunk"))
+            sizes.append(self._ints(fields.get("sizes"), fqn, "sizes of a chunk"))
+        for column, what in ((offsets, "offsets"), (sizes, "sizes")):
+            self._check(column, fqn, f"{what} of a chunk")
+            if {*map(len, column)} - {ndim}:
+                value = next(value for value in column if len(value) != ndim)
+                text = f"has {ndim} dimensions and a chunk with {what} {describe_for_error(value)}"
+                raise self._bad(f"{describe_for_error(fqn)} {text}")
+        if len({*offsets}) == len(offsets):
+            return tuple(offsets), tuple(sizes)
+        boxes = dict.fromkeys(zip(offsets, sizes, strict=True))
+        return tuple(at for at, _ in boxes), tuple(extent for _, extent in boxes)
+
+    def _check(self, column: Sequence[Ints], fqn: str, what: str) -> None:
+        """Check each different value of a column once in this file."""
+        for value in {*column} - self.checked:
+            self.checked.add(self._ints(value, fqn, what))
+
+    def _ints(self, value: Any, fqn: str, what: str) -> Ints:
+        if not isinstance(value, (tuple, list)) or not all(type(n) is int and 0 <= n < 1 << 63 for n in value):
+            raise self._bad(f"{describe_for_error(fqn)}: {what} {describe_for_error(value)}")
+        return tuple(value)
+
+    def _stored(self) -> StoredItems:
+        listed = self.fields.get("storage_data")
+        if not isinstance(listed, dict):
+            raise self._bad(f"storage_data is {describe_class(listed)}; expected a dict")
+        stored = StoredItems()
+        for index, info in listed.items():
+            if isinstance(index, PlaceBatch) and index is info:
+                self._add_batch(stored, index)
+            else:
+                self._add(stored, index, info)
+        return stored
+
+    def _add(self, stored: StoredItems, index: Any, info: Any) -> None:
+        """Add one item."""
+        fields = attributes(index)
+        fqn, offset = fields.get("fqn"), fields.get("offset")
+        if not isinstance(fqn, str):
+            raise self._bad(f"an item's name is {describe_for_error(fqn)}")
+        fields = attributes(info)
+        start, length = self._ints((fields.get("offset"), fields.get("length")), fqn, "offset and length of an item")
+        transforms = fields.get("transform_descriptors") or ()
+        if not isinstance(transforms, (list, tuple)) or not all(isinstance(t, str) for t in transforms):
+            raise self._bad(f"{describe_for_error(fqn)}: transform descriptors {describe_for_error(transforms)}")
+        if transforms:
+            stored.transforms[len(stored)] = tuple(transforms)
+        stored.offsets.append(None if offset is None else self._ints(offset, fqn, "offset of a chunk"))
+        stored.files.append(self._inside(fqn, fields.get("relative_path")))
+        stored.starts.append(start)
+        stored.lengths.append(length)
+        stored.fqns.append(fqn)
+
+    def _add_batch(self, stored: StoredItems, batch: PlaceBatch) -> None:
+        """Add the items of a batch, of which each different value is checked once."""
+        for offset in {*batch.offsets} - self.checked - {None}:
+            self.checked.add(self._ints(offset, batch.fqns[batch.offsets.index(offset)], "offset of a chunk"))
+        for column in (batch.starts, batch.lengths):
+            if (least := min(column)) < 0:
+                item = column.index(least)
+                self._ints((batch.starts[item], batch.lengths[item]), batch.fqns[item], "offset and length of an item")
+        known = {file: self._inside(batch.fqns[batch.files.index(file)], file) for file in set(batch.files)}
+        stored.fqns += batch.fqns
+        stored.offsets += batch.offsets
+        stored.files += map(known.__getitem__, batch.files)
+        stored.starts += batch.starts
+        stored.lengths += batch.lengths
+
+    def _inside(self, fqn: str, file: Any) -> str:
+        known = self.files.get(file) if isinstance(file, str) else None
+        if known is not None:
+            return known
+        if not isinstance(file, str) or not is_plain_path(file):
+            raise UnsafePathError(
+                self.path,
+                f"{describe_for_error(fqn)} lies in {describe_for_error(file)}, which names no file in this folder",
+            )
+        return self.files.setdefault(file, file)
+
+    def _paths(self) -> dict[str, KeyPath] | None:
+        data = self.fields.get("planner_data")
+        if not isinstance(data, dict) or not data or not all(isinstance(k, str) for k in data):
+            return None
+        for fqn, path in data.items():
+            if not isinstance(path, (tuple, list)) or not path or not all(type(k) in (str, int) for k in path):
+                raise self._bad(
+                    f"planner data of {describe_for_error(fqn)}: {describe_for_error(path)}; "
+                    f"expected a path of names and indices"
+                )
+        return {fqn: tuple(path) for fqn, path in data.items()}
+
+
+BYTES = "BytesStorageMetadata"
+DLROVER = "dlrover.trainer.torch.flash_checkpoint.fsdp_engine._StorageInfo"
+
+
+def _bare_items(stored: StoredItems) -> dict[tuple[str, Ints], bytes]:
+    """Every chunk as one without a pickle."""
+    chunks = zip(stored.fqns, stored.offsets, strict=True)
+    return {(fqn, offset): b"" for fqn, offset in chunks if offset is not None}
+
+
+def class_of(value: Any) -> str:
+    """Last name of the class of a foreign object; empty for anything else."""
+    return value.name.rpartition(".")[2] if isinstance(value, Opaque) else ""
+
+
+def describe_class(value: Any) -> str:
+    """Describe a foreign object's class, or a value, for an error message."""
+    return describe_for_error(value.name) if isinstance(value, Opaque) else describe_for_error(value)
+
+
+def _properties(state: Any) -> tuple[Any, str, bool]:
+    """dtype, layout and requires_grad of `(dtype, layout, requires_grad, memory format, pin_memory)`, or of a dict."""
+    if isinstance(state, tuple) and len(state) >= 3:
+        dtype, layout, grad = state[:3]
+    else:
+        fields = state if isinstance(state, dict) else {}
+        dtype, layout, grad = fields.get("dtype"), fields.get("layout"), fields.get("requires_grad")
+    name = layout.name if isinstance(layout, (TorchName, Global)) else "strided"
+    return dtype, name, grad is True
+
+
+def _writer(names: tuple[str, ...]) -> str:
+    """Return the torch version that wrote it, by the module paths of its classes and their fields."""
+    if any(n.startswith("bytecheckpoint.") for n in names):
+        return "ByteCheckpoint"
+    if DLROVER in names:
+        return "DLRover"
+    if any(n.startswith("torch.distributed._shard.checkpoint.") for n in names):
+        return "torch 1.13"
+    if "torch.distributed._shard.sharded_tensor.metadata.TensorProperties" in names:
+        return "torch 2.0 to 2.3"
+    if "torch.distributed.checkpoint.metadata.TensorProperties.strides" in names:
+        return "torch 2.15 or later"
+    return "torch 2.4 or later" if "torch.distributed.checkpoint.metadata.TensorProperties" in names else "torch"

@@ -22,10 +22,9 @@ from pathlib import Path
 
 from ckptools.formats import torch_file
 from ckptools.formats.deepspeed import universal
-from ckptools.formats.deepspeed.beside import with_state_beside
-from ckptools.formats.deepspeed.files import Files
-from ckptools.formats.deepspeed.names import find_tag, is_deepspeed, names_in
+from ckptools.formats.deepspeed.files import Files, with_state_beside
 from ckptools.formats.deepspeed.tag_folder import TagFolder
+from ckptools.formats.deepspeed.weights import find_tag, is_deepspeed, names_in
 from ckptools.formats.options import Options
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
 from ckptools.model.checkpoint import Checkpoint

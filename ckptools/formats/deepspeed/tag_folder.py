@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 from ckptools.errors import ReadError
-from ckptools.formats.deepspeed import experts, slices, weights
-from ckptools.formats.deepspeed.assembler import ZeroAssembler, frozen_parameters
-from ckptools.formats.deepspeed.beside import path_of_step
-from ckptools.formats.deepspeed.experts import ExpertLayout
+from ckptools.formats.deepspeed import weights, zero_stages
+from ckptools.formats.deepspeed.assembler import CutRules, ZeroAssembler, frozen_parameters, joined
 from ckptools.formats.deepspeed.files import (
     GROUPED,
     Files,
@@ -20,19 +18,289 @@ from ckptools.formats.deepspeed.files import (
     leftover_files,
     list_files,
     model_parallel,
+    path_of_step,
 )
-from ckptools.formats.deepspeed.partition_layout import MAX_WORLD, PartitionLayout
-from ckptools.formats.deepspeed.partition_plan import plan_partitions
-from ckptools.formats.deepspeed.slices import CutRules
-from ckptools.formats.deepspeed.states import LAYOUT, ModelStates, in_order_of_first
+from ckptools.formats.deepspeed.weights import ExpertError, ExpertLayout, global_shapes, globally, local_counts
+from ckptools.formats.deepspeed.zero_stages import (
+    LAYOUT,
+    MAX_WORLD,
+    Group,
+    ModelStates,
+    OptimStates,
+    PartitionLayout,
+    PartitionRun,
+    Refusal,
+    Shapes,
+    in_order_of_first,
+    joined_groups,
+)
+from ckptools.formats.flat_parameters.units import flat_source
 from ckptools.formats.rank_search import rank_checks
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault
 from ckptools.formats.shared.merge import Merge
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.problems import Code, Problem
+from ckptools.model.regions import Ints
 from ckptools.model.tensor import Rounded, Tensor
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
+
+# -- layout of ZeRO-1 and 2: one flat partition per rank and param group; experts over the ranks that share them -------
+
+
+BESIDE = (
+    "expert parameters beside pipeline stages or tensor-parallel ranks, and nothing in the files says which ranks "
+    "share an expert"
+)
+SHUFFLED = Problem(
+    Code.LAYOUT_DISAGREES,
+    "round_robin_gradients: param_slice_mappings has the order before the shuffle, param_shapes that of the buffer, "
+    "which is taken",
+    severity="note",
+)
+
+
+def plan_groups(
+    layout: PartitionLayout,
+    groups: list[Shapes],
+    model: ModelStates | None,
+    optims: Mapping[int, OptimStates],
+    experts: ExpertLayout | None,
+) -> None:
+    """ZeRO-1 and 2: one partition per rank and group."""
+    first = optims[min(optims)]
+    for dp, optim in sorted(optims.items()):
+        if (found := len(optim.masters)) != len(groups):
+            text = f"rank {dp}: {found} flat groups, expected {len(groups)} as param_shapes has"
+            layout.refuse(layout.shapes, text, dp)
+            return
+    if layout.refuses_other_state(optims, len(groups)):
+        return
+    counts = first.counts * (len(groups) if len(first.counts) == 1 else 1)
+    local = local_counts(fqn for shapes in groups for fqn in shapes)
+    for k, shapes in enumerate(groups):
+        world = counts[k] if k < len(counts) else layout.world
+        layout.lengths.append(0)
+        group = Group(layout.mp, k, shapes, first.paddings(k, len(shapes)), world)
+        if world == layout.world:
+            _plan_group(layout, _Holders(group, range(world)), model, optims)
+        else:
+            _plan_experts(layout, group, model, optims, (experts, local))
+
+
+@dataclass(frozen=True)
+class _Holders:
+    """A param group's flat buffer and the data-parallel ranks that hold it, in the order of its partitions.
+
+    `runs_of` turns a run of the rank's parameters into runs of those of the whole model.
+    """
+
+    group: Group
+    ranks: Sequence[int]
+    runs_of: Callable[[PartitionRun], Iterable[PartitionRun]] = lambda run: [run]
+
+
+def _plan_experts(
+    layout: PartitionLayout,
+    group: Group,
+    model: ModelStates | None,
+    optims: Mapping[int, OptimStates],
+    known: tuple[ExpertLayout | None, Mapping[str, int]],
+) -> None:
+    """Parameters of experts: each expert-parallel rank has its own, cut over the ranks that share them.
+
+    Known are the experts, and how many each layer's rank has at least.
+    """
+    experts, local = known
+    try:
+        if experts is None:
+            raise ExpertError(BESIDE)
+        ranks = experts.ranks(layout.world, group.world)
+        placed = {f: experts.placed(f, shape, len(ranks), local) for f, shape in group.shapes.items()}
+    except ExpertError as error:
+        layout.refused |= dict.fromkeys(group.shapes, str(error))
+        return
+    shapes = global_shapes(dict(group.shapes), placed)
+    layout.shapes = {f: shape for f, shape in layout.shapes.items() if f not in group.shapes} | shapes
+    layout.groups[group.index] = list(shapes)
+    for e, own in enumerate(ranks):
+        numbers = {fqn: of_ranks[e] for fqn, of_ranks in placed.items()}
+        holders = _Holders(group, own, partial(_spread, numbers, group.shapes))
+        _plan_group(layout, holders, model, {dp: optims[dp] for dp in own if dp in optims})
+
+
+def _spread(
+    numbers: Mapping[str, Sequence[int]], shapes: Mapping[str, Ints], run: PartitionRun
+) -> Iterable[PartitionRun]:
+    return globally(run, numbers[run.fqn], shapes[run.fqn])
+
+
+def _plan_group(
+    layout: PartitionLayout, holders: _Holders, model: ModelStates | None, optims: Mapping[int, OptimStates]
+) -> None:
+    group, ranks = holders.group, holders.ranks
+    names = layout.groups[group.index]
+    lengths: dict[int, int] = {}
+    for place, dp in enumerate(ranks):
+        row = flat_source(optims[dp].masters[group.index]) if dp in optims else None
+        if row is not None:
+            lengths[place] = row.shape[0]
+        elif dp in optims:
+            text = f"group {group.index}, rank {dp}: no flat fp32 tensor in {optims[dp].path.name}"
+            layout.refuse(names, text, dp)
+            return
+    state = {place: _state_lengths(optims[ranks[place]], group.index) for place in lengths}
+    partition = zero_stages.partition_length(group, lengths, state)
+    odd = partition if isinstance(partition, Refusal) else _unlike_mappings(layout, holders, partition, model, optims)
+    if odd is not None:
+        layout.refuse(names, odd.why, ranks[odd.rank])
+    elif isinstance(partition, int):
+        layout.lengths[group.index] = partition
+        for run in group.runs(partition):
+            here = run._replace(where=(layout.mp, ranks[run.where[1]], group.index))
+            layout.add(holders.runs_of(here))
+
+
+def _state_lengths(optim: OptimStates, group: int) -> set[int]:
+    values = (value for entry in optim.slots[group : group + 1] for value in entry.values())
+    return {source.shape[0] for source in map(flat_source, values) if source is not None}
+
+
+def _unlike_mappings(
+    layout: PartitionLayout,
+    holders: _Holders,
+    partition: int,
+    model: ModelStates | None,
+    optims: Mapping[int, OptimStates],
+) -> Refusal | None:
+    """Compare the layout with `param_slice_mappings`, where there are any; return how they disagree."""
+    group = holders.group
+    found = {place: optims[dp].mappings() for place, dp in enumerate(holders.ranks) if dp in optims}
+    mappings = {dp: m for dp, maps in found.items() if group.index < len(maps) and (m := maps[group.index]) is not None}
+    odd = zero_stages.contradiction(group, partition, mappings)
+    if odd is None:
+        confirmed = mappings or not any(group.paddings)
+        return None if confirmed else Refusal(min(found), "padding between parameters, and nothing that confirms it")
+    if model is not None and model.config("zero_optimization", "round_robin_gradients") is True:
+        if len(mappings) < group.world:
+            # Only all mappings together show the order before the shuffle; until then nothing is wrong.
+            return None
+        if zero_stages.shuffled(group, partition, mappings):
+            layout.problems += [SHUFFLED] if SHUFFLED not in layout.problems else []
+            return None
+    return odd
+
+
+# -- where every trainable parameter lies: what the names, shapes and number of ranks give for the stored lengths ------
+# The stored lengths must be those. Where they are not, the parameters are refused, with the rank, the group and the
+# numbers. ZeRO-1 and 2 are in `group_plan`.
+
+
+NO_OPTIMIZER = "its fp32 copy is in optimizer states files that are not here; --weights module takes the module's copy"
+EXPERTS = "expert parameters of ZeRO-3 are cut over fewer ranks than the others, and are not joined"
+
+
+def plan_partitions(
+    mp: int,
+    model: ModelStates | None,
+    optims: Mapping[int, OptimStates],
+    ranks: Iterable[int],
+    experts: ExpertLayout | None,
+) -> PartitionLayout:
+    """Compute where every trainable parameter of a model-parallel rank lies.
+
+    Its optimizer states are by rank in the ZeRO group. Only the runs of `ranks` are listed; ZeRO-3 may have very many.
+    Without `experts` those that are spread over ranks are refused.
+    """
+    layout = PartitionLayout(mp)
+    groups = _groups(model, optims)
+    layout.groups = [list(shapes) for shapes in groups]
+    layout.shapes = {fqn: shape for shapes in groups for fqn, shape in shapes.items()}
+    if not optims:
+        layout.refused = dict.fromkeys(layout.shapes, NO_OPTIMIZER)
+    elif not _worlds(layout, model, optims):
+        layout.refused = dict.fromkeys(layout.shapes, "the files disagree on the number of ranks")
+    elif model is None and not layout.shapes:
+        pass  # nothing shows what the partitions hold; that the model states are missing has its own problem
+    elif next(iter(optims.values())).sharded:
+        _plan_stage3(layout, groups, optims, ranks)
+    else:
+        plan_groups(layout, groups, model, optims, experts)
+    return layout
+
+
+def _groups(model: ModelStates | None, optims: Mapping[int, OptimStates]) -> list[Shapes]:
+    """`param_shapes`; without them (BF16_Optimizer without ZeRO), the mappings of all ranks in their order."""
+    stated = model.groups if model is not None else None
+    if stated is not None:
+        return stated
+    module = (model.module if model is not None else None) or {}
+    shapes = {fqn: t.shape for fqn, t in module.items() if isinstance(t, Tensor)}
+    mappings = (optim.mappings() for _, optim in sorted(optims.items()))
+    return joined_groups([{f: shapes[f] for f in group or () if f in shapes} for group in one] for one in mappings)
+
+
+def _worlds(layout: PartitionLayout, model: ModelStates | None, optims: Mapping[int, OptimStates]) -> bool:
+    """Whether all files state the same number of ranks."""
+    first = min(optims)
+    counts = optims[first].counts
+    # A model whose trainable parameters all are experts' has no group that is cut over all ranks.
+    spread = model is not None and model.tree.get("num_experts") is not None
+    layout.world = max(*counts, model.number("dp_world_size") or 0) if model is not None and spread else max(counts)
+    odd = tuple(dp for dp, optim in sorted(optims.items()) if optim.counts != counts)
+    if odd:
+        text = f"partition_count {optims[odd[0]].counts}, rank {first} has {counts}; the files are not of one run"
+        layout.problems.append(Problem(Code.WORLD_SIZES_DISAGREE, text, odd[0], ranks=odd))
+    if layout.world > MAX_WORLD:
+        text = f"partition_count {layout.world} is more than any cluster has"
+        layout.problems.append(Problem(Code.WORLD_SIZES_DISAGREE, text, first))
+        layout.world = 0
+    return not layout.problems
+
+
+def _plan_stage3(
+    layout: PartitionLayout, groups: list[Shapes], optims: Mapping[int, OptimStates], ranks: Iterable[int]
+) -> None:
+    """ZeRO-3: one row of pieces per rank, in its sub-groups."""
+    first = min(optims)
+    lengths = _lengths(optims[first])
+    wanted = zero_stages.stage3_row_length(layout.shapes, layout.world)
+    for dp, optim in sorted(optims.items()):
+        here = _lengths(optim)
+        if sum(here) != wanted or here != lengths:
+            text = (
+                f"rank {dp}: {sum(here)} elements in {len(here)} sub-groups ({', '.join(map(str, here[:8]))}), "
+                f"expected {wanted} for pieces of {len(layout.shapes)} parameters over {layout.world} ranks"
+            )
+            swapped = (optim.path.parent / "offloaded_tensors").is_dir()
+            why = "swapped out to offloaded_tensors" if swapped else "the files are not of one run, or damaged"
+            layout.refuse(layout.shapes, f"{text}; {why}", dp)
+            return
+    if layout.refuses_other_state(optims, len(lengths)) or not lengths:
+        return
+    layout.lengths = lengths
+    names: list[dict[str, None]] = [dict.fromkeys(g) for g in layout.groups] if len(groups) == len(lengths) else []
+    names = names or [{} for _ in lengths]
+    for run in zero_stages.stage3_runs(layout.mp, layout.shapes, layout.world, lengths, ranks):
+        layout.add([run])
+        names[run.where[2]][run.fqn] = None
+    layout.groups = [list(group) for group in names]
+    _refuse_other_partitions(layout, optims[first])
+
+
+def _lengths(optim: OptimStates) -> list[int]:
+    """Lengths of the flat tensors; 0 for anything else."""
+    return [source.shape[0] if source is not None else 0 for source in map(flat_source, optim.masters)]
+
+
+def _refuse_other_partitions(layout: PartitionLayout, optim: OptimStates) -> None:
+    """Expert parameters of AutoEP are cut over their own ranks, which differ from expert to expert."""
+    cuts = optim.tree.get("ds_zero_partition_groups")
+    for k, cut in enumerate(cuts if isinstance(cuts, (list, tuple)) else ()):
+        count = cut.get("partition_count") if isinstance(cut, dict) else None
+        if count not in (None, layout.world) and k < len(layout.groups):
+            layout.refused |= dict.fromkeys(layout.groups[k], EXPERTS)
+
 
 TENSOR_PARALLEL = (
     "tensor-parallel over {} ranks, and nothing in the files says along which dimension it was cut (no "
@@ -127,7 +395,7 @@ class TagFolder:
         self.problems += weights.without_frozen(self.base, self.stage)
         self.builder.add_rank_values(found)
         self.problems += leftover_files(self.files, self.ranks, self.worlds, self.base)
-        self.problems += experts.check_files(self.expert_trees)
+        self.problems += weights.check_files(self.expert_trees)
         self.builder.add_saved(self.files.saved.values())
         return self.builder.checkpoint(
             name=self.files.folder.name,
@@ -156,9 +424,9 @@ class TagFolder:
         """Files of experts that are not here; ZeRO-3 writes none, and of several stages no file says who has which."""
         if self.experts is None or self.sharded:
             return
-        lost = [*experts.missing_files(self.files.of("expert"), self.experts)]
+        lost = [*weights.missing_files(self.files.of("expert"), self.experts)]
         if not self.optims:
-            lost += experts.missing_optimizers(self.files.of("expert optim"), self.base.tree.get("optimizer"))
+            lost += weights.missing_optimizers(self.files.of("expert optim"), self.base.tree.get("optimizer"))
         for name in lost:
             yield RankFile(self.files.folder / name, None, name.removesuffix(".pt"), "missing", 0, None)
 
@@ -220,7 +488,7 @@ class TagFolder:
                 self.problems += ahead
                 self.rounded = () if ahead else tuple(Rounded.pairs(masters, base.module or {}, "model."))
                 model = weights.fp32_model(base, masters, self.frozen, self.sharded)
-        own = experts.own_weights(self.expert_trees)
+        own = weights.own_weights(self.expert_trees)
         model |= {fqn: t for fqn, t in own.items() if fqn not in model}
         if self.ranks.tp > 1 and self.cut is None:
             why = TENSOR_PARALLEL.format(self.ranks.tp)
@@ -234,9 +502,7 @@ class TagFolder:
         ranked = [(self.ranks.of((mp, 0)), first[mp].module or {}) for mp in sorted(first)]
         buffers = self.base.buffers
         self.problems += weights.differing_buffers([(r, {f: m[f] for f in buffers if f in m}) for r, m in ranked])
-        whole = {
-            f: t if f in buffers else slices.joined(f, ranked, self.cut, self.ranks.tp) for f, t in ranked[0][1].items()
-        }
+        whole = {f: t if f in buffers else joined(f, ranked, self.cut, self.ranks.tp) for f, t in ranked[0][1].items()}
         return replace(self.base, tree={**self.base.tree, "module": whole})
 
     def _pipeline(self, assembler: ZeroAssembler, low: bool) -> dict[str, Any]:

@@ -17,22 +17,28 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckptools.files.location import check_stays_inside
-from ckptools.files.opening import reading
+from ckptools.files.opening import check_stays_inside, reading
 from ckptools.formats.deepspeed import weights
 from ckptools.formats.deepspeed.assembler import frozen_parameters, names_by_param_group
-from ckptools.formats.deepspeed.beside import path_of_step
-from ckptools.formats.deepspeed.files import GROUPED, Files
-from ckptools.formats.deepspeed.names import StateName, names_in
-from ckptools.formats.deepspeed.partition_layout import MAX_WORLD
-from ckptools.formats.deepspeed.states import FLAT, LAYOUT, ModelStates, OptimStates, Shapes, joined_groups, stage_of
+from ckptools.formats.deepspeed.files import GROUPED, Files, path_of_step
+from ckptools.formats.deepspeed.weights import StateName, names_in
+from ckptools.formats.deepspeed.zero_stages import (
+    FLAT,
+    LAYOUT,
+    MAX_WORLD,
+    ModelStates,
+    OptimStates,
+    Shapes,
+    joined_groups,
+    stage_of,
+)
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search import rank_checks
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints
-from ckptools.model.shard import Shard
+from ckptools.model.shards import Shard
 from ckptools.model.tensor import Rounded, Tensor
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step

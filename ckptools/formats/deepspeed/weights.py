@@ -17,25 +17,32 @@ real files of 0.19.8.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from math import prod
+from pathlib import Path
 from typing import Any
 
-from ckptools.formats.deepspeed.states import ModelStates
+from ckptools.errors import ReadError, UnsafePathError
+from ckptools.files.opening import check_stays_inside, is_plain_name, reading
+from ckptools.formats.deepspeed.zero_stages import ModelStates, PartitionRun, Shapes
+from ckptools.formats.shared.save_order import ASTRAY, several, text_of
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints
-from ckptools.model.shard import Shard
+from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor
-from ckptools.tensor_io.copied_files import Checksum, may_be_a_copy, perhaps_copied, stated_checksum, stated_sources
+from ckptools.model.tree import describe_for_error
+from ckptools.tensor_io.copies import Checksum, may_be_a_copy, perhaps_copied, stated_checksum, stated_sources
 from ckptools.text import few
-from ckptools.training_state.section_size import storage_identity
+from ckptools.training_state.sections import storage_identity
 
 PLACEHOLDER = (
     "ZeRO-3 keeps no copy of it in module, only a placeholder; without --weights module the optimizer's fp32 copy "
     "is taken"
 )
-UNKNOWN = "module has a placeholder, and neither param_shapes nor frozen_param_shapes show where its values are"
+UNKNOWN_VALUES = "module has a placeholder, and neither param_shapes nor frozen_param_shapes show where its values are"
 
 TIED = "tied_modules."
 
@@ -75,7 +82,7 @@ def fp32_model(
         name = other_names.get(fqn, fqn)
         found[fqn] = stored.get(name, value)
         if name not in stored and sharded and _is_placeholder(fqn, value, model):
-            found[fqn] = replace(value, shards=(), note=UNKNOWN)
+            found[fqn] = replace(value, shards=(), note=UNKNOWN_VALUES)
     rest = {**stored, **{alias: stored[name] for alias, name in other_names.items()}}
     return found | {fqn: tensor for fqn, tensor in rest.items() if fqn not in found}
 
@@ -231,3 +238,380 @@ def module_pipeline(layers: Layers, shapes: Mapping[str, Ints]) -> dict[str, Any
 def absent(shape: Ints, dtype: str = "float32") -> Tensor:
     """A parameter whose values are in no file."""
     return Tensor(shape, dtype, (Shard(Box.whole(shape), None, None),))
+
+
+# -- the files of a DeepSpeed checkpoint by their names, and the tag folder of a path ----------------------------------
+# `<folder>/latest` names a tag, and `<folder>/<tag>/` holds the files; `latest_universal` does so for a universal
+# checkpoint. Names, from deepspeed/runtime/engine.py (`_get_ckpt_name`, `_get_rank_zero_ckpt_name`,
+# `_get_expert_ckpt_name`) and runtime/pipe/module.py (`ckpt_layer_path`) of 0.6 to 0.19: D is the rank in the ZeRO
+# group, M the model-parallel rank, which counts pipeline stages and tensor-parallel ranks together.
+#
+# * `mp_rank_MM_model_states.pt`; ZeRO-3 `zero_pp_rank_D_mp_rank_MM_model_states.pt`
+# * `[bf16_]zero_pp_rank_D_mp_rank_MM_optim_states.pt`, formerly also `fp16_`
+# * `layer_LL[-model_TT]-model_states.pt` of a pipeline
+# * `layer_L_expert_E_mp_rank_MM_model_states.pt`, `expp_rank_E_mp_rank_MM_optim_states.pt` of experts
+
+
+N = r"\d{1,7}"
+PATTERNS = {
+    "model": re.compile(rf"(?:zero_pp_rank_(?P<dp>{N})_)?mp_rank_(?P<mp>{N})_model_states\.pt"),
+    "optim": re.compile(rf"(?:[a-z]+16_)?zero_pp_rank_(?P<dp>{N})_mp_rank_(?P<mp>{N})_optim_states\.pt"),
+    "layer": re.compile(rf"layer_(?P<layer>{N})(?:-(?P<axes>[A-Za-z]\w*(?:-[A-Za-z]\w*)*))?-model_states\.pt"),
+    "expert": re.compile(rf"(?:layer_(?P<layer>{N})_)?expert_(?P<expert>{N})_mp_rank_(?P<mp>{N})_model_states\.pt"),
+    "expert optim": re.compile(rf"expp_rank_(?P<expert>{N})_mp_rank_(?P<mp>{N})_optim_states\.pt"),
+}
+
+Place = tuple[int, int]
+"""`(mp, dp)`: model-parallel rank, and rank in the ZeRO group."""
+
+POINTERS = ("latest", "latest_universal")
+
+
+@dataclass(frozen=True)
+class StateName:
+    """A state file of a tag folder, by its name.
+
+    Attributes:
+        mp: model-parallel rank; None for a pipeline layer.
+        dp: rank in the ZeRO group; None where one file serves all of them.
+        layer: index of the pipeline layer, or of the layer of experts.
+        axes: further axes of a pipeline layer's name, such as `model_01` for tensor-parallel rank 1.
+    """
+
+    path: Path
+    part: str
+    mp: int | None
+    dp: int | None = None
+    layer: int | None = None
+    expert: int | None = None
+    axes: str = ""
+
+    @property
+    def place(self) -> Place:
+        """`(mp, dp)`, 0 for what the name does not have."""
+        return self.mp or 0, self.dp or 0
+
+
+def parse(path: Path) -> StateName | None:
+    """Parse the name of a state file; None when it is no name that DeepSpeed gives."""
+    for part, pattern in PATTERNS.items():
+        found = pattern.fullmatch(path.name)
+        if found:
+            words = {key: word for key, word in found.groupdict().items() if word is not None}
+            axes, numbers = words.pop("axes", ""), {key: int(word) for key, word in words.items()}
+            return StateName(path, part, numbers.pop("mp", None), axes=axes, **numbers)
+    return None
+
+
+def names_in(folder: Path, follow_symlinks: bool = False) -> list[StateName]:
+    """The files of a tag folder, in the order of their numbers.
+
+    Raises:
+        UnsafePathError: one of them is a link out of the folder.
+    """
+    with reading(folder):
+        found = [name for name in map(parse, folder.iterdir()) if name is not None]
+    if not follow_symlinks:
+        for name in found:
+            check_stays_inside(name.path, folder)
+    return sorted(found, key=lambda n: (n.part, *n.place, n.layer or 0, n.expert or 0, n.path.name))
+
+
+def is_tag_folder(folder: Path) -> bool:
+    """Whether a folder itself has files that DeepSpeed writes; False where it cannot be listed."""
+    with suppress(OSError):
+        return folder.is_dir() and any(parse(p) is not None for p in folder.iterdir())
+    return False
+
+
+def is_deepspeed(path: Path) -> bool:
+    """Whether a path leads to a DeepSpeed checkpoint, by names and the few bytes of `latest`."""
+    if not path.is_dir():
+        return parse(path) is not None or _is_slot_file(path)
+    if is_tag_folder(path) or tags_in(path):
+        return True
+    pointer = _pointer(path)
+    return pointer is not None and ((path / "zero_to_fp32.py").exists() or "global_step" in text_of(pointer))
+
+
+def _is_slot_file(path: Path) -> bool:
+    """Whether a file is one of the small ones of a universal checkpoint: `<tag>/zero/<name>/fp32.pt`."""
+    zero = path.parent.parent
+    return path.suffix == ".pt" and path.is_file() and zero.name == "zero" and is_tag_folder(zero.parent)
+
+
+def _pointer(folder: Path) -> Path | None:
+    return next((folder / name for name in POINTERS if (folder / name).is_file()), None)
+
+
+def tags_in(folder: Path) -> list[Path]:
+    """The tag folders in a folder."""
+    return sorted((p for p in folder.iterdir() if p.is_dir() and is_tag_folder(p)), key=lambda p: p.name)
+
+
+def find_tag(path: Path, follow_symlinks: bool = False) -> Path:
+    """Find the tag folder of a path: itself, the folder of a file, or the one that `latest` names.
+
+    Raises:
+        ReadError: `latest` names a tag that is not there.
+        UnsafePathError: it names something else than a folder beside it.
+        UsageError: there are several tags and no `latest`.
+    """
+    if not path.is_dir():
+        return path.parent if parse(path) else path.parent.parent.parent
+    if is_tag_folder(path):
+        return path
+    pointer = _pointer(path)
+    if pointer is not None:
+        return _pointed(pointer, follow_symlinks)
+    tags = tags_in(path)
+    if len(tags) > 1:
+        raise several(path, tags, " and no file latest")
+    return tags[0]
+
+
+def _pointed(pointer: Path, follow_symlinks: bool) -> Path:
+    if not follow_symlinks:
+        check_stays_inside(pointer, pointer.parent)
+    tag = text_of(pointer)
+    if not is_plain_name(tag):
+        text = f"names the tag {describe_for_error(tag)}, which is not the plain name of a folder beside it"
+        raise UnsafePathError(pointer, text)
+    folder = pointer.parent / tag
+    if not follow_symlinks:
+        check_stays_inside(folder, pointer.parent)
+    if not is_tag_folder(folder):
+        here = few([tag.name for tag in tags_in(pointer.parent)]) or "no other checkpoint"
+        what = f"which {'holds no DeepSpeed files' if folder.is_dir() else 'is not there'} ({ASTRAY}); here are {here}"
+        raise ReadError(pointer, f"names the tag {describe_for_error(tag)}, {what}: name the one you mean")
+    return folder
+
+
+# -- parameters of experts: which ranks hold which experts, and their names in the whole model -------------------------
+# Expert parameters have param groups of their own, with `moe: True`. Ranks that share the same experts cut them over
+# their expert-data-parallel group alone, so `partition_count` of such a group is smaller: data-parallel size / expert-
+# parallel size. Expert-parallel rank e of rank r is r modulo the expert-parallel size, and its partition the quotient;
+# with `use_data_before_expert_parallelism` the other way round. `param_shapes` and `param_slice_mappings` count the
+# experts of one rank only: local expert i of expert-parallel rank e is expert e x local + i of the model. The experts'
+# own files have the model's numbers in their names and keys, one expert a file, as the module had them.
+#
+# AutoEP (0.18 on) fuses the experts of a rank into one tensor, `<prefix>.experts.w1` with a leading dimension;
+# `ds_autoep_layers` names the prefix, and since 0.19.8 `expert_placement` says which experts each rank has. Its
+# experts'
+# files have `<prefix>.experts.w1.<expert>`. Source: runtime/engine.py (`_save_moe_checkpoint`), utils/groups.py
+# (`_create_expert_and_data_parallel`), moe/utils.py, checkpoint/autoep_universal.py, runtime/zero/stage_1_and_2.py of
+# 0.19.6 and 0.19.8; checked on real files of 0.19.8.
+
+
+NATIVE = re.compile(
+    r"(?P<prefix>(?:.*\.)?deepspeed_moe\.experts\.deepspeed_experts\.)(?P<number>\d{1,7})(?P<rest>\..*)"
+)
+FUSED = re.compile(r"(?P<name>.*\.w[123])\.(?P<number>\d{1,7})")
+
+EP_SIZE = re.compile(r"ep_size_(\d{1,5})")
+"""The name of a param group of experts that are spread over so many groups of ranks."""
+
+MAX_EXPERTS = 1 << 16
+"""Most experts that a layer may have; no model has more."""
+
+UNKNOWN_EXPERTS = (
+    "a parameter of experts that are spread over {ep} groups of ranks, and no file says how many experts its layer has"
+)
+
+
+class ExpertError(Exception):
+    """Why expert parameters cannot be put together."""
+
+
+@dataclass
+class ExpertLayout:
+    """The experts of a checkpoint, from its model states and the experts' own files.
+
+    Attributes:
+        counts: number of experts by layer prefix of DeepSpeed's own MoE layers.
+        stated: `num_experts` of every layer of experts, in order; empty without.
+        layers: layers of AutoEP, by prefix.
+        data_first: whether ranks of one expert-data-parallel group follow each other.
+    """
+
+    counts: dict[str, int] = field(default_factory=dict)
+    stated: tuple[int, ...] = ()
+    layers: dict[str, dict[Any, Any]] = field(default_factory=dict)
+    data_first: bool = False
+
+    @classmethod
+    def of(cls, model: ModelStates, files: Iterable[tuple[StateName, Mapping[Any, Any]]]) -> ExpertLayout:
+        """Gather what model states and the experts' files say."""
+        found = model.tree.get("num_experts")
+        listed = found if isinstance(found, (list, tuple)) else [found]
+        stated = tuple(n for n in listed if type(n) is int and 0 < n <= MAX_EXPERTS)
+        autoep = model.tree.get("ds_autoep_layers")
+        layers = [layer for layer in (autoep if isinstance(autoep, (list, tuple)) else ()) if isinstance(layer, dict)]
+        prefixes = {str(layer.get("expert_key_prefix")): layer for layer in layers}
+        first = model.config("use_data_before_expert_parallelism") is True
+        one = cls({}, stated if len(stated) == len(listed) else (), prefixes, first)
+        for name, tree in files:
+            for native in (NATIVE.fullmatch(key) for key in tree if isinstance(key, str)):
+                number = name.layer if name.layer is not None else 0
+                if native and number < len(one.stated):
+                    one.counts.setdefault(native["prefix"], one.stated[number])
+        return one
+
+    def ranks(self, dp: int, count: int) -> list[list[int]]:
+        """Data-parallel ranks of each expert-parallel rank, in the order of their partitions.
+
+        Raises:
+            ExpertError: `count` partitions do not divide the ranks.
+        """
+        if count <= 0 or dp % count:
+            raise ExpertError(f"partition_count {count} of a param group does not divide {dp} data-parallel ranks")
+        size = dp // count
+        if self.data_first:
+            return [list(range(e * count, (e + 1) * count)) for e in range(size)]
+        return [list(range(e, dp, size)) for e in range(size)]
+
+    def placed(self, fqn: str, shape: Ints, size: int, locally: Mapping[str, int]) -> list[list[int]]:
+        """The experts of every expert-parallel rank, by their number in the model, in local order.
+
+        `size` is the number of expert-parallel ranks, `locally` how many experts each layer's rank has at least.
+
+        Raises:
+            ExpertError: nothing says it, or the files contradict each other.
+        """
+        native = NATIVE.fullmatch(fqn)
+        if native:
+            local = locally[native["prefix"]]
+            total = self.counts.get(native["prefix"]) or next((n for n in self.stated if n == local * size), 0)
+            if not total or total % size or total // size < local:
+                known = (
+                    f"{total} experts over {size} ranks with {local} each" if total else UNKNOWN_EXPERTS.format(ep=size)
+                )
+                raise ExpertError(f"{fqn}: {known}; the files are not of one run" if total else f"{fqn}: {known}")
+            each = total // size
+            return [list(range(e * each, (e + 1) * each)) for e in range(size)]
+        layer = self.layers.get(fqn.rpartition(".")[0])
+        if layer is None:
+            raise ExpertError(f"{fqn}: cut over fewer ranks than others, and no expert of DeepSpeed's by its name")
+        return _autoep_placement(fqn, layer, shape, size)
+
+
+def _autoep_placement(fqn: str, layer: Mapping[Any, Any], shape: Ints, size: int) -> list[list[int]]:
+    """Which experts each expert-parallel rank of an AutoEP layer has."""
+    total, local, ep = (layer.get(key) for key in ("num_experts", "num_local_experts", "ep_size"))
+    if type(total) is not int or ep != size or not shape or shape[0] != local or not 0 < total <= MAX_EXPERTS:
+        raise ExpertError(f"{fqn}: ds_autoep_layers has {local} of {total} experts over {ep} ranks, not {list(shape)}")
+    placement = layer.get("expert_placement")
+    if placement is None:
+        placed = [list(range(e * local, (e + 1) * local)) for e in range(size)]
+    else:
+        entries = placement.get("ranks") if isinstance(placement, dict) else None
+        by_rank = {entry.get("rank"): entry.get("experts") for entry in entries or () if isinstance(entry, dict)}
+        placed = [list(by_rank.get(e) or ()) for e in range(size)]
+    if {len(own) for own in placed} != {local} or sorted(n for own in placed for n in own) != list(range(total)):
+        raise ExpertError(f"{fqn}: experts are not spread evenly over the ranks, each on one; not joined")
+    return placed
+
+
+def globally(run: PartitionRun, numbers: Sequence[int], shape: Ints) -> Iterator[PartitionRun]:
+    """A run of one rank's parameter, in the parameters of the whole model; `numbers` are the rank's experts.
+
+    An expert of its own gets the model's number in its name. Of a fused tensor of `shape`, whose first dimension
+    counts experts, the elements of each expert move to its place.
+    """
+    native = NATIVE.fullmatch(run.fqn)
+    if native:
+        yield run._replace(fqn=f"{native['prefix']}{numbers[int(native['number'])]}{native['rest']}")
+        return
+    each, end = prod(shape[1:]), run.start + run.length
+    for i in range(run.start // each if each else 0, -(-end // each) if each else 0):
+        low, high = max(run.start, i * each), min(end, (i + 1) * each)
+        start = low - i * each + numbers[i] * each
+        yield run._replace(start=start, length=high - low, at=run.at + low - run.start)
+
+
+def global_shapes(shapes: Shapes, placed: Mapping[str, Sequence[Sequence[int]]]) -> Shapes:
+    """Names and shapes in the whole model, of those that each rank has of its own experts."""
+    found: Shapes = {}
+    for e in range(max(map(len, placed.values()), default=0)):
+        for fqn, shape in shapes.items():
+            native = NATIVE.fullmatch(fqn)
+            if native:
+                found[f"{native['prefix']}{placed[fqn][e][int(native['number'])]}{native['rest']}"] = shape
+            else:
+                found[fqn] = (sum(map(len, placed[fqn])), *shape[1:])
+    return found
+
+
+def local_counts(names: Iterable[str]) -> dict[str, int]:
+    """How many experts of its own each layer's rank names at least, by the layer's prefix."""
+    counts: dict[str, int] = {}
+    for native in filter(None, map(NATIVE.fullmatch, names)):
+        counts[native["prefix"]] = max(counts.get(native["prefix"], 0), int(native["number"]) + 1)
+    return counts
+
+
+def own_weights(files: Iterable[tuple[StateName, Mapping[Any, Any]]]) -> dict[str, Any]:
+    """The module's weights of all experts, from their own files; those of a fused tensor are its rows."""
+    found: dict[str, Any] = {}
+    rows: dict[str, dict[int, Tensor]] = {}
+    for _, tree in files:
+        for key, tensor in tree.items():
+            fused = FUSED.fullmatch(key) if isinstance(key, str) and isinstance(tensor, Tensor) else None
+            if fused and not NATIVE.fullmatch(key):
+                rows.setdefault(fused["name"], {})[int(fused["number"])] = tensor
+            elif isinstance(key, str) and isinstance(tensor, Tensor):
+                found[key] = tensor
+    return found | {fqn: _stacked(experts) for fqn, experts in rows.items()}
+
+
+def _stacked(experts: Mapping[int, Tensor]) -> Tensor:
+    """One tensor of the experts' weights, in the order of their numbers."""
+    first = experts[min(experts)]
+    odd = next((n for n, t in experts.items() if (t.shape, t.dtype) != (first.shape, first.dtype)), None)
+    shape = (max(experts) + 1, *first.shape)
+    if odd is not None or first.note:
+        return Tensor(shape, first.dtype, (), note=first.note or f"expert {odd} has another shape or dtype than others")
+    shards: list[Shard] = []
+    for number in range(shape[0]):
+        box = Box((number, *(0 for _ in first.shape)), (1, *first.shape))
+        tensor = experts.get(number)
+        source = tensor.shards[0].source if tensor is not None and len(tensor.shards) == 1 else None
+        row = source and source.reshaped(box.sizes) if source is not None and source.contiguous else None
+        shards.append(Shard(box, None, row))
+    return Tensor(shape, first.dtype, tuple(shards), "chunks")
+
+
+def check_files(files: Iterable[tuple[StateName, Mapping[Any, Any]]]) -> Iterator[Problem]:
+    """Files of experts that hold another expert's or layer's weights than their name says."""
+    layers: dict[str, int] = {}
+    for name, tree in files:
+        keys = ((key, NATIVE.fullmatch(key) or FUSED.fullmatch(key)) for key in tree if isinstance(key, str))
+        for key, named in keys:
+            if named is None or name.layer is None:
+                continue
+            prefix = named.groupdict().get("prefix") or named["name"].rpartition(".")[0]
+            if int(named["number"]) != name.expert or layers.setdefault(prefix, name.layer) != name.layer:
+                yield Problem(Code.STRAY_FILE, f"{name.path.name} holds {key}, another expert's; one is a copy")
+                break
+
+
+def missing_files(names: Iterable[StateName], experts: ExpertLayout) -> Iterator[str]:
+    """Names of experts' files that are not here."""
+    here = {(name.layer, name.expert) for name in names}
+    for layer, count in enumerate(experts.stated):
+        for expert in range(count):
+            if (layer, expert) not in here and (None, expert) not in here:
+                yield f"layer_{layer}_expert_{expert}_mp_rank_00_model_states.pt"
+
+
+def missing_optimizers(names: Iterable[StateName], optimizer: Any) -> Iterator[str]:
+    """Names of experts' optimizer states that are not here; the groups of the largest size say how many there are."""
+    here = {name.expert for name in names if name.expert is not None}
+    groups = optimizer.get("param_groups") if isinstance(optimizer, dict) else None
+    sizes = (
+        EP_SIZE.fullmatch(str(g.get("name"))) for g in groups or () if isinstance(g, dict) and g.get("moe") is True
+    )
+    stated = max((int(size[1]) for size in sizes if size), default=0)
+    for expert in range(min(max([stated, *(n + 1 for n in here)]), MAX_EXPERTS)):
+        if expert not in here:
+            yield f"expp_rank_{expert}_mp_rank_00_optim_states.pt"

@@ -23,19 +23,46 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
+from math import prod
 from typing import Any
 
-from ckptools.formats.flat_parameters.flat_runs import FlatRun, Member, joined, overlap, run_of
-from ckptools.formats.flat_parameters.units import Unit
+from ckptools.dtypes import is_floating
+from ckptools.formats.flat_parameters.units import (
+    FlatRun,
+    Member,
+    Members,
+    Unit,
+    UnknownLayoutError,
+    end_to_end,
+    is_ragged,
+    joined,
+    overlap,
+    run_of,
+    shards_of,
+    storage_of,
+    units_of,
+)
 from ckptools.formats.shared.given import Shapes
 from ckptools.model.checkpoint import GivenNames, ModuleOrder
-from ckptools.model.regions import Box, Ints
-from ckptools.model.shard import Shard
+from ckptools.model.regions import Box, Ints, chunk
+from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor
-from ckptools.training_state.optimizer_names import group_ids, name_parameters
-from ckptools.training_state.optimizers import name_with
-from ckptools.training_state.parameter_names import AS_SAVED, believed, order_of, without_wrappers
-from ckptools.training_state.sections import is_flat_optimizer
+from ckptools.model.tree import KeyPath
+from ckptools.tensor_io.copies import is_constant
+from ckptools.training_state.optimizers import (
+    AS_SAVED,
+    believed,
+    group_ids,
+    is_flat_parameter,
+    module_of,
+    module_places,
+    name_parameters,
+    name_with,
+    order_of,
+    without_wrappers,
+)
+from ckptools.training_state.sections import find_sections, is_flat_optimizer
 
 
 def runs_of_member(member: Member, runs: Iterable[FlatRun]) -> Iterator[FlatRun]:
@@ -82,13 +109,13 @@ def _parameters(unit: Unit, model: Mapping[str, Any], note: str) -> Iterator[tup
     yield from ((name, found[first]) for name, first in unit.tied.items())
 
 
-# -- optimizer state --------------------------------------------------------------------------------------------------
+# -- optimizer state ---------------------------------------------------------------------------------------------------
 
 # Without `use_orig_params` a number is a flat parameter, and its moments are every rank's chunk with the padding that
 # the saved parameter does not have; they are split like the flat parameter, so one number becomes the names of its
 # parameters. With it a number is a parameter, and its moments are the ranks' runs; numbers stay.
 
-UNPLACED = (
+UNPLACED_RUN = (
     "a run of a flattened parameter, and more than one parameter may be the one, or none; "
     "consolidate the model with --only model"
 )
@@ -133,7 +160,7 @@ def resolve_optimizer(
         mark_runs(optimizer["state"].values())
 
 
-def mark_runs(entries: Iterable[Any], note: str = UNPLACED) -> None:
+def mark_runs(entries: Iterable[Any], note: str = UNPLACED_RUN) -> None:
     """Mark the 1-D tensors of an optimizer state as runs that have no place."""
     for entry in entries:
         for slot, tensor in entry.items() if isinstance(entry, MutableMapping) else ():
@@ -145,7 +172,7 @@ def _is_run(tensor: Tensor) -> bool:
     return tensor.kind == "plain" and len(tensor.shape) == 1
 
 
-def _unplaced(tensor: Tensor, note: str = UNPLACED) -> Tensor:
+def _unplaced(tensor: Tensor, note: str = UNPLACED_RUN) -> Tensor:
     return replace(tensor, kind="flat_pieces", note=note)
 
 
@@ -240,3 +267,340 @@ def _padded(unit: Unit, moment: Tensor) -> list[FlatRun] | None:
         return None
     sources = {rank: shard.source for rank, shard in shards.items()}
     return [run._replace(source=sources.get(run.rank)) for run in runs_of(unit)]
+
+
+# -- the optimizer of FSDP1 with `use_orig_params=False`, saved unchanged beside a model that was saved by name --------
+# verl's default: the model is a state dict of DTensors (or ShardedTensors), the optimizer a plain
+# `optimizer.state_dict()`, where each number is a flat parameter and each moment one rank's chunk of it. The model has
+# names, shapes, order and how many ranks share a parameter; `unit_search.py` finds the parameters in each flat one.
+# Checked on verl 0.9.1 with torch 2.13, and on files of torch 2.13's own.
+
+
+REFUSED = (
+    "pieces of FSDP flat parameters (use_orig_params=False), and the model does not show what is in them: {why}; "
+    "save the optimizer by name (FSDP.optim_state_dict), or write the model with --only model"
+)
+FOUND = (
+    "its numbers are FSDP flat parameters (use_orig_params=False), and nothing says what is in them; taken apart into "
+    "{params} parameters of the model by order and shapes: one way only of wrapping its modules gives these lengths "
+    "(assumed: layers that are alike are wrapped alike)"
+)
+
+
+def unit_lengths(optimizer: Mapping[str, Any]) -> dict[Any, int | None] | None:
+    """Elements of a rank's chunk of each numbered parameter, None where it has no state; None if these are no chunks.
+
+    A chunk is padded, so that every rank's is as long; runs of single parameters (`use_orig_params=True`) are not.
+    """
+    if is_flat_optimizer(optimizer):
+        return None
+    lengths: dict[Any, int | None] = {}
+    for number in (i for ids in group_ids(optimizer) for i in ids):
+        entry = optimizer["state"].get(number)
+        tensors = [t for t in entry.values() if isinstance(t, Tensor)] if isinstance(entry, Mapping) else []
+        found = {_chunk_length(t) for t in tensors if t.shape}
+        if type(number) is not int or len(found) > 1 or None in found:
+            return None
+        lengths[number] = found.pop() if found else None
+    complete = lengths.keys() >= optimizer["state"].keys()
+    return lengths if complete and any(n is not None for n in lengths.values()) else None
+
+
+def _chunk_length(tensor: Tensor) -> int | None:
+    plain = tensor.kind == "plain" and len(tensor.shape) == 1 and not is_ragged(tensor) and tensor.numel
+    return tensor.numel if plain and all(s.source is None or s.source.contiguous for s in tensor.shards) else None
+
+
+def resolve_units(optimizer: MutableMapping[str, Any], model: Mapping[str, Any], all_ranks: bool) -> tuple[str, bool]:
+    """Split an optimizer of flat parameters, or mark it; return a note for the user, and whether it was one."""
+    try:
+        note = take_optimizer_apart(optimizer, model, all_ranks)
+    except UnknownLayoutError as error:
+        mark_runs(optimizer["state"].values(), REFUSED.format(why=error))
+        return "", True
+    return note, bool(note)
+
+
+def take_optimizer_apart(optimizer: MutableMapping[str, Any], model: Mapping[str, Any], all_ranks: bool) -> str:
+    """Replace flat parameters in an optimizer by parameters, where one way of wrapping alone fits; changed in place.
+
+    Returns:
+        What was done, for people; empty when, by these ranks, the numbers are no flat parameters.
+
+    Raises:
+        UnknownLayoutError: they are, and their content is unknown.
+    """
+    lengths = unit_lengths(optimizer)
+    params = {k: t for k, t in model.items() if isinstance(t, Tensor) and t.sharded and is_floating(t.dtype)}
+    # Some numbers must be more than one parameter; as many numbers as parameters may each be one.
+    most = len(params) if all_ranks else len(params) - 1
+    if lengths is None or not params or len(lengths) > most:
+        return ""
+    try:
+        units = _units(optimizer, lengths, in_module_order(params, getattr(model, "_metadata", None)))
+    except UnknownLayoutError:
+        if not all_ranks:
+            # Runs of single parameters look the same to one rank.
+            return ""
+        raise
+    name_units(optimizer, units)
+    return FOUND.format(params=sum(len(u.members) for u in units.values()))
+
+
+def in_module_order(params: Mapping[str, Tensor], modules: Any) -> dict[str, Tensor]:
+    """The parameters of a model in the order of its modules, which FSDP1's state dicts of older versions do not keep.
+
+    Raises:
+        UnknownLayoutError: the state dict's list of `modules` (`_metadata`) is none, or lacks one.
+    """
+    places = module_places(modules if isinstance(modules, Mapping) else {})
+    ordered = {n: params[n] for n in sorted(params, key=lambda n: places.get(module_of(n), -1))}
+    order = order_of(ordered, modules)
+    if not order.kept:
+        raise UnknownLayoutError(order.why)
+    return ordered
+
+
+def _units(
+    optimizer: Mapping[str, Any], lengths: Mapping[Any, int | None], params: Mapping[str, Tensor]
+) -> dict[Any, Unit]:
+    """The unit of each number, where there is one way alone."""
+    if sum(1 for ids in group_ids(optimizer) if ids) > 1:
+        raise UnknownLayoutError("there are several param groups, so the order of the numbers is not the modules'")
+    world, ranks = sharing(params)
+    ways = [dict(way) for way in units_of(params, list(lengths.values()), ranks)]
+    single = _each_one(list(lengths.values()), params, ranks)
+    if single is not None and single not in ways:
+        ways.append(single)
+    if len(ways) != 1:
+        number = "no way" if not ways else "more than one way"
+        raise UnknownLayoutError(f"{number} of wrapping its modules into {len(lengths)} units gives these lengths")
+    named = list(params.items())
+    numbered = enumerate(lengths.items())
+    return {number: _unit(str(number), [named[m] for m in ways[0][i]], world, ranks) for i, (number, _) in numbered}
+
+
+def _each_one(lengths: list[int | None], params: Mapping[str, Tensor], ranks: int) -> dict[int, Members] | None:
+    """The other reading: with `use_orig_params` each number is a parameter, here one that its ranks share evenly."""
+    numels = [t.numel for t in params.values()]
+    same = len(lengths) == len(numels) and all(a == b * ranks for a, b in zip(numels, lengths, strict=True) if b)
+    return {i: (i,) for i in range(len(numels))} if same else None
+
+
+def _unit(key: str, named: list[tuple[str, Tensor]], world: int, ranks: int) -> Unit:
+    """A flat parameter as torch cuts it: no bytes of its own, for the model was saved by name."""
+    members, numel = end_to_end([Member(name, tensor.numel, tensor.shape) for name, tensor in named])
+    boxes = [chunk(numel, ranks, rank % ranks) for rank in range(world)]
+    shards = tuple(Shard(Box((at,), (n,)), rank, None) for rank, (at, n) in enumerate(boxes))
+    return Unit(key, Tensor((numel,), named[0][1].dtype, shards, "sharded_tensor"), members, {}, False)
+
+
+def sharing(params: Mapping[str, Tensor]) -> tuple[int, int]:
+    """`(world_size, ranks that share a parameter)`: the second is smaller where groups repeat each other (HSDP).
+
+    Raises:
+        UnknownLayoutError: the model is not cut as FSDP1 cuts one, or not in rank order.
+    """
+    worlds = {t.world_size for t in params.values()}
+    world = worlds.pop() if len(worlds) == 1 else None
+    if not world:
+        raise UnknownLayoutError("its parameters do not show one world size")
+    sizes = [n for n in range(1, world + 1) if world % n == 0 and all(_is_cut(t, n) for t in params.values())]
+    if len(sizes) != 1:
+        raise UnknownLayoutError("its parameters are not cut along their rows over one number of ranks")
+    for name, tensor in params.items():
+        boxes = _chunks(tensor.shape, sizes[0])
+        for shard in tensor.shards:
+            if shard.rank is not None and shard.box.numel and shard.box != boxes[shard.rank % sizes[0]]:
+                raise UnknownLayoutError(f"rank {shard.rank} does not hold the piece of {name} that its number says")
+    return world, sizes[0]
+
+
+def _is_cut(tensor: Tensor, ranks: int) -> bool:
+    """Whether the pieces of a tensor are those of `ranks` chunks of its rows."""
+    boxes = _chunks(tensor.shape, ranks) if tensor.shape else ()
+    return {s.box for s in tensor.shards if s.box.numel} == {b for b in boxes if b.numel}
+
+
+@lru_cache(maxsize=1024)
+def _chunks(shape: Ints, ranks: int) -> tuple[Box, ...]:
+    """The rows of a tensor on each of `ranks`."""
+    rows, rest = (chunk(shape[0], ranks, i) for i in range(ranks)), shape[1:]
+    return tuple(Box((at, *(0,) * len(rest)), (n, *rest)) for at, n in rows)
+
+
+# -- pieces of flattened parameters: FSDP1's local state, and its optimizer state under `use_orig_params` --------------
+# FSDP1 flattens the parameters of a unit and cuts the result over the ranks, so that a rank holds a run of consecutive
+# elements of some parameters and nothing of others. In a plain `optimizer.state_dict()` such runs are 1-D tensors
+# without their place. They can be placed when the parameter's shape is known (from a DTensor model saved beside it, as
+# verl does): in rank order they follow each other and together have as many elements as the parameter. Where the shape
+# is
+# unknown, or equal lengths may be pieces or replicas, they stay unplaced: nothing is joined by guessing. Source:
+# torch/distributed/fsdp/_flat_param.py; checked on verl 0.9.1 files.
+# A local state dict holds the model itself so; see `parameters.py`.
+
+
+LOCAL = "FSDP1 local state: a piece of a flattened parameter"
+NO_SHAPES = (
+    f"{LOCAL}, and the file holds no shapes to place it by; give them with --shapes (another checkpoint, or a JSON of "
+    "name to shape in module order), or save with SHARDED_STATE_DICT"
+)
+UNPLACED_PIECE = (
+    "a 1-D piece in a sharded checkpoint whose parameter's shape is not known, so it may be a replica or a part"
+)
+ADVICE = "consolidate the model with --only model"
+
+
+def resolve_flat_shards(
+    tree: Any,
+    all_ranks: bool,
+    shapes: Shapes | None = None,
+    by_name: Shapes | None = None,
+    given: GivenNames | None = None,
+) -> tuple[bool, dict[KeyPath, str], set[str]]:
+    """Place the flat shards of a merged tree that can be placed, and note the others; changes the tree's dicts.
+
+    Without all ranks a piece's place is not known yet; its tensor then has the parameter's shape and no shards. Shapes
+    are given from outside, or come from an optimizer state elsewhere (`by_name`); given names are for numbers.
+
+    Returns:
+        Whether the model was saved as flat parameters; notes for the user, by the key path of an optimizer; and the
+        parameters that stand in the place of a number, by the model's order.
+
+    Raises:
+        RefusedError: the names that were given do not fit.
+    """
+    sections = find_sections(tree)
+    models = [s.value for s in sections if s.kind == "model"]
+    optimizers = {s.path: s.value for s in sections if s.kind == "optimizer"}
+    local = [m for m in models if any(map(is_flat_parameter, m))]
+    if len(local) == 1 and _take_apart(local[0], list(optimizers.values()), shapes, by_name, all_ranks, given):
+        return True, {}, set()
+    for model in local:
+        _mark_local(model, NO_SHAPES)
+    notes, assumed = dict[KeyPath, str](), set[str]()
+    model = models[0] if len(models) == 1 else None
+    for path, optimizer in optimizers.items():
+        note = _resolve_optimizer(optimizer, model, all_ranks, given)
+        if note:
+            notes[path] = note
+            assumed |= {name for names in group_ids(optimizer) for name in names}
+    return bool(local), notes, assumed
+
+
+def _take_apart(
+    model: MutableMapping[str, Any],
+    optimizers: Sequence[MutableMapping[str, Any]],
+    shapes: Shapes | None,
+    by_name: Shapes | None,
+    all_ranks: bool,
+    given: GivenNames | None,
+) -> bool:
+    """Take a local state dict apart; if that is not possible, mark it with the reason, when shapes were given."""
+    # Most rank files have no flat parameters, and need none of this.
+    from ckptools.formats.flat_parameters import units as flat_units
+
+    found = [named for o in optimizers if (named := shapes_by_name(o)) is not None]
+    try:
+        units = flat_units.infer_flat_layout(model, shapes, found[0] if len(found) == 1 else by_name)
+    except flat_units.UnknownLayoutError as error:
+        if shapes is not None:
+            _mark_local(model, f"{LOCAL}; {error}{'' if all_ranks else ' (known from one rank only; try --all-ranks)'}")
+        return False
+    take_apart(model, units, NO_SHAPES, shapes.shapes if shapes and shapes.ordered else ())
+    for optimizer in optimizers:
+        resolve_optimizer(optimizer, model, units, given)
+    return True
+
+
+def _mark_local(model: MutableMapping[str, Any], note: str) -> None:
+    tensors = {k: t for k, t in model.items() if isinstance(t, Tensor)}
+    flat = {k for k in tensors if is_flat_parameter(k)}
+    storages = {storage_of(s) for k in flat for s in tensors[k].found}
+    for key, tensor in tensors.items():
+        views = any(storage_of(s) in storages for s in tensor.found)
+        run = tensor.kind == "plain" and len(tensor.shape) == 1 and (views or is_ragged(tensor))
+        if not tensor.note and (key in flat or run):
+            model[key] = replace(tensor, kind="flat_pieces", note=note)
+
+
+def _resolve_optimizer(
+    optimizer: Any, model: Mapping[str, Any] | None, all_ranks: bool, given: GivenNames | None
+) -> str | None:
+    """Place the pieces of one optimizer, or mark them; return a note for the user."""
+    if is_flat_optimizer(optimizer):
+        return None
+    naming = name_with(optimizer, model, believed(AS_SAVED, model or {}), given)
+    sharded = model is None or any(isinstance(t, Tensor) and t.sharded for t in model.values())
+    if model is not None and sharded and naming.by != "fqn":
+        note, resolved = resolve_units(optimizer, model, all_ranks)
+        if resolved:
+            return note
+    unplaced: list[tuple[MutableMapping[Any, Any], Any, Tensor]] = []
+    for key, entry in optimizer["state"].items():
+        parameter = model.get(naming.names[key]) if model is not None and key in naming.names else None
+        shape = parameter.shape if isinstance(parameter, Tensor) and not parameter.note else None
+        for slot, tensor in entry.items() if isinstance(entry, MutableMapping) else ():
+            if isinstance(tensor, Tensor) and tensor.kind == "plain" and tensor.shape and not tensor.note:
+                placed = _placed(tensor, shape, sharded, all_ranks)
+                entry[slot] = placed or tensor
+                unplaced += [] if placed else [(entry, slot, tensor)]
+    if unplaced and not (all_ranks and _is_copied_whole(optimizer["state"])):
+        why = UNPLACED_PIECE if model is None else f"{UNPLACED_PIECE}; {ADVICE}"
+        for entry, slot, tensor in unplaced:
+            if not (all_ranks and _are_copies(tensor) and _varies(tensor)):
+                entry[slot] = replace(tensor, kind="flat_pieces", note=why)
+    return None
+
+
+def _placed(tensor: Tensor, shape: Ints | None, sharded: bool, all_ranks: bool) -> Tensor | None:
+    """A tensor with its pieces in their places; itself where it is whole, None where nothing tells."""
+    if not is_ragged(tensor) and (tensor.shape == shape or not sharded or len(tensor.shape) != 1):
+        return tensor
+    if shape is not None and not all_ranks and tensor.numel <= prod(shape):
+        return replace(tensor, shape=shape, shards=(), kind="flat_pieces")
+    pieces = _pieces(tensor.shards, shape) if shape is not None else None
+    if pieces is None or shape is None:
+        return None
+    return replace(tensor, shape=shape, shards=tuple(pieces), kind="flat_pieces")
+
+
+# Moments whose checksums are equal on all ranks are replicas, not pieces. A data-parallel part beside sharded tables is
+# one: torchrec shards tables and leaves the rest to DDP. So is a full optimizer state, which FSDP1 lets every rank save
+# (`full_optim_state_dict(rank0_only=False)`); its moments are views of one storage for each unit.
+
+
+def _is_copied_whole(state: Mapping[Any, Any]) -> bool:
+    """Whether each rank saved the same optimizer state: every moment is a copy, and one is neither zeros nor ones.
+
+    Pieces of parameters that are nothing else would be equal too; then nothing tells.
+    """
+    entries = (entry for entry in state.values() if isinstance(entry, Mapping))
+    tensors = [t for entry in entries for t in entry.values() if isinstance(t, Tensor) and t.shape]
+    return all(map(_are_copies, tensors)) and any(t.kind == "plain" and _varies(t) for t in tensors)
+
+
+def _are_copies(tensor: Tensor) -> bool:
+    """Whether ranks have a tensor at the same place of records with one name, size and checksum."""
+    sources = [source for shard in tensor.found for source in shard.sources]
+    stated = {(s.record, s.offset - s.record_span[0], s.strides, s.crc, s.record_span[1]) for s in sources}
+    return len(stated) == 1 and len(sources) > 1 and bool(sources[0].crc)
+
+
+def _varies(tensor: Tensor) -> bool:
+    """Whether a tensor that ranks have copies of is not all zeros or all ones."""
+    source = tensor.found[0].sources[0]
+    return tensor.numel > 1 and not is_constant(source.dtype, source.crc, source.record_span[1])
+
+
+def _pieces(shards: Sequence[Shard], shape: Ints) -> list[Shard] | None:
+    """Lay the ranks' runs end to end, starting over where the parameter is complete (replica groups)."""
+    total = prod(shape)
+    start, placed = 0, []
+    for shard in sorted(shards, key=lambda s: -1 if s.rank is None else s.rank):
+        source, length = shard.source, shard.box.numel
+        if source is None or not source.contiguous or len(source.shape) != 1 or start + length > total:
+            return None
+        placed += shards_of(shape, FlatRun(start, length, source, shard.rank))
+        start = (start + length) % total if total else 0
+    return placed if start == 0 else None

@@ -7,17 +7,194 @@ in `parameters.py`.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import product
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import combinations, product
 from math import prod
-from typing import Any
+from operator import add
+from typing import Any, NamedTuple
 
-from ckptools.formats.flat_parameters.flat_runs import Member, count, filled, is_ragged, layouts, runs_agree, storage_of
+from ckptools.dtypes import ITEMSIZE
 from ckptools.formats.shared.given import Shapes
-from ckptools.model.regions import Ints
+from ckptools.model.regions import Box, Ints, contiguous_strides, span_boxes
+from ckptools.model.shards import Shard, Source, in_rank_order
 from ckptools.model.tensor import Tensor
-from ckptools.training_state.parameter_names import is_flat_parameter, without_wrappers
+from ckptools.training_state.optimizers import is_flat_parameter, without_wrappers
+
+# -- runs of consecutive elements of a flattened tensor: as boxes of it, or as parameters in an FSDP1 flat parameter
+# FSDP1, DeepSpeed and Megatron's optimizer have such runs. One that begins or ends inside a row is several boxes, at
+# most
+# 2 * ndim - 1 of them. torch's rules for parameters in a flat parameter are in `parameters.py`.
+
+
+ALIGNMENTS = (2, 4, 8, 16)
+"""Elements in 16 bytes, by size of dtype."""
+
+
+class FlatRun(NamedTuple):
+    """Consecutive elements of a flattened tensor that one rank holds.
+
+    Attributes:
+        start: index of the first element in the flattened tensor.
+        source: a flat tensor that holds them, 1-D and contiguous; None when it is in a file that was not read.
+        at: index of the first element in `source`.
+    """
+
+    start: int
+    length: int
+    source: Source | None
+    rank: int | None
+    at: int = 0
+
+
+class RunBox(NamedTuple):
+    """A box of a tensor whose elements follow each other in a flat tensor.
+
+    Attributes:
+        unread: the box as a shard of the tensor, without a source.
+        at: index of its first element in the flat tensor.
+        strides: of the box, packed, in elements.
+    """
+
+    unread: Shard
+    at: int
+    strides: Ints
+
+    def shard_in(self, flat: Source | None) -> Shard:
+        """The shard whose bytes are in a flat tensor; without a source where that was not read."""
+        if flat is None:
+            return self.unread
+        # Made at once and not changed twice: ZeRO-3 has a hundred thousand of them.
+        offset, box = flat.offset + self.at * ITEMSIZE[flat.dtype], self.unread.box
+        source = Source(flat.path, offset, flat.dtype, box.sizes, self.strides, flat.record, flat.record_span, flat.crc)
+        return Shard(box, self.unread.rank, source)
+
+
+def boxes_of(shape: Ints, start: int, length: int, rank: int | None, at: int = 0) -> Iterator[RunBox]:
+    """The boxes of a run in a flattened tensor of `shape`, which begins at element `at` of a rank's flat tensor."""
+    for box, offset in span_boxes(shape, start, length):
+        yield RunBox(Shard(box, rank, None), at + offset, contiguous_strides(box.sizes))
+
+
+def shards_of(shape: Ints, run: FlatRun) -> list[Shard]:
+    """The shards of a run of a flattened tensor of `shape`."""
+    return [box.shard_in(run.source) for box in boxes_of(shape, run.start, run.length, run.rank, run.at)]
+
+
+def shards_in(piece: Box, run: FlatRun) -> list[Shard]:
+    """The shards of a run of a flattened piece, in the tensor that `piece` is a box of."""
+    shards = shards_of(piece.sizes, run)
+    return [s._replace(box=Box(tuple(map(add, piece.offsets, s.box.offsets)), s.box.sizes)) for s in shards]
+
+
+def joined(shape: Ints, runs: Iterable[FlatRun]) -> tuple[Shard, ...]:
+    """The shards of a tensor of `shape` whose flattened runs the ranks hold, in rank order."""
+    return in_rank_order(shard for run in runs for shard in shards_of(shape, run))
+
+
+def flat_source(value: Any) -> Source | None:
+    """The source of a flat tensor; None for anything that is not one row of consecutive elements."""
+    if not isinstance(value, Tensor) or value.kind != "plain" or len(value.shape) != 1 or len(value.shards) != 1:
+        return None
+    source = value.shards[0].source
+    return source if source is not None and source.contiguous else None
+
+
+def is_ragged(tensor: Tensor) -> bool:
+    """Whether ranks hold different lengths under one key, so that it cannot be one replicated value."""
+    return len({s.box for s in tensor.shards}) > 1
+
+
+@dataclass(frozen=True)
+class Member:
+    """A parameter in a flat parameter.
+
+    Attributes:
+        shape: None when unknown.
+        start: index of its first element in the flat parameter.
+        runs: each rank's run under the parameter's own name; empty without `use_orig_params`.
+    """
+
+    key: str
+    numel: int
+    shape: Ints | None
+    start: int = 0
+    runs: tuple[Shard, ...] = ()
+
+
+def filled(tensor: Tensor) -> list[Shard]:
+    """The shards with a source and at least one element."""
+    return [s for s in tensor.found if s.box.numel]
+
+
+def storage_of(shard: Shard) -> Any:
+    """The file and record that a shard lies in; None without a source."""
+    return shard.source and (shard.source.path, shard.source.record)
+
+
+def count(tensor: Tensor, flat: Tensor) -> int:
+    """Elements of a parameter, from its runs: each region of the flat parameter counts once (HSDP repeats them)."""
+    lengths = {s.rank: s.box.numel for s in tensor.found}
+    by_region = {s.box: lengths.get(s.rank, 0) for s in flat.found}
+    return sum(by_region.values())
+
+
+def layouts(members: Sequence[Member], flat: Tensor, original: bool) -> Iterator[tuple[Member, ...]]:
+    """The layouts, by each of torch's rules, that end where the flat parameter ends."""
+    layout, total = end_to_end(members)
+    if total == flat.numel:
+        yield layout
+    for alignment in ALIGNMENTS if original else ():
+        layout, total = end_to_end(members, alignment)
+        ranks = len({s.box for s in flat.shards}) or 1
+        if -(-total // ranks) * ranks == flat.numel:
+            yield layout
+
+
+def end_to_end(members: Sequence[Member], alignment: int = 1) -> tuple[tuple[Member, ...], int]:
+    """Lay parameters behind each other, each at a multiple of so many elements; return where they end, too."""
+    at, layout = 0, []
+    for member in members:
+        at = -(-at // alignment) * alignment
+        layout.append(replace(member, start=at))
+        at += member.numel
+    return tuple(layout), at
+
+
+def run_of(shard: Shard) -> FlatRun:
+    """A shard of a flat parameter as a run of it."""
+    return FlatRun(shard.box.offsets[0], shard.box.sizes[0], shard.source, shard.rank)
+
+
+def overlap(member: Member, run: FlatRun) -> tuple[int, int]:
+    """The common range of the flat parameter: first index and one past the last; equal when empty."""
+    low, high = max(member.start, run.start), min(member.start + member.numel, run.start + run.length)
+    return low, max(low, high)
+
+
+def runs_agree(member: Member, flat: Tensor) -> bool:
+    """Whether each rank's run is the one that the member's place demands."""
+    if not member.runs:
+        return True
+    runs = {s.rank: s for s in member.runs}
+    regions = {s.rank: s for s in flat.found}
+    for rank in runs.keys() | regions.keys():
+        low, high = overlap(member, run_of(regions[rank])) if rank in regions else (0, 0)
+        run = runs.get(rank)
+        numel = run.box.numel if run else 0
+        if numel != high - low or (run and numel and not _at(run, regions[rank], low)):
+            return False
+    return True
+
+
+def _at(run: Shard, region: Shard, start: int) -> bool:
+    """Whether a run begins at an index of the flat parameter; true where it has a storage of its own."""
+    if run.source is None or region.source is None or storage_of(run) != storage_of(region):
+        return True
+    at = region.source.offset + (start - region.box.offsets[0]) * ITEMSIZE[region.source.dtype]
+    return run.source.offset == at
+
 
 MAX_DEPTH = 100
 MAX_OUTER = 4
@@ -67,12 +244,12 @@ def _renamings(shapes: Shapes, keys: Sequence[str]) -> Iterator[Shapes]:
     A checkpoint of Composer says `model.blocks.0`, one of DDP `module.blocks.0`, and a Hugging Face file `blocks.0`.
     """
     yield shapes
-    for strip, add in product(("", *_outer(list(shapes.shapes))), ("", *_outer(keys))):
-        if strip != add:
+    for strip, put in product(("", *_outer(list(shapes.shapes))), ("", *_outer(keys))):
+        if strip != put:
             yield Shapes(
                 shapes.source,
-                {add + k.removeprefix(strip): v for k, v in shapes.shapes.items()},
-                {add + k.removeprefix(strip): add + v.removeprefix(strip) for k, v in shapes.tied.items()},
+                {put + k.removeprefix(strip): v for k, v in shapes.shapes.items()},
+                {put + k.removeprefix(strip): put + v.removeprefix(strip) for k, v in shapes.tied.items()},
                 shapes.order,
             )
 
@@ -223,3 +400,201 @@ class _LayoutInference:
             text = f"{name} has shape {list(shape)}, its optimizer state {list(other)}"
             raise UnknownLayoutError(f"{self.given.source}: {text}")
         return other if shape is None else shape
+
+
+# -- search for the FSDP1 units of a model by the lengths of its flat parameters ---------------------------------------
+# With `use_orig_params=False` an optimizer numbers flat parameters, and no file says what is in them. torch's rules do:
+#
+# - A unit is a module. Its flat parameter holds the parameters of the module and of all modules in it, those of nested
+#   units left out, in the order of `named_modules()`: a module's own, then its children's; a tied one once.
+# - `parameters()` lists the flat parameters in the same order of their modules, so an outer unit before those in it. A
+#   unit whose parameters are all in nested ones has none.
+# - A rank holds a chunk of ceil(elements / ranks), the last ones padded to that length.
+# - Numbered modules of one list that are alike, name by name and shape by shape, are wrapped alike: every policy that
+#   torch has decides by class or by size. This is assumed; a user can wrap by hand as he likes.
+#
+# Every such way to choose the units is looked through, and one is taken only when no other gives the same lengths.
+# Source: torch/distributed/fsdp/_flat_param.py (`_init_flat_param_and_metadata`, `_get_shard`), _init_utils.py
+# (`_init_param_handle_from_module`), wrap.py.
+
+
+MAX_STEPS = 500_000
+"""Most combinations that are tried; models of 1,000 parameters take some 10,000."""
+
+MAX_WAYS = 32
+"""Most ways to one state that are kept."""
+
+MAX_TIES = 6
+"""Up to this many sets of equal parameters, every choice of tied ones is tried; above, none, each, and all."""
+
+Members = tuple[int, ...]
+"""Parameters, by their place in the model."""
+
+Units = tuple[tuple[int, Members], ...]
+"""The parameters of each numbered flat parameter."""
+
+Ways = dict[tuple[int, int], list[tuple[Members, Units]]]
+"""By the next number and the count of elements in no unit yet: their parameters, and the units so far."""
+
+_States = dict[tuple[tuple[int, int], "Alike"], list[tuple[Members, Units]]]
+Alike = tuple[tuple[int, Units], ...]
+"""How each kind of numbered module of a list is wrapped, counted from its first number and parameter."""
+
+
+@dataclass
+class _Module:
+    """A module of the model: its own parameters, with their names in it, and the modules in it."""
+
+    own: list[tuple[int, str, Tensor]] = field(default_factory=list)
+    children: dict[str, _Module] = field(default_factory=dict)
+
+    @cached_property
+    def members(self) -> dict[int, int]:
+        """Its parameters as `named_modules` meets them, each with its number among them."""
+        inner = (i for child in self.children.values() for i in child.members)
+        return {i: n for n, i in enumerate([*(i for i, _, _ in self.own), *inner])}
+
+    @cached_property
+    def numel(self) -> int:
+        """Elements of all of them."""
+        return sum(t.numel for _, _, t in self.own) + sum(child.numel for child in self.children.values())
+
+
+def units_of(params: Mapping[str, Tensor], lengths: Sequence[int | None], ranks: int) -> list[Units]:
+    """The ways, at most two, to wrap modules into units whose flat parameters have these lengths.
+
+    Lengths are the elements, with padding, of the chunk of each flat parameter on one of the `ranks` that share it;
+    None where unknown. The model's parameters are in module order, tied ones under each of their names.
+
+    Raises:
+        UnknownLayoutError: the names do not come in the order of modules, or there is too much to look through.
+    """
+    found: dict[Units, None] = {}
+    budget = [MAX_STEPS]
+    for second in _tyings(params):
+        root = _modules([(i, name, t) for i, (name, t) in enumerate(params.items()) if i not in second])
+        found |= dict.fromkeys(_UnitSearch(root, lengths, ranks, budget).units())
+        if len(found) > 1:
+            break
+    return list(found)[:2]
+
+
+def _modules(params: Sequence[tuple[int, str, Tensor]]) -> _Module:
+    root = _Module()
+    for i, name, tensor in params:
+        *path, last = name.split(".")
+        if len(path) > MAX_DEPTH:
+            raise UnknownLayoutError(f"a name of more than {MAX_DEPTH} modules")
+        module = root
+        for part in path:
+            module = module.children.setdefault(part, _Module())
+        module.own.append((i, last, tensor))
+    if list(root.members) != [i for i, _, _ in params]:
+        raise UnknownLayoutError("the model's names do not come in the order of its modules")
+    return root
+
+
+class _UnitSearch:
+    """One search through all ways to choose units among modules."""
+
+    def __init__(self, root: _Module, lengths: Sequence[int | None], ranks: int, budget: list[int]) -> None:
+        self.root, self.lengths, self.ranks, self.budget = root, lengths, ranks, budget
+        known = [n for n in lengths if n is not None]
+        complete = len(known) == len(lengths)
+        self.least = (min(known) - 1) * ranks + 1 if complete else 1
+        self.most = max(known) * ranks if complete else root.numel
+        self.inside: dict[tuple[int, int], Ways] = {}
+        self.kinds: dict[Any, int] = {}
+        self.kind_of: dict[int, int] = {}
+
+    def units(self) -> list[Units]:
+        """The ways that use every number and leave no parameter over."""
+        return [units for _, units in self._ways(self.root, 0).get((len(self.lengths), 0), [])]
+
+    def _ways(self, module: _Module, number: int) -> Ways:
+        """Ways to wrap a module and all in it, when `number` is the next flat parameter's."""
+        if module.numel < self.least:
+            return {(number, module.numel): [(tuple(module.members), ())]}
+        found: Ways = {state: list(ways) for state, ways in self._inside(module, number).items()}
+        if number == len(self.lengths):
+            return found
+        length = self.lengths[number]
+        for (after, left), ways in self._inside(module, number + 1).items():
+            if left and length in (None, -(-left // self.ranks)):
+                for members, units in ways:
+                    self._keep(found, (after, 0), ((), ((number, members), *units)))
+        return found
+
+    def _inside(self, module: _Module, number: int) -> Ways:
+        """The same for a module that is no unit."""
+        key = id(module), number
+        if key not in self.inside:
+            own, numel = tuple(i for i, _, _ in module.own), sum(t.numel for _, _, t in module.own)
+            states: _States = {((number, numel), ()): [(own, ())]}
+            for name, child in module.children.items():
+                states = self._followed(states, child, name.isdecimal())
+            found: Ways = {}
+            for (state, _), ways in states.items():
+                for way in ways:
+                    self._keep(found, state, way)
+            self.inside[key] = found
+        return self.inside[key]
+
+    def _followed(self, before: _States, child: _Module, numbered: bool) -> _States:
+        """Extend the ways to wrap a list of modules by one more."""
+        found: _States = {}
+        for ((number, left), alike), ways in before.items():
+            for (after, more), others in self._ways(child, number).items():
+                # What no flat parameter is long enough for is in none.
+                if left + more > self.most:
+                    continue
+                for other, inner in others:
+                    same = self._also(alike, child, number, inner) if numbered else alike
+                    for members, units in ways if same is not None else ():
+                        way = (members + other, units + inner)
+                        self._keep(found, ((after, left + more), same), way)
+        return found
+
+    def _also(self, alike: Alike, child: _Module, number: int, units: Units) -> Alike | None:
+        """The kinds of a list with one more module; None when one of its kind is wrapped in another way."""
+        kind = self._kind(child)
+        wrapped = tuple((k - number, tuple(child.members[i] for i in members)) for k, members in units)
+        known = dict(alike)
+        return tuple(sorted({**known, kind: wrapped}.items())) if known.get(kind, wrapped) == wrapped else None
+
+    def _kind(self, module: _Module) -> int:
+        """A number that modules of the same names and shapes have in common."""
+        if id(module) not in self.kind_of:
+            own = tuple((name, tensor.shape) for _, name, tensor in module.own)
+            inner = tuple((name, self._kind(child)) for name, child in module.children.items())
+            self.kind_of[id(module)] = self.kinds.setdefault((own, inner), len(self.kinds))
+        return self.kind_of[id(module)]
+
+    def _keep(self, found: dict[Any, list[tuple[Members, Units]]], state: Any, way: tuple[Members, Units]) -> None:
+        """Add a way that is another one. None is dropped: which of them go with what follows is not known yet."""
+        ways = found.setdefault(state, [])
+        if way not in ways:
+            ways.append(way)
+        self.budget[0] -= 1
+        if self.budget[0] < 0 or len(ways) > MAX_WAYS:
+            raise UnknownLayoutError("its modules could be units in too many ways to look through")
+
+
+def _tyings(params: Mapping[str, Tensor]) -> Iterator[set[int]]:
+    """Parameters that may be second names of others, choice by choice.
+
+    A tied parameter is saved under each of its names with the same bytes, as a tensor of its own.
+    """
+    alike: dict[Any, list[int]] = {}
+    for i, tensor in enumerate(params.values()):
+        alike.setdefault((tensor.shape, tensor.dtype, _checksums(tensor)), []).append(i)
+    seconds = [set(same[1:]) for same in alike.values() if len(same) > 1]
+    few = len(seconds) <= MAX_TIES
+    for n in range(len(seconds) + 1) if few else sorted({0, 1, len(seconds)}):
+        for chosen in combinations(seconds, n):
+            yield set().union(*chosen)
+
+
+def _checksums(tensor: Tensor) -> Any:
+    stated = {(s.rank, s.box): s.source.crc for s in tensor.shards if s.source is not None and s.box.numel}
+    return None if 0 in stated.values() else frozenset(stated.items())

@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ckptools.files.file_type import head_at
+from ckptools.files.opening import head_at
 from ckptools.formats.hugging_face.files import (
     ModelFiles,
     model_files_in,
@@ -30,8 +30,13 @@ from ckptools.formats.hugging_face.files import (
     parse_index,
     read_index,
 )
-from ckptools.formats.hugging_face.model import WeightModel, is_safetensors
-from ckptools.formats.hugging_face.model_folders import folders_not_read, model_folders, read_model_folders
+from ckptools.formats.hugging_face.model import (
+    WeightModel,
+    folders_not_read,
+    is_safetensors,
+    model_folders,
+    read_model_folders,
+)
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search.parts import signs_of_a_part
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
@@ -46,7 +51,7 @@ from ckptools.formats.shared.companions import (
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.text import few
-from ckptools.training_state.parameter_names import AS_SAVED, SORTED
+from ckptools.training_state.optimizers import AS_SAVED, SORTED
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
 

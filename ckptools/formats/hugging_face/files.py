@@ -31,14 +31,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckptools.errors import ReadError, UnsafePathError, UsageError
-from ckptools.files.json_file import read_json
-from ckptools.files.location import is_plain_name
-from ckptools.files.opening import reading
+from ckptools.files.opening import is_plain_name, read_json, reading
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
-from ckptools.model.values import describe_for_error
+from ckptools.model.tree import describe_for_error
 from ckptools.text import few, plural
-from ckptools.training_state.section_size import storage_identity
+from ckptools.training_state.sections import storage_identity
 
 FILE = re.compile(
     r"(?P<head>[^/]*?)(?:-(?P<number>\d{1,6})-of-(?P<total>\d{1,6}))?(?P<variant>\.(?![^./]*-of-\d)[^./]+)?\.(?P<kind>safetensors|bin)",
@@ -212,7 +210,7 @@ def _numbered(name: WeightName, number: int) -> Path:
     return name.path.with_name(NUMBER.sub(lambda m: f"-{number:0{len(m[1])}d}-of-", name.path.name, count=1))
 
 
-# -- the index --------------------------------------------------------------------------------------------------------
+# -- the index ---------------------------------------------------------------------------------------------------------
 
 
 MAX_NAMED = 3

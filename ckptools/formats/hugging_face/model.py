@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ckptools.errors import ReadError
-from ckptools.files.file_type import content_of, head_of, what_is
-from ckptools.files.location import check_stays_inside
-from ckptools.files.opening import File
+from ckptools.dtypes import ITEMSIZE
+from ckptools.errors import ReadError, UnsafePathError
+from ckptools.files.opening import (
+    File,
+    JsonError,
+    check_stays_inside,
+    content_of,
+    head_of,
+    parse_json,
+    read_json,
+    reading,
+    what_is,
+)
 from ckptools.files.safetensors_header import Header, read_header, source_of
 from ckptools.formats.hugging_face.files import (
     Index,
@@ -21,20 +30,147 @@ from ckptools.formats.hugging_face.files import (
     check_total_size,
     missing_files,
     missing_of_sets,
+    model_files_in,
+    models_of_folder,
     read_index,
 )
-from ckptools.formats.hugging_face.flattened import Description, descriptions, put_together
 from ckptools.formats.options import Options
 from ckptools.formats.shared.checkpoint_builder import Fault, file_now
-from ckptools.model.checkpoint import RankFile
+from ckptools.formats.shared.companions import companions_in
+from ckptools.model.checkpoint import KEY, RankFile, Said
 from ckptools.model.problems import Code, Problem
-from ckptools.model.provenance import KEY, Said
-from ckptools.model.regions import Box
-from ckptools.model.shard import Shard
-from ckptools.model.source import Source
+from ckptools.model.regions import Box, Ints
+from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Tensor
+from ckptools.pickles.classes.tensors import TORCHAO, of_class
 from ckptools.pickles.machine import gc_paused
 from ckptools.text import few
+
+# -- tensors of torchao's classes, of which safetensors files hold the parts -------------------------------------------
+# `tensor_names` lists every tensor; each has a JSON of its own in `__metadata__`, with its class, its attributes and
+# the
+# names of its parts. The part `qdata` of `a.weight` is the tensor `a._weight_qdata`. transformers writes all of it into
+# every file of a model, also for tied weights that it leaves out.
+#
+# Source: torchao 0.18.0, prototype/safetensors (`flatten_tensor_state_dict`, `TensorSubclassAttributeJSONEncoder`);
+# transformers 5.23, quantizers/quantizer_torchao.py.
+
+
+NAMES = "tensor_names"
+"""The key of `__metadata__` that lists all tensors."""
+
+PLAIN = "Tensor"
+CODES, SCALE = "qdata", "scale"
+
+
+class Description(NamedTuple):
+    """What `__metadata__` says of one tensor; without a class where that cannot be read.
+
+    Attributes:
+        kind: name of its class; `Tensor` for a plain one.
+        attributes: what the class keeps beside its parts.
+        parts: the tensors that it consists of, by the names of their attributes.
+    """
+
+    kind: str
+    attributes: Mapping[str, Any]
+    parts: Mapping[str, str]
+
+
+def descriptions(metadata: Mapping[str, str]) -> dict[str, Description]:
+    """The tensors that torchao describes in the `__metadata__` of a file; none if it is not torchao's."""
+    names = _json(metadata.get(NAMES))
+    if not isinstance(names, list) or not all(isinstance(name, str) and name in metadata for name in names):
+        return {}
+    return {name: _description(name, _json(metadata[name])) for name in names}
+
+
+def _json(text: str | None) -> Any:
+    try:
+        return None if text is None else parse_json(text)
+    except JsonError:
+        return None
+
+
+def _description(name: str, told: Any) -> Description:
+    kind, attributes, parts = (told.get(key) if isinstance(told, dict) else None for key in KEYS)
+    if kind == PLAIN:
+        return Description(PLAIN, {}, {})
+    module, dot, weight = name.rpartition(".")
+    texts = isinstance(parts, list) and all(isinstance(part, str) for part in parts)
+    if not (dot and isinstance(kind, str) and isinstance(attributes, dict) and texts and parts):
+        return Description("", {}, {})
+    return Description(kind, attributes, {part: f"{module}._{weight}_{part}" for part in parts})
+
+
+KEYS = ("_type", "_data", "_tensor_data_names")
+
+
+def put_together(tree: dict[Any, Any], described: Mapping[str, Description]) -> tuple[dict[Any, Any], list[Problem]]:
+    """The tensors with one of torchao's in the place of its parts, in the order of the parts; and what is wrong."""
+    owners = {part: name for name, one in described.items() for part in one.parts.values() if part in tree}
+    made: dict[Any, Any] = {}
+    for key, value in tree.items():
+        owner = owners.get(key)
+        if owner is None:
+            made[key] = value
+        elif owner not in made:
+            made[owner] = _joined_tensor(tree, described[owner])
+    return made, list(_problems(tree, described))
+
+
+def _problems(tree: Mapping[Any, Any], described: Mapping[str, Description]) -> Iterator[Problem]:
+    absent = []
+    for name, one in described.items():
+        lacking = [part for part in one.parts.values() if part not in tree]
+        if not one.kind:
+            yield Problem(Code.METADATA_CONTRADICTS, f"__metadata__ has a description of {name} that cannot be read")
+        elif name in tree and one.parts:
+            yield Problem(Code.METADATA_CONTRADICTS, f"{name} is here, and __metadata__ says that it is in parts")
+        elif lacking and len(lacking) < len(one.parts):
+            text = f"without {few(lacking)}, a part of it by __metadata__"
+            yield Problem(Code.MODEL_PART_MISSING, text, None, name)
+        elif lacking or (not one.parts and name not in tree):
+            absent.append(name)
+    if absent:
+        text = f"__metadata__ describes {few(absent)}, which is not here; of tied weights only one is written"
+        yield Problem(Code.MODEL_PART_MISSING, text, severity="note")
+
+
+def _joined_tensor(tree: Mapping[Any, Any], one: Description) -> Tensor:
+    """The tensor that parts make."""
+    parts: dict[str, Any] = {part: tree[key] for part, key in one.parts.items() if key in tree}
+    first: Tensor = parts.get(CODES) or next(iter(parts.values()))
+    state = {**{key: _attribute(value) for key, value in one.attributes.items()}, **parts}
+    name = f"{TORCHAO}{one.kind}"
+    if len(parts) < len(one.parts):
+        lacking = few([part for part in one.parts if part not in parts])
+        note = f"a tensor of class {name} without its {lacking}, which no file here has"
+        return Tensor(first.shape, first.dtype, (), "unreadable", note=note)
+    return of_class(name, _shape(one, first), _dtype(one, parts, first), state)
+
+
+def _attribute(value: Any) -> Any:
+    """An attribute as a pickle would have it; a dtype by its name, other objects as they are spelled."""
+    return value.get("_data") if isinstance(value, dict) and value.keys() == {"_type", "_data"} else value
+
+
+def _shape(one: Description, codes: Tensor) -> Ints:
+    """The shape of the whole; of classes that do not state it, that of the codes, of which a byte may have two."""
+    stated = one.attributes.get("shape")
+    if isinstance(stated, list) and all(type(n) is int and n >= 0 for n in stated):
+        return tuple(stated)
+    two = one.kind == "NVFP4Tensor" or _attribute(one.attributes.get("elem_dtype")) == "float4_e2m1fn_x2"
+    return (*codes.shape[:-1], 2 * codes.shape[-1]) if two and codes.shape else codes.shape
+
+
+def _dtype(one: Description, parts: Mapping[str, Tensor], codes: Tensor) -> str:
+    """The dtype of the values; of classes that do not state it, that of their scales."""
+    stated = _attribute(one.attributes.get("dtype", one.attributes.get("orig_dtype")))
+    if isinstance(stated, str) and stated in ITEMSIZE:
+        return stated
+    return "bfloat16" if one.kind == "Int4TilePackedTo4dTensor" else parts.get(SCALE, codes).dtype
+
 
 MAX_LINES = 6
 """Up to this many missing files get a line each."""
@@ -269,3 +405,82 @@ def _says_pieces(header: Header) -> bool:
         return True
     entries = info.values() if isinstance(info, dict) else ()
     return any(isinstance(e, dict) and any(e.get("saved_offsets") or ()) for e in entries)
+
+
+# -- models in folders of their own, beside the training state that Accelerate or the Trainer left for all of them -----
+#     checkpoint-500/unet/  unet_ema/                                     config.json and weights
+#     checkpoint-500/optimizer.bin  scheduler.bin  random_states_{R}.pkl  as beside a model: see `companions`
+#
+# diffusers' training scripts write this by a hook, which takes the weights away from Accelerate; transformers' Trainer
+# does where PEFT's adapter has a name. Nothing says which folders there should be. One that has the config of a model
+# and
+# no weights has lost them; modules of sentence-transformers, such as `1_Pooling/`, have another config and may have
+# none.
+#
+# Source: diffusers/examples/text_to_image/train_text_to_image.py, `save_model_hook`; accelerate/accelerator.py,
+# `save_state`; peft/peft_model.py, `save_pretrained`; diffusers/configuration_utils.py, `to_json_string`. Checked on
+# files of diffusers 0.42 with Accelerate 1.15.
+
+
+CONFIGS = {"config.json": ("_class_name", "architectures"), "adapter_config.json": ("peft_type",)}
+"""Names of configs, and keys of which the config of a model has one."""
+
+STATES = ("optimizer", "scheduler", "rng")
+
+
+def model_folders(folder: Path) -> list[Path]:
+    """The folders of models beside the training state in `folder`; none where it has no such state.
+
+    A folder called `model` may be the part of a composite, but for the random states, which have other names there.
+    """
+    states = {companion.key for companion in companions_in(folder)}.intersection(STATES)
+    if not states or ("rng" not in states and (folder / "model").exists()):
+        return []
+    with reading(folder):
+        folders = sorted(entry for entry in folder.iterdir() if entry.is_dir())
+    return [f for f in folders if model_files_in(f) or _has_config(f)]
+
+
+def _has_config(folder: Path) -> bool:
+    return any(_is_of_a_model(folder / name, keys) for name, keys in CONFIGS.items())
+
+
+def _is_of_a_model(config: Path, keys: tuple[str, ...]) -> bool:
+    try:
+        stated = read_json(config) if config.is_file() else None
+    except ReadError:
+        return False
+    return isinstance(stated, Mapping) and any(key in stated for key in keys)
+
+
+def folders_not_read(folder: Path) -> Iterator[Problem]:
+    """Name the folders of models beside weights that are read."""
+    names = tuple(f.name for f in model_folders(folder) if model_files_in(f))
+    if names:
+        text = f"weights in folders beside it, and not read: {few(names)}; name a folder to open it"
+        yield Problem(Code.NOT_READ, text, files=names)
+
+
+def read_model_folders(
+    folders: Iterable[Path], options: Options, problems: list[Problem]
+) -> Iterator[tuple[str, WeightModel]]:
+    """The model of each folder by the folder's name; a problem where it cannot be read.
+
+    Raises:
+        UnsafePathError: a file is a link out of its folder, or a folder one out of the folder that it is in.
+        UsageError: one of the folders holds several models.
+    """
+    for one in folders:
+        if not options.follow_symlinks:
+            check_stays_inside(one, one.parent)
+        found = model_files_in(one)
+        if not found:
+            problems.append(Problem(Code.FILE_MISSING, f"no weights in {one.name}, which has a config", None, one.name))
+            continue
+        try:
+            for name, weights in models_of_folder(one, found).items():
+                yield one.name + name.removeprefix("model"), WeightModel(weights, one, options).read()
+        except UnsafePathError:
+            raise
+        except ReadError as error:
+            problems.append(Fault.of(error, one).problem(f"{one.name}:", None, one.name))

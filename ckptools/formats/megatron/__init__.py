@@ -25,14 +25,12 @@ from typing import Any
 from ckptools.errors import ReadError
 from ckptools.formats.megatron import folders
 from ckptools.formats.megatron.folders import FOLDER, MODEL_FILES, Coordinates, RankFolder, holds_rank_folders
-from ckptools.formats.megatron.layers import is_chunk
-from ckptools.formats.megatron.model import Model, check_values, choose_weights, masters_of
+from ckptools.formats.megatron.model import Model, check_values, choose_weights, is_chunk, masters_of
 from ckptools.formats.megatron.optimizer import Optimizers
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search import rank_checks
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, looked_at
-from ckptools.formats.shared.merge import Merge
-from ckptools.formats.shared.tensor_parallel import read_rules
+from ckptools.formats.shared.merge import Merge, read_rules
 from ckptools.model.checkpoint import Checkpoint, ModuleOrder, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.pickles.reader import Saved

@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckptools.errors import ReadError
-from ckptools.files.location import check_stays_inside
-from ckptools.files.opening import reading
-from ckptools.formats.shared.several import ASTRAY, several, text_of
+from ckptools.files.opening import check_stays_inside, reading
+from ckptools.formats.shared.save_order import ASTRAY, several, text_of
 from ckptools.model.checkpoint import Fact
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Ints
-from ckptools.model.values import Opaque, describe_for_error
+from ckptools.model.tree import Opaque, describe_for_error
 
 FOLDER = re.compile(r"mp_rank_(\d{2,7})(?:_(\d{3,7}))?(?:_(\d{3,7}))?")
 MODEL_FILES = ("model_optim_rng.pt", "model_rng.pt")
@@ -222,7 +221,7 @@ def check_arguments(grid: Grid, trees: Mapping[Coordinates, Any]) -> Iterator[Pr
             yield Problem(Code.STRAY_FILE, f"{text} than its name says", grid.rank(at))
 
 
-# -- the run: its tracker and iterations ------------------------------------------------------------------------------
+# -- the run: its tracker and iterations -------------------------------------------------------------------------------
 
 
 TRACKER = "latest_checkpointed_iteration.txt"

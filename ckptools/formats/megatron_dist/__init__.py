@@ -33,20 +33,17 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.errors import ReadError
-from ckptools.files.json_file import read_json
-from ckptools.files.location import check_stays_inside
-from ckptools.files.opening import File
+from ckptools.files.opening import File, check_stays_inside, read_json
 from ckptools.formats.dcp.files import looks_like_dcp
-from ckptools.formats.dcp.folder import PLANNED, Folder, read_folder, world_size
+from ckptools.formats.dcp.folder import PLANNED, Folder, read_folder, world_size_of
 from ckptools.formats.megatron import folders
 from ckptools.formats.megatron.folders import arguments, setting
-from ckptools.formats.megatron_dist.stacked import join_in_tree
-from ckptools.formats.megatron_dist.stored import COMMON_KEY, StoredState
+from ckptools.formats.megatron_dist.stored import COMMON_KEY, StoredState, join_in_tree
 from ckptools.formats.options import Options
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, file_now, was_read
 from ckptools.model.checkpoint import Checkpoint, Fact
 from ckptools.model.problems import Code, Problem, Severity
-from ckptools.model.values import describe_for_error
+from ckptools.model.tree import describe_for_error
 from ckptools.pickles.reader import Saved
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
@@ -214,4 +211,4 @@ def _world(tree: Mapping[Any, Any], found: Folder) -> Fact:
     stated = setting(arguments(tree), "world_size")
     if stated and stated > max(found.writers.ranks, default=0):
         return Fact(stated, ("args.world_size",))
-    return world_size(found.writers, tree)
+    return world_size_of(found.writers, tree)

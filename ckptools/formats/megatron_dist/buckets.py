@@ -25,19 +25,96 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
+from math import prod
+from operator import mul
 from typing import Any, NamedTuple
 
-from ckptools.formats.flat_parameters.flat_runs import FlatRun, shards_in
-from ckptools.formats.megatron.layers import FC1
-from ckptools.formats.megatron_dist.bucket_order import EXPERT, NO_PARAMETER, UnjoinedError, orders
-from ckptools.model.regions import Box
-from ckptools.model.shard import Shard, in_rank_order
+from ckptools.formats.flat_parameters.units import FlatRun, shards_in
+from ckptools.formats.megatron.model import FC1
+from ckptools.model.regions import Box, Ints
+from ckptools.model.shards import Shard, in_rank_order
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import tensors_in
-from ckptools.model.values import describe_for_error
+from ckptools.model.tree import describe_for_error, tensors_in
+
+# -- order in which Megatron's modules create the parameters of a GPT model, for buckets that do not name them ---------
+# A gradient buffer holds its parameters in the reverse of this order. A layer makes its parameters in one of a few
+# orders (`orders`), which depend on its modules: norms of their own or fused ones, experts one after the other
+# (`SequentialMLP`) or all first layers before all second ones (`TEGroupedMLP`). Source: megatron/core/models/gpt/
+# gpt_model.py, transformer/{transformer_layer,attention,mlp}.py, transformer/moe/{moe_layer,experts,shared_experts}.py
+# (core 0.16.1; rules since 0.9).
+
+
+EXPERT = re.compile(r"(?P<layer>.+)\.mlp\.experts\.experts\.(?P<expert>\d{1,6})\.(?P<rest>.+)", re.DOTALL)
+"""A weight of one expert, by its number among all; see `parts`."""
+
+NO_PARAMETER = re.compile(r".+\.mlp\.router\.(?:expert_bias|local_tokens_per_expert)", re.DOTALL)
+"""Weights that no optimizer trains: buffers of the router."""
+
+_LAYER = re.compile(r"decoder\.layers\.(?P<layer>\d{1,6})\.(?P<rest>.+)", re.DOTALL)
+_BEFORE = tuple(f"embedding.{what}_embeddings.weight" for what in ("word", "position", "tokentype"))
+_AFTER = ("decoder.final_layernorm.weight", "decoder.final_layernorm.bias", "output_layer.weight", "output_layer.bias")
+_EXPERTS = "mlp.experts"
+
+
+def _both(*modules: str) -> tuple[str, ...]:
+    return tuple(f"{module}{last}" for module in modules for last in ("weight", "bias"))
+
+
+_INPUT, _PROJ = _both("input_layernorm."), _both("self_attention.linear_proj.")
+_QKV_NORM, _QKV = _both("self_attention.linear_qkv.layer_norm_"), _both("self_attention.linear_qkv.")
+_QK_NORMS, _PRE_MLP = _both("self_attention.q_layernorm.", "self_attention.k_layernorm."), _both("pre_mlp_layernorm.")
+_FC1_NORM, _FC1, _FC2 = _both("mlp.linear_fc1.layer_norm_"), _both("mlp.linear_fc1."), _both("mlp.linear_fc2.")
+_SHARED = (*_both("mlp.shared_experts.linear_fc1.", "mlp.shared_experts.linear_fc2."), "mlp.shared_experts.gate_weight")
+_MOE = (*_both("mlp.router."), _EXPERTS, *_SHARED)
+_OF_EXPERT = _both("linear_fc1.", "linear_fc2.")
+
+_LAYERS = (
+    # Norms as modules of their own, which are stored under the names of fused ones.
+    (*_INPUT, *_QKV_NORM, *_PROJ, *_QKV, *_QK_NORMS, *_PRE_MLP, *_FC1_NORM, *_FC1, *_FC2, *_MOE),
+    # Transformer Engine's fused layers, which make the norm's parameters first; and the other way round.
+    (*_INPUT, *_PROJ, *_QKV_NORM, *_QKV, *_QK_NORMS, *_PRE_MLP, *_FC1_NORM, *_FC1, *_FC2, *_MOE),
+    (*_INPUT, *_PROJ, *_QKV, *_QKV_NORM, *_QK_NORMS, *_PRE_MLP, *_FC1, *_FC1_NORM, *_FC2, *_MOE),
+)
+"""Parameters of a layer in the order in which its modules create them."""
+
+Rank = tuple[int, int, int, int, int]
+
+
+class UnjoinedError(ValueError):
+    """Buckets cannot be taken apart; the message says why."""
+
+
+def orders(names: Iterable[str]) -> list[list[str]]:
+    """The names in every order that Megatron could have made them in.
+
+    Raises:
+        UnjoinedError: a name has no place in them.
+    """
+    every = list(names)
+    grouped = (False, True) if any(map(EXPERT.fullmatch, every)) else (False,)
+    return [sorted(every, key=partial(_rank_of, layer, of_all)) for layer in _LAYERS for of_all in grouped]
+
+
+def _rank_of(of_layer: Sequence[str], grouped: bool, name: str) -> Rank:
+    """Sort key of a weight; with `grouped`, an expert's first layer comes before every second one."""
+    layer = _LAYER.fullmatch(name)
+    if name in _BEFORE:
+        return 0, 0, _BEFORE.index(name), 0, 0
+    if layer and layer["rest"] in of_layer:
+        return 1, int(layer["layer"]), of_layer.index(layer["rest"]), 0, 0
+    expert = EXPERT.fullmatch(name) if layer else None
+    if layer and expert and expert["rest"] in _OF_EXPERT:
+        number, part = int(expert["expert"]), _OF_EXPERT.index(expert["rest"])
+        first, second = (part // 2, number * 2 + part % 2) if grouped else (number, part)
+        return 1, int(layer["layer"]), of_layer.index(_EXPERTS), first, second
+    if name in _AFTER:
+        return 2, 0, _AFTER.index(name), 0, 0
+    raise UnjoinedError(f"nothing says where {describe_for_error(name)} comes in the order of parameters")
+
 
 KEY = re.compile(
     r"(?P<chain>(?:chained_\d{1,2}\.)?)optimizer\.distributed\."
@@ -304,3 +381,38 @@ def _boxes(piece: Sequence[Box], start: int, chunk: Shard) -> Iterator[Shard]:
 def _whole(weight: Tensor, parts: Sequence[Tensor]) -> Tensor:
     shards = in_rank_order(s for part in parts for s in part.shards)
     return replace(parts[0], shape=weight.shape, shards=shards, kind="chunks")
+
+
+# -- weights stored as flat runs of pieces (`fully_sharded_model_space`), as boxes of their true shape -----------------
+# A tensor of shape [pieces along each dimension …, elements of a piece] with the true shape in the metadata's
+# `mcore_data`. Source: megatron/core/dist_checkpointing/strategies/resharding.py (core 0.11).
+
+
+UNPLACED = "flat runs whose pieces do not follow from the metadata; --only model writes the model"
+
+
+def in_true_shape(tensor: Tensor, shape: Any) -> Tensor:
+    """A tensor that is stored as flat runs, in its stated shape; with a note where they do not fit."""
+    whole = tuple(shape) if isinstance(shape, (list, tuple)) else ()
+    local = _local_shape(whole, tensor.shape)
+    if local is None or not all(n == 1 for s in tensor.shards for n in s.box.sizes[:-1]):
+        return replace(tensor, note=UNPLACED)
+    shards = tuple(piece for s in tensor.shards for piece in _run_boxes(s, local))
+    return replace(tensor, shape=whole, shards=shards, kind="chunks")
+
+
+def _local_shape(whole: Ints, stored: Ints) -> Ints | None:
+    """Shape of the pieces that flat runs are cut from; None where the stored shape is not theirs."""
+    cuts = stored[:-1]
+    if len(cuts) != len(whole) or not all(type(n) is int and n >= 0 for n in whole) or 0 in cuts:
+        return None
+    local = tuple(n // cut for n, cut in zip(whole, cuts, strict=True))
+    return local if tuple(map(mul, local, cuts)) == whole and prod(local) == stored[-1] else None
+
+
+def _run_boxes(shard: Shard, local: Ints) -> list[Shard]:
+    """The boxes of a run of one piece, in the whole tensor."""
+    at = tuple(i * n for i, n in zip(shard.box.offsets[:-1], local, strict=True))
+    start, length = shard.box.offsets[-1], shard.box.sizes[-1]
+    flat = shard.source.reshaped((length,)) if shard.source is not None and shard.source.contiguous else None
+    return shards_in(Box(at, local), FlatRun(start, length, flat, shard.rank))

@@ -7,22 +7,19 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ckptools.files.location import tells_others
+from ckptools.files.opening import tells_others
 from ckptools.formats.rank_search.rank_names import parse, unfinished
 from ckptools.formats.shared.checkpoint_builder import Fault, RankDifferences
 from ckptools.formats.shared.merge import Merge, put
 from ckptools.model.checkpoint import RankFile
-from ckptools.model.cover import cover_problem
 from ckptools.model.problems import Code, Problem
 from ckptools.model.rank_vote import Vote, same_records, vote
-from ckptools.model.tensor import Tensor
-from ckptools.model.tree import KeyPath, fqn_of, leaf_at, tensors_in
-from ckptools.model.values import Absent
+from ckptools.model.tensor import Tensor, cover_problem
+from ckptools.model.tree import Absent, KeyPath, fqn_of, leaf_at, tensors_in
 from ckptools.text import few, spans
-from ckptools.training_state.generators import is_gathered
-from ckptools.training_state.parameter_names import UNNAMED as NUMBERED
+from ckptools.training_state.optimizers import UNNAMED as NUMBERED
 from ckptools.training_state.rank_values import RUN_NAMES, Shared, counts_steps, is_own
-from ckptools.training_state.sections import Section, find_sections
+from ckptools.training_state.sections import Section, find_sections, is_gathered
 
 ODD_SIZE = 0.5
 """A rank file smaller than this fraction of the median is named; uneven shards alone are never so small."""

@@ -2,22 +2,236 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from ckptools.errors import ReadError, ReadErrorKind
-from ckptools.files.opening import reading
+from ckptools.errors import CkptoolsError, ReadError, ReadErrorKind
+from ckptools.files.opening import check_stays_inside, is_remote, leads_out, read_json, reading
 from ckptools.files.remote.path import RemotePath
-from ckptools.formats.shared.swapped_files import swapped_files
-from ckptools.model.checkpoint import Checkpoint, Fact, GivenNames, ModuleOrder, RankFile, ReadCost
+from ckptools.formats.options import Options
+from ckptools.formats.rank_search.rank_names import COUNTS_STEPS
+from ckptools.model.checkpoint import (
+    ADAPTER_CONFIG,
+    Checkpoint,
+    Fact,
+    GivenNames,
+    ModelConfig,
+    ModuleOrder,
+    RankFile,
+    ReadCost,
+)
 from ckptools.model.problems import Code, Problem, worst_first
 from ckptools.model.tensor import Rounded
 from ckptools.model.tree import KeyPath
 from ckptools.pickles import reader
 from ckptools.pickles.reader import Saved
-from ckptools.training_state.steps import by_majority
+from ckptools.text import plural
+from ckptools.training_state import modules
+from ckptools.training_state.sections import Section
+from ckptools.training_state.steps import by_majority, find_step
+
+# -- the step of a file from a small JSON beside it that has the same number in its name: `meta_000010.json` -----------
+# nanochat saves `model_000010.pt`, `meta_000010.json` and `optim_000010_rank0.pt` of each rank; only the JSON states
+# `step`. The number in the name is the step where both are the same.
+# Source: nanochat/checkpoint_manager.py (`save_checkpoint`).
+
+
+NUMBERED = re.compile(r"[A-Za-z]+_(\d{6,12})(?:_rank\d+)?\.pt")
+
+
+def find_step_with_beside(path: Path, sections: tuple[Section, ...]) -> Fact:
+    """The step of the checkpoint at a path, as `find_step` has it, else that of the JSON beside it."""
+    step = find_step(path, sections)
+    found = NUMBERED.fullmatch(path.name) if step.value is None else None
+    return step if found is None else _stated(path.with_name(f"meta_{found[1]}.json"), int(found[1])) or step
+
+
+def _stated(path: Path, number: int) -> Fact | None:
+    with suppress(CkptoolsError):
+        if path.is_file():
+            check_stays_inside(path, path.parent)
+            content = read_json(path)
+            stated = content.get("step") if isinstance(content, Mapping) else None
+            if type(stated) is int and stated == number:
+                return Fact(number, ("file name", path.name))
+    return None
+
+
+# -- find and read the Hugging Face `config.json` of a checkpoint: the one place where a reader opens it ---------------
+# It lies in the checkpoint's folder, in `huggingface/` of it (verl) or in
+# `.hf_metadata/` (NeMo Automodel). Other programs call files of their own
+# `config.json`: beside anything but a Hugging Face model it counts only where it states a `model_type`.
+#
+# PEFT's adapters have an `adapter_config.json` of their own. Source: peft/config.py.
+#
+# Where the weights are quantized, it says how: `quantization_config` (transformers, vLLM), also of the text model
+# inside
+# of a larger one; `quantization` (MLX, TensorRT-LLM); `compression_config` (old compressed-tensors). NVIDIA's ModelOpt
+# writes `hf_quant_config.json` beside it. Source: transformers/configuration_utils.py (`to_dict`),
+# quantizers/auto.py; vllm/transformers_utils/config.py; mlx_lm/utils.py (`save_config`); modelopt/torch/export.
+
+
+CONFIG = "config.json"
+PLACES = ("", "huggingface", ".hf_metadata")
+MODELOPT = "hf_quant_config.json"
+KEYS = ("quantization_config", "quantization", "compression_config")
+INSIDE = ("text_config", "llm_config", "language_config")
+VERSION = "transformers_version"
+MAX_VERSION = 60
+"""Most characters of a version."""
+
+
+def with_config(ck: Checkpoint) -> Checkpoint:
+    """The checkpoint with the config beside it, and the version of transformers that it states."""
+    config, note = config_beside(ck.path, ck.options, ck.format == "hugging_face")
+    if note is not None:
+        return replace(ck, problems=worst_first([*ck.problems, note]))
+    if config is None:
+        return ck
+    return replace(ck, config=config, stated_versions={**ck.stated_versions, **_version(ck, config)})
+
+
+def config_beside(path: Path, options: Options, hugging_face: bool) -> tuple[ModelConfig | None, Problem | None]:
+    """The configs beside a checkpoint; or, where that of a Hugging Face model cannot be read, a problem."""
+    alone = bool(options.files) or not path.is_dir()
+    # In a store only files that were named, or that the format reads, are fetched.
+    if options.only_this_file or (is_remote(path) and (alone or not hugging_face)):
+        return None, None
+    folder = path if path.is_dir() else path.parent
+    adapter = _adapter(folder, options)
+    for place in PLACES:
+        found = folder / place / CONFIG
+        if not found.is_file() or (leads_out(found, folder) and not options.follow_symlinks):
+            continue
+        name = found.relative_to(folder).as_posix()
+        try:
+            content = read_json(found)
+        except ReadError as error:
+            if not hugging_face:
+                continue
+            return None, Problem(Code.NOT_READ, f"{name}: {error.reason}", severity="note", files=(name,))
+        if isinstance(content, Mapping) and (hugging_face or isinstance(content.get("model_type"), str)):
+            return ModelConfig(name, content, *_quantization(found, name, content), adapter), None
+    return ModelConfig(ADAPTER_CONFIG, {}, adapter=adapter) if adapter else None, None
+
+
+def _adapter(folder: Path, options: Options) -> Mapping[str, Any]:
+    """The config of PEFT's adapter in a folder; empty where there is none that can be read."""
+    path = folder / ADAPTER_CONFIG
+    if not path.is_file() or (leads_out(path, folder) and not options.follow_symlinks):
+        return {}
+    try:
+        content = read_json(path)
+    except ReadError:
+        return {}
+    return content if isinstance(content, Mapping) and isinstance(content.get("peft_type"), str) else {}
+
+
+def _version(ck: Checkpoint, config: ModelConfig) -> Mapping[str, str]:
+    """Which version of transformers saved a Hugging Face model, by the key that says so."""
+    version = config.content.get(VERSION) if ck.format == "hugging_face" else None
+    if not isinstance(version, str) or not 0 < len(version) < MAX_VERSION:
+        return {}
+    return {f"{config.name}.{VERSION}": version}
+
+
+def _quantization(path: Path, name: str, content: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
+    """What is said of how the weights are quantized, and in which file."""
+    inside = (content[key] for key in INSIDE if isinstance(content.get(key), Mapping))
+    for said in (content, *inside):
+        for key in KEYS:
+            if isinstance(said.get(key), Mapping) and said[key]:
+                return said[key], name
+    beside = path.with_name(MODELOPT)
+    try:
+        told = read_json(beside) if beside.is_file() and not beside.is_symlink() else None
+    except ReadError:
+        told = None
+    stated = told.get("quantization") if isinstance(told, Mapping) else None
+    return ({**stated, "quant_method": "modelopt"}, MODELOPT) if isinstance(stated, Mapping) else ({}, "")
+
+
+# -- files that are cut short, read up to the cut: what is behind it is a gap, and the checkpoint is not whole ---------
+
+
+class SalvagingReader:
+    """Reads a torch.save file as the inert reader does, and one that is cut short as far as it is here.
+
+    Attributes:
+        cut: files that were read so, with their sizes in bytes.
+    """
+
+    def __init__(self) -> None:
+        self.cut: dict[Path, int] = {}
+
+    def __call__(self, path: Path) -> Saved:
+        """Read one file.
+
+        Raises:
+            ReadError: it is damaged, or cut in its pickle.
+        """
+        saved = modules.read_file(path, salvage=True)
+        if saved.cut:
+            self.cut[path] = saved.nbytes
+        return saved
+
+    def judged(self, checkpoint: Checkpoint) -> Checkpoint:
+        """The checkpoint with each such file marked as cut, and its problem."""
+        cut = [file for file in checkpoint.files if file.path in self.cut]
+        if not cut:
+            return checkpoint
+        marked = {file.path: file._replace(status="cut") for file in cut}
+        problems = [Problem(Code.FILE_CUT, self._words(file.path), file.rank) for file in cut]
+        files = tuple(marked.get(file.path, file) for file in checkpoint.files)
+        return replace(checkpoint, files=files, problems=worst_first([*checkpoint.problems, *problems]))
+
+    def _words(self, path: Path) -> str:
+        nbytes = plural(self.cut[path], "byte")
+        return f"{path.name} is cut short: {nbytes}; what is in front of the cut is read (--salvage)"
+
+
+# -- files that torch saved under the name of another: swapped with it, or a copy of it --------------------------------
+# A torch.save archive keeps the name of the file that it was written to as that of its root folder (`root_of`). What a
+# file holds often fits every rank alike, above all flat partitions and random states, so that nothing else tells.
+
+
+NUMBER = re.compile(r"[0-9]+")
+
+
+def swapped_files(saved: Iterable[Saved], placed: bool = True) -> Iterator[Problem]:
+    """Problems of files of one checkpoint whose archive has the name of another rank, stage, layer or part.
+
+    Where the file of that name is here too, both cannot be what they are called: an error. Where it is not, somebody
+    may have renumbered them: a warning, as it is where files are not `placed` by their names, since stages of a
+    pipeline have names of their own in them; unless files have each other's names: a resume by rank loads a wrong one.
+    Numbers of steps are nothing, since a whole checkpoint may be renamed, and a file whose content states its rank is
+    judged by that.
+    """
+    read = list(saved)
+    here = {one.path for one in read}
+    others = {one.path: name for one in read if len(read) > 1 and (name := "" if one.claims else _other_name(one))}
+    for path, other in others.items():
+        both, text = path.with_name(other) in here, f"{path.name} was saved as {other}"
+        text += ", which is here too: swapped with it, or a copy of it" if both else ""
+        exchanged = path.name in {name for one, name in others.items() if one.parent == path.parent}
+        kind = Code.NAMED_AS_ANOTHER_RANK if both and exchanged else Code.NAME_CONTRADICTS
+        yield Problem(Code.STRAY_FILE if both and placed else kind, text, files=(path.name,))
+
+
+def _other_name(saved: Saved) -> str:
+    """The name that a file was saved under, where it differs in a number that counts no steps; else empty."""
+    stem, dot, suffix = saved.path.name.rpartition(".")
+    same = dot and NUMBER.sub("#", stem) == NUMBER.sub("#", saved.root)
+    return saved.root + dot + suffix if same and _numbers(stem) != _numbers(saved.root) else ""
+
+
+def _numbers(name: str) -> list[str]:
+    return NUMBER.findall(COUNTS_STEPS.sub("", name))
 
 
 class RankDifferences(NamedTuple):
@@ -133,7 +347,7 @@ def in_form(saved_as: str, form: str) -> str:
     return f"{saved_as} ({form})" if form else saved_as
 
 
-# -- files ------------------------------------------------------------------------------------------------------------
+# -- files -------------------------------------------------------------------------------------------------------------
 
 
 MAX_FILES = 64

@@ -29,12 +29,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ckptools.errors import ReadError
-from ckptools.files.json_file import read_json
-from ckptools.files.location import check_stays_inside
-from ckptools.files.opening import reading
+from ckptools.files.opening import check_stays_inside, read_json, reading
 from ckptools.formats.options import Options
-from ckptools.formats.shared.checkpoint_builder import Fault, file_now
-from ckptools.formats.shared.swapped_files import swapped_files
+from ckptools.formats.shared.checkpoint_builder import Fault, file_now, swapped_files
 from ckptools.model.checkpoint import Fact, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.pickles.reader import Saved

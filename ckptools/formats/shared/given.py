@@ -2,7 +2,7 @@
 
 FROM of `--shapes`, for flattened parameters, is a JSON that maps names to shapes, or another checkpoint: its model's
 names, shapes and ties are taken, no values. The order is taken only where it is the module's: from a torch.save file
-whose state dict lists its modules in that order (`ckptools.training_state.parameter_names`), or from a JSON, whose
+whose state dict lists its modules in that order (`ckptools.training_state.optimizers`), or from a JSON, whose
 author chose the order.
 
     {"emb.weight": [33, 17], "head.weight": "emb.weight"}
@@ -29,16 +29,13 @@ from typing import Any, Protocol, Union
 
 from ckptools.dtypes import is_floating
 from ckptools.errors import ReadError, UsageError
-from ckptools.files.json_file import read_json
+from ckptools.files.opening import read_json
 from ckptools.model.checkpoint import Checkpoint, GivenNames, ModuleOrder
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
-from ckptools.model.values import describe_for_error
-from ckptools.training_state.optimizer_names import group_ids
-from ckptools.training_state.optimizers import optimizers_of
-from ckptools.training_state.parameter_names import AS_WRITTEN, BY_UNIT, believed
-from ckptools.training_state.section_size import storage_identity
-from ckptools.training_state.sections import is_flat_optimizer, sections_of_kind
+from ckptools.model.tree import describe_for_error
+from ckptools.training_state.optimizers import AS_WRITTEN, BY_UNIT, believed, group_ids, optimizers_of
+from ckptools.training_state.sections import is_flat_optimizer, sections_of_kind, storage_identity
 
 MAX_DIMS = 64
 MAX_SIZE = (1 << 63) - 1
@@ -146,7 +143,7 @@ def is_shape(value: Any) -> bool:
     )
 
 
-# -- names ------------------------------------------------------------------------------------------------------------
+# -- names -------------------------------------------------------------------------------------------------------------
 
 
 NamesFrom = Union[str, Path, "list[str]", "list[list[str]]", Module]

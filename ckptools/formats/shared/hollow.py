@@ -21,20 +21,15 @@ import numpy as np
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
 from ckptools.files.holes import Holes, Numbers, holes
-from ckptools.files.location import is_remote
-from ckptools.files.opening import File
+from ckptools.files.opening import File, is_remote
 from ckptools.files.storage import SLACK
-from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.columns import take
-from ckptools.model.item_shards import HoldingFile, ItemShards
+from ckptools.model.checkpoint import Checkpoint, Filled
 from ckptools.model.problems import Code, Problem, Severity, worst_first
-from ckptools.model.provenance import Filled
 from ckptools.model.regions import is_contiguous
-from ckptools.model.shards import Shards
-from ckptools.model.source import ItemLayout, Source
+from ckptools.model.shards import HoldingFile, ItemLayout, ItemShards, Shards, Source, take
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import fqn_of, tensors_in
-from ckptools.tensor_io.checksums import combine, crc32
+from ckptools.tensor_io.checksums import crc32, crc32_combine
 from ckptools.text import and_others, few, size
 
 MAX_READ = 1 << 20
@@ -256,7 +251,7 @@ def _crc_of(file: File, start: int, end: int, holes: Holes) -> int:
         if first > at:
             crc, at = crc32(file.read(at, first - at), crc), first
         if last > at:
-            crc, at = combine(crc, crc_of_zeros(last - at), last - at), last
+            crc, at = crc32_combine(crc, crc_of_zeros(last - at), last - at), last
         if at >= end:
             break
     return crc
@@ -267,8 +262,8 @@ def crc_of_zeros(nbytes: int) -> int:
     crc, power, length = 0, crc32(b"\0"), 1
     while nbytes:
         if nbytes & 1:
-            crc = combine(crc, power, length)
-        power, length, nbytes = combine(power, power, length), 2 * length, nbytes >> 1
+            crc = crc32_combine(crc, power, length)
+        power, length, nbytes = crc32_combine(power, power, length), 2 * length, nbytes >> 1
     return crc
 
 

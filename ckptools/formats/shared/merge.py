@@ -8,25 +8,214 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from ckptools.model.item_shards import Holding, ItemShards, in_columns
-from ckptools.model.problems import Code, Problem
+from ckptools.dtypes import is_floating
+from ckptools.errors import UsageError
+from ckptools.files.opening import read_json
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.problems import Code, Problem, worst_first
 from ckptools.model.rank_vote import NAMES, Vote, difference, same_inside, same_value, vote
-from ckptools.model.regions import Box
-from ckptools.model.shard import Shard, in_rank_order
-from ckptools.model.shards import Shards
+from ckptools.model.regions import Box, Ints
+from ckptools.model.shards import (
+    Holding,
+    HoldingFile,
+    ItemLayout,
+    ItemShards,
+    Shard,
+    Shards,
+    Source,
+    in_columns,
+    in_rank_order,
+)
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import KeyPath, fqn_of
-from ckptools.model.values import Absent, NumpyArray, Opaque
-from ckptools.pickles.alike import Alike
+from ckptools.model.tree import Absent, KeyPath, NumpyArray, Opaque, describe_for_error, fqn_of
+from ckptools.pickles.alike import Alike, CutKind, Pattern, kind_of, remade
+from ckptools.training_state.optimizers import optimizers_of
+from ckptools.training_state.sections import sections_of_kind
 
-if TYPE_CHECKING:
-    from ckptools.formats.shared.alike_ranks import AlikeGroup
+# -- the trees of ranks whose files are alike, joined by columns: no object for each shard, whatever the ranks ---------
+# What this returns is what `Merge` would make of the trees one by one, but for plain values, which are the first
+# rank's.
+
+
+MIN_RANKS = 16
+"""Fewer ranks are merged one by one, without numpy."""
 
 Ranked = Sequence[tuple[int, Any]]
+"""What each rank has, in rank order: a tree, or the `Alike` that makes one."""
+
+
+class AlikeGroup(NamedTuple):
+    """Ranks that are merged as one.
+
+    Attributes:
+        members: the rank and the content of each; one rank where its file is like no other.
+        tree: their trees, joined.
+    """
+
+    members: Sequence[tuple[int, Any]]
+    tree: Any
+
+    def varies(self, path: Sequence[Any]) -> bool:
+        """Whether the ranks may have different plain values at a key path, or below it."""
+        return len(self.members) > 1 and path in self.members[0][1].pattern.varying
+
+
+def grouped(ranked: Ranked) -> list[AlikeGroup]:
+    """The groups of ranks that are merged as one, in the order of their first ranks."""
+    of_pattern: dict[Pattern, list[tuple[int, Alike]]] = {}
+    for rank, content in ranked:
+        if isinstance(content, Alike):
+            of_pattern.setdefault(content.pattern, []).append((rank, content))
+    several = {pattern: group for pattern, group in of_pattern.items() if len(group) >= MIN_RANKS}
+    groups = [AlikeGroup(group, _joined(pattern, group)) for pattern, group in several.items()]
+    for rank, content in ranked:
+        if not isinstance(content, Alike):
+            groups.append(AlikeGroup([(rank, content)], content))
+        elif content.pattern not in several:
+            groups.append(AlikeGroup([(rank, content)], content.tree()))
+    return sorted(groups, key=lambda group: group.members[0][0])
+
+
+class _Row(NamedTuple):
+    """One shard of all tensors that are cut alike.
+
+    Attributes:
+        member: whose file holds it, by its place among the ranks; None for one that no file here holds.
+        rank: that holds it.
+        box: its place in the tensor.
+        local: its place in the local tensor.
+    """
+
+    member: int | None
+    rank: int | None
+    box: Box
+    local: Box
+
+
+class _Rows(NamedTuple):
+    """The columns that all tensors of one kind share.
+
+    Attributes:
+        members: as in `_Row`.
+        offsets: as in `ItemShards`.
+        sizes: likewise.
+        files: likewise.
+        locals: the places in the local tensor that occur.
+        local_of: which of them each shard has; None for a shard that no file here holds.
+        in_order: whether the members are all, each once and in order.
+    """
+
+    members: list[int | None]
+    offsets: list[tuple[int, ...]]
+    sizes: list[tuple[int, ...]]
+    files: list[HoldingFile]
+    locals: list[Box]
+    local_of: list[int | None]
+    in_order: bool
+
+
+def _joined(pattern: Pattern, ranked: Sequence[tuple[int, Alike]]) -> Any:
+    joining = _Joining(pattern, ranked)
+    first = ranked[0][1]
+    return remade(pattern.tree, joining.tensor, first.values)
+
+
+class _Joining:
+    """Joins the tensors of ranks that are alike."""
+
+    def __init__(self, pattern: Pattern, ranked: Sequence[tuple[int, Alike]]) -> None:
+        import numpy as np
+
+        self.pattern, self.ranked = pattern, ranked
+        self.meshes = [alike.meshes for _, alike in ranked]
+        self.files = [HoldingFile(alike.path, rank, has_items=False) for rank, alike in ranked]
+        self.elsewhere: dict[int | None, HoldingFile] = {}
+        self.starts = np.array([alike.starts for _, alike in ranked], np.uint64).T.copy()
+        self.crcs = np.array([alike.crcs for _, alike in ranked], np.uint32).T.copy()
+        self.of_kind: dict[CutKind, _Rows] = {}
+        self.whole: dict[tuple[int, ...], _Rows] = {}
+
+    def tensor(self, tensor: Tensor) -> Tensor:
+        kind = kind_of(tensor)
+        source = _source_of(tensor.detail.local if kind is not None else tensor)
+        if source is None:
+            return replace(tensor, detail=None) if not tensor.shards else self._without_bytes(tensor)
+        if kind is None:
+            rows = self.whole.get(tensor.shape) or self._whole(tensor.shape)
+        else:
+            rows = self.of_kind.get(kind) or self._cut(kind, tensor)
+        return replace(tensor, shards=self._shards(source, rows), detail=None)
+
+    def _without_bytes(self, tensor: Tensor) -> Tensor:
+        """A DTensor of which no rank has an element."""
+        rows = self._cut(kind, tensor) if (kind := kind_of(tensor)) is not None else None
+        assert rows is not None
+        return replace(tensor, shards=self._listed(rows), detail=None)
+
+    def _listed(self, rows: _Rows) -> Shards:
+        pairs = zip(rows.offsets, rows.sizes, rows.files, strict=True)
+        return tuple(Shard(Box(offsets, sizes), file.rank, None) for offsets, sizes, file in pairs)
+
+    def _whole(self, shape: tuple[int, ...]) -> _Rows:
+        box = Box.whole(shape)
+        rows = [_Row(i, rank, box, box) for i, (rank, _) in enumerate(self.ranked)]
+        self.whole[shape] = found = self._columns(rows)
+        return found
+
+    def _cut(self, kind: CutKind, tensor: Tensor) -> _Rows:
+        """Where the ranks' pieces of such a tensor lie, and listed ones that no file here has."""
+        rows = list(self._own(kind, tensor))
+        found = {row.box for row in rows}
+        first = self.pattern.placed(tensor, self.ranked[0][1], self.meshes[0])
+        listed = {s.box: s for s in first.shards if not s.was_read and 0 not in s.box.sizes and s.box not in found}
+        if listed or len(found) > 1:
+            others = [_Row(None, shard.rank, box, box) for box, shard in listed.items()]
+            rows = sorted((*others, *rows), key=lambda row: (-1 if row.rank is None else row.rank, row.box.offsets))
+        self.of_kind[kind] = made = self._columns(rows)
+        return made
+
+    def _own(self, kind: CutKind, tensor: Tensor) -> Iterator[_Row]:
+        for i, ((rank, _), meshes) in enumerate(zip(self.ranked, self.meshes, strict=True)):
+            for place, local in self.pattern.pieces(kind, tensor, meshes[kind.mesh]):
+                yield _Row(i, rank, place, local)
+
+    def _columns(self, rows: Iterable[_Row]) -> _Rows:
+        listed = list(rows)
+        members = [row.member for row in listed]
+        files = [self._file(row) for row in listed]
+        offsets, sizes = [row.box.offsets for row in listed], [row.box.sizes for row in listed]
+        places = {box: i for i, box in enumerate(dict.fromkeys(row.local for row in listed))}
+        local_of = [None if row.member is None else places[row.local] for row in listed]
+        return _Rows(members, offsets, sizes, files, [*places], local_of, members == [*range(len(self.ranked))])
+
+    def _file(self, row: _Row) -> HoldingFile:
+        if row.member is not None:
+            return self.files[row.member]
+        return self.elsewhere.setdefault(row.rank, HoldingFile(None, row.rank))
+
+    def _shards(self, source: Source, rows: _Rows) -> Shards:
+        at = self.pattern.records[source.record]
+        starts, crcs = array("Q", self.starts[at].tobytes()), array("I", self.crcs[at].tobytes())
+        if not rows.in_order:
+            starts = array("Q", [0 if i is None else starts[i] for i in rows.members])
+            crcs = array("I", [0 if i is None else crcs[i] for i in rows.members])
+        found: list[ItemLayout] = [ItemLayout.of(source.part(box), source.record_span[0]) for box in rows.locals]
+        layouts = [None if place is None else found[place] for place in rows.local_of]
+        count = len(rows.members)
+        return ItemShards(source.dtype, rows.offsets, rows.sizes, rows.files, starts, [0] * count, layouts, crcs)
+
+
+def _source_of(tensor: Tensor) -> Source | None:
+    """Where the values of a tensor of one shard lie; None of a tensor without values."""
+    return next((shard.source for shard in tensor.shards), None)
+
+
 """The value that each rank has at one key path, in rank order; files that are alike may be merged as one."""
 
 
@@ -68,7 +257,6 @@ class Merge:
             ranked = [(rank, content.tree() if isinstance(content, Alike) else content) for rank, content in ranked]
         if not any(isinstance(content, Alike) for _, content in ranked):
             return self._merged(ranked, path)
-        from ckptools.formats.shared.alike_ranks import grouped
 
         groups = grouped(ranked)
         self._groups[path] = {group.members[0][0]: group for group in groups}
@@ -326,3 +514,240 @@ def _either_way(a: Any, b: Any) -> tuple[str, str] | None:
 
 def _plain(value: Any) -> bool:
     return not isinstance(value, (dict, list, tuple, Tensor))
+
+
+# -- tensor-parallel weights: the pieces that the ranks hold, joined into one lazy tensor by a rule --------------------
+# No file states along which dimension a plain tensor was cut. The format knows it, or the user gives a rule file: one
+# JSON object, a glob pattern for the name as `inspect` shows it, to `"replicated"`, `{"dim": 0}` or `{"dim": 0,
+# "halves":
+# 2}` (each rank's piece is that many blocks along `dim`, joined block by block). The first pattern that matches wins,
+# before every rule of the format; `*` also matches dots.
+
+
+NO_RULE = "no rule says how its tensor-parallel pieces are joined; give one with --rules FILE"
+ALL_RANKS = (
+    "joined by the rules that were given, as if no other rank had a file; nothing in the files says how many ranks"
+)
+MAX_DIM = 8
+MAX_HALVES = 64
+
+
+@dataclass(frozen=True)
+class JoinRule:
+    """How the tensor-parallel pieces of one weight are joined.
+
+    Attributes:
+        dim: dimension along which they follow each other in rank order; None when every rank has the same.
+        halves: how many blocks the piece of each rank is made of, each joined for itself.
+        given: pattern of the rule file that says so; "" for a built-in rule.
+    """
+
+    dim: int | None
+    halves: int = 1
+    given: str = ""
+
+
+REPLICATED, ROWS, COLUMNS, GATED = JoinRule(None), JoinRule(0), JoinRule(1), JoinRule(0, 2)
+
+GivenRules = tuple[tuple[str, JoinRule], ...]
+"""Pattern and rule pairs of a rule file."""
+
+
+@dataclass(frozen=True)
+class RankPiece:
+    """The piece of a weight of one tensor-parallel and global rank; no tensor where its file was not read."""
+
+    tp: int
+    rank: int
+    tensor: Tensor | None
+
+
+class UnlikeError(ValueError):
+    """The ranks' tensors cannot be pieces of one weight."""
+
+
+def join(pieces: Sequence[RankPiece], rule: JoinRule, ranks: int) -> Tensor:
+    """Join the pieces of a weight by rank, of which at least one has a tensor; `ranks` is the tensor-parallel size.
+
+    Raises:
+        UnlikeError: shapes or dtypes differ, or do not fit the rule.
+    """
+    first = next(p.tensor for p in pieces if p.tensor is not None)
+    if rule.given and rule.dim is not None and rule.halves == 1 and _differ_along(pieces, first, rule.dim):
+        return _unevenly(pieces, first, rule.dim, ranks)
+    _check_alike(pieces, first)
+    if rule.dim is None:
+        shards = tuple(Shard(Box.whole(first.shape), p.rank, _source(p)) for p in pieces if p.tensor is not None)
+        return replace(first, shards=shards)
+    shape = _joined_shape(first.shape, rule, ranks)
+    shards = tuple(shard for piece in pieces for shard in _placed(piece, first.shape, rule, ranks))
+    return replace(first, shape=shape, shards=shards, kind="tensor_parallel", world_size=ranks)
+
+
+def _differ_along(pieces: Sequence[RankPiece], first: Tensor, dim: int) -> bool:
+    """Whether every rank has a piece, and these differ in their sizes along a dimension alone."""
+    tensors = [p.tensor for p in pieces]
+    if dim >= len(first.shape) or any(t is None or len(t.shape) != len(first.shape) for t in tensors):
+        return False
+    alike = {(t.dtype, *(n for d, n in enumerate(t.shape) if d != dim)) for t in tensors if t is not None}
+    return len(alike) == 1 and len({t.shape for t in tensors if t is not None}) > 1
+
+
+def _unevenly(pieces: Sequence[RankPiece], first: Tensor, dim: int, ranks: int) -> Tensor:
+    """Join pieces of different sizes, as the last ranks of FSDP2 have smaller ones."""
+    start, shards = 0, list[Shard]()
+    for piece in pieces:
+        assert piece.tensor is not None
+        offsets = tuple(start if d == dim else 0 for d in range(len(first.shape)))
+        shards.append(Shard(Box(offsets, piece.tensor.shape), piece.rank, _source(piece)))
+        start += piece.tensor.shape[dim]
+    shape = tuple(start if d == dim else n for d, n in enumerate(first.shape))
+    return replace(first, shape=shape, shards=tuple(shards), kind="tensor_parallel", world_size=ranks)
+
+
+def _check_alike(pieces: Sequence[RankPiece], first: Tensor) -> None:
+    for piece in pieces:
+        other = piece.tensor
+        if other is not None and (other.shape, other.dtype) != (first.shape, first.dtype):
+            text = f"{other.dtype} {list(other.shape)}, another rank has {first.dtype} {list(first.shape)}"
+            raise UnlikeError(f"rank {piece.rank} has {text}; they are not pieces of one weight")
+
+
+def _joined_shape(shape: Ints, rule: JoinRule, ranks: int) -> Ints:
+    says = f"rule {describe_for_error(rule.given)} says" if rule.given else "expected"
+    if rule.dim is None or rule.dim >= len(shape):
+        raise UnlikeError(f"{says} dim {rule.dim}, but it has {len(shape)} dimensions")
+    if shape[rule.dim] % rule.halves:
+        raise UnlikeError(f"{says} {rule.halves} halves of dim {rule.dim}, which has {shape[rule.dim]} elements")
+    return tuple(n * ranks if d == rule.dim else n for d, n in enumerate(shape))
+
+
+def _source(piece: RankPiece) -> Source | None:
+    return piece.tensor.shards[0].source if piece.tensor is not None and piece.tensor.shards else None
+
+
+def _placed(piece: RankPiece, shape: Ints, rule: JoinRule, ranks: int) -> Iterator[Shard]:
+    dim, halves, source = rule.dim, rule.halves, _source(piece)
+    assert dim is not None
+    n = shape[dim] // halves
+    sizes = tuple(n if d == dim else size for d, size in enumerate(shape))
+    for half in range(halves):
+        here = tuple(half * n if d == dim else 0 for d in range(len(shape)))
+        there = tuple((half * ranks + piece.tp) * n if d == dim else 0 for d in range(len(shape)))
+        yield Shard(Box(there, sizes), piece.rank, source.part(Box(here, sizes)) if source else None)
+
+
+def unjoined_tensor(pieces: Iterable[tuple[int, Tensor]], why: str) -> Tensor:
+    """The pieces of a weight by rank, to be shown but not loaded; `why` is its note."""
+    by_rank = list(pieces)
+    shards = tuple(s._replace(rank=rank) for rank, tensor in by_rank for s in tensor.shards)
+    return replace(by_rank[0][1], shards=shards, kind="tensor_parallel", note=why)
+
+
+# -- rules that the user gives -----------------------------------------------------------------------------------------
+
+
+def given_rule(given: GivenRules, fqn: str) -> JoinRule | None:
+    """The rule that the user gave for a weight; None where no pattern of theirs fits."""
+    return next((rule for pattern, rule in given if fnmatchcase(fqn, pattern)), None)
+
+
+def read_rules(path: Path | None) -> GivenRules:
+    """Read a rule file; no rules without one.
+
+    Raises:
+        UsageError: it holds something else than rules.
+        ReadError: it is no JSON, or cannot be read.
+    """
+    if path is None:
+        return ()
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise UsageError(path, 'expected an object of pattern to rule, such as {"*.experts.*": {"dim": 0}}')
+    return tuple((pattern, _rule(path, pattern, value)) for pattern, value in found.items())
+
+
+def _rule(path: Path, pattern: str, value: Any) -> JoinRule:
+    if value == "replicated":
+        return JoinRule(None, 1, pattern)
+    keys = value if isinstance(value, dict) else {}
+    dim, halves = keys.get("dim"), keys.get("halves", 1)
+    whole = type(dim) is int and 0 <= dim < MAX_DIM and type(halves) is int and 1 <= halves <= MAX_HALVES
+    if not whole or set(keys) - {"dim", "halves"}:
+        text = f'{describe_for_error(pattern)}: expected "replicated", {{"dim": 0}} or {{"dim": 0, "halves": 2}}'
+        raise UsageError(path, text)
+    return JoinRule(dim, halves, pattern)
+
+
+# -- placeholders that DeepSpeed's ZeRO-3 leaves in a module: parameters without elements, in place of those that it cut
+# Under ZeRO-3 `model.state_dict()` has the shape [0] for every parameter that is spread over the ranks, unless the
+# parameters were gathered first. Small parameters (`stage3_param_persistence_threshold`) and buffers are whole on every
+# rank. Who saves the state dict of one rank (torch.save, `save_pretrained`, PEFT) so saves names without values.
+#
+# A parameter may have no elements by design, so the pattern must prove placeholders: most tensors of the model are
+# empty; or the weight of a module is, and its bias is not; or weights are, and no matrix is left; or an optimizer has
+# moments for an empty parameter. Source: deepspeed/runtime/zero/partition_parameters.py (`free_param`,
+# `_convert_to_deepspeed_param`); checked on files of DeepSpeed 0.19.8 and PEFT 0.21.
+
+
+EMPTY = (0,)
+PLACEHOLDER = "a ZeRO-3 placeholder without elements"
+"""The note of such a tensor."""
+
+WHERE = "whose values are in the ranks' *_optim_states.pt and *_model_states.pt"
+
+
+def with_placeholders(ck: Checkpoint) -> Checkpoint:
+    """The checkpoint with a note on each placeholder, and a problem for each model that has some."""
+    problems, noted = list[Problem](), dict[KeyPath, Tensor]()
+    for section in sections_of_kind(ck, "model"):
+        tensors = {
+            name: value
+            for name, value in section.value.items()
+            if isinstance(value, Tensor) and value.kind != "meta" and not value.note and is_floating(value.dtype)
+        }
+        empty = [name for name, tensor in tensors.items() if tensor.shape == EMPTY]
+        if empty and _are_placeholders(ck, tensors, empty):
+            noted |= {(*section.path, name): replace(tensors[name], note=PLACEHOLDER) for name in empty}
+            text = f"{len(empty)} of {len(tensors)} tensors are [0]: ZeRO-3 placeholders, {WHERE}"
+            problems.append(Problem(Code.PLACEHOLDERS, text, None, fqn_of(section.path) or None))
+    if not noted:
+        return ck
+    return replace(ck, tree=_with_leaves(ck.tree, noted), problems=worst_first([*ck.problems, *problems]))
+
+
+def _are_placeholders(ck: Checkpoint, tensors: Mapping[str, Tensor], empty: Iterable[str]) -> bool:
+    empty = list(empty)
+    if len(empty) > 1 and 2 * len(empty) >= len(tensors):
+        return True
+    weights = [name for name in empty if name.rpartition(".")[2] == "weight"]
+    if len(weights) > 1 and not any(len(tensor.shape) > 1 for tensor in tensors.values()):
+        return True
+    return any(_has_a_bias(tensors, name) for name in weights) or _have_moments(ck, empty)
+
+
+def _has_a_bias(tensors: Mapping[str, Tensor], weight: str) -> bool:
+    """Whether a module has a bias with elements, and nothing beside it that may hold the weight in another form."""
+    module = weight.removesuffix("weight")
+    bias = tensors.get(f"{module}bias")
+    return bias is not None and bias.numel > 0 and sum(name.startswith(module) for name in tensors) == 2
+
+
+def _have_moments(ck: Checkpoint, empty: Iterable[str]) -> bool:
+    states = [o.state.get(name) for o in optimizers_of(ck).values() for name in empty]
+    slots = [value for state in states if isinstance(state, Mapping) for value in state.values()]
+    return any(isinstance(value, Tensor) and value.shape and value.numel for value in slots)
+
+
+def _with_leaves(node: Any, leaves: Mapping[KeyPath, Any]) -> Any:
+    """Copy a tree with other values at some key paths; what lies elsewhere is shared, not copied."""
+    if () in leaves:
+        return leaves[()]
+    below: dict[Any, dict[KeyPath, Any]] = {}
+    for (first, *rest), value in leaves.items():
+        below.setdefault(first, {})[tuple(rest)] = value
+    if isinstance(node, dict):
+        made = empty_like(node)
+        made.update((k, _with_leaves(v, below[k]) if k in below else v) for k, v in node.items())
+        return made
+    return type(node)(_with_leaves(v, below[i]) if i in below else v for i, v in enumerate(node))

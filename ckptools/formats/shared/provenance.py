@@ -13,17 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.errors import ReadError
-from ckptools.files.location import check_stays_inside, is_remote
-from ckptools.files.opening import File
-from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import Code, Problem, worst_first
-from ckptools.model.provenance import (
+from ckptools.files.opening import File, check_stays_inside, is_remote
+from ckptools.model.checkpoint import (
     FILE_NAME,
     MAX_BYTES,
     MAX_NAMED,
     MAX_SIDE_FILE,
     OTHER,
     SCHEMA,
+    Checkpoint,
     Filled,
     LeftOut,
     Origin,
@@ -32,8 +30,8 @@ from ckptools.model.provenance import (
     joined,
     of_side_file,
 )
-from ckptools.model.tree import fqn_of, tensors_in
-from ckptools.model.values import describe_for_error
+from ckptools.model.problems import Code, Problem, worst_first
+from ckptools.model.tree import describe_for_error, fqn_of, tensors_in
 from ckptools.text import few, plural, printable
 
 FILLS = {"zero": "zeros", "nan": "NaN"}
@@ -89,7 +87,7 @@ def with_provenance(checkpoint: Checkpoint, said: Mapping[Path, Said]) -> Checkp
     return replace(checkpoint, provenance=found, problems=worst_first([*checkpoint.problems, *problems]))
 
 
-# -- the side file ------------------------------------------------------------------------------------------------
+# -- the side file -----------------------------------------------------------------------------------------------------
 
 
 def _side_files(checkpoint: Checkpoint, own: Mapping[Path, Said]) -> dict[Path, Said]:
@@ -110,7 +108,7 @@ def _output_of(file: Path) -> Path:
     return file.with_name(numbered[1] + numbered[2] if numbered else file.name.removesuffix(".index.json"))
 
 
-# -- the record ---------------------------------------------------------------------------------------------------
+# -- the record --------------------------------------------------------------------------------------------------------
 
 
 class _RecordError(ValueError):
@@ -118,7 +116,7 @@ class _RecordError(ValueError):
 
 
 def _parsed(said: Said, side: bool) -> Provenance:
-    from ckptools.files.json_file import JsonError, parse_json
+    from ckptools.files.opening import JsonError, parse_json
 
     if said.fault:
         raise _RecordError(said.fault)
@@ -188,7 +186,7 @@ def _count(value: Any) -> int:
     return value
 
 
-# -- what is wrong ------------------------------------------------------------------------------------------------
+# -- what is wrong -----------------------------------------------------------------------------------------------------
 
 
 def _problems(record: Provenance, tree: Any) -> Iterator[Problem]:

@@ -15,10 +15,9 @@ from math import prod
 from typing import Any
 
 from ckptools.model.regions import Box, Ints
-from ckptools.model.shard import Shard
-from ckptools.model.source import Coding, ScaleCoding, Source
+from ckptools.model.shards import Coding, ScaleCoding, Shard, Source
 from ckptools.model.tensor import Tensor
-from ckptools.model.values import Opaque
+from ckptools.model.tree import Opaque
 
 FLOATS = ("float32", "bfloat16", "float16")
 """dtypes of scales and values that are computed with."""

@@ -8,21 +8,494 @@ Every number is checked against the storage in Python integers, which do not wra
 
 from __future__ import annotations
 
+import struct
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import date, datetime, time, timedelta, timezone
 from itertools import islice
 from math import prod
 from typing import Any
 
 from ckptools.dtypes import ITEMSIZE, QUANTIZED
 from ckptools.model.regions import Box, Ints
-from ckptools.model.shard import Shard
-from ckptools.model.source import Source
+from ckptools.model.shards import Encoded, Shard, Source
 from ckptools.model.tensor import Tensor
-from ckptools.model.values import Global, NumpyArray, Opaque, describe_for_error
-from ckptools.pickles.classes import sharded_tensor
-from ckptools.pickles.classes.rebuild import call, dtype_of, rebuilds
-from ckptools.pickles.machine_state import MachineState, PickleError, UnusualError
-from ckptools.pickles.objects import MAX_NDIM, Storage, attributes_in
+from ckptools.model.tree import (
+    NUMPY_CODES,
+    Device,
+    Global,
+    NumpyArray,
+    NumpyDtype,
+    NumpyScalar,
+    Opaque,
+    Size,
+    TorchName,
+    describe_for_error,
+)
+from ckptools.pickles.classes import sharded
+from ckptools.pickles.classes.codings import Attributes, coding_of, sizes_in
+from ckptools.pickles.machine_state import SAFE_INT, MachineState, PickleError, UnusualError
+from ckptools.pickles.objects import (
+    MAX_NDIM,
+    RECORD,
+    Storage,
+    array_data,
+    array_shape,
+    attributes_in,
+    build_array,
+    build_dtype,
+)
+from ckptools.text import clip, clip_middle, first_few
+from ckptools.text import shape as shape_text
+
+# -- rebuild what a pickle's calls make: a short list of known shapes by our own code, and `Opaque` for the rest -------
+# Nothing here looks a name up: a dotted name selects a function of this package by a table, or nothing.
+
+
+STATELESS = (int, float, complex, str, bytes, type(None))
+"""Types without `__setstate__` and attributes, so that no pickler gives them a state; Python's refuses it too."""
+
+
+def call(m: MachineState, function: Any, args: Any) -> Any:
+    """Return what calling `function(*args)` stands for."""
+    if not isinstance(function, Global) or not isinstance(args, tuple):
+        return Opaque("a call of something that is no name", (function, args))
+    rebuild = REBUILD.get(function.dotted)
+    if rebuild is not None:
+        rebuilt = rebuild(m, args)
+        if rebuilt is not None:
+            return rebuilt
+    return Opaque(function.dotted, args)
+
+
+def build(target: Any, state: Any) -> None:
+    """Give `target` the state that its `__setstate__` would have got."""
+    if isinstance(target, Opaque):
+        target.state = state
+    elif isinstance(target, NumpyArray):
+        build_array(target, state)
+    elif isinstance(target, NumpyDtype):
+        build_dtype(target, state)
+    elif isinstance(target, OrderedDict) and isinstance(state, dict):
+        # nn.Module.state_dict() carries the versions of its modules in this attribute.
+        metadata = state.get("_metadata")
+        if isinstance(metadata, dict):
+            target._metadata = metadata  # type: ignore[attr-defined]
+        others = {key: value for key, value in state.items() if value is not metadata}
+        if others:
+            target._other_attributes = others  # type: ignore[attr-defined]
+    elif isinstance(target, STATELESS):
+        raise PickleError(f"an odd pickle: it gives a state to a value of type {type(target).__name__}")
+    # Any other state (of a dict or list subclass, say) has no place in what we build; the values are whole.
+
+
+Rebuild = Callable[[MachineState, tuple[Any, ...]], Any]
+REBUILD: dict[str, Rebuild] = {}
+
+
+def rebuilds(*names: str) -> Callable[[Rebuild], Rebuild]:
+    """Register the function that stands in for calls of `names`; it returns None to leave them opaque."""
+
+    def register(function: Rebuild) -> Rebuild:
+        REBUILD.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+def python_names(*names: str) -> tuple[str, ...]:
+    """The spellings of a builtin in pickles of Python 2 and 3."""
+    return tuple(f"{module}.{name}" for name in names for module in ("builtins", "__builtin__"))
+
+
+# -- Python ------------------------------------------------------------------------------------------------------------
+
+
+@rebuilds("collections.OrderedDict")
+def _ordered_dict(m: MachineState, args: tuple[Any, ...]) -> Any:
+    pairs = args[0] if args else []
+    if not isinstance(pairs, list):
+        return None
+    m.spend(8 + 4 * len(pairs))
+    if not all(isinstance(p, (list, tuple)) and len(p) == 2 for p in pairs):
+        return None
+    return OrderedDict((m.key(k), v) for k, v in pairs)
+
+
+@rebuilds("collections.defaultdict")
+def _defaultdict(_: MachineState, args: tuple[Any, ...]) -> Any:
+    made_by = {"dict": dict, "list": list, "int": int, "float": float, "set": set}
+    factory = args[0] if args else None
+    if factory is None:
+        return defaultdict(None)
+    known = isinstance(factory, Global) and factory.module in ("builtins", "__builtin__")
+    return defaultdict(made_by[factory.name]) if known and factory.name in made_by else None
+
+
+@rebuilds("collections.Counter")
+def _counter(m: MachineState, args: tuple[Any, ...]) -> Any:
+    counts = args[0] if args else {}
+    if not isinstance(counts, dict):
+        return None
+    m.spend(8 + len(counts))
+    return Counter(counts)
+
+
+def _number_or_text(*names: str, kind: type) -> None:
+    @rebuilds(*python_names(*names))
+    def made(_: MachineState, args: tuple[Any, ...]) -> Any:
+        return kind() if not args else args[0] if len(args) == 1 and type(args[0]) is kind else None
+
+
+for _kind, _names in ((int, ("int", "long")), (float, ("float",)), (bool, ("bool",)), (str, ("str", "unicode"))):
+    _number_or_text(*_names, kind=_kind)
+
+
+@rebuilds(*python_names("list"))
+def _list(m: MachineState, args: tuple[Any, ...]) -> Any:
+    items = args[0] if len(args) == 1 else None if args else []
+    if not isinstance(items, (list, tuple)):
+        return None
+    m.spend(8 + len(items))
+    return list(items)
+
+
+@rebuilds(*python_names("tuple"))
+def _tuple(m: MachineState, args: tuple[Any, ...]) -> Any:
+    made = _list(m, args)
+    return None if made is None else tuple(made)
+
+
+@rebuilds(*python_names("dict"))
+def _dict(m: MachineState, args: tuple[Any, ...]) -> Any:
+    pairs = args[0] if len(args) == 1 else None if args else {}
+    if isinstance(pairs, dict):
+        m.spend(8 + 4 * len(pairs))
+        return dict(pairs)
+    made = _ordered_dict(m, args) if isinstance(pairs, list) else None
+    return None if made is None else dict(made)
+
+
+@rebuilds(*python_names("range", "xrange"))
+def _range(_: MachineState, args: tuple[Any, ...]) -> Any:
+    ok = len(args) == 3 and all(type(n) is int and abs(n) < SAFE_INT for n in args) and args[2]
+    return range(*args) if ok else None
+
+
+@rebuilds(*python_names("slice"))
+def _slice(_: MachineState, args: tuple[Any, ...]) -> Any:
+    ok = len(args) == 3 and all(n is None or (type(n) is int and abs(n) < SAFE_INT) for n in args)
+    return slice(*args) if ok else None
+
+
+@rebuilds(*python_names("set"))
+def _set(m: MachineState, args: tuple[Any, ...]) -> Any:
+    items = args[0] if args else []
+    if not isinstance(items, (list, tuple)):
+        return None
+    m.spend(8 + 4 * len(items))
+    return set(map(m.key, items))
+
+
+@rebuilds(*python_names("frozenset"))
+def _frozenset(m: MachineState, args: tuple[Any, ...]) -> Any:
+    made = _set(m, args)
+    return None if made is None else frozenset(made)
+
+
+@rebuilds(*python_names("complex"))
+def _complex(_: MachineState, args: tuple[Any, ...]) -> Any:
+    return complex(*args) if len(args) <= 2 and all(type(a) in (int, float) for a in args) else None
+
+
+@rebuilds(*python_names("bytearray"))
+def _bytearray(m: MachineState, args: tuple[Any, ...]) -> Any:
+    # bytearray(), bytearray(bytes), and protocol 2's bytearray(text, "latin-1").
+    data = _encode(m, (args[0], "latin1")) if args[1:] == ("latin-1",) else args[0] if len(args) == 1 else b""
+    if not isinstance(data, bytes) or len(args) > 2:
+        return None
+    m.spend(len(data) // 8)
+    return bytearray(data)
+
+
+@rebuilds(*python_names("bytes"))
+def _bytes(_: MachineState, args: tuple[Any, ...]) -> Any:
+    return None if args else b""
+
+
+@rebuilds("_codecs.encode")
+def _encode(m: MachineState, args: tuple[Any, ...]) -> Any:
+    # How protocol 2 spells bytes.
+    if len(args) != 2 or args[1] != "latin1" or not isinstance(args[0], str):
+        return None
+    m.spend(len(args[0]) // 8)
+    return m.repeated.values.of_bytes(args[0].encode("latin1"))
+
+
+@rebuilds("array.array", "array._array_reconstructor")
+def _array_of_numbers(m: MachineState, args: tuple[Any, ...]) -> Any:
+    """Rebuild an `array.array` from its code and a list (protocol 2), or from its class, code, format and bytes.
+
+    Source: Modules/arraymodule.c, `array___reduce_ex__` and `enum machine_format_code`.
+    """
+    if len(args) == 2 and isinstance(args[0], str) and args[0] in ARRAY_CODES and isinstance(args[1], list):
+        code, dtype, values = args[0], ARRAY_CODES[args[0]], args[1]
+        m.spend(len(values))
+        try:
+            data = struct.pack(f"<{len(values)}{NUMPY_CODES[dtype[1:]]}", *values)
+        except struct.error:
+            return None
+    elif len(args) == 4 and isinstance(args[0], Global) and isinstance(args[3], bytes):
+        cls, code, form, data = args
+        known = isinstance(code, str) and code in ARRAY_CODES and form in range(len(ARRAY_FORMATS))
+        if cls.dotted != "array.array" or not known:
+            return None
+        dtype = ARRAY_FORMATS[form]
+        m.spend(len(data) // 8)
+    else:
+        return None
+    width = int(dtype[2:])
+    whole = len(data) % width == 0
+    return NumpyArray(dtype, (len(data) // width,), False, data, f"array.array({code!r})") if whole else None
+
+
+ARRAY_CODES = {
+    "b": "|i1", "B": "|u1", "h": "<i2", "H": "<u2", "i": "<i4", "I": "<u4", "l": "<i8", "L": "<u8", "q": "<i8",
+    "Q": "<u8", "f": "<f4", "d": "<f8",
+}  # fmt: skip
+"""numpy's spelling of the type codes of `array.array`, as 64-bit Linux and macOS have them."""
+
+ARRAY_FORMATS = (
+    "|u1", "|i1", "<u2", ">u2", "<i2", ">i2", "<u4", ">u4", "<i4", ">i4", "<u8", ">u8", "<i8", ">i8", "<f4", ">f4",
+    "<f8", ">f8",
+)  # fmt: skip
+"""numpy's spelling of the formats in which an `array.array` is pickled."""
+
+
+@rebuilds("datetime.timedelta")
+def _timedelta(_: MachineState, args: tuple[Any, ...]) -> Any:
+    return timedelta(*args) if len(args) == 3 and all(type(a) is int for a in args) else None
+
+
+@rebuilds("datetime.timezone")
+def _timezone(_: MachineState, args: tuple[Any, ...]) -> Any:
+    offset, *name = args or (None,)
+    ok = isinstance(offset, timedelta) and len(name) <= 1 and all(isinstance(n, str) for n in name)
+    return timezone(offset, *name) if ok else None
+
+
+@rebuilds("datetime.datetime")
+def _datetime(_: MachineState, args: tuple[Any, ...]) -> Any:
+    raw, *zone = args or (None,)
+    if not isinstance(raw, bytes) or len(raw) != 10 or not _is_zone(zone):
+        return None
+    # Layout of datetime.__reduce__: year (2 bytes), month, day, hour, minute, second, microseconds (3 bytes).
+    year, month, micro = raw[0] << 8 | raw[1], raw[2] & 0x7F, int.from_bytes(raw[7:], "big")
+    return datetime(year, month, raw[3], raw[4], raw[5], raw[6], micro, *zone, fold=raw[2] >> 7)
+
+
+@rebuilds("datetime.time")
+def _time(_: MachineState, args: tuple[Any, ...]) -> Any:
+    raw, *zone = args or (None,)
+    if not isinstance(raw, bytes) or len(raw) != 6 or not _is_zone(zone):
+        return None
+    return time(raw[0] & 0x7F, raw[1], raw[2], int.from_bytes(raw[3:], "big"), *zone, fold=raw[0] >> 7)
+
+
+def _is_zone(zone: list[Any]) -> bool:
+    return not zone or (len(zone) == 1 and isinstance(zone[0], timezone))
+
+
+@rebuilds("datetime.date")
+def _date(_: MachineState, args: tuple[Any, ...]) -> Any:
+    raw = args[0] if len(args) == 1 else None
+    return date(raw[0] << 8 | raw[1], raw[2], raw[3]) if isinstance(raw, bytes) and len(raw) == 4 else None
+
+
+@rebuilds(*python_names("getattr"))
+def _getattr(m: MachineState, args: tuple[Any, ...]) -> Any:
+    # How protocol 2 names a class inside of another, and Python 3.11 a member of an enum. Still only a name.
+    owner, attribute = args if len(args) == 2 else (None, None)
+    if not isinstance(owner, Global) or not isinstance(attribute, str) or not attribute.isidentifier():
+        return None
+    return m.name(owner.module, f"{owner.name}.{attribute}")
+
+
+# -- torch's small types -----------------------------------------------------------------------------------------------
+
+
+@rebuilds("torch.Size")
+def _size(_: MachineState, args: tuple[Any, ...]) -> Any:
+    sizes = args[0] if len(args) == 1 else ()
+    ok = isinstance(sizes, (list, tuple)) and len(sizes) <= MAX_NDIM and all(type(n) is int for n in sizes)
+    return Size(sizes) if ok else None
+
+
+@rebuilds("torch.device")
+def _device(_: MachineState, args: tuple[Any, ...]) -> Any:
+    kind, index = (*args, None)[:2] if args else (None, None)
+    ok = isinstance(kind, str) and (index is None or type(index) is int)
+    return Device(kind, index) if ok else None
+
+
+@rebuilds("torch.serialization._get_layout")
+def _layout(_: MachineState, args: tuple[Any, ...]) -> Any:
+    return TorchName(args[0].removeprefix("torch.")) if args and isinstance(args[0], str) else None
+
+
+@rebuilds("torch.torch_version.TorchVersion")
+def _version(_: MachineState, args: tuple[Any, ...]) -> Any:
+    return args[0] if len(args) == 1 and isinstance(args[0], str) else None
+
+
+def dtype_of(value: Any) -> str | None:
+    """Return the dtype that a global such as `torch.float32` names; None for one that is newer than this."""
+    name = value.name if isinstance(value, (Global, TorchName)) else None
+    return name if name in ITEMSIZE else None
+
+
+# -- numpy -------------------------------------------------------------------------------------------------------------
+
+_NUMPY = ("numpy.core.multiarray", "numpy._core.multiarray")
+
+
+@rebuilds(*(f"{module}._reconstruct" for module in _NUMPY))
+def _reconstruct(_: MachineState, args: tuple[Any, ...]) -> Any:
+    cls = args[0].dotted if args and isinstance(args[0], Global) else ""
+    return NumpyArray("|u1", (0,), False, b"", "" if cls == "numpy.ndarray" else cls)
+
+
+@rebuilds("numpy.dtype")
+def _numpy_dtype(_: MachineState, args: tuple[Any, ...]) -> Any:
+    if args and isinstance(args[0], Global) and args[0].dotted in (RECORD, "numpy.rec.record"):
+        return NumpyDtype(RECORD)  # its state has the fields
+    return NumpyDtype(f"|{args[0]}") if args and isinstance(args[0], str) and len(args[0]) < 16 else None
+
+
+@rebuilds("numpy.core.numeric._frombuffer", "numpy._core.numeric._frombuffer")
+def _frombuffer(m: MachineState, args: tuple[Any, ...]) -> Any:
+    """Rebuild an array as protocol 5 spells it: data, dtype, shape, order."""
+    data, dtype, shape, order = args if len(args) == 4 else (None, None, None, None)
+    if not isinstance(data, (bytes, bytearray)) or not isinstance(dtype, NumpyDtype):
+        return None
+    m.spend(len(data) // 8)
+    sizes = array_shape(shape)
+    objects = (dtype, bytes(data)) if dtype.record else ()
+    return NumpyArray(dtype.dtype, sizes, order == "F", array_data(sizes, dtype.dtype, bytes(data)), objects=objects)
+
+
+@rebuilds(*(f"{module}.scalar" for module in _NUMPY))
+def _scalar(_: MachineState, args: tuple[Any, ...]) -> Any:
+    dtype, data = (*args, None, None)[:2]
+    known = isinstance(dtype, NumpyDtype) and isinstance(data, bytes)
+    return NumpyScalar(dtype.dtype, data, dtype.record) if known else None
+
+
+# -- subclasses of `torch.Tensor`: what they store, found from the attributes that are pickled with them ---------------
+# Wrappers hold the plain value, and are that tensor here. Quantized classes hold codes and scales; `codings` has how
+# these make values. Of any other class the inner tensors are listed and not used.
+#
+# Source: torchao 0.18.0 (float8/fsdp_utils.py, prototype/quantized_training, prototype/moe_training/tensor.py).
+
+
+TORCHAO = "torchao."
+"""The package of the known classes; their modules have moved from version to version."""
+
+WRAPPERS = {
+    "WeightWithDynamicFloat8CastTensor": "_tensor",
+    "Int8MixedPrecisionTrainingLinearWeight": "_data",
+    "BitNetTrainingLinearWeight": "_data",
+    "MXFP8TrainingWeightWrapperTensor": "_data",
+    "Float8TrainingWeightWrapperTensor": "_data",
+    "ScaledGroupedMMTensor": "_data",
+    "LinearActivationQuantizedTensor": "original_weight_tensor",
+}
+"""Classes that change what is computed with a tensor, not its values: the attribute that holds it."""
+
+WITHOUT_RULE = (
+    "Int4Tensor", "Int4TilePackedTo4dTensor", "Int4PlainInt32Tensor", "Int4PreshuffledTensor", "Int4OpaqueTensor",
+    "IntxOpaqueTensor", "Float8OpaqueTensor",
+)  # fmt: skip
+"""Classes of torchao that have no `dequantize()`: only kernels for one kind of processor know how they are packed."""
+
+MAX_PARTS = 32
+"""Inner tensors that are listed."""
+
+MAX_VISITED = 10_000
+"""Values in an object's state that are looked at for tensors."""
+
+MAX_NAME = 80
+"""Characters of a name."""
+
+
+def of_class(name: str, shape: Ints, dtype: str, state: Attributes) -> Tensor:
+    """Describe a tensor by its class and what is stored in it.
+
+    Args:
+        name: dotted name of the class.
+        shape: sizes that it shows.
+        dtype: dtype that it shows.
+        state: its attributes; inner tensors are described already.
+    """
+    last = name.rpartition(".")[2]
+    known = name.startswith(TORCHAO)
+    inside = state.get(WRAPPERS[last]) if known and last in WRAPPERS else None
+    if isinstance(inside, Tensor) and (inside.shape, inside.dtype) == (shape, dtype):
+        return replace(inside, attributes={"class": name})
+    parts = tuple(_parts(state))
+    found = coding_of(name, shape, dtype, state)
+    if not parts:
+        return Tensor(shape, dtype, (), "unreadable", note=_unknown(name, ()))
+    stated = () if found else sizes_in(state.get("block_size")) or ()
+    encoded = Encoded(name, parts, found, shape, Box.whole(shape), stated)
+    tensor = Tensor(shape, dtype, (Shard(encoded.box, None, None, None, encoded),), "quantized", note=note_on(encoded))
+    return tensor if found else replace(tensor, kind="unreadable")
+
+
+def note_on(encoded: Encoded) -> str:
+    """Why a tensor of a class is not written as it is, and what to do if there is a way."""
+    names = [name for name, _ in encoded.parts]
+    if encoded.coding is None:
+        return _unknown(encoded.name, names, encoded.stated)
+    library, _, rest = encoded.name.partition(".")
+    coding = f"{library} {rest.rpartition('.')[2]} ({', '.join(names)})"
+    return f"quantized as {coding}: consolidate --dequantize writes its values"
+
+
+def _unknown(name: str, parts: Any, blocks: Ints = ()) -> str:
+    inside = f", which holds {first_few(parts)}" if parts else ""
+    inside += f" for blocks of {shape_text(blocks[:MAX_NDIM])}" if parts and blocks else ""
+    silent = name.startswith(TORCHAO) and name.rpartition(".")[2] in WITHOUT_RULE
+    why = "torchao has no dequantize() for it" if silent else "ckptools does not know how its values are made"
+    return f"a tensor of class {clip_middle(name, MAX_NAME)}{inside}; {why}"
+
+
+def _parts(state: Attributes) -> Iterator[tuple[str, Source]]:
+    """The inner tensors by the names that lead to them, at most `MAX_PARTS`; of each where it lies."""
+    stack = [(clip(str(name), MAX_NAME), value) for name, value in reversed(list(state.items()))]
+    seen: set[int] = set()
+    given = 0
+    while stack and given < MAX_PARTS and len(seen) < MAX_VISITED:
+        name, node = stack.pop()
+        if isinstance(node, Tensor):
+            for part in _places(name, node):
+                given += 1
+                yield part
+        elif isinstance(node, (dict, list, tuple, Opaque)) and id(node) not in seen:
+            seen.add(id(node))
+            inner = node.fields if isinstance(node, Opaque) else node
+            items = inner.items() if isinstance(inner, dict) else enumerate(inner)
+            stack += reversed([(clip(f"{name}.{key}", MAX_NAME), child) for key, child in items])
+
+
+def _places(name: str, tensor: Tensor) -> Iterator[tuple[str, Source]]:
+    for shard in tensor.found[:MAX_PARTS]:
+        if shard.source is not None:
+            yield name, shard.source
+        elif shard.encoded is not None:
+            yield from ((f"{name}.{inner}", source) for inner, source in shard.encoded.parts)
+
 
 Args = tuple[Any, ...]
 
@@ -182,7 +655,7 @@ def _rebuild_from_type(m: MachineState, args: Args) -> Any:
 
 def _with_attributes(m: MachineState, tensor: Tensor, state: Any) -> Tensor:
     """A plain tensor with Python attributes on it; its values are all there."""
-    placed = sharded_tensor.placed(tensor, attributes_in(state), m.meshes)
+    placed = sharded.placed_sharded_tensor(tensor, attributes_in(state), m.meshes)
     return replace(placed, attributes=state) if state and placed is tensor else placed
 
 
@@ -203,10 +676,8 @@ def _sharded(m: MachineState, kind: str, shape: Ints, dtype: str, state: Any) ->
     """Describe a ShardedTensor or DTensor; one that contradicts itself has no shards, and takes no other with it."""
     try:
         if kind == "ShardedTensor":
-            return sharded_tensor.describe(m, shape, dtype, state)
-        from ckptools.pickles.classes import dtensor
-
-        return dtensor.describe(m, shape, dtype, state)
+            return sharded.describe_sharded_tensor(m, shape, dtype, state)
+        return sharded.describe_dtensor(m, shape, dtype, state)
     except (PickleError, UnusualError):  # that is about the pickle, not about this tensor
         raise
     except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
@@ -215,7 +686,6 @@ def _sharded(m: MachineState, kind: str, shape: Ints, dtype: str, state: Any) ->
 
 
 def _of_class(cls: Global, shape: Ints, dtype: str, state: dict[str, Any]) -> Tensor:
-    from ckptools.pickles.classes.tensor_classes import of_class
 
     return of_class(cls.dotted, shape, dtype, state)
 
@@ -229,3 +699,93 @@ def _opaque(cls: Global, base: Any, state: Any) -> Opaque:
     opaque = Opaque(cls.dotted, (base,))
     opaque.state = state
     return opaque
+
+
+# -- tensors of Transformer Engine, which pickle as a call of a function with their parts as arguments -----------------
+# `Float8Tensor` has values by the rule that the library itself computes by on a CPU. Of the classes with a scale for
+# each block only kernels for GPUs compute values; they are shown by their parts.
+#
+# Source: Transformer Engine 1.3 to 2.20, `__reduce_ex__` and `_make_in_reduce_ex` of pytorch/float8_tensor.py, later
+# pytorch/tensor/{float8,mxfp8,float8_blockwise,nvfp4,identity}_tensor.py; `DType` of
+# common/include/transformer_engine/transformer_engine.h, common/util/pybind_helper.h.
+
+
+TRANSFORMER_ENGINE = "transformer_engine"
+METHOD = "_make_in_reduce_ex"
+"""The class method that pickles of 1.3 to 2.16 call; later ones call a function of the module."""
+
+BLOCKS = ("rowwise_data", "rowwise_scale_inv", "columnwise_data", "columnwise_scale_inv")
+ARGUMENTS = {
+    "Float8Tensor": ("data", "fp8_dtype", "scale_inv", "dtype", "shape", "transpose"),
+    "MXFP8Tensor": (*BLOCKS, "fp8_dtype", "dtype", "shape"),
+    "Float8BlockwiseQTensor": ("shape", *BLOCKS, "fp8_dtype", "dtype"),
+    "NVFP4Tensor": ("shape", *BLOCKS, "amax_rowwise", "amax_columnwise", "fp4_dtype", "dtype"),
+    "IdentityTensor": ("hp_data", "quantizer", "dtype", "shape"),
+}
+"""What the arguments of each class are, in their order; more may follow."""
+
+E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
+UP_TO_2_3, FROM_2_4 = {6: E4M3, 7: E5M2}, {7: E4M3, 8: E5M2}
+"""torch's dtypes by the numbers of `DType`, in which 2.4 put another one before them."""
+
+SIZES_SINCE = 5
+"""Arguments of a `Float8Tensor` from 2.0 on; versions before do not give its sizes."""
+
+MODULES = ("float8_tensor", "mxfp8_tensor", "float8_blockwise_tensor", "nvfp4_tensor", "identity_tensor")
+
+
+def _spellings(module: str, name: str) -> list[str]:
+    """The names of what rebuilds tensors of a class."""
+    homes = [f"{TRANSFORMER_ENGINE}.pytorch.tensor.{module}", f"{TRANSFORMER_ENGINE}.pytorch.{module}"]
+    return [f"{home}.{maker}" for home in homes for maker in (f"{name}.{METHOD}", f"_make_{module}_in_reduce_ex")]
+
+
+def _rebuild(name: str) -> Any:
+    def rebuild(_: MachineState, args: tuple[Any, ...]) -> Tensor | None:
+        given = dict(zip(ARGUMENTS[name], args, strict=False))
+        dtype, stored = dtype_of(given.get("dtype")), [value for value in given.values() if isinstance(value, Tensor)]
+        if dtype is None or not stored:
+            return None
+        shape = stored[0].shape if given.get("shape") is None else ints(given["shape"], "sizes")
+        if name == "IdentityTensor":
+            return stored[0] if (stored[0].shape, stored[0].dtype) == (shape, dtype) else None
+        if name == "Float8Tensor" and isinstance(given.get("data"), Tensor):
+            given["data"] = _as_numbers(given["data"], _fp8_dtype(given["fp8_dtype"], len(args)))
+        return of_class(
+            f"{TRANSFORMER_ENGINE}.{name}", shape, dtype, {key: v for key, v in given.items() if isinstance(v, Tensor)}
+        )
+
+    return rebuild
+
+
+for _module, _name in zip(MODULES, ARGUMENTS, strict=True):
+    rebuilds(*_spellings(_module, _name))(_rebuild(_name))
+
+
+def _fp8_dtype(value: Any, arguments: int) -> str | None:
+    """The dtype of torch for a `DType`; None where it is none, or where versions that write this form disagree.
+
+    From 2.17 on it pickles with its number as an argument, before that with it as the state of an enum of pybind11. Of
+    those, 2.0 to 2.3 mean E5M2 by a 7, and 2.4 to 2.16 mean E4M3.
+    """
+    if not isinstance(value, Opaque) or not value.name.endswith(".DType"):
+        return None
+    if len(value.args) == 1:
+        return FROM_2_4.get(value.args[0]) if type(value.args[0]) is int else None
+    number = value.state if type(value.state) is int else 0
+    if arguments < SIZES_SINCE:
+        return UP_TO_2_3.get(number)
+    meanings = {UP_TO_2_3.get(number), FROM_2_4.get(number)} - {None}
+    return meanings.pop() if len(meanings) == 1 else None
+
+
+def _as_numbers(data: Tensor, dtype: str | None) -> Tensor:
+    """Bytes as elements of an 8-bit dtype; as they are where that is not known."""
+    if dtype is None or data.dtype != "uint8":
+        return data
+    shards = tuple(_as(shard, dtype) for shard in data.shards)
+    return replace(data, dtype=dtype, shards=shards)
+
+
+def _as(shard: Shard, dtype: str) -> Shard:
+    return shard if shard.source is None else shard._replace(source=shard.source._replace(dtype=dtype))

@@ -7,17 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from ckptools.contents.picture import tensor_layout
+from ckptools.contents.html import tensor_layout
 from ckptools.display.drawing import Picture
-from ckptools.inspect.byte_bars import bytes_by_section
-from ckptools.inspect.picture import rank_map
+from ckptools.inspect.html import bytes_by_section, rank_map
 from ckptools.ls.picture import run_steps
-from ckptools.model.problems import Code, Problem
-from ckptools.model.records import Rows
+from ckptools.model.problems import Code, Problem, Rows
 from ckptools.model.regions import Box, chunk
-from ckptools.model.shard import Shard
+from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor
-from ckptools.plots.heat_map import HeatCell, heat_map
+from ckptools.plots import HeatCell, heat_map
 from ckptools.stats.picture import norm_bars, value_histogram
 from ckptools.stats.record import Statistics, Stats
 from tests.display.made import checkpoint, composer_tree, files, plain, source

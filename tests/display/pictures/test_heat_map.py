@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 import ckptools
 from ckptools.display.drawing import DIVERGING, VIRIDIS
 from ckptools.errors import UsageError
-from ckptools.plots.heat_map import HeatCell, common_beginning, heat_grid, heat_map
-from ckptools.plots.scales import RowScale, Scale
+from ckptools.plots import HeatCell, RowScale, Scale, common_beginning, heat_grid, heat_map
 from tests.display.made import HOSTILE
 from tests.display.pictures.svg import hovers, parsed, shown
 from tests.truth import FIXTURES

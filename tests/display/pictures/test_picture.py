@@ -8,10 +8,10 @@ from html.parser import HTMLParser
 import pytest
 
 import ckptools
-from ckptools.contents.picture import tensor_layout
+from ckptools.contents.html import tensor_layout
 from ckptools.display.drawing import Picture
 from ckptools.errors import OutputExistsError, UsageError
-from ckptools.inspect.picture import rank_map
+from ckptools.inspect.html import rank_map
 from ckptools.text import printable
 from tests.browser import elements_of, needs_browser
 from tests.display.made import HOSTILE, checkpoint, hostile, plain, run7

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import ckptools
 from ckptools.display.drawing import WIDTH
-from ckptools.inspect.picture import CELL, Grouping, grouping, places, rank_cells, rank_map
+from ckptools.inspect.html import CELL, Grouping, grouping, places, rank_cells, rank_map
 from ckptools.model.checkpoint import Fact
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckptools
-from ckptools.contents.picture import ACROSS, GRID, STRIP, _line_length, box_rects, tensor_layout
-from ckptools.contents.shards import layout_of, shard_rows
+from ckptools.contents.html import ACROSS, GRID, STRIP, _line_length, box_rects, tensor_layout
+from ckptools.contents.show import layout_of, shard_rows
 from ckptools.display.drawing import WIDTH, Rect, hatch_lines
 from ckptools.model.regions import Box, chunk
-from ckptools.model.shard import Shard
+from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor
 from tests.display.made import plain, sharded, source
 from tests.display.pictures.svg import hovers, shown

@@ -1,0 +1,675 @@
+"""A copy of the tree for an output: one source for every region, with what is left out and every problem noted."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ckptools.consolidate.provenance import NOT_SAVED, why_not_saved
+from ckptools.consolidate.source_records import without_damaged
+from ckptools.consolidate.writers.layout import Borrowed, FromReplicas, OutputContents
+from ckptools.display.tables import cause_words
+from ckptools.dtypes import ITEMSIZE, can_be_nan
+from ckptools.errors import NotWholeError, RefusedError, UsageError
+from ckptools.files.opening import OpenFiles
+from ckptools.formats.rank_search.parts import SLICES
+from ckptools.formats.shared.merge import empty_like
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.problems import Code, Problem
+from ckptools.model.regions import Box
+from ckptools.model.shards import HoldingFile, ItemShards, Shard, Shards, lie_in_a_row, with_bytes
+from ckptools.model.tensor import Tensor, cover, cover_problem
+from ckptools.model.tree import (
+    OMEGACONF,
+    Global,
+    KeyPath,
+    Lost,
+    NumpyArray,
+    NumpyScalar,
+    Opaque,
+    describe_for_error,
+    fqn_of,
+    is_within,
+    plain,
+    walk,
+)
+from ckptools.model.verdict import FATES, Cause, causes_of, consequences_of
+from ckptools.pickles.foreign_names import suspicious_names
+from ckptools.tensor_io import replicas
+from ckptools.tensor_io.checksums import Record, damaged_records, records_of
+from ckptools.tensor_io.copies import copies_without_checksums
+from ckptools.tensor_io.fetch_ahead import no_progress
+from ckptools.text import and_others, clip_middle, few, first_few, named_ranks, plural, printable
+from ckptools.training_state.judgement import is_of_one_rank, may_concern, stands_in_the_way, verdict_of
+from ckptools.training_state.rank_values import NOTHING, RankValues, own_paths
+from ckptools.training_state.sections import Section, sections_of, sections_of_kind, tensors_of
+
+if TYPE_CHECKING:
+    from ckptools.consolidate.source_records import Donor
+
+
+# -- what is plain in objects of foreign classes: their attributes, or a text for an enum or a path --------------------
+# An object is plain as far as its pickle is nothing but its attributes or its items: `argparse.Namespace`, dataclasses,
+# `SimpleNamespace`, OmegaConf's containers, tokenizers of one's own. What is none of this is left out, by name.
+
+
+MAX_DEPTH = 50
+MAX_VALUES = 100_000
+"""Levels and values of one object: what a foreign object holds has no other limit."""
+
+PATHS = ("pathlib.", "pathlib._local.")
+MEMBER = (str, int, float, bool)
+
+
+class NotPlainError(ValueError):
+    """An object is more than its attributes; the message says why."""
+
+
+def as_plain(node: Opaque) -> Any:
+    """The dicts, lists and texts that an object stands for.
+
+    Raises:
+        NotPlainError: it is more than these.
+    """
+    return _Plain().value(node, 0, frozenset())
+
+
+class _Plain:
+    def __init__(self) -> None:
+        self.left = MAX_VALUES
+
+    def value(self, node: Any, depth: int, above: frozenset[int]) -> Any:
+        node, self.left = plain(node), self.left - 1
+        if depth > MAX_DEPTH or self.left < 0 or id(node) in above:
+            raise NotPlainError("it holds itself, or more than an object of settings does")
+        if isinstance(node, Tensor):
+            raise NotPlainError("a tensor is in it")
+        inside = above | {id(node)}
+        if isinstance(node, Opaque) and not isinstance(node, Lost):
+            return self._object(node, depth, inside)
+        if isinstance(node, dict):
+            return {key: self.value(value, depth + 1, inside) for key, value in node.items()}
+        if type(node) in (list, tuple):
+            return type(node)(self.value(value, depth + 1, inside) for value in node)
+        return node
+
+    def _object(self, node: Opaque, depth: int, inside: frozenset[int]) -> Any:
+        if suspicious_names((node.name,), {}):
+            raise NotPlainError("its name could run code")
+        if text := as_text(node):
+            return text
+        state = node.state[0] if type(node.state) is tuple and node.state[1:] == (None,) else node.state
+        if node.name.startswith(OMEGACONF) and isinstance(state, dict) and "_content" in state:
+            return self.value(state["_content"], depth + 1, inside)
+        made_by = node.name in ("copyreg._reconstructor", "copy_reg._reconstructor") and len(node.args) == 3
+        bare = not node.args or (made_by and node.args[2] is None)
+        if isinstance(state, tuple) and len(state) == 2 and all(part is None or type(part) is dict for part in state):
+            state = {**(state[0] or {}), **(state[1] or {})}  # attributes, and those in slots
+        if bare and not node.keywords and type(state) is dict and not node.items:
+            return self.value(state, depth + 1, inside)
+        raise NotPlainError("it is more than its attributes")
+
+
+def as_text(node: Opaque) -> str:
+    """A path, or a member of an enum such as `Phase('main')`, as text; "" for anything else."""
+    args = node.args if isinstance(node.args, tuple) and not (node.state or node.items or node.keywords) else ()
+    if node.name.startswith(PATHS) and all(isinstance(part, str) for part in args):
+        root, rest = (args[0], args[1:]) if args[:1] == ("/",) else ("", args)
+        return root + "/".join(rest) if args else "."
+    if len(args) == 1 and isinstance(args[0], MEMBER) and not node.name.startswith(("torch.", "builtins.", "numpy.")):
+        return f"{node.name.rpartition('.')[2]}({args[0]!r:.200})"
+    return ""
+
+
+def class_of(node: Opaque) -> str:
+    """The dotted name of an object's class."""
+    first = node.args[0] if node.name.endswith("._reconstructor") and node.args else None
+    return first.dotted if isinstance(first, Global) else node.name
+
+
+FILLS = ("nan", "zero")
+"""The values that can fill a hole."""
+
+MAX_NAMED = 5
+"""Names in a note."""
+
+COPIES = "take one with --prefer-rank if they are copies of one model"
+IN_PARTS = "ranks hold parameters of their own here, so that one name may stand for two"
+"""Advice for copies that differ; taking one rank's for all would lose the others' values."""
+
+MAX_TENSOR = 1 << 60
+"""At most this many bytes per tensor. Strides of 0 let a few bytes claim any size."""
+
+KINDS = {"text": "text", "dict": "dicts and lists of their attributes"}
+"""The kinds of values that objects of foreign classes become."""
+
+MAX_NAME = 60
+"""Characters of the name of a class."""
+
+LEFT_OUT = Opaque("left out")
+"""Stands for a node that is not written."""
+
+
+class Picking:
+    """Copy a tree for writing: one source per region, foreign objects left out, problems collected.
+
+    `contents` gets everything that is known of the copy but the tree itself.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        holes: str | None,
+        prefer_rank: int | None,
+        files: OpenFiles,
+        damage: Mapping[Record, int] | None,
+        dequantize: bool,
+        donor: Donor | None = None,
+    ) -> None:
+        self.path, self.files = checkpoint.path, files
+        self.damage, self.checks = damage or {}, damage is not None
+        self.dequantize, self.donor = dequantize, donor
+        self.dequantized: dict[str, list[str]] = {}
+        self.plainly: dict[str, list[tuple[KeyPath, str]]] = {}
+        self.holes, self.prefer_rank = holes, prefer_rank
+        self.in_parts = checkpoint.in_parts
+        self.problems: list[Problem] = []
+        self.gaps = {p.tensor: p for p in checkpoint.problems if p.kind is Code.TENSOR_GAP}
+        self.contents = OutputContents(None, checkpoint)
+        before = checkpoint.provenance.filled if checkpoint.provenance else ()
+        self.filled = {one.name: one for one in (*before, *checkpoint.hollow)}
+        self.ranks = RankValues(checkpoint, files)
+        self.listed: list[KeyPath] = []
+        self.spared: list[Problem] = []
+        self.models = sections_of_kind(checkpoint, "model")
+        self._orders: dict[int, tuple[Sequence[HoldingFile], list[int]]] = {}
+        self.cut = {f.path for f in checkpoint.files if f.status in ("cut", "bad")}
+
+    def lose(self, left_out: Mapping[KeyPath, str]) -> None:
+        """Leave out the values that the source has lost."""
+        self.contents.left_out |= left_out
+        self.contents.lost |= left_out.keys()
+
+    def copy(self, node: Any, source: KeyPath, at: KeyPath) -> Any:
+        """Copy the node at `source` in the checkpoint to `at` in the output; `LEFT_OUT` if it is not written."""
+        if (values := self.ranks.at(source)) is not None:
+            return self._by_rank(values, source, at)
+        if isinstance(node, Tensor):
+            own = self.ranks.of_tensor(node, source)
+            return self._tensor(node, source, at) if own is None else self._by_rank(own, source, at)
+        if isinstance(node, dict):
+            return self._dict(node, source, at)
+        if type(node) in (list, tuple):
+            items = [self.copy(v, (*source, i), (*at, i)) for i, v in enumerate(node)]
+            # A place in a sequence has a meaning, so what is left out leaves None there.
+            return type(node)(None if v is LEFT_OUT else v for v in items)
+        if isinstance(node, Opaque) and not isinstance(node, Lost):
+            try:
+                made = as_plain(node)
+            except NotPlainError:
+                self.contents.left_out[at] = _why_foreign(node)
+                return LEFT_OUT
+            self.plainly.setdefault("text" if isinstance(made, str) else "dict", []).append((at, class_of(node)))
+            return self.copy(made, source, at)
+        if why := _why_foreign(node):
+            self.contents.left_out[at] = why
+            return LEFT_OUT
+        return node
+
+    def _by_rank(self, values: Mapping[int, Any], source: KeyPath, at: KeyPath) -> list[Any]:
+        """List each rank's own value; None for a rank that has none, or whose value is not written."""
+        self.listed.append(source)
+        kept = [
+            LEFT_OUT if value is NOTHING else self.copy(value, (*source, rank), (*at, rank))
+            for rank, value in enumerate(self.ranks.listed(values))
+        ]
+        return [None if value is LEFT_OUT else value for value in kept]
+
+    def _dict(self, node: dict[Any, Any], source: KeyPath, at: KeyPath) -> Any:
+        copied = empty_like(node)
+        if hasattr(copied, "_metadata") and not _is_plain(copied._metadata):
+            versions = (*at, "_metadata")
+            self.contents.left_out[versions] = "module versions that hold foreign objects"
+            del copied._metadata
+        elif hasattr(copied, "_metadata"):
+            copied._metadata = _without_attributes(copied._metadata)
+        for key, value in node.items():
+            place = (*at, key)
+            if isinstance(key, Global) or _is_foreign(key):
+                self.contents.left_out[place] = f"its key is {key!r:.80}"
+                continue
+            kept = self.copy(value, (*source, key), place)
+            if kept is not LEFT_OUT:
+                copied[key] = kept
+        return copied
+
+    def _tensor(self, tensor: Tensor, source: KeyPath, at: KeyPath) -> Any:
+        fqn = fqn_of(source)
+        if tensor.kind == "meta":
+            self.contents.left_out[at] = tensor.note
+            return LEFT_OUT
+        if tensor.nbytes > MAX_TENSOR:
+            nbytes = describe_for_error(tensor.nbytes)
+            raise RefusedError(self.path, f"{fqn} would take {nbytes} bytes; no disk holds that")
+        if fqn in self.filled and self.holes == "leave":
+            self.lose({at: why_not_saved(self.filled[fqn])})
+            return LEFT_OUT
+        if fqn in self.filled:
+            self.contents.carried[at] = self.filled[fqn]
+        tensor = self._decoded(tensor, fqn)
+        tensor, damage = without_damaged(tensor, fqn, self.damage)
+        problem = cover_problem(tensor, fqn)
+        told = self.gaps.get(fqn)
+        if told is not None and problem is not None and told.message.endswith(problem.message):
+            problem = told  # which may say who states the shape
+        if problem is not None and problem.kind is Code.TENSOR_GAP and self.donor is not None:
+            tensor, problem = self._from_donor(tensor, source, at, problem)
+            damage = None if problem is None else damage
+        if damage is not None and problem is None:
+            self.spared.append(damage)  # another rank's copy is right
+        elif damage is not None and problem is not None and problem.kind is Code.TENSOR_GAP:
+            problem = damage
+        if problem is not None and not self._may_fill(tensor, problem, at):
+            return LEFT_OUT
+        chosen = self._replicas(tensor, source, at)
+        self.problems += self._in_cut_files(chosen, fqn) if self.holes is None and self.cut else []
+        if any(s.holds(source) for s in self.models):
+            self.contents.model_paths.add(at)
+        fill = self.holes or "" if problem is not None else ""
+        return replace(tensor, shards=chosen, fill=fill)
+
+    def _from_donor(
+        self, tensor: Tensor, source: KeyPath, at: KeyPath, problem: Problem
+    ) -> tuple[Tensor, Problem | None]:
+        """Fill the gaps of a tensor from the other checkpoint, if that has them all; with the problem that is left."""
+        assert self.donor is not None
+        made = self.donor.fill(tensor, source, at)
+        if made is tensor:
+            return tensor, problem
+        self.contents.borrowed[at] = Borrowed(self.donor.taken[at], str(self.donor.origin))
+        return made, None
+
+    def _decoded(self, tensor: Tensor, fqn: str) -> Tensor:
+        """Dequantize a quantized tensor, if that is wanted."""
+        if not (self.dequantize and tensor.encoded_as):
+            return tensor
+        from ckptools.tensor_io.read import dequantized
+
+        found = dequantized(tensor)
+        if found.note != tensor.note and not found.note:
+            for encoded in tensor.encoded_as:
+                self.dequantized.setdefault(encoded.name, []).append(fqn)
+        return found
+
+    def _may_fill(self, tensor: Tensor, problem: Problem, at: KeyPath) -> bool:
+        """Note the problem of a tensor; return whether it is written anyway, with its holes filled."""
+        if problem.kind.lacks == "elements":
+            self.contents.missing[at] = cover(tensor.shape, tensor.found_boxes).gaps
+        if self.holes is None:
+            self.problems.append(problem)
+        elif problem.kind.lacks == "elements" and self.holes in FILLS:
+            if self.holes == "zero" or can_be_nan(tensor.dtype):
+                return True
+            self.lose({at: f"{problem.message}; there is no NaN in {tensor.dtype}"})
+            return False
+        self.lose({at: problem.message})
+        return False
+
+    def _replicas(self, tensor: Tensor, source: KeyPath, at: KeyPath) -> Shards:
+        """Choose one shard per region, whose copies should be equal; in the order of their offsets."""
+        if isinstance(tensor.shards, ItemShards) and lie_in_a_row(tensor.shards, tensor.shape):
+            return tensor.shards.in_order_of(tensor.shards.offsets)
+        differing = self.ranks.differing(tensor, source)
+        if differing and self.checks and self.prefer_rank is None:
+            tensor = self._right_copies(tensor, fqn_of(source), differing)
+            differing = self.ranks.differing(tensor, source)
+        if differing and self.prefer_rank is None:
+            copies = next(iter(differing.values()))
+            taken = self.contents.borrowed.get(at)
+            whose = f" (with regions of {taken.origin})" if taken else ""
+            more = f"{whose}; {IN_PARTS if self.in_parts else COPIES}"
+            self.problems.append(copies.problem(fqn_of(source), self.files, more))
+        if not tensor.has_copies:
+            return tuple(sorted(tensor.found, key=lambda s: s.box.offsets))
+        return tuple(sorted(self._preferred(tensor.shards), key=lambda s: s.box.offsets))
+
+    def _preferred(self, shards: Shards) -> Iterable[Shard]:
+        """The copy of each region that is written."""
+        if isinstance(shards, ItemShards) and shards.all_read:
+            order = self._order(shards.files)
+            order = order[:1] if shards.one_box else order
+            first = {(shards.offsets[i], shards.sizes[i]): i for i in reversed(order)}
+            return [shards[i] for i in first.values()]
+        found = sorted(with_bytes(shards), key=lambda s: self._preference(s.source and s.source.path, s.rank))
+        return {s.box: s for s in reversed(found)}.values()
+
+    def _order(self, files: Sequence[HoldingFile]) -> list[int]:
+        """The numbers of files by preference; worked out once for tensors that share the list."""
+        known = self._orders.get(id(files))
+        if known is None:  # kept with its list, so that no other list gets the same id
+            preferences = [self._preference(file.path, file.rank) for file in files]
+            known = self._orders[id(files)] = files, sorted(range(len(files)), key=preferences.__getitem__)
+        return known[1]
+
+    def _right_copies(self, tensor: Tensor, fqn: str, differing: Collection[Box]) -> Tensor:
+        """Remove copies whose checksums do not match if other copies are right."""
+        copies = tuple([s for s in tensor.found if s.box in differing])
+        records = records_of([replace(tensor, shards=copies)])
+        kept, damage = without_damaged(tensor, fqn, damaged_records(records, self.files, 1, no_progress))
+        if damage is None or cover_problem(kept, fqn) is not None:
+            return tensor
+        self.spared.append(damage)
+        return kept
+
+    def _preference(self, path: Path | None, rank: int | None) -> tuple[bool, bool, int]:
+        return self._is_cut(path), rank != self.prefer_rank, -1 if rank is None else rank
+
+    def _is_cut(self, path: Path | None) -> bool:
+        return bool(self.cut) and path in self.cut
+
+    def _in_cut_files(self, chosen: Shards, fqn: str) -> Iterator[Problem]:
+        """Report a whole tensor with bytes in a cut file: the file may differ from the one that was saved."""
+        for shard in chosen:
+            if shard.source is None or not self._is_cut(shard.source.path):
+                continue
+            text = f"{shard.box} lies in {shard.source.path.name}, which is cut short or damaged elsewhere"
+            yield Problem(Code.FILE_CUT, text, shard.rank, fqn)
+
+    def notes_for(self, checkpoint: Checkpoint, parts: Iterable[Section]) -> list[str]:
+        """Collect the notes for the user on a checkpoint with nothing missing."""
+        notes = [f"dequantized, as {name} does: {few(fqns, 1)}" for name, fqns in self.dequantized.items()]
+        for became, places in self.plainly.items():
+            named = few([f"{clip_middle(name, MAX_NAME)} at {fqn_of(at) or 'the top'}" for at, name in places], 3)
+            notes.append(f"{plural(len(places), 'object')} became {KINDS[became]}: {named}")
+        if self.spared:
+            more = and_others(len(self.spared) - 1)
+            notes.append(f"{self.spared[0]}{more}; another rank's copy is right, and is written")
+        notes += _note_on_own(self.listed, f"kept for each of {plural(self.ranks.count, 'rank')}, as a list by rank")
+        rest = [p for p in checkpoint.differing if not any(p[: len(kept)] == kept for kept in self.listed)]
+        rest = [p for p in rest if any(part.holds(p) for part in parts)]
+        return [*notes, *_note_on_own(rest, "only the lowest rank's is written")]
+
+
+def _note_on_own(paths: Sequence[KeyPath], what: str) -> list[str]:
+    """The note on values that ranks have for themselves."""
+    names = first_few(list(map(fqn_of, paths)), MAX_NAMED)
+    return [f"{plural(len(paths), 'value')} that ranks have for themselves ({names}): {what}"] if paths else []
+
+
+# -- foreign objects ---------------------------------------------------------------------------------------------------
+
+
+def _why_foreign(node: Any) -> str:
+    """Why a leaf is not written; empty when it is."""
+    if isinstance(node, Opaque):
+        return node.name if isinstance(node, Lost) else f"an object of class {node.name}"
+    if isinstance(node, (set, frozenset)) and _is_foreign(node):
+        return "a set of foreign objects"
+    if isinstance(node, NumpyArray) and node.dtype == "|O":
+        return "a numpy array of Python objects"
+    if isinstance(node, (NumpyArray, NumpyScalar)) and "." in node.dtype and node.dtype[:1] not in ("{", "("):
+        return f"a numpy array of {node.dtype}"
+    if isinstance(node, Global) and not (node.module == "torch" and node.name in ITEMSIZE):
+        return f"the name {node.dotted}"
+    return ""
+
+
+def _is_foreign(node: Any) -> bool:
+    """Whether a key or a set is or contains an object that is not rebuilt."""
+    if isinstance(node, (tuple, set, frozenset)):
+        return any(map(_is_foreign, node))
+    return isinstance(node, Opaque)
+
+
+def _without_attributes(node: Any) -> Any:
+    """Copy plain values without attributes of their dicts, such as `_metadata`."""
+    if isinstance(node, dict):
+        made: dict[Any, Any] = OrderedDict() if isinstance(node, OrderedDict) else {}
+        made.update((key, _without_attributes(value)) for key, value in node.items())
+        return made
+    return type(node)(map(_without_attributes, node)) if type(node) in (list, tuple) else node
+
+
+def _is_plain(tree: Any) -> bool:
+    """Whether a tree has only values of Python's own types."""
+    return all(
+        isinstance(leaf, (str, bytes, int, float, type(None), dict, list, tuple))
+        and not any(isinstance(key, Opaque) for key in path)
+        for path, leaf in walk(tree)
+    )
+
+
+# -- choice of the output's contents: the sections to write, and the reasons to refuse a checkpoint --------------------
+# Everything is checked here, before the first byte is written, and all problems are reported at once.
+
+
+ONLY = ("model", "optimizer", "all")
+ONE_COPY = "--only-this-file with the file of a rank takes its copy"
+
+
+def select(
+    checkpoint: Checkpoint,
+    only: str,
+    holes: str | None,
+    prefer_rank: int | None,
+    files: OpenFiles,
+    damage: Mapping[Record, int] | None,
+    dequantize: bool = False,
+    donor: Donor | None = None,
+    right: bool = False,
+) -> OutputContents:
+    """Choose the parts named by `only` from a checkpoint whose ranks have all been read.
+
+    `holes` is None to refuse tensors that are not whole, `leave` to leave them out, `nan` or `zero` to fill them.
+    `damage` has the records whose checksums do not match, with the CRC-32 that they have; their bytes count as missing.
+    It is None if checksums are not compared. They are `right` if each was compared and none is wrong. `donor` is
+    another checkpoint of the run that fills gaps first.
+
+    Raises:
+        NotWholeError: something is missing, overlaps or contradicts; lists everything.
+        UsageError: there is no such section.
+    """
+    sections = _sections_to_write(checkpoint, only)
+    if prefer_rank is not None and prefer_rank not in checkpoint.ranks:
+        raise UsageError(checkpoint.path, f"--prefer-rank {prefer_rank}: there is no file of that rank here")
+    if prefer_rank is not None and (unlike := next((p for p in checkpoint.problems if SLICES in p.message), None)):
+        text = f"--prefer-rank {prefer_rank} would write one rank's values for all: {unlike.message}"
+        raise NotWholeError(checkpoint.path, f"{text}; {ONE_COPY}", [unlike])
+    picking = Picking(checkpoint, holes, prefer_rank, files, damage, dequantize, donor)
+    errors = [p for p in checkpoint.problems if p.severity == "error"]
+    concerned = [p for p in errors if _concerns(p, sections.values(), only)]
+    written = {fqn_of(path): tensor for path, tensor in tensors_of(sections.values())}
+    of_tensors = [p for p in concerned if p.kind in (Code.COPIES_DIFFER, Code.LAYOUT_DISAGREES) and p.tensor in written]
+    # Copies are compared below, and a tensor with a piece that does not fit it has its problem there.
+    judged = [p for p in of_tensors if p.kind is Code.COPIES_DIFFER or written[p.tensor or ""].contradictions]
+    concerned = [p for p in concerned if p not in judged]
+    picking.problems += [p for p in concerned if _refuses(checkpoint, p, holes)]
+    # Parts without a gap in a tensor: their names are unknown, or their file belongs to no single rank.
+    without = [p for p in concerned if p.kind.lacks in ("file", "part") and stands_in_the_way(checkpoint, p)]
+    if only == "model":
+        without = [p for p in without if not _is_of_an_optimizer(checkpoint, p)]
+    unsure = [p for p in checkpoint.problems if p.kind is Code.SIZE_UNSTATED]
+    picking.problems += [] if holes else [*without, *unsure]
+    picking.lose({(p.tensor or p.code,): p.message for p in without})
+    picking.ranks.expect(tensors_of(sections.values()), right)
+    trees = {name: picking.copy(s.value, s.path, (name,) if name else ()) for name, s in sections.items()}
+    if picking.problems:
+        gaps = any(p.kind.lacks == "elements" for p in picking.problems)
+        lost = [p for p in errors if p.kind is Code.FILE_UNREADABLE or (gaps and p.kind.lacks == "file")]
+        problems = list(dict.fromkeys([*lost, *picking.problems]))
+        raise NotWholeError(checkpoint.path, _summary(checkpoint, problems), problems)
+    contents, parts = picking.contents, list(sections.values())
+    if any(t is LEFT_OUT for t in trees.values()):
+        why = next(iter(contents.left_out.values()))
+        raise RefusedError(checkpoint.path, f"is nothing that can be written, but {why}")
+    picking.lose(_own_values_lost(checkpoint, parts))
+    contents.from_replicas, notes = _from_replicas(checkpoint, parts)
+    warnings = [p for p in checkpoint.problems if p.severity == "warning" and _concerns(p, parts, only)]
+    exchanged = (p for p in checkpoint.problems if p.kind is Code.NAMED_AS_ANOTHER_RANK)
+    contents.notes += [*_notes_on_warnings([*warnings, *exchanged]), *picking.notes_for(checkpoint, parts), *notes]
+    contents.notes += [] if only in ONLY else [_note_on_glob(checkpoint, parts, only)]
+    contents.tree = trees[""] if list(trees) == [""] else trees
+    contents.part = only
+    if donor is not None:
+        contents.notes.append(donor.note())
+    contents.filled = holes if holes in FILLS else ""
+    named = ((s, (name,) if name else ()) for name, s in sections.items())
+    contents.places = tuple(((s, s.path) for s in sections_of(checkpoint)) if only == "all" else named)
+    contents.unsure = tuple(p for p in warnings if p.kind.lacks == "part" and p.tensor is None)
+    contents.passed_over = tuple(p for p in concerned if p.kind.lacks == "value" and p.kind not in NOT_SAVED)
+    return contents
+
+
+# -- the parts that the user asked for ---------------------------------------------------------------------------------
+
+
+def tensors_to_write(checkpoint: Checkpoint, only: str) -> Iterator[tuple[str, Tensor]]:
+    """Fqn and tensor of everything that `only` selects, as in `select`."""
+    return ((fqn_of(path), tensor) for path, tensor in places_to_write(checkpoint, only))
+
+
+def places_to_write(checkpoint: Checkpoint, only: str) -> Iterator[tuple[KeyPath, Tensor]]:
+    """Key path in the checkpoint and tensor of everything that `only` selects."""
+    return tensors_of(_sections_to_write(checkpoint, only).values())
+
+
+def _sections_to_write(checkpoint: Checkpoint, only: str) -> dict[str, Section]:
+    """The sections to write by their name in the output; a single section has no name there."""
+    if not isinstance(only, str):
+        raise UsageError(checkpoint.path, f"--only {only!r}: expected a name or a glob")
+    if only == "all":
+        return {"": Section("other", "", (), checkpoint.tree)}
+    found = sections_of_kind(checkpoint, only) if only in ONLY else _matching(checkpoint, only)
+    if not found:
+        here = ", ".join(sorted({s.kind for s in sections_of(checkpoint)})) or "nothing"
+        raise UsageError(checkpoint.path, f"holds no {only}; it holds {here}")
+    return {"": found[0]} if len(found) == 1 else {s.name: s for s in found}
+
+
+def _matching(checkpoint: Checkpoint, glob: str) -> list[Section]:
+    """The models of a checkpoint with the names that match a glob, alone or after the name of their section."""
+    from ckptools.keys.entries import pattern
+
+    wanted, found = pattern((glob,)), []
+    for section in sections_of_kind(checkpoint, "model"):
+        kept = empty_like(section.value)
+        for key, value in section.value.items():
+            if wanted.fullmatch(key) or wanted.fullmatch(f"{section.name}.{key}"):
+                kept[key] = value
+        found += [section._replace(value=kept)] if kept else []
+    if not found:
+        text = f"--only {glob}: choose one of {', '.join(ONLY)}; or a glob that names of the model match"
+        raise UsageError(checkpoint.path, text)
+    return found
+
+
+OPTIMIZER_FILES = ("optim", "optimizer")
+"""Parts whose files hold an optimizer alone, or a copy of the model that leaves gaps where it is lost."""
+
+
+def _is_of_an_optimizer(checkpoint: Checkpoint, problem: Problem) -> bool:
+    """Whether a problem is about a lost file of a rank whose other files are here, and it is the optimizer's."""
+    lost = [f.part for f in checkpoint.files if f.rank == problem.rank and not f.is_here]
+    return problem.rank is not None and bool(lost) and all(part in OPTIMIZER_FILES for part in lost)
+
+
+def _concerns(problem: Problem, parts: Iterable[Section], only: str) -> bool:
+    """Whether a problem is about a part to write."""
+    if problem.tensor is None or problem.kind is Code.MIXED_SAVES:
+        return True
+    paths = [path for s in parts for path in ([s.path] if only in ONLY else [(*s.path, key) for key in s.value])]
+    return any(not fqn or is_within(problem.tensor, fqn) for fqn in map(fqn_of, paths))
+
+
+def _note_on_glob(checkpoint: Checkpoint, parts: Iterable[Section], glob: str) -> str:
+    written = sum(len(part.value) for part in parts)
+    others = sum(len(section.value) for section in sections_of_kind(checkpoint, "model")) - written
+    return f"--only {glob}: {plural(written, 'name')} of the model, without {plural(others, 'other')}"
+
+
+# -- reasons to refuse -------------------------------------------------------------------------------------------------
+
+
+def _refuses(checkpoint: Checkpoint, problem: Problem, holes: str | None) -> bool:
+    """Whether an error prevents writing by itself, whatever the state of the tensors."""
+    if problem.kind.forbids == "any output":
+        return True
+    return not holes and problem.kind.lacks == "value" and stands_in_the_way(checkpoint, problem)
+
+
+def _own_values_lost(checkpoint: Checkpoint, parts: Sequence[Section]) -> dict[KeyPath, str]:
+    """The ranks' own values in lost files, by key path and rank, with the reason; no tensor has a gap for them."""
+    own = [*own_paths(sections_of(checkpoint), checkpoint.world_size.exact), *checkpoint.differing]
+    own = [path for path in own if any(part.holds(path) for part in parts)]
+    own = [path for path in own if not any(path[: len(other)] == other != path for other in own)]
+    errors = [p for p in checkpoint.problems if p.severity == "error" and p.kind.lacks in ("file", "value")]
+    lost = [p for p in errors if p.rank is not None and not stands_in_the_way(checkpoint, p)]
+    found = ((path, p) for p in lost for path in own if may_concern(p, path))
+    return {(*path, p.rank): f"what rank {p.rank} had for itself: {printable(p.message)}" for path, p in found}
+
+
+def _from_replicas(checkpoint: Checkpoint, parts: Iterable[Section]) -> tuple[FromReplicas | None, list[str]]:
+    """The ranks whose lost or damaged files replicas make up for, and the note that says so."""
+    verdict = verdict_of(checkpoint)
+    if verdict.whole is not False or not verdict.recoverable:
+        return None, []
+    errors = [p for p in checkpoint.problems if p.severity == "error" and p.all_ranks]
+    lost = [p for p in errors if p.kind.lacks == "file" or p.replicated]
+    lost = [p for p in lost if p.tensor is None or not is_of_one_rank(checkpoint, p.tensor)]
+    if not lost:
+        return None, []
+    ranks = {rank for p in lost for rank in p.all_ranks}
+    others = {s.rank for _, t in tensors_of(parts) for s in t.found if s.rank is not None} - ranks
+    if not others:
+        return None, []
+    more = and_others(len(lost) - 1)
+    note = f"what {named_ranks(ranks)} shared is read from {named_ranks(others)}: {printable(str(lost[0]))}{more}"
+    return FromReplicas(tuple(sorted(ranks)), tuple(sorted(others))), [note]
+
+
+DOUBTFUL = (
+    Code.FILE_MISSING, Code.FILE_CUT, Code.ODD_FILE_SIZE, Code.MIXED_SAVES, Code.METADATA_CONTRADICTS,
+    Code.STRAY_FILE, Code.NAME_CONTRADICTS, Code.NAMED_AS_ANOTHER_RANK, Code.NEVER_WRITTEN, Code.LAYOUT_DISAGREES,
+    Code.COPIES_DIFFER, Code.LAYOUT_INFERRED,
+)  # fmt: skip
+"""Warnings that the files, or what is put together from them, may not be what was saved."""
+
+
+def _notes_on_warnings(warnings: Sequence[Problem]) -> Iterator[str]:
+    """What may be wrong with the source, and so with the output."""
+    yield from (p.message for p in warnings if p.kind.lacks == "part")
+    for cause in causes_of(p for p in warnings if p.kind in DOUBTFUL):
+        yield f"warning of the source: {cause.code} {cause_words(cause)}"
+
+
+def check_files(checkpoint: Checkpoint, part: str, files: OpenFiles, unchecked: bool) -> list[str]:
+    """Refuse a source with values that contradict the layout; note files that may be copies of another rank's.
+
+    The module's own weights alone may be written `unchecked`, such as where somebody changed them.
+    """
+    taken = unchecked and part == "model" and getattr(checkpoint.options, "weights", "") == "module"
+    problems, _ = replicas.compare_rounded(() if taken else checkpoint.rounded)
+    if problems:
+        raise NotWholeError(checkpoint.path, f"{problems[0]}{and_others(len(problems) - 1)}", problems)
+    return [*_notes_on_warnings(copies_without_checksums(tensors_to_write(checkpoint, part), files))]
+
+
+def _summary(checkpoint: Checkpoint, problems: Sequence[Problem]) -> str:
+    """Summarize in one line: the verdict, the first cause but lost ranks that it names, what follows, what to do."""
+    verdict = verdict_of(checkpoint)
+    named = verdict.headline if verdict.level == "bad" or verdict.joinable is False else ""
+    others = [cause for cause in causes_of(problems) if not _names_lost_ranks(named, cause)]
+    first = f"{others[0].code}  {cause_words(others[0])}{and_others(len(others) - 1)}" if others else ""
+    following = ", ".join(one.text for one in consequences_of(problems))
+    gaps_only = all(p.kind.lacks != "nothing" for p in problems)
+    way = "--allow-missing writes what is whole" if gaps_only else ""
+    return "; ".join(filter(None, (named, first if named else f"not whole: {first}", following, way)))
+
+
+def _names_lost_ranks(headline: str, cause: Cause) -> bool:
+    """Whether a headline says all there is to a cause: `ranks 1, 3 missing`; the name of a file of no rank is more."""
+    lost = {kind.code for kind in FATES}
+    return cause.code in lost and cause.where.startswith("rank") and cause.text in headline

@@ -1,0 +1,429 @@
+"""Comparison of source records with their stated checksums, before planning or from the bytes that are read anyway.
+
+Writing an output compares every record. A comparison before that costs a second reading of the source, and is made if
+damaged tensors are to be left out, or if nothing is to be written.
+
+A record is read in pieces, by several threads and in any order; the CRC-32s of the pieces combine to that of the whole.
+Bytes that no copy needs, such as the padding after an uneven shard, are read for the checksum alone.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ckptools.cluster.team import current
+from ckptools.consolidate.record import SourceChecksums
+from ckptools.consolidate.writers.layout import Job
+from ckptools.errors import CkptoolsError, DamagedError, RefusedError, UsageError, original_of
+from ckptools.files.opening import OpenFiles, location, real_path
+from ckptools.formats.open import open_again
+from ckptools.formats.options import Options
+from ckptools.model.checkpoint import Checkpoint, Origin
+from ckptools.model.problems import Code, Problem, grouped
+from ckptools.model.regions import Box
+from ckptools.model.shards import Shard
+from ckptools.model.tensor import Tensor, cover, cover_problem
+from ckptools.model.tree import KeyPath, describe_for_error, fqn_of, walk
+from ckptools.tensor_io.checksums import (
+    Record,
+    count_without,
+    crc32,
+    crc32_combine,
+    damaged_records,
+    read_pieces,
+    records_of,
+    without_records,
+)
+from ckptools.tensor_io.fetch_ahead import Progress, in_ranks
+from ckptools.text import and_others, few, plural
+
+Right = Mapping[Path, Collection[int]]
+"""Records that match their stated CRC-32: their offsets, by file."""
+
+
+class Compared(NamedTuple):
+    """Records that match their stated CRC-32, their bytes, and records that do not, with the CRC-32 that they have."""
+
+    right: Right
+    nbytes: int
+    damaged: Mapping[Record, int]
+
+
+def compare(
+    tensors: Iterable[tuple[str, Tensor]],
+    files: OpenFiles,
+    threads: int,
+    progress: Progress,
+    planned: Callable[[int], None],
+) -> Compared:
+    """Read every record of some tensors, given with their fqns, that states a CRC-32.
+
+    Raises:
+        ReadError: a file cannot be read.
+    """
+    records = records_of(tensor for _, tensor in tensors)
+    nbytes = sum(sum(of.lengths) for of in records.values())
+    planned(nbytes)
+    wrong = damaged_records(records, files, threads, progress)
+    right: dict[Path, Collection[int]] = {path: of.starts for path, of in records.items()}
+    for record in wrong:
+        right[record.path] = set(right[record.path]) - {record.offset}
+    return Compared(right, nbytes - sum(record.nbytes for record in wrong), wrong)
+
+
+def count(jobs: Iterable[Job], right: Right) -> SourceChecksums:
+    """Count the records of some jobs that are right, and those without a checksum."""
+    tensors = [job.tensor for job in jobs if job.tensor.kind != "meta"]
+    found = records_of(tensors)
+    return SourceChecksums(
+        sum(len({*of.starts} & {*right.get(path, ())}) for path, of in found.items()), count_without(tensors)
+    )
+
+
+def without_damaged(tensor: Tensor, fqn: str, damage: Mapping[Record, int]) -> tuple[Tensor, Problem | None]:
+    """Remove bytes in damaged records from a tensor; return it with the problem of the first such record, or None.
+
+    `damage` has the damaged records with the CRC-32 that they have.
+    """
+    if not damage:
+        return tensor, None
+    read = [(shard, Record.of(source)) for shard in tensor.found for source in shard.sources]
+    wrong = [(shard, record) for shard, record in read if record in damage]
+    if not wrong:
+        return tensor, None
+    first, record = wrong[0]
+    more = f" and {plural(len(wrong) - 1, 'more shard')}" if len(wrong) > 1 else ""
+    text = f"{first.box}{more}: {original_of(record.path).name} is damaged: {record.damage(damage[record])}"
+    return without_records(tensor, damage), Problem(Code.BAD_CHECKSUM, text, first.rank, fqn)
+
+
+class BytesRead(NamedTuple):
+    """Consecutive bytes that were read: their number, CRC-32 and tensor."""
+
+    nbytes: int
+    crc: int
+    fqn: str
+
+
+Key = tuple[str, str, int, int, int]
+"""Identifies a record on all ranks, each of which may have its own temporary copy of a compressed file."""
+
+
+def _key(record: Record) -> Key:
+    return str(original_of(record.path)), record.name, record.offset, record.nbytes, record.crc
+
+
+def joined_pieces(read: Mapping[int, BytesRead]) -> list[tuple[int, BytesRead]]:
+    """The pieces of a record by their offset; consecutive ones are joined."""
+    found: list[tuple[int, BytesRead]] = []
+    for offset, piece in sorted(read.items()):
+        if found and found[-1][0] + found[-1][1].nbytes == offset:
+            start, before = found.pop()
+            crc = crc32_combine(before.crc, piece.crc, piece.nbytes)
+            offset, piece = start, BytesRead(before.nbytes + piece.nbytes, crc, before.fqn)
+        found.append((offset, piece))
+    return found
+
+
+class SourceRecords:
+    """The bytes read of every record that states a CRC-32, and those found `right` so far. Threads may share it."""
+
+    def __init__(self, files: OpenFiles) -> None:
+        self.files = files
+        self.right: set[Record] = set()
+        self._pieces: dict[Record, dict[int, BytesRead]] = {}
+
+    @property
+    def offsets(self) -> Right:
+        """Those that were found right, by file."""
+        found: dict[Path, list[int]] = defaultdict(list)
+        for record in self.right:
+            found[record.path].append(record.offset)
+        return found
+
+    def add(self, record: Record, offset: int, piece: BytesRead) -> None:
+        """Note a piece of a record that was read from byte `offset` of its file; a whole record is compared at once."""
+        if not record.crc:
+            return
+        if (offset, piece.nbytes) == (record.offset, record.nbytes):
+            self._compare(record, piece.crc, piece.fqn)
+        else:
+            self._pieces.setdefault(record, {})[offset] = piece
+
+    def compare(self, records: Iterable[Record] = ()) -> None:
+        """Compare the records that were read in several pieces, or not in full; of several ranks, among all `records`.
+
+        Raises:
+            DamagedError: a record does not match its checksum.
+            ReadError: a record cannot be read.
+        """
+        team = current()
+        if team.world_size > 1:
+            here = {_key(record): record for record in records}
+            sent = [(_key(record), joined_pieces(read)) for record, read in self._pieces.items()]
+            self._pieces = {}
+            for key, pieces in chain.from_iterable(team.gather(sent)):
+                known = self._pieces.setdefault(here[key], {})
+                for offset, piece in pieces:
+                    if offset not in known or known[offset].nbytes < piece.nbytes:
+                        known[offset] = piece
+        in_several = sorted(self._pieces.items(), key=lambda read: _key(read[0]))
+        right = in_ranks(self._compare_pieces, in_several, 1, lambda read: 1)
+        self.right |= {record for (record, _), _ in zip(in_several, right, strict=True)}
+        if team.world_size > 1:
+            self.right |= {here[key] for keys in team.gather(list(map(_key, self.right))) for key in keys}
+
+    def _compare_pieces(self, read: tuple[Record, Mapping[int, BytesRead]]) -> None:
+        record, pieces = read
+        crc = 0
+        for nbytes, piece in self._all_of(record, pieces):
+            crc = crc32_combine(crc, piece, nbytes)
+        self._compare(record, crc, next(iter(pieces.values())).fqn)
+
+    def _all_of(self, record: Record, read: Mapping[int, BytesRead]) -> Iterator[tuple[int, int]]:
+        """Length and CRC-32 of the pieces of a whole record: those that were read, and the gaps, read now."""
+        at = record.offset
+        for offset, piece in sorted(read.items()):
+            if offset < at:
+                continue  # overlaps bytes already counted; bytes beyond those are read below
+            yield from self._read(record, at, offset)
+            yield piece.nbytes, piece.crc
+            at = offset + piece.nbytes
+        yield from self._read(record, at, record.end)
+
+    def _read(self, record: Record, start: int, end: int) -> Iterator[tuple[int, int]]:
+        with self.files.open(record.path) as file:
+            for data in read_pieces(file, start, end - start):
+                yield len(data), crc32(data)
+
+    def _compare(self, record: Record, crc: int, fqn: str) -> None:
+        if crc != record.crc:
+            raise DamagedError(record.path, fqn, record.damage(crc))
+        self.right.add(record)
+
+
+class WrittenRegion(NamedTuple):
+    """Consecutive bytes of a tensor, by its number in the plan, that were written; `crc` is 0 without checksums.
+
+    `offset` counts from the tensor's own first byte.
+    """
+
+    job: int
+    offset: int
+    nbytes: int
+    crc: int
+
+    @property
+    def end(self) -> int:
+        """One past the last."""
+        return self.offset + self.nbytes
+
+
+def joined(regions: Iterable[WrittenRegion], checksums: bool) -> list[WrittenRegion]:
+    """Join consecutive regions of one tensor, in order."""
+    found: list[WrittenRegion] = []
+    for region in sorted(regions):
+        if found and found[-1].end == region.offset:
+            before = found.pop()
+            crc = crc32_combine(before.crc, region.crc, region.nbytes) if checksums else 0
+            region = WrittenRegion(region.job, before.offset, before.nbytes + region.nbytes, crc)
+        found.append(region)
+    return found
+
+
+def crcs_of(jobs: Sequence[Job], regions: Iterable[WrittenRegion], checksums: bool) -> list[int]:
+    """The CRC-32 of every tensor from its regions; 0 without checksums.
+
+    Raises:
+        CkptoolsError: some bytes were not written, or twice.
+    """
+    found: list[list[WrittenRegion]] = [[] for _ in jobs]
+    for region in regions:
+        found[region.job].append(region)
+    return [_crc_of(job, joined(own, checksums)) for job, own in zip(jobs, found, strict=True)]
+
+
+def _crc_of(job: Job, regions: Sequence[WrittenRegion]) -> int:
+    if not job.nbytes and not regions:
+        return 0
+    if len(regions) != 1 or (regions[0].offset, regions[0].nbytes) != (0, job.nbytes):
+        spans = ", ".join(f"{r.offset} to {r.end}" for r in regions[:8]) or "none"
+        raise CkptoolsError(None, f"{job.fqn}: of {job.nbytes} bytes these were written: {spans}; nothing was kept")
+    return regions[0].crc
+
+
+# -- regions that are missing or damaged, taken from another checkpoint of the same run; refused where it is of another
+# Files cannot prove that two checkpoints are of one run. What they state is compared, every difference is a refusal,
+# and
+# what they do not state is said: it stays the user's word.
+
+
+RUN_NAMES = ("run_name", "run_id", "experiment_name", "wandb_id")
+"""Keys whose values name a run. Source: Composer's state (`run_name`); names of trainers' own states."""
+
+MOST = 3
+"""Names in a refusal."""
+
+RunNames = tuple[dict[str, Any], dict[str, Any]]
+"""Names of the run that each of the two checkpoints states, by key."""
+
+ToWrite = Callable[[Checkpoint], Iterable[tuple[KeyPath, Tensor]]]
+
+
+@dataclass
+class Donor:
+    """Another checkpoint of the run, and what was taken of it.
+
+    Attributes:
+        tensors: those to write, by key path.
+        proven: what both checkpoints state alike.
+        unproven: what neither or only one of them states.
+        damage: its records whose checksums do not match.
+        taken: regions that were taken, by key path in the output.
+    """
+
+    checkpoint: Checkpoint
+    tensors: Mapping[KeyPath, Tensor]
+    proven: tuple[str, ...]
+    unproven: tuple[str, ...]
+    damage: Mapping[Record, int] = field(default_factory=dict)
+    taken: dict[KeyPath, tuple[Box, ...]] = field(default_factory=dict)
+
+    @property
+    def origin(self) -> Origin:
+        """What it is called, its format, step and world size."""
+        return origin_of(self.checkpoint)
+
+    def fill(self, tensor: Tensor, source: KeyPath, at: KeyPath) -> Tensor:
+        """The tensor with its gaps filled from the one at the same key path; itself if that lacks any of them."""
+        other = self.tensors.get(source)
+        if other is None:
+            return tensor
+        other, _ = without_damaged(other, fqn_of(source), self.damage)
+        gaps = cover(tensor.shape, tensor.found_boxes).gaps
+        parts = [part for gap in gaps for part in _parts(gap, other)]
+        made = replace(tensor, shards=(*tensor.found, *parts))
+        if not parts or cover_problem(made, fqn_of(source)) is not None:
+            return tensor
+        self.taken[at] = gaps
+        return made
+
+    def note(self) -> str:
+        """What was compared, and what could not be."""
+        unproven = f"; NOT provable: {'; '.join(self.unproven)}" if self.unproven else ""
+        return f"--fill-from {self.origin}: of the same run as far as files say: {'; '.join(self.proven)}{unproven}"
+
+
+def origin_of(checkpoint: Checkpoint) -> Origin:
+    """The origin that an output states of a checkpoint."""
+    step = checkpoint.step.value if checkpoint.step.agree and type(checkpoint.step.value) is int else None
+    return Origin(checkpoint.name, checkpoint.format, step, checkpoint.world_size.exact)
+
+
+def open_donor(checkpoint: Checkpoint, given: str | Path, to_write: ToWrite) -> Donor:
+    """Open another checkpoint with the options of the first, and refuse one that is not of the same run.
+
+    `to_write` yields the tensors of a checkpoint that are to be written, by key path.
+
+    Raises:
+        RefusedError: it is of another run or architecture, or the same checkpoint.
+        ReadError: it cannot be opened.
+    """
+    options = replace(checkpoint.options or Options(), files=(), only_this_file=False, ranks=None, said={})
+    other = open_again(location(given), options)
+    if _real_files(checkpoint) & _real_files(other):
+        raise RefusedError(other.path, "--fill-from: shares files with the checkpoint that is to be filled")
+    try:
+        mine, theirs = dict(to_write(checkpoint)), dict(to_write(other))
+    except UsageError as error:
+        raise RefusedError(other.path, f"--fill-from: is not of the same run: {error.reason}") from error
+    names = _run_names(checkpoint), _run_names(other)
+    differences = [*_facts_that_differ(checkpoint, other, names), *_tensors_that_differ(mine, theirs)]
+    if differences:
+        others = and_others(len(differences) - 1)
+        raise RefusedError(other.path, f"--fill-from: is not of the same run: {differences[0]}{others}")
+    return Donor(other, theirs, *_proofs(checkpoint, other, names, len(mine)))
+
+
+def _real_files(checkpoint: Checkpoint) -> set[Path]:
+    return {real_path(file.path) for file in checkpoint.files if file.is_here}
+
+
+def _parts(gap: Box, other: Tensor) -> Iterator[Shard]:
+    """Parts of the other tensor's shards that hold a gap; of replicas each, so that they are compared."""
+    for shard in other.found:
+        common = gap.intersect(shard.box)
+        if common is None or shard.encoded is not None:
+            continue
+        inside = Box(tuple(c - s for c, s in zip(common.offsets, shard.box.offsets, strict=True)), common.sizes)
+        yield shard.part(inside, common)
+
+
+# -- is it of the same run? --------------------------------------------------------------------------------------------
+
+
+def _facts_that_differ(one: Checkpoint, other: Checkpoint, names: RunNames) -> Iterator[str]:
+    """Facts that two checkpoints of one run have in common, and these have not."""
+    if one.format != other.format:
+        yield f"it is saved as {other.format}, the other as {one.format}"
+    worlds = one.world_size.exact, other.world_size.exact
+    if None not in worlds and worlds[0] != worlds[1]:
+        yield f"{plural(worlds[1] or 0, 'rank')} saved it, and {plural(worlds[0] or 0, 'rank')} the other"
+    mine, theirs = names
+    for key in mine.keys() & theirs.keys():
+        if mine[key] != theirs[key]:
+            yield f"its {key} is {describe_for_error(theirs[key])}, the other's {describe_for_error(mine[key])}"
+
+
+def _tensors_that_differ(mine: Mapping[KeyPath, Tensor], theirs: Mapping[KeyPath, Tensor]) -> Iterator[str]:
+    for words, missing in (("lacks", mine.keys() - theirs.keys()), ("has besides", theirs.keys() - mine.keys())):
+        if missing:
+            listed = sorted(map(fqn_of, missing))
+            yield f"it {words} {plural(len(listed), 'tensor')}: {few(listed, MOST)}"
+    for path, tensor in mine.items():
+        if path in theirs:
+            yield from _unlike(fqn_of(path), tensor, theirs[path])
+
+
+def _unlike(fqn: str, mine: Tensor, theirs: Tensor) -> Iterator[str]:
+    """The first way in which two tensors of one name are declared or cut otherwise."""
+    for what in ("shape", "dtype", "kind", "placements", "mesh"):
+        found = getattr(theirs, what), getattr(mine, what)
+        if found[0] != found[1]:
+            yield f"{what} of {fqn}: {describe_for_error(found[0])}, the other's {describe_for_error(found[1])}"
+            return
+    cut = [grouped((s for s in tensor.found if s.box.numel), lambda s: s.rank) for tensor in (mine, theirs)]
+    for rank in cut[0].keys() & cut[1].keys() - {None}:
+        boxes = [sorted({s.box for s in by_rank[rank]}) for by_rank in cut]
+        if boxes[0] != boxes[1]:
+            yield f"rank {rank} has {boxes[1][0]} of {fqn}, and {boxes[0][0]} in the other"
+            return
+
+
+def _run_names(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Names of the run that a checkpoint states, by key."""
+    leaves: Iterable[tuple[KeyPath, Any]] = walk(checkpoint.tree)
+    return {str(path[-1]): leaf for path, leaf in leaves if path and path[-1] in RUN_NAMES and isinstance(leaf, str)}
+
+
+def _proofs(
+    one: Checkpoint, other: Checkpoint, names: RunNames, tensors: int
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What both state alike, and what is not provable."""
+    proven = [f"names, shapes, dtypes and layout of {plural(tensors, 'tensor')}"]
+    unproven = ["that values of two saves fit together"]
+    if one.world_size.exact is not None and other.world_size.exact is not None:
+        proven.append(f"world size {one.world_size.exact}")
+    else:
+        unproven.append("world size")
+    shared = sorted(names[0].keys() & names[1].keys())
+    if shared:
+        proven += [f"{key} {describe_for_error(names[0][key])}" for key in shared]
+    else:
+        unproven.append("the run's name, which its files do not state")
+    return tuple(proven), tuple(unproven)

@@ -1,0 +1,517 @@
+"""Records and plain values as HTML: a table with a row for each record, each field or each key."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from html import escape
+from itertools import islice
+from typing import Any, NamedTuple
+
+from ckptools.display.drawing import Picture, mark_of
+from ckptools.display.tables import Column, cell_text, columns_of, fields_of, key_name, value_text
+from ckptools.dtypes import short
+from ckptools.model.checkpoint import RankFile
+from ckptools.model.problems import Problem, Rows, record_fields
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import Opaque
+from ckptools.model.verdict import causes_of, consequences_of
+from ckptools.text import clip, clip_middle, count, moment, plural, printable, shape, size
+from ckptools.training_state.sections import Section, measure
+
+# -- A page of HTML for a notebook or as a file: lines, and tables that fold, up to a number of rows and bytes ---------
+# There is no script, because notebooks strip those of files that they do not trust. Every text is made printable and
+# then escaped here, also our own. Colours are those of JupyterLab where it has some, else of the reader's light or dark
+# scheme, and never the only sign: the words stay, and mean the same.
+
+
+DICTS = "to_dicts() of this"
+"""The call that gives the rows that a page leaves out, of most records."""
+
+MAX_ROWS = 200
+"""Rows of all tables of one output together."""
+
+MAX_BYTES = 200_000
+"""Bytes of an output, in UTF-8; a notebook keeps it in its file."""
+
+MAX_LINE = 1000
+MAX_NAME = 160
+MAX_TEXT = 600
+SHORT = 28
+"""Characters of a cell that stays on one line; a longer one takes several where a page is narrow."""
+
+STYLE = """
+<style>
+.ckpt{--ckpt-bad:#b3261e;--ckpt-warn:#8a5100;--ckpt-good:#1b6e33;--ckpt-dim:#5f6368;--ckpt-rule:#9aa0a6}
+@media (prefers-color-scheme:dark){
+.ckpt{--ckpt-bad:#ff8a80;--ckpt-warn:#ffcc66;--ckpt-good:#81c995;--ckpt-dim:#a8adb3;--ckpt-rule:#70757a}}
+.ckpt{font-family:var(--jp-code-font-family,ui-monospace,monospace);font-size:12px;line-height:1.45;max-width:100%}
+.ckpt .wide{overflow-x:auto;max-width:100%}
+.ckpt.ckpt.ckpt table{border-collapse:collapse;margin:2px 0 8px 16px;table-layout:auto;width:auto;border:0;
+font-size:inherit}
+.ckpt.ckpt.ckpt th,.ckpt.ckpt.ckpt td{text-align:left;vertical-align:top;padding:1px 14px 1px 0;white-space:pre;
+border:0;max-width:none;font-variant-numeric:tabular-nums}
+.ckpt.ckpt.ckpt tr{background:none}
+.ckpt.ckpt.ckpt th{border-bottom:1px solid var(--jp-border-color1,var(--ckpt-rule));font-weight:normal;
+color:var(--jp-content-font-color2,var(--ckpt-dim))}
+.ckpt.ckpt.ckpt .n{text-align:right}
+.ckpt.ckpt.ckpt .w{white-space:pre-wrap;overflow-wrap:anywhere;min-width:28ch}
+.ckpt .line,.ckpt summary{white-space:pre-wrap;overflow-wrap:anywhere}
+.ckpt summary{cursor:pointer}
+.ckpt details details{margin-left:16px}
+.ckpt.ckpt.ckpt pre{margin:2px 0 8px 16px;padding:0;background:none;color:inherit;font:inherit;overflow-x:auto}
+.ckpt.ckpt.ckpt .bad{color:var(--jp-error-color1,var(--ckpt-bad));font-weight:bold}
+.ckpt.ckpt.ckpt .warn{color:var(--jp-warn-color0,var(--ckpt-warn))}
+.ckpt.ckpt.ckpt .good{color:var(--jp-success-color0,var(--ckpt-good))}
+.ckpt .change{font-weight:bold}
+.ckpt .dim{color:var(--jp-content-font-color2,var(--ckpt-dim))}
+</style>
+""".replace("\n", "")
+"""The style of every output. A class stands three times where the rules of JupyterLab for every table would outrank
+one (`:not(.jp-RenderedMarkdown).jp-RenderedHTMLCommon td`)."""
+
+
+class Limits(NamedTuple):
+    """The largest size of a page: rows of all tables together, and bytes of all HTML in UTF-8."""
+
+    rows: int = MAX_ROWS
+    nbytes: int = MAX_BYTES
+
+
+NOTEBOOK = Limits()
+
+
+class Page:
+    """The HTML of one output, which grows until its rows or bytes run out.
+
+    `rest` says how to see the rows that were left out of a table, by its title. In a document (`headed`) titles are
+    headings, which `headings` lists by their id, and cells name their column, for narrow screens.
+    """
+
+    def __init__(self, rest: Callable[[str], str] | str, limits: Limits = NOTEBOOK, headed: bool = False) -> None:
+        self.blocks = [STYLE]
+        self.left_out = 0
+        self.headings: dict[str, str] = {}
+        self._headed = headed
+        self._rest = rest
+        self._rows = limits.rows
+        self._nbytes = limits.nbytes - len(STYLE)
+
+    def line(self, text: str, mark: str = "") -> None:
+        """One line of text; `mark` is one of the palette's."""
+        self.drawing(f'<div class="line{f" {mark}" if mark else ""}">{safe(text, MAX_LINE)}</div>')
+
+    def verdict(self, text: str) -> None:
+        """One line of text of our own, whose first words say whether all is well."""
+        self.line(text, mark_of(text))
+
+    def lines(self, texts: Sequence[str]) -> None:
+        """Lines of a drawing of characters, such as a strip of shards."""
+        if texts:
+            self.drawing(f"<pre>{'<br>'.join(safe(text, MAX_LINE) for text in texts)}</pre>")
+
+    def drawing(self, html: str, counted: int = 0) -> None:
+        """A finished piece of HTML, all of whose texts are escaped; `counted` of its bytes have been counted before."""
+        self.blocks.append(html)
+        self._nbytes -= len(html.encode()) - counted
+
+    def picture(self, picture: Picture, opened: bool = True) -> None:
+        """A picture that folds; its words where it is too large for what is left of the page."""
+        fits = len(picture.svg.encode()) < self._nbytes // 2
+        drawn = picture.svg if fits else f"<pre>{'<br>'.join(map(safe, picture.text.splitlines()))}</pre>"
+        self.drawing(f"{self._fold(picture.title, opened)}{drawn}</details>")
+
+    def heading(self, title: str) -> str:
+        """The heading of a part of a document, with an id; the title alone in a notebook."""
+        if not self._headed:
+            return safe(title)
+        name = f"part-{len(self.headings) + 1}"
+        self.headings[name] = title
+        return f'<h2 id="{name}">{safe(title)}</h2>'
+
+    def _fold(self, title: str, opened: bool) -> str:
+        return f"<details{' open' if opened else ''}><summary>{self.heading(title)}</summary>"
+
+    @contextmanager
+    def folded(self, title: str, opened: bool = False) -> Iterator[bool]:
+        """A fold around what is added meanwhile, which counts as a row; False where there is no room for it."""
+        room = self._rows > 0
+        if room:
+            self._rows -= 1
+            self.drawing(self._fold(title, opened))
+        yield room
+        if room:
+            self.drawing("</details>")
+
+    def table(
+        self,
+        title: str,
+        columns: Sequence[Column],
+        rows: Sequence[Sequence[str]],
+        total: int | None = None,
+        opened: bool = False,
+        rest: str = "",
+    ) -> None:
+        """A table that folds, names left and numbers right; the title stands on the fold.
+
+        `total` is the number of its rows, where `rows` are only the first of them. A line below it counts those that
+        were left out, and says how to see them: `rest`, or what the page has for it.
+        """
+        kept = list(self._that_fit(columns, rows))
+        lost = (len(rows) if total is None else total) - len(kept)
+        self.left_out += lost
+        body = _table(columns, kept) if kept else ""
+        if lost:
+            rest = rest or (self._rest if isinstance(self._rest, str) else self._rest(title))
+            left = f"{plural(lost, 'row')} left out; all of them: {rest}"
+            body += f'<div class="line dim">{safe(left)}</div>'
+        self.drawing(f"{self._fold(title, opened)}{body}</details>", sum(len(row.encode()) for row in kept))
+
+    def html(self) -> str:
+        """The finished HTML."""
+        return f'<div class="ckpt">{"".join(self.blocks)}</div>'
+
+    def _that_fit(self, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+        for row in rows:
+            cells = (_cell(column, text, self._headed) for column, text in zip(columns, row, strict=True))
+            html = f"<tr>{''.join(cells)}</tr>"
+            if self._rows < 1 or self._nbytes < len(html.encode()):
+                return
+            self._rows -= 1
+            self._nbytes -= len(html.encode())
+            yield html
+
+
+def _table(columns: Sequence[Column], rows: Iterable[str]) -> str:
+    head = "".join(f'<th scope="col"{_classes(column, "")}>{safe(column.title)}</th>' for column in columns)
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+
+
+def safe(text: str, width: int = MAX_TEXT) -> str:
+    """Clip a text for HTML, with markup and invisible characters escaped."""
+    return escape(clip(printable(text), width))
+
+
+def _cell(column: Column, text: str, titled: bool) -> str:
+    shown = clip_middle(printable(text), MAX_NAME) if column.role == "name" else text
+    title = f' data-t="{safe(column.title)}"' if titled and column.title else ""
+    return f"<td{_classes(column, text, titled)}{title}>{safe(shown)}</td>"
+
+
+def _classes(column: Column, text: str, titled: bool = False) -> str:
+    """The class of a cell; only in a column of verdicts does a word say whether all is well."""
+    wide = "w" if len(text) > SHORT and column.role != "number" else ""
+    found = [
+        "n" if column.role == "number" else wide,
+        mark_of(text) if column.role == "verdict" else "",
+        "k" if titled and column.role == "name" else "",
+    ]
+    return f' class="{" ".join(filter(None, found))}"' if any(found) else ""
+
+
+# -- A page of HTML as a file of its own -------------------------------------------------------------------------------
+# A document stands alone: one file without network, and without script unless one is given, which a program can read
+# again. All of it is ASCII, other characters as references, so that no server, mail or editor can take it for another
+# encoding. The answers that it shows lie in it as JSON, in elements that no browser runs, and a policy in its head
+# forbids all that could run or load, should a name from a file ever get through.
+
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+"""The policy that lets the document use its own style and nothing else."""
+
+
+DOCUMENT_STYLE = """
+:root{color-scheme:light dark;--card:#f6f8fa;--line:#dfe3e8;--badbg:#fdecea;--warnbg:#fdf3e0;--goodbg:#e8f5ec}
+@media(prefers-color-scheme:dark){
+:root{--card:#1a1d20;--line:#2b3036;--badbg:#3a1614;--warnbg:#33270f;--goodbg:#10301c}}
+*{box-sizing:border-box}
+body{margin:0 auto;padding:0 24px 48px;max-width:1240px;font:14px/1.5 system-ui,sans-serif;overflow-wrap:anywhere}
+h1{font-size:20px;margin:20px 0 2px}
+h1 small{font-weight:400;font-size:15px;opacity:.7}
+body .ckpt{font:inherit}
+body .ckpt h2,body .ckpt h3{display:inline;font-size:16px;margin:0;line-height:2}
+body .ckpt section>h2{display:block}
+body .ckpt h3{font-size:14px;font-weight:600}
+body .ckpt section,body .ckpt>details{margin-top:18px}
+body .ckpt.ckpt.ckpt td{white-space:pre-wrap}
+body .ckpt.ckpt.ckpt .n,body .ckpt.ckpt.ckpt .k{font:12.5px/1.6 ui-monospace,monospace}
+body .ckpt.ckpt.ckpt .n{white-space:pre}
+body .ckpt.ckpt.ckpt pre,body .ckpt code{font:12.5px/1.5 ui-monospace,monospace}
+body .ckpt .band{border-left:6px solid var(--ckpt-rule);border-radius:6px;padding:12px 18px;margin:12px 0;
+background:var(--card)}
+body .ckpt .band b{display:block;font-size:18px}
+body .ckpt .band.is-bad{background:var(--badbg);border-color:var(--ckpt-bad)}
+body .ckpt .band.is-warn{background:var(--warnbg);border-color:var(--ckpt-warn)}
+body .ckpt .band.is-good{background:var(--goodbg);border-color:var(--ckpt-good)}
+body .ckpt .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:10px}
+body .ckpt .tile{background:var(--card);border:1px solid var(--line);border-radius:6px;padding:8px 12px}
+body .ckpt .tile span,body .ckpt .tile i{display:block;font-size:12px;font-style:normal;color:var(--ckpt-dim)}
+body .ckpt .tile b{font-size:18px;font-weight:600}
+body .ckpt nav{margin:14px 0 0}
+body .ckpt nav a{margin-right:14px}
+body .ckpt a{color:inherit}
+body .ckpt .two{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,480px),1fr));gap:0 28px}
+body .ckpt .cause{border:1px solid var(--line);border-radius:6px;padding:8px 14px;margin:8px 0}
+body .ckpt .cause>a{font:600 12px ui-monospace,monospace;margin-right:8px}
+body .ckpt .cause .do{margin-top:2px}
+body .ckpt .code{margin:10px 0 16px;max-width:100ch}
+body .ckpt .code .step{padding-left:4ch;text-indent:-2ch}
+body .ckpt .ckpt-picture{margin:0 0 12px}
+body .ckpt svg{max-width:100%;height:auto}
+@media(max-width:640px){
+body{padding:0 12px 32px}
+body .ckpt.ckpt.ckpt table,body .ckpt.ckpt.ckpt tbody,body .ckpt.ckpt.ckpt tr,body .ckpt.ckpt.ckpt td{display:block;
+margin-left:0;width:auto;min-width:0;text-align:left;white-space:pre-wrap}
+body .ckpt.ckpt.ckpt thead{position:absolute;clip-path:inset(50%);height:1px;width:1px;overflow:hidden}
+body .ckpt.ckpt.ckpt tbody tr{border:1px solid var(--line);border-radius:6px;padding:6px 10px;margin:6px 0}
+body .ckpt.ckpt.ckpt .n{text-align:left;white-space:normal}
+body .ckpt.ckpt.ckpt td:empty{display:none}
+body .ckpt.ckpt.ckpt td[data-t]::before{content:attr(data-t) " ";color:var(--ckpt-dim);font:12px system-ui,sans-serif}
+}
+@media print{
+@page{margin:12mm}
+body{margin:0;padding:0;max-width:none;font-size:9pt}
+body .ckpt h2,body .ckpt summary{break-after:avoid}
+body .ckpt tr,body .ckpt svg,body .ckpt .cause:not(:has(details)),body .ckpt .tile{break-inside:avoid}
+body .ckpt .wide,body .ckpt pre{overflow:visible}
+body .ckpt.ckpt.ckpt table{margin-left:0;font-size:7pt}
+body .ckpt.ckpt.ckpt thead{display:table-header-group}
+body .ckpt.ckpt.ckpt td,body .ckpt.ckpt.ckpt th{padding-right:7px}
+body .ckpt.ckpt.ckpt .n,body .ckpt.ckpt.ckpt .k{font-size:7pt}
+body .ckpt.ckpt.ckpt .w{min-width:12ch}
+body .ckpt.ckpt.ckpt pre{white-space:pre-wrap;margin-left:0;font-size:7pt}
+body .ckpt nav{display:none}
+body .ckpt .band,body .ckpt .tile{print-color-adjust:exact}
+summary{list-style:none}
+summary::-webkit-details-marker{display:none}
+details::details-content{content-visibility:visible;block-size:auto}
+}
+"""
+"""How the document looks: prose in a proportional face, names and numbers in a monospaced one; below 640 pixels the
+rows of tables are cards. On paper folds are open, heads of tables are repeated, and what is wide goes on below."""
+
+
+SCRIPT_STYLE = """
+.ckpt th[tabindex]{cursor:pointer}
+.ckpt th[aria-sort=ascending]::after{content:" \\25b2"}
+.ckpt th[aria-sort=descending]::after{content:" \\25bc"}
+.ckpt .find{display:block;margin:4px 0 2px 16px;font:inherit}
+.ckpt tr.lit,.ckpt .cause.lit{outline:2px solid}
+.ckpt rect.lit{stroke:currentColor;stroke-width:3}
+@media print{.ckpt .find{display:none}}
+"""
+"""How a document with a script looks beside that."""
+
+
+def document(title: str, head: str, page: str, answers: Mapping[str, str], beside: str = "", script: str = "") -> str:
+    """A whole document: its title and heading as text, what stands beside the heading, what it shows as HTML.
+
+    `answers` has JSON objects by the name of the command that prints them; each is in an element of that id. The policy
+    lets one `script` run, ASCII and our own, by its SHA-256, and no other.
+    """
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"{POLICY}; script-src 'sha256-{digest}'" if script else POLICY
+    style, runs = (DOCUMENT_STYLE + SCRIPT_STYLE, f"<script>{script}</script>\n") if script else (DOCUMENT_STYLE, "")
+    beside = f' <small class="dim">{safe(beside)}</small>' if beside else ""
+    data = "".join(
+        f'<script type="application/json" id="{name}">\n{_quoted(json)}\n</script>\n' for name, json in answers.items()
+    )
+    html = (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width">\n'
+        f"<title>{safe(title, 200)}</title>\n<style>{style}</style>\n</head>\n<body>\n"
+        f"<h1>{safe(head)}{beside}</h1>\n{page}\n{data}{runs}</body>\n</html>\n"
+    )
+    return html.encode("ascii", "xmlcharrefreplace").decode("ascii")
+
+
+def _quoted(json: str) -> str:
+    """JSON that ends no element and opens no comment: `<` is in none but its strings, which may have it escaped."""
+    return json.replace("<", "\\u003c")
+
+
+PROBLEM_COLUMNS = (
+    Column("code"), Column("severity", "verdict"), Column("where"), Column("what"), Column("what to do")
+)  # fmt: skip
+FIELD_COLUMNS = (Column("field"), Column("value"))
+VALUE_COLUMNS = (Column("key", "name"), Column("value"), Column("dtype"), Column("size", "number"))
+
+
+@dataclass(frozen=True)
+class RecordForm:
+    """The table of a class of records: what one of them is called, the columns, and the cells of a record."""
+
+    noun: str
+    columns: Sequence[Column]
+    cells: Callable[[Any], Sequence[str]]
+
+
+def rows_html(rows: Sequence[Any]) -> str:
+    """Several records as a table."""
+    page = Page(".to_dicts() of these")
+    if rows:
+        row_table(page, "", rows, opened=True)
+    else:
+        page.line("none")
+    return page.html()
+
+
+def row_table(page: Page, title: str, rows: Sequence[Any], opened: bool = False) -> None:
+    """A row for each of several records, in the form that their class has; of others every field that some have.
+
+    Without a title it is how many there are.
+    """
+    cls = type(rows[0]) if rows else None
+    if cls in TABLES:
+        TABLES[cls](page, title, rows, opened)
+        return
+    form = FORMS.get(cls) or _form_of(rows)
+    some = [form.cells(row) for row in rows[:MAX_ROWS]]
+    kept = [n for n in range(len(form.columns)) if any(cells[n] for cells in some)]
+    columns, filled = [form.columns[n] for n in kept], [[row[n] for n in kept] for row in some]
+    page.table(title or plural(len(rows), form.noun), columns, filled, len(rows), opened)
+
+
+def problem_table(page: Page, problems: Sequence[Problem], opened: bool = True) -> None:
+    """A row for each cause behind problems, then what follows from lost files. Nothing where there are none."""
+    causes, following = causes_of(problems, ("error", "warning", "note")), consequences_of(problems)
+    rows = [(c.code, str(c.severity), c.where, c.what, c.remedy) for c in causes]
+    rows += [(c.code, "", f"follows from {', '.join(c.causes)}", c.text, "") for c in following]
+    if rows:
+        title = ", ".join([plural(len(causes), "problem"), *(one.text for one in following)])
+        page.table(title, PROBLEM_COLUMNS, rows, opened=opened)
+
+
+def record_html(record: Any) -> str:
+    """One record: a row for each of its fields."""
+    page = Page(".to_dict() of this")
+    page.line(repr(record))
+    known = {name: value for name, value in fields_of(record).items() if value is not None and value not in ("", ())}
+    rows = [(name, cell_text(name, value)) for name, value in known.items()]
+    page.table(plural(len(rows), "field"), FIELD_COLUMNS, rows, opened=True)
+    for value in known.values():
+        if isinstance(value, tuple) and value and record_fields(value[0]) is not None:
+            row_table(page, "", Rows(value))
+    return page.html()
+
+
+def _form_of(rows: Sequence[Any]) -> RecordForm:
+    """The form of records that have none of their own: a column for each field in which some have something."""
+    columns = columns_of(list(map(fields_of, rows[:MAX_ROWS])))
+    noun = type(rows[0]).__name__ if rows else "row"
+    return RecordForm(
+        f"row of {noun}", columns, lambda row: [cell_text(c.title, fields_of(row).get(c.title)) for c in columns]
+    )
+
+
+def _file_cells(file: RankFile) -> list[str]:
+    rank = "-" if file.rank is None else str(file.rank)
+    saved = moment(file.modified) if file.modified else "-"
+    return [rank, file.status, size(file.nbytes), saved, file.part, file.path.name]
+
+
+def _section_cells(section: Section) -> list[str]:
+    amount = measure(section.value)
+    numbers = [str(amount.tensors), count(amount.params), size(amount.nbytes)] if amount.tensors else ["-", "-", "-"]
+    return [section.name, section.kind, *numbers, "" if amount.tensors else value_text(section.value, MAX_TEXT)]
+
+
+FORMS: dict[type | None, RecordForm] = {
+    RankFile: RecordForm(
+        "file",
+        (Column("rank", "number"), Column("status", "verdict"), Column("size", "number"), Column("saved"),
+         Column("part"), Column("file", "name")),
+        _file_cells,
+    ),
+    Section: RecordForm(
+        "section",
+        (Column("section", "name"), Column("kind"), Column("tensors", "number"), Column("params", "number"),
+         Column("size", "number"), Column("value")),
+        _section_cells,
+    ),
+}  # fmt: skip
+"""Tables of the records that users meet most; the HTML of a feature and `api/notebook_html.py` add others."""
+
+TABLES: dict[type | None, Callable[[Page, str, Sequence[Any], bool], None]] = {
+    Problem: lambda page, _, rows, opened: problem_table(page, rows, opened)
+}
+"""Tables of several records of a class that take more than a row each."""
+
+
+def values_html(values: Mapping[Any, Any]) -> str:
+    """A mapping of a checkpoint's tree: a row for each key, with its value, dtype and size."""
+    page = Page("dict(...) of this")
+    value_tree(page, plural(len(values), "key"), values, opened=True)
+    return page.html()
+
+
+BRANCHES: dict[type, Callable[[Any], Mapping[Any, Any]]] = {}
+"""How values of a class that is no mapping are unfolded."""
+
+DEPTH = 6
+"""Folds within each other, at most."""
+
+
+def value_tree(page: Page, title: str, values: Mapping[Any, Any], opened: bool = False, depth: int = DEPTH) -> None:
+    """A fold for each mapping in a mapping, and a table of its other values."""
+    branches = {key: found for key, value in values.items() if (found := _branch(value)) is not None} if depth else {}
+    if not branches:
+        value_table(page, title, values, opened)
+        return
+    with page.folded(title, opened) as room:
+        others = {key: value for key, value in values.items() if key not in branches}
+        if room and others:
+            value_table(page, plural(len(others), "value"), others, opened=True)
+        for key, found in islice(branches.items(), MAX_ROWS if room else 0):
+            value_tree(page, f"{key_name(key)}: {plural(len(found), 'key')}", found, depth=depth - 1)
+        if room and len(branches) > MAX_ROWS:
+            page.line(f"{len(branches) - MAX_ROWS} more are not shown", "dim")
+
+
+def _branch(value: Any) -> Mapping[Any, Any] | None:
+    """What a value unfolds to: a mapping with more than a few plain values, or a list of mappings."""
+    made = next((unfold(value) for cls, unfold in BRANCHES.items() if isinstance(value, cls)), value)
+    if isinstance(made, (list, tuple)) and made and all(isinstance(item, Mapping) for item in islice(made, MAX_ROWS)):
+        return dict(enumerate(made))
+    deep = isinstance(made, Mapping) and any(isinstance(item, (Mapping, Tensor)) for item in made.values())
+    return made if isinstance(made, Mapping) and (deep or len(made) > FEW) else None
+
+
+FEW = 3
+"""A mapping of so many plain values stays in one line."""
+
+
+def section_html(section: Section) -> str:
+    """A section of a checkpoint: what it is, and what it holds."""
+    page = Page(f"ckptools.open(...).records({section.name!r})")
+    page.line(repr(section))
+    if isinstance(section.value, Mapping):
+        value_table(page, plural(len(section.value), "key"), section.value)
+    else:
+        page.line(value_text(section.value, MAX_LINE))
+    return page.html()
+
+
+def opaque_html(value: Opaque) -> str:
+    """An object of a foreign class, which was never made: what the file says of it."""
+    page = Page(".fields of this")
+    page.line(f"an object of {value.name}, kept as data: its class is not imported and nothing of it was run")
+    value_table(page, plural(len(value.fields), "field"), value.fields)
+    return page.html()
+
+
+def value_table(page: Page, title: str, values: Mapping[Any, Any], opened: bool = True) -> None:
+    """A row for each key of a mapping, of which the first are made."""
+    rows = [_cells(key, value) for key, value in islice(values.items(), MAX_ROWS)]
+    columns = VALUE_COLUMNS if any(row[2] for row in rows) else VALUE_COLUMNS[:2]
+    page.table(title, columns, [row[: len(columns)] for row in rows], len(values), opened)
+
+
+def _cells(key: Any, value: Any) -> tuple[str, ...]:
+    if isinstance(value, Tensor):
+        return key_name(key), f"tensor {shape(value.shape)}", short(value.dtype), size(value.nbytes)
+    return key_name(key), value_text(value, MAX_TEXT), "", ""

@@ -1,0 +1,290 @@
+"""Processes that read files ahead of their use, and return the structures in the order of the given files.
+
+They are started as commands, not forked and not by `multiprocessing`: a fork of a process with threads (a notebook,
+torch) may hang, and `multiprocessing` runs the user's script again unless that has a guard for it. If a process cannot
+answer, the caller reads the file itself, and meets the same error as without processes.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ckptools.files.remote.path import RemotePath, needs_query
+from ckptools.formats.options import OnFile, Reader
+from ckptools.formats.reader_worker import COMPARE_WITH, GREETING, LENGTH, Receiver, read_exactly
+from ckptools.model.checkpoint import Said
+from ckptools.pickles.alike import Alike
+from ckptools.pickles.archive import FetchAhead
+from ckptools.pickles.machine_state import RepeatedRecords
+from ckptools.pickles.reader import AlikeFiles, Saved, first_of_many
+from ckptools.training_state import modules
+
+AHEAD = 3
+"""Files that are requested from each process in advance; bounds the answers in memory."""
+
+AHEAD_IN_STORES = 16
+"""The same for files in a store, which each process fetches together."""
+
+PIPE = 1 << 20
+"""Bytes of answers that a process may buffer before it waits."""
+
+RUN = "import sys; sys.path += sys.argv[1:]; from ckptools.formats import reader_worker; reader_worker.main()"
+"""Python's own modules come first, so that no file beside a checkpoint or a script shadows one of them."""
+
+
+def started(paths: Sequence[Path], count: int, alike: AlikeFiles) -> ReaderProcesses | None:
+    """Start processes for these files, which may be like others.
+
+    None where this Python is embedded in a program and cannot be started again.
+
+    Raises:
+        OSError: the system has no room for them.
+    """
+    if not sys.executable or getattr(sys, "frozen", False):
+        return None
+    return ReaderProcesses([path for path in paths if not needs_query(path)], count, alike)
+
+
+class ReaderProcesses:
+    """Processes that read the files of one checkpoint."""
+
+    def __init__(self, paths: Sequence[Path], count: int, alike: AlikeFiles) -> None:
+        self._waiting = deque(paths)
+        self._asked: deque[tuple[Path, _ReaderProcess]] = deque()
+        self._answers: dict[Path, Saved | None] = {}
+        self._processes: list[_ReaderProcess] = []
+        self._left = set(paths)
+        same: dict[Any, Any] = {}
+        self._alike = alike
+        try:
+            for _ in range(count):
+                self._processes.append(_ReaderProcess(Receiver(same, alike)))
+                for first in alike.firsts:
+                    self._processes[-1].compare_with(first)
+            far = any(isinstance(path, RemotePath) for path in paths)
+            for process in self._processes * (AHEAD_IN_STORES if far else AHEAD):
+                self._ask(process)
+        except BaseException:
+            self.close()
+            raise
+
+    def take(self, path: Path) -> Saved | None:
+        """The structure of one of the files, once; None for other files, and where no process could read it."""
+        if path not in self._left:
+            return None
+        self._left.remove(path)
+        while path not in self._answers:
+            asked, process = self._asked.popleft()
+            self._answers[asked] = process.answer(asked)
+            self._learn(asked)
+            self._ask(process)
+        return self._answers.pop(path)
+
+    def _learn(self, path: Path) -> None:
+        """Let all processes compare files with another one too, after two that were like none."""
+        saved = self._answers[path]
+        if saved is None or isinstance(saved.content, Alike):
+            return
+        if (other := self._alike.missed(path)) is not None:
+            for process in self._processes:
+                process.compare_with(other)
+
+    def close(self) -> None:
+        """Stop the processes."""
+        for process in self._processes:
+            process.end()
+
+    def _ask(self, process: _ReaderProcess) -> None:
+        if self._waiting:
+            path = self._waiting.popleft()
+            process.ask(path)
+            self._asked.append((path, process))
+
+
+class _ReaderProcess:
+    """One reader process; after its first fault it answers nothing more."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+        self._greeted = self._gone = False
+        # A session of its own: an interrupt from the terminal is for the process that the user sees.
+        self._process = subprocess.Popen(
+            _command(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            pipesize=PIPE,
+        )
+
+    def compare_with(self, path: Path) -> None:
+        self.ask(f"{COMPARE_WITH}{path}")
+
+    def ask(self, path: Path | str) -> None:
+        if self._gone:
+            return
+        name = os.fsencode(str(path))
+        try:
+            assert self._process.stdin is not None
+            self._process.stdin.write(LENGTH.pack(len(name)) + name)
+            self._process.stdin.flush()
+        except OSError:
+            self.end()
+
+    def answer(self, path: Path) -> Saved | None:
+        if self._gone:
+            return None
+        with suppress(Exception):
+            data = self._receive()
+            if not data:
+                return None
+            saved = self._receiver.decode(data)
+            if saved.path == path:
+                return saved
+        self.end()
+        return None
+
+    def _receive(self) -> bytes:
+        out = self._process.stdout
+        assert out is not None
+        if not self._greeted and read_exactly(out, len(GREETING)) != GREETING:
+            raise EOFError
+        self._greeted = True
+        return read_exactly(out, *LENGTH.unpack(read_exactly(out, LENGTH.size)))
+
+    def end(self) -> None:
+        self._gone = True
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with suppress(OSError):  # a request that it did not take
+                pipe.close()
+
+
+def _command() -> list[str]:
+    flags = ["-I", "-S", "-X", f"utf8={sys.flags.utf8_mode}", *(["-B"] if sys.dont_write_bytecode else [])]
+    here = str(Path(__file__).resolve().parents[2])  # where the package is
+    return [sys.executable, *flags, "-c", RUN, here, *filter(None, sys.path)]
+
+
+# -- reading the torch.save files of one checkpoint: each when a format asks for it, or ahead of that in processes -----
+
+
+MIN_FILES = 16
+"""From this many files on, reader processes are considered, and files are compared with others."""
+
+FILES_PER_PROCESS = 8
+
+MAX_PROCESSES = 16
+"""Default limit of processes: the merge in this process keeps at most so many busy."""
+
+MIN_SECONDS = 0.5
+"""Expected seconds of reading, by the files so far, from which processes are started."""
+
+
+class FileReader:
+    """Reads the files of one checkpoint, until it is closed; in processes only where `read` is the inert reader.
+
+    Attributes:
+        said: what files that were read say of where they come from.
+    """
+
+    def __init__(
+        self, read: Reader = modules.read_file, jobs: int | None = None, on_file: OnFile | None = None
+    ) -> None:
+        self._read, self._jobs, self._on_file = read, jobs, on_file
+        self.said: dict[Path, Said] = {}
+        self._repeated = RepeatedRecords()
+        self._ahead: dict[Path, None] = {}
+        self._processes: ReaderProcesses | None = None
+        self._files, self._seconds = 0, 0.0
+        self._fetch = FetchAhead()
+        self._alike = AlikeFiles(None)
+
+    def __call__(self, path: Path) -> Saved:
+        """Read one file.
+
+        Raises:
+            ReadError: it is cut, damaged, or no torch.save file.
+        """
+        self._start_processes(path)
+        saved = (self._processes and self._processes.take(path)) or self._read_here(path)
+        if saved.provenance is not None:
+            self.said[path] = saved.provenance
+        if self._on_file is not None:
+            self._on_file(path)
+        return saved
+
+    def ahead(self, paths: Sequence[Path]) -> None:
+        """Announce that these files will be read, in this order."""
+        if self._read is modules.read_file and len(paths) >= MIN_FILES:
+            self._alike = AlikeFiles(first_of_many(paths), len(paths))
+        if self._read is modules.read_file and len(paths) >= MIN_FILES and self._most_processes(len(paths)) > 1:
+            self._ahead = dict.fromkeys(paths)
+        elif self._read is modules.read_file:
+            self._fetch.add(paths)
+
+    def _read_here(self, path: Path) -> Saved:
+        self._alike.pattern(0)  # made once, which says nothing of how long the other files take
+        started = time.perf_counter()
+        self._fetch.reach(path)
+        if self._read is not modules.read_file:
+            saved = self._read(path)
+        elif not (self._files or self._alike.firsts):
+            saved = modules.read_file(path)  # the first is often the only one, and quicker without
+        else:
+            found = self._alike.read(path)
+            if found is None:
+                self._alike.missed(path)
+            saved = found or modules.read_file(path, self._repeated)
+        self._seconds += time.perf_counter() - started
+        self._files += 1
+        return saved
+
+    def _start_processes(self, path: Path) -> None:
+        """Start processes for this file and the following ones if reading them takes a while."""
+        coming = [path, *self._ahead] if self._ahead.pop(path, path) is None else []
+        count = self._count(len(coming))
+        if count < 2 or self._processes is not None:
+            return
+
+        self._ahead = {}
+        with suppress(OSError):  # no more processes, or no more memory for one
+            self._processes = started(coming, count, self._alike)
+
+    def _count(self, files: int) -> int:
+        """How many processes should read this many files."""
+        seconds = files * self._seconds / self._files if self._files else 0.0
+        return self._most_processes(files) if self._jobs is not None or seconds > MIN_SECONDS else 0
+
+    def _most_processes(self, files: int) -> int:
+        if self._jobs is not None:
+            return min(self._jobs, files)
+        return min(_cores(), MAX_PROCESSES, files // FILES_PER_PROCESS)
+
+    def close(self) -> None:
+        """End the processes, and what is fetched ahead."""
+        self._fetch.close()
+        if self._processes is not None:
+            self._processes.close()
+            self._processes = None
+
+    def __enter__(self) -> FileReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

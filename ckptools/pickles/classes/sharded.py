@@ -1,0 +1,477 @@
+"""DTensor (FSDP2, FSDP1 with a device mesh, tensor parallel), torch 2.2 to 2.13.
+
+The pickled state holds `_local_tensor` and `_spec`, a `DTensorSpec` of mesh, placements and tensor_meta; the global
+shape and dtype are in the call's own arguments. What lies where follows from the mesh coordinate: going through the
+mesh dimensions from left to right, or in the order that newer specs say (`shard_order`), `Shard(d)` keeps this
+coordinate's chunk of the index list of dimension d, `_StridedShard(d, sf)` keeps it in each of sf pieces, `Replicate`
+keeps all. `Partial` would have to be reduced over ranks, so it is named and not read.
+
+Source: torch/distributed/tensor/_dtensor_spec.py, tensor/placement_types.py; checked on files of
+torch 2.2.2, 2.4.1, 2.6.0 and 2.13.0, and with torch's own full tensors for uneven 2-D strided shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+from math import prod
+from typing import Any, NamedTuple
+
+from ckptools.model.regions import Box, Ints, Run, chunk_runs, grid_boxes, strided_chunk_runs
+from ckptools.model.shards import Shard, ShardList, Shards, in_rank_order
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import Opaque, describe_for_error
+from ckptools.pickles.machine_state import MachineState
+from ckptools.pickles.objects import (
+    MAX_MESH,
+    MAX_MESH_DIMS,
+    MAX_NDIM,
+    OTHERS,
+    Mesh,
+    PlacementRecord,
+    ShardRecord,
+    attributes,
+    mesh_of,
+)
+
+# -- ShardedTensor (FSDP1), torch 1.13 to 2.13, and CheckpointableTensor, torch 2.14 on: tensors with a list of shards
+# FSDP1 saves ShardedTensors for SHARDED_STATE_DICT, and for LOCAL_STATE_DICT's flat parameters. The pickled state is
+# `(local_shards, ShardedTensorMetadata, ProcessGroupState, sharding_spec, init_rrefs)`:
+#
+# - `local_shards`: list of `Shard(tensor, metadata)`, empty on a rank that owns nothing;
+# - the metadata lists the shards of *all* ranks, so one file holds the whole map, but only its own data;
+# - `ProcessGroupState`: local rank, global rank, local and global world size. "Local" is the process group that
+#   shares the tensor: under HSDP the ranks in the shard list are local to it.
+#
+# Source: torch/distributed/_shard/sharded_tensor/api.py (`__getstate__`), metadata.py, shard.py; checked on files of
+# torch 1.13.1, 2.0.1, 2.6.0 and 2.13.0. A shard's own metadata may name another device than the list (CPU tensors
+# of a GPU job): places are compared by offsets and sizes only.
+
+
+MAX_WORLD = 1 << 20
+"""Ranks of a world; more than any cluster has."""
+
+
+RECORD_WORK = 8
+"""Work that reading a record counts for; it takes more than a hundred bytes of pickle to spell one."""
+
+MAX_SHAPES = 4
+"""Shapes of tensors that a record remembers to be listed by: a bias, a weight and its moments share their boxes."""
+
+
+def describe_sharded_tensor(m: MachineState, shape: Ints, dtype: str, state: Any) -> Tensor:
+    """Describe a ShardedTensor from the state that its `__setstate__` would have got.
+
+    Raises:
+        ValueError: the state is not what torch writes, or contradicts itself.
+    """
+    if not isinstance(state, tuple) or len(state) != 5:
+        raise ValueError("a ShardedTensor with an unknown state")
+    local_shards, metadata, group = state[:3]
+    rank, local_world, world = _group(group)
+    if world is not None:
+        m.claims.add((rank, world))
+    listed = attributes(metadata).get("shards_metadata") or []
+    m.spend(RECORD_WORK * len(listed))
+    # Under HSDP the ranks are local to the process group that shares the tensor, and the file does not name it.
+    named = local_world == world
+    shards = m.repeated.shard_list([_listed(m, record, shape, named) for record in listed])
+    own: dict[int, Shard] = {}
+    local = [_local_shard(m, one) for one in local_shards]
+    wrong: list[str] = []
+    for box, tensor in local:
+        m.spend(len(shards))
+        wrong += _put(shards, own, box, tensor, rank, dtype)
+    note = next((tensor.note for _, tensor in local if tensor.note), "")
+    found = Tensor(shape, dtype, _with_own(shards, own), "sharded_tensor", world_size=world, note=note)
+    return replace(found, contradictions=tuple([(rank, why) for why in wrong])) if wrong else found
+
+
+def _with_own(shards: tuple[Shard, ...], own: dict[int, Shard]) -> Shards:
+    """A list with this rank's own in their places; one that all ranks share where these follow each other."""
+    start, stop = min(own, default=0), max(own, default=-1) + 1
+    if stop - start != len(own):
+        return tuple([own.get(i, shard) for i, shard in enumerate(shards)])
+    return ShardList(shards, start, stop, tuple([own[i] for i in range(start, stop)]))
+
+
+def _put(
+    shards: Sequence[Shard], own: dict[int, Shard], box: Box, tensor: Tensor, rank: int | None, dtype: str
+) -> Iterator[str]:
+    """Find the place of a local shard in the list; yield why there is none."""
+    if tensor.shape != box.sizes or tensor.dtype != dtype:
+        expected = f"{dtype} {describe_for_error(box.sizes)}"
+        yield f"its shard is {tensor.dtype} {describe_for_error(tensor.shape)}, expected {expected}"
+        return
+    offsets = box.offsets  # compared first: boxes are many, and comparing them whole takes longer
+    places = [i for i, shard in enumerate(shards) if shard.box.offsets == offsets and shard.box == box]
+    if not places or any(i in own for i in places):
+        again = "more than once" if places else "that the ShardedTensor does not list"
+        yield f"a local shard {box} {again}"
+    elif tensor.shards:
+        for i in places:
+            own[i] = tensor.shards[0]._replace(box=box, rank=rank)
+
+
+def _listed(m: MachineState, value: Any, shape: Ints, named: bool) -> Shard:
+    """One entry of the shard list; with its rank when the ranks are global."""
+    record = value if isinstance(value, ShardRecord) else _record(m, value)
+    if shape not in record.shapes:
+        if not record.shard.box.inside(shape):
+            raise ValueError(
+                f"a shard at {describe_for_error(record.shard.box.offsets)} of "
+                f"{describe_for_error(record.shard.box.sizes)} in "
+                f"a tensor of {describe_for_error(shape)}"
+            )
+        record.shapes = (shape, *record.shapes[: MAX_SHAPES - 1])
+    return record.shard if named else record.without_rank
+
+
+def _group(state: Any) -> tuple[int | None, int | None, int | None]:
+    """Return global rank, local world size, global world size.
+
+    Raises:
+        ValueError: a rank outside its world.
+    """
+    fields = attributes(state)
+    rank, local_world, world = (
+        value if type(value := fields.get(name)) is int else None
+        for name in ("global_rank", "local_world_size", "global_world_size")
+    )
+    if world is not None and not (0 <= (rank or 0) < world <= MAX_WORLD):
+        raise ValueError(
+            f"a ShardedTensor of rank {describe_for_error(rank)} in a world of {describe_for_error(world)}"
+        )
+    return rank, local_world, world
+
+
+def _record(m: MachineState, value: Any) -> ShardRecord:
+    fields = attributes(value)
+    offsets, sizes = fields.get("shard_offsets"), fields.get("shard_sizes")
+    if not isinstance(offsets, list) or not isinstance(sizes, list):
+        raise ValueError("a shard without offsets and sizes")
+    if not all(type(n) is int and n >= 0 for n in (*offsets, *sizes)):
+        raise ValueError(f"a shard at {describe_for_error(offsets)} of {describe_for_error(sizes)}")
+    placement = fields.get("placement")
+    rank = placement.rank if isinstance(placement, PlacementRecord) else attributes(placement).get("_rank")
+    return m.repeated.record(tuple(offsets), tuple(sizes), rank if type(rank) is int else None)
+
+
+def _local_shard(m: MachineState, value: Any) -> tuple[Box, Tensor]:
+    fields = attributes(value)
+    tensor, metadata = fields.get("tensor"), fields.get("metadata")
+    if not isinstance(tensor, Tensor):
+        raise ValueError("a local shard without a tensor")
+    record = metadata if isinstance(metadata, ShardRecord) else _record(m, metadata)
+    return record.shard.box, tensor
+
+
+# -- CheckpointableTensor ----------------------------------------------------------------------------------------------
+
+
+# A plain tensor whose attributes say which pieces of a global tensor it holds. `global_shape` is the shape of the
+# whole; `global_offsets`, `local_offsets` and `local_sizes` have an entry for each piece: where it begins in the whole,
+# where in this tensor, and its sizes. What of the tensor is in no piece is padding. torch pickles the attributes with
+# the tensor. The file names neither rank nor world size, and only its own pieces. Source:
+# torch/distributed/checkpoint/protocol.py; checked on files of torch 2.15.
+
+ATTRIBUTES = ("global_shape", "global_offsets", "local_offsets", "local_sizes")
+
+MAX_PIECES = 1 << 16
+"""Pieces of one tensor."""
+
+
+def placed_sharded_tensor(tensor: Tensor, attributes: Mapping[str, Any], meshes: set[Mesh]) -> Tensor:
+    """The global tensor that a tensor with these attributes holds pieces of; the tensor itself without them.
+
+    Args:
+        tensor: as it is stored.
+        attributes: of it.
+        meshes: what the file says of other ranks; here takes note that there are some.
+    """
+    if not all(name in attributes for name in ATTRIBUTES) or tensor.note or len(tensor.shards) != 1:
+        return tensor
+    shape, *columns = (attributes[name] for name in ATTRIBUTES)
+    pieces = _pieces(shape, columns)
+    whole = Box.whole(tensor.shape)
+    wrong = next((p for p in pieces if not (p[0].inside(shape) and p[1].inside(whole.sizes))), None) if pieces else None
+    if pieces is None or wrong is not None:
+        where = f": the piece {wrong[1]} of it would be {wrong[0]} of {list(shape)}" if wrong is not None else ""
+        note = f"its global_shape, global_offsets, local_offsets and local_sizes contradict each other{where}"
+        return replace(tensor, kind="unreadable", note=note)
+    shards = tuple(tensor.shards[0].part(local, place) for place, local in pieces if place.numel or not place.sizes)
+    if sum(shard.box.numel for shard in shards) < prod(shape):
+        meshes.add(OTHERS)
+    return replace(tensor, shape=tuple(shape), shards=shards, kind="checkpointable")
+
+
+def _pieces(shape: Any, columns: list[Any]) -> list[tuple[Box, Box]] | None:
+    """Each piece's place in the global tensor and in the local one; None where the attributes are no such lists."""
+    lists = all(isinstance(c, (list, tuple)) and len(c) <= MAX_PIECES for c in columns)
+    if not _is_ints(shape) or not lists or len({len(c) for c in columns}) != 1:
+        return None
+    if not all(_is_ints(entry) and len(entry) == len(shape) for column in columns for entry in column):
+        return None
+    return [(Box(_ints(g), _ints(n)), Box(_ints(at), _ints(n))) for g, at, n in zip(*columns, strict=True)]
+
+
+def _is_ints(value: Any) -> bool:
+    ok = isinstance(value, (list, tuple)) and len(value) <= MAX_NDIM
+    return ok and all(type(n) is int and 0 <= n < 1 << 63 for n in value)
+
+
+def _ints(value: Any) -> Ints:
+    return tuple(value)
+
+
+MAX_SCATTER = 1024
+"""Runs of rows that strided shards may scatter one rank's piece into; torch makes as many as a mesh dimension has."""
+
+SHARDS = ("Shard", "_StridedShard")
+
+
+class Placement(NamedTuple):
+    """The way that a mesh dimension cuts a tensor.
+
+    Attributes:
+        kind: `Shard`, `_StridedShard`, `Replicate`, or the name of one that cannot be placed.
+        dim: tensor dimension, for the two kinds of shard.
+        split_factor: pieces that were cut before, for `_StridedShard`.
+        turn: when it cuts its dimension, from 0, where mesh dimensions do not cut it from left to right.
+    """
+
+    kind: str
+    dim: int = 0
+    split_factor: int = 1
+    turn: int | None = None
+
+    def __str__(self) -> str:
+        if self.kind.startswith("Partial("):
+            return self.kind
+        inner = {"Shard": f"{self.dim}", "_StridedShard": f"{self.dim}, sf={self.split_factor}"}
+        return f"{self.kind}({inner.get(self.kind, '')}){'' if self.turn is None else f'[{self.turn}]'}"
+
+
+def describe_dtensor(m: MachineState, shape: Ints, dtype: str, state: Any) -> Tensor:
+    """Describe a DTensor from its state.
+
+    Raises:
+        ValueError: the state is not what torch writes, or the local tensor does not fit its place.
+    """
+    holder = Opaque("DTensor")
+    holder.state = state
+    fields = attributes(holder)
+    local, spec = fields.get("_local_tensor"), attributes(fields.get("_spec"))
+    if not isinstance(local, Tensor) or "mesh" not in spec:
+        raise ValueError("a DTensor with an unknown state")
+    mesh = _mesh(m, spec["mesh"])
+    listed = spec.get("placements")
+    placements = tuple(_placement(p, len(shape)) for p in (listed if isinstance(listed, (list, tuple)) else ())[:99])
+    if len(placements) != len(mesh.sizes):
+        raise ValueError(f"a DTensor with {len(placements)} placements on a mesh of {len(mesh.sizes)} dimensions")
+    placements = in_turn(placements, _shard_order(spec.get("shard_order")))
+    return m.placed(placed_dtensor(m, shape, dtype, local, mesh, placements), local, spec["mesh"], placements)
+
+
+def _mesh(m: MachineState, value: Any) -> Mesh:
+    """The mesh of a DTensor; thousands of them name one, which is read once, for it may have as many ranks."""
+    if id(value) not in m.read_meshes:
+        mesh = mesh_of(m.without_slots(value))
+        m.spend(prod(mesh.sizes) // 4)
+        m.read_meshes[id(value)] = value, mesh
+    return m.read_meshes[id(value)][1]
+
+
+def placed_dtensor(
+    m: MachineState, shape: Ints, dtype: str, local: Tensor, mesh: Mesh, placements: tuple[Placement, ...]
+) -> Tensor:
+    """Describe a DTensor by its local tensor and its place in a mesh.
+
+    Raises:
+        ValueError: it is scattered over too many runs.
+    """
+    names = _names(placements)
+    strange = [p.kind for p in placements if p.kind not in (*SHARDS, "Replicate")]
+    if strange:
+        note = f"placement {strange[0]}: the ranks hold terms that must be reduced; ckptools does not guess how"
+        return Tensor(shape, dtype, (), "unreadable", names, mesh.sizes, world_size=mesh.world_size, note=note)
+    if local.kind == "meta":
+        return Tensor(shape, dtype, (), "meta", names, mesh.sizes, world_size=mesh.world_size, note=local.note)
+    scatter = prod(p.split_factor for p in placements)
+    if scatter > MAX_SCATTER:
+        raise ValueError(f"a DTensor scattered over {describe_for_error(scatter)} runs")
+    own, why = _own_shards(shape, dtype, local, mesh, placements)
+    shards = _layout(m, shape, mesh, placements, scatter).with_own(own, mesh)
+    tensor = Tensor(shape, dtype, shards, "dtensor", names, mesh.sizes, world_size=mesh.world_size, note=local.note)
+    return replace(tensor, contradictions=((mesh.rank, why),)) if why else tensor
+
+
+def _own_shards(
+    shape: Ints, dtype: str, local: Tensor, mesh: Mesh, placements: tuple[Placement, ...]
+) -> tuple[list[Shard], str]:
+    """The pieces of the local tensor, more than one when a strided shard scatters its rows; and why there are none."""
+    if mesh.coordinate is None:
+        return [], ""
+    expected, pieces = local_pieces(shape, mesh.sizes, mesh.coordinate, placements)
+    if local.dtype != dtype or (local.shape != expected and prod(local.shape) + prod(expected)):
+        found = f"{local.dtype} {describe_for_error(local.shape)}"
+        return [], f"its local tensor is {found}, expected {dtype} {describe_for_error(expected)}"
+    if not prod(expected) or not local.shards:
+        return [], ""
+    return [local.shards[0].part(packed, place)._replace(rank=mesh.rank) for place, packed in pieces], ""
+
+
+@lru_cache(maxsize=64)
+def _names(placements: tuple[Placement, ...]) -> tuple[str, ...]:
+    return tuple(map(str, placements))
+
+
+@lru_cache(maxsize=64)
+def local_pieces(
+    shape: Ints, sizes: Ints, coordinate: Ints, placements: tuple[Placement, ...]
+) -> tuple[Ints, list[tuple[Box, Box]]]:
+    """Return the local sizes of the rank at `coordinate`, and its pieces: boxes in the tensor and in the local one.
+
+    Layers have the same shapes, so few are computed, and their boxes are shared.
+    """
+    runs = local_runs(shape, sizes, coordinate, placements)
+    return tuple(sum(n for _, n in r) for r in runs), list(grid_boxes(runs))
+
+
+@dataclass(frozen=True, slots=True)
+class DTensorLayout:
+    """The shards of a tensor at all coordinates of a mesh, by its placements; their bytes are in other files.
+
+    Attributes:
+        cells: coordinates with their shards.
+        ordered: all shards in the order of their ranks.
+        spans: where in that order the shards of a coordinate and its rank are; nothing where ranks are not distinct.
+    """
+
+    cells: list[tuple[Ints, list[Shard]]]
+    ordered: tuple[Shard, ...]
+    spans: dict[tuple[Ints, int | None], tuple[int, int]]
+
+    def with_own(self, own: list[Shard], mesh: Mesh) -> Shards:
+        """All shards in the order of their ranks, those of this coordinate as its file has them."""
+        span = self.spans.get((mesh.coordinate, mesh.rank)) if mesh.coordinate is not None else None
+        if span is not None:
+            return ShardList(self.ordered, *span, in_rank_order(own))
+        others = (shard for coordinate, shards in self.cells if coordinate != mesh.coordinate for shard in shards)
+        return in_rank_order((*own, *others))
+
+
+def _layout(m: MachineState, shape: Ints, mesh: Mesh, placements: tuple[Placement, ...], scatter: int) -> DTensorLayout:
+    """The layout of a tensor on a mesh; computed once for all tensors of a shape."""
+    m.spend(prod(mesh.sizes) // 8)
+    key = (shape, mesh.sizes, mesh.ranks, placements)
+    layouts = m.repeated.layouts
+    if key not in layouts:
+        m.spend(prod(mesh.sizes) * (4 + scatter))
+        cells = _all_shards(*key)
+        ordered = in_rank_order(shard for _, shards in cells for shard in shards)
+        layouts[key] = DTensorLayout(cells, ordered, _spans(cells, mesh.ranks))
+    found: DTensorLayout = layouts[key]
+    return found
+
+
+def _spans(cells: list[tuple[Ints, list[Shard]]], ranks: Ints | None) -> dict[tuple[Ints, int | None], tuple[int, int]]:
+    """The positions of each coordinate's shards, when all are in the order of their ranks."""
+    spans: dict[tuple[Ints, int | None], tuple[int, int]] = {}
+    if ranks is None or len(set(ranks)) < len(ranks):
+        return spans
+    at = 0
+    for rank, (coordinate, shards) in sorted(zip(ranks, cells, strict=True), key=lambda pair: pair[0]):
+        spans[coordinate, rank] = at, at + len(shards)
+        at += len(shards)
+    return spans
+
+
+def _all_shards(
+    shape: Ints, sizes: Ints, ranks: Ints | None, placements: tuple[Placement, ...]
+) -> list[tuple[Ints, list[Shard]]]:
+    rows = []
+    for i, coordinate in enumerate(product(*map(range, sizes))):
+        runs = local_runs(shape, sizes, coordinate, placements)
+        rank = ranks[i] if ranks is not None else None
+        filled = all(n for r in runs for _, n in r) and all(runs)
+        rows.append((coordinate, [Shard(box, rank, None) for box, _ in grid_boxes(runs)] if filled else []))
+    return rows
+
+
+def local_runs(shape: Ints, sizes: Ints, coordinate: Ints, placements: tuple[Placement, ...]) -> list[list[Run]]:
+    """Index list per tensor dimension that the rank at `coordinate` holds, as `(start, length)` runs."""
+    runs: list[list[Run]] = [[(0, n)] for n in shape]
+    cuts = zip(sizes, coordinate, placements, strict=True)
+    for size, c, placement in sorted(cuts, key=lambda cut: cut[2].turn or 0):
+        d = placement.dim
+        if placement.kind == "Shard":
+            runs[d] = chunk_runs(runs[d], size, c)
+        elif placement.kind == "_StridedShard":
+            runs[d] = strided_chunk_runs(runs[d], size, c, placement.split_factor)
+    return runs
+
+
+def _placement(value: Any, ndim: int) -> Placement:
+    kind = value.name.rpartition(".")[2] if isinstance(value, Opaque) else "?"
+    fields = attributes(value)
+    dim, split = fields.get("dim", 0), fields.get("split_factor", 1)
+    if kind in SHARDS and not (type(dim) is int and 0 <= dim < ndim and type(split) is int):
+        raise ValueError(f"a DTensor of {ndim} dimensions is sharded along {describe_for_error(dim)}")
+    if kind == "_StridedShard" and not 1 <= split <= MAX_MESH:
+        raise ValueError(f"a strided shard with split factor {describe_for_error(split)}")
+    if kind in ("Partial", "_Partial"):
+        return Placement(f"Partial({_word(fields.get('reduce_op', ''))})")
+    return Placement(_word(kind), dim if kind in SHARDS else 0, split if kind in SHARDS else 1)
+
+
+def in_turn(placements: tuple[Placement, ...], order: Sequence[tuple[int, Ints]]) -> tuple[Placement, ...]:
+    """Placements with their turns, by the mesh dimensions that cut each tensor dimension, first to last.
+
+    A `_StridedShard` has its place in the order already, by its split factor; torch 2.10 states the order besides.
+
+    Raises:
+        ValueError: the order names others than the placements.
+    """
+    found = list(placements)
+    for dim, mesh_dims in order:
+        if sorted(mesh_dims) != [n for n, p in enumerate(placements) if p.kind in SHARDS and p.dim == dim]:
+            raise ValueError(
+                f"a DTensor whose shard order {describe_for_error((dim, mesh_dims))} is not its placements'"
+            )
+        said_twice = any(placements[n].kind == "_StridedShard" for n in mesh_dims)
+        if not said_twice and mesh_dims != tuple(sorted(mesh_dims)):
+            for turn, n in enumerate(mesh_dims):
+                found[n] = found[n]._replace(turn=turn)
+    return tuple(found)
+
+
+def _shard_order(value: Any) -> list[tuple[int, Ints]]:
+    """The entries of a `shard_order`; none where the file has none, as of older torch or with `_StridedShard`.
+
+    Raises:
+        ValueError: it is no such order.
+    """
+    listed = list(value[:99]) if isinstance(value, (list, tuple)) else [] if value is None else [value]
+    entries = [entry.args if isinstance(entry, Opaque) else entry for entry in listed]
+    if not all(map(_is_entry, entries)):
+        raise ValueError("a DTensor with a shard order of unknown form")
+    return entries
+
+
+def _is_entry(entry: Any) -> bool:
+    """Whether a value is a tensor dimension with mesh dimensions."""
+    if not (isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[1], tuple)):
+        return False
+    return len(entry[1]) <= MAX_MESH_DIMS and all(type(n) is int for n in (entry[0], *entry[1]))
+
+
+def _word(value: Any) -> str:
+    """A name from the file as a part of a placement's name; never more than a word."""
+    return (
+        value
+        if isinstance(value, str) and len(value) < 64 and value.replace("_", "").isalnum()
+        else describe_for_error(value)
+    )

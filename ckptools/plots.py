@@ -1,0 +1,358 @@
+"""The heat map, of what several features find; other pictures lie with what they show.
+
+Rectangles, lines and text need no library: a plotting one would be imported for hundreds of times the cost, and write
+ten times the bytes. Each picture is made in two steps, records to cells and cells to SVG, and both are pure: no file is
+read here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
+from statistics import median
+from typing import Any, Literal, NamedTuple
+
+from ckptools.diff.record import Difference
+from ckptools.display.drawing import (
+    CHARACTER,
+    DIVERGING,
+    VIRIDIS,
+    WIDTH,
+    Key,
+    Picture,
+    Rect,
+    colored,
+    hatched,
+    label,
+    legend,
+    mark,
+    name_text,
+    rect,
+    svg,
+)
+from ckptools.dtypes import is_floating
+from ckptools.keys.entries import layer_and_role
+from ckptools.stats.record import Moments, Statistics, Stats
+from ckptools.text import clip_middle, number, plural
+
+# -- the colours of figures: absolute, or relative to the others of their row ------------------------------------------
+
+
+def figure_text(value: float | None) -> str:
+    """A figure in four digits."""
+    return "not known" if value is None else number(float(f"{value:.4g}"))
+
+
+class Scale(NamedTuple):
+    """The colour scale of positive finite figures, logarithmic, from dark to bright."""
+
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, figures: Iterable[float | None]) -> Scale | None:
+        """The scale of some figures; None if none is positive and finite."""
+        values = [value for value in figures if value is not None and drawable(value)]
+        return cls(min(values), max(values)) if values else None
+
+    def color(self, value: float, role: str = "") -> str:
+        """The colour of a figure: one of viridis's ten steps, whatever its role."""
+        whole = math.log(self.high) - math.log(self.low)
+        if not whole:
+            return VIRIDIS[len(VIRIDIS) // 2]
+        part = (math.log(value) - math.log(self.low)) / whole
+        return VIRIDIS[min(int(part * len(VIRIDIS)), len(VIRIDIS) - 1)]
+
+    @property
+    def ramp(self) -> tuple[str, Sequence[str], str]:
+        """What stands before the colours, the colours, and what stands behind them."""
+        return figure_text(self.low), VIRIDIS, figure_text(self.high)
+
+    @property
+    def words(self) -> str:
+        """The scale in words."""
+        return f"colours from {figure_text(self.low)} to {figure_text(self.high)}, logarithmic"
+
+
+class RowScale(NamedTuple):
+    """The colour scale of figures relative to the median of their row: each step is a factor of two."""
+
+    medians: Mapping[str, float]
+
+    @classmethod
+    def of(cls, figures: Iterable[tuple[str, float | None]]) -> RowScale | None:
+        """The scale of figures, each with its role; None if none is positive and finite."""
+        rows: dict[str, list[float]] = {}
+        for role, value in figures:
+            if value is not None and drawable(value):
+                rows.setdefault(role, []).append(value)
+        return cls({role: median(values) for role, values in rows.items()}) if rows else None
+
+    def color(self, value: float, role: str = "") -> str:
+        """The colour of a figure in the row of a role."""
+        middle = len(DIVERGING) // 2
+        steps = round(math.log2(value) - math.log2(self.medians[role]))
+        return DIVERGING[max(0, min(len(DIVERGING) - 1, middle + steps))]
+
+    @property
+    def ramp(self) -> tuple[str, Sequence[str], str]:
+        """What stands before the colours, the colours, and what stands behind them."""
+        most = 2 ** (len(DIVERGING) // 2)
+        return f"1/{most} or less", DIVERGING, f"{most} x or more, of the median of the row"
+
+    @property
+    def words(self) -> str:
+        """The scale in words."""
+        return "colours relative to the median of the row, a step for each factor of two"
+
+
+def drawable(value: float) -> bool:
+    """Whether a figure has a place on a logarithmic scale."""
+    return value > 0 and math.isfinite(value)
+
+
+# -- heat maps: a figure of every tensor as a colour, layers across and roles in a layer down --------------------------
+
+
+ACROSS = 48
+"""At most this many layers side by side; more follow below."""
+
+MAX_ROLES = 120
+MAX_CELLS = 2000
+"""At most this many are drawn; the text covers all."""
+
+NAMES = 230.0
+"""Width of the column of roles."""
+
+CELL = 17.0
+ROOM = int(NAMES / 6.9)
+"""Characters that fit before the cells."""
+
+Letter = Literal["", "N", "0", "=", "~", "A", "B", "?"]
+MEANS: dict[Letter, str] = {
+    "N": "NaN or infinities in it",
+    "0": "all zero",
+    "=": "equal",
+    "~": "same stated checksum",
+    "A": "only in A",
+    "B": "only in B",
+    "?": "not known",
+}
+"""Letters of cells that are not just a number."""
+
+
+class HeatCell(NamedTuple):
+    """One tensor: its name, the figure, which is not negative, and a letter that is shown in the cell.
+
+    The words follow its name when the pointer is over it.
+    """
+
+    name: str
+    value: float | None
+    letter: Letter
+    words: str
+
+
+# -- records to cells --------------------------------------------------------------------------------------------------
+
+
+def rms_cells(found: Statistics[Stats]) -> list[HeatCell]:
+    """The root mean square of every floating-point tensor, over the finite elements that were read."""
+    return [_rms_cell(row) for row in found.rows if row.numel and is_floating(row.dtype)]
+
+
+def _rms_cell(row: Stats) -> HeatCell:
+    parts = [f"rms {figure_text(row.rms)}"]
+    parts += [f"{row.nan} NaN, {row.inf} infinite of {row.elements}"] if row.nonfinite else []
+    parts += [f"only {row.elements} of {row.numel} elements read"] if row.elements != row.numel else []
+    unknown = row.rms is None or row.elements != row.numel
+    letter: Letter = "N" if row.nonfinite else "?" if unknown else "0" if not row.rms else ""
+    return HeatCell(row.name, row.rms, letter, "; ".join(parts))
+
+
+def moment_cells(found: Statistics[Moments], field: Literal["update", "ratio"]) -> list[HeatCell]:
+    """The size of every parameter's next step: absolute (`update`), or relative to the parameter (`ratio`)."""
+    words = {"update": "update", "ratio": "lr*update/weight"}[field]
+    return [_moment_cell(row, getattr(row, field), words) for row in found.rows if row.numel]
+
+
+def _moment_cell(row: Moments, value: float | None, words: str) -> HeatCell:
+    parts = [f"{words} {figure_text(value)}"]
+    parts += [f"{row.nonfinite} elements not finite"] if row.nonfinite else []
+    parts += [f"{row.negative} negative second moments"] if row.negative else []
+    unknown = value is None or row.problem or row.elements != row.numel
+    letter: Letter = "N" if row.nonfinite or row.negative else "?" if unknown else "0" if not value else ""
+    return HeatCell(row.name, value, letter, "; ".join(parts))
+
+
+def change_cells(difference: Difference) -> list[HeatCell]:
+    """The change of every floating-point weight relative to its norm."""
+    weights = [row for row in difference.tensors if row.subject == "weights"]
+    return [_change_cell(row) for row in weights if is_floating(row.dtype_a or row.dtype_b or "")]
+
+
+def _change_cell(row: Any) -> HeatCell:
+    letters: Mapping[str, Letter] = {
+        "only in A": "A", "only in B": "B", "same": "=", "not compared": "?", "cannot be compared": "?",
+        "same checksum": "~", "in neither": "?",
+    }  # fmt: skip
+    value = row.change if row.verdict in ("differs", "within tolerance") else None
+    letter: Letter = letters.get(row.verdict, "" if value is not None else "?")
+    if value is not None and not math.isfinite(value):
+        letter = "N"
+    words = f"change {figure_text(value)}" if value is not None else row.verdict
+    return HeatCell(row.name, value, letter, f"{words}; {row.detail}" if row.detail else words)
+
+
+# -- cells to a grid ---------------------------------------------------------------------------------------------------
+
+
+class HeatGrid(NamedTuple):
+    """Cells by role and layer.
+
+    Attributes:
+        roles: in order of appearance; those outside of layers come last.
+        layers: numbers in ascending order, None first if a tensor is in none.
+        cells: the cell of a role in a layer.
+    """
+
+    roles: tuple[str, ...]
+    layers: tuple[str | None, ...]
+    cells: Mapping[tuple[str, str | None], HeatCell]
+
+
+def heat_grid(cells: Iterable[HeatCell]) -> HeatGrid:
+    """Put every cell in its place; if two names would share one, the later gets a row of its own."""
+    found: dict[tuple[str, str | None], HeatCell] = {}
+    for cell in cells:
+        layer, role = layer_and_role(cell.name)
+        taken = (role, layer) in found
+        found[(cell.name, None) if taken else (role, layer)] = cell
+    roles = dict.fromkeys(role for role, layer in found if layer is not None)
+    roles |= dict.fromkeys(role for role, layer in found if layer is None)
+    layers = sorted({layer for _, layer in found}, key=lambda n: (n is not None, int(n or 0), n or ""))
+    return HeatGrid(tuple(roles), tuple(layers), found)
+
+
+# -- drawn -------------------------------------------------------------------------------------------------------------
+
+
+def heat_map(title: str, cells: Sequence[HeatCell], absolute: bool = False) -> Picture:
+    """Draw a figure of every tensor: layers across, roles down. The title names the figure and its subject.
+
+    Colours are relative to the median of each row, which shows what is out of line; or those of the figure itself.
+    """
+    title = name_text(title)
+    grid = heat_grid(cells)
+    figures = [(role, cell.value) for (role, _), cell in grid.cells.items()]
+    scale = Scale.of(value for _, value in figures) if absolute else RowScale.of(figures)
+    text = "\n".join([title, *_words(cells, grid, scale)])
+    drawn, height = _drawn(grid, scale)
+    return Picture(title, svg(title, text, drawn, height), text)
+
+
+def _words(cells: Sequence[HeatCell], grid: HeatGrid, scale: Scale | RowScale | None) -> Iterator[str]:
+    layers = [layer for layer in grid.layers if layer is not None]
+    yield f"{plural(len(cells), 'tensor')}, {plural(len(layers), 'layer')}, {plural(len(grid.roles), 'role')}"
+    known = sorted((c for c in cells if c.value is not None and math.isfinite(c.value)), key=lambda c: c.value or 0.0)
+    if scale is not None:
+        yield scale.words
+        yield "smallest: " + "; ".join(_named(cell) for cell in known[:3])
+        yield "largest: " + "; ".join(_named(cell) for cell in reversed(known[-3:]))
+    for letter, means in MEANS.items():
+        such = [cell for cell in cells if cell.letter == letter]
+        if such:
+            shown = "; ".join(_named(cell) for cell in such[:8]) if letter != "=" else ""
+            more = f" and {len(such) - 8} more" if shown and len(such) > 8 else ""
+            yield f"{letter} {means}: {plural(len(such), 'tensor')}" + (f": {shown}{more}" if shown else "")
+
+
+def _named(cell: HeatCell) -> str:
+    return f"{name_text(cell.name, 80)} {cell.words}"
+
+
+def _drawn(grid: HeatGrid, scale: Scale | RowScale | None) -> tuple[list[str], float]:
+    """The parts of the drawing, in blocks of at most `ACROSS` layers, and their height."""
+    roles = grid.roles[:MAX_ROLES]
+    blocks = [grid.layers[n : n + ACROSS] for n in range(0, len(grid.layers), ACROSS)]
+    kept = blocks[: max(1, MAX_CELLS // max(1, len(roles) * ACROSS))]
+    parts: list[str] = []
+    y = 0.0
+    for block in kept:
+        shown = [role for role in roles if any((role, layer) in grid.cells for layer in block)]
+        parts += _block(grid, shown, block, y, scale)
+        y += 16 + CELL * len(shown) + 10
+    left = len(grid.cells) - sum((role, layer) in grid.cells for role in roles for block in kept for layer in block)
+    if left:
+        parts.append(label(0, y + 11, f"{plural(left, 'tensor')} not drawn; the text lists all", "ink"))
+        y += 20
+    made, y = _ramp(scale, y + 4)
+    letters = {cell.letter for cell in grid.cells.values() if cell.letter}
+    in_part = any(cell.letter == "?" and cell.value is not None for cell in grid.cells.values())
+    listed = [_key(letter, means, in_part) for letter, means in MEANS.items() if letter in letters]
+    keys, bottom = legend(listed, y)
+    return [*parts, made, keys], bottom
+
+
+def _key(letter: Letter, means: str, in_part: bool) -> Key:
+    """The entry of a letter; cells that were read in part are hatched in its place."""
+    partial = letter == "?" and in_part
+    kind = "hatched" if partial else "bad" if letter == "N" else "pale rim"
+    return Key(kind, "" if partial else letter, "not read in full" if partial else means)
+
+
+def _block(
+    grid: HeatGrid, roles: Sequence[str], layers: Sequence[str | None], top: float, scale: Scale | RowScale | None
+) -> Iterator[str]:
+    width = min(CELL, (WIDTH - NAMES) / min(ACROSS, len(grid.layers)))
+    yield from _ticks(grid.layers, layers, width, top + 11)
+    above = common_beginning([role for role in grid.roles if (role, None) not in grid.cells])
+    yield label(NAMES - 6, top + 11, clip_middle(name_text(above), ROOM), "faint", "end") if above else ""
+    for row, role in enumerate(roles):
+        y = top + 16 + row * CELL
+        own = role if (role, None) in grid.cells else role[len(above) :]
+        yield label(NAMES - 6, y + 12, clip_middle(name_text(own), ROOM), "ink", "end")
+        for n, layer in enumerate(layers):
+            cell = grid.cells.get((role, layer))
+            if cell is not None:
+                yield from _cell(cell, role, Rect(NAMES + n * width, y, width, CELL).inset(1), scale)
+
+
+def _ticks(every_layer: Sequence[str | None], layers: Sequence[str | None], width: float, y: float) -> Iterator[str]:
+    """Numbers of layers above their cells, as many as fit: every one, second, fourth and so on."""
+    numbered = [layer for layer in every_layer if layer is not None]
+    room = (max(map(len, numbered), default=1) + 1) * CHARACTER
+    apart = next(n for n in (1, 2, 4, 8, 16, 32, 64, 128) if n * width >= room or n == 128)
+    shown = set(numbered[::apart])
+    for n, layer in enumerate(layers):
+        if layer is not None and layer in shown:
+            yield label(NAMES + (n + 0.5) * width, y, layer, "faint", "middle")
+
+
+def common_beginning(names: Sequence[str]) -> str:
+    """The common beginning of all names, up to a dot; "" for a single name, or if it is a whole name."""
+    words = zip(*(name.split(".")[:-1] for name in names), strict=False)
+    alike = [same[0] for same in takewhile(lambda same: len(set(same)) == 1, words)]
+    return "".join(f"{word}." for word in alike) if len(names) > 1 else ""
+
+
+def _cell(cell: HeatCell, role: str, at: Rect, scale: Scale | RowScale | None) -> Iterator[str]:
+    value, hover = cell.value, f"{name_text(cell.name)}: {cell.words}"
+    if cell.letter == "?" and value is not None:  # read in part
+        yield hatched(at, hover)
+    elif scale is None or value is None or not drawable(value) or cell.letter:
+        bad = cell.letter == "N"
+        yield rect(at, "bad" if bad else "pale rim", hover) + mark(at, cell.letter, "on" if bad else "ink")
+    else:
+        yield colored(at, scale.color(value, role), hover)
+
+
+def _ramp(scale: Scale | RowScale | None, y: float) -> tuple[str, float]:
+    if scale is None:
+        return "", y
+    before, colors, behind = scale.ramp
+    x = len(before) * CHARACTER + 6
+    cells = [colored(Rect(x + 18 * n, y, 18, 12), color) for n, color in enumerate(colors)]
+    ends = label(0, y + 10, before) + label(x + 18 * len(colors) + 6, y + 10, behind)
+    return "".join(cells) + ends, y + 24

@@ -1,0 +1,493 @@
+"""The ways to spread a model over ranks, a file for each kind. None of them knows a layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from inspect import signature
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn, optim
+from torch.distributed._functional_collectives import all_to_all_single_autograd
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    FullOptimStateDictConfig,
+    FullStateDictConfig,
+    FullyShardedDataParallel,
+    LocalOptimStateDictConfig,
+    LocalStateDictConfig,
+    MixedPrecision,
+    MixedPrecisionPolicy,
+    ShardedOptimStateDictConfig,
+    ShardedStateDictConfig,
+    ShardingStrategy,
+    StateDictType,
+    fully_shard,
+)
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from ckptools.training.model import Block, Experts, MixtureOfExperts, Transformer
+from ckptools.training.options import CreateOptions, ParallelOptions
+from ckptools.training_state.optimizers import without_ddp
+
+# -- the record that every strategy is, and DDP, the plainest of them; the other files in this folder make the others
+
+
+StateDict = dict[str, Any]
+
+
+def every_rank_its_own(options: CreateOptions) -> tuple[int, int]:
+    """Return which share of the data this rank trains on, and how many shares there are: a share per rank."""
+    return dist.get_rank(), dist.get_world_size()
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Return where the model is, which is where its shards stay: the rank's own GPU, or the CPU."""
+    return next(model.parameters()).device
+
+
+def forward_and_backward(model: nn.Module, tokens: Tensor) -> Tensor:
+    """Compute the gradients of one batch of int64 tokens (batch, context + 1); returns the mean loss, 0-d."""
+    loss = mean_loss(model(tokens[:, :-1]), tokens[:, 1:])
+    loss.backward()
+    return loss.detach()
+
+
+def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Take the mean cross entropy of logits (batch, context, vocab) against int64 targets (batch, context); 0-d."""
+    return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A way to spread a model over the ranks. All functions are collectives: every rank must call them.
+
+    Attributes:
+        wrap: spreads a model that every rank has built alike.
+        model_state: as this rank saves it, under plain fqns: parameters as DTensors, buffers as plain tensors.
+        optimizer_state: as this rank saves it, under fqns: moments as DTensors, `step` a plain 0-d tensor.
+        data_share: which share of the data this rank trains on, and of how many; ranks that hold pieces of one
+            copy of the model see the same data.
+        backward: takes one batch through the model and leaves the gradients; returns the loss.
+        in_parts: ranks have parameters of their own, so that the whole state is all of theirs together.
+    """
+
+    wrap: Callable[[nn.Module, CreateOptions], nn.Module]
+    model_state: Callable[[nn.Module], StateDict] = get_model_state_dict
+    optimizer_state: Callable[[nn.Module, optim.Optimizer], StateDict] = get_optimizer_state_dict
+    data_share: Callable[[CreateOptions], tuple[int, int]] = every_rank_its_own
+    backward: Callable[[nn.Module, Tensor], Tensor] = forward_and_backward
+    in_parts: bool = False
+
+
+def _wrap(model: nn.Module, options: CreateOptions) -> nn.Module:
+    """Wrap in DistributedDataParallel; with bf16 the forward pass casts where that is safe, and backward follows it."""
+    if options.parallel.precision == "bf16":
+        autocast = torch.autocast(device_of(model).type, torch.bfloat16)
+        model.forward = autocast(model.forward)
+    return DistributedDataParallel(model)
+
+
+def _model_state(model: nn.Module) -> StateDict:
+    """Return full tensors without the prefix `module.`, as Composer and torch's own tutorials save them."""
+    wrapped: nn.Module = model.module  # type: ignore[assignment]
+    return wrapped.state_dict()
+
+
+def _optimizer_state(model: nn.Module, optimizer: optim.Optimizer) -> StateDict:
+    """Return the optimizer's own state dict: parameters are integers, in the order of the groups."""
+    return optimizer.state_dict()
+
+
+DDP = Strategy(_wrap, _model_state, _optimizer_state)
+
+
+# -- expert parallel: each rank has some of the experts, and tokens travel to the rank of theirs and back --------------
+# Every rank trains on data of its own. All but the experts is repeated on every rank, its gradients averaged as DDP
+# does;
+# an expert is on one rank only, and gets its gradients from all ranks' tokens, for an all-to-all goes backward as well.
+
+
+def wrap_experts(model: nn.Module, options: CreateOptions) -> nn.Module:
+    """Leave each rank its experts; the model stays the object that it was."""
+    mesh = init_device_mesh(device_of(model).type, (dist.get_world_size(),), mesh_dim_names=("ep",))
+    for module in model.modules():
+        if isinstance(module, MixtureOfExperts):
+            shard_experts(module.experts, mesh)
+            module.run = partial(run_on_their_ranks, mesh.get_group())
+    return model
+
+
+def shard_experts(experts: Experts, mesh: DeviceMesh) -> None:
+    """Cut the stacks along the dimension of the experts."""
+    for name, param in list(experts.named_parameters()):
+        experts.register_parameter(name, nn.Parameter(distribute_tensor(param.detach(), mesh, [Shard(0)])))
+
+
+def run_on_their_ranks(group: dist.ProcessGroup, experts: Experts, tokens: Tensor, counts: Tensor) -> Tensor:
+    """Send tokens to the ranks of their experts, take there those that came, and send them back; a collective.
+
+    Args:
+        group: the ranks that share the experts.
+        experts: of this rank.
+        tokens: features (n, width) of this rank, sorted by expert.
+        counts: int64 (experts of all ranks), how many tokens each expert has.
+    """
+    # Row r is what this rank sends to rank r, and after the exchange what rank r sends here: a count per expert.
+    sent = counts.view(group.size(), -1)
+    came = torch.empty_like(sent)
+    dist.all_to_all_single(came, sent, group=group)
+    there, here = sent.sum(1).tolist(), came.sum(1).tolist()
+    arrived = all_to_all_single_autograd(tokens, here, there, group)
+    # They arrive by rank, and within a rank by expert; the experts want all of the first before all of the second.
+    expert = torch.arange(came.shape[1], device=came.device).repeat(group.size()).repeat_interleave(came.flatten())
+    order = expert.argsort(stable=True)
+    made = experts(arrived[order], came.sum(0))
+    back: Tensor = all_to_all_single_autograd(made[order.argsort()], there, here, group)
+    return back
+
+
+def backward_of_experts(model: nn.Module, tokens: Tensor) -> Tensor:
+    """Compute the gradients of the mean loss over all ranks; returns the loss of this rank, 0-d."""
+    loss = forward_and_backward(model, tokens)
+    for param in model.parameters():
+        if param.grad is not None:
+            if not isinstance(param, DTensor):
+                dist.all_reduce(param.grad)
+            param.grad /= dist.get_world_size()
+    return loss
+
+
+EXPERT_PARALLEL = Strategy(wrap_experts, backward=backward_of_experts)
+
+
+# -- fully sharded data parallel, both of torch's: each rank holds a part of every parameter ---------------------------
+# In FullyShardedDataParallel, the first FSDP, parameters are slices of one flat tensor per wrapped unit. What a rank
+# then
+# saves is its state dict's type:
+#
+# | type | without a device mesh | with one |
+# |---|---|---|
+# | sharded | ShardedTensor, cut along dim 0 | DTensor |
+# | local | the flat tensors as they are, without names and shapes of what is in them | refused by torch |
+# | full | whole tensors, on rank 0; the other ranks' state dicts are empty | the same |
+#
+# With `use_orig_params` the optimizer sees views of the flat tensors under the parameters' names. Without, it sees the
+# flat tensors: one may not mix frozen and trained parameters, nor weight decay and none.
+#
+# With `fully_shard`, the second FSDP, every parameter is a DTensor, cut along dim 0, over all ranks or in rows of them.
+#
+# Rows are hybrid sharding (HSDP), a mesh of two dimensions with the shards of a whole model in every row. Ranks of a
+# row
+# gather parameters from one another, often, over the fast links of a node; ranks of a column hold equal shards and
+# average gradients once per step. In the files a parameter lies as `(Replicate(), Shard(0))`.
+
+
+SHARDINGS = {
+    "full": ShardingStrategy.FULL_SHARD,
+    "grad-op": ShardingStrategy.SHARD_GRAD_OP,
+    "hybrid": ShardingStrategy.HYBRID_SHARD,
+}
+
+# Sums and buffers stay float32: a buffer that FSDP1 casts to bfloat16 is saved with what is left of it.
+PRECISIONS_1 = {
+    "fp32": None,
+    "bf16": MixedPrecision(torch.bfloat16, torch.float32, torch.float32, cast_forward_inputs=True),
+}
+
+
+def _wrap_fsdp1(model: nn.Module, options: CreateOptions) -> nn.Module:
+    """Wrap each block, and the root with what is left: embedding, head, norm."""
+    return wrap_units(model, Block, options.parallel)
+
+
+def wrap_units(model: nn.Module, unit: type[nn.Module], parallel: ParallelOptions | None = None) -> nn.Module:
+    """Wrap each module of the class `unit`, and the root with what is left."""
+    parallel = parallel or ParallelOptions()
+    wrapped = FullyShardedDataParallel(
+        model,
+        auto_wrap_policy=ModuleWrapPolicy({unit}),
+        sharding_strategy=SHARDINGS[parallel.sharding],
+        mixed_precision=PRECISIONS_1[parallel.precision],
+        use_orig_params=parallel.use_orig_params,
+        # A flat parameter is trained as one; what is frozen stays outside, whole on every rank.
+        ignored_states=None if parallel.use_orig_params else [p for p in model.parameters() if not p.requires_grad],
+        device_id=device_of(model),
+        **_ranks(model, parallel),
+    )
+    _choose_state_dict(wrapped, parallel.state_dict_type)
+    return wrapped
+
+
+def _ranks(model: nn.Module, parallel: ParallelOptions) -> dict[str, Any]:
+    """Say which ranks share the shards, by a device mesh or by process groups; all of them, where nothing is said."""
+    if parallel.sharding != "hybrid":
+        mesh = init_device_mesh(device_of(model).type, (dist.get_world_size(),)) if parallel.dtensor else None
+        return {"device_mesh": mesh}
+    mesh = replicate_and_shard(model, parallel.replicas)
+    if parallel.dtensor:
+        return {"device_mesh": mesh}
+    return {"process_group": (mesh.get_group("shard"), mesh.get_group("replicate"))}
+
+
+def _choose_state_dict(model: nn.Module, kind: str) -> None:
+    """Choose what `state_dict` and `optim_state_dict` return from now on."""
+    # On the CPU "offloading" copies nothing, and the tensors are then views of a buffer that FSDP1 frees.
+    offload = device_of(model).type != "cpu"
+    model_config, optimizer_config = {
+        "sharded": (ShardedStateDictConfig(offload), ShardedOptimStateDictConfig(offload)),
+        "local": (LocalStateDictConfig(offload), LocalOptimStateDictConfig(offload)),
+        "full": (FullStateDictConfig(offload, rank0_only=True), FullOptimStateDictConfig(offload, rank0_only=True)),
+    }[kind]
+    kind_of_torch = StateDictType[f"{kind.upper()}_STATE_DICT"]
+    FullyShardedDataParallel.set_state_dict_type(model, kind_of_torch, model_config, optimizer_config)
+
+
+def model_state(model: nn.Module) -> dict[str, Any]:
+    """Return the state dict of the type that was chosen; buffers are plain tensors in each."""
+    return model.state_dict()
+
+
+def optimizer_state(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Any]:
+    """Return the state under fqns, `step` a plain 0-d tensor; of the local type the moments are sharded tensors."""
+    return FullyShardedDataParallel.optim_state_dict(model, optimizer)
+
+
+FSDP1 = Strategy(_wrap_fsdp1, model_state, optimizer_state)
+
+
+# -- FSDP2 -------------------------------------------------------------------------------------------------------------
+
+
+# Parameters are cast when they are gathered; the shards that the optimizer moves, and gradients' sums, stay float32.
+PRECISIONS_2 = {"fp32": MixedPrecisionPolicy(), "bf16": MixedPrecisionPolicy(torch.bfloat16, torch.float32)}
+
+
+def _wrap_fsdp2(model: nn.Module, options: CreateOptions) -> nn.Module:
+    """Shard over all ranks."""
+    mesh = init_device_mesh(device_of(model).type, (dist.get_world_size(),))
+    return shard(model, mesh, options.parallel.precision)
+
+
+def _wrap_hsdp(model: nn.Module, options: CreateOptions) -> nn.Module:
+    """Shard within rows, repeat over columns."""
+    mesh = replicate_and_shard(model, options.parallel.replicas)
+    return shard(model, mesh, options.parallel.precision)
+
+
+def replicate_and_shard(model: nn.Module, replicas: int) -> DeviceMesh:
+    """Arrange all ranks in `replicas` rows, where the model is."""
+    shape = (replicas, dist.get_world_size() // replicas)
+    return init_device_mesh(device_of(model).type, shape, mesh_dim_names=("replicate", "shard"))
+
+
+def shard(model: nn.Module, mesh: DeviceMesh, precision: str) -> nn.Module:
+    """Shard each block, and the root with what is left; the model stays the object that it was."""
+    policy = PRECISIONS_2[precision]
+    for module in model.modules():
+        if isinstance(module, Block):
+            fully_shard(module, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    return model
+
+
+FSDP2 = Strategy(_wrap_fsdp2)
+HSDP = Strategy(_wrap_hsdp)
+
+
+# -- tensor parallel: every matrix is cut, and each rank of a group multiplies with its own part of it -----------------
+# All ranks of a group see the same data and draw the same random numbers. What goes through a cut matrix becomes whole
+# again by a collective: an all-reduce behind rows, an all-gather behind columns where all of it is needed.
+#
+# Below FSDP2 it is a dimension of a mesh of two, or of three when the shards have replicas (HSDP). Tensor parallel cuts
+# first, within neighbouring ranks, which share a node and its fast links; FSDP2 then cuts the parts. A matrix that both
+# cut along dim 0 lies in the files as `(_StridedShard(0), Shard(0))`: FSDP's dimension comes first in the mesh though
+# its
+# cut came second.
+
+
+def plan(layers: int) -> dict[str, ParallelStyle]:
+    """Say for each matrix how it is cut; what is not named stays whole on every rank: norms, scales, `start`.
+
+    The perceptron is the pattern to know: `up` is cut by its outputs and `down` by its inputs, so that between them
+    no rank needs what another has. DTensor in between (`use_local_output=False`), because a hidden size that does not
+    divide makes parts of unequal length, and a plain tensor does not say what it is a part of.
+
+    Attention is the pattern's exception. To cut it between heads, heads must divide by the group's size (5 do not), and
+    the rows of `qkv` must lie head by head (they are all queries, then all keys, then all values). So the matrices
+    are cut all the same, what `qkv` makes is gathered, and every rank mixes all heads.
+    """
+    styles: dict[str, ParallelStyle] = {
+        "emb": RowwiseParallel(input_layouts=Replicate()),
+        "head": ColwiseParallel(output_layouts=Replicate()),
+    }
+    for layer in range(layers):
+        block = f"blocks.{layer}"
+        styles |= {
+            f"{block}.attn.qkv": ColwiseParallel(output_layouts=Replicate()),
+            f"{block}.attn.out": RowwiseParallel(input_layouts=Replicate()),
+            f"{block}.up": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
+            f"{block}.down": RowwiseParallel(),
+        }
+    return styles
+
+
+OWN_VALUES: dict[str, Any] = (
+    {"src_data_rank": None} if "src_data_rank" in signature(parallelize_module).parameters else {}
+)
+"""All ranks have built the same model, so that each cuts its own and receives no values; since torch 2.7."""
+
+
+def cut(model: nn.Module, mesh: DeviceMesh, options: CreateOptions) -> nn.Module:
+    """Cut the matrices over a mesh of one dimension; the model stays the object that it was."""
+    parallelize_module(model, mesh, plan(options.size.layers), **OWN_VALUES)
+    # Both were cut along the vocabulary, each as a parameter of its own: tie them again.
+    model.head.weight = model.emb.weight  # type: ignore[union-attr]
+    return model
+
+
+def wrap_tensor_parallel(model: nn.Module, options: CreateOptions) -> nn.Module:
+    """Cut the matrices over all ranks: one group."""
+    mesh = init_device_mesh(device_of(model).type, (dist.get_world_size(),), mesh_dim_names=("tp",))
+    return cut(model, mesh, options)
+
+
+def wrap_below_fsdp2(model: nn.Module, options: CreateOptions) -> nn.Module:
+    """Cut over `tp`, then shard over `dp`."""
+    size = options.parallel.tensor_parallel_size
+    mesh = init_device_mesh(device_of(model).type, (dist.get_world_size() // size, size), mesh_dim_names=("dp", "tp"))
+    return shard(cut(model, mesh["tp"], options), mesh["dp"], options.parallel.precision)
+
+
+def wrap_below_hsdp(model: nn.Module, options: CreateOptions) -> nn.Module:
+    """Cut over `tp`, then shard over `shard` and repeat over `replicate`."""
+    size, replicas = options.parallel.tensor_parallel_size, options.parallel.replicas
+    shape = (replicas, dist.get_world_size() // (replicas * size), size)
+    mesh = init_device_mesh(device_of(model).type, shape, mesh_dim_names=("replicate", "shard", "tp"))
+    return shard(cut(model, mesh["tp"], options), mesh["replicate", "shard"], options.parallel.precision)
+
+
+def one_share(options: CreateOptions) -> tuple[int, int]:
+    """All ranks train on the same data."""
+    return 0, 1
+
+
+def share_of_group(options: CreateOptions) -> tuple[int, int]:
+    """Every tensor-parallel group trains on data of its own."""
+    size = options.parallel.tensor_parallel_size
+    return dist.get_rank() // size, dist.get_world_size() // size
+
+
+TP = Strategy(wrap_tensor_parallel, data_share=one_share)
+FSDP2_TP = Strategy(wrap_below_fsdp2, data_share=share_of_group)
+HSDP_TP = Strategy(wrap_below_hsdp, data_share=share_of_group)
+
+
+# -- pipeline parallel: each rank has a stage of the model, some blocks one after the other, and saves only that -------
+# A batch is cut into microbatches, so that stages work at the same time: while the second computes the first
+# microbatch,
+# the first computes the second (GPipe: all forward, then all backward). Features go to the next stage and gradients
+# come back by sends between two ranks; torch's schedule does that, with the shapes that it is given here.
+#
+# The tied matrix is needed at both ends: the first stage looks tokens up in it, the last makes logits with it. Both
+# have
+# it under the names of the whole model, add up their gradients after every batch, and so keep the same bits.
+
+
+class Stage(NamedTuple):
+    """How one rank takes a batch through the pipeline; `ends` are the first and the last rank, where those are two."""
+
+    schedule: ScheduleGPipe
+    ends: dist.ProcessGroup | None
+
+
+def wrap_stages(model: nn.Module, options: CreateOptions) -> nn.Module:
+    """Leave of the model what this rank's stage has; the model stays the object that it was."""
+    assert isinstance(model, Transformer)
+    rank, stages = dist.get_rank(), dist.get_world_size()
+    shapes = _shapes(options, device_of(model))
+    keep_stage(model, rank, stages)
+    stage = PipelineStage(
+        model,
+        rank,
+        stages,
+        device_of(model),
+        input_args=shapes[0 if rank == 0 else 1],
+        output_args=shapes[2 if rank == stages - 1 else 1],
+    )
+    ends = dist.new_group([0, stages - 1]) if stages > 1 else None
+    model.stage = Stage(ScheduleGPipe(stage, options.parallel.microbatches, mean_loss), ends)  # type: ignore[assignment]
+    return model
+
+
+def _shapes(options: CreateOptions, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Make examples of what one microbatch is at the first stage, between stages, and behind the last.
+
+    Without them the schedule would run every stage once to see: `seen` would count tokens that were not trained on.
+    """
+    size = options.size
+    tokens = torch.zeros(options.batch // options.parallel.microbatches, size.context, dtype=torch.int64, device=device)
+    features, logits = (tokens.new_zeros((*tokens.shape, n), dtype=torch.float32) for n in (size.width, size.vocab))
+    return tokens, features.requires_grad_(), logits.requires_grad_()
+
+
+def keep_stage(model: Transformer, stage: int, stages: int) -> None:
+    """Drop what is of other stages: blocks are dealt evenly, the earlier stages have one more where they must."""
+    layers = len(model.blocks)
+    for number in range(layers):
+        if not stage * layers <= number * stages < (stage + 1) * layers:
+            del model.blocks[str(number)]
+    if stage > 0:
+        model.start = model.position = model.positions = model.seen = None  # type: ignore[assignment]
+    if stage < stages - 1:
+        model.norm = model.head = model.logit_scale = None  # type: ignore[assignment]
+    if 0 < stage < stages - 1:
+        model.emb = None  # type: ignore[assignment]
+
+
+def backward_of_stages(model: nn.Module, tokens: Tensor) -> Tensor:
+    """Take one batch of int64 tokens (batch, context + 1) through all stages; every rank returns the mean loss, 0-d."""
+    stage: Stage = model.stage  # type: ignore[assignment]
+    first, last = dist.get_rank() == 0, dist.get_rank() == dist.get_world_size() - 1
+    losses: list[Tensor] = []
+    stage.schedule.step(
+        *([tokens[:, :-1]] if first else []),
+        target=tokens[:, 1:] if last else None,
+        losses=losses if last else None,
+    )
+    if stage.ends is not None and (first or last):
+        dist.all_reduce(model.emb.weight.grad, group=stage.ends)  # type: ignore[union-attr]
+    loss = torch.stack(losses).mean() if last else torch.zeros((), device=tokens.device)
+    dist.broadcast(loss, dist.get_world_size() - 1)
+    return loss
+
+
+PIPELINE = Strategy(wrap_stages, data_share=one_share, backward=backward_of_stages, in_parts=True)
+
+
+BY_NAME: dict[str, Strategy] = {
+    "ddp": DDP,
+    "fsdp1": FSDP1,
+    "fsdp2": FSDP2,
+    "hsdp": HSDP,
+    "tp": TP,
+    "fsdp2-tp": FSDP2_TP,
+    "hsdp-tp": HSDP_TP,
+    "pipeline": PIPELINE,
+    "moe": EXPERT_PARALLEL,
+}
+
+
+def plain_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield the wrapped model's parameters under the fqns that they had before."""
+    for name, param in model.named_parameters():
+        yield without_ddp(name), param
