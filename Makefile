@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # tests/conftest.py.
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-slow test-all check docs changelog repeat net bench load fuzz mutants test-oldest test-newest test-nightly clean
+.PHONY: demo quick test test-slow test-all check docs changelog repeat net bench load fuzz mutants test-oldest test-newest test-nightly clean
 
 # What a developer needs is in groups of pyproject.toml; the first pip that knows these is 25.1.
 NEW_PIP := -m pip install --quiet --upgrade 'pip>=25.1'
@@ -24,6 +24,11 @@ DEVELOPED := --group dev --editable '.[browse,compressed,remote]'
 demo: .venv/.installed
 	@rm -rf demo
 	$(BIN)/python -m tests.demo demo
+
+# A minute: the rooms that every command goes through.
+QUICK := model files keys inspect verify diff contents ls match stats
+quick: .venv/.installed
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow" tests/test_imports.py $(QUICK:%=tests/%)
 
 test: .venv/.installed
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
