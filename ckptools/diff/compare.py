@@ -137,7 +137,10 @@ class _Comparison:
         for key, container in self.a.containers.items():
             other = self.b.containers.get(key)
             if other is not None and self._takes_section(*key[0][:2]) and self.wanted.selection.takes(container.name):
-                yield from container_rows(container, other)
+                kind, _, *path = key[0]
+                yield from container_rows(
+                    container, other, kind == "model" or (kind == "optimizer" and path[:1] == ["state"])
+                )
 
     def _with_element(self, row: ValueDifference, a: SideValue | None, b: SideValue | None) -> ValueDifference:
         """Say of two small tensors of one shape and dtype where they differ first, with both elements."""

@@ -270,8 +270,15 @@ def form_of(node: Any) -> ContainerForm:
     )  # fmt: skip
 
 
-def container_rows(a: SideContainer, b: SideContainer) -> Iterator[ValueDifference]:
-    """A row for what differs in the form of two containers; none for the order of names of parameters."""
+def container_rows(a: SideContainer, b: SideContainer, by_text: bool = False) -> Iterator[ValueDifference]:
+    """A row for what differs in the form of two containers; none for the order of names of parameters.
+
+    Args:
+        a: of one side.
+        b: the same of the other side.
+        by_text: whether the values inside were paired by names in which a key 1 and a key "1" look alike, so that only
+            a row of the container can name such a difference.
+    """
     if _alike(a.node, b.node):
         return
     forms = [side.form or form_of(side.node) for side in (a, b)]
@@ -283,7 +290,7 @@ def container_rows(a: SideContainer, b: SideContainer) -> Iterator[ValueDifferen
         detail = f"a container of another class: {left.kind} → {right.kind}"
         yield row._replace(detail=detail, value_a=left.kind, value_b=right.kind)
     if left.keys != right.keys:
-        if a.by_name and left.texts == right.texts:
+        if (a.by_name or by_text) and left.texts == right.texts:
             yield row._replace(detail="a key is a number on one side and its text on the other")
         return
     if left.order != right.order and not a.by_name:

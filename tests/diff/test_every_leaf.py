@@ -21,6 +21,7 @@ PLACES = {
     "in a list": lambda x: {"extra": ["a", {"b": 1}, x]},
     "in a tuple": lambda x: {"extra": (1, [2, (x,)])},
     "in the model": lambda x: {"model": {"w": torch.ones(1), "x": x}},
+    "in a model of several tensors": lambda x: {"model": {**{n: torch.ones(1) for n in "abcd"}, "x": x}},
     "in the optimizer": lambda x: {
         "optimizer": {"state": {0: {"exp_avg": torch.ones(1), "x": x}}, "param_groups": [{"params": [0], "lr": 0.1}]}
     },
