@@ -55,6 +55,15 @@ def program(help: str, functions: Iterable[Callable[..., None]], groups: Mapping
     return made
 
 
+def only_listed(name: str, known: tuple[str, str]) -> Callable[..., None]:
+    """A command for the list of all, which needs its name and summary alone; to import its module takes time."""
+
+    def command() -> None: ...
+
+    command.__name__, command.__doc__ = name, known[0]
+    return command
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         show(version_line())

@@ -13,25 +13,39 @@ from typing import Any
 
 from ckptools.cli.printing import show
 
-GROUPS: dict[str, dict[str, str]] = {
+GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Look": {
-        "inspect": "paths*",
-        "doctor": "paths*",
-        "ls": "folder",
-        "tree": "paths*",
-        "show": "path keys*",
-        "browse": "path",
+        "inspect": ("Show what a checkpoint is, and whether it is whole.", "paths*"),
+        "doctor": ("Answer the first questions about a checkpoint in one go.", "paths*"),
+        "ls": ("List a run's checkpoints, and the newest that is whole.", "folder"),
+        "tree": ("Show every key: shape, dtype, size and layout, or its value.", "paths*"),
+        "show": ("Show a value in full, or a tensor with its shards.", "path keys*"),
+        "browse": ("Look around in a checkpoint, in the terminal.", "path"),
     },
-    "Check": {"verify": "paths*", "watch": "folder", "stats": "paths*"},
-    "Compare": {"diff": "a b", "match": ""},
-    "Write": {"consolidate": "", "report": ""},
-    "Learn": {"explain": "codes*", "create": "", "shell": "", "formats": ""},
+    "Check": {
+        "verify": ("Check that a checkpoint is whole, unharmed and coherent.", "paths*"),
+        "watch": ("Verify each new checkpoint of a run, and report problems.", "folder"),
+        "stats": ("Show what the values are like: rms, norm, extremes, NaN.", "paths*"),
+    },
+    "Compare": {
+        "diff": ("Show what differs between two checkpoints.", "a b"),
+        "match": ("Say why a checkpoint does not load into a model.", ""),
+    },
+    "Write": {
+        "consolidate": ("Write full tensors into a .pt, .safetensors or DCP.", ""),
+        "report": ("Write a page of HTML about a checkpoint, to mail or keep.", ""),
+    },
+    "Learn": {
+        "explain": ("Say what a problem code means, and what to do.", "codes*"),
+        "create": ("Train a small transformer and save a real checkpoint.", ""),
+        "shell": ("Open a Python prompt with a checkpoint opened.", ""),
+        "formats": ("List the formats that are read and written.", ""),
+    },
 }
-"""Every command by what it is for, in the order in which `--help` has them, with the parameters that it takes by
-position: `*` behind one that repeats, or "" to leave them to typer."""
+"""Every command by what it is for, in the order in which `--help` has them: the first line of its docstring, and the
+parameters that it takes by position, `*` behind one that repeats, or "" to leave them to typer."""
 
 COMMANDS = {name: known for group in GROUPS.values() for name, known in group.items()}
-
 HELP = "Open, check and consolidate distributed PyTorch checkpoints offline."
 
 
@@ -48,9 +62,13 @@ def start(words: Sequence[str]) -> None:
     name = words[0] if words else ""
     given = plain_arguments(name, words[1:]) if name in COMMANDS else None
     if given is None:
-        from ckptools.cli.program import program
+        from ckptools.cli.program import only_listed, program
 
-        program(HELP, map(function_of, [name] if name in COMMANDS else COMMANDS), GROUPS)()
+        if words in ([], ["-h"], ["--help"]) and "_CKPTOOLS_COMPLETE" not in os.environ:
+            functions = [only_listed(*command) for command in COMMANDS.items()]
+        else:
+            functions = [function_of(known) for known in ([name] if name in COMMANDS else COMMANDS)]
+        program(HELP, functions, GROUPS)()
     else:
         from ckptools.cli.running import one_line_errors
 
@@ -65,7 +83,7 @@ def function_of(name: str) -> Callable[..., None]:
 
 def plain_arguments(name: str, words: Sequence[str]) -> dict[str, Any] | None:
     """The arguments of a command by parameter; None if typer has to parse them."""
-    names = COMMANDS[name]
+    names = COMMANDS[name][1]
     first, repeats = names.removesuffix("*").split(), names.endswith("*")
     values, options = [w for w in words if w[:1] != "-"], [w for w in words if w[:1] == "-"]
     # On Windows, typer finds what a `*` in a path stands for.

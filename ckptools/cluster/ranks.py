@@ -20,8 +20,9 @@ import torch.distributed as dist
 
 from ckptools._version import __version__
 from ckptools.cluster.environment import ProcessInfo, missing_variables, use_loopback
-from ckptools.cluster.rendezvous import Meeting, Say, meet_ranks
+from ckptools.cluster.rendezvous import Meeting, meet_ranks
 from ckptools.cluster.team import Team, is_named, named, working_in
+from ckptools.cluster.waiting import Say
 from ckptools.errors import CkptoolsError, RendezvousError, UsageError
 from ckptools.text import first_line
 

@@ -12,7 +12,6 @@ import itertools
 import json
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -26,54 +25,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ckptools.cluster.environment import NEEDED, restarts
+from ckptools.cluster.waiting import PAUSE, Say, Wait, say_nothing
 from ckptools.errors import CkptoolsError, RendezvousError, remade
 from ckptools.text import few, first_line
-
-# -- A wait with a limit that prints what it waits for: silence looks like a hang --------------------------------------
-
-
-Say = Callable[[str], None]
-
-PAUSE = 0.05
-"""Seconds between two looks."""
-
-PATIENCE = 5.0
-"""Seconds before the first line is printed."""
-
-LONGER = 3.0
-"""Factor by which the time to each further line grows."""
-
-
-def say_nothing(_: str) -> None:
-    """Print nothing."""
-
-
-def say_on_stderr(line: str) -> None:
-    """Write a line to stderr."""
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
-
-
-class Wait:
-    """One wait for other processes, over after `timeout` seconds, which prints lines at growing intervals."""
-
-    def __init__(self, timeout: float, say: Say = say_nothing) -> None:
-        self._timeout, self._say = timeout, say
-        self._started = time.monotonic()
-        self._next = PATIENCE
-
-    def is_over(self) -> bool:
-        """Whether the time is up."""
-        return time.monotonic() > self._started + self._timeout
-
-    def pause(self, what: Callable[[], str]) -> None:
-        """Sleep until the next look; `what` names what is waited for, or "" where another process prints it."""
-        waited = time.monotonic() - self._started
-        if self._next <= waited < self._timeout and (who := what()):
-            self._say(f"waiting for {who}; gives up after {self._timeout:g} s, {waited:.0f} s are over")
-            self._next *= LONGER
-        time.sleep(PAUSE)
-
 
 # -- the store at which nodes and ranks meet: hosted here, or reached where another process hosts it -------------------
 # It is torch's `TCPStore`, a small server for keys and values. Another program on its port is recognised.

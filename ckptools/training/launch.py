@@ -27,7 +27,7 @@ from ckptools.cluster.environment import (
     missing_variables,
     restarts,
 )
-from ckptools.cluster.rendezvous import say_nothing, say_on_stderr
+from ckptools.cluster.waiting import say_nothing, say_on_stderr
 from ckptools.errors import CkptoolsError, UsageError, WriteError, remade
 from ckptools.training import damage, nodes, option_checks, output, worker
 from ckptools.training.nodes import Node, agree, shared_partial_folder

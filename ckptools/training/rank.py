@@ -15,7 +15,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from ckptools.cluster.environment import NEEDED, missing_variables, restarts
-from ckptools.cluster.rendezvous import Say, say_nothing
+from ckptools.cluster.waiting import Say, say_nothing
 from ckptools.errors import UsageError, WriteError
 from ckptools.text import first_line
 from ckptools.training import layouts, output

@@ -35,7 +35,7 @@ from torch.futures import Future
 
 from ckptools import api
 from ckptools.cluster.environment import restarts
-from ckptools.cluster.rendezvous import Say
+from ckptools.cluster.waiting import Say
 from ckptools.errors import CkptoolsError, NotWholeError, ReadError, UsageError
 from ckptools.files.opening import path_of
 from ckptools.formats.open import open_checkpoint

@@ -31,7 +31,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.profiler import ProfilerActivity, profile
 
 from ckptools.cluster.environment import restarts
-from ckptools.cluster.rendezvous import Say
+from ckptools.cluster.waiting import Say
 from ckptools.text import plural
 from ckptools.training import option_checks, strategies
 from ckptools.training.model import (

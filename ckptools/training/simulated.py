@@ -48,7 +48,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ckptools.cluster.environment import calm_torch
-from ckptools.cluster.rendezvous import Say, say_nothing
+from ckptools.cluster.waiting import Say, say_nothing
 from ckptools.dtypes import ITEMSIZE, SAFETENSORS
 from ckptools.errors import UsageError, WriteError
 from ckptools.formats.shared.given import shapes_from_json

@@ -19,7 +19,7 @@ import traceback
 from pathlib import Path
 
 from ckptools.cluster.environment import calm_torch, use_loopback
-from ckptools.cluster.rendezvous import say_nothing
+from ckptools.cluster.waiting import say_nothing
 from ckptools.training import options as choices
 from ckptools.training.options import CreateOptions
 from ckptools.training.output import Created

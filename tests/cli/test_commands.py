@@ -198,9 +198,23 @@ def test_python_m_ckptools_is_the_same_program():
     assert '"ckptools/inspect/1"' in done.stdout
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_the_list_of_commands_has_the_first_line_of_each_docstring(name):
+    function = function_of(name)
+    assert (function.__name__, COMMANDS[name][0]) == (name, (function.__doc__ or "").splitlines()[0])
+
+
 def process(*arguments: object, **more: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "ckptools", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **more})
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]], ids=str)
+@pytest.mark.parametrize("columns", ["80", "200", ""])
+def test_commands_are_listed_without_importing_them_as_they_are_with_it(arguments, columns):
+    typers = CliRunner().invoke(app, arguments, prog_name="python -m ckptools", env={"COLUMNS": columns})
+    ours = process(*arguments, COLUMNS=columns)
+    assert (ours.returncode, ours.stdout, ours.stderr) == (typers.exit_code, typers.stdout, typers.stderr)
 
 
 @pytest.mark.parametrize("columns", ["50", "80"])

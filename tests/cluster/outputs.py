@@ -12,8 +12,8 @@ from pathlib import Path
 import ckptools
 from ckptools.cluster.environment import derive
 from ckptools.cluster.ranks import joined
-from ckptools.cluster.rendezvous import say_nothing
 from ckptools.cluster.team import current
+from ckptools.cluster.waiting import say_nothing
 
 OUTPUTS = {
     "all.pt": {"check": True},

@@ -14,8 +14,9 @@ from threading import Timer
 
 import pytest
 
-from ckptools.cluster import rendezvous
-from ckptools.cluster.rendezvous import Meeting, Wait, open_store
+from ckptools.cluster import waiting
+from ckptools.cluster.rendezvous import Meeting, open_store
+from ckptools.cluster.waiting import Wait
 from ckptools.errors import RendezvousError
 from tests.training.started import PATIENCE, finish, free_port, is_free, start
 
@@ -23,7 +24,7 @@ from tests.training.started import PATIENCE, finish, free_port, is_free, start
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Say a line after a fifth of a second."""
-    monkeypatch.setattr(rendezvous, "PATIENCE", 0.2)
+    monkeypatch.setattr(waiting, "PATIENCE", 0.2)
 
 
 def said_in(timeout: float) -> list[str]:

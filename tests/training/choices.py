@@ -7,7 +7,7 @@ import shutil
 
 import torch.distributed as dist
 
-from ckptools.cluster.rendezvous import say_nothing
+from ckptools.cluster.waiting import say_nothing
 from ckptools.training import output
 from ckptools.training.options import CreateOptions
 from ckptools.training.rank import train_and_save
