@@ -12,7 +12,7 @@ import ckptools
 from ckptools.errors import NotWholeError, ReadError, UnsafePathError, UsageError
 from ckptools.formats import deepspeed
 from ckptools.formats import options as limits
-from ckptools.formats.deepspeed.weights import parse
+from ckptools.formats.deepspeed.files import parse
 from tests.formats.deepspeed_writer import Run, deepspeed_classes, values
 from tests.truth import FIXTURES
 

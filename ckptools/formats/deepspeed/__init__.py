@@ -1,7 +1,7 @@
 """DeepSpeed checkpoints: ZeRO stages 0 to 3, pipelines, experts, and universal checkpoints.
 
-A tag folder holds model states and one optimizer states file per rank; `names` and `states` have what is in it,
-`zero_stages` how parameters are cut. Checked on real files of 0.19.8, and against the sources of 0.6 to 0.19.8.
+A tag folder holds model states and one optimizer states file per rank. Checked on real files of 0.19.8, and against
+the sources of 0.6 to 0.19.8.
 
 One model states and one optimizer states file of each model-parallel rank have every name, shape, and slot, and show
 how the others are cut, so no more is read to look inside; the other files are looked at from their end. With all ranks
@@ -10,10 +10,8 @@ all of them are read: their pickles are small.
 The tree has `model`, `optimizer` (state and param groups by name), everything else that the model states hold under
 its own name, and `zero_optimizer` for what ZeRO keeps beside the state (loss scaler, overflow, clip_grad).
 
-`beside` adds what transformers' Trainer and Accelerate leave beside the tag folder.
-
-Tensor-parallel weights are joined where the model states say how each was cut (`slices`). Expert
-parameters have the model's numbers: `experts` has how they are spread.
+Tensor-parallel weights are joined where the model states say how each was cut. Expert parameters have the model's
+numbers.
 """
 
 from __future__ import annotations
@@ -22,9 +20,8 @@ from pathlib import Path
 
 from ckptools.formats import torch_file
 from ckptools.formats.deepspeed import universal
-from ckptools.formats.deepspeed.files import Files, with_state_beside
+from ckptools.formats.deepspeed.files import Files, find_tag, is_deepspeed, names_in, with_state_beside
 from ckptools.formats.deepspeed.tag_folder import TagFolder
-from ckptools.formats.deepspeed.weights import find_tag, is_deepspeed, names_in
 from ckptools.formats.options import Options
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
 from ckptools.model.checkpoint import Checkpoint

@@ -9,7 +9,7 @@ from math import prod
 from operator import eq
 from typing import Any, NamedTuple
 
-from ckptools.formats.deepspeed.weights import Place
+from ckptools.formats.deepspeed.files import Place
 from ckptools.formats.deepspeed.zero_stages import (
     ModelStates,
     OptimStates,
@@ -34,8 +34,7 @@ from ckptools.tensor_io.copies import stated_checksum
 
 # -- how tensor-parallel ranks cut each parameter, as `universal_checkpoint_info` of the model states says -------------
 # AutoTP training writes it since 0.18.9, Megatron-DeepSpeed as client state before. Every list in it is of patterns
-# that
-# match the beginning of a parameter's name. Asked in this order, which is that of DeepSpeed's own converter:
+# that match the beginning of a parameter's name. Asked in this order, which is that of DeepSpeed's own converter:
 #
 # * `autotp_unsupported_parameter_patterns`: a layout that DeepSpeed itself cannot convert, with the reason.
 # * `affine_map.params` (0.19.8): `logical_shape`, and for each rank the pieces of it that its tensor holds, each with
@@ -44,16 +43,12 @@ from ckptools.tensor_io.copies import stated_checksum
 #   that differ would be no rank's value; copies that should be equal are compared.
 # * `parameter_with_2_sub_params_cat_dim_0`: two halves on every rank, each joined for itself along dimension 0.
 # * `parameter_with_sub_params`: parts along `partition_dim`, each cut into the widths of `sub_param_shard_widths`;
-# before
-#   version 0.4 of this information into equal ones.
+#   before version 0.4 of this information into equal ones.
 # * `parameter_with_row_parallelism_patterns`: along dimension 1; everything else along dimension 0.
 #
 # Padded rows of a vocabulary are kept, as the ranks hold them. Source: checkpoint/ds_to_universal.py
-# (`merge_tp_slices`),
-# checkpoint/affine.py, module_inject/layers.py (`collect_autotp_universal_checkpoint_info`) of 0.19.6 and 0.19.8;
-# checked
-# on real files of 0.19.8.
-
+# (`merge_tp_slices`), checkpoint/affine.py, module_inject/layers.py (`collect_autotp_universal_checkpoint_info`) of
+# 0.19.6 and 0.19.8; checked on real files of 0.19.8.
 
 AFFINE_VERSION = 1
 SIMPLE = re.compile(r"\^?(?:[\w.\-/:=, ]|\\[^\w]|\\d|\[[\w\-]+\]|[*+])*\$?")
@@ -124,7 +119,7 @@ class CutRules:
         fused = self.fused.of(fqn)
         halved, dim = self.halves.of(fqn) is not None, 0 if self.row_parallel.of(fqn) is None else 1
         if fused is not None and not halved:
-            return _sub_params(self.info, fused[1], fused[0], shapes)
+            return self._sub_params(fused[0], fused[1], shapes)
         if any(len(s) <= dim for s in shapes):
             raise SliceError(f"cut along dimension {dim} of {list(shapes[0])}")
         if halved:
@@ -132,34 +127,31 @@ class CutRules:
             return 0, [[-(-s[0] // 2) for s in shapes], [s[0] // 2 for s in shapes]]
         return dim, [[s[dim] for s in shapes]]
 
-
-def _sub_params(
-    info: Mapping[Any, Any], entry: Mapping[Any, Any], pattern: str, shapes: Sequence[Ints]
-) -> tuple[int, list[list[int]]]:
-    """The widths of a fused parameter's parts."""
-    dim, spec = entry.get("partition_dim"), entry.get("shape")
-    if type(dim) is not int or not isinstance(spec, (list, tuple)) or not 0 <= dim < len(spec):
-        raise SliceError("parameter_with_sub_params has no partition_dim of its shape")
-    if any(len(s) != len(spec) for s in shapes):
-        raise SliceError(f"parameter_with_sub_params sees it as {list(spec)}, not as {list(shapes[0])}")
-    stated = info.get("sub_param_shard_widths")
-    widths = stated.get(pattern) if isinstance(stated, Mapping) else None
-    version = info.get("universal_checkpoint_version")
-    if widths is None and isinstance(version, (int, float)) and version >= 0.4:
-        raise SliceError("no sub_param_shard_widths for its parts")
-    if widths is None:
-        total, parts = sum(s[dim] for s in shapes), spec[dim]
-        sizes = list(parts) if isinstance(parts, (list, tuple)) else _equal(total, parts)
-        if not sizes or any(type(n) is not int or n % len(shapes) for n in sizes):
-            raise SliceError(f"parts of {sizes or parts} over {len(shapes)} ranks, and no widths are stated")
-        widths = [[n // len(shapes)] * len(shapes) for n in sizes]
-    if any(len(w) != len(shapes) or any(type(n) is not int or n < 0 for n in w) for w in widths):
-        raise SliceError("sub_param_shard_widths are no number of each rank")
-    return dim, [list(w) for w in widths]
-
-
-def _equal(total: int, parts: Any) -> list[int]:
-    return [total // parts] * parts if type(parts) is int and 0 < parts <= total and not total % parts else []
+    def _sub_params(
+        self, pattern: str, entry: Mapping[Any, Any], shapes: Sequence[Ints]
+    ) -> tuple[int, list[list[int]]]:
+        """The same of a fused parameter, as its `entry` says."""
+        dim, spec = entry.get("partition_dim"), entry.get("shape")
+        if type(dim) is not int or not isinstance(spec, (list, tuple)) or not 0 <= dim < len(spec):
+            raise SliceError("parameter_with_sub_params has no partition_dim of its shape")
+        if any(len(s) != len(spec) for s in shapes):
+            raise SliceError(f"parameter_with_sub_params sees it as {list(spec)}, not as {list(shapes[0])}")
+        stated = self.info.get("sub_param_shard_widths")
+        widths = stated.get(pattern) if isinstance(stated, Mapping) else None
+        version = self.info.get("universal_checkpoint_version")
+        if widths is None and isinstance(version, (int, float)) and version >= 0.4:
+            raise SliceError("no sub_param_shard_widths for its parts")
+        if widths is None:
+            total, parts = sum(s[dim] for s in shapes), spec[dim]
+            sizes = list(parts) if isinstance(parts, (list, tuple)) else []
+            if type(parts) is int and 0 < parts <= total and not total % parts:
+                sizes = [total // parts] * parts
+            if not sizes or any(type(n) is not int or n % len(shapes) for n in sizes):
+                raise SliceError(f"parts of {sizes or parts} over {len(shapes)} ranks, and no widths are stated")
+            widths = [[n // len(shapes)] * len(shapes) for n in sizes]
+        if any(len(w) != len(shapes) or any(type(n) is not int or n < 0 for n in w) for w in widths):
+            raise SliceError("sub_param_shard_widths are no number of each rank")
+        return dim, [list(w) for w in widths]
 
 
 def _along(shapes: Sequence[Ints], dim: int, widths: Sequence[Sequence[int]]) -> Slices:
@@ -219,7 +211,7 @@ def _check(found: Slices, shapes: Sequence[Ints]) -> None:
 
 
 class _Patterns:
-    """Values by patterns of names: those of one name looked up, the others tried one by one."""
+    """Values by patterns of names: those of one name are looked up, the others tried one by one."""
 
     def __init__(self, listed: Any) -> None:
         pairs = listed.items() if isinstance(listed, Mapping) else ((p, p) for p in listed or ())
@@ -337,7 +329,14 @@ class ZeroAssembler:
             length = layout.lengths[k] if k < len(layout.lengths) else 0
             stored = self.masters[mp, dp, k].shape[0] if (mp, dp, k) in self.masters else length
             for name, value in entry.items():
-                _sort(self.slots.setdefault(str(name), Slot()), str(name), (mp, dp, k), value, {length, stored})
+                slot, flat = self.slots.setdefault(str(name), Slot()), flat_source(value)
+                if flat is not None and flat.shape[0] in (length, stored) and str(name) != "step":
+                    slot.flats[mp, dp, k] = flat
+                    slot.divided.add((mp, k))
+                elif not isinstance(value, Tensor) or (value.numel == 1 and value.kind == "plain"):
+                    slot.scalars.setdefault((mp, k), {})[mp, dp, k] = value
+                else:
+                    slot.others[mp, k] = value
 
     def join_slices(self, rules: CutRules, ranks: int) -> None:
         """Find how tensor-parallel ranks cut each parameter, from what the model states say; refuse the others.
@@ -373,7 +372,12 @@ class ZeroAssembler:
         """One parameter, or one slot of its state, from the flat tensors that hold it."""
         shape, note = self.shapes[fqn], self.refused.get(fqn, "")
         listed = [] if note else self._places(fqn)
-        dtype = self._dtype(fqn, listed, flats)
+        dtypes = {flats[p.where].dtype: p.where for p in listed if p.where in flats}
+        if len(dtypes) > 1:
+            a, b = list(dtypes)[:2]
+            rank = self.rank_of(dtypes[b])
+            self.problems.append(Problem(Code.LAYOUT_DISAGREES, f"dtype {b}, other ranks have {a}", rank, fqn))
+        dtype = next(iter(dtypes), None) or next((s.dtype for s in flats.values()), "float32")
         return Tensor(shape, dtype, shards_at(listed, flats), "flat_pieces", world_size=self.world, note=note)
 
     def _places(self, fqn: str) -> list[PlacedBox]:
@@ -391,14 +395,6 @@ class ZeroAssembler:
             boxes = [box for pieces, boxes in placed for box in (_moved(boxes, pieces) if pieces else boxes)]
             self._known[fqn] = sorted(boxes, key=lambda placed: placed.box.unread.rank or 0) if self.slices else boxes
         return self._known[fqn]
-
-    def _dtype(self, fqn: str, listed: Sequence[PlacedBox], flats: Mapping[Where, Source]) -> str:
-        dtypes = {flats[p.where].dtype: p.where for p in listed if p.where in flats}
-        if len(dtypes) > 1:
-            a, b = list(dtypes)[:2]
-            rank = self.rank_of(dtypes[b])
-            self.problems.append(Problem(Code.LAYOUT_DISAGREES, f"dtype {b}, other ranks have {a}", rank, fqn))
-        return next(iter(dtypes), None) or next((s.dtype for s in flats.values()), "float32")
 
     def state(self) -> dict[str, dict[str, Any]]:
         """`{fqn: {slot: tensor or value}}` of every parameter that has a state."""
@@ -426,18 +422,15 @@ class ZeroAssembler:
             return self.tensor(fqn, slot.flats)
         first = next((h for h in holders if h in slot.scalars), None)
         if first is not None and first not in shared:
-            shared[first] = self._shared(("optimizer", "state", fqn, name), slot.scalars[first])
+            # The ranks of one flat tensor repeat it: a replica of each, or the first if it is plain.
+            path = ("optimizer", "state", fqn, name)
+            ranked = [(self.rank_of(w), value) for w, value in sorted(slot.scalars[first].items(), key=lambda i: i[0])]
+            stated = [(rank, stated_checksum(value, whole=True)) for rank, value in ranked]
+            sums = vote([(rank, f"CRC-32 {known[1]:08x}") for rank, known in stated if known is not None], eq)
+            shared[first] = self._merged(ranked, path)
+            if not sums.agree:
+                self.differing[path] = sums
         return None if first is None else shared[first]
-
-    def _shared(self, path: KeyPath, values: Mapping[Where, Any]) -> Any:
-        """A value that the ranks of one flat tensor repeat: a replica of each, or the first if it is plain."""
-        ranked = [(self.rank_of(where), value) for where, value in sorted(values.items(), key=lambda i: i[0])]
-        stated = [(rank, stated_checksum(value, whole=True)) for rank, value in ranked]
-        sums = vote([(rank, f"CRC-32 {known[1]:08x}") for rank, known in stated if known is not None], eq)
-        merged = self._merged(ranked, path)
-        if not sums.agree:
-            self.differing[path] = sums
-        return merged
 
     def _merged(self, ranked: Sequence[tuple[int, Any]], path: KeyPath) -> Any:
         merge = Merge()
@@ -470,17 +463,6 @@ def _moved(placed: Iterable[PlacedBox], pieces: Sequence[ParameterSlice]) -> Ite
                 offsets = tuple(w + o for w, o in zip(whole.offsets, common.seen_from(local).offsets, strict=True))
                 first = at + sum(o * step for o, step in zip(inner, strides, strict=True))
                 yield PlacedBox(where, RunBox(Shard(Box(offsets, common.sizes), unread.rank, None), first, strides))
-
-
-def _sort(slot: Slot, name: str, where: Where, value: Any, lengths: set[int]) -> None:
-    source, holder = flat_source(value), (where[0], where[2])
-    if source is not None and source.shape[0] in lengths and name != "step":
-        slot.flats[where] = source
-        slot.divided.add(holder)
-    elif not isinstance(value, Tensor) or (value.numel == 1 and value.kind == "plain"):
-        slot.scalars.setdefault(holder, {})[where] = value
-    else:
-        slot.others[holder] = value
 
 
 def names_by_param_group(groups: list[dict[str, Any]], names: Sequence[Iterable[str]]) -> list[list[str]]:

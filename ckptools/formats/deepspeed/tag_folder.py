@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from math import prod
 from typing import Any
 
 from ckptools.errors import ReadError
@@ -44,9 +45,6 @@ from ckptools.model.regions import Ints
 from ckptools.model.tensor import Rounded, Tensor
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
-
-# -- layout of ZeRO-1 and 2: one flat partition per rank and param group; experts over the ranks that share them -------
-
 
 BESIDE = (
     "expert parameters beside pipeline stages or tensor-parallel ranks, and nothing in the files says which ranks "
@@ -191,13 +189,10 @@ def _unlike_mappings(
     return odd
 
 
-# -- where every trainable parameter lies: what the names, shapes and number of ranks give for the stored lengths ------
-# The stored lengths must be those. Where they are not, the parameters are refused, with the rank, the group and the
-# numbers. ZeRO-1 and 2 are in `group_plan`.
-
-
 NO_OPTIMIZER = "its fp32 copy is in optimizer states files that are not here; --weights module takes the module's copy"
 EXPERTS = "expert parameters of ZeRO-3 are cut over fewer ranks than the others, and are not joined"
+MAX_ABSENT = 256
+"""At most this many ranks without a file get lost pieces of their own; a forged count has no end."""
 
 
 def plan_partitions(
@@ -207,10 +202,11 @@ def plan_partitions(
     ranks: Iterable[int],
     experts: ExpertLayout | None,
 ) -> PartitionLayout:
-    """Compute where every trainable parameter of a model-parallel rank lies.
+    """Compute where every trainable parameter of a model-parallel rank lies, from names, shapes and number of ranks.
 
-    Its optimizer states are by rank in the ZeRO group. Only the runs of `ranks` are listed; ZeRO-3 may have very many.
-    Without `experts` those that are spread over ranks are refused.
+    Where the stored lengths are not what these give, the parameters are refused. The optimizer states are by rank in
+    the ZeRO group. Only the runs of `ranks` are listed; ZeRO-3 may have very many. Without `experts` those that are
+    spread over ranks are refused.
     """
     layout = PartitionLayout(mp)
     groups = _groups(model, optims)
@@ -264,7 +260,7 @@ def _plan_stage3(
     """ZeRO-3: one row of pieces per rank, in its sub-groups."""
     first = min(optims)
     lengths = _lengths(optims[first])
-    wanted = zero_stages.stage3_row_length(layout.shapes, layout.world)
+    wanted = sum(-(-prod(shape) // layout.world) for shape in layout.shapes.values())
     for dp, optim in sorted(optims.items()):
         here = _lengths(optim)
         if sum(here) != wanted or here != lengths:
@@ -285,21 +281,17 @@ def _plan_stage3(
         layout.add([run])
         names[run.where[2]][run.fqn] = None
     layout.groups = [list(group) for group in names]
-    _refuse_other_partitions(layout, optims[first])
+    # Expert parameters of AutoEP are cut over their own ranks, which differ from expert to expert.
+    cuts = optims[first].tree.get("ds_zero_partition_groups")
+    for k, cut in enumerate(cuts if isinstance(cuts, (list, tuple)) else ()):
+        count = cut.get("partition_count") if isinstance(cut, dict) else None
+        if count not in (None, layout.world) and k < len(layout.groups):
+            layout.refused |= dict.fromkeys(layout.groups[k], EXPERTS)
 
 
 def _lengths(optim: OptimStates) -> list[int]:
     """Lengths of the flat tensors; 0 for anything else."""
     return [source.shape[0] if source is not None else 0 for source in map(flat_source, optim.masters)]
-
-
-def _refuse_other_partitions(layout: PartitionLayout, optim: OptimStates) -> None:
-    """Expert parameters of AutoEP are cut over their own ranks, which differ from expert to expert."""
-    cuts = optim.tree.get("ds_zero_partition_groups")
-    for k, cut in enumerate(cuts if isinstance(cuts, (list, tuple)) else ()):
-        count = cut.get("partition_count") if isinstance(cut, dict) else None
-        if count not in (None, layout.world) and k < len(layout.groups):
-            layout.refused |= dict.fromkeys(layout.groups[k], EXPERTS)
 
 
 TENSOR_PARALLEL = (
@@ -313,8 +305,6 @@ NOT_JOINED = (
 )
 
 NO_MODEL = "holds no model states (*_model_states.pt), and only they have the names and shapes of the parameters"
-MAX_ABSENT = 256
-"""At most this many ranks without a file get lost pieces of their own; a forged count has no end."""
 
 
 class TagFolder:
@@ -324,7 +314,16 @@ class TagFolder:
         self.builder, self.problems, self.files = builder, builder.problems, files
         self.all_ranks = files.options.all_ranks
         self.merge = Merge()
-        self._read()
+        # One file of each kind and model-parallel rank is read, or all of them; and every layer.
+        files.read(n for n in files.names if n.path == files.must)
+        files.read([*files.of("layer"), *files.of("expert"), *files.of("expert optim")])
+        if self.all_ranks:
+            files.read(files.names)
+        files.read_one_of_each("model")
+        files.read_one_of_each("optim")
+        if any(m.groups is None for m in files.models().values()):
+            # Without param_shapes only the mappings of all ranks together give the order of the parameters.
+            files.read(files.of("optim"))
         self.models, self.optims = files.models(), in_order_of_first(files.optims())
         if not self.models:
             first = next((n.path for n in files.of("model")), files.folder)
@@ -346,19 +345,6 @@ class TagFolder:
         usual = next((p.world for p in self.layouts.values() if p.world), self.ranks.dp)
         self.worlds = {mp: layout.world or usual for mp, layout in self.layouts.items()}
         self.rounded: tuple[Rounded, ...] = ()
-
-    def _read(self) -> None:
-        """Read one file of each kind and model-parallel rank, or all of them; and every layer."""
-        files = self.files
-        files.read(n for n in files.names if n.path == files.must)
-        files.read([*files.of("layer"), *files.of("expert"), *files.of("expert optim")])
-        if self.all_ranks:
-            files.read(files.names)
-        files.read_one_of_each("model")
-        files.read_one_of_each("optim")
-        if any(m.groups is None for m in files.models().values()):
-            # Without param_shapes only the mappings of all ranks together give the order of the parameters.
-            files.read(files.of("optim"))
 
     def _layout(self, mp: int) -> PartitionLayout:
         optims = {dp: o for (m, dp), o in self.optims.items() if m == mp}

@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 from ckptools.files.opening import check_stays_inside, reading
 from ckptools.formats.deepspeed import weights
 from ckptools.formats.deepspeed.assembler import frozen_parameters, names_by_param_group
-from ckptools.formats.deepspeed.files import GROUPED, Files, path_of_step
-from ckptools.formats.deepspeed.weights import StateName, names_in
+from ckptools.formats.deepspeed.files import GROUPED, Files, StateName, names_in, path_of_step
 from ckptools.formats.deepspeed.zero_stages import (
     FLAT,
     LAYOUT,
@@ -37,7 +36,7 @@ from ckptools.formats.rank_search import rank_checks
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.problems import Code, Problem
-from ckptools.model.regions import Box, Ints
+from ckptools.model.regions import Box
 from ckptools.model.shards import Shard
 from ckptools.model.tensor import Rounded, Tensor
 from ckptools.training_state.sections import find_sections
@@ -212,7 +211,10 @@ class _UniversalFolder:
         if not isinstance(value, Tensor) or slot == "step" or shape is None or value.shape == shape:
             return value
         if len(value.shape) == 1 and value.numel == prod(shape):
-            return _reshaped(value, shape)
+            source = value.shards[0].source if len(value.shards) == 1 else None
+            if source is None or not source.contiguous:
+                return replace(value, shards=(), note="a flat tensor that is not one row of consecutive elements")
+            return replace(value, shape=shape, shards=(Shard(Box.whole(shape), None, source.reshaped(shape)),))
         sliced = any((m.number("mp_world_size") or 1) > 1 for m in self.models)
         if isinstance(tree, dict) and (tree.get("vocab_tensor") or sliced):
             return value
@@ -244,10 +246,3 @@ def _is_of_slot(tree: Any, slot: str) -> bool:
     if slot == "step":
         return isinstance(tree, (int, float)) or (isinstance(tree, Tensor) and tree.numel == 1)
     return isinstance(tree.get("param") if isinstance(tree, Mapping) else tree, Tensor)
-
-
-def _reshaped(tensor: Tensor, shape: Ints) -> Tensor:
-    source = tensor.shards[0].source if len(tensor.shards) == 1 else None
-    if source is None or not source.contiguous:
-        return replace(tensor, shards=(), note="a flat tensor that is not one row of consecutive elements")
-    return replace(tensor, shape=shape, shards=(Shard(Box.whole(shape), None, source.reshaped(shape)),))

@@ -19,21 +19,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import prod
-from pathlib import Path
 from typing import Any
 
-from ckptools.errors import ReadError, UnsafePathError
-from ckptools.files.opening import check_stays_inside, is_plain_name, reading
+from ckptools.formats.deepspeed.files import StateName
 from ckptools.formats.deepspeed.zero_stages import ModelStates, PartitionRun, Shapes
-from ckptools.formats.shared.save_order import ASTRAY, several, text_of
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints
 from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import describe_for_error
 from ckptools.tensor_io.copies import Checksum, may_be_a_copy, perhaps_copied, stated_checksum, stated_sources
 from ckptools.text import few
 from ckptools.training_state.sections import storage_identity
@@ -158,8 +153,8 @@ def ahead_of_fp32(base: ModelStates) -> Iterator[Problem]:
     if isinstance(base.config("zero_optimization", "zenflow"), dict):
         text = (
             "ZenFlow steps some columns of the module's own weights ahead of their fp32 copy, so the two may differ: "
+            "the fp32 copy is read, as DeepSpeed does to resume; --weights module gives the others"
         )
-        text += "the fp32 copy is read, as DeepSpeed does to resume; --weights module gives the others"
         yield Problem(Code.KEPT_AS_SAVED, text, None, "model")
 
 
@@ -240,153 +235,6 @@ def absent(shape: Ints, dtype: str = "float32") -> Tensor:
     return Tensor(shape, dtype, (Shard(Box.whole(shape), None, None),))
 
 
-# -- the files of a DeepSpeed checkpoint by their names, and the tag folder of a path ----------------------------------
-# `<folder>/latest` names a tag, and `<folder>/<tag>/` holds the files; `latest_universal` does so for a universal
-# checkpoint. Names, from deepspeed/runtime/engine.py (`_get_ckpt_name`, `_get_rank_zero_ckpt_name`,
-# `_get_expert_ckpt_name`) and runtime/pipe/module.py (`ckpt_layer_path`) of 0.6 to 0.19: D is the rank in the ZeRO
-# group, M the model-parallel rank, which counts pipeline stages and tensor-parallel ranks together.
-#
-# * `mp_rank_MM_model_states.pt`; ZeRO-3 `zero_pp_rank_D_mp_rank_MM_model_states.pt`
-# * `[bf16_]zero_pp_rank_D_mp_rank_MM_optim_states.pt`, formerly also `fp16_`
-# * `layer_LL[-model_TT]-model_states.pt` of a pipeline
-# * `layer_L_expert_E_mp_rank_MM_model_states.pt`, `expp_rank_E_mp_rank_MM_optim_states.pt` of experts
-
-
-N = r"\d{1,7}"
-PATTERNS = {
-    "model": re.compile(rf"(?:zero_pp_rank_(?P<dp>{N})_)?mp_rank_(?P<mp>{N})_model_states\.pt"),
-    "optim": re.compile(rf"(?:[a-z]+16_)?zero_pp_rank_(?P<dp>{N})_mp_rank_(?P<mp>{N})_optim_states\.pt"),
-    "layer": re.compile(rf"layer_(?P<layer>{N})(?:-(?P<axes>[A-Za-z]\w*(?:-[A-Za-z]\w*)*))?-model_states\.pt"),
-    "expert": re.compile(rf"(?:layer_(?P<layer>{N})_)?expert_(?P<expert>{N})_mp_rank_(?P<mp>{N})_model_states\.pt"),
-    "expert optim": re.compile(rf"expp_rank_(?P<expert>{N})_mp_rank_(?P<mp>{N})_optim_states\.pt"),
-}
-
-Place = tuple[int, int]
-"""`(mp, dp)`: model-parallel rank, and rank in the ZeRO group."""
-
-POINTERS = ("latest", "latest_universal")
-
-
-@dataclass(frozen=True)
-class StateName:
-    """A state file of a tag folder, by its name.
-
-    Attributes:
-        mp: model-parallel rank; None for a pipeline layer.
-        dp: rank in the ZeRO group; None where one file serves all of them.
-        layer: index of the pipeline layer, or of the layer of experts.
-        axes: further axes of a pipeline layer's name, such as `model_01` for tensor-parallel rank 1.
-    """
-
-    path: Path
-    part: str
-    mp: int | None
-    dp: int | None = None
-    layer: int | None = None
-    expert: int | None = None
-    axes: str = ""
-
-    @property
-    def place(self) -> Place:
-        """`(mp, dp)`, 0 for what the name does not have."""
-        return self.mp or 0, self.dp or 0
-
-
-def parse(path: Path) -> StateName | None:
-    """Parse the name of a state file; None when it is no name that DeepSpeed gives."""
-    for part, pattern in PATTERNS.items():
-        found = pattern.fullmatch(path.name)
-        if found:
-            words = {key: word for key, word in found.groupdict().items() if word is not None}
-            axes, numbers = words.pop("axes", ""), {key: int(word) for key, word in words.items()}
-            return StateName(path, part, numbers.pop("mp", None), axes=axes, **numbers)
-    return None
-
-
-def names_in(folder: Path, follow_symlinks: bool = False) -> list[StateName]:
-    """The files of a tag folder, in the order of their numbers.
-
-    Raises:
-        UnsafePathError: one of them is a link out of the folder.
-    """
-    with reading(folder):
-        found = [name for name in map(parse, folder.iterdir()) if name is not None]
-    if not follow_symlinks:
-        for name in found:
-            check_stays_inside(name.path, folder)
-    return sorted(found, key=lambda n: (n.part, *n.place, n.layer or 0, n.expert or 0, n.path.name))
-
-
-def is_tag_folder(folder: Path) -> bool:
-    """Whether a folder itself has files that DeepSpeed writes; False where it cannot be listed."""
-    with suppress(OSError):
-        return folder.is_dir() and any(parse(p) is not None for p in folder.iterdir())
-    return False
-
-
-def is_deepspeed(path: Path) -> bool:
-    """Whether a path leads to a DeepSpeed checkpoint, by names and the few bytes of `latest`."""
-    if not path.is_dir():
-        return parse(path) is not None or _is_slot_file(path)
-    if is_tag_folder(path) or tags_in(path):
-        return True
-    pointer = _pointer(path)
-    return pointer is not None and ((path / "zero_to_fp32.py").exists() or "global_step" in text_of(pointer))
-
-
-def _is_slot_file(path: Path) -> bool:
-    """Whether a file is one of the small ones of a universal checkpoint: `<tag>/zero/<name>/fp32.pt`."""
-    zero = path.parent.parent
-    return path.suffix == ".pt" and path.is_file() and zero.name == "zero" and is_tag_folder(zero.parent)
-
-
-def _pointer(folder: Path) -> Path | None:
-    return next((folder / name for name in POINTERS if (folder / name).is_file()), None)
-
-
-def tags_in(folder: Path) -> list[Path]:
-    """The tag folders in a folder."""
-    return sorted((p for p in folder.iterdir() if p.is_dir() and is_tag_folder(p)), key=lambda p: p.name)
-
-
-def find_tag(path: Path, follow_symlinks: bool = False) -> Path:
-    """Find the tag folder of a path: itself, the folder of a file, or the one that `latest` names.
-
-    Raises:
-        ReadError: `latest` names a tag that is not there.
-        UnsafePathError: it names something else than a folder beside it.
-        UsageError: there are several tags and no `latest`.
-    """
-    if not path.is_dir():
-        return path.parent if parse(path) else path.parent.parent.parent
-    if is_tag_folder(path):
-        return path
-    pointer = _pointer(path)
-    if pointer is not None:
-        return _pointed(pointer, follow_symlinks)
-    tags = tags_in(path)
-    if len(tags) > 1:
-        raise several(path, tags, " and no file latest")
-    return tags[0]
-
-
-def _pointed(pointer: Path, follow_symlinks: bool) -> Path:
-    if not follow_symlinks:
-        check_stays_inside(pointer, pointer.parent)
-    tag = text_of(pointer)
-    if not is_plain_name(tag):
-        text = f"names the tag {describe_for_error(tag)}, which is not the plain name of a folder beside it"
-        raise UnsafePathError(pointer, text)
-    folder = pointer.parent / tag
-    if not follow_symlinks:
-        check_stays_inside(folder, pointer.parent)
-    if not is_tag_folder(folder):
-        here = few([tag.name for tag in tags_in(pointer.parent)]) or "no other checkpoint"
-        what = f"which {'holds no DeepSpeed files' if folder.is_dir() else 'is not there'} ({ASTRAY}); here are {here}"
-        raise ReadError(pointer, f"names the tag {describe_for_error(tag)}, {what}: name the one you mean")
-    return folder
-
-
 # -- parameters of experts: which ranks hold which experts, and their names in the whole model -------------------------
 # Expert parameters have param groups of their own, with `moe: True`. Ranks that share the same experts cut them over
 # their expert-data-parallel group alone, so `partition_count` of such a group is smaller: data-parallel size / expert-
@@ -397,11 +245,9 @@ def _pointed(pointer: Path, follow_symlinks: bool) -> Path:
 #
 # AutoEP (0.18 on) fuses the experts of a rank into one tensor, `<prefix>.experts.w1` with a leading dimension;
 # `ds_autoep_layers` names the prefix, and since 0.19.8 `expert_placement` says which experts each rank has. Its
-# experts'
-# files have `<prefix>.experts.w1.<expert>`. Source: runtime/engine.py (`_save_moe_checkpoint`), utils/groups.py
-# (`_create_expert_and_data_parallel`), moe/utils.py, checkpoint/autoep_universal.py, runtime/zero/stage_1_and_2.py of
-# 0.19.6 and 0.19.8; checked on real files of 0.19.8.
-
+# experts' files have `<prefix>.experts.w1.<expert>`. Source: runtime/engine.py (`_save_moe_checkpoint`),
+# utils/groups.py (`_create_expert_and_data_parallel`), moe/utils.py, checkpoint/autoep_universal.py,
+# runtime/zero/stage_1_and_2.py of 0.19.6 and 0.19.8; checked on real files of 0.19.8.
 
 NATIVE = re.compile(
     r"(?P<prefix>(?:.*\.)?deepspeed_moe\.experts\.deepspeed_experts\.)(?P<number>\d{1,7})(?P<rest>\..*)"
@@ -482,11 +328,11 @@ class ExpertLayout:
         if native:
             local = locally[native["prefix"]]
             total = self.counts.get(native["prefix"]) or next((n for n in self.stated if n == local * size), 0)
-            if not total or total % size or total // size < local:
-                known = (
-                    f"{total} experts over {size} ranks with {local} each" if total else UNKNOWN_EXPERTS.format(ep=size)
-                )
-                raise ExpertError(f"{fqn}: {known}; the files are not of one run" if total else f"{fqn}: {known}")
+            if not total:
+                raise ExpertError(f"{fqn}: {UNKNOWN_EXPERTS.format(ep=size)}")
+            if total % size or total // size < local:
+                known = f"{total} experts over {size} ranks with {local} each"
+                raise ExpertError(f"{fqn}: {known}; the files are not of one run")
             each = total // size
             return [list(range(e * each, (e + 1) * each)) for e in range(size)]
         layer = self.layers.get(fqn.rpartition(".")[0])

@@ -188,11 +188,6 @@ def shuffled(group: Group, partition: int, mappings: Mapping[int, Mapping[str, t
     return contradiction(before, partition, mappings) is None
 
 
-def stage3_row_length(shapes: Mapping[str, Ints], world: int) -> int:
-    """Elements that every rank holds of these parameters, padding included."""
-    return sum(-(-prod(shape) // world) for shape in shapes.values())
-
-
 def stage3_runs(
     mp: int, shapes: Mapping[str, Ints], world: int, groups: Sequence[int], ranks: Iterable[int]
 ) -> Iterator[PartitionRun]:
@@ -247,7 +242,6 @@ def shards_at(placed: Iterable[PlacedBox], flats: Mapping[Where, Source]) -> tup
 # `frozen_param_shapes`, `frozen_param_fragments`, `shared_params` (alias to stored name, on rank 0 only), `optimizer`
 # (without ZeRO), scheduler, counters, `ds_config`, and the client's own keys. `*_optim_states.pt` holds
 # `optimizer_state_dict`. Source: runtime/engine.py (`_save_checkpoint`, `_common_checkpoint_state`) of 0.6 to 0.19.
-
 
 LAYOUT = ("module", "param_shapes", "frozen_param_shapes", "frozen_param_fragments")
 """Keys of the model states on how the weights are stored; the tree has the weights instead."""
@@ -495,7 +489,6 @@ def _listed(value: Any) -> list[Any]:
 
 
 # -- layout of every trainable parameter of one model-parallel rank in the flat tensors of its ZeRO ranks --------------
-
 
 MAX_WORLD = 1 << 16
 """Most ranks that a group may be cut over; no cluster has more."""
