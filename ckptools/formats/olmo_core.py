@@ -48,7 +48,7 @@ def read(path: Path, options: Options) -> Checkpoint:
         UnsafePathError: a part is a link out of the folder.
     """
     parts = CompositeBuilder(NAME, path, options)
-    parts.add_dcp_at_top(path / MODEL_AND_OPTIM)
+    parts.add_dcp(path / MODEL_AND_OPTIM, None)
     world = _add_trainer(parts)
     if (path / VERSION).is_file():
         parts.add_file(path / VERSION, "metadata")

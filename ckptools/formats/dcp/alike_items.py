@@ -59,7 +59,7 @@ class AlikeItems:
         """Note where values lie, and the CRC-32 of their records."""
         order = np.lexsort((self.start, self.file))
         self._learn(items, order)
-        templates = [items.template(kind) for kind in self.kinds]
+        templates = [items.locator.template(kind) for kind in self.kinds]
         sizes = np.array([(len(of.head), of.nbytes, of.directory_at) if of else (0, 0, 0) for of in templates])
         order = order[sizes[self.kind[order], 1] > 0]
         found, crcs = np.zeros(len(self.kind), bool), np.zeros(len(self.kind), np.uint32)

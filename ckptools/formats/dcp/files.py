@@ -115,16 +115,12 @@ def dcp_folder_of(path: Path) -> Path | None:
         return path.parent if path.is_file() and _is_dcp_name(path.name) else None
     if looks_like_dcp(path):
         return path
-    steps = [child for child in _steps(path) if looks_like_dcp(child)]
+    named = [(NAMES.findall(p.name), p) for p in path.iterdir() if p.is_dir() and not p.is_symlink()]
+    named.sort(key=lambda n: (int((n[0] or [0])[-1]), n[1].name))
+    steps = [child for numbers, child in named if numbers and looks_like_dcp(child)]
     if len(steps) > 1:
         raise several(path, steps)
     return steps[0] if steps else None
-
-
-def _steps(folder: Path) -> list[Path]:
-    """Subfolders named by a step, in the order of steps, without links to them."""
-    named = [(NAMES.findall(p.name), p) for p in folder.iterdir() if p.is_dir() and not p.is_symlink()]
-    return [path for found, path in sorted(named, key=lambda n: (int((n[0] or [0])[-1]), n[1].name)) if found]
 
 
 class FileFault(NamedTuple):
@@ -275,10 +271,8 @@ def check_strays(stray: Sequence[str]) -> Iterable[Problem]:
 # -- detection of data files that the metadata does not describe: exchanged between ranks, or from another save --------
 # In such a file an item may fit by chance and hold another rank's values, so the whole file is refused. Signs are its
 # length, an item of another dtype or shape, and an archive between those that the metadata lists. A file that was cut
-# or
-# overwritten in one place is still the saved one: a cut falls into an item, and the archive behind the damage is
+# or overwritten in one place is still the saved one: a cut falls into an item, and the archive behind the damage is
 # listed.
-
 
 MOST_ZEROS = 1 << 20
 """Most bytes behind the last item that are read."""
@@ -433,10 +427,9 @@ def end_of(item: Item) -> Part:
 # -- files of a DCP folder that are from another save, by the steps that the optimizer counts for the parameters in each
 # A DCP has one copy of each parameter's step, in the file of the rank that had least to write (`dedup_save_plans`), so
 # most files have some. Where those of one file agree, and contradict those of all others, the file was written at
-# another
-# step. Steps of parameters that were frozen for a while differ too, but whichever file they are in; only a stage of a
-# pipeline could have all of its own. So it is an error where moments of those parameters lie in other files as well.
-
+# another step. Steps of parameters that were frozen for a while differ too, but whichever file they are in; only a
+# stage of a pipeline could have all of its own. So it is an error where moments of those parameters lie in other files
+# as well.
 
 CODES = {"float32": "<f", "float64": "<d", "int64": "<q", "int32": "<i"}
 

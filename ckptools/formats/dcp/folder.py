@@ -8,7 +8,7 @@ that differs between ranks only one copy exists. The files show which ranks wrot
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import add, attrgetter
@@ -35,7 +35,7 @@ from ckptools.formats.dcp.files import (
     other_files,
     with_faults,
 )
-from ckptools.formats.dcp.items import ItemReader
+from ckptools.formats.dcp.items import PICKLE, ItemReader
 from ckptools.formats.dcp.metadata import ContradictionError, DcpMetadata, StoredItem, nest, read_metadata
 from ckptools.formats.dcp.tensors import TensorsRead, read_objects, read_tensors
 from ckptools.formats.options import Options
@@ -46,7 +46,7 @@ from ckptools.formats.shared.merge import Merge
 from ckptools.formats.shared.provenance import of_folder
 from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder, RankFile
 from ckptools.model.problems import Code, Problem, Severity
-from ckptools.model.tree import KeyPath
+from ckptools.model.tree import KeyPath, leaf_at
 from ckptools.pickles.machine import Machine, load_checked
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import COUNTERS, find_step
@@ -122,7 +122,12 @@ def read_folder(folder: Path, options: Options) -> Folder:
         items.close()
     empty, stray = other_data_files(folder, here)
     files = dict(sorted({**here, **empty}.items(), key=lambda named: by_rank(named[0])))
-    ranks = {file.rank for file in files.values() if file.rank is not None}
+    of_metadata = [
+        RankFile(one.path, one.rank, "metadata" if one.rank is not None else "", "read", one.nbytes, one.modified)
+        for one in metadata
+    ]
+    ranks = tuple(sorted({file.rank for file in files.values() if file.rank is not None}))
+    all_left_files = not stray and (bool(empty) or _one_file_each(metadata))
     leaves = {**content.tensors.by_fqn, **content.objects}
     flat = {fqn: leaves[fqn] for one in metadata for fqn in one.order}
     tree, contradiction = _nested(flat, paths)
@@ -138,11 +143,11 @@ def read_folder(folder: Path, options: Options) -> Folder:
         path=folder,
         tree=found.tree,
         flat=flat,
-        files=tuple(_files(metadata, files, content.tensors.all_seen)),
+        files=(*of_metadata, *(file.rank_file(content.tensors.all_seen) for file in files.values())),
         problems=(*problems, *found.problems, *contradiction, *check_strays(stray)),
         names=tuple(dict.fromkeys(n for one in metadata for n in one.names) | items.names),
         writer=metadata[0].writer,
-        writers=writers_of(ranks, not stray and (bool(empty) or _one_file_each(metadata))),
+        writers=Writers(ranks, all_left_files and ranks == tuple(range(len(ranks)))),
         extra=metadata[0].extra,
         differing=found.differing,
         per_rank=found.per_rank,
@@ -190,16 +195,15 @@ def _counters(
     objects: Mapping[str, Any], metadata: Iterable[DcpMetadata], here: Mapping[str, DataFile]
 ) -> list[tuple[Path, int]]:
     """Objects that count steps, and the files that they lie in."""
-    names = {
-        fqn: v for fqn, v in objects.items() if type(v) is int and fqn.rpartition(".")[2] in (*COUNTERS, "last_epoch")
-    }
-    found = (
-        (here.get(one.stored.files[i]), v)
+    names = (*COUNTERS, "last_epoch")
+    counts = {fqn: v for fqn, v in objects.items() if type(v) is int and fqn.rpartition(".")[2] in names}
+    return [
+        (file.path, value)
         for one in metadata
-        for fqn, v in names.items()
+        for fqn, value in counts.items()
         for i in one.stored.items_of(fqn)
-    )
-    return [(file.path, value) for file, value in found if file is not None]
+        if (file := here.get(one.stored.files[i])) is not None
+    ]
 
 
 def _last_items(metadata: Sequence[DcpMetadata]) -> dict[str, StoredItem]:
@@ -230,14 +234,7 @@ def _nested(flat: dict[str, Any], paths: Mapping[str, KeyPath]) -> tuple[dict[st
     ]
 
 
-def _files(metadata: Sequence[DcpMetadata], here: Mapping[str, DataFile], all_seen: bool) -> Iterator[RankFile]:
-    for one in metadata:
-        yield RankFile(one.path, one.rank, "metadata" if one.rank is not None else "", "read", one.nbytes, one.modified)
-    yield from (file.rank_file(all_seen) for file in here.values())
-
-
 # -- the world size, as far as it is known -----------------------------------------------------------------------------
-
 # A rank with one file for all of its items leaves it even if it has none (0 bytes, not in the metadata), so such files
 # show all ranks. Where each item has a file of its own, a rank without items leaves none, and the files show a minimum.
 # Source: torch/distributed/checkpoint/filesystem.py, `write_data`.
@@ -263,17 +260,6 @@ class Writers(NamedTuple):
         return Writers(tuple(sorted({*self.ranks, *other.ranks})), self.all and other.all)
 
 
-def writers_of(ranks: Collection[int], sure: bool) -> Writers:
-    """The ranks that wrote a DCP folder.
-
-    Args:
-        ranks: those with files in it.
-        sure: whether all files are of one save, in which each rank has one for all of its items.
-    """
-    found = tuple(sorted(ranks))
-    return Writers(found, sure and found == tuple(range(len(found))))
-
-
 def _one_file_each(metadata: Iterable[DcpMetadata]) -> bool:
     """Whether a file has items of several names, as where each rank has one for all of its items."""
     first: dict[str, str] = {}
@@ -295,7 +281,7 @@ def world_size_of(writers: Writers, tree: Mapping[Any, Any]) -> Fact:
     """Return the world size: as the state says, or at least the ranks with files or RNG states."""
     files = max(writers.ranks, default=0) + 1
     for path in STATED:
-        stated = _at(tree, path)
+        stated = leaf_at(tree, path)
         if type(stated) is int and stated > 0:
             source = ".".join(path)
             return Fact(stated, (source,)) if stated >= files else Fact(files, ("files found", source), agree=False)
@@ -305,24 +291,7 @@ def world_size_of(writers: Writers, tree: Mapping[Any, Any]) -> Fact:
     return Fact(files, ("files found",), at_least=not writers.all)
 
 
-def _at(node: Any, path: tuple[str, ...]) -> Any:
-    for key in path:
-        node = node.get(key) if isinstance(node, Mapping) else None
-    return node
-
-
 # -- composite checkpoints: several DCP folders and files, put together into one tree ----------------------------------
-# Each part is read by its own format, and its problems name the part.
-
-
-PROTO = b"\x80"
-"""First byte of a pickle of protocol 2 or later."""
-
-
-def _is_plain_pickle(path: Path) -> bool:
-    """Whether a file is a pickle that torch.save did not write."""
-    with File(path) as file:
-        return path.suffix == ".pkl" and file.size > 0 and file.read(0, 1) == PROTO and not content_of(head_of(file))
 
 
 def is_dcp(folder: Path) -> bool:
@@ -331,7 +300,7 @@ def is_dcp(folder: Path) -> bool:
 
 
 class CompositeBuilder:
-    """Collects the parts of one checkpoint, and builds the `Checkpoint`.
+    """Collects the parts of one checkpoint, each read by its own format, and builds the `Checkpoint`.
 
     Attributes:
         options: how it is opened.
@@ -362,8 +331,8 @@ class CompositeBuilder:
         if not self.options.follow_symlinks:
             check_stays_inside(path, self.path)
 
-    def add_dcp(self, folder: Path, key: str, top: str | None = None) -> None:
-        """Add a DCP folder as `tree[key]`.
+    def add_dcp(self, folder: Path, key: str | None, top: str | None = None) -> None:
+        """Add a DCP folder as `tree[key]`, or its top-level parts without a key.
 
         Args:
             folder: where it is.
@@ -373,30 +342,36 @@ class CompositeBuilder:
         Raises:
             ReadError: it cannot be read.
         """
-        found = self.read_dcp(folder)
+        self.check_link(folder)
+        found = read_folder(folder, self.options)
+        self.files += (f._replace(part="/".join(filter(None, (folder.name, f.part)))) for f in found.files)
+        self.builder.add_read(found.files_read, found.bytes_read, found.names)
+        self.writers |= found.writers
+        self.writer = self.writer or found.writer
+        self.nbytes += found.bytes_expected
         inner = found.tree.get(top) if top is not None and set(found.tree) <= {top} else found.tree
-        self.tree[key] = {} if inner is None else inner
-        prefix = f"{top}." if top is not None and inner is not found.tree else ""
-        for problem in found.problems:
-            tensor = None if problem.tensor is None else f"{key}.{problem.tensor.removeprefix(prefix)}"
-            self.problems.append(replace(problem, tensor=tensor, message=f"{folder.name}: {problem.message}"))
-        cut = 1 if prefix else 0
-        self.builder.differing += ((key, *path[cut:]) for path in found.differing)
-        self.builder.per_rank |= {(key, *path[cut:]): values for path, values in found.per_rank.items()}
-        self.builder.unequal |= {(key, *path[cut:]): values for path, values in found.unequal.items()}
+        if key is None:
+            self.tree |= found.tree
+        else:
+            self.tree[key] = {} if inner is None else inner
+        problems = [replace(problem, message=f"{folder.name}: {problem.message}") for problem in found.problems]
+        self._add_findings(found, problems, key, None if inner is found.tree else top)
 
-    def add_dcp_at_top(self, folder: Path) -> None:
-        """Add the top-level parts of a DCP folder.
-
-        Raises:
-            ReadError: it cannot be read.
-        """
-        found = self.read_dcp(folder)
-        self.tree |= found.tree
-        self.problems += (replace(p, message=f"{folder.name}: {p.message}") for p in found.problems)
-        self.builder.differing += found.differing
-        self.builder.per_rank |= found.per_rank
-        self.builder.unequal |= found.unequal
+    def _add_findings(
+        self, found: Folder | Checkpoint, problems: Iterable[Problem], key: str | None, dropped: str | None
+    ) -> None:
+        """Add problems and differences of a part below its key, without the top-level key that was dropped."""
+        if key is None:
+            self.problems += problems
+        else:
+            prefix = "" if dropped is None else f"{dropped}."
+            for problem in problems:
+                tensor = None if problem.tensor is None else f"{key}.{problem.tensor.removeprefix(prefix)}"
+                self.problems.append(replace(problem, tensor=tensor))
+        above, cut = () if key is None else (key,), 0 if dropped is None else 1
+        self.builder.differing += ((*above, *path[cut:]) for path in found.differing)
+        self.builder.per_rank |= {(*above, *path[cut:]): values for path, values in found.per_rank.items()}
+        self.builder.unequal |= {(*above, *path[cut:]): values for path, values in found.unequal.items()}
 
     def add_dcp_part(self, folder: Path, key: str | None, absent: str, needed: bool = True) -> None:
         """Add a DCP folder as `tree[key]`, or at the top without a key; a problem where it cannot be read.
@@ -417,27 +392,12 @@ class CompositeBuilder:
             self.problems.append(Problem(Code.FILE_MISSING, text if here else absent, None, folder.name, severity))
             return
         try:
-            self.add_dcp(folder, key) if key is not None else self.add_dcp_at_top(folder)
+            self.add_dcp(folder, key)
         except UnsafePathError:
             raise
         except ReadError as error:
             fault = Fault.of(error, folder / METADATA)
             self.problems.append(fault.problem(f"{folder.name}/{METADATA}", None, folder.name))
-
-    def read_dcp(self, folder: Path) -> Folder:
-        """Read a DCP folder and note its files and cost.
-
-        Raises:
-            ReadError: it cannot be read.
-        """
-        self.check_link(folder)
-        found = read_folder(folder, self.options)
-        self.files += (f._replace(part="/".join(filter(None, (folder.name, f.part)))) for f in found.files)
-        self.builder.add_read(found.files_read, found.bytes_read, found.names)
-        self.writers |= found.writers
-        self.writer = self.writer or found.writer
-        self.nbytes += found.bytes_expected
-        return found
 
     def add_file(self, path: Path, key: str) -> None:
         """Add the content of a torch.save, pickle or JSON file as `tree[key]`, or a problem where it cannot be read.
@@ -463,21 +423,19 @@ class CompositeBuilder:
         if path.suffix == ".json":
             self.builder.add_read(0, path.stat().st_size)
             return read_json(path)
-        if _is_plain_pickle(path):
-            return self._plain_pickle(path)
+        with File(path) as file:
+            plain = path.suffix == ".pkl" and file.size > 0 and file.read(0, 1) == PICKLE
+            plain = plain and not content_of(head_of(file))
+            if plain and file.size > MAX_PICKLE:
+                raise ReadError(path, f"has {file.size} bytes; at most {MAX_PICKLE} are read")
+            machine = Machine(file.read(0, file.size)) if plain else None
+        if machine is not None:  # what `pickle.dump` wrote; tensors in it are foreign objects
+            tree = load_checked(machine, path, "pickle")
+            self.builder.add_read(0, len(machine.data), (g.dotted for g in machine.globals.values()))
+            return tree
         saved = self.options.read_file(path)
         self.builder.add_read(0, saved.bytes_read, saved.names)
         return saved.tree
-
-    def _plain_pickle(self, path: Path) -> Any:
-        """Return what `pickle.dump` wrote; tensors in it are foreign objects."""
-        with File(path) as file:
-            if file.size > MAX_PICKLE:
-                raise ReadError(path, f"has {file.size} bytes; at most {MAX_PICKLE} are read")
-            machine = Machine(file.read(0, file.size))
-        tree = load_checked(machine, path, "pickle")
-        self.builder.add_read(0, len(machine.data), (g.dotted for g in machine.globals.values()))
-        return tree
 
     def add_parts(self, other: CompositeBuilder) -> None:
         """Add other parts behind these."""
@@ -503,16 +461,10 @@ class CompositeBuilder:
 
     def add_checkpoint(self, other: Checkpoint, key: str, top: str | None = None) -> None:
         """Add a checkpoint that was opened on its own as `tree[key]`; `top` is its only top-level key, or as above."""
-        dropped = top is not None and isinstance(other.tree, dict) and set(other.tree) == {top}
-        self.tree[key] = other.tree[top] if dropped else other.tree
-        cut, prefix = (1, f"{top}.") if dropped else (0, "")
-        for problem in other.problems:
-            tensor = None if problem.tensor is None else f"{key}.{problem.tensor.removeprefix(prefix)}"
-            self.problems.append(replace(problem, tensor=tensor))
+        dropped = top if top is not None and isinstance(other.tree, dict) and set(other.tree) == {top} else None
+        self.tree[key] = other.tree if dropped is None else other.tree[dropped]
+        self._add_findings(other, other.problems, key, dropped)
         self.files += (f._replace(part=key) for f in other.files)
-        self.builder.differing += ((key, *path[cut:]) for path in other.differing)
-        self.builder.per_rank |= {(key, *path[cut:]): values for path, values in other.per_rank.items()}
-        self.builder.unequal |= {(key, *path[cut:]): values for path, values in other.unequal.items()}
         self.writers |= Writers(tuple(range(other.world_size.value or 0)))
         self.nbytes += other.bytes_expected or 0
         self.builder.add_read(other.cost.files, other.cost.nbytes, other.names)

@@ -12,7 +12,7 @@ bytecheckpoint/utilities/serialization.py (`_serialize_tensor`); for DLRover see
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,13 @@ from ckptools.files.compressed import CompressedItem
 from ckptools.files.opening import File, Window, content_of, head_of
 from ckptools.files.safetensors_header import Header
 from ckptools.model.regions import Ints, contiguous_strides
-from ckptools.model.shards import Encoded, Item, ItemLayout, Shard, Source
+from ckptools.model.shards import Encoded, Item, Shard, Source
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import describe_for_error
 from ckptools.pickles.archive import read_archive
 from ckptools.pickles.machine import Machine, load_checked
 from ckptools.pickles.objects import Storage
-from ckptools.tensor_io.dcp_items import CachedWindow, ItemKind, ItemLocator, ItemTemplate
+from ckptools.tensor_io.dcp_items import CachedWindow, ItemLocator
 
 SMALL = 4 << 10
 """Objects up to this many bytes are unpickled once for equal bytes: thousands are the same number."""
@@ -55,6 +55,7 @@ class ItemReader:
     Attributes:
         folder: left out of the paths in messages.
         bare: pickles of tensors whose items are nothing but their bytes, as in `DcpMetadata`.
+        locator: finds where values lie in items that are archives.
         names: dotted names that the objects mention.
         bytes_read: how much was read.
         files_read: how many files were opened.
@@ -65,7 +66,7 @@ class ItemReader:
         self.names: dict[str, None] = {}
         self.bytes_read = 0
         self.files_read: set[Path] = set()
-        self._locator = ItemLocator()
+        self.locator = ItemLocator()
         self._values: dict[bytes, Any] = {}
         self._file: File | None = None
         self._headers: dict[tuple[Path, int], tuple[Header, dict[str, Any]]] = {}
@@ -82,31 +83,8 @@ class ItemReader:
             return shard._replace(source=bare_source(file.path, shard.item, bare))
         if in_safetensors(shard) and content_of(head_of(Window(file, shard.item.offset, shard.item.length))) != "zip":
             return shard._replace(source=self._in_safetensors(file, fqn, shard))
-        found = self._locator.locate(file, shard.item)
+        found = self.locator.locate(file, shard.item)
         return shard._replace(encoded=found) if isinstance(found, Encoded) else shard._replace(source=found)
-
-    def alike(
-        self, path: Path, starts: Sequence[int], kinds: Sequence[ItemKind | None], first: int
-    ) -> list[tuple[ItemLayout, int]]:
-        """Find the values of items in a file up to one that is not like others, as `ItemLocator.alike` does.
-
-        Raises:
-            ReadError: the file cannot be read.
-        """
-        return self._locator.alike(self.open(path), starts, kinds, first)
-
-    def template(self, kind: ItemKind) -> ItemTemplate | None:
-        """The common layout of items of a kind of which two were located; None if they have none."""
-        return self._locator.template(kind)
-
-    def unpack(self, path: Path, parts: Iterable[CompressedItem], most: int) -> None:
-        """Unpack compressed items of a file together, up to `most` bytes, for later use.
-
-        Raises:
-            ReadError: the file cannot be opened.
-            NoSpaceError: there is no room for them.
-        """
-        compressed.unpack(self.open(path), parts, most)
 
     def unpacked_value(self, path: Path, part: CompressedItem) -> Any:
         """Return the object in a compressed item.
@@ -198,18 +176,13 @@ class ItemReader:
         key = file.path, start
         if key not in self._headers:
             header = safetensors_header.read_header(Window(file, start, file.size - start))
-            self._headers = {key: (header, _sharding(file, header))}
+            text = header.metadata.get(SHARDING_INFO, "{}")
+            try:
+                found = json.loads(text)
+            except (ValueError, RecursionError) as error:
+                raise ReadError(file.path, f"{SHARDING_INFO} in its safetensors header is no JSON") from error
+            self._headers = {key: (header, found if isinstance(found, dict) else {})}
         return self._headers[key]
-
-
-def _sharding(file: File, header: Header) -> dict[str, Any]:
-    """The `DCP_SHARDING_INFO` of a safetensors blob."""
-    text = header.metadata.get(SHARDING_INFO, "{}")
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ReadError(file.path, f"{SHARDING_INFO} in its safetensors header is no JSON") from error
-    return found if isinstance(found, dict) else {}
 
 
 def bare_source(path: Path, item: Item, pickle: bytes) -> Source:

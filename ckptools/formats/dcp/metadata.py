@@ -181,7 +181,6 @@ class DcpMetadata:
 
 # -- the nested state --------------------------------------------------------------------------------------------------
 
-
 MAX_PATH = 100
 MAX_HOLES = 100_000
 """Most empty places in lists; a forged index of 2^40 asks for more."""
@@ -236,21 +235,16 @@ def _container(node: Any, holes: list[int]) -> Any:
 
 
 def _state_dict(children: dict[str, Any]) -> dict[str, Any]:
-    """The dict, with what flattening lost where it is an optimizer's state."""
-    children = _with_empty_state(children)
-    return _numbered(children) if is_optimizer(children) else children
+    """The dict, with what flattening lost where it is an optimizer's state.
 
-
-def _with_empty_state(children: dict[str, Any]) -> dict[str, Any]:
-    """Give an optimizer that had no state yet its empty `state` back: DCP saves no empty containers.
-
-    Source: torch/distributed/checkpoint/_traverse.py, `traverse_state_dict`; torch/optim/optimizer.py, `state_dict`.
+    An optimizer that had no state yet gets its empty `state` back: DCP saves no empty containers. Source: torch/
+    distributed/checkpoint/_traverse.py, `traverse_state_dict`; torch/optim/optimizer.py, `state_dict`.
     """
     groups = children.get("param_groups")
-    if children.keys() != {"param_groups"} or not isinstance(groups, list):
-        return children
-    list_parameters = all(isinstance(g, dict) and isinstance(g.get("params"), list) for g in groups)
-    return {"state": {}, **children} if list_parameters else children
+    if children.keys() == {"param_groups"} and isinstance(groups, list):
+        list_parameters = all(isinstance(g, dict) and isinstance(g.get("params"), list) for g in groups)
+        children = {"state": {}, **children} if list_parameters else children
+    return _numbered(children) if is_optimizer(children) else children
 
 
 def _list(children: dict[int, Any], holes: list[int]) -> list[Any]:
@@ -286,11 +280,9 @@ def _numbered(optimizer: dict[str, Any]) -> dict[str, Any]:
 #
 # The classes have moved: `torch.distributed._shard.checkpoint.*` in torch 1.13, `torch.distributed.checkpoint.*` since
 # 2.0; `TensorProperties` came from `torch.distributed._shard.sharded_tensor.metadata` before 2.4. They are recognised
-# by
-# their last name. `storage_meta` and `version` are absent from older files, `transform_descriptors` from most; Megatron
-# adds `mcore_data`. Source: torch/distributed/checkpoint/metadata.py and filesystem.py of torch 2.13, and files of
-# torch
-# 1.13.1, 2.0.1 and 2.13.0.
+# by their last name. `storage_meta` and `version` are absent from older files, `transform_descriptors` from most;
+# Megatron adds `mcore_data`. Source: torch/distributed/checkpoint/metadata.py and filesystem.py of torch 2.13, and
+# files of torch 1.13.1, 2.0.1 and 2.13.0.
 #
 # ByteCheckpoint's class of that name has `all_tensor_metadata` besides: the same index to the pickle of each tensor,
 # whose item is nothing but its bytes. Source: bytecheckpoint/checkpointer/meta_type.py of 0.0.3; checked on its own.
@@ -298,7 +290,6 @@ def _numbered(optimizer: dict[str, Any]) -> dict[str, Any]:
 # DLRover's `_StorageInfo` says that every tensor is nothing but its bytes, one element after the other: its file is the
 # shared memory that the rank filled. Source: dlrover/trainer/torch/flash_checkpoint/fsdp_engine.py of 0.6.1,
 # `_write_item` and `FileReader.read_data`; checked on what its `SharedMemoryWriter` makes.
-
 
 MAX_METADATA = 2 << 30
 """Most bytes of a `.metadata`; the largest runs write some hundred megabytes."""
@@ -343,9 +334,11 @@ class _MetadataReading:
 
     def metadata(self, rank: int | None, names: tuple[str, ...], file: File) -> DcpMetadata:
         """Put everything together."""
-        entries = self._dict("state_dict_metadata")
+        entries = self.fields.get("state_dict_metadata")
+        if not isinstance(entries, dict) or not all(isinstance(k, str) for k in entries):
+            raise self._bad(f"state_dict_metadata is {describe_class(entries)}; expected a dict of names")
         tensors = {fqn: self._tensor(fqn, e) for fqn, e in entries.items() if class_of(e) == "TensorStorageMetadata"}
-        objects = tuple(fqn for fqn, e in entries.items() if class_of(e) == "BytesStorageMetadata")
+        objects = tuple(fqn for fqn, e in entries.items() if class_of(e) == BYTES)
         unknown = next((fqn for fqn in entries if fqn not in tensors and class_of(entries[fqn]) != BYTES), None)
         if unknown is not None:
             raise self._bad(
@@ -385,26 +378,18 @@ class _MetadataReading:
     def _bad(self, what: str) -> ReadError:
         return ReadError(self.path, f"DCP metadata: {what}; the file is damaged or forged")
 
-    def _dict(self, name: str) -> dict[str, Any]:
-        value = self.fields.get(name)
-        if not isinstance(value, dict) or not all(isinstance(k, str) for k in value):
-            raise self._bad(f"{name} is {describe_class(value)}; expected a dict of names")
-        return value
-
     def _tensor(self, fqn: str, entry: Any) -> TensorMetadata:
         fields = attributes(entry)
         properties = fields.get("properties")
-        state = properties.state if isinstance(properties, Opaque) else None
-        dtype, layout, grad = _properties(state)
+        dtype, layout, grad = _properties(properties.state if isinstance(properties, Opaque) else None)
         shape = self._ints(fields.get("size"), fqn, "size")
         chunks = fields.get("chunks")
         if not isinstance(chunks, list):
             raise self._bad(f"{describe_for_error(fqn)} has {describe_class(chunks)} for its list of chunks")
         offsets, sizes = self._columns(fqn, chunks, len(shape))
-        stated = dtype.dotted if isinstance(dtype, Global) else describe_class(dtype)
         return TensorMetadata(
             dtype=dtype_of(dtype),
-            stated_dtype=stated,
+            stated_dtype=dtype.dotted if isinstance(dtype, Global) else describe_class(dtype),
             layout=layout,
             shape=shape,
             offsets=offsets,
@@ -432,7 +417,8 @@ class _MetadataReading:
             offsets.append(self._ints(fields.get("offsets"), fqn, "offsets of a chunk"))
             sizes.append(self._ints(fields.get("sizes"), fqn, "sizes of a chunk"))
         for column, what in ((offsets, "offsets"), (sizes, "sizes")):
-            self._check(column, fqn, f"{what} of a chunk")
+            for value in {*column} - self.checked:  # each different value once in this file
+                self.checked.add(self._ints(value, fqn, f"{what} of a chunk"))
             if {*map(len, column)} - {ndim}:
                 value = next(value for value in column if len(value) != ndim)
                 text = f"has {ndim} dimensions and a chunk with {what} {describe_for_error(value)}"
@@ -441,11 +427,6 @@ class _MetadataReading:
             return tuple(offsets), tuple(sizes)
         boxes = dict.fromkeys(zip(offsets, sizes, strict=True))
         return tuple(at for at, _ in boxes), tuple(extent for _, extent in boxes)
-
-    def _check(self, column: Sequence[Ints], fqn: str, what: str) -> None:
-        """Check each different value of a column once in this file."""
-        for value in {*column} - self.checked:
-            self.checked.add(self._ints(value, fqn, what))
 
     def _ints(self, value: Any, fqn: str, what: str) -> Ints:
         if not isinstance(value, (tuple, list)) or not all(type(n) is int and 0 <= n < 1 << 63 for n in value):

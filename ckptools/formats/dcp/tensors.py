@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 from ckptools.dtypes import ITEMSIZE, QUANTIZED
 from ckptools.errors import ReadError
+from ckptools.files import compressed
 from ckptools.files.compressed import CompressedItem
 from ckptools.files.opening import is_remote
 from ckptools.formats.dcp.files import DataFile, SuspectFile, end_of, is_in_place
@@ -35,10 +36,8 @@ from ckptools.tensor_io.fetch_ahead import Part, count_requests, fetched, fetche
 from ckptools.text import first_few
 
 # -- location of each tensor in its item, and detection of files whose items are not those of the metadata -------------
-# A file may be exchanged with another rank's, or be from another save. An item in it may fit by chance and hold another
-# rank's values, so the whole file is refused. A zip entry of the right dtype and shape that fails its checksum was
-# damaged in place, and proves nothing about the others.
-
+# A zip entry of the right dtype and shape that fails its checksum was damaged in place, and proves nothing about the
+# others; an item of another dtype or shape means that the whole file is another (see `files`).
 
 MANY = 1000
 """From this many items on they are located by column, for which numpy is imported."""
@@ -105,8 +104,8 @@ class Locator:
         for fqn in dict.fromkeys(map(itemgetter(2), listed)):
             self._shards[fqn].expect_layouts()
         for run in fetched_runs(listed, self._ends_of):
-            for of_file in map(list, _grouped(run)):
-                for one in self._other_than_alike(of_file):
+            for _, of_file in groupby(run, key=itemgetter(0)):
+                for one in self._other_than_alike(list(of_file)):
                     self._locate(one, packed_in.pop(one[0], ()))
 
     def _locate_alike(self, kinds: Kinds) -> None:
@@ -219,13 +218,13 @@ class Locator:
     def _other_than_alike(self, listed: Sequence[Located]) -> Iterator[Located]:
         """Locate the items of a file that differ from others in their values only; return the others one by one."""
         starts, kinds, done = [one[1] for one in listed], [one[4] for one in listed], 0
-        of_tensor = self._shards
         while done < len(listed):
             found: Sequence[tuple[ItemLayout, int]] = ()
             with suppress(ReadError):  # `_locate` meets it again
-                found = self.items.alike(_path(listed[done][0]), starts, kinds, done)
+                file = self.items.open(_path(listed[done][0]))
+                found = self.items.locator.alike(file, starts, kinds, done)
             for (_, _, fqn, i, _), known in zip(islice(listed, done, None), found, strict=False):
-                shards = of_tensor[fqn]
+                shards = self._shards[fqn]
                 shards.layouts[i], shards.crcs[i] = known
             done += len(found) + 1
             yield from listed[done - 1 : done]
@@ -235,7 +234,7 @@ class Locator:
         tensor, path = self.found[fqn], _path(file)
         try:
             if packed:
-                self.items.unpack(path, packed, sum(part.limit for part in packed))
+                compressed.unpack(self.items.open(path), packed, sum(part.limit for part in packed))
             shard = tensor.shards.located[i] = self.items.locate(fqn, self._shard(one))
             tensor.encoded = tensor.encoded or (note_on(shard.encoded) if shard.encoded else "")
         except ReadError as error:
@@ -260,11 +259,6 @@ def _in_order(found: Iterable[Located]) -> list[Located]:
     numbers = {path: number for number, path in enumerate(sorted({*files.values()}))}
     of_file = {file: numbers[path] for file, path in files.items()}
     return sorted(listed, key=lambda one: of_file[one[0]])
-
-
-def _grouped(listed: Iterable[Located]) -> Iterator[Iterable[Located]]:
-    """The items of each file."""
-    return (of_file for _, of_file in groupby(listed, key=itemgetter(0)))
 
 
 def _path(file: HoldingFile) -> Path:
@@ -333,20 +327,21 @@ def read_tensors(
     for one in metadata:
         for fqn, described in one.tensors.items():
             tensor = found.setdefault(fqn, FoundTensor(described, ItemShards(described.dtype or "")))
-            problems += _disagreement(fqn, tensor.described, described, one)
+            first, shape = tensor.described, described.shape
+            if (first.shape, first.dtype) != (shape, described.dtype):
+                text = f"{described.dtype} {list(shape)}, the first rank has {first.dtype} {list(first.shape)}"
+                problems.append(Problem(Code.LAYOUT_DISAGREES, text, one.rank, fqn))
             _place(tensor, fqn, described, one, files)
     _refuse_shared_places(found, _files_with_overlaps(metadata, here))
     locator = Locator(found, items)
     locator.locate(everything)
-    problems += _problems(found)
+    wrong = [problem for fqn, tensor in found.items() for problem in _problems_of(fqn, tensor)]
+    problems += wrong[:MAX_PROBLEMS]
+    if len(wrong) > MAX_PROBLEMS:
+        text = f"{len(wrong) - MAX_PROBLEMS} more tensors are lost or wrong"
+        problems.append(Problem(Code.TENSOR_NOT_JOINED, text, severity="error"))
     tensors = {fqn: _tensor(fqn, tensor) for fqn, tensor in found.items()}
     return TensorsRead(tensors, problems, locator.suspects, locator.all_seen)
-
-
-def _disagreement(fqn: str, first: TensorMetadata, other: TensorMetadata, metadata: DcpMetadata) -> Iterator[Problem]:
-    if (first.shape, first.dtype) != (other.shape, other.dtype):
-        text = f"{other.dtype} {list(other.shape)}, the first rank has {first.dtype} {list(first.shape)}"
-        yield Problem(Code.LAYOUT_DISAGREES, text, metadata.rank, fqn)
 
 
 class _HoldingFiles(NamedTuple):
@@ -480,16 +475,6 @@ def _tensor(fqn: str, found: FoundTensor) -> Any:
     return Tensor(described.shape, described.dtype, shards, kind, requires_grad=described.requires_grad, note=note)
 
 
-def _problems(found: Mapping[str, FoundTensor]) -> Iterator[Problem]:
-    """Faults of single tensors."""
-    wrong = [p for fqn, tensor in found.items() for p in _problems_of(fqn, tensor)]
-    yield from wrong[:MAX_PROBLEMS]
-    if len(wrong) > MAX_PROBLEMS:
-        yield Problem(
-            Code.TENSOR_NOT_JOINED, f"{len(wrong) - MAX_PROBLEMS} more tensors are lost or wrong", severity="error"
-        )
-
-
 def _problems_of(fqn: str, tensor: FoundTensor) -> Iterator[Problem]:
     if tensor.bad:
         yield Problem(Code.TENSOR_NOT_JOINED, tensor.bad, None, fqn, "error")
@@ -505,9 +490,8 @@ def _problems_of(fqn: str, tensor: FoundTensor) -> Iterator[Problem]:
     if covered.outside:
         yield Problem(Code.TENSOR_OVERLAP, f"a chunk at {covered.outside[0]} outside of {list(shape)}", None, fqn)
     elif covered.overlaps:
-        yield Problem(
-            Code.TENSOR_OVERLAP, f"chunks {covered.overlaps[0][0]} and {covered.overlaps[0][1]} overlap", None, fqn
-        )
+        one, other = covered.overlaps[0]
+        yield Problem(Code.TENSOR_OVERLAP, f"chunks {one} and {other} overlap", None, fqn)
     elif covered.missing:
         where = first_few(covered.gaps, 3)
         text = f"gap {where}: the metadata has no chunk for {covered.missing} of its {Box.whole(shape).numel} elements"
@@ -517,7 +501,6 @@ def _problems_of(fqn: str, tensor: FoundTensor) -> Iterator[Problem]:
 # -- the pickled objects of a DCP folder: hyperparameters, schedulers, RNG states, data loaders ------------------------
 # Each is a torch.save archive of one value (a custom planner may have written a bare pickle), and thousands of them are
 # the same number. They are read inertly; an unreadable one becomes a `Lost` and a problem.
-
 
 MAX_SEEN = 64 << 20
 """Most bytes of objects that are read unless everything is asked for."""
@@ -594,7 +577,7 @@ class _Objects:
             if stored.zstd and not stored.unreadable and file is not None and file.holds(stored.offset + stored.length):
                 packed.setdefault(stored.file, []).append(_packed(stored))
         for name, parts in packed.items():
-            self.items.unpack(self.here[name].path, parts, MAX_UNPACKED)
+            compressed.unpack(self.items.open(self.here[name].path), parts, MAX_UNPACKED)
 
     def part(self, stored: StoredItem) -> list[Part]:
         """Byte ranges that reading an object needs."""
