@@ -148,7 +148,6 @@ def is_named_so(path: Path) -> bool:
 # Names alone decide. A guess that names a missing file is made only where the folder itself holds what lies beside that
 # file, so a run with several checkpoints in it is none.
 
-
 NEAREST_ENTRIES = 1 << 12
 NEAREST_DEPTH = 5
 ASK = "to ask for a format: the issue form 'New format'"
@@ -241,7 +240,6 @@ def _names(folder: Path) -> Iterator[str]:
 # A training run keeps them in `checkpoints/step-5`, `checkpoint-500`, `global_step_3/actor`, `last.ckpt`. Only what can
 # be opened counts, and of single torch.save files only those that hold floating-point tensors: a data loader's state,
 # random states and indices are no checkpoints.
-
 
 FOREIGN_NAMES = re.compile(
     r"\.(?:gguf|ggml|keras|msgpack)$|\.weights\.h5$|\.data-\d{5}-of-\d{5}$|^manifest\.ocdbt$"

@@ -46,12 +46,9 @@ from ckptools.training_state.optimizers import AS_SAVED
 
 # -- layout of Meta's Llama weights on tensor-parallel ranks, and the whole shapes by `params.json` --------------------
 # Every linear layer is fairscale's ColumnParallelLinear (rows are cut) or RowParallelLinear (columns are); norms and
-# rope
-# frequencies are the same on every rank. The embedding is cut by columns in Llama 1 and 2 (ParallelEmbedding) and by
-# rows
-# since Llama 3 (VocabParallelEmbedding), as its shape shows. Source: facebookresearch/llama `llama/model.py`,
+# rope frequencies are the same on every rank. The embedding is cut by columns in Llama 1 and 2 (ParallelEmbedding) and
+# by rows since Llama 3 (VocabParallelEmbedding), as its shape shows. Source: facebookresearch/llama `llama/model.py`,
 # meta-llama/llama-models `models/llama3/model.py`. Mistral's `params.json` has `head_dim` and `hidden_dim` besides.
-
 
 LAYER = re.compile(r"layers\.(\d{1,6})\.")
 QUERY = re.compile(r"layers\.\d+\.attention\.wq\.weight")

@@ -51,7 +51,6 @@ from ckptools.training_state.steps import find_step
 
 # -- the files of a Nanotron checkpoint: what is where, of which rank, and which of them cannot be read ----------------
 
-
 METADATA = "checkpoint_metadata.json"
 CONFIG = "optimizer_config.json"
 MAX_RANKS = 1 << 12
@@ -131,7 +130,6 @@ class NanotronFiles:
 
 
 # -- slices of a parameter on tensor-parallel ranks, as the headers of Nanotron's files place them ---------------------
-
 
 MAX_PIECES = 1 << 12
 
@@ -215,7 +213,6 @@ def shape_of(text: str) -> Ints:
 
 
 # -- the model of a Nanotron checkpoint: a safetensors file for each parameter, and for each slice of one --------------
-
 
 RANKS = r"pp-rank-(?P<pp>\d{1,5})-of-(?P<pps>\d{1,5})_tp-rank-(?P<tp>\d{1,5})-of-(?P<tps>\d{1,5})"
 WEIGHT = re.compile(rf"model_(?P<name>.+?)(?:_{RANKS}(?P<experts>_exp-rank-\d+-of-\d+)?)?\.safetensors")
@@ -323,16 +320,13 @@ def joined(cut: Slice, dtype: str, shards: Sequence[Shard], tp: int, note: str =
 
 # -- the optimizer of a Nanotron checkpoint: a file of torch.save for each rank, by number, with names -----------------
 # A moment has the shape of the rank's slice of its parameter. Under ZeRO-1 (`ZeroDistributedOptimizer`; `_dp-D-of-DPS`
-# in
-# the file's name) that slice is flattened and cut over the data-parallel ranks: all have as many elements, but the last
-# ones may have one fewer, or none, and then no entry. `gradient_accumulator` has fp32 copies of the parameters by name,
-# cut likewise. `param_name_to_dp_rank_offsets` in `optimizer_config.json` states the cuts of the first rank's slices;
-# the
-# others follow the same rule, which the lengths of the moments confirm.
+# in the file's name) that slice is flattened and cut over the data-parallel ranks: all have as many elements, but the
+# last ones may have one fewer, or none, and then no entry. `gradient_accumulator` has fp32 copies of the parameters by
+# name, cut likewise. `param_name_to_dp_rank_offsets` in `optimizer_config.json` states the cuts of the first rank's
+# slices; the others follow the same rule, which the lengths of the moments confirm.
 #
 # Source: nanotron/optim/zero.py (`_partition_parameters`, `merge_dp_shard_in_zero1_optimizer`), named_optimizer.py,
 # gradient_accumulator.py (`state_dict`), serialize/optimizer.py.
-
 
 FILE = re.compile(
     r"optimizer_pp-(?P<pp>\d{1,5})-of-(?P<pps>\d{1,5})(?:_dp-(?P<dp>\d{1,5})-of-(?P<dps>\d{1,5}))?"

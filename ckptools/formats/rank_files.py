@@ -74,7 +74,6 @@ if TYPE_CHECKING:
 # Rank files do not state that each holds parameters of its own. It shows where no rank has all of the model: then a
 # missing file takes parameters with it, sizes may differ, and a param group has the entries of all ranks.
 
-
 NOT_NAMED = (
     "every rank numbers its own parameters, and nothing proves which one this is; "
     "give the names with --names FROM; --only model writes the model"

@@ -122,7 +122,6 @@ def read_exactly(file: IO[bytes], length: int) -> bytes:
 
 # -- answers: a file's structure as a pickle ---------------------------------------------------------------------------
 
-
 MANY = 256
 """Tuples of ints, or bytes, from this length on are sent once."""
 

@@ -178,7 +178,6 @@ def _command() -> list[str]:
 
 # -- reading the torch.save files of one checkpoint: each when a format asks for it, or ahead of that in processes -----
 
-
 MIN_FILES = 16
 """From this many files on, reader processes are considered, and files are compared with others."""
 

@@ -58,12 +58,10 @@ from ckptools.training_state.steps import find_step
 # …}}}}}}
 #
 # In version 1.0 `metadata` has a key `'["ITEM","w"]'` for every tensor, and `rank_to_layout_info_mappings` has the
-# files.
-# Two types are known. `DTensorShardingMetadata` has global_shape, dtype, mesh_spec and placements (`Shard`,
+# files. Two types are known. `DTensorShardingMetadata` has global_shape, dtype, mesh_spec and placements (`Shard`,
 # `StridedShard`, `Replicate`); a plain tensor is written as one that all ranks replicate. `default_tensor_v1` lists the
 # boxes of each rank by itself. Source: torch_checkpointing/distributed_metadata.py, dtensor_metadata.py,
 # default_metadata.py and checkpoint_layout.py of 0.1.1.
-
 
 METADATA = "metadata.pkl"
 SIGN = b"sharding_metadata"
@@ -275,7 +273,6 @@ def _ints(value: Any) -> Ints:
 # `param_names` show which optimizer that is (`optimizer_transform_pre` keys the state by them): they have every name of
 # the state. Source: torch_checkpointing/state_transformations.py.
 
-
 FILE = re.compile(r"(?P<item>.+)_(?P<rank>\d{1,7})\.(?P<kind>pt|safetensors|json)", re.DOTALL)
 MAX_GAPS = 100
 """At most this many tensors with gaps are named."""
@@ -416,7 +413,6 @@ def check_against(tree: Any, item: ItemMetadata, rank: int) -> list[str]:
 
 
 # -- param groups ------------------------------------------------------------------------------------------------------
-
 
 STATE, GROUPS = "state", "param_groups"
 VERSION = "_optimizer_state_format_version"

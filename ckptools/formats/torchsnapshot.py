@@ -59,7 +59,6 @@ from ckptools.training_state.steps import find_step
 # are quoted (`/` is `%2F`). Before 0.1.0 the same was written in YAML, which is not read. Source:
 # torchsnapshot/manifest.py, flatten.py.
 
-
 METADATA = ".snapshot_metadata"
 MAX_METADATA = 1 << 30
 """Most bytes: an entry takes 600, and 873 tensors of 1,024 ranks are as many entries."""
@@ -256,14 +255,12 @@ def sizes_in(value: Any) -> Ints:
 
 # -- one rank's view of a snapshot: its containers, values and objects, with its own pieces of tensors -----------------
 # A rank sees its own entries, and rank 0's replicated ones. The shape of a cut tensor is the reach of all ranks'
-# pieces;
-# the manifest, which lists them, states none. Source: torchsnapshot/flatten.py (`inflate`), manifest_ops.py
+# pieces; the manifest, which lists them, states none. Source: torchsnapshot/flatten.py (`inflate`), manifest_ops.py
 # (`get_manifest_for_rank`).
 #
 # A batch has the tensors of one rank back to back from its first byte on, another file one tensor or one object. So the
 # length of each file of raw elements is known, but nothing else: there are no checksums. Source:
 # torchsnapshot/batcher.py, io_preparer.py (`get_storage_path`), storage_plugins/fs.py.
-
 
 MAX_DEPTH = 150
 """Most nested containers."""

@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 # Every rank has equally many elements, and what lies behind the last one is padding. Source:
 # torch_xla/distributed/fsdp/xla_fully_sharded_data_parallel.py, state_dict_utils.py; checked on files made by hand.
 
-
 SHARD_METADATA = "shard_metadata"
 MAX_NAMES = 1 << 20
 MAX_DIMS = 64
@@ -205,7 +204,6 @@ def _below(path: str, name: str) -> str:
 
 
 # -- flattened parameters of all ranks, placed by `shard_metadata` and taken apart, with the optimizer state of each
-
 
 MAX_DEPTH = 3
 """Levels of a file's content that are searched for flattened parameters: `extra_state.ema` beside `model`."""

@@ -275,7 +275,6 @@ def _padded(unit: Unit, moment: Tensor) -> list[FlatRun] | None:
 # names, shapes, order and how many ranks share a parameter; `unit_search.py` finds the parameters in each flat one.
 # Checked on verl 0.9.1 with torch 2.13, and on files of torch 2.13's own.
 
-
 REFUSED = (
     "pieces of FSDP flat parameters (use_orig_params=False), and the model does not show what is in them: {why}; "
     "save the optimizer by name (FSDP.optim_state_dict), or write the model with --only model"
@@ -434,11 +433,9 @@ def _chunks(shape: Ints, ranks: int) -> tuple[Box, ...]:
 # elements of some parameters and nothing of others. In a plain `optimizer.state_dict()` such runs are 1-D tensors
 # without their place. They can be placed when the parameter's shape is known (from a DTensor model saved beside it, as
 # verl does): in rank order they follow each other and together have as many elements as the parameter. Where the shape
-# is
-# unknown, or equal lengths may be pieces or replicas, they stay unplaced: nothing is joined by guessing. Source:
-# torch/distributed/fsdp/_flat_param.py; checked on verl 0.9.1 files.
-# A local state dict holds the model itself so; see `parameters.py`.
-
+# is unknown, or equal lengths may be pieces or replicas, they stay unplaced: nothing is joined by guessing. Source:
+# torch/distributed/fsdp/_flat_param.py; checked on verl 0.9.1 files. A local state dict holds the model itself so; see
+# `parameters.py`.
 
 LOCAL = "FSDP1 local state: a piece of a flattened parameter"
 NO_SHAPES = (

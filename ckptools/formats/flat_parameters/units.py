@@ -24,9 +24,7 @@ from ckptools.training_state.optimizers import is_flat_parameter, without_wrappe
 
 # -- runs of consecutive elements of a flattened tensor: as boxes of it, or as parameters in an FSDP1 flat parameter
 # FSDP1, DeepSpeed and Megatron's optimizer have such runs. One that begins or ends inside a row is several boxes, at
-# most
-# 2 * ndim - 1 of them. torch's rules for parameters in a flat parameter are in `parameters.py`.
-
+# most 2 * ndim - 1 of them. torch's rules for parameters in a flat parameter are in `parameters.py`.
 
 ALIGNMENTS = (2, 4, 8, 16)
 """Elements in 16 bytes, by size of dtype."""
@@ -409,14 +407,13 @@ class _LayoutInference:
 #   units left out, in the order of `named_modules()`: a module's own, then its children's; a tied one once.
 # - `parameters()` lists the flat parameters in the same order of their modules, so an outer unit before those in it. A
 #   unit whose parameters are all in nested ones has none.
-# - A rank holds a chunk of ceil(elements / ranks), the last ones padded to that length.
-# - Numbered modules of one list that are alike, name by name and shape by shape, are wrapped alike: every policy that
+# - A rank holds a chunk of ceil(elements / ranks), the last ones padded to that length. - Numbered modules of one list
+# that are alike, name by name and shape by shape, are wrapped alike: every policy that
 #   torch has decides by class or by size. This is assumed; a user can wrap by hand as he likes.
 #
 # Every such way to choose the units is looked through, and one is taken only when no other gives the same lengths.
 # Source: torch/distributed/fsdp/_flat_param.py (`_init_flat_param_and_metadata`, `_get_shard`), _init_utils.py
 # (`_init_param_handle_from_module`), wrap.py.
-
 
 MAX_STEPS = 500_000
 """Most combinations that are tried; models of 1,000 parameters take some 10,000."""

@@ -48,13 +48,11 @@ from ckptools.text import few
 
 # -- tensors of torchao's classes, of which safetensors files hold the parts -------------------------------------------
 # `tensor_names` lists every tensor; each has a JSON of its own in `__metadata__`, with its class, its attributes and
-# the
-# names of its parts. The part `qdata` of `a.weight` is the tensor `a._weight_qdata`. transformers writes all of it into
-# every file of a model, also for tied weights that it leaves out.
+# the names of its parts. The part `qdata` of `a.weight` is the tensor `a._weight_qdata`. transformers writes all of it
+# into every file of a model, also for tied weights that it leaves out.
 #
 # Source: torchao 0.18.0, prototype/safetensors (`flatten_tensor_state_dict`, `TensorSubclassAttributeJSONEncoder`);
 # transformers 5.23, quantizers/quantizer_torchao.py.
-
 
 NAMES = "tensor_names"
 """The key of `__metadata__` that lists all tensors."""
@@ -413,14 +411,12 @@ def _says_pieces(header: Header) -> bool:
 #
 # diffusers' training scripts write this by a hook, which takes the weights away from Accelerate; transformers' Trainer
 # does where PEFT's adapter has a name. Nothing says which folders there should be. One that has the config of a model
-# and
-# no weights has lost them; modules of sentence-transformers, such as `1_Pooling/`, have another config and may have
+# and no weights has lost them; modules of sentence-transformers, such as `1_Pooling/`, have another config and may have
 # none.
 #
 # Source: diffusers/examples/text_to_image/train_text_to_image.py, `save_model_hook`; accelerate/accelerator.py,
 # `save_state`; peft/peft_model.py, `save_pretrained`; diffusers/configuration_utils.py, `to_json_string`. Checked on
 # files of diffusers 0.42 with Accelerate 1.15.
-
 
 CONFIGS = {"config.json": ("_class_name", "architectures"), "adapter_config.json": ("peft_type",)}
 """Names of configs, and keys of which the config of a model has one."""

@@ -223,7 +223,6 @@ def check_arguments(grid: Grid, trees: Mapping[Coordinates, Any]) -> Iterator[Pr
 
 # -- the run: its tracker and iterations -------------------------------------------------------------------------------
 
-
 TRACKER = "latest_checkpointed_iteration.txt"
 ITERATION = re.compile(r"iter_\d{1,12}")
 

@@ -39,26 +39,24 @@ from ckptools.training_state.optimizers import CONFIRMED, order_of
 #
 # A fused QKV weight holds, for each query group, the rows of its queries, then of its key, then of its value; a rank
 # holds whole groups (with fewer groups than ranks, a plain part of the same rows), so the ranks one behind the other
-# are
-# the order of a run without tensor parallelism. A gated first MLP layer (SwiGLU, GeGLU) is `[gate; up]` on every rank,
-# and is joined half by half into `[all gates; all ups]`, as torch_dist stores it too (`apply_swiglu_sharded_factory`).
+# are the order of a run without tensor parallelism. A gated first MLP layer (SwiGLU, GeGLU) is `[gate; up]` on every
+# rank, and is joined half by half into `[all gates; all ups]`, as torch_dist stores it too
+# (`apply_swiglu_sharded_factory`).
 #
 # Each stage numbers its layers from 0, in each of its chunks when the pipeline is interleaved (`model0`, `model1`, …).
 # Layers follow each other chunk by chunk, and within a chunk stage by stage, however many each has: even and uneven
 # pipelines, `pipeline_model_parallel_layout`, embedding and loss counted as layers or stages of their own. So the
-# number
-# of a stage's first layer is the number of layers before it, which the files themselves show. Source:
+# number of a stage's first layer is the number of layers before it, which the files themselves show. Source:
 # megatron/core/transformer/transformer_layer.py (`get_transformer_layer_offset`); arguments.py for older versions.
 #
-# Experts are numbered from 0 on each expert-parallel rank too, as many on each: local expert i of rank e is expert
-# e x (experts on a rank) + i. Routers, shared experts and everything else are the same on every expert-parallel rank.
-# With Transformer Engine all of a rank's are in one module, as `linear_fc1.weight0`, `weight1` and so on. The experts'
-# own tensor-parallel size may be another one (`expert_tensor_parallel_size`); with 1 each is whole in its file. Source:
+# Experts are numbered from 0 on each expert-parallel rank too, as many on each: local expert i of rank e is expert e x
+# (experts on a rank) + i. Routers, shared experts and everything else are the same on every expert-parallel rank. With
+# Transformer Engine all of a rank's are in one module, as `linear_fc1.weight0`, `weight1` and so on. The experts' own
+# tensor-parallel size may be another one (`expert_tensor_parallel_size`); with 1 each is whole in its file. Source:
 # megatron/core/transformer/moe/{moe_layer,experts,router,shared_experts}.py.
 #
 # Old versions (`megatron/model`, up to v3.0 and core 0.5) nest the model's state dict (`language_model`, `encoder`);
 # its keys are joined with dots here.
-
 
 _MODEL = r"(?:language_model\.)?"
 _LAYER = _MODEL + r"(?:encoder|decoder|transformer)\.layers\.\d+\."
@@ -122,7 +120,6 @@ def _first_layer(fqn: str, second: str, pieces: Mapping[str, Any]) -> JoinRule |
 
 
 # -- names over pipeline stages ----------------------------------------------------------------------------------------
-
 
 Chunk = Mapping[str, Any]
 """Part of the model on one rank: values by that rank's names."""
@@ -451,7 +448,6 @@ def _is_tied(args: Mapping[str, Any]) -> bool:
 
 
 # -- half-precision weights, or the optimizer's fp32 master copies -----------------------------------------------------
-
 
 HALF = ("float16", "bfloat16")
 MASTER = "fp32_param"

@@ -47,7 +47,6 @@ from ckptools.model.tree import describe_for_error, tensors_in
 # gpt_model.py, transformer/{transformer_layer,attention,mlp}.py, transformer/moe/{moe_layer,experts,shared_experts}.py
 # (core 0.16.1; rules since 0.9).
 
-
 EXPERT = re.compile(r"(?P<layer>.+)\.mlp\.experts\.experts\.(?P<expert>\d{1,6})\.(?P<rest>.+)", re.DOTALL)
 """A weight of one expert, by its number among all; see `parts`."""
 
@@ -386,7 +385,6 @@ def _whole(weight: Tensor, parts: Sequence[Tensor]) -> Tensor:
 # -- weights stored as flat runs of pieces (`fully_sharded_model_space`), as boxes of their true shape -----------------
 # A tensor of shape [pieces along each dimension …, elements of a piece] with the true shape in the metadata's
 # `mcore_data`. Source: megatron/core/dist_checkpointing/strategies/resharding.py (core 0.11).
-
 
 UNPLACED = "flat runs whose pieces do not follow from the metadata; --only model writes the model"
 

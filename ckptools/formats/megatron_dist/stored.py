@@ -31,7 +31,6 @@ from ckptools.model.tree import tensors_in
 # megatron/core/transformer/transformer_block.py, moe/experts.py, mlp.py (`apply_swiglu_sharded_factory`),
 # fsdp_dtensor_checkpoint.py, ssm/gated_delta_net.py (core 0.16.1 and 0.20).
 
-
 LAYERS = re.compile(r"(?P<block>(?:.*?\.)?layers)\.(?P<rest>(?!\d+\.).+)", re.DOTALL)
 EXPERTS = re.compile(r"(?P<block>(?P<mlp>.+\.mlp)\.experts\.experts)\.(?P<rest>linear_fc[12]\..+)", re.DOTALL)
 

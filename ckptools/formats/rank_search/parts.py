@@ -267,9 +267,8 @@ def _words_of_ranks(beside: Path) -> str:
 # -- signs in files with whole tensors that parts of the model lie in other files, or that the tensors are slices ------
 # The file of one pipeline stage looks like that of a whole model. Signs of a stage: files name their stage; numbered
 # layers are absent; ranks hold parameters of their own and no file states the number of ranks; or some of such files
-# hold
-# the same parameters. Only the first proves that something is missing; the others are reasons not to call it whole.
-
+# hold the same parameters. Only the first proves that something is missing; the others are reasons not to call it
+# whole.
 
 STAGES = (
     ("pp_rank", "pp_size"),

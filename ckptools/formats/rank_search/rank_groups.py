@@ -44,14 +44,11 @@ from ckptools.training_state.steps import COUNTERS
 
 # -- rank, world size and step in a rank file's pickle, found without interpreting the pickle --------------------------
 # Interpreting takes twenty milliseconds, this one: the search looks for bytes that spell a name, then a small value.
-# Its
-# results are never shown. They are compared with the results of the same search in a file that was interpreted, and
-# where
-# the two differ, the file is read in full, which decides.
+# Its results are never shown. They are compared with the results of the same search in a file that was interpreted, and
+# where the two differ, the file is read in full, which decides.
 #
 # Source: CPython's Lib/pickletools.py for the opcodes. The names of ranks are those of ProcessGroupState
 # (torch/distributed/_shard/sharded_tensor/metadata.py and api.py) and of DeviceMesh (torch/distributed/device_mesh.py).
-
 
 PROTOCOLS = (b"\x80\x02", b"\x80\x03")
 """Protocols with memo opcodes that carry their numbers; torch.save writes protocol 2."""
@@ -131,21 +128,17 @@ def _numbers_after(pickle: bytes, name: bytes, limit: int) -> list[int]:
 
 # -- the rank files of a checkpoint, by whatever names: `2.pt`, `model-2-of-4.pt`, `node1/gpu0.pt` ---------------------
 # An unknown name is believed where the contents prove it. Candidates are the files whose paths differ from the opened
-# one
-# in numbers only, in its name or in those of the two folders above; numbers of a step or an epoch must be equal. They
-# are
-# the rank files of one checkpoint
+# one in numbers only, in its name or in those of the two folders above; numbers of a step or an epoch must be equal.
+# They are the rank files of one checkpoint
 #
-# - where one number is the rank, or one more: the name of a missing rank is then known;
-# - or where there is just one of every rank, all have the same step and world size, and the numbers count as ranks do
-# on
-#   nodes: one is the rank, or two are the node and the place on it;
-# - or where a number behind a word that counts steps (`checkpoint_3.pt`) is the rank in every file's content.
+# * where one number is the rank, or one more: the name of a missing rank is then known;
+# * or where there is just one of every rank, all have the same step and world size, and the numbers count as ranks do
+#   on nodes: one is the rank, or two are the node and the place on it;
+# * or where a number behind a word that counts steps (`checkpoint_3.pt`) is the rank in every file's content.
 #
 # A rank may have several files beside each other, one for each item that was saved: `model_3.pt`, `optimizer_3.pt`.
 #
 # Other files are ignored: the user can name them, or their pattern.
-
 
 MAX_SIBLINGS = 4096
 """Most files that are looked at; above, the user names them by a pattern."""

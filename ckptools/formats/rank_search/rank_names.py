@@ -187,7 +187,6 @@ def path_parts(path: Path) -> list[str]:
 
 # -- the files that are parts of one model: whose they look like, and the rank of each ---------------------------------
 
-
 DIGITS = re.compile(r"\d+")
 OF_ONE_RANK = re.compile(r"(?<![A-Za-z])part[-_]?\d+")
 """A number that counts the files of one rank."""

@@ -37,9 +37,8 @@ from ckptools.training_state.steps import by_majority, find_step
 
 # -- the step of a file from a small JSON beside it that has the same number in its name: `meta_000010.json` -----------
 # nanochat saves `model_000010.pt`, `meta_000010.json` and `optim_000010_rank0.pt` of each rank; only the JSON states
-# `step`. The number in the name is the step where both are the same.
-# Source: nanochat/checkpoint_manager.py (`save_checkpoint`).
-
+# `step`. The number in the name is the step where both are the same. Source: nanochat/checkpoint_manager.py
+# (`save_checkpoint`).
 
 NUMBERED = re.compile(r"[A-Za-z]+_(\d{6,12})(?:_rank\d+)?\.pt")
 
@@ -63,18 +62,16 @@ def _stated(path: Path, number: int) -> Fact | None:
 
 
 # -- find and read the Hugging Face `config.json` of a checkpoint: the one place where a reader opens it ---------------
-# It lies in the checkpoint's folder, in `huggingface/` of it (verl) or in
-# `.hf_metadata/` (NeMo Automodel). Other programs call files of their own
-# `config.json`: beside anything but a Hugging Face model it counts only where it states a `model_type`.
+# It lies in the checkpoint's folder, in `huggingface/` of it (verl) or in `.hf_metadata/` (NeMo Automodel). Other
+# programs call files of their own `config.json`: beside anything but a Hugging Face model it counts only where it
+# states a `model_type`.
 #
 # PEFT's adapters have an `adapter_config.json` of their own. Source: peft/config.py.
 #
 # Where the weights are quantized, it says how: `quantization_config` (transformers, vLLM), also of the text model
-# inside
-# of a larger one; `quantization` (MLX, TensorRT-LLM); `compression_config` (old compressed-tensors). NVIDIA's ModelOpt
-# writes `hf_quant_config.json` beside it. Source: transformers/configuration_utils.py (`to_dict`),
+# inside of a larger one; `quantization` (MLX, TensorRT-LLM); `compression_config` (old compressed-tensors). NVIDIA's
+# ModelOpt writes `hf_quant_config.json` beside it. Source: transformers/configuration_utils.py (`to_dict`),
 # quantizers/auto.py; vllm/transformers_utils/config.py; mlx_lm/utils.py (`save_config`); modelopt/torch/export.
-
 
 CONFIG = "config.json"
 PLACES = ("", "huggingface", ".hf_metadata")
@@ -198,7 +195,6 @@ class SalvagingReader:
 # -- files that torch saved under the name of another: swapped with it, or a copy of it --------------------------------
 # A torch.save archive keeps the name of the file that it was written to as that of its root folder (`root_of`). What a
 # file holds often fits every rank alike, above all flat partitions and random states, so that nothing else tells.
-
 
 NUMBER = re.compile(r"[0-9]+")
 
@@ -348,7 +344,6 @@ def in_form(saved_as: str, form: str) -> str:
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
-
 
 MAX_FILES = 64
 """Up to this many files in a store, the end of each is read."""

@@ -145,7 +145,6 @@ def is_shape(value: Any) -> bool:
 
 # -- names -------------------------------------------------------------------------------------------------------------
 
-
 NamesFrom = Union[str, Path, "list[str]", "list[list[str]]", Module]
 """Sources of names: a path, a list, or a module."""
 

@@ -42,7 +42,6 @@ from ckptools.training_state.sections import sections_of_kind
 # What this returns is what `Merge` would make of the trees one by one, but for plain values, which are the first
 # rank's.
 
-
 MIN_RANKS = 16
 """Fewer ranks are merged one by one, without numpy."""
 
@@ -519,10 +518,8 @@ def _plain(value: Any) -> bool:
 # -- tensor-parallel weights: the pieces that the ranks hold, joined into one lazy tensor by a rule --------------------
 # No file states along which dimension a plain tensor was cut. The format knows it, or the user gives a rule file: one
 # JSON object, a glob pattern for the name as `inspect` shows it, to `"replicated"`, `{"dim": 0}` or `{"dim": 0,
-# "halves":
-# 2}` (each rank's piece is that many blocks along `dim`, joined block by block). The first pattern that matches wins,
-# before every rule of the format; `*` also matches dots.
-
+# "halves": 2}` (each rank's piece is that many blocks along `dim`, joined block by block). The first pattern that
+# matches wins, before every rule of the format; `*` also matches dots.
 
 NO_RULE = "no rule says how its tensor-parallel pieces are joined; give one with --rules FILE"
 ALL_RANKS = (
@@ -688,7 +685,6 @@ def _rule(path: Path, pattern: str, value: Any) -> JoinRule:
 # empty; or the weight of a module is, and its bias is not; or weights are, and no matrix is left; or an optimizer has
 # moments for an empty parameter. Source: deepspeed/runtime/zero/partition_parameters.py (`free_param`,
 # `_convert_to_deepspeed_param`); checked on files of DeepSpeed 0.19.8 and PEFT 0.21.
-
 
 EMPTY = (0,)
 PLACEHOLDER = "a ZeRO-3 placeholder without elements"

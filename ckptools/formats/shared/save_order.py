@@ -241,12 +241,11 @@ def older_than(saves: Sequence[Save], newest: int) -> set[int]:
 #     latest-rank0.pt.symlink             Composer in a store: the path of that file as a text
 #     LATEST, LATEST.txt                  NeMo Automodel: a link to a folder; where links are not possible, its name
 #
-# What it holds is data from a stranger: only a plain name of something in the same folder is followed.
-# Source: deepspeed/runtime/engine.py (`_save_checkpoint`), megatron/training/checkpointing.py, verl's
-# `checkpoint_manager.py`, detectron2's `checkpoint/detection_checkpoint.py` (fvcore), composer's `checkpoint_saver.py`
-# and utils/file_helpers.py (`create_symlink_file`),
-# nemo_automodel's components/checkpoint/lifecycle.py, dlrover/python/elastic_agent/torch/ckpt_saver.py.
-
+# What it holds is data from a stranger: only a plain name of something in the same folder is followed. Source:
+# deepspeed/runtime/engine.py (`_save_checkpoint`), megatron/training/checkpointing.py, verl's `checkpoint_manager.py`,
+# detectron2's `checkpoint/detection_checkpoint.py` (fvcore), composer's `checkpoint_saver.py` and utils/file_helpers.py
+# (`create_symlink_file`), nemo_automodel's components/checkpoint/lifecycle.py,
+# dlrover/python/elastic_agent/torch/ckpt_saver.py.
 
 MAX_ENTRIES = 1 << 18
 """Most entries of a folder that are looked at: 1,024 rank files of 256 checkpoints."""
@@ -308,7 +307,6 @@ def _shown(path: Path, folder: Path) -> str:
 
 
 # -- trackers ----------------------------------------------------------------------------------------------------------
-
 
 FILES = ("latest", "latest_checkpointed_iteration.txt", "last_checkpoint", "LATEST.txt", "dlrover_latest.txt")
 LINK = re.compile(r"(?:latest|last|LATEST)(?![A-Za-z]).*", re.DOTALL)
