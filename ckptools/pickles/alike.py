@@ -23,8 +23,8 @@ from ckptools.model.tree import Global, KeyPath, Opaque, TreeLimitError, check_t
 from ckptools.pickles.archive import check_byte_order, locator
 from ckptools.pickles.classes import sharded
 from ckptools.pickles.classes.tensors import REBUILD
-from ckptools.pickles.machine import DISPATCH, Handler, Machine, gc_paused
-from ckptools.pickles.machine_state import FREE_WORK, WORK_PER_BYTE, Locate, MachineState, PickleError
+from ckptools.pickles.machine import Handler, Machine, Stack, gc_paused
+from ckptools.pickles.machine_state import FREE_WORK, WORK_PER_BYTE, Locate, PickleError
 from ckptools.pickles.objects import Claim, Mesh, Storage, attributes, attributes_in, claims_of, mesh_of
 
 # -- how a pickle is spelled: its opcodes one after the other, compared with another pickle that differs in values only
@@ -144,12 +144,12 @@ def equal_bytes(a: bytes, at: int, b: bytes, other: int) -> int:
 
 def values_at(data: bytes, places: Mapping[int, int]) -> dict[int, Any] | None:
     """The value that the opcode at each place of a pickle pushes; None where one is malformed."""
-    machine = Machine(data, fast=False)
+    table, stack = Machine(data, fast=False).handlers()
     found: dict[int, Any] = {}
     try:
         for number, place in places.items():
-            DISPATCH[data[place]](machine, place + 1)
-            found[number] = machine.pop()
+            table[data[place]](place + 1)
+            found[number] = stack().pop()
     except (PickleError, ValueError, ArithmeticError, LookupError):
         return None
     return found
@@ -217,7 +217,43 @@ class SlotMachine(Machine):
         self.slots = {place: ValueSlot(number) for number, place in places.items()}
         self.left = MAX_LOOKED_AT
         super().__init__(spelling.data, locate, fast=False)
-        self.dispatch = _DISPATCH
+
+    def handlers(self) -> tuple[list[Handler], Stack]:
+        """Make handlers that put slots in the place of values, and refuse what would look at one."""
+        table, stack = super().handlers()
+        for code in VALUES:
+            table[code] = self._pushing_slots(table[code], stack)
+        for code in b"R\x81":
+            table[code] = self._calling(table[code], stack)
+        table[b"b"[0]] = self._building(table[b"b"[0]], stack)
+        return table, stack
+
+    def _pushing_slots(self, single: Handler, stack: Stack) -> Handler:
+        def handler(at: int) -> int:
+            slot = self.slots.get(at - 1)
+            end = single(at)
+            if slot is not None:
+                stack()[-1] = slot
+            return end
+
+        return handler
+
+    def _calling(self, single: Handler, stack: Stack) -> Handler:
+        def handler(at: int) -> int:
+            args, function = stack()[-1], stack()[-2]
+            if not isinstance(function, Global) or function.dotted in REBUILD:
+                self.refuse((function, args), _may_differ(function, args))
+            return single(at)
+
+        return handler
+
+    def _building(self, single: Handler, stack: Stack) -> Handler:
+        def handler(at: int) -> int:
+            if not isinstance(stack()[-2], Opaque):
+                self.refuse(stack()[-1])
+            return single(at)
+
+        return handler
 
     def key(self, key: Any) -> Any:
         """Return `key`, in which there is no slot."""
@@ -264,33 +300,6 @@ class SlotMachine(Machine):
 _ENTERED = (dict, list, tuple, set, frozenset, Opaque)
 
 
-def _value(code: int) -> Handler:
-    single = DISPATCH[code]
-
-    def handler(m: MachineState, at: int) -> int:
-        assert isinstance(m, SlotMachine)
-        slot = m.slots.get(at - 1)
-        end = single(m, at)
-        if slot is not None:
-            m.stack[-1] = slot
-        return end
-
-    return handler
-
-
-def _call(code: int) -> Handler:
-    single = DISPATCH[code]
-
-    def handler(m: MachineState, at: int) -> int:
-        assert isinstance(m, SlotMachine)
-        args, function = m.stack[-1], m.stack[-2]
-        if not isinstance(function, Global) or function.dotted in REBUILD:
-            m.refuse((function, args), _may_differ(function, args))
-        return single(m, at)
-
-    return handler
-
-
 def _may_differ(function: Any, args: Any) -> object:
     """What may differ in a call: the mesh of the DTensor that it makes, or the DTensor that becomes a parameter."""
     if isinstance(function, Global) and function.dotted == REBUILDS_PARAMETER and isinstance(args, tuple) and args:
@@ -302,21 +311,6 @@ def _may_differ(function: Any, args: Any) -> object:
     if not is_dtensor or not isinstance(made_by, Global) or made_by.name != WRAPPER:
         return None
     return attributes(attributes_in(state).get("_spec")).get("mesh")
-
-
-def _build(m: MachineState, at: int) -> int:
-    assert isinstance(m, SlotMachine)
-    if not isinstance(m.stack[-2], Opaque):
-        m.refuse(m.stack[-1])
-    return DISPATCH[b"b"[0]](m, at)
-
-
-_DISPATCH = list(DISPATCH)
-for _code in VALUES:
-    _DISPATCH[_code] = _value(_code)
-for _code in b"R\x81":
-    _DISPATCH[_code] = _call(_code)
-_DISPATCH[b"b"[0]] = _build
 
 
 def slots_in(values: Iterable[Any]) -> Iterator[int]:

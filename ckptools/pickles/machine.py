@@ -13,7 +13,7 @@ from __future__ import annotations
 import codecs
 import gc
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count, repeat
 from pathlib import Path
@@ -41,83 +41,39 @@ from ckptools.pickles.machine_state import (
 from ckptools.pickles.objects import ChunkBatch, PlaceBatch, PlacementRecord, ShardRecord
 from ckptools.pickles.repeated_records import RunReader
 
-# -- the table of opcodes, and those of the stack, the memo, numbers and text; `object_opcodes` has the others ---------
-# A handler is called with the offset behind its opcode and returns the offset of the next one. Nothing here looks a
-# name up or calls one; a read behind the end raises IndexError or struct.error, which the machine turns into a line.
-# Protocols 0 to 5; source: Lib/pickletools.py.
+# -- opcodes that push one value and are rare: what reads it, by opcode ------------------------------------------------
+# It is called with the offset behind the opcode, and returns the value and the offset of the next opcode. A read behind
+# the end raises IndexError or struct.error, which the machine turns into a line.
 
 
 NEWEST_PROTOCOL = 5
+"""Since Python 3.8. Source: Lib/pickletools.py."""
 
 MAX_NAME = 256
 """Characters of a text that is kept once, however many files have it."""
-"""Since Python 3.8. Source: Lib/pickletools.py."""
+
+ReadValue = Callable[[MachineState, int], tuple[Any, int]]
+
+VALUES: dict[int, ReadValue] = {}
 
 
-class Stop(Exception):  # noqa: N818 - it is no error
-    """The STOP opcode."""
+def _pushes(code: bytes) -> Callable[[ReadValue], ReadValue]:
+    """Register what reads the value of an opcode."""
 
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-
-Handler = Callable[[MachineState, int], int]
-
-
-def _unknown(m: MachineState, at: int) -> int:
-    raise PickleError(f"unknown pickle opcode {m.data[at - 1]:#04x}")
-
-
-_u32 = struct.Struct("<I").unpack_from
-
-DISPATCH: list[Handler] = [_unknown] * 256
-
-
-def opcode(code: bytes) -> Callable[[Handler], Handler]:
-    """Register a handler: called with the offset behind the opcode, it returns the offset of the next one."""
-
-    def register(handler: Handler) -> Handler:
-        DISPATCH[code[0]] = handler
-        return handler
+    def register(read: ReadValue) -> ReadValue:
+        VALUES[code[0]] = read
+        return read
 
     return register
-
-
-def _constant(code: bytes, value: Any) -> None:
-    def handler(m: MachineState, at: int) -> int:
-        m.stack.append(value)
-        return at
-
-    DISPATCH[code[0]] = handler
-
-
-def _empty(code: bytes, make: Callable[[], Any]) -> None:
-    def handler(m: MachineState, at: int) -> int:
-        m.stack.append(make())
-        return at
-
-    DISPATCH[code[0]] = handler
-
-
-def _number(code: bytes, form: str) -> None:
-    read, size = struct.Struct(form).unpack_from, struct.calcsize(form)
-
-    def handler(m: MachineState, at: int) -> int:
-        m.stack.append(read(m.data, at)[0])
-        return at + size
-
-    DISPATCH[code[0]] = handler
 
 
 def _sized(code: bytes, width: int, make: Callable[[bytes], Any]) -> None:
     """An opcode with a length of `width` bytes and that many bytes behind it."""
 
-    def handler(m: MachineState, at: int) -> int:
+    @_pushes(code)
+    def read(m: MachineState, at: int) -> tuple[Any, int]:
         length = int.from_bytes(m.take(at, width), "little")
-        m.stack.append(make(m.take(at + width, length)))
-        return at + width + length
-
-    DISPATCH[code[0]] = handler
+        return make(m.take(at + width, length)), at + width + length
 
 
 def _text(data: bytes) -> str:
@@ -139,185 +95,88 @@ def _long(data: bytes) -> Any:
     return int.from_bytes(data, "little", signed=True)
 
 
-for _code, _value in ((b"N", None), (b"\x88", True), (b"\x89", False), (b")", ())):
-    _constant(_code, _value)
-for _code, _kind in ((b"]", list), (b"}", dict)):
-    _empty(_code, _kind)
-for _code, _form in ((b"K", "<B"), (b"M", "<H"), (b"J", "<i")):
-    _number(_code, _form)
-for _code, _width in ((b"X", 4), (b"\x8c", 1), (b"\x8d", 8)):
-    _sized(_code, _width, _text)
+_sized(b"\x8d", 8, _text)
+_sized(b"\x8b", 4, _long)
+_sized(b"\x96", 8, bytearray)
 for _code, _width in ((b"B", 4), (b"C", 1), (b"\x8e", 8)):
     _sized(_code, _width, bytes)
 for _code, _width in ((b"T", 4), (b"U", 1)):
     _sized(_code, _width, _old_text)
-for _code, _width in ((b"\x8a", 1), (b"\x8b", 4)):
-    _sized(_code, _width, _long)
-_sized(b"\x96", 8, bytearray)
 
 
-@opcode(b"\x8f")
-def _empty_set(m: MachineState, at: int) -> int:
-    m.spend(8)  # one byte of pickle, 216 of memory
-    m.stack.append(set())
-    return at
+@_pushes(b"G")
+def _binfloat(m: MachineState, at: int) -> tuple[Any, int]:
+    return struct.unpack_from(">d", m.data, at)[0], at + 8
 
 
-# -- stream ------------------------------------------------------------------------------------------------------------
-
-
-@opcode(b"\x80")
-def _proto(m: MachineState, at: int) -> int:
-    if m.data[at] > NEWEST_PROTOCOL:
-        raise PickleError(f"an odd pickle: of protocol {m.data[at]}, and {NEWEST_PROTOCOL} is the newest that there is")
-    return at + 1
-
-
-@opcode(b"\x95")
-def _frame(m: MachineState, at: int) -> int:
-    m.check(at + 8, int.from_bytes(m.take(at, 8), "little"))
-    return at + 8
-
-
-@opcode(b".")
-def _stop(m: MachineState, at: int) -> int:
-    raise Stop(at)
-
-
-# -- stack and memo ----------------------------------------------------------------------------------------------------
-
-
-@opcode(b"(")
-def _mark(m: MachineState, at: int) -> int:
-    if len(m.marks) >= MAX_STACK:
-        raise PickleError("too many marks")
-    m.marks.append(m.stack)
-    m.stack = []
-    return at
-
-
-@opcode(b"0")
-def _pop(m: MachineState, at: int) -> int:
-    if m.stack:
-        m.pop()
-    else:
-        m.pop_mark()
-    return at
-
-
-@opcode(b"1")
-def _pop_mark(m: MachineState, at: int) -> int:
-    m.pop_mark()
-    return at
-
-
-@opcode(b"2")
-def _dup(m: MachineState, at: int) -> int:
-    m.stack.append(m.stack[-1])
-    return at
-
-
-@opcode(b"q")
-def _binput(m: MachineState, at: int) -> int:
-    m.put(m.data[at])
-    return at + 1
-
-
-@opcode(b"r")
-def _long_binput(m: MachineState, at: int) -> int:
-    m.put(_u32(m.data, at)[0])
-    return at + 4
-
-
-@opcode(b"p")
-def _put(m: MachineState, at: int) -> int:
+@_pushes(b"I")
+def _int(m: MachineState, at: int) -> tuple[Any, int]:
     text, at = m.line(at)
-    m.put(int(text[:20]))
-    return at
+    return text == "01" if text in ("00", "01") else _decimal(text), at
 
 
-@opcode(b"\x94")
-def _memoize(m: MachineState, at: int) -> int:
-    m.put(len(m.memo) + m.runs.uncounted())
-    return at
-
-
-@opcode(b"h")
-def _binget(m: MachineState, at: int) -> int:
-    value = m.get(m.data[at])
-    m.stack.append(value)
-    return m.runs.skip(at - 1, at + 1) if value is m.runs.trigger else at + 1
-
-
-@opcode(b"j")
-def _long_binget(m: MachineState, at: int) -> int:
-    number = _u32(m.data, at)[0]
-    if number not in m.memo:
-        return m.runs.fetch(number, at + 4)
-    value = m.memo[number]
-    m.stack.append(value)
-    return m.runs.skip(at - 1, at + 4) if value is m.runs.trigger else at + 4
-
-
-@opcode(b"g")
-def _get(m: MachineState, at: int) -> int:
+@_pushes(b"L")
+def _long_text(m: MachineState, at: int) -> tuple[Any, int]:
     text, at = m.line(at)
-    m.stack.append(m.get(int(text[:20])))
-    return at
-
-
-# -- numbers and text of protocols 0 and 1 -----------------------------------------------------------------------------
-
-
-@opcode(b"I")
-def _int(m: MachineState, at: int) -> int:
-    text, at = m.line(at)
-    m.stack.append(text == "01" if text in ("00", "01") else _decimal(text))
-    return at
-
-
-@opcode(b"L")
-def _long_text(m: MachineState, at: int) -> int:
-    text, at = m.line(at)
-    m.stack.append(_decimal(text.removesuffix("L")))
-    return at
+    return _decimal(text.removesuffix("L")), at
 
 
 def _decimal(text: str) -> Any:
     return int(text) if len(text) <= MAX_INT_DIGITS else Opaque(f"an int of {len(text)} digits", (text,))
 
 
-@opcode(b"F")
-def _float(m: MachineState, at: int) -> int:
+@_pushes(b"F")
+def _float(m: MachineState, at: int) -> tuple[Any, int]:
     text, at = m.line(at)
-    m.stack.append(float(text))
-    return at
+    return float(text), at
 
 
-@opcode(b"G")
-def _binfloat(m: MachineState, at: int) -> int:
-    m.stack.append(struct.unpack_from(">d", m.data, at)[0])
-    return at + 8
-
-
-@opcode(b"V")
-def _unicode_line(m: MachineState, at: int) -> int:
+@_pushes(b"V")
+def _unicode_line(m: MachineState, at: int) -> tuple[Any, int]:
     end = m.newline(at)
-    m.stack.append(m.data[at:end].decode("raw-unicode-escape"))
-    return end + 1
+    return m.data[at:end].decode("raw-unicode-escape"), end + 1
 
 
-@opcode(b"S")
-def _string_line(m: MachineState, at: int) -> int:
+@_pushes(b"S")
+def _string_line(m: MachineState, at: int) -> tuple[Any, int]:
     end = m.newline(at)
     quoted = m.data[at:end]
     if len(quoted) < 2 or quoted[:1] != quoted[-1:] or quoted[:1] not in (b"'", b'"'):
         raise PickleError("a quoted string without quotes")
-    m.stack.append(_old_text(codecs.escape_decode(quoted[1:-1])[0]))
-    return end + 1
+    return _old_text(codecs.escape_decode(quoted[1:-1])[0]), end + 1
 
 
-# -- the opcodes that build objects: containers, names, calls and persistent ids; the others are in `opcodes` ----------
+@_pushes(b"c")
+def _global(m: MachineState, at: int) -> tuple[Any, int]:
+    module, at = m.line(at)
+    name, at = m.line(at)
+    return m.name(module, name), at
+
+
+def _extension(code: bytes, width: int) -> None:
+    @_pushes(code)
+    def read(m: MachineState, at: int) -> tuple[Any, int]:
+        number = int.from_bytes(m.take(at, width), "little")
+        return m.name("copyreg", f"extension {number}"), at + width
+
+
+for _code, _width in ((b"\x82", 1), (b"\x83", 2), (b"\x84", 4)):
+    _extension(_code, _width)
+
+
+@_pushes(b"P")
+def _persid(m: MachineState, at: int) -> tuple[Any, int]:
+    text, at = m.line(at)
+    return m.persistent(text), at
+
+
+@_pushes(b"\x8f")
+def _empty_set(m: MachineState, at: int) -> tuple[Any, int]:
+    m.spend(8)  # one byte of pickle, 216 of memory
+    return set(), at
+
+
+# -- what opcodes do to containers and objects -------------------------------------------------------------------------
 
 
 OLD_FIELDS = 5
@@ -326,94 +185,9 @@ OLD_FIELDS = 5
 Source: torch/distributed/checkpoint/metadata.py of 2.13 and 2.14.1 (`__setstate__`), files of 2.15, pytorch#194251.
 """
 
+STRIDES = "TensorProperties.strides"
+
 _SKIPPED = (ShardRecord, PlacementRecord, ChunkBatch, PlaceBatch)
-
-
-# -- containers --------------------------------------------------------------------------------------------------------
-
-
-@opcode(b"\x85")
-def _tuple1(m: MachineState, at: int) -> int:
-    m.stack[-1] = (m.stack[-1],)
-    return at
-
-
-@opcode(b"\x86")
-def _tuple2(m: MachineState, at: int) -> int:
-    second = m.stack.pop()
-    m.stack[-1] = (m.stack[-1], second)
-    return at
-
-
-@opcode(b"\x87")
-def _tuple3(m: MachineState, at: int) -> int:
-    third, second = m.stack.pop(), m.stack.pop()
-    m.stack[-1] = (m.stack[-1], second, third)
-    return at
-
-
-@opcode(b"t")
-def _tuple(m: MachineState, at: int) -> int:
-    items = m.pop_mark()
-    m.stack.append(tuple(items))
-    return at
-
-
-@opcode(b"l")
-def _list(m: MachineState, at: int) -> int:
-    items = m.pop_mark()
-    m.stack.append(items)
-    return at
-
-
-@opcode(b"d")
-def _dict(m: MachineState, at: int) -> int:
-    items = m.pop_mark()
-    m.stack.append({})
-    _set_items(m, m.stack[-1], items)
-    return at
-
-
-@opcode(b"\x91")
-def _frozenset(m: MachineState, at: int) -> int:
-    items = m.pop_mark()
-    m.stack.append(frozenset(map(m.key, items)))
-    return at
-
-
-@opcode(b"a")
-def _append(m: MachineState, at: int) -> int:
-    value = m.pop()
-    _extend(m, m.stack[-1], [value])
-    return at
-
-
-@opcode(b"e")
-def _appends(m: MachineState, at: int) -> int:
-    items = m.pop_mark()
-    _extend(m, m.stack[-1], items)
-    return at
-
-
-@opcode(b"\x90")
-def _additems(m: MachineState, at: int) -> int:
-    items = m.pop_mark()
-    _extend(m, m.stack[-1], items)
-    return at
-
-
-@opcode(b"s")
-def _setitem(m: MachineState, at: int) -> int:
-    value, key = m.pop(), m.pop()
-    _set_items(m, m.stack[-1], [key, value])
-    return at
-
-
-@opcode(b"u")
-def _setitems(m: MachineState, at: int) -> int:
-    items = m.pop_mark()
-    _set_items(m, m.stack[-1], items)
-    return at
 
 
 def _extend(m: MachineState, target: Any, items: list[Any]) -> None:
@@ -438,143 +212,14 @@ def _set_items(m: MachineState, target: Any, items: list[Any]) -> None:
         raise PickleError(f"keys are set on a {type(target).__name__}")
 
 
-# -- ints that follow each other ---------------------------------------------------------------------------------------
-
-
-def _with_runs(code: bytes) -> None:
-    """Let the handler of an opcode of an int read those behind its own too, where they are many."""
-    single = DISPATCH[code[0]]
-
-    def handler(m: MachineState, at: int) -> int:
-        start = at - 1
-        behind_mark = m.fast and not m.stack and bool(m.marks)
-        if behind_mark and (spelled := m.repeated.values.tuple_at(m.data, start)):
-            return _push_tuple(m, spelled, start)
-        found = RUN.match(m.data, start) if m.fast else None
-        if found is None:
-            return single(m, at)
-        end = found.end()
-        if behind_mark and m.data[end : end + 1] == b"t":
-            return _push_tuple(m, m.data[start : end + 1], start)
-        ints = ints_of_run(found.group())
-        m.stack += ints
-        m.skipped += len(ints) - 1
-        return end
-
-    DISPATCH[code[0]] = handler
-
-
-def _push_tuple(m: MachineState, spelled: bytes, start: int) -> int:
-    """Push the tuple that a mark, the ints behind it and TUPLE make; return where to go on."""
-    times = m.tuples_met[spelled] = m.tuples_met.get(spelled, 0) + 1
-    ints = m.repeated.values.of_tuple(spelled, times)
-    m.flat[id(ints)] = ints
-    m.stack = m.marks.pop()
-    m.stack.append(ints)
-    m.skipped += len(ints)
-    return start + len(spelled)
-
-
-for _code in (b"J", b"\x8a"):
-    _with_runs(_code)
-
-
-# -- names and calls ---------------------------------------------------------------------------------------------------
-
-
-@opcode(b"c")
-def _global(m: MachineState, at: int) -> int:
-    module, at = m.line(at)
-    name, at = m.line(at)
-    m.stack.append(m.name(module, name))
-    return at
-
-
-@opcode(b"\x93")
-def _stack_global(m: MachineState, at: int) -> int:
-    name, module = m.pop(), m.pop()
-    if not isinstance(name, str) or not isinstance(module, str):
-        raise PickleError("a global whose name is not text")
-    m.stack.append(m.name(module, name))
-    return at
-
-
-def _extension(code: bytes, width: int) -> None:
-    def handler(m: MachineState, at: int) -> int:
-        number = int.from_bytes(m.take(at, width), "little")
-        m.stack.append(m.name("copyreg", f"extension {number}"))
-        return at + width
-
-    DISPATCH[code[0]] = handler
-
-
-for _extended, _width in ((b"\x82", 1), (b"\x83", 2), (b"\x84", 4)):
-    _extension(_extended, _width)
-
-
-@opcode(b"R")
-def _reduce(m: MachineState, at: int) -> int:
-    args, function = m.pop(), m.pop()
-    m.stack.append(call(m, function, args))
-    return at
-
-
-@opcode(b"\x81")
-def _newobj(m: MachineState, at: int) -> int:
-    return _reduce(m, at)
-
-
-@opcode(b"\x92")
-def _newobj_ex(m: MachineState, at: int) -> int:
-    keywords, args, function = m.pop(), m.pop(), m.pop()
-    if isinstance(function, Global):
-        m.stack.append(Opaque(function.dotted, args, keywords))
-    else:
-        m.stack.append(Opaque("not a class", (function, args), keywords))
-    return at
-
-
-@opcode(b"i")
-def _inst(m: MachineState, at: int) -> int:
-    module, at = m.line(at)
-    name, at = m.line(at)
-    args = tuple(m.pop_mark())
-    m.stack.append(call(m, m.name(module, name), args))
-    return at
-
-
-@opcode(b"o")
-def _obj(m: MachineState, at: int) -> int:
-    function, *args = m.pop_mark()
-    m.stack.append(call(m, function, tuple(args)))
-    return at
-
-
-@opcode(b"b")
-def _build(m: MachineState, at: int) -> int:
-    state = m.pop()
-    if isinstance(m.stack[-1], _SKIPPED):
+def _set_state(m: MachineState, target: Any, state: Any) -> None:
+    if isinstance(target, _SKIPPED):
         raise UnusualError("a skipped record gets another state")
-    build(m.stack[-1], state)
+    build(target, state)
     if type(state) is dict and "_modules" in state:
         m.modules = True
-    elif type(state) is tuple and len(state) > OLD_FIELDS and type(m.stack[-1]) is Opaque:
-        _meet_field(m, m.stack[-1].name)
-    return at
-
-
-@opcode(b"P")
-def _persid(m: MachineState, at: int) -> int:
-    text, at = m.line(at)
-    m.stack.append(m.persistent(text))
-    return at
-
-
-@opcode(b"Q")
-def _binpersid(m: MachineState, at: int) -> int:
-    pid = m.pop()
-    m.stack.append(m.persistent(pid))
-    return at
+    elif type(state) is tuple and len(state) > OLD_FIELDS and type(target) is Opaque:
+        _meet_field(m, target.name)
 
 
 def _meet_field(m: MachineState, name: str) -> None:
@@ -584,17 +229,410 @@ def _meet_field(m: MachineState, name: str) -> None:
         m.globals.setdefault((module, STRIDES), Global(module, STRIDES))
 
 
-STRIDES = "TensorProperties.strides"
+def _new_with_keywords(function: Any, args: Any, keywords: Any) -> Opaque:
+    if isinstance(function, Global):
+        return Opaque(function.dotted, args, keywords)
+    return Opaque("not a class", (function, args), keywords)
+
+
+# -- the handlers of all opcodes ---------------------------------------------------------------------------------------
+
+
+class Stop(Exception):  # noqa: N818 - it is no error
+    """The STOP opcode."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+
+Handler = Callable[[int], int]
+"""Called with the offset behind its opcode, it returns the offset of the next one."""
+
+Stack = Callable[[], list[Any]]
+"""Returns the values above the last mark."""
+
+_u16, _i32, _u32 = (struct.Struct(form).unpack_from for form in ("<H", "<i", "<I"))
+
+
+def handlers(m: MachineState) -> tuple[list[Handler], Stack]:
+    """Make the handlers of one machine's opcodes, by opcode, as functions around its one stack and its memo.
+
+    A pickle is millions of opcodes, and what a function finds around itself costs half of what it would look up in the
+    machine. Nothing here looks a name up or calls one. A read behind the end raises IndexError or struct.error.
+    """
+    data, size, memo, runs = m.data, len(m.data), m.memo, m.runs
+    stack: list[Any] = []  # the values above the last mark
+    marks: list[list[Any]] = []  # the values below each mark, the outermost first
+
+    def unknown(at: int) -> int:
+        raise PickleError(f"unknown pickle opcode {data[at - 1]:#04x}")
+
+    table: list[Handler] = [unknown] * 256
+
+    def opcode(codes: bytes) -> Callable[[Handler], Handler]:
+        def register(handler: Handler) -> Handler:
+            for code in codes:
+                table[code] = handler
+            return handler
+
+        return register
+
+    # Values.
+
+    def pushing(read: ReadValue) -> Handler:
+        def handler(at: int) -> int:
+            value, at = read(m, at)
+            stack.append(value)
+            return at
+
+        return handler
+
+    for code, read in VALUES.items():
+        table[code] = pushing(read)
+
+    def constant(value: Any) -> Handler:
+        def handler(at: int) -> int:
+            stack.append(value)
+            return at
+
+        return handler
+
+    for spelled, value in ((b"N", None), (b"\x88", True), (b"\x89", False), (b")", ())):
+        table[spelled[0]] = constant(value)
+
+    @opcode(b"]")
+    def empty_list(at: int) -> int:
+        stack.append([])
+        return at
+
+    @opcode(b"}")
+    def empty_dict(at: int) -> int:
+        stack.append({})
+        return at
+
+    @opcode(b"K")
+    def binint1(at: int) -> int:
+        stack.append(data[at])
+        return at + 1
+
+    @opcode(b"M")
+    def binint2(at: int) -> int:
+        stack.append(_u16(data, at)[0])
+        return at + 2
+
+    @opcode(b"J")
+    def binint(at: int) -> int:
+        stack.append(_i32(data, at)[0])
+        return at + 4
+
+    @opcode(b"\x8a")
+    def long1(at: int) -> int:
+        end = at + 1 + int.from_bytes(data[at : at + 1], "little")
+        if end > size:
+            m.check(at, 1)
+            m.check(at + 1, end - at - 1)
+        stack.append(int.from_bytes(data[at + 1 : end], "little", signed=True))
+        return end
+
+    def text(codes: bytes, width: int) -> None:
+        @opcode(codes)
+        def handler(at: int) -> int:
+            start = at + width
+            end = start + int.from_bytes(data[at:start], "little")
+            if end > size:
+                m.check(at, width)
+                m.check(start, end - start)
+            stack.append(_text(data[start:end]))
+            return end
+
+    text(b"X", 4)
+    text(b"\x8c", 1)
+
+    # The stream, the stack and the memo.
+
+    @opcode(b"\x80")
+    def proto(at: int) -> int:
+        if data[at] > NEWEST_PROTOCOL:
+            raise PickleError(
+                f"an odd pickle: of protocol {data[at]}, and {NEWEST_PROTOCOL} is the newest that there is"
+            )
+        return at + 1
+
+    @opcode(b"\x95")
+    def frame(at: int) -> int:
+        m.check(at + 8, int.from_bytes(m.take(at, 8), "little"))
+        return at + 8
+
+    @opcode(b".")
+    def stop(at: int) -> int:
+        raise Stop(at)
+
+    @opcode(b"(")
+    def mark(at: int) -> int:
+        nonlocal stack
+        if len(marks) >= MAX_STACK:
+            raise PickleError("too many marks")
+        marks.append(stack)
+        stack = []
+        return at
+
+    @opcode(b"0")
+    def pop(at: int) -> int:
+        nonlocal stack
+        if stack:
+            stack.pop()
+        else:
+            stack = marks.pop()
+        return at
+
+    @opcode(b"1")
+    def pop_mark(at: int) -> int:
+        nonlocal stack
+        stack = marks.pop()
+        return at
+
+    @opcode(b"2")
+    def dup(at: int) -> int:
+        stack.append(stack[-1])
+        return at
+
+    def put(number: int) -> None:
+        if number < m.next_number:
+            runs.stop()
+        else:
+            m.next_number = number + 1
+        memo[number] = stack[-1]
+
+    @opcode(b"p")
+    def put_line(at: int) -> int:
+        text, at = m.line(at)
+        put(int(text[:20]))
+        return at
+
+    @opcode(b"q")
+    def binput(at: int) -> int:
+        put(data[at])
+        return at + 1
+
+    @opcode(b"r")
+    def long_binput(at: int) -> int:
+        number = _u32(data, at)[0]
+        if number < m.next_number:
+            runs.stop()
+        else:
+            m.next_number = number + 1
+        memo[number] = stack[-1]
+        return at + 4
+
+    @opcode(b"\x94")
+    def memoize(at: int) -> int:
+        put(len(memo) + runs.uncounted() if runs.runs else len(memo))
+        return at
+
+    def trigger(value: Any, start: int, at: int) -> int:
+        """Push what begins with a value of the memo and is read in a run, or else the value; return where to go on."""
+        values, end = runs.skip(start) or ((value,), at)
+        stack.extend(values)
+        return end
+
+    @opcode(b"g")
+    def get_line(at: int) -> int:
+        text, at = m.line(at)
+        stack.append(memo[int(text[:20])])
+        return at
+
+    @opcode(b"h")
+    def binget(at: int) -> int:
+        value = memo[data[at]]
+        if value is runs.trigger:
+            return trigger(value, at - 1, at + 1)
+        stack.append(value)
+        return at + 1
+
+    @opcode(b"j")
+    def long_binget(at: int) -> int:
+        number = _u32(data, at)[0]
+        if number not in memo:
+            values, end = runs.fetch(number, at + 4)
+            stack.extend(values)
+            return end
+        value = memo[number]
+        if value is runs.trigger:
+            return trigger(value, at - 1, at + 4)
+        stack.append(value)
+        return at + 4
+
+    # Containers.
+
+    @opcode(b"\x85")
+    def tuple1(at: int) -> int:
+        stack[-1] = (stack[-1],)
+        return at
+
+    @opcode(b"\x86")
+    def tuple2(at: int) -> int:
+        second = stack.pop()
+        stack[-1] = (stack[-1], second)
+        return at
+
+    @opcode(b"\x87")
+    def tuple3(at: int) -> int:
+        third, second = stack.pop(), stack.pop()
+        stack[-1] = (stack[-1], second, third)
+        return at
+
+    def items() -> list[Any]:
+        """Take everything above the last mark."""
+        nonlocal stack
+        found, stack = stack, marks.pop()
+        return found
+
+    @opcode(b"t")
+    def tuple_(at: int) -> int:
+        nonlocal stack
+        made, stack = tuple(stack), marks.pop()
+        stack.append(made)
+        return at
+
+    @opcode(b"l")
+    def list_(at: int) -> int:
+        found = items()
+        stack.append(found)
+        return at
+
+    @opcode(b"d")
+    def dict_(at: int) -> int:
+        found = items()
+        stack.append({})
+        _set_items(m, stack[-1], found)
+        return at
+
+    @opcode(b"\x91")
+    def frozenset_(at: int) -> int:
+        found = items()
+        stack.append(frozenset(map(m.key, found)))
+        return at
+
+    @opcode(b"a")
+    def append(at: int) -> int:
+        value = stack.pop()
+        _extend(m, stack[-1], [value])
+        return at
+
+    @opcode(b"e\x90")
+    def extend(at: int) -> int:
+        found = items()
+        _extend(m, stack[-1], found)
+        return at
+
+    @opcode(b"s")
+    def setitem(at: int) -> int:
+        value, key = stack.pop(), stack.pop()
+        target = stack[-1]
+        if type(target) is dict and type(key) is str:
+            target[key] = value
+        else:
+            _set_items(m, target, [key, value])
+        return at
+
+    @opcode(b"u")
+    def setitems(at: int) -> int:
+        found = items()
+        _set_items(m, stack[-1], found)
+        return at
+
+    # Names, calls and persistent ids.
+
+    @opcode(b"\x93")
+    def stack_global(at: int) -> int:
+        name, module = stack.pop(), stack.pop()
+        if not isinstance(name, str) or not isinstance(module, str):
+            raise PickleError("a global whose name is not text")
+        stack.append(m.name(module, name))
+        return at
+
+    @opcode(b"R\x81")
+    def reduce(at: int) -> int:
+        args = stack.pop()
+        stack[-1] = call(m, stack[-1], args)
+        return at
+
+    @opcode(b"\x92")
+    def newobj_ex(at: int) -> int:
+        keywords, args, function = stack.pop(), stack.pop(), stack.pop()
+        stack.append(_new_with_keywords(function, args, keywords))
+        return at
+
+    @opcode(b"i")
+    def inst(at: int) -> int:
+        module, at = m.line(at)
+        name, at = m.line(at)
+        args = tuple(items())
+        stack.append(call(m, m.name(module, name), args))
+        return at
+
+    @opcode(b"o")
+    def obj(at: int) -> int:
+        function, *args = items()
+        stack.append(call(m, function, tuple(args)))
+        return at
+
+    @opcode(b"b")
+    def build_(at: int) -> int:
+        state = stack.pop()
+        _set_state(m, stack[-1], state)
+        return at
+
+    @opcode(b"Q")
+    def binpersid(at: int) -> int:
+        stack[-1] = m.persistent(stack[-1])
+        return at
+
+    # Ints that follow each other.
+
+    def with_runs(single: Handler) -> Handler:
+        """Let the handler of an opcode of an int read those behind its own too, where they are many."""
+
+        def handler(at: int) -> int:
+            nonlocal stack
+            start = at - 1
+            behind_mark = not stack and bool(marks)
+            spelled = m.repeated.values.tuple_at(data, start) if behind_mark else None
+            if spelled is None:
+                found = RUN.match(data, start)
+                if found is None:
+                    return single(at)
+                end = found.end()
+                if not behind_mark or data[end : end + 1] != b"t":
+                    ints = ints_of_run(found.group())
+                    stack += ints
+                    m.skipped += len(ints) - 1
+                    return end
+                spelled = data[start : end + 1]
+            stack = marks.pop()
+            stack.append(_tuple_of_run(m, spelled))
+            return start + len(spelled)
+
+        return handler
+
+    if m.fast:
+        for code in b"J\x8a":
+            table[code] = with_runs(table[code])
+
+    return table, lambda: stack
+
+
+def _tuple_of_run(m: MachineState, spelled: bytes) -> tuple[int, ...]:
+    """The tuple that a mark, the ints behind it and TUPLE make."""
+    times = m.tuples_met[spelled] = m.tuples_met.get(spelled, 0) + 1
+    ints = m.repeated.values.of_tuple(spelled, times)
+    m.flat[id(ints)] = ints
+    m.skipped += len(ints)
+    return ints
 
 
 class Machine(MachineState):
-    """Interprets one pickle.
-
-    Attributes:
-        dispatch: the handler of each opcode.
-    """
-
-    dispatch: Sequence[Handler] = DISPATCH
+    """Interprets one pickle."""
 
     def __init__(
         self,
@@ -605,6 +643,10 @@ class Machine(MachineState):
         repeated: RepeatedRecords | None = None,
     ) -> None:
         super().__init__(data, locate, fast, reader, repeated or RepeatedRecords(limit=0))
+
+    def handlers(self) -> tuple[list[Handler], Stack]:
+        """Make the handlers of the opcodes, and what returns the values above the last mark."""
+        return handlers(self)
 
     def load(self, at: int = 0) -> Any:
         """Interpret the pickle that begins at `at` up to its STOP and return what it describes.
@@ -624,12 +666,13 @@ class Machine(MachineState):
         return self._load(at)
 
     def _load(self, at: int) -> Any:
-        data, dispatch = self.data, self.dispatch
+        data = self.data
+        table, stack = self.handlers()
         try:
             for handled in count(BLOCK, BLOCK):
                 for _ in repeat(None, BLOCK):
-                    at = dispatch[data[at]](self, at + 1)
-                self.check_sizes()
+                    at = table[data[at]](at + 1)
+                self.check_sizes(len(stack()))
                 self.check_opcodes(handled)
         except Stop as stop:
             self.stopped_at = stop.at
@@ -643,9 +686,9 @@ class Machine(MachineState):
             raise
         except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
             raise PickleError(f"{_line(error)} (pickle byte {at})") from error
-        if not self.stack:
+        if not stack():
             raise PickleError("the pickle ends with nothing on its stack")
-        return self.pop()
+        return stack().pop()
 
 
 def _line(error: Exception) -> str:

@@ -343,11 +343,11 @@ class Runs(Protocol):
     def uncounted(self) -> int:
         """The number of memo entries that are not kept."""
 
-    def fetch(self, number: int, at: int) -> int:
-        """Push what a skipped record gave the memo number `number`; return where to go on."""
+    def fetch(self, number: int, at: int) -> tuple[Sequence[Any], int]:
+        """What a skipped record gave the memo number `number`, and where to go on."""
 
-    def skip(self, start: int, at: int) -> int:
-        """Read what begins at `start`, where the trigger has just been fetched; return where to go on."""
+    def skip(self, start: int) -> tuple[Sequence[Any], int] | None:
+        """What to push for what begins at `start` with a fetch of the trigger, and where to go on; None for nothing."""
 
     def has_unresolved_records(self, tree: Any) -> bool:
         """Whether a skipped record stands in an unexpected place."""
@@ -362,8 +362,6 @@ class MachineState:
 
     Attributes:
         data: the pickle.
-        stack: values under construction above the last mark.
-        marks: the stacks below each mark, the outermost first.
         memo: what the pickle has given a number.
         globals: every name that the pickle mentions, in order of first use.
         next_number: one more than the highest number given; picklers count upwards.
@@ -395,8 +393,6 @@ class MachineState:
         self._start(fast)
 
     def _start(self, fast: bool) -> None:
-        self.stack: list[Any] = []
-        self.marks: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
         self.next_number = 0
         self.globals: dict[tuple[str, str], Global] = {}
@@ -422,21 +418,12 @@ class MachineState:
         if handled + self.skipped >= MAX_OPCODES:
             raise PickleError(f"more than {MAX_OPCODES} opcodes")
 
-    def check_sizes(self) -> None:
+    def check_sizes(self, stacked: int) -> None:
         """Refuse a pickle whose stack or memo has outgrown its budget; asked once per block of opcodes."""
-        if len(self.stack) > MAX_STACK:
+        if stacked > MAX_STACK:
             raise PickleError(f"more than {MAX_STACK} values on the pickle's stack")
         if len(self.memo) > MAX_MEMO:
             raise PickleError(f"more than {MAX_MEMO} memo entries")
-
-    def pop(self) -> Any:
-        """Take the top of the stack."""
-        return self.stack.pop()
-
-    def pop_mark(self) -> list[Any]:
-        """Take everything above the last mark."""
-        items, self.stack = self.stack, self.marks.pop()
-        return items
 
     def take(self, at: int, length: int) -> bytes:
         """Return `length` bytes at `at`."""
@@ -469,20 +456,6 @@ class MachineState:
         if end < 0:
             raise CutError("a text argument without an end")
         return end
-
-    def put(self, index: int) -> None:
-        """Give the top of the stack a number."""
-        if index < self.next_number:
-            self.runs.stop()
-        else:
-            self.next_number = index + 1
-        self.memo[index] = self.stack[-1]
-
-    def get(self, index: int) -> Any:
-        """Return what has the number `index`."""
-        if index not in self.memo and self.runs.runs:
-            raise UnusualError("a number that may be of a skipped record")
-        return self.memo[index]
 
     def key(self, key: Any) -> Any:
         """Return `key`, or an object that stands for it, such that hashing it costs little and cannot be made to.

@@ -108,14 +108,14 @@ class RunReader:
             raise UnusualError("a memo number given again")
         self.trigger, self._attempts = None, 0
 
-    def skip(self, start: int, at: int) -> int:
-        """Read the records from `start`, where the class has just been fetched; return where to go on.
+    def skip(self, start: int) -> tuple[Sequence[Any], int] | None:
+        """Read the records from `start`, where their class is fetched; return them and where to go on.
 
-        The opcodes would leave one value per record on the stack; so does this.
+        The opcodes would leave one value per record on the stack too.
         """
         pattern = self._pattern or self._learn()
         if pattern is None:
-            return at
+            return None
         read: list[Stretch] = []
         end, several = start, 1
         while part := self._known(end) or self._matched(pattern, end, several):
@@ -124,13 +124,11 @@ class RunReader:
             read.append(part)
             end, several = part.end, several * 2
         if not read:
-            return at
+            return None
         records = [record for part in read for record in part.records]
         self.machine.next_number = read[-1].past
         self.runs.append(ShardBatch(read[0].first, records))
-        self.machine.pop()
-        self.machine.stack.extend(records)
-        return end
+        return records, end
 
     def _known(self, start: int) -> Stretch | None:
         """Records that another rank's pickle spells in the same bytes."""
@@ -184,13 +182,13 @@ class RunReader:
         """Whether a skipped record stands anywhere but in a ShardedTensor."""
         return bool(self.runs) and _leaks(tree, set(self.machine.flat))
 
-    def fetch(self, number: int, at: int) -> int:
-        """Push what a skipped record gave the memo number `number`, fetched by the opcode that ends at `at`.
+    def fetch(self, number: int, at: int) -> tuple[Sequence[Any], int]:
+        """What a skipped record gave the memo number `number`, fetched by the opcode that ends at `at`.
 
-        A sharding spec fetches the same of every record, one after the other; those are pushed at once.
+        A sharding spec fetches the same of every record, one after the other; those are read at once.
 
         Returns:
-            Where to go on.
+            The values, and where to go on.
 
         Raises:
             KeyError: nothing has this number.
@@ -209,11 +207,10 @@ class RunReader:
             run.listed.add(which)
             stop = number + NUMBERS * len(run.records)
             if _fetches(self.machine.data, at - 5, range(number, stop, NUMBERS)):
-                self.machine.stack.extend(run.records if which == 0 else [r.placement for r in run.records])
-                return at + 5 * (len(run.records) - 1)
+                values = run.records if which == 0 else [record.placement for record in run.records]
+                return values, at + 5 * (len(run.records) - 1)
         record = run.records[index]
-        self.machine.stack.append(record if which == 0 else record.placement)
-        return at
+        return (record if which == 0 else record.placement,), at
 
     def _learn(self) -> re.Pattern[bytes] | None:
         """Make the pattern of a record from the memo numbers of its words; None before a record has been met."""
@@ -403,8 +400,8 @@ class ChunkReader:
         """Whether a batch stands in an unexpected place; the metadata's reader knows them all."""
         return False
 
-    def fetch(self, number: int, at: int) -> int:
-        """Push the text that an entry gave the memo number `number`.
+    def fetch(self, number: int, at: int) -> tuple[Sequence[Any], int]:
+        """The text that an entry gave the memo number `number`, and where to go on.
 
         Raises:
             UnusualError: it may be something inside of an entry.
@@ -415,11 +412,10 @@ class ChunkReader:
         text = self._text_at(number)
         if text is None:
             raise UnusualError("a reference into an entry")
-        self.machine.stack.append(text)
-        return at
+        return (text,), at
 
-    def skip(self, start: int, at: int) -> int:
-        """Read the entries from `start`, where the class has just been fetched; return where to go on.
+    def skip(self, start: int) -> tuple[Sequence[Any], int] | None:
+        """Read the entries from `start`, where their class is fetched; return what to push and where to go on.
 
         The opcodes would leave one value for a chunk on the stack, two for an index and its place. This leaves a batch
         for all of them, and a batch of places as a key and as its value.
@@ -429,24 +425,21 @@ class ChunkReader:
         """
         machine, trigger = self.machine, self.trigger
         if trigger is None or machine.next_number != len(machine.memo) + self._uncounted:
-            return at
+            return None
         pattern = self._patterns.get(trigger.name) or self._learn(trigger.name)
         if pattern is None:
-            return at
+            return None
         found = (self._chunks if trigger.name == CHUNK else self._places)(pattern, start)
         if found is None:
-            return at
+            return None
         values, end, count = found
         self.runs = True
         one, several = COLLECTS[trigger.name]
         behind = machine.data[end : end + 1]
         if behind not in (*GOES_ON, several) and not (behind == one and count == 1):
             raise UnusualError("entries that are not collected")
-        machine.pop()
-        machine.stack += values
         self._uncounted = machine.next_number - len(machine.memo)
-        machine.check_sizes()
-        return end
+        return values, end
 
     def _chunks(self, pattern: re.Pattern[bytes], start: int) -> Entries | None:
         """The chunks from `start` on: tensors that are cut alike have equal lists, each of which is read once."""
