@@ -202,18 +202,15 @@ class Global:
     Attributes:
         module: as written in the file, which may be anything.
         name: likewise; it may hold dots.
+        dotted: `module.name`.
     """
 
-    __slots__ = ("module", "name")
+    __slots__ = ("dotted", "module", "name")
 
     def __init__(self, module: str, name: str) -> None:
         self.module = module
         self.name = name
-
-    @property
-    def dotted(self) -> str:
-        """`module.name`."""
-        return f"{self.module}.{self.name}"
+        self.dotted = f"{module}.{name}"
 
     def __repr__(self) -> str:
         return f"Global({self.dotted!r})"

@@ -61,7 +61,9 @@ def attributes(value: Any) -> dict[str, Any]:
 
 def attributes_in(state: Any) -> dict[str, Any]:
     """The attributes in what an object's `__setstate__` would have got."""
-    parts = [part for part in (state[:2] if isinstance(state, tuple) else (state,)) if isinstance(part, dict)]
+    if isinstance(state, dict):
+        return state
+    parts = [part for part in state[:2] if isinstance(part, dict)] if isinstance(state, tuple) else []
     if len(parts) > 1:
         return {**parts[0], **parts[1]}
     return parts[0] if parts else {}

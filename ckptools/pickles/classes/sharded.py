@@ -33,6 +33,7 @@ from ckptools.pickles.objects import (
     PlacementRecord,
     ShardRecord,
     attributes,
+    attributes_in,
     mesh_of,
 )
 
@@ -260,9 +261,7 @@ def describe_dtensor(m: MachineState, shape: Ints, dtype: str, state: Any) -> Te
     Raises:
         ValueError: the state is not what torch writes, or the local tensor does not fit its place.
     """
-    holder = Opaque("DTensor")
-    holder.state = state
-    fields = attributes(holder)
+    fields = attributes_in(state)
     local, spec = fields.get("_local_tensor"), attributes(fields.get("_spec"))
     if not isinstance(local, Tensor) or "mesh" not in spec:
         raise ValueError("a DTensor with an unknown state")
@@ -271,7 +270,7 @@ def describe_dtensor(m: MachineState, shape: Ints, dtype: str, state: Any) -> Te
     placements = tuple(_placement(p, len(shape)) for p in (listed if isinstance(listed, (list, tuple)) else ())[:99])
     if len(placements) != len(mesh.sizes):
         raise ValueError(f"a DTensor with {len(placements)} placements on a mesh of {len(mesh.sizes)} dimensions")
-    placements = in_turn(placements, _shard_order(spec.get("shard_order")))
+    placements = _in_turn(placements, tuple(_shard_order(spec.get("shard_order"))))
     return m.placed(placed_dtensor(m, shape, dtype, local, mesh, placements), local, spec["mesh"], placements)
 
 
@@ -292,14 +291,12 @@ def placed_dtensor(
     Raises:
         ValueError: it is scattered over too many runs.
     """
-    names = _names(placements)
-    strange = [p.kind for p in placements if p.kind not in (*SHARDS, "Replicate")]
+    names, strange, scatter = _facts(placements)
     if strange:
         note = f"placement {strange[0]}: the ranks hold terms that must be reduced; ckptools does not guess how"
         return Tensor(shape, dtype, (), "unreadable", names, mesh.sizes, world_size=mesh.world_size, note=note)
     if local.kind == "meta":
         return Tensor(shape, dtype, (), "meta", names, mesh.sizes, world_size=mesh.world_size, note=local.note)
-    scatter = prod(p.split_factor for p in placements)
     if scatter > MAX_SCATTER:
         raise ValueError(f"a DTensor scattered over {describe_for_error(scatter)} runs")
     own, why = _own_shards(shape, dtype, local, mesh, placements)
@@ -320,12 +317,17 @@ def _own_shards(
         return [], f"its local tensor is {found}, expected {dtype} {describe_for_error(expected)}"
     if not prod(expected) or not local.shards:
         return [], ""
-    return [local.shards[0].part(packed, place)._replace(rank=mesh.rank) for place, packed in pieces], ""
+    shard = local.shards[0]
+    if len(pieces) == 1 and shard.encoded is None and shard.source is not None and shard.source.shape == expected:
+        return [Shard(pieces[0][0], mesh.rank, shard.source)], ""  # the piece is all of the local tensor
+    return [shard.part(packed, place)._replace(rank=mesh.rank) for place, packed in pieces], ""
 
 
 @lru_cache(maxsize=64)
-def _names(placements: tuple[Placement, ...]) -> tuple[str, ...]:
-    return tuple(map(str, placements))
+def _facts(placements: tuple[Placement, ...]) -> tuple[tuple[str, ...], list[str], int]:
+    """The names of placements, the kinds that cannot be placed, and how many runs of rows they scatter a piece into."""
+    strange = [p.kind for p in placements if p.kind not in (*SHARDS, "Replicate")]
+    return tuple(map(str, placements)), strange, prod(p.split_factor for p in placements)
 
 
 @lru_cache(maxsize=64)
@@ -358,7 +360,7 @@ class DTensorLayout:
         """All shards in the order of their ranks, those of this coordinate as its file has them."""
         span = self.spans.get((mesh.coordinate, mesh.rank)) if mesh.coordinate is not None else None
         if span is not None:
-            return ShardList(self.ordered, *span, in_rank_order(own))
+            return ShardList(self.ordered, *span, in_rank_order(own) if len(own) > 1 else tuple(own))
         others = (shard for coordinate, shards in self.cells if coordinate != mesh.coordinate for shard in shards)
         return in_rank_order((*own, *others))
 
@@ -422,9 +424,21 @@ def _placement(value: Any, ndim: int) -> Placement:
         raise ValueError(f"a DTensor of {ndim} dimensions is sharded along {describe_for_error(dim)}")
     if kind == "_StridedShard" and not 1 <= split <= MAX_MESH:
         raise ValueError(f"a strided shard with split factor {describe_for_error(split)}")
+    if kind in SHARDS:
+        return _shard_placement(kind, dim, split)
     if kind in ("Partial", "_Partial"):
         return Placement(f"Partial({_word(fields.get('reduce_op', ''))})")
-    return Placement(_word(kind), dim if kind in SHARDS else 0, split if kind in SHARDS else 1)
+    return Placement(_word(kind))
+
+
+@lru_cache(maxsize=64)
+def _shard_placement(kind: str, dim: int, split: int) -> Placement:
+    return Placement(kind, dim, split)
+
+
+@lru_cache(maxsize=64)
+def _in_turn(placements: tuple[Placement, ...], order: tuple[tuple[int, Ints], ...]) -> tuple[Placement, ...]:
+    return in_turn(placements, order)
 
 
 def in_turn(placements: tuple[Placement, ...], order: Sequence[tuple[int, Ints]]) -> tuple[Placement, ...]:

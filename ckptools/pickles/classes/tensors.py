@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import date, datetime, time, timedelta, timezone
 from itertools import islice
-from math import prod
+from operator import mul
 from typing import Any
 
 from ckptools.dtypes import ITEMSIZE, QUANTIZED
@@ -114,7 +114,10 @@ def python_names(*names: str) -> tuple[str, ...]:
 
 @rebuilds("collections.OrderedDict")
 def _ordered_dict(m: MachineState, args: tuple[Any, ...]) -> Any:
-    pairs = args[0] if args else []
+    if not args:
+        m.spend(8)
+        return OrderedDict()
+    pairs = args[0]
     if not isinstance(pairs, list):
         return None
     m.spend(8 + 4 * len(pairs))
@@ -328,7 +331,7 @@ def _getattr(m: MachineState, args: tuple[Any, ...]) -> Any:
 @rebuilds("torch.Size")
 def _size(_: MachineState, args: tuple[Any, ...]) -> Any:
     sizes = args[0] if len(args) == 1 else ()
-    ok = isinstance(sizes, (list, tuple)) and len(sizes) <= MAX_NDIM and all(type(n) is int for n in sizes)
+    ok = isinstance(sizes, (list, tuple)) and len(sizes) <= MAX_NDIM and {*map(type, sizes)} <= INT
     return Size(sizes) if ok else None
 
 
@@ -499,6 +502,8 @@ def _places(name: str, tensor: Tensor) -> Iterator[tuple[str, Source]]:
 
 Args = tuple[Any, ...]
 
+INT = frozenset((int,))
+
 WHY_NOT = {
     "sparse": "a sparse tensor; ckptools shows it and does not write it",
     "quantized": "a quantized tensor; ckptools shows it and does not write it",
@@ -511,8 +516,8 @@ def ints(value: Any, what: str) -> Ints:
     Raises:
         ValueError: it holds something else.
     """
-    ok = isinstance(value, (list, tuple)) and len(value) <= MAX_NDIM
-    if not ok or not all(type(n) is int and 0 <= n < 1 << 63 for n in value):
+    ok = isinstance(value, (list, tuple)) and len(value) <= MAX_NDIM and {*map(type, value)} <= INT
+    if not ok or (value and not (min(value) >= 0 and max(value) < 1 << 63)):
         raise ValueError(f"the {what} of a tensor are {describe_for_error(value)}")
     return tuple(value)
 
@@ -546,10 +551,11 @@ def strided_tensor(m: MachineState, storage: Storage, offset: Any, size: Any, st
     (start,) = ints((offset,), "storage offset")
     if len(shape) != len(strides):
         raise ValueError(f"a tensor with {len(shape)} sizes and {len(strides)} strides")
-    width = ITEMSIZE[dtype]
-    room = storage.numel * ITEMSIZE[storage.dtype] // width
-    last = start + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-    if prod(shape) and last >= room:
+    width, nbytes = ITEMSIZE[dtype], storage.numel * ITEMSIZE[storage.dtype]
+    room = nbytes // width
+    last = start + sum(map(mul, shape, strides)) - sum(strides)  # of each dimension its last index, times its stride
+    filled = 0 not in shape
+    if filled and last >= room:
         raise ValueError(
             f"a tensor reads element {describe_for_error(last)} of storage "
             f"{describe_for_error(storage.key)}, which has {room}"
@@ -562,9 +568,8 @@ def strided_tensor(m: MachineState, storage: Storage, offset: Any, size: Any, st
     if located is None:  # behind the cut of its file
         return Tensor(shape, dtype, (Shard(Box.whole(shape), None, None),))
     path, at, record, crc = located
-    span = (at, storage.numel * ITEMSIZE[storage.dtype])
-    where = at + start * width if prod(shape) else at
-    source = Source(path, where, dtype, shape, strides, record, span, crc)
+    where = at + start * width if filled else at
+    source = Source(path, where, dtype, shape, strides, record, (at, nbytes), crc)
     return Tensor(shape, dtype, (Shard(Box.whole(shape), None, source),))
 
 
@@ -669,7 +674,7 @@ def _wrapper_subclass(m: MachineState, cls: Global, inner: Args, state: Any) -> 
         tensor = _sharded(m, cls.name, shape, dtype, state)
     else:
         tensor = _of_class(cls, shape, dtype, _state(state))
-    return replace(tensor, requires_grad=requires_grad)
+    return tensor if tensor.requires_grad == requires_grad else replace(tensor, requires_grad=requires_grad)
 
 
 def _sharded(m: MachineState, kind: str, shape: Ints, dtype: str, state: Any) -> Tensor:
