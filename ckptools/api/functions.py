@@ -43,7 +43,7 @@ from ckptools.verify.record import Verification
 
 if TYPE_CHECKING:
     from ckptools.formats.options import Reader, Weights
-    from ckptools.formats.shared.given import NamesFrom, ShapesFrom
+    from ckptools.formats.shared.given_names_and_shapes import NamesFrom, ShapesFrom
     from ckptools.model.checkpoint import Checkpoint as CheckpointData
 
 

@@ -37,7 +37,7 @@ from ckptools.formats.shared.companions import (
     step_of_accelerate,
     without_optimizer,
 )
-from ckptools.formats.shared.given import Shapes
+from ckptools.formats.shared.given_names_and_shapes import Shapes
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tree import tensors_in

@@ -28,8 +28,9 @@ from ckptools.files.opening import File, JsonError, check_stays_inside, content_
 from ckptools.files.safetensors_header import Header, read_header, source_of
 from ckptools.formats import hugging_face
 from ckptools.formats.options import Options
-from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, config_beside, file_now
-from ckptools.formats.shared.given import shapes_from_checkpoint
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, file_now
+from ckptools.formats.shared.given_names_and_shapes import shapes_from_checkpoint
+from ckptools.formats.shared.model_config import config_beside
 from ckptools.model.checkpoint import Checkpoint, Fact, ModelConfig, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints

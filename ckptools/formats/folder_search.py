@@ -22,7 +22,7 @@ from ckptools.formats.rank_search.rank_groups import are_of_one
 from ckptools.formats.rank_search.rank_names import COMPRESSED, COUNTS_STEPS, is_temporary
 from ckptools.formats.registry import Format, recognised
 from ckptools.formats.shared.companions import is_companion
-from ckptools.formats.shared.save_order import ASTRAY, MAX_ENTRIES, Save, listed, names, several, tracker_in
+from ckptools.formats.shared.several_checkpoints import ASTRAY, MAX_ENTRIES, Save, listed, names, several, tracker_in
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tree import describe_for_error, tensors_in
 from ckptools.pickles.machine import gc_paused

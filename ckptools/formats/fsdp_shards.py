@@ -25,7 +25,7 @@ from ckptools.formats import rank_files
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search.rank_groups import file_matching, files_matching
 from ckptools.formats.rank_search.rank_names import RankName, is_temporary
-from ckptools.formats.shared.save_order import several
+from ckptools.formats.shared.several_checkpoints import several
 from ckptools.formats.wrapped_shards import SHARD_METADATA
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem, worst_first

@@ -24,7 +24,7 @@ from ckptools.files.opening import check_stays_inside, read_json, reading
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search import rank_checks
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, looked_at
-from ckptools.formats.shared.merge import (
+from ckptools.formats.shared.tensor_parallel import (
     COLUMNS,
     NO_RULE,
     REPLICATED,

@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 
 from ckptools.errors import ReadError
 from ckptools.formats.options import Options
-from ckptools.formats.rank_search.parts import parts_by_content, parts_in
+from ckptools.formats.rank_search.parts import DIGITS, PartFiles, not_joined, parts_by_content, parts_in, ranks_of
 from ckptools.formats.rank_search.rank_groups import are_of_one
-from ckptools.formats.rank_search.rank_names import DIGITS, PartFiles, not_joined, ranks_of
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, file_now, was_read
-from ckptools.formats.shared.merge import (
+from ckptools.formats.shared.tensor_parallel import (
     ALL_RANKS,
     NO_RULE,
     GivenRules,

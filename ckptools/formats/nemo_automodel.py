@@ -31,7 +31,7 @@ from ckptools.formats.dcp.files import looks_like_dcp
 from ckptools.formats.dcp.folder import PLANNED, CompositeBuilder
 from ckptools.formats.flat_parameters import parameters
 from ckptools.formats.options import Options
-from ckptools.formats.shared.given import Shapes
+from ckptools.formats.shared.given_names_and_shapes import Shapes
 from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Ints

@@ -15,9 +15,10 @@ from ckptools.files.storage import takes_less
 from ckptools.formats.options import TAKEN_BY, OnFile, Options, Reader, Weights, is_small
 from ckptools.formats.readers import FileReader
 from ckptools.formats.registry import FORMATS, RANK_FILES, Format, formats_from_outside, recognised
-from ckptools.formats.shared.checkpoint_builder import SalvagingReader, with_config
+from ckptools.formats.shared.checkpoint_builder import SalvagingReader
+from ckptools.formats.shared.model_config import with_config
 from ckptools.formats.shared.provenance import with_provenance
-from ckptools.formats.shared.save_order import check_not_astray, tracker_in
+from ckptools.formats.shared.several_checkpoints import check_not_astray, tracker_in
 from ckptools.formats.structure import with_structure_problems
 from ckptools.model.checkpoint import Checkpoint, GivenNames
 from ckptools.pickles.machine import gc_paused
@@ -25,7 +26,7 @@ from ckptools.training_state import modules
 from ckptools.training_state.sections import sections_of_kind
 
 if TYPE_CHECKING:
-    from ckptools.formats.shared.given import NamesFrom, ShapesFrom
+    from ckptools.formats.shared.given_names_and_shapes import NamesFrom, ShapesFrom
 
 
 def open_checkpoint(
@@ -60,7 +61,7 @@ def open_checkpoint(
     if weights not in ("fp32", "module"):
         raise UsageError(None, f"--weights {weights}: choose fp32 or module")
     if rules is not None:
-        from ckptools.formats.shared.merge import read_rules
+        from ckptools.formats.shared.tensor_parallel import read_rules
 
         read_rules(path_of(rules))  # a mistake in them is one whatever the format, and most formats need none
     options = Options(
@@ -88,9 +89,9 @@ def read_given(kind: Literal["shapes", "names"], source: Any, follow_symlinks: b
         UsageError: it has none, or names that are not in the module's order.
     """
     from ckptools.files.opening import is_json
-    from ckptools.formats.shared import given
+    from ckptools.formats.shared.given_names_and_shapes import SOURCES
 
-    from_python, from_json, from_checkpoint = given.SOURCES[kind]
+    from_python, from_json, from_checkpoint = SOURCES[kind]
     if not isinstance(source, (str, Path)):
         return from_python(source)
     path = location(source)
@@ -210,7 +211,7 @@ def _only_one_in(path: Path, formats: Sequence[Format], options: Options) -> Che
         unknown = "not a checkpoint that ckptools knows; `ckptools formats` lists what it reads"
         raise UnknownFormatError(path, f"is {what}" if what else unknown)
     from ckptools.formats import folder_search
-    from ckptools.formats.shared.save_order import with_links
+    from ckptools.formats.shared.several_checkpoints import with_links
 
     folder_search.check_nothing_lacks(path)
     found, passed_over = folder_search.find(path, formats, options.follow_symlinks)
@@ -225,7 +226,7 @@ def _beside_others(checkpoint: Checkpoint, path: Path, options: Options, formats
     Weights alone give way to the one file beside them that holds an optimizer too: they may be an export of it.
     """
     from ckptools.formats.folder_search import others_in
-    from ckptools.formats.shared.save_order import with_links, with_others
+    from ckptools.formats.shared.several_checkpoints import with_links, with_others
 
     others, links = others_in(path, formats, checkpoint, options.follow_symlinks)
     training = None if sections_of_kind(checkpoint, "optimizer") else _training_file(path, others, options)

@@ -12,7 +12,7 @@ from ckptools.pickles.reader import Saved
 from ckptools.training_state import modules
 
 if TYPE_CHECKING:
-    from ckptools.formats.shared.given import Shapes
+    from ckptools.formats.shared.given_names_and_shapes import Shapes
 
 Reader = Callable[[Path], Saved]
 OnFile = Callable[[Path], None]

@@ -31,17 +31,8 @@ from ckptools.formats.shared.checkpoint_builder import (
     looked_at,
     was_read,
 )
-from ckptools.formats.shared.merge import (
-    GivenRules,
-    Merge,
-    Ranked,
-    RankPiece,
-    UnlikeError,
-    given_rule,
-    join,
-    put,
-    with_value,
-)
+from ckptools.formats.shared.merge import Merge, Ranked, put, with_value
+from ckptools.formats.shared.tensor_parallel import GivenRules, RankPiece, UnlikeError, given_rule, join
 from ckptools.formats.wrapped_shards import wrapped_ranks
 from ckptools.model.checkpoint import Checkpoint, Fact, GivenNames, RankFile
 from ckptools.model.problems import Code, Problem
@@ -63,7 +54,7 @@ from ckptools.training_state.optimizers import (
 from ckptools.training_state.sections import Section, find_sections, is_flat_optimizer, is_optimizer
 
 if TYPE_CHECKING:
-    from ckptools.formats.shared.given import Shapes
+    from ckptools.formats.shared.given_names_and_shapes import Shapes
 
 
 # -- optimizers of ranks that hold parameters of their own, named before they are merged -------------------------------
@@ -342,7 +333,7 @@ class _RankGroup:
         given = None if in_parts or named else self.options.names
         local, notes, assumed = self._flat_shards(tree, by_name, given)
         if self.options.rules is not None:
-            from ckptools.formats.shared.merge import ALL_RANKS, read_rules
+            from ckptools.formats.shared.tensor_parallel import ALL_RANKS, read_rules
 
             tree, unlike = join_by_rules(self.builder.path, merge, tree, read_rules(self.options.rules), world.value)
             self.problems += unlike

@@ -13,7 +13,7 @@ from ckptools.errors import ReadError, RefusedError, UsageError
 from ckptools.files.opening import File, check_stays_inside, is_json, location, path_of, read_json, reading
 from ckptools.formats.hugging_face.files import model_files_in
 from ckptools.formats.open import open_checkpoint, with_all_ranks
-from ckptools.formats.shared.given import is_shape
+from ckptools.formats.shared.given_names_and_shapes import is_shape
 from ckptools.keys.entries import entries_of
 from ckptools.keys.layouts import HUB, Sizes
 from ckptools.model.checkpoint import Checkpoint

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ckptools.display.drawing import Mark
 from ckptools.display.tables import MAX_LINE, PIPE, WAYS_OUT, Column, Screen, table, wrapped
-from ckptools.formats.shared.save_order import By
+from ckptools.formats.shared.several_checkpoints import By
 from ckptools.model.problems import Rows, Severity, displayed
 from ckptools.model.verdict import Depth
 from ckptools.text import clip, clip_middle, duration, few, moment, plural, printable, size

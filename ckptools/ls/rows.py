@@ -18,8 +18,8 @@ from ckptools.files.opening import location, path_of, reading
 from ckptools.files.storage import just_written
 from ckptools.formats.open import open_checkpoint
 from ckptools.formats.rank_search.rank_names import parse
-from ckptools.formats.shared import save_order
-from ckptools.formats.shared.save_order import (
+from ckptools.formats.shared import several_checkpoints
+from ckptools.formats.shared.several_checkpoints import (
     ASTRAY,
     By,
     Save,
@@ -153,7 +153,7 @@ def newest_first(
     saves = [_save(row) for row in rows]
     named = steps_by_name(saves)
     made = [row if row.format else replace(row, step=named.get(n, row.step)) for n, row in enumerate(rows)]
-    order, by = save_order.newest_first([_save(row) for row in made], lambda n: counted(made[n]))
+    order, by = several_checkpoints.newest_first([_save(row) for row in made], lambda n: counted(made[n]))
     return [made[n] for n in order], by
 
 

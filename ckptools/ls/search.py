@@ -17,7 +17,7 @@ from ckptools.formats.folder_search import FolderSearch, is_named_so
 from ckptools.formats.rank_search.rank_names import RankName, is_temporary, parse
 from ckptools.formats.registry import FORMATS, formats_from_outside, recognised
 from ckptools.formats.shared.companions import is_companion
-from ckptools.formats.shared.save_order import LINK, Tracker, trackers_in
+from ckptools.formats.shared.several_checkpoints import LINK, Tracker, trackers_in
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tree import tensors_in
 from ckptools.model.verdict import Verdict

@@ -51,7 +51,7 @@ from ckptools.cluster.environment import calm_torch
 from ckptools.cluster.waiting import Say, say_nothing
 from ckptools.dtypes import ITEMSIZE, SAFETENSORS
 from ckptools.errors import UsageError, WriteError
-from ckptools.formats.shared.given import shapes_from_json
+from ckptools.formats.shared.given_names_and_shapes import shapes_from_json
 from ckptools.model.regions import chunk
 from ckptools.text import first_line, plural
 from ckptools.training import layouts, option_checks, output, strategies, worker

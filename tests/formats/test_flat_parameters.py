@@ -18,7 +18,7 @@ from ckptools.cli import app
 from ckptools.errors import NotWholeError, ReadError
 from ckptools.formats.flat_parameters.parameters import resolve_flat_shards, take_apart
 from ckptools.formats.flat_parameters.units import UnknownLayoutError, infer_flat_layout
-from ckptools.formats.shared.given import Shapes
+from ckptools.formats.shared.given_names_and_shapes import Shapes
 from ckptools.model.regions import Box
 from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Tensor

@@ -21,7 +21,7 @@ from ckptools.errors import CkptoolsError, NotWholeError, ReadError, UnsafePathE
 from ckptools.formats import options as limits
 from ckptools.formats.megatron.folders import grid_of
 from ckptools.formats.megatron.model import Layers, rule_of
-from ckptools.formats.shared.merge import GATED, ROWS, JoinRule, RankPiece, UnlikeError, join
+from ckptools.formats.shared.tensor_parallel import GATED, ROWS, JoinRule, RankPiece, UnlikeError, join
 from ckptools.model.checkpoint import Fact
 from ckptools.model.regions import Box, contiguous_strides
 from ckptools.model.shards import Shard, Source

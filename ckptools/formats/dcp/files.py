@@ -27,7 +27,7 @@ from ckptools.files.storage import UNFINISHED
 from ckptools.files.zip_archive import END_RECORD, EOCD, archive_before, find_directory
 from ckptools.formats.dcp.items import PICKLE, ItemReader
 from ckptools.formats.dcp.metadata import DcpMetadata, StoredItem
-from ckptools.formats.shared.save_order import several
+from ckptools.formats.shared.several_checkpoints import several
 from ckptools.model.checkpoint import Fact, RankFile
 from ckptools.model.problems import Code, Problem, Severity
 from ckptools.model.shards import Item, Source

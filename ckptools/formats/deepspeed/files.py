@@ -30,7 +30,7 @@ from ckptools.formats.options import Options
 from ckptools.formats.rank_search import rank_checks
 from ckptools.formats.shared.checkpoint_builder import Fault, looked_at, was_read
 from ckptools.formats.shared.companions import CompanionFiles, companions_in, path_that_states_a_step, read_companions
-from ckptools.formats.shared.save_order import ASTRAY, several, text_of
+from ckptools.formats.shared.several_checkpoints import ASTRAY, several, text_of
 from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder, RankFile
 from ckptools.model.problems import Code, Problem, worst_first
 from ckptools.model.tree import describe_for_error

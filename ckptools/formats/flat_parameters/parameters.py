@@ -43,7 +43,7 @@ from ckptools.formats.flat_parameters.units import (
     storage_of,
     units_of,
 )
-from ckptools.formats.shared.given import Shapes
+from ckptools.formats.shared.given_names_and_shapes import Shapes
 from ckptools.model.checkpoint import GivenNames, ModuleOrder
 from ckptools.model.regions import Box, Ints, chunk
 from ckptools.model.shards import Shard

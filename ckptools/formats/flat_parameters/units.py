@@ -16,7 +16,7 @@ from operator import add
 from typing import Any, NamedTuple
 
 from ckptools.dtypes import ITEMSIZE
-from ckptools.formats.shared.given import Shapes
+from ckptools.formats.shared.given_names_and_shapes import Shapes
 from ckptools.model.regions import Box, Ints, contiguous_strides, span_boxes
 from ckptools.model.shards import Shard, Source, in_rank_order
 from ckptools.model.tensor import Tensor

@@ -30,7 +30,8 @@ from ckptools.formats.megatron.optimizer import Optimizers
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search import rank_checks
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, looked_at
-from ckptools.formats.shared.merge import Merge, read_rules
+from ckptools.formats.shared.merge import Merge
+from ckptools.formats.shared.tensor_parallel import read_rules
 from ckptools.model.checkpoint import Checkpoint, ModuleOrder, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.pickles.reader import Saved

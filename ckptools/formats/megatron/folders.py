@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from ckptools.errors import ReadError
 from ckptools.files.opening import check_stays_inside, reading
-from ckptools.formats.shared.save_order import ASTRAY, several, text_of
+from ckptools.formats.shared.several_checkpoints import ASTRAY, several, text_of
 from ckptools.model.checkpoint import Fact
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Ints

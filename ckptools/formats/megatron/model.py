@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ckptools.formats.megatron.folders import Coordinates, Grid, setting
 from ckptools.formats.options import Weights
-from ckptools.formats.shared.merge import (
+from ckptools.formats.shared.tensor_parallel import (
     COLUMNS,
     GATED,
     NO_RULE,

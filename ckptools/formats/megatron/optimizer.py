@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 
 from ckptools.formats.megatron.folders import Coordinates
 from ckptools.formats.megatron.model import HALF, MASTER, Model, ValuesByRank
-from ckptools.formats.shared.merge import REPLICATED, Merge, RankPiece, UnlikeError, join
+from ckptools.formats.shared.merge import Merge
+from ckptools.formats.shared.tensor_parallel import REPLICATED, RankPiece, UnlikeError, join
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, Opaque, describe_for_error, fqn_of, tensors_in

@@ -34,7 +34,7 @@ from ckptools.formats.rank_search.rank_names import (
     siblings,
 )
 from ckptools.formats.shared.checkpoint_builder import Fault
-from ckptools.formats.shared.save_order import several
+from ckptools.formats.shared.several_checkpoints import several
 from ckptools.formats.wrapped_shards import stated_claim
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tree import KeyPath, describe_for_error, leaf_at, tensors_in

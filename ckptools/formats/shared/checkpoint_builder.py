@@ -11,16 +11,13 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ckptools.errors import CkptoolsError, ReadError, ReadErrorKind
-from ckptools.files.opening import check_stays_inside, is_remote, leads_out, read_json, reading
+from ckptools.files.opening import check_stays_inside, read_json, reading
 from ckptools.files.remote.path import RemotePath
-from ckptools.formats.options import Options
 from ckptools.formats.rank_search.rank_names import COUNTS_STEPS
 from ckptools.model.checkpoint import (
-    ADAPTER_CONFIG,
     Checkpoint,
     Fact,
     GivenNames,
-    ModelConfig,
     ModuleOrder,
     RankFile,
     ReadCost,
@@ -59,98 +56,6 @@ def _stated(path: Path, number: int) -> Fact | None:
             if type(stated) is int and stated == number:
                 return Fact(number, ("file name", path.name))
     return None
-
-
-# -- find and read the Hugging Face `config.json` of a checkpoint: the one place where a reader opens it ---------------
-# It lies in the checkpoint's folder, in `huggingface/` of it (verl) or in `.hf_metadata/` (NeMo Automodel). Other
-# programs call files of their own `config.json`: beside anything but a Hugging Face model it counts only where it
-# states a `model_type`.
-#
-# PEFT's adapters have an `adapter_config.json` of their own. Source: peft/config.py.
-#
-# Where the weights are quantized, it says how: `quantization_config` (transformers, vLLM), also of the text model
-# inside of a larger one; `quantization` (MLX, TensorRT-LLM); `compression_config` (old compressed-tensors). NVIDIA's
-# ModelOpt writes `hf_quant_config.json` beside it. Source: transformers/configuration_utils.py (`to_dict`),
-# quantizers/auto.py; vllm/transformers_utils/config.py; mlx_lm/utils.py (`save_config`); modelopt/torch/export.
-
-CONFIG = "config.json"
-PLACES = ("", "huggingface", ".hf_metadata")
-MODELOPT = "hf_quant_config.json"
-KEYS = ("quantization_config", "quantization", "compression_config")
-INSIDE = ("text_config", "llm_config", "language_config")
-VERSION = "transformers_version"
-MAX_VERSION = 60
-"""Most characters of a version."""
-
-
-def with_config(ck: Checkpoint) -> Checkpoint:
-    """The checkpoint with the config beside it, and the version of transformers that it states."""
-    config, note = config_beside(ck.path, ck.options, ck.format == "hugging_face")
-    if note is not None:
-        return replace(ck, problems=worst_first([*ck.problems, note]))
-    if config is None:
-        return ck
-    return replace(ck, config=config, stated_versions={**ck.stated_versions, **_version(ck, config)})
-
-
-def config_beside(path: Path, options: Options, hugging_face: bool) -> tuple[ModelConfig | None, Problem | None]:
-    """The configs beside a checkpoint; or, where that of a Hugging Face model cannot be read, a problem."""
-    alone = bool(options.files) or not path.is_dir()
-    # In a store only files that were named, or that the format reads, are fetched.
-    if options.only_this_file or (is_remote(path) and (alone or not hugging_face)):
-        return None, None
-    folder = path if path.is_dir() else path.parent
-    adapter = _adapter(folder, options)
-    for place in PLACES:
-        found = folder / place / CONFIG
-        if not found.is_file() or (leads_out(found, folder) and not options.follow_symlinks):
-            continue
-        name = found.relative_to(folder).as_posix()
-        try:
-            content = read_json(found)
-        except ReadError as error:
-            if not hugging_face:
-                continue
-            return None, Problem(Code.NOT_READ, f"{name}: {error.reason}", severity="note", files=(name,))
-        if isinstance(content, Mapping) and (hugging_face or isinstance(content.get("model_type"), str)):
-            return ModelConfig(name, content, *_quantization(found, name, content), adapter), None
-    return ModelConfig(ADAPTER_CONFIG, {}, adapter=adapter) if adapter else None, None
-
-
-def _adapter(folder: Path, options: Options) -> Mapping[str, Any]:
-    """The config of PEFT's adapter in a folder; empty where there is none that can be read."""
-    path = folder / ADAPTER_CONFIG
-    if not path.is_file() or (leads_out(path, folder) and not options.follow_symlinks):
-        return {}
-    try:
-        content = read_json(path)
-    except ReadError:
-        return {}
-    return content if isinstance(content, Mapping) and isinstance(content.get("peft_type"), str) else {}
-
-
-def _version(ck: Checkpoint, config: ModelConfig) -> Mapping[str, str]:
-    """Which version of transformers saved a Hugging Face model, by the key that says so."""
-    version = config.content.get(VERSION) if ck.format == "hugging_face" else None
-    if not isinstance(version, str) or not 0 < len(version) < MAX_VERSION:
-        return {}
-    return {f"{config.name}.{VERSION}": version}
-
-
-def _quantization(path: Path, name: str, content: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
-    """What is said of how the weights are quantized, and in which file."""
-    inside = (content[key] for key in INSIDE if isinstance(content.get(key), Mapping))
-    for said in (content, *inside):
-        for key in KEYS:
-            if isinstance(said.get(key), Mapping) and said[key]:
-                return said[key], name
-    beside = path.with_name(MODELOPT)
-    try:
-        told = read_json(beside) if beside.is_file() and not beside.is_symlink() else None
-    except ReadError:
-        told = None
-    stated = told.get("quantization") if isinstance(told, Mapping) else None
-    return ({**stated, "quant_method": "modelopt"}, MODELOPT) if isinstance(stated, Mapping) else ({}, "")
 
 
 # -- files that are cut short, read up to the cut: what is behind it is a gap, and the checkpoint is not whole ---------
