@@ -22,7 +22,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckptools.errors import ReadError, UnsafePathError, UsageError
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search import rank_checks
-from ckptools.formats.rank_search.rank_groups import GroupRead, group_in, rank_group, stated_world_size
+from ckptools.formats.rank_search.rank_groups import (
+    GroupRead,
+    group_in,
+    rank_group,
+    siblings_by_content,
+    stated_world_size,
+)
 from ckptools.formats.rank_search.rank_names import RankName, columns, parse, siblings, unfinished_ranks
 from ckptools.formats.shared.checkpoint_builder import (
     CheckpointBuilder,
@@ -32,7 +38,15 @@ from ckptools.formats.shared.checkpoint_builder import (
     was_read,
 )
 from ckptools.formats.shared.merge import Merge, Ranked, put, with_value
-from ckptools.formats.shared.tensor_parallel import GivenRules, RankPiece, UnlikeError, given_rule, join
+from ckptools.formats.shared.tensor_parallel import (
+    ALL_RANKS,
+    GivenRules,
+    RankPiece,
+    UnlikeError,
+    given_rule,
+    join,
+    read_rules,
+)
 from ckptools.formats.wrapped_shards import wrapped_ranks
 from ckptools.model.checkpoint import Checkpoint, Fact, GivenNames, RankFile
 from ckptools.model.problems import Code, Problem
@@ -278,8 +292,6 @@ def read(path: Path, options: Options, by_name: Shapes | None = None) -> Checkpo
         raise ReadError(path, "no rank in this name, and no rank files in this folder")
     name, group = found
     if len(group) == 1 and options.looks_around and sum(c.level == 0 for c in columns(name.path)) > 1:
-        from ckptools.formats.rank_search.rank_groups import siblings_by_content
-
         group = siblings_by_content(name.path, options.read_file(name.path), options.follow_symlinks) or group
         name = next(n for n in group if n.path == name.path)
     return _opening(builder, name, group, options).checkpoint(by_name)
@@ -333,8 +345,6 @@ class _RankGroup:
         given = None if in_parts or named else self.options.names
         local, notes, assumed = self._flat_shards(tree, by_name, given)
         if self.options.rules is not None:
-            from ckptools.formats.shared.tensor_parallel import ALL_RANKS, read_rules
-
             tree, unlike = join_by_rules(self.builder.path, merge, tree, read_rules(self.options.rules), world.value)
             self.problems += unlike
             if world.sources == FILES_FOUND:
@@ -451,7 +461,11 @@ class _RankGroup:
         if len(claimed) > 1:
             self.problems.append(Problem(Code.WORLD_SIZES_DISAGREE, f"sharded tensors speak of world sizes {claimed}"))
         if at_least and max(at_least) > max(claimed, default=0):
-            return self._world_of_slices(max(at_least), named, found)
+            # Files show a part of it only: it is as named, or as many as there are files.
+            least = max(*at_least, 1 + max(self.read.ranks.values()))
+            if named is not None and named >= least:
+                return Fact(named, ("file name",))
+            return Fact(found, FILES_FOUND) if found >= least else Fact(least, ("at least, by its layout",))
         if claimed:
             agrees = named in (None, claimed[-1]) and len(claimed) == 1
             if named not in (None, claimed[-1]):
@@ -464,13 +478,6 @@ class _RankGroup:
         if stated is not None and found > 1:
             return Fact(stated, ("metadata",))
         return Fact(found, FILES_FOUND)
-
-    def _world_of_slices(self, at_least: int, named: int | None, found: int) -> Fact:
-        """The world size where files show a part of it only: as named, or as many as there are files."""
-        at_least = max(at_least, 1 + max(self.read.ranks.values()))
-        if named is not None and named >= at_least:
-            return Fact(named, ("file name",))
-        return Fact(found, FILES_FOUND) if found >= at_least else Fact(at_least, ("at least, by its layout",))
 
 
 def _may_be_flat(section: Section) -> bool:

@@ -35,6 +35,7 @@ from ckptools.formats.flat_parameters.units import (
     Unit,
     UnknownLayoutError,
     end_to_end,
+    infer_flat_layout,
     is_ragged,
     joined,
     overlap,
@@ -110,7 +111,6 @@ def _parameters(unit: Unit, model: Mapping[str, Any], note: str) -> Iterator[tup
 
 
 # -- optimizer state ---------------------------------------------------------------------------------------------------
-
 # Without `use_orig_params` a number is a flat parameter, and its moments are every rank's chunk with the padding that
 # the saved parameter does not have; they are split like the flat parameter, so one number becomes the names of its
 # parameters. With it a number is a parameter, and its moments are the ranks' runs; numbers stay.
@@ -153,9 +153,19 @@ def resolve_optimizer(
         return
     originals = {u.original for u in units}
     if originals == {True}:
-        _resolve_parameters(optimizer, model, units, given)
+        names = name_with(optimizer, model, believed(AS_SAVED, model), given).names
+        members = {m.key: (m, u) for u in units for m in u.members}
+        for number, entry in optimizer["state"].items():
+            member, unit = members.get(names.get(number, ""), (None, None))
+            for slot, tensor in entry.items() if isinstance(entry, MutableMapping) else ():
+                if isinstance(tensor, Tensor) and _is_run(tensor):
+                    found = _run_of(tensor, member, unit) if member and unit else None
+                    entry[slot] = found or _unplaced(tensor)
     elif originals == {False}:
-        _resolve_units(optimizer, units, getattr(model, "_metadata", None))
+        by_key = {u.key: u for u in units}
+        flat = {u.key: as_moment(u) for u in units}
+        names = name_parameters(optimizer, flat, order_of(flat, getattr(model, "_metadata", None))).names
+        name_units(optimizer, {number: by_key[key] for number, key in names.items() if key in by_key})
     else:
         mark_runs(optimizer["state"].values())
 
@@ -176,19 +186,6 @@ def _unplaced(tensor: Tensor, note: str = UNPLACED_RUN) -> Tensor:
     return replace(tensor, kind="flat_pieces", note=note)
 
 
-def _resolve_parameters(
-    optimizer: MutableMapping[str, Any], model: Mapping[str, Any], units: Sequence[Unit], given: GivenNames | None
-) -> None:
-    names = name_with(optimizer, model, believed(AS_SAVED, model), given).names
-    members = {m.key: (m, u) for u in units for m in u.members}
-    for number, entry in optimizer["state"].items():
-        member, unit = members.get(names.get(number, ""), (None, None))
-        for slot, tensor in entry.items() if isinstance(entry, MutableMapping) else ():
-            if isinstance(tensor, Tensor) and _is_run(tensor):
-                found = _run_of(tensor, member, unit) if member and unit else None
-                entry[slot] = found or _unplaced(tensor)
-
-
 def _run_of(moment: Tensor, member: Member, unit: Unit) -> Tensor | None:
     """The moments of one parameter; None when they are not as long as the runs of the parameter."""
     if member.shape is None:
@@ -203,13 +200,6 @@ def _run_of(moment: Tensor, member: Member, unit: Unit) -> Tensor | None:
     if any(shard.box.numel for shard in shards.values()):
         return None
     return replace(moment, shape=member.shape, shards=joined(member.shape, runs), kind="flat_pieces")
-
-
-def _resolve_units(optimizer: MutableMapping[str, Any], units: Sequence[Unit], modules: Any) -> None:
-    by_key = {u.key: u for u in units}
-    flat = {u.key: as_moment(u) for u in units}
-    names = name_parameters(optimizer, flat, order_of(flat, modules)).names
-    name_units(optimizer, {number: by_key[key] for number, key in names.items() if key in by_key})
 
 
 def name_units(optimizer: MutableMapping[str, Any], units: Mapping[Any, Unit]) -> None:
@@ -272,7 +262,7 @@ def _padded(unit: Unit, moment: Tensor) -> list[FlatRun] | None:
 # -- the optimizer of FSDP1 with `use_orig_params=False`, saved unchanged beside a model that was saved by name --------
 # verl's default: the model is a state dict of DTensors (or ShardedTensors), the optimizer a plain
 # `optimizer.state_dict()`, where each number is a flat parameter and each moment one rank's chunk of it. The model has
-# names, shapes, order and how many ranks share a parameter; `unit_search.py` finds the parameters in each flat one.
+# names, shapes, order and how many ranks share a parameter; `units_of` finds the parameters in each flat one.
 # Checked on verl 0.9.1 with torch 2.13, and on files of torch 2.13's own.
 
 REFUSED = (
@@ -429,13 +419,10 @@ def _chunks(shape: Ints, ranks: int) -> tuple[Box, ...]:
 
 
 # -- pieces of flattened parameters: FSDP1's local state, and its optimizer state under `use_orig_params` --------------
-# FSDP1 flattens the parameters of a unit and cuts the result over the ranks, so that a rank holds a run of consecutive
-# elements of some parameters and nothing of others. In a plain `optimizer.state_dict()` such runs are 1-D tensors
-# without their place. They can be placed when the parameter's shape is known (from a DTensor model saved beside it, as
-# verl does): in rank order they follow each other and together have as many elements as the parameter. Where the shape
-# is unknown, or equal lengths may be pieces or replicas, they stay unplaced: nothing is joined by guessing. Source:
-# torch/distributed/fsdp/_flat_param.py; checked on verl 0.9.1 files. A local state dict holds the model itself so; see
-# `parameters.py`.
+# In a plain `optimizer.state_dict()` the runs that a rank holds are 1-D tensors without their place. They can be placed
+# when the parameter's shape is known (from a DTensor model saved beside it, as verl does): in rank order they follow
+# each other and together have as many elements as the parameter. Where the shape is unknown, or equal lengths may be
+# pieces or replicas, they stay unplaced: nothing is joined by guessing. Checked on verl 0.9.1 files.
 
 LOCAL = "FSDP1 local state: a piece of a flattened parameter"
 NO_SHAPES = (
@@ -494,13 +481,10 @@ def _take_apart(
     given: GivenNames | None,
 ) -> bool:
     """Take a local state dict apart; if that is not possible, mark it with the reason, when shapes were given."""
-    # Most rank files have no flat parameters, and need none of this.
-    from ckptools.formats.flat_parameters import units as flat_units
-
     found = [named for o in optimizers if (named := shapes_by_name(o)) is not None]
     try:
-        units = flat_units.infer_flat_layout(model, shapes, found[0] if len(found) == 1 else by_name)
-    except flat_units.UnknownLayoutError as error:
+        units = infer_flat_layout(model, shapes, found[0] if len(found) == 1 else by_name)
+    except UnknownLayoutError as error:
         if shapes is not None:
             _mark_local(model, f"{LOCAL}; {error}{'' if all_ranks else ' (known from one rank only; try --all-ranks)'}")
         return False

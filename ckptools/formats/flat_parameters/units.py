@@ -1,6 +1,6 @@
 """Contents of FSDP1 flat parameters: explained exactly, or not at all.
 
-A shape list is believed when, layout in order by one of torch's rules, it ends at the last element of every flat
+A shape list is believed when, laid out in order by one of torch's rules, it ends at the last element of every flat
 parameter, and when each run that a file holds under a parameter's own name lies where the list puts it. The rules are
 in `parameters.py`.
 """
@@ -22,9 +22,9 @@ from ckptools.model.shards import Shard, Source, in_rank_order
 from ckptools.model.tensor import Tensor
 from ckptools.training_state.optimizers import is_flat_parameter, without_wrappers
 
-# -- runs of consecutive elements of a flattened tensor: as boxes of it, or as parameters in an FSDP1 flat parameter
+# -- runs of consecutive elements of a flattened tensor: as boxes of it, or as parameters in an FSDP1 flat parameter ---
 # FSDP1, DeepSpeed and Megatron's optimizer have such runs. One that begins or ends inside a row is several boxes, at
-# most 2 * ndim - 1 of them. torch's rules for parameters in a flat parameter are in `parameters.py`.
+# most 2 * ndim - 1 of them.
 
 ALIGNMENTS = (2, 4, 8, 16)
 """Elements in 16 bytes, by size of dtype."""
@@ -306,15 +306,12 @@ class _LayoutInference:
         self.whole: set[str] = set()
         for key, value in model.items():
             if key not in self.flats:
-                self._sort_in(key, value)
-
-    def _sort_in(self, key: str, value: Any) -> None:
-        name = without_wrappers(key)
-        path = _unit_of(name, self.paths)
-        if path is not None and isinstance(value, Tensor) and self._is_run(name, value, self.paths[path]):
-            self.runs[self.paths[path]][key] = value
-        else:
-            self.whole.add(name)
+                name = without_wrappers(key)
+                path = _unit_of(name, self.paths)
+                if path is not None and isinstance(value, Tensor) and self._is_run(name, value, self.paths[path]):
+                    self.runs[self.paths[path]][key] = value
+                else:
+                    self.whole.add(name)
 
     def _is_run(self, name: str, tensor: Tensor, flat: str) -> bool:
         """Whether a 1-D tensor is a rank's run of a flattened parameter, and no buffer or whole parameter."""
@@ -407,8 +404,8 @@ class _LayoutInference:
 #   units left out, in the order of `named_modules()`: a module's own, then its children's; a tied one once.
 # - `parameters()` lists the flat parameters in the same order of their modules, so an outer unit before those in it. A
 #   unit whose parameters are all in nested ones has none.
-# - A rank holds a chunk of ceil(elements / ranks), the last ones padded to that length. - Numbered modules of one list
-# that are alike, name by name and shape by shape, are wrapped alike: every policy that
+# - A rank holds a chunk of ceil(elements / ranks), the last ones padded to that length.
+# - Numbered modules of one list that are alike, name by name and shape by shape, are wrapped alike: every policy that
 #   torch has decides by class or by size. This is assumed; a user can wrap by hand as he likes.
 #
 # Every such way to choose the units is looked through, and one is taken only when no other gives the same lengths.
@@ -584,14 +581,11 @@ def _tyings(params: Mapping[str, Tensor]) -> Iterator[set[int]]:
     """
     alike: dict[Any, list[int]] = {}
     for i, tensor in enumerate(params.values()):
-        alike.setdefault((tensor.shape, tensor.dtype, _checksums(tensor)), []).append(i)
+        stated = {(s.rank, s.box): s.source.crc for s in tensor.shards if s.source is not None and s.box.numel}
+        checksums = None if 0 in stated.values() else frozenset(stated.items())
+        alike.setdefault((tensor.shape, tensor.dtype, checksums), []).append(i)
     seconds = [set(same[1:]) for same in alike.values() if len(same) > 1]
     few = len(seconds) <= MAX_TIES
     for n in range(len(seconds) + 1) if few else sorted({0, 1, len(seconds)}):
         for chosen in combinations(seconds, n):
             yield set().union(*chosen)
-
-
-def _checksums(tensor: Tensor) -> Any:
-    stated = {(s.rank, s.box): s.source.crc for s in tensor.shards if s.source is not None and s.box.numel}
-    return None if 0 in stated.values() else frozenset(stated.items())

@@ -224,9 +224,10 @@ class _SiblingSearch:
         found: list[tuple[Path, list[str]]] = [(self._absolute.parents[levels - 1], [])]
         for level in reversed(range(levels)):
             part = path_parts(self._path)[level]
-            expression = re.compile(
-                _expression_of_part(part, sorted((c.start, c.end) for c in wanted if c.level == level))
-            )
+            spans = sorted((c.start, c.end) for c in wanted if c.level == level)
+            starts, ends = [*(start for start, _ in spans), len(part)], [0, *(end for _, end in spans)]
+            between = (re.escape(part[end:start]) for end, start in zip(ends, starts, strict=True))
+            expression = re.compile(r"(\d{1,7})".join(between))
             found = [entry for folder, seen in found for entry in self._entries(folder, expression, seen)]
         return [(self._as_given(one), seen) for one, seen in found if one.is_file()]
 
@@ -281,13 +282,6 @@ def count_as_ranks(numbers: list[list[int]]) -> bool:
     return all((b, there) in ((a, here + 1), (a + 1, places[0])) for (a, b), (here, there) in steps)
 
 
-def _expression_of_part(part: str, spans: list[tuple[int, int]]) -> str:
-    """A regular expression for parts of a path that differ only in the numbers at some places."""
-    ends = [0, *(end for _, end in spans)]
-    starts = [*(start for start, _ in spans), len(part)]
-    return r"(\d{1,7})".join(re.escape(part[end:start]) for end, start in zip(ends, starts, strict=True))
-
-
 def _are_ranks(found: list[tuple[int, Signs]], world: int) -> bool:
     """Whether files have the expected ranks: half of them, or all ranks in another order, as swapped files do.
 
@@ -314,7 +308,6 @@ def _place(sign: Signs) -> tuple[int, ...]:
 
 
 # -- other items of the same ranks: `model_3.pt`, `optimizer_3.pt`, `step_3.pt` ----------------------------------------
-
 # Names whose rank is proven by contents show the names of the other items: the same but for the words before the rank.
 # They are of the same checkpoint where they hold other keys; two runs beside each other hold the same ones.
 #
@@ -427,8 +420,6 @@ def group_in(folder: Path) -> RankName | None:
     try:
         return only_group(folder)
     except SeveralError:
-        # Most folders have names that are enough.
-
         names = list(names_in(folder))
         if not are_of_one([name.path for name in names]):
             raise
@@ -445,7 +436,8 @@ def group_of_files(files: Sequence[Path]) -> list[RankName]:
         return [
             RankName(p, p.stem, at, p.suffix, "", None, _unnamed(p), rank_in_name=False) for at, p in enumerate(files)
         ]
-    world = _of_world(files[0], max(numbers))
+    found = re.search(r"\d+-of-(\d{1,7})(?!\d)", files[0].name)
+    world = int(found[1]) if found and max(numbers) <= int(found[1]) else None
     numbered = zip(files, numbers, strict=True)
     return _from_zero([RankName(p, NUMBER.split(p.stem)[0], n, "", "", world, _unnamed(p)) for p, n in numbered])
 
@@ -464,12 +456,6 @@ def _numbers(files: Sequence[Path]) -> list[int] | None:
     return differing[0] if len(differing) == 1 and len(set(differing[0])) == len(files) else None
 
 
-def _of_world(path: Path, largest: int) -> int | None:
-    """The `4` of `model-2-of-4.pt`, unless the largest number is above it."""
-    found = re.search(r"\d+-of-(\d{1,7})(?!\d)", path.name)
-    return int(found[1]) if found and largest <= int(found[1]) else None
-
-
 def files_matching(folder: Path, pattern: str, follow_symlinks: bool) -> list[RankName]:
     """The files below a folder whose paths match a pattern such as `model-{rank}-of-{world}.pt`, in rank order.
 
@@ -480,7 +466,12 @@ def files_matching(folder: Path, pattern: str, follow_symlinks: bool) -> list[Ra
     """
     from glob import escape
 
-    _check_pattern(folder, pattern)
+    if not folder.is_dir():
+        raise UsageError(folder, "--ranks goes with a folder, in which it says what the rank files are called")
+    inside = not Path(pattern).is_absolute() and ".." not in Path(pattern).parts and "\0" not in pattern
+    if "{rank}" not in pattern or not inside:
+        text = "expected a name in the folder with {rank} in it, such as 'model-{rank}-of-{world}.pt'"
+        raise UsageError(None, f"--ranks {describe_for_error(pattern)}: {text}")
     expression = re.compile(_expression(pattern))
     with reading(folder):
         paths = sorted(islice((p for p in folder.glob(HOLDER.sub("*", escape(pattern))) if p.is_file()), MAX_FILES))
@@ -499,15 +490,6 @@ def file_matching(path: Path, pattern: str) -> RankName:
     found = re.fullmatch(_expression(pattern), path.name)
     assert found is not None, f"{path.name} is no {pattern}"
     return _fitted(path.parent, pattern, path, found)
-
-
-def _check_pattern(folder: Path, pattern: str) -> None:
-    if not folder.is_dir():
-        raise UsageError(folder, "--ranks goes with a folder, in which it says what the rank files are called")
-    inside = not Path(pattern).is_absolute() and ".." not in Path(pattern).parts and "\0" not in pattern
-    if "{rank}" not in pattern or not inside:
-        text = "expected a name in the folder with {rank} in it, such as 'model-{rank}-of-{world}.pt'"
-        raise UsageError(None, f"--ranks {describe_for_error(pattern)}: {text}")
 
 
 def _expression(pattern: str) -> str:
@@ -576,7 +558,11 @@ class GroupRead:
         unnamed = options.names is not None and not any(s.claims for s in self.saved.values())
         uncounted = bool(options.files) and group[-1].rank > len(group)
         if not self.all_ranks and (self._is_small() or unnamed or uncounted):
-            self._read_rest()
+            rest = [member for member in self.group if member.path not in {*self.saved, *self.faults}]
+            self.options.read_ahead([member.path for member in rest])
+            for member in rest:
+                self._read(member, must=False)
+            self.all_ranks = True
         if all(map(self._counts_from_one, group)) and any(self._said(n) is not None for n in group):
             self.group, self.name = [n.from_one() for n in group], name.from_one()
         self._read_namesakes(self.name)
@@ -598,13 +584,6 @@ class GroupRead:
         """Whether the files, estimated by those that were read, are small enough to read all."""
         nbytes = sum(saved.bytes_read for saved in self.saved.values())
         return is_small(len({n.rank for n in self.group}), nbytes * len(self.group) // max(len(self.saved), 1))
-
-    def _read_rest(self) -> None:
-        rest = [member for member in self.group if member.path not in {*self.saved, *self.faults}]
-        self.options.read_ahead([member.path for member in rest])
-        for member in rest:
-            self._read(member, must=False)
-        self.all_ranks = True
 
     def _read_namesakes(self, name: RankName) -> None:
         """Where the content has another rank than the name, read the file of that name too: they may be swapped."""

@@ -99,23 +99,21 @@ class CompanionFiles:
         status: Literal["read", "cut", "bad"] = "read"
         tree = None
         try:
-            tree = self._tree(path, options)
+            if path.suffix == ".json":
+                self.bytes_read += path.stat().st_size
+                tree = read_json(path)
+            else:
+                saved = options.read_file(path)
+                self.saved.append(saved)
+                self.names += saved.names
+                self.bytes_read += saved.bytes_read
+                tree = saved.tree
         except ReadError as error:
             fault = Fault.of(error, path)
             self.problems.append(fault.problem(path.name, rank, key))
             status = fault.status
         self.files.append(file_now(path, rank, key, status))
         return tree
-
-    def _tree(self, path: Path, options: Options) -> Any:
-        if path.suffix == ".json":
-            self.bytes_read += path.stat().st_size
-            return read_json(path)
-        saved = options.read_file(path)
-        self.saved.append(saved)
-        self.names += saved.names
-        self.bytes_read += saved.bytes_read
-        return saved.tree
 
 
 def lacks_its_model(folder: Path) -> bool:
@@ -183,7 +181,12 @@ def read_companions(folder: Path, options: Options, ranks: int = 0) -> Companion
     _count_ranks(found, here, ranks)
     if found.world_size.value is not None:
         found.problems += unlike_states("rng", found.tree.get("rng", {}))
-    found.problems += [*_gaps(here), *_without_counters(here), *_in_each_others_place(found.tree)]
+    found.problems += _gaps(here)
+    names = {companion.path.name for companion in here}
+    if "scheduler.pt" in names and any(n.startswith("rng_state") for n in names) and "trainer_state.json" not in names:
+        text = "no file trainer_state.json, which the Trainer writes last; the save may have been interrupted"
+        found.problems.append(Problem(Code.FILE_MISSING, text, None, "trainer_state", severity="warning"))
+    found.problems += _in_each_others_place(found.tree)
     return found
 
 
@@ -253,24 +256,13 @@ def without_optimizer(folder: Path, tree: Mapping[str, Any], models: Collection[
         yield Problem(Code.FILE_MISSING, text, None, "optimizer", severity="warning")
 
 
-def _without_counters(here: list[Companion]) -> Iterator[Problem]:
-    """Warn where the Trainer's scheduler and random states are here, and not the file that it writes last."""
-    names = {companion.path.name for companion in here}
-    if "scheduler.pt" in names and any(n.startswith("rng_state") for n in names) and "trainer_state.json" not in names:
-        text = "no file trainer_state.json, which the Trainer writes last; the save may have been interrupted"
-        yield Problem(Code.FILE_MISSING, text, None, "trainer_state", severity="warning")
-
-
 def _in_each_others_place(tree: Mapping[str, Any]) -> Iterator[Problem]:
     """Find an optimizer under the name of a scheduler, and the reverse: swapped with it, or a copy of it."""
     for key, value in tree.items():
-        kind = "an optimizer" if is_optimizer(value) else "a scheduler" if _counts_epochs(value) else ""
+        steps = isinstance(value, Mapping) and "last_epoch" in value
+        kind = "an optimizer" if is_optimizer(value) else "a scheduler" if steps else ""
         if kind and key.startswith(("optimizer", "scheduler")) and not key.startswith(kind.split()[1]):
             yield Problem(Code.NAME_CONTRADICTS, f"holds the state of {kind}", None, key, severity="error")
-
-
-def _counts_epochs(state: Any) -> bool:
-    return isinstance(state, Mapping) and "last_epoch" in state
 
 
 def _gaps(here: list[Companion]) -> Iterator[Problem]:

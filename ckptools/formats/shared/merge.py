@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -64,7 +64,10 @@ def grouped(ranked: Ranked) -> list[AlikeGroup]:
         if isinstance(content, Alike):
             of_pattern.setdefault(content.pattern, []).append((rank, content))
     several = {pattern: group for pattern, group in of_pattern.items() if len(group) >= MIN_RANKS}
-    groups = [AlikeGroup(group, _joined(pattern, group)) for pattern, group in several.items()]
+    groups = [
+        AlikeGroup(group, remade(pattern.tree, _Joining(pattern, group).tensor, group[0][1].values))
+        for pattern, group in several.items()
+    ]
     for rank, content in ranked:
         if not isinstance(content, Alike):
             groups.append(AlikeGroup([(rank, content)], content))
@@ -111,12 +114,6 @@ class _Rows(NamedTuple):
     in_order: bool
 
 
-def _joined(pattern: Pattern, ranked: Sequence[tuple[int, Alike]]) -> Any:
-    joining = _Joining(pattern, ranked)
-    first = ranked[0][1]
-    return remade(pattern.tree, joining.tensor, first.values)
-
-
 class _Joining:
     """Joins the tensors of ranks that are alike."""
 
@@ -134,34 +131,34 @@ class _Joining:
 
     def tensor(self, tensor: Tensor) -> Tensor:
         kind = kind_of(tensor)
-        source = _source_of(tensor.detail.local if kind is not None else tensor)
-        if source is None:
-            return replace(tensor, detail=None) if not tensor.shards else self._without_bytes(tensor)
+        local: Tensor = tensor.detail.local if kind is not None else tensor
+        source = next((shard.source for shard in local.shards), None)
+        if source is None and not tensor.shards:
+            return replace(tensor, detail=None)
+        if source is None:  # a DTensor of which no rank has an element
+            assert kind is not None
+            rows = self._cut(kind, tensor)
+            pairs = zip(rows.offsets, rows.sizes, rows.files, strict=True)
+            listed = tuple(Shard(Box(offsets, sizes), file.rank, None) for offsets, sizes, file in pairs)
+            return replace(tensor, shards=listed, detail=None)
         if kind is None:
             rows = self.whole.get(tensor.shape) or self._whole(tensor.shape)
         else:
             rows = self.of_kind.get(kind) or self._cut(kind, tensor)
         return replace(tensor, shards=self._shards(source, rows), detail=None)
 
-    def _without_bytes(self, tensor: Tensor) -> Tensor:
-        """A DTensor of which no rank has an element."""
-        rows = self._cut(kind, tensor) if (kind := kind_of(tensor)) is not None else None
-        assert rows is not None
-        return replace(tensor, shards=self._listed(rows), detail=None)
-
-    def _listed(self, rows: _Rows) -> Shards:
-        pairs = zip(rows.offsets, rows.sizes, rows.files, strict=True)
-        return tuple(Shard(Box(offsets, sizes), file.rank, None) for offsets, sizes, file in pairs)
-
     def _whole(self, shape: tuple[int, ...]) -> _Rows:
         box = Box.whole(shape)
-        rows = [_Row(i, rank, box, box) for i, (rank, _) in enumerate(self.ranked)]
-        self.whole[shape] = found = self._columns(rows)
-        return found
+        self.whole[shape] = made = self._columns([_Row(i, rank, box, box) for i, (rank, _) in enumerate(self.ranked)])
+        return made
 
     def _cut(self, kind: CutKind, tensor: Tensor) -> _Rows:
         """Where the ranks' pieces of such a tensor lie, and listed ones that no file here has."""
-        rows = list(self._own(kind, tensor))
+        rows = [
+            _Row(i, rank, place, local)
+            for i, ((rank, _), meshes) in enumerate(zip(self.ranked, self.meshes, strict=True))
+            for place, local in self.pattern.pieces(kind, tensor, meshes[kind.mesh])
+        ]
         found = {row.box for row in rows}
         first = self.pattern.placed(tensor, self.ranked[0][1], self.meshes[0])
         listed = {s.box: s for s in first.shards if not s.was_read and 0 not in s.box.sizes and s.box not in found}
@@ -171,24 +168,18 @@ class _Joining:
         self.of_kind[kind] = made = self._columns(rows)
         return made
 
-    def _own(self, kind: CutKind, tensor: Tensor) -> Iterator[_Row]:
-        for i, ((rank, _), meshes) in enumerate(zip(self.ranked, self.meshes, strict=True)):
-            for place, local in self.pattern.pieces(kind, tensor, meshes[kind.mesh]):
-                yield _Row(i, rank, place, local)
-
-    def _columns(self, rows: Iterable[_Row]) -> _Rows:
-        listed = list(rows)
-        members = [row.member for row in listed]
-        files = [self._file(row) for row in listed]
-        offsets, sizes = [row.box.offsets for row in listed], [row.box.sizes for row in listed]
-        places = {box: i for i, box in enumerate(dict.fromkeys(row.local for row in listed))}
-        local_of = [None if row.member is None else places[row.local] for row in listed]
+    def _columns(self, rows: Sequence[_Row]) -> _Rows:
+        members = [row.member for row in rows]
+        files = [
+            self.elsewhere.setdefault(row.rank, HoldingFile(None, row.rank))
+            if row.member is None
+            else self.files[row.member]
+            for row in rows
+        ]
+        offsets, sizes = [row.box.offsets for row in rows], [row.box.sizes for row in rows]
+        places = {box: i for i, box in enumerate(dict.fromkeys(row.local for row in rows))}
+        local_of = [None if row.member is None else places[row.local] for row in rows]
         return _Rows(members, offsets, sizes, files, [*places], local_of, members == [*range(len(self.ranked))])
-
-    def _file(self, row: _Row) -> HoldingFile:
-        if row.member is not None:
-            return self.files[row.member]
-        return self.elsewhere.setdefault(row.rank, HoldingFile(None, row.rank))
 
     def _shards(self, source: Source, rows: _Rows) -> Shards:
         at = self.pattern.records[source.record]
@@ -200,14 +191,6 @@ class _Joining:
         layouts = [None if place is None else found[place] for place in rows.local_of]
         count = len(rows.members)
         return ItemShards(source.dtype, rows.offsets, rows.sizes, rows.files, starts, [0] * count, layouts, crcs)
-
-
-def _source_of(tensor: Tensor) -> Source | None:
-    """Where the values of a tensor of one shard lie; None of a tensor without values."""
-    return next((shard.source for shard in tensor.shards), None)
-
-
-"""The value that each rank has at one key path, in rank order; files that are alike may be merged as one."""
 
 
 MIN_COLUMNS = 16
@@ -330,7 +313,7 @@ class Merge:
 
     def _sequences(self, ranked: Ranked, path: KeyPath) -> Any:
         first = ranked[0][1]
-        if all(_plain(x) for x in first):
+        if not any(isinstance(x, (dict, list, tuple, Tensor)) for x in first):
             self._compare(ranked, path)
             return first
         items = [self._merged([(r, v[i]) for r, v in ranked], (*path, i)) for i in range(len(first))]
@@ -501,7 +484,3 @@ def _either_way(a: Any, b: Any) -> tuple[str, str] | None:
         return difference(a, b)
     found = difference(b, a) if isinstance(b, Tensor) else None
     return (found[1], found[0]) if found else None
-
-
-def _plain(value: Any) -> bool:
-    return not isinstance(value, (dict, list, tuple, Tensor))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.errors import ReadError
-from ckptools.files.opening import File, check_stays_inside, is_remote
+from ckptools.files.opening import File, JsonError, check_stays_inside, is_remote, parse_json
 from ckptools.model.checkpoint import (
     FILE_NAME,
     MAX_BYTES,
@@ -87,9 +87,6 @@ def with_provenance(checkpoint: Checkpoint, said: Mapping[Path, Said]) -> Checkp
     return replace(checkpoint, provenance=found, problems=worst_first([*checkpoint.problems, *problems]))
 
 
-# -- the side file -----------------------------------------------------------------------------------------------------
-
-
 def _side_files(checkpoint: Checkpoint, own: Mapping[Path, Said]) -> dict[Path, Said]:
     """Side files of outputs without a record; in a store only files that were named are fetched."""
     files = [file.path for file in checkpoint.files if file.is_here and file.path not in own]
@@ -108,15 +105,11 @@ def _output_of(file: Path) -> Path:
     return file.with_name(numbered[1] + numbered[2] if numbered else file.name.removesuffix(".index.json"))
 
 
-# -- the record --------------------------------------------------------------------------------------------------------
-
-
 class _RecordError(ValueError):
     """A record is invalid; the message says why."""
 
 
 def _parsed(said: Said, side: bool) -> Provenance:
-    from ckptools.files.opening import JsonError, parse_json
 
     if said.fault:
         raise _RecordError(said.fault)
@@ -184,9 +177,6 @@ def _count(value: Any) -> int:
     if type(value) is not int or not 0 <= value < 1 << 63:
         raise _RecordError(f"expected a number, found {describe_for_error(value)}")
     return value
-
-
-# -- what is wrong -----------------------------------------------------------------------------------------------------
 
 
 def _problems(record: Provenance, tree: Any) -> Iterator[Problem]:

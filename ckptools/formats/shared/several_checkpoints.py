@@ -1,8 +1,9 @@
-"""Which of several checkpoints of a run is newer: by their steps, numbers in their names, and last by file times.
+"""Several checkpoints in a folder: which is newer, the tracker (`latest`) that names the newest, the error for them.
 
-Names count before times. A download or a copy sets the times of all files, and saves of one second share theirs:
-Accelerate's `checkpoint_0` and `checkpoint_1`, nanochat's `model_000005.pt` and `model_000010.pt`.
-Source: accelerate/accelerator.py (`save_state`, automatic naming), nanochat/checkpoint_manager.py.
+Checkpoints are ordered by their steps, then by numbers in their names, and last by file times: a download or a copy
+sets the times of all files, and saves of one second share theirs. Numbered are Accelerate's `checkpoint_0` and
+`checkpoint_1`, nanochat's `model_000005.pt` and `model_000010.pt`. Source: accelerate/accelerator.py (`save_state`,
+automatic naming), nanochat/checkpoint_manager.py.
 """
 
 from __future__ import annotations
@@ -93,8 +94,13 @@ def by_name(saves: Sequence[Save]) -> list[dict[int, Key]]:
     groups: dict[str, list[int]] = {}
     for index, save in enumerate(saves):
         groups.setdefault(save.pattern, []).append(index)
-    keys = [_keys({index: saves[index] for index in group}) for group in groups.values() if len(group) > 1]
-    return [found for found in keys if found and not _contradicts(found, saves)]
+    found = []
+    for keys in (_keys({index: saves[index] for index in group}) for group in groups.values() if len(group) > 1):
+        steps = [saves[index].step for index in sorted(keys, key=keys.__getitem__)]
+        known = [step for step in steps if step is not None]
+        if keys and all(a <= b for a, b in pairwise(known)):
+            found.append(keys)
+    return found
 
 
 def _keys(group: Mapping[int, Save]) -> dict[int, Key]:
@@ -104,23 +110,10 @@ def _keys(group: Mapping[int, Save]) -> dict[int, Key]:
     counted = [n for n in varying if n in first.counted]
     chosen = counted or varying
     found = {index: tuple(save.numbers[n] or 0 for n in chosen) for index, save in group.items()}
-    sure = len(chosen) == 1 or bool(counted) or _rise_together(list(found.values())) or _are_dates(first, chosen)
-    return found if chosen and sure else {}
-
-
-def _rise_together(keys: Sequence[Key]) -> bool:
-    columns = zip(*sorted(keys), strict=True)
-    return all(a <= b for column in columns for a, b in pairwise(column))
-
-
-def _are_dates(first: Save, chosen: Sequence[int]) -> bool:
-    return bool(chosen) and DATES.fullmatch(str(first.numbers[chosen[0]])) is not None
-
-
-def _contradicts(keys: Mapping[int, Key], saves: Sequence[Save]) -> bool:
-    steps = [saves[index].step for index in sorted(keys, key=keys.__getitem__)]
-    known = [step for step in steps if step is not None]
-    return any(a > b for a, b in pairwise(known))
+    rise_together = all(a <= b for column in zip(*sorted(found.values()), strict=True) for a, b in pairwise(column))
+    sure = len(chosen) == 1 or bool(counted) or rise_together
+    dates = bool(chosen) and DATES.fullmatch(str(first.numbers[chosen[0]])) is not None
+    return found if chosen and (sure or dates) else {}
 
 
 def steps_by_name(saves: Sequence[Save]) -> dict[int, int]:
@@ -147,7 +140,9 @@ def newest_first(saves: Sequence[Save], counted: Callable[[int], int | None] = l
     named = by_name(saves)
     by: By = "step"
     if all(step is None for step in steps.values()):
-        by = "name" if _cover(named, len(saves)) else "nothing"
+        # Names order all checkpoints: those of one pattern, or of several with the same numbers.
+        every = sum(map(len, named)) == len(saves) and len({frozenset(keys.values()) for keys in named}) == 1
+        by = "name" if every else "nothing"
     if by == "nothing":
         steps = {n: counted(n) for n in steps}
         by = "nothing" if None in steps.values() or len(set(steps.values())) < len(saves) else "optimizer steps"
@@ -163,11 +158,6 @@ def newest_first(saves: Sequence[Save], counted: Callable[[int], int | None] = l
         for keys in named if by != "optimizer steps" else ():
             _rearrange(order, keys)
     return order, by
-
-
-def _cover(named: Sequence[Mapping[int, Key]], count: int) -> bool:
-    """Whether names order all checkpoints: those of one pattern, or of several with the same numbers."""
-    return sum(map(len, named)) == count and len({frozenset(keys.values()) for keys in named}) == 1
 
 
 def _rearrange(order: list[int], keys: Mapping[int, Key]) -> None:
@@ -306,8 +296,6 @@ def _shown(path: Path, folder: Path) -> str:
     return name if name.isprintable() and len(name) < 200 else describe_for_error(name)
 
 
-# -- trackers ----------------------------------------------------------------------------------------------------------
-
 FILES = ("latest", "latest_checkpointed_iteration.txt", "last_checkpoint", "LATEST.txt", "dlrover_latest.txt")
 LINK = re.compile(r"(?:latest|last|LATEST)(?![A-Za-z]).*", re.DOTALL)
 ASTRAY = Code.TRACKER_ASTRAY.code
@@ -343,12 +331,9 @@ def tracker_in(folder: Path, follow_symlinks: bool = False) -> Tracker | None:
                 check_stays_inside(path, folder)
             if not path.is_symlink():
                 return _named(path, text_of(path))
-    links = {link.target: link for link in [*_links(folder), *_link_texts(folder)] if _is_beside(link)}
+    found = [*_links(folder), *_link_texts(folder)]
+    links = {link.target: link for link in found if link.target and link.target.parent == folder}
     return links.popitem()[1] if len(links) == 1 else None
-
-
-def _is_beside(link: Tracker) -> bool:
-    return link.target is not None and link.target.parent == link.path.parent
 
 
 def check_not_astray(folder: Path, opened: Checkpoint) -> None:
@@ -436,14 +421,15 @@ def text_of(path: Path) -> str:
 def _named(tracker: Path, text: str) -> Tracker:
     """The target of a tracker's text: an entry beside it of that name, or of that step if it is a number."""
     if not is_plain_name(text):
-        return Tracker(
-            tracker, None, f"names {describe_for_error(text)}, which is not the plain name of something beside it"
-        )
+        why = f"names {describe_for_error(text)}, which is not the plain name of something beside it"
+        return Tracker(tracker, None, why)
     entry = tracker.parent / text
     if entry != tracker and is_there(entry):
         return Tracker(tracker, entry)
     if re.fullmatch(r"[0-9]{1,12}", text):
-        numbered = [p for p in _entries(tracker.parent) if step_in(p.name) == int(text)]
+        with reading(tracker.parent):
+            entries = sorted(islice(tracker.parent.iterdir(), MAX_ENTRIES))
+        numbered = [p for p in entries if step_in(p.name) == int(text)]
         if len(numbered) == 1:
             return Tracker(tracker, numbered[0])
     return Tracker(tracker, None, f"names {describe_for_error(text)}, which is not here", (text,))
@@ -453,8 +439,3 @@ def _called_so(folder: Path) -> list[Path]:
     """The entries that are called as links to the newest are."""
     with reading(folder):
         return sorted(entry for entry in islice(folder.iterdir(), MAX_ENTRIES) if LINK.fullmatch(entry.name))
-
-
-def _entries(folder: Path) -> list[Path]:
-    with reading(folder):
-        return sorted(islice(folder.iterdir(), MAX_ENTRIES))

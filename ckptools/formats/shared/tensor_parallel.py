@@ -72,7 +72,11 @@ def join(pieces: Sequence[RankPiece], rule: JoinRule, ranks: int) -> Tensor:
     first = next(p.tensor for p in pieces if p.tensor is not None)
     if rule.given and rule.dim is not None and rule.halves == 1 and _differ_along(pieces, first, rule.dim):
         return _unevenly(pieces, first, rule.dim, ranks)
-    _check_alike(pieces, first)
+    for piece in pieces:
+        other = piece.tensor
+        if other is not None and (other.shape, other.dtype) != (first.shape, first.dtype):
+            text = f"{other.dtype} {list(other.shape)}, another rank has {first.dtype} {list(first.shape)}"
+            raise UnlikeError(f"rank {piece.rank} has {text}; they are not pieces of one weight")
     if rule.dim is None:
         shards = tuple(Shard(Box.whole(first.shape), p.rank, _source(p)) for p in pieces if p.tensor is not None)
         return replace(first, shards=shards)
@@ -100,14 +104,6 @@ def _unevenly(pieces: Sequence[RankPiece], first: Tensor, dim: int, ranks: int) 
         start += piece.tensor.shape[dim]
     shape = tuple(start if d == dim else n for d, n in enumerate(first.shape))
     return replace(first, shape=shape, shards=tuple(shards), kind="tensor_parallel", world_size=ranks)
-
-
-def _check_alike(pieces: Sequence[RankPiece], first: Tensor) -> None:
-    for piece in pieces:
-        other = piece.tensor
-        if other is not None and (other.shape, other.dtype) != (first.shape, first.dtype):
-            text = f"{other.dtype} {list(other.shape)}, another rank has {first.dtype} {list(first.shape)}"
-            raise UnlikeError(f"rank {piece.rank} has {text}; they are not pieces of one weight")
 
 
 def _joined_shape(shape: Ints, rule: JoinRule, ranks: int) -> Ints:
