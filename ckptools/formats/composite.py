@@ -154,7 +154,12 @@ class _PartsFolder:
         """Add a part that all ranks have in common; a problem where it cannot be read."""
         self.parts.check_link(part.path)
         if part.format is None and part.path.is_dir():
-            self._add_unknown(part)
+            with reading(part.path):
+                empty = not any(part.path.iterdir())
+            what = "is empty" if empty else "holds nothing of a format that a part may have"
+            text = f"the folder {part.path.name} {what}"
+            severity: Severity = "error" if part.key in OPTIMIZERS else "warning"
+            self.problems.append(Problem(Code.FILE_MISSING, text, None, part.key, severity, (part.path.name,)))
         elif part.format is None or part.path.suffix in (".json", ".pkl"):
             self.parts.add_file(part.path, part.key)
             self.saved_as.append(part.key)
@@ -182,15 +187,6 @@ class _PartsFolder:
         self.saved_as.append(part.key if alone else f"{part.key} ({made.saved_as})")
         self._count(made.world_size)
         self.order = made.module_order if part.key == MODEL else self.order
-
-    def _add_unknown(self, part: NamedPart) -> None:
-        with reading(part.path):
-            empty = not any(part.path.iterdir())
-        text = f"the folder {part.path.name} " + (
-            "is empty" if empty else "holds nothing of a format that a part may have"
-        )
-        severity: Severity = "error" if part.key in OPTIMIZERS else "warning"
-        self.problems.append(Problem(Code.FILE_MISSING, text, None, part.key, severity, (part.path.name,)))
 
     def _count(self, world: Fact) -> None:
         if (world.value or 0) > (self.world.value or 0) or (world.value == self.world.value and self.world.at_least):
@@ -225,9 +221,19 @@ class _PartsFolder:
         """Put the parts together."""
         if not self.parts.tree:
             raise ReadError(self.path, f"no part of it can be read: {few([p.message for p in self.problems])}")
-        self._name_the_rest()
+        # What lies in the folder and is no part.
+        mine = {part.path.name for part in self.found}
+        with reading(self.path):
+            rest = sorted(p.name for p in self.path.iterdir() if p.name not in mine)
+        if rest:
+            text = f"also here, of no part, and not read: {few(rest)}"
+            self.problems.append(Problem(Code.NOT_READ, text, files=tuple(rest)))
         self._compare_steps(self.parts.tree)
-        self._compare_kinds(self.parts.tree)
+        # Parts that do not hold what their names promise.
+        for key, kind in KINDS.items():
+            if key in self.parts.tree and kind not in {s.kind for s in find_sections({key: self.parts.tree[key]})}:
+                text = f"holds nothing that is known to be {'an' if kind == 'optimizer' else 'a'} {kind}"
+                self.problems.append(Problem(Code.NAME_CONTRADICTS, text, None, key))
         here = {part.key for part in self.found}
         if not here.isdisjoint(SCHEDULERS) and here.isdisjoint(OPTIMIZERS):
             text = "a scheduler is here, and the optimizer whose learning rates it sets is not"
@@ -235,22 +241,6 @@ class _PartsFolder:
         return self.parts.checkpoint(
             f"a composite of parts by their names: {', '.join(self.saved_as)}", self.world, self.order
         )
-
-    def _name_the_rest(self) -> None:
-        """Name what lies in the folder and is no part."""
-        mine = {part.path.name for part in self.found}
-        with reading(self.path):
-            rest = sorted(p.name for p in self.path.iterdir() if p.name not in mine)
-        if rest:
-            text = f"also here, of no part, and not read: {few(rest)}"
-            self.problems.append(Problem(Code.NOT_READ, text, files=tuple(rest)))
-
-    def _compare_kinds(self, tree: Mapping[str, object]) -> None:
-        """Warn where a part does not hold what its name promises."""
-        for key, kind in KINDS.items():
-            if key in tree and kind not in {s.kind for s in find_sections({key: tree[key]})}:
-                text = f"holds nothing that is known to be {'an' if kind == 'optimizer' else 'a'} {kind}"
-                self.problems.append(Problem(Code.NAME_CONTRADICTS, text, None, key))
 
     def _compare_steps(self, tree: Mapping[str, object]) -> None:
         """Warn where the counters of two parts have different values."""

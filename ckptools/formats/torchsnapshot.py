@@ -139,27 +139,23 @@ def read_manifest(path: Path) -> SnapshotManifest:
         world = found["world_size"]
         if type(world) is not int or not 0 < world <= MAX_RANKS:
             raise EntryError(f"world_size {describe_for_error(world)}")
-        return _manifest(str(found["version"]), world, found["manifest"], len(data))
+        entries: dict[int, dict[str, Mapping[str, Any]]] = {}
+        children: dict[int, dict[str, list[str]]] = {}
+        for full, entry in found["manifest"].items():
+            rank, _, path = full.partition("/")
+            if not rank.isdecimal() or len(rank) > 7 or int(rank) >= world or not path:
+                raise EntryError(f"the entry {describe_for_error(full)} is of no rank of {world}")
+            if not isinstance(entry, dict) or not isinstance(entry.get("type"), str):
+                raise EntryError(f"the entry {describe_for_error(full)} has no type")
+            entries.setdefault(int(rank), {})[path] = entry
+            above, _, last = path.rpartition("/")
+            children.setdefault(int(rank), {}).setdefault(above, []).append(last)
+        return SnapshotManifest(str(found["version"]), world, dict(sorted(entries.items())), children, len(data))
     except ValueError as error:
         why = "not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
         raise ReadError(path, f"is no snapshot metadata that can be read: {why}") from error
     except (KeyError, TypeError, AttributeError) as error:
         raise ReadError(path, "is no snapshot metadata: expected version, world_size and manifest") from error
-
-
-def _manifest(version: str, world: int, listed: Mapping[str, Any], nbytes: int) -> SnapshotManifest:
-    entries: dict[int, dict[str, Mapping[str, Any]]] = {}
-    children: dict[int, dict[str, list[str]]] = {}
-    for full, entry in listed.items():
-        rank, _, path = full.partition("/")
-        if not rank.isdecimal() or len(rank) > 7 or int(rank) >= world or not path:
-            raise EntryError(f"the entry {describe_for_error(full)} is of no rank of {world}")
-        if not isinstance(entry, dict) or not isinstance(entry.get("type"), str):
-            raise EntryError(f"the entry {describe_for_error(full)} has no type")
-        entries.setdefault(int(rank), {})[path] = entry
-        above, _, last = path.rpartition("/")
-        children.setdefault(int(rank), {}).setdefault(above, []).append(last)
-    return SnapshotManifest(version, world, dict(sorted(entries.items())), children, nbytes)
 
 
 def encoded(key: Any) -> str:

@@ -96,10 +96,6 @@ class Grid(NamedTuple):
             return next(here, at.tp) + self.stage * at.pp
         return at.tp + self.tp * self.cp * at.ep + self.stage * at.pp
 
-    def _place_of(self, rank: int, stage: int) -> Coordinates:
-        """The coordinates of a rank in its stage, where experts are cut over other ranks than everything else."""
-        return Coordinates(stage, rank // self.etp % self.ep, rank % self.tp)
-
     def folder(self, at: Coordinates) -> str:
         """The name of a rank's folder."""
         stage = f"_{at.pp:03d}" if self.pipelined else ""
@@ -118,7 +114,8 @@ class Grid(NamedTuple):
         """
         if self.etp != self.tp:
             ranks = range(max(self.etp * self.ep, self.tp))
-            return list(dict.fromkeys(self._place_of(r, p) for p in range(self.pp) for r in ranks))
+            here = (Coordinates(p, r // self.etp % self.ep, r % self.tp) for p in range(self.pp) for r in ranks)
+            return list(dict.fromkeys(here))
         return [Coordinates(p, e, t) for p in range(self.pp) for e in range(self.ep) for t in range(self.tp)]
 
 
@@ -250,7 +247,13 @@ def find_iteration(path: Path, holds: Holds, follow_symlinks: bool) -> Path:
     if holds(path):
         return path
     if (path / TRACKER).is_file():
-        found = _tracked(path, follow_symlinks)
+        text = _tracker_text(path, follow_symlinks)
+        found = _iteration(path, text)
+        if found is None:
+            raise ReadError(path / TRACKER, f"holds {describe_for_error(text)}; expected a plain number or release")
+        if not found.is_dir():
+            why = f"names {found.name}, which is not here ({ASTRAY}); open one of the folders beside it"
+            raise ReadError(path / TRACKER, why)
     else:
         here = [folder for folder in _iterations(path) if holds(folder)]
         if len(here) != 1:
@@ -259,22 +262,9 @@ def find_iteration(path: Path, holds: Holds, follow_symlinks: bool) -> Path:
     if not follow_symlinks:
         check_stays_inside(found, path)
     if not holds(found):
-        raise ReadError(
-            path, f"{TRACKER} names {found.name}, which holds no such checkpoint ({ASTRAY}); open one of its folders"
-        )
+        text = f"{TRACKER} names {found.name}, which holds no such checkpoint ({ASTRAY}); open one of its folders"
+        raise ReadError(path, text)
     return found
-
-
-def _tracked(path: Path, follow_symlinks: bool) -> Path:
-    text = _tracker_text(path, follow_symlinks)
-    named = _iteration(path, text)
-    if named is None:
-        raise ReadError(path / TRACKER, f"holds {describe_for_error(text)}; expected a plain number or release")
-    if not named.is_dir():
-        raise ReadError(
-            path / TRACKER, f"names {named.name}, which is not here ({ASTRAY}); open one of the folders beside it"
-        )
-    return named
 
 
 def _tracker_text(path: Path, follow_symlinks: bool) -> str:

@@ -103,20 +103,17 @@ def rule_of(fqn: str, pieces: Mapping[str, Any], given: GivenRules) -> JoinRule 
         return rule
     found = FC1.fullmatch(fqn)
     if found:
-        return _first_layer(fqn, f"{found['mlp']}{FC2[found['name']]}.weight{found['number']}", pieces)
+        first, after = pieces.get(fqn), pieces.get(f"{found['mlp']}{FC2[found['name']]}.weight{found['number']}")
+        if isinstance(first, Tensor) and isinstance(after, Tensor) and first.shape and len(after.shape) == 2:
+            rows, columns = first.shape[0], after.shape[1]
+            if rows == 2 * columns and rows:
+                return GATED
+            if rows == columns:
+                return ROWS
+        return (
+            "its rows, with the columns of the second layer, do not show whether it is gated; say it with --rules FILE"
+        )
     return next((rule for pattern, rule in BUILT_IN if re.fullmatch(pattern, fqn)), NO_RULE)
-
-
-def _first_layer(fqn: str, second: str, pieces: Mapping[str, Any]) -> JoinRule | str:
-    """The rule of an MLP's first layer: it has as many rows as the second has columns, or twice as many when gated."""
-    first, after = pieces.get(fqn), pieces.get(second)
-    if isinstance(first, Tensor) and isinstance(after, Tensor) and first.shape and len(after.shape) == 2:
-        rows, columns = first.shape[0], after.shape[1]
-        if rows == 2 * columns and rows:
-            return GATED
-        if rows == columns:
-            return ROWS
-    return "its rows, with the columns of the second layer, do not show whether it is gated; say it with --rules FILE"
 
 
 # -- names over pipeline stages ----------------------------------------------------------------------------------------

@@ -269,22 +269,19 @@ class StoredState:
         self.buffers: dict[str, Any] = {}
         self.objects: dict[str, Any] = {}
         for name, value in flat.items():
-            self._sort(name, value)
+            of_optimizer = OPTIMIZER.fullmatch(name)
+            rest = of_optimizer["rest"] if of_optimizer else ""
+            if rest.startswith("state.") and isinstance(value, Tensor):
+                slot, _, weight = rest.removeprefix("state.").partition(".")
+                self.state.setdefault(weight, {})[slot] = self._placed(name, value)
+            elif rest.startswith("distributed."):
+                self.buffers[name] = _only_item(value)
+            elif isinstance(value, Tensor):
+                self.weights[name] = self._placed(name, value)
+            elif name != COMMON_KEY:
+                self.objects[name] = _only_item(value)
         self.layers = self._number_of_layers()
         self.experts = self._number_of_experts()
-
-    def _sort(self, name: str, value: Any) -> None:
-        of_optimizer = OPTIMIZER.fullmatch(name)
-        rest = of_optimizer["rest"] if of_optimizer else ""
-        if rest.startswith("state.") and isinstance(value, Tensor):
-            slot, _, weight = rest.removeprefix("state.").partition(".")
-            self.state.setdefault(weight, {})[slot] = self._placed(name, value)
-        elif rest.startswith("distributed."):
-            self.buffers[name] = _only_item(value)
-        elif isinstance(value, Tensor):
-            self.weights[name] = self._placed(name, value)
-        elif name != COMMON_KEY:
-            self.objects[name] = _only_item(value)
 
     def _number_of_layers(self) -> dict[str, int]:
         """Number of layers of each block whose layers are stored as one tensor, where all agree on it."""
