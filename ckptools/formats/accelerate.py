@@ -74,7 +74,6 @@ class _AcceleratePart(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Its key in the tree."""
         return f"{self.what}_{self.number}" if self.number else self.what
 
 

@@ -139,8 +139,6 @@ def read(path: Path, options: Options) -> Checkpoint:
 
 
 class _PartsFolder:
-    """A folder of parts while it is opened."""
-
     def __init__(self, path: Path, options: Options) -> None:
         self.path, self.options = path, options
         self.parts = CompositeBuilder(NAME, path, options)
@@ -218,7 +216,6 @@ class _PartsFolder:
             self.parts.miss_state(part.path / name, part.key, rank, "warning" if fits else "error")
 
     def checkpoint(self) -> Checkpoint:
-        """Put the parts together."""
         if not self.parts.tree:
             raise ReadError(self.path, f"no part of it can be read: {few([p.message for p in self.problems])}")
         # What lies in the folder and is no part.

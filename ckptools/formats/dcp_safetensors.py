@@ -259,7 +259,6 @@ class _SafetensorsPieces:
         return any(p.kind is Code.FILE_MISSING and p.severity == "warning" for p in self.problems)
 
     def checkpoint(self, files: Sequence[ShardFile]) -> Checkpoint:
-        """The checkpoint of all pieces."""
         stated = self._stated()
         tree = {name: self._tensor(name, whole, stated) for name, whole in self.wholes.items()}
         self._check_files(files)

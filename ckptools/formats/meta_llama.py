@@ -204,8 +204,6 @@ def read(path: Path, options: Options) -> Checkpoint:
 
 
 class _LlamaFolder:
-    """The steps of opening one checkpoint, with what they find on the way."""
-
     def __init__(self, builder: CheckpointBuilder, folder: Path, files: dict[int, Path], options: Options) -> None:
         self.builder, self.path, self.problems = builder, builder.path, builder.problems
         self.folder, self.files, self.options = folder, files, options
@@ -262,7 +260,6 @@ class _LlamaFolder:
         return Fact(len(self.files), ("files found",), agree=not stated)
 
     def checkpoint(self) -> Checkpoint:
-        """Put everything together."""
         first = next(iter(self.trees.values()))
         vocab = vocabulary(first, self.sizes, self.world.value) if self.sizes else None
         names = dict.fromkeys(name for tree in self.trees.values() for name in tree)
@@ -304,7 +301,6 @@ class _LlamaFolder:
             return unjoined_tensor(tensors.items(), first.note or str(error))
 
     def _rule(self, name: Any, piece: Tensor, vocab: int | None) -> JoinRule | str:
-        """The rule for a weight, or why there is none."""
         ranks = self.world.value
         layouts = layouts_of(str(name), self.sizes, vocab) if self.sizes else ()
         fitting = next((layout.rule for layout in layouts if layout.accepts(piece.shape, ranks)), None)

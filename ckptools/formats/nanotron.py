@@ -524,7 +524,6 @@ def read(path: Path, options: Options) -> Checkpoint:
 
 
 def _root(path: Path) -> Path | None:
-    """The checkpoint's folder, for a path in it."""
     folders = [path, *path.absolute().parents[:LEVELS]]
     return next((f for f in folders if (f / METADATA).is_file() and (f / "model").is_dir()), None)
 
@@ -535,15 +534,12 @@ def _part(file: RankFile) -> str | None:
 
 
 class _NanotronFolder:
-    """The steps of opening one checkpoint."""
-
     def __init__(self, files: NanotronFiles) -> None:
         self.found, self.problems = files, files.builder.problems
         self.weights = Weights(files)
         self.optimizer = OptimizerFiles(files)
 
     def checkpoint(self) -> Checkpoint:
-        """Put everything together."""
         tree: dict[Any, Any] = {"model": self.weights.state_dict()}
         if self.optimizer.trees:
             tree["optimizer"] = self.optimizer.state_dict(self.weights)

@@ -63,7 +63,6 @@ def detect(path: Path) -> bool:
 
 
 def _root(path: Path) -> Path | None:
-    """The step folder of a path in it, or of itself."""
     if path.is_dir():
         return path if _is_step(path) else None
     above = path.parent
@@ -122,8 +121,6 @@ FOUND = ("files found",)
 
 
 class _AutomodelFolder:
-    """A step folder while it is opened."""
-
     def __init__(self, folder: Path, options: Options) -> None:
         self.folder, self.options = folder, options
         self.parts = CompositeBuilder(NAME, folder, options)

@@ -50,7 +50,6 @@ def detect(path: Path) -> bool:
 
 
 def _root(path: Path) -> Path | None:
-    """The folder that holds the parts."""
     below = path.parent if path.is_file() and parse(path) else path
     for folder in (path, below.parent) if below.name in PARTS else (path,):
         if all((folder / part / "rank0.pt").is_file() for part in PARTS[:2]):
@@ -72,8 +71,6 @@ def read(path: Path, options: Options) -> Checkpoint:
 
 
 class _OlmoFolder:
-    """The steps of opening one checkpoint, with what they find on the way."""
-
     def __init__(self, builder: CheckpointBuilder, root: Path, options: Options) -> None:
         self.builder, self.root, self.options = builder, root, options
         path = builder.path
@@ -107,7 +104,6 @@ class _OlmoFolder:
                 yield (part, name.rank), name
 
     def checkpoint(self) -> Checkpoint:
-        """Put everything together."""
         merge, world = Merge(), self._world_size()
         placed = {rank: self._of_rank(rank) for rank in sorted({rank for _, rank in self.saved})}
         tree = {p: merge.trees([(r, t[p]) for r, t in placed.items() if p in t], (p,)) for p in self.found}

@@ -325,8 +325,6 @@ def _opening(builder: CheckpointBuilder, name: RankName, group: Sequence[RankNam
 
 
 class _RankGroup:
-    """The files that were read, to be merged into one checkpoint."""
-
     def __init__(self, builder: CheckpointBuilder, read: GroupRead) -> None:
         self.builder, self.problems, self.read = builder, builder.problems, read
         self.options, self.name, self.group = read.options, read.name, read.group

@@ -285,5 +285,4 @@ class FileReader:
 
 
 def _cores() -> int:
-    """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -522,8 +522,6 @@ def read(path: Path, options: Options) -> Checkpoint:
 
 
 class _ItemsFolder:
-    """The steps of opening one checkpoint, with what they find on the way."""
-
     def __init__(self, builder: CheckpointBuilder, folder: Path, options: Options, only: Path | None) -> None:
         self.builder, self.problems = builder, builder.problems
         self.folder, self.options, self.only = folder, options, only
@@ -569,7 +567,6 @@ class _ItemsFolder:
             check_stays_inside(path, self.folder)
 
     def checkpoint(self) -> Checkpoint:
-        """Put everything together."""
         ranked = self._ranked()
         if not ranked:
             raise ReadError(self.folder, f"none of its files can be read: {few([p.message for p in self.problems])}")

@@ -142,13 +142,13 @@ def read_manifest(path: Path) -> SnapshotManifest:
         entries: dict[int, dict[str, Mapping[str, Any]]] = {}
         children: dict[int, dict[str, list[str]]] = {}
         for full, entry in found["manifest"].items():
-            rank, _, path = full.partition("/")
-            if not rank.isdecimal() or len(rank) > 7 or int(rank) >= world or not path:
+            rank, _, at = full.partition("/")
+            if not rank.isdecimal() or len(rank) > 7 or int(rank) >= world or not at:
                 raise EntryError(f"the entry {describe_for_error(full)} is of no rank of {world}")
             if not isinstance(entry, dict) or not isinstance(entry.get("type"), str):
                 raise EntryError(f"the entry {describe_for_error(full)} has no type")
-            entries.setdefault(int(rank), {})[path] = entry
-            above, _, last = path.rpartition("/")
+            entries.setdefault(int(rank), {})[at] = entry
+            above, _, last = at.rpartition("/")
             children.setdefault(int(rank), {}).setdefault(above, []).append(last)
         return SnapshotManifest(str(found["version"]), world, dict(sorted(entries.items())), children, len(data))
     except ValueError as error:
@@ -497,7 +497,6 @@ def detect(path: Path) -> bool:
 
 
 def _root(path: Path) -> Path | None:
-    """The folder of the snapshot that a path is, or that a file lies in."""
     if path.is_dir():
         return path if (path / METADATA).is_file() else None
     if path.name == METADATA:
@@ -603,7 +602,6 @@ def _ranks_lacking(manifest: SnapshotManifest) -> Iterator[Problem]:
 
 
 def _with_lost(tree: Any, lost: Mapping[KeyPath, Sequence[Shard]]) -> Any:
-    """Add the pieces in lost files to the merged tree."""
     for path, shards in lost.items():
         tensor = leaf_at(tree, path)
         if isinstance(tensor, Tensor):

@@ -320,8 +320,6 @@ Columns = tuple[tuple[Ints, ...], tuple[Ints, ...]]
 
 
 class _MetadataReading:
-    """The steps of parsing the pickle."""
-
     def __init__(self, path: Path, tree: Any) -> None:
         self.path = path
         if class_of(tree) != "Metadata":
@@ -333,7 +331,6 @@ class _MetadataReading:
         self.columns: dict[tuple[int, ...], Columns] = {}
 
     def metadata(self, rank: int | None, names: tuple[str, ...], file: File) -> DcpMetadata:
-        """Put everything together."""
         entries = self.fields.get("state_dict_metadata")
         if not isinstance(entries, dict) or not all(isinstance(k, str) for k in entries):
             raise self._bad(f"state_dict_metadata is {describe_class(entries)}; expected a dict of names")
@@ -446,7 +443,6 @@ class _MetadataReading:
         return stored
 
     def _add(self, stored: StoredItems, index: Any, info: Any) -> None:
-        """Add one item."""
         fields = attributes(index)
         fqn, offset = fields.get("fqn"), fields.get("offset")
         if not isinstance(fqn, str):

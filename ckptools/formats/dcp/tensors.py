@@ -132,7 +132,6 @@ class Locator:
         return found | set(now if self.all_seen else self._short(kinds))
 
     def _listed(self, kinds: Kinds, *which: Kind) -> list[Located]:
-        """The items of some kinds."""
         found: list[Located] = []
         for fqn, of in kinds.items():
             shards, places = self._shards[fqn], _places(of, which)
@@ -167,7 +166,6 @@ class Locator:
 
     @staticmethod
     def _requests(listed: Iterable[Located], reads: Callable[[Located], Sequence[Part]]) -> int:
-        """Requests to a store for what some items need."""
         return count_requests(part for one in listed for part in reads(one))
 
     def _located(self, fqn: str, i: int) -> Located:
@@ -245,7 +243,6 @@ class Locator:
 
 
 def _places(kinds: Sequence[Kind | None], which: Collection[Kind]) -> Sequence[int]:
-    """The numbers of the shards of some kinds."""
     present = {*kinds}
     if present <= {*which}:
         return range(len(kinds))
@@ -561,8 +558,6 @@ _NOWHERE = StoredItem("", 0, 0)
 
 
 class _Objects:
-    """Reads objects and records the lost ones."""
-
     def __init__(self, here: Mapping[str, DataFile], items: ItemReader, budget: int | None) -> None:
         self.here, self.items, self.budget = here, items, budget
         self.lost: list[Problem] = []
@@ -570,7 +565,6 @@ class _Objects:
         self.suspects: list[SuspectFile] = []
 
     def unpack(self, wanted: Iterable[StoredItem]) -> None:
-        """Unpack the compressed objects of each file together."""
         packed: dict[str, list[CompressedItem]] = {}
         for stored in wanted:
             file = self.here.get(stored.file)
@@ -580,7 +574,6 @@ class _Objects:
             compressed.unpack(self.items.open(self.here[name].path), parts, MAX_UNPACKED)
 
     def part(self, stored: StoredItem) -> list[Part]:
-        """Byte ranges that reading an object needs."""
         file, end = self.here.get(stored.file), stored.offset + stored.length
         read = file is not None and file.holds(end) and (self.budget is None or self.budget > 0)
         return [(file.path, stored.offset, end)] if file is not None and read else []
@@ -612,7 +605,6 @@ class _Objects:
         return Lost("lost")
 
     def problems(self) -> list[Problem]:
-        """The lost objects, and a note where some were not read."""
         problems = self.lost[:MAX_LOST]
         if len(self.lost) > MAX_LOST:
             problems.append(Problem(Code.VALUE_LOST, f"{len(self.lost) - MAX_LOST} more objects are lost"))

@@ -79,8 +79,6 @@ def _slot_files(folder: Path, follow_symlinks: bool) -> list[SlotFile]:
 
 
 class _UniversalFolder:
-    """The steps of opening a universal checkpoint."""
-
     def __init__(self, builder: CheckpointBuilder, folder: Path, files: Files, slot_files: list[SlotFile]) -> None:
         self.builder, self.problems = builder, builder.problems
         self.folder, self.files, self.slot_files = folder, files, slot_files
@@ -152,7 +150,6 @@ class _UniversalFolder:
         return {"model": self._model(), "optimizer": optimizer, **rest, **({"zero_optimizer": kept} if kept else {})}
 
     def _common(self) -> dict[Any, Any]:
-        """The optimizer's values beside the state of each parameter."""
         tree = self.files.saved[self.common].tree if self.common in self.files.saved else {}
         return tree if isinstance(tree, dict) else {}
 
@@ -170,7 +167,6 @@ class _UniversalFolder:
 
     @cached_property
     def _masters(self) -> dict[str, Tensor]:
-        """The fp32 copies of trained parameters."""
         stored, module = self._stored(MASTER), self.base.module
         return {fqn: t for fqn, t in stored.items() if fqn in self.shapes or module is None}
 

@@ -413,7 +413,6 @@ def _is_cut(tensor: Tensor, ranks: int) -> bool:
 
 @lru_cache(maxsize=1024)
 def _chunks(shape: Ints, ranks: int) -> tuple[Box, ...]:
-    """The rows of a tensor on each of `ranks`."""
     rows, rest = (chunk(shape[0], ranks, i) for i in range(ranks)), shape[1:]
     return tuple(Box((at, *(0,) * len(rest)), (n, *rest)) for at, n in rows)
 

@@ -374,7 +374,6 @@ class _LayoutInference:
         return [Member(n, prod(self._shape(n) or ()), self._shape(n)) for n in own], tied
 
     def _in_order(self, key: str, names: list[str]) -> list[str]:
-        """The names in the order in which they were flattened."""
         by_name = self.by_name if self.by_name and self.by_name.ordered else None
         known = [n for n in by_name.shapes if n in set(names)] if by_name else []
         if len(known) == len(names):
@@ -450,7 +449,6 @@ class _Module:
 
     @cached_property
     def numel(self) -> int:
-        """Elements of all of them."""
         return sum(t.numel for _, _, t in self.own) + sum(child.numel for child in self.children.values())
 
 
@@ -489,8 +487,6 @@ def _modules(params: Sequence[tuple[int, str, Tensor]]) -> _Module:
 
 
 class _UnitSearch:
-    """One search through all ways to choose units among modules."""
-
     def __init__(self, root: _Module, lengths: Sequence[int | None], ranks: int, budget: list[int]) -> None:
         self.root, self.lengths, self.ranks, self.budget = root, lengths, ranks, budget
         known = [n for n in lengths if n is not None]

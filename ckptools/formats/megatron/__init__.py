@@ -87,8 +87,6 @@ def _iteration_above(path: Path) -> Path | None:
 
 
 class _MegatronFolder:
-    """The steps of opening one checkpoint, with what they find on the way."""
-
     def __init__(
         self, builder: CheckpointBuilder, folder: Path, found: list[RankFolder], asked: RankFolder, options: Options
     ) -> None:
@@ -147,7 +145,6 @@ class _MegatronFolder:
                 self.faults[path] = Fault.of(error, path)
 
     def checkpoint(self) -> Checkpoint:
-        """Put everything together."""
         merge = Merge()
         found = rank_checks.compare_ranks(merge, self._tree(merge))
         tree = found.tree
@@ -206,7 +203,6 @@ class _MegatronFolder:
                 yield looked_at(path, self.grid.rank(at), part, self.faults, len(self.places), at in self.saved)
 
     def _check_files(self, files: Sequence[RankFile]) -> Iterator[Problem]:
-        """Files that are missing, cut or stray."""
         for file in files:
             name = f"{file.path.parent.name}/{file.path.name}"
             if file.status == "missing":

@@ -216,7 +216,6 @@ def join_in_tree(tree: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[Problem]
 
 
 def _by_name(state: Mapping[Any, Any]) -> dict[Any, Any]:
-    """The state of each weight, slot by slot."""
     slots = dict.fromkeys(slot for entry in state.values() if isinstance(entry, Mapping) for slot in entry)
     found = {name: entry for name, entry in state.items() if not isinstance(entry, Mapping)}
     for slot in slots:

@@ -182,7 +182,6 @@ def _only(folder: Path, found: Sequence[PartFiles]) -> PartFiles | None:
 
 
 def _weights_in(folder: Path) -> list[Path]:
-    """The files of weights in a folder, or in its folders of ranks."""
     with reading(folder):
         entries = sorted(islice(folder.iterdir(), MAX_ENTRIES))
         ranks = [e for e in entries if e.is_dir() and FOLDER.fullmatch(e.name)]

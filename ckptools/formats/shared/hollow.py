@@ -120,7 +120,6 @@ class _Extents:
     stated: dict[int, _Record] = field(default_factory=dict)
 
     def add(self, file: int, tensor: int, start: int, end: int, record: _Record | None = None) -> None:
-        """Add one extent."""
         if record is not None:
             self.stated[len(self.files)] = record
         self.files.append(file)
@@ -141,7 +140,6 @@ class _Extents:
 
 
 def _once(extents: _OfFile) -> _OfFile:
-    """The extents without repetitions."""
     columns = [column.tolist() for column in extents[:3]]
     rows = dict.fromkeys(zip(*columns, map(extents.stated.get, range(len(columns[0]))), strict=True))
     tensors, starts, ends, records = zip(*rows, strict=True)
@@ -292,5 +290,4 @@ def _filled(tensors: Mapping[str, Tensor], hollow: Sequence[_Hollow]) -> Iterato
 
 
 def _tensors_of(hollow: Iterable[_Hollow]) -> Iterable[int]:
-    """The numbers of the tensors in some files, each once."""
     return dict.fromkeys(chain.from_iterable(one.tensors.tolist() for one in hollow))

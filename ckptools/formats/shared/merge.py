@@ -115,8 +115,6 @@ class _Rows(NamedTuple):
 
 
 class _Joining:
-    """Joins the tensors of ranks that are alike."""
-
     def __init__(self, pattern: Pattern, ranked: Sequence[tuple[int, Alike]]) -> None:
         import numpy as np
 
@@ -392,7 +390,6 @@ class Merge:
 
 
 def _own(rank: int, tensor: Tensor) -> list[Shard]:
-    """The shards of a rank whose bytes are here, with that rank."""
     return [shard if shard.rank == rank else shard._replace(rank=rank) for shard in tensor.found]
 
 

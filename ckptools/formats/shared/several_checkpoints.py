@@ -387,7 +387,6 @@ def _link_texts(folder: Path) -> Iterator[Tracker]:
 
 
 def _links(folder: Path) -> Iterator[Tracker]:
-    """Links such as `latest`, each with its target."""
     return (_of_link(entry) for entry in _called_so(folder) if entry.is_symlink())
 
 
