@@ -259,8 +259,7 @@ def _crc_of(job: Job, regions: Sequence[WrittenRegion]) -> int:
 
 # -- regions that are missing or damaged, taken from another checkpoint of the same run; refused where it is of another
 # Files cannot prove that two checkpoints are of one run. What they state is compared, every difference is a refusal,
-# and
-# what they do not state is said: it stays the user's word.
+# and what they do not state is said: it stays the user's word.
 
 
 RUN_NAMES = ("run_name", "run_id", "experiment_name", "wandb_id")

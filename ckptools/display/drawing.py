@@ -295,8 +295,8 @@ def svg(title: str, text: str, parts: Iterable[str], height: float) -> str:
 
 # -- the palette: the words that say whether all is well, and the colours of terminals ---------------------------------
 # Colour is never the only sign: the words stay, and mean the same. Red is for what is wrong, never for a change that
-# was
-# asked about. A text is painted after it was made printable, so that no name from a file brings a colour of its own.
+# was asked about. A text is painted after it was made printable, so that no name from a file brings a colour of its
+# own.
 
 
 Mark = Literal["", "bad", "warn", "good", "change", "dim", "heading", "doubtful", "sound"]

@@ -154,12 +154,9 @@ PAIRED_KEYS = Form("rows of each head from pairs into halves (rotary)", lambda r
 #
 # Sources: transformers' models `llama`, `mixtral`, `qwen2_moe`, `qwen3_moe`, `gpt2` (`Conv1D` is stored as [inputs,
 # outputs]), `phi3` (fused `qkv_proj` and `gate_up_proj`), and `conversion_mapping.py` for experts in one tensor (5.x)
-# and
-# one by one (4.x, and every file); torchtitan `models/{llama3,qwen3}/state_dict_adapter.py`, whose Llama (like Meta's
-# own
-# files) has rotary pairs next to each other and whose Qwen has not, and whose experts were called
-# `moe.experts.w{1,2,3}`
-# in 2025; Megatron `core/transformer/{attention,mlp}.py`, `core/transformer/moe/experts.py`, and
+# and one by one (4.x, and every file); torchtitan `models/{llama3,qwen3}/state_dict_adapter.py`, whose Llama (like
+# Meta's own files) has rotary pairs next to each other and whose Qwen has not, and whose experts were called
+# `moe.experts.w{1,2,3}` in 2025; Megatron `core/transformer/{attention,mlp}.py`, `core/transformer/moe/experts.py`, and
 # `tools/checkpoint/schema_core.py` for the two spellings of norms (local, and fused into Transformer Engine's layers).
 
 

@@ -564,9 +564,8 @@ def _bits(value: float) -> str:
 
 # -- the states of random number generators, rank by rank, as fingerprints ---------------------------------------------
 # A fingerprint covers every value of a state, so all that decides what is drawn next: NumPy's algorithm, key, place in
-# it
-# and the normal number that it keeps; the version, numbers and kept number of Python's `random`; the bytes of torch's
-# state, of every device. Sources: numpy/random/mtrand.pyx `get_state`; CPython's Lib/random.py `getstate`;
+# it and the normal number that it keeps; the version, numbers and kept number of Python's `random`; the bytes of
+# torch's state, of every device. Sources: numpy/random/mtrand.pyx `get_state`; CPython's Lib/random.py `getstate`;
 # torch/random.py `get_rng_state`, torch/cuda/random.py `get_rng_state_all`.
 
 

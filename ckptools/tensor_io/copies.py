@@ -383,8 +383,7 @@ def _beginning(source: Source, files: OpenFiles) -> bytes:
 
 # -- files of flat partitions that may be copies of another rank's, where no checksums are stated ----------------------
 # Ranks' pieces of a parameter may differ in size, and then `copied_files` compares none of them; their partitions,
-# padded
-# to one length, lie at the same places of their files.
+# padded to one length, lie at the same places of their files.
 
 
 def copies_without_checksums(tensors: Iterable[tuple[str, Tensor]], files: OpenFiles) -> list[Problem]:
@@ -429,8 +428,7 @@ def copied_partitions(tensors: Iterable[tuple[str, Tensor]], files: OpenFiles) -
 
 # -- small tensors of which every rank has all, such as step counts: compared file by file, not tensor by tensor -------
 # A world of 1,024 ranks and 5,000 tensors has a million of them. Tensor by tensor each is a file to open; here each
-# file
-# is opened once. What is not found equal here is left to `replicas`, which finds out more.
+# file is opened once. What is not found equal here is left to `replicas`, which finds out more.
 
 
 K = TypeVar("K", bound=Hashable)

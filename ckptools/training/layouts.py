@@ -42,11 +42,9 @@ from ckptools.training.run import Run, full_state, place, place_folder
 #
 # DDP's safetensors have the names of the model without its wrapper, and a tied weight under its first name only.
 # `scheduler.bin` and `random_states_{rank}.pkl` are pickles of `torch.save`, the latter with the batches that this
-# epoch
-# has had. `custom_checkpoint_0.pkl` is the state of the first object that a script gave to
+# epoch has had. `custom_checkpoint_0.pkl` is the state of the first object that a script gave to
 # `register_for_checkpointing`: here the counters that Accelerate itself does not keep. A `DistributedSampler` has no
-# file
-# of its own. The scheduler has moved once per optimizer step, as with `split_batches` or
+# file of its own. The scheduler has moved once per optimizer step, as with `split_batches` or
 # `step_scheduler_with_optimizer=False`; else Accelerate moves it once for every process.
 # Source: accelerate/accelerator.py (`save_state`), checkpointing.py and utils/fsdp_utils.py of 1.15.
 
@@ -104,10 +102,8 @@ def _random_states(run: Run) -> dict[str, Any]:
 # -- Lightning's checkpoints, by its Trainer and by `fabric.save(path, state)`: a file with DDP, a folder with FSDP
 # The Trainer writes `epoch={epoch}-step={step}.ckpt`. It trains a LightningModule, and the model is one attribute of
 # that: here `model`, so that every name begins with `model.`. With DDP rank 0 writes everything into one file. With
-# FSDP
-# the tensors are a DCP folder and the rest is `meta.pt` in it; the strategy for FSDP1 calls the model `model` there,
-# the
-# one for FSDP2 `state_dict`.
+# FSDP the tensors are a DCP folder and the rest is `meta.pt` in it; the strategy for FSDP1 calls the model `model`
+# there, the one for FSDP2 `state_dict`.
 #
 # | key | holds |
 # |---|---|
@@ -355,8 +351,7 @@ def _metadata(run: Run) -> dict[str, Any]:
 # -- folders of torch.distributed.checkpoint: its own, and those that Composer, torchtitan and OLMo-core make of it
 # A folder has `.metadata`, and `__{rank}_{n}.distcp` of every rank that has something to write. DCP writes one copy of
 # what several ranks hold alike, and joins the trees of all ranks: what each rank has for itself therefore has its rank
-# in
-# its key.
+# in its key.
 
 
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)

@@ -194,8 +194,8 @@ def uniform(experts: int, rows: int, columns: int) -> Tensor:
 
 
 # -- synthetic text that a model can learn within a few steps ----------------------------------------------------------
-# A few common words follow one another by a fixed rule. While training, one word in ten is replaced by any word at
-# all: which ones NumPy draws, by which word Python, so that a run depends on every state that a checkpoint keeps.
+# A few common words follow one another by a fixed rule. While training, one word in ten is replaced by any word at all:
+# which ones NumPy draws, by which word Python, so that a run depends on every state that a checkpoint keeps.
 
 
 SEQUENCES = 1024

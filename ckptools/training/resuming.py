@@ -70,8 +70,7 @@ if TYPE_CHECKING:
 # -- a checkpoint that ckptools has opened, as a storage that `dcp.load` fills a run from ------------------------------
 # `dcp.load` looks at the tensors of this rank's state dict and asks for the box of each that the rank holds: rows of a
 # DTensor on a mesh of any shape, of a ShardedTensor, or the whole of a plain tensor. So a rank reads what it keeps and
-# no
-# more, and nothing here knows how the run is spread, or how the one that saved was.
+# no more, and nothing here knows how the run is spread, or how the one that saved was.
 
 
 Saved = api.Tensor | Tensor
@@ -315,15 +314,12 @@ def _plain(value: Any) -> Any:
 
 # -- going on from a checkpoint, as if the run had never stopped -------------------------------------------------------
 # `dcp.load` fills the state dict of this run from the checkpoint, each rank its own part, and `set_model_state_dict`
-# and
-# `set_optimizer_state_dict` put that into the run. So the run may be spread by another strategy than the one that
-# saved,
-# over another number of ranks, and the checkpoint may have any layout.
+# and `set_optimizer_state_dict` put that into the run. So the run may be spread by another strategy than the one that
+# saved, over another number of ranks, and the checkpoint may have any layout.
 #
 # Of several checkpoints it is the newest that is whole, by the search and the checks of `ls --deep`. What differs is
-# the
-# question: a run may also name one checkpoint, or remember which it saved itself; its own `full.pt` is none to go on
-# from; and links are followed, for they are the user's own.
+# the question: a run may also name one checkpoint, or remember which it saved itself; its own `full.pt` is none to go
+# on from; and links are followed, for they are the user's own.
 
 
 T = TypeVar("T")

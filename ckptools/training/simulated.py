@@ -83,9 +83,8 @@ from ckptools.training.strategies import FSDP1
 # -- `--simulate-world 256 --ranks 0,137`: true rank files of a big world, written by one process ----------------------
 # One process trains for real. Then torch's fake process group, which answers every collective at once, lets it be one
 # rank after the other of a world that does not exist: what it trained is cut as the strategy cuts it there. So the
-# values
-# are those of a run of one process, and the files of all ranks together are that run, to the bit; the layout is that of
-# the big world.
+# values are those of a run of one process, and the files of all ranks together are that run, to the bit; the layout is
+# that of the big world.
 
 
 T = TypeVar("T")
@@ -437,8 +436,7 @@ def empty(shape: tuple[int, ...], device: str = "cpu") -> Tensor:
 
 # -- A hollow DCP folder: the `.metadata` that torch would write, and files whose items are archives around holes ------
 # A plan of all ranks is needed for it, which a fake process group cannot make; here it is made in one go, of torch's
-# own
-# records. A tensor that all ranks hold, such as a step count, is written by one of them, in turn.
+# own records. A tensor that all ranks hold, such as a step count, is written by one of them, in turn.
 # Source: torch/distributed/checkpoint/planner_helpers.py and filesystem.py, and what real ranks wrote.
 
 

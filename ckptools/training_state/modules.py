@@ -149,13 +149,10 @@ def module_problems(tree: Any) -> Iterator[Problem]:
 
 # -- numbers in the names of a model: layers that are absent, layers that lack what others have, experts that are lost
 # Works on names alone: `model.layers.3.mlp.up.weight` is `mlp.up.weight` of layer 3 of the stack `model.layers`.
-# Numbers
-# have holes by design where a module without parameters lies between others (a ReLU), so a stack counts only where its
-# layers are alike, each of several modules, and its numbers are no even row such as 0, 2, 4. A layer may differ from
-# the
-# others by design too: one that lacks names is odd only where more than half of the layers have them, and no second
-# layer
-# lacks the same ones. A router has a row for each expert.
+# Numbers have holes by design where a module without parameters lies between others (a ReLU), so a stack counts only
+# where its layers are alike, each of several modules, and its numbers are no even row such as 0, 2, 4. A layer may
+# differ from the others by design too: one that lacks names is odd only where more than half of the layers have them,
+# and no second layer lacks the same ones. A router has a row for each expert.
 
 
 NUMBER = re.compile(r"(?:^|\.)(\d{1,5})\.")

@@ -34,16 +34,12 @@ from ckptools.training_state.sections import (
 # Every checkpoint states what its format does to the order (`Checkpoint.module_order`): one of the statements here, or
 # the format's own. `nn.Module.state_dict()` writes a module's own parameters, its buffers, then its children, so its
 # parameters come in the order of `named_parameters()`. It also puts `_metadata` on the dict, an entry for each module
-# in
-# that same order. Filtering, sorting or copying a state dict key by key drops it, and a dict that was put together in
-# another way (FSDP1 lists the parameters of the outermost unit last) contradicts it. So the order is believed where
-# every
-# name lies in a module of that list and the modules come in its order. Within a module nothing lists the parameters;
-# all
-# of torch's modules register `weight` before `bias`, and where these two have one shape and stand the other way round
-# (as
-# sorting does it), the order is not believed either. Source: torch/nn/modules/module.py (`state_dict`,
-# `_save_to_state_dict`).
+# in that same order. Filtering, sorting or copying a state dict key by key drops it, and a dict that was put together
+# in another way (FSDP1 lists the parameters of the outermost unit last) contradicts it. So the order is believed where
+# every name lies in a module of that list and the modules come in its order. Within a module nothing lists the
+# parameters; all of torch's modules register `weight` before `bias`, and where these two have one shape and stand the
+# other way round (as sorting does it), the order is not believed either. Source: torch/nn/modules/module.py
+# (`state_dict`, `_save_to_state_dict`).
 
 
 Id = Any
@@ -257,10 +253,9 @@ def _by_slot(entry: Any) -> dict[Any, Tensor]:
 # - said by the file: the ids are names, or groups have `param_names` (`AdamW(model.named_parameters())`, torch 2.6 on);
 # - proven by its shape: one number has moments of that shape, and one parameter of the model has it;
 # - assumed from the order: groups are made from `model.parameters()`, or from those that some test lets through, so
-# that
-#   each lists its parameters in the order of the module. Where the model's own order is the module's (`module_order`)
-#   and the shapes leave one way to lay every group there, that is the name, and it is called assumed: two parameters of
-#   one shape that were put into a group the other way round look the same;
+#   that each lists its parameters in the order of the module. Where the model's own order is the module's
+#   (`module_order`) and the shapes leave one way to lay every group there, that is the name, and it is called assumed:
+#   two parameters of one shape that were put into a group the other way round look the same;
 # - or it is not given, and the number stays.
 #
 # Source: torch/optim/optimizer.py (`state_dict`, `add_param_group`), and formats seen in DDP, FSDP2 and verl files.

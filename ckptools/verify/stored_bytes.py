@@ -348,7 +348,6 @@ def ranks_agree(ck: Checkpoint) -> Check:
 
 
 # -- archives ----------------------------------------------------------------------------------------------------------
-#
 # All values can be right and torch still refuse their file: the reader opens `version` and others first, through the
 # local header of each. Source: caffe2/serialize/inline_container.cc (`PyTorchStreamReader::init`).
 

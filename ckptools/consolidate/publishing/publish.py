@@ -46,20 +46,16 @@ if TYPE_CHECKING:
 # -- the journal of an unfinished output: lists the written regions, so that a second run continues from there ---------
 # Beside an output OUT, a folder `.OUT.resume` has the output's files under their own names, and
 #
-# - `plan.json`: SHA-256 of what the plan follows from (`shares.plan_digests`): ckptools, the source's files with
-#   their sizes and times, every tensor's place in the output. A run with another plan does not touch the folder.
+# - `plan.json`: SHA-256 of what the plan follows from (`shares.plan_digests`): ckptools, the source's files with their
+#   sizes and times, every tensor's place in the output. A run with another plan does not touch the folder.
 # - `journal-*.jsonl`, one for each process that has written: a line per tensor, or part of one, once its bytes are
 #   written: 8 hexadecimal digits, the CRC-32 of the rest of the line; a space; a JSON object: `job` (number of the
-# tensor
-#   in the plan), `offset` (bytes from the tensor's first byte), `nbytes`, `crc` (CRC-32 of the bytes), `odd` (whether
-# NaN
-#   or infinity was seen), `read`: what was read for it of source records that state a CRC-32, a list of path, byte
-# offset
-#   of the record, byte offset, bytes, CRC-32.
+#   tensor in the plan), `offset` (bytes from the tensor's first byte), `nbytes`, `crc` (CRC-32 of the bytes), `odd`
+#   (whether NaN or infinity was seen), `read`: what was read for it of source records that state a CRC-32, a list of
+#   path, byte offset of the record, byte offset, bytes, CRC-32.
 #
 # A line that is torn, or not what its own CRC-32 says, is passed over. Nothing else is believed either: the bytes that
-# a
-# line is about are read from the output again, and count as written only if they have the CRC-32 that it states.
+# a line is about are read from the output again, and count as written only if they have the CRC-32 that it states.
 
 
 PLAN = "plan.json"
@@ -242,10 +238,8 @@ def _is_written(jobs: Sequence[Job], targets: Sequence[int], entry: JournalLine)
 
 # -- execution of a plan: a few threads copy bytes from file to file, in constant memory, and compute checksums --------
 # If a checksum is needed, because the source states one to compare or the output has one (`.pt`), bytes pass through
-# one
-# small buffer per thread and are searched for NaN and infinity. Otherwise the kernel copies between the files if it
-# can,
-# and the bytes never enter this process.
+# one small buffer per thread and are searched for NaN and infinity. Otherwise the kernel copies between the files if it
+# can, and the bytes never enter this process.
 
 
 KERNEL_CHUNK = 64 << 20

@@ -50,10 +50,9 @@ from ckptools.training_state.sections import GROUPS, STATE, Section, is_flat_opt
 
 # -- the tree of a DCP folder as torch's state_dict API expects it for training, and its flattened names ---------------
 # The tree is that of torch.distributed.checkpoint.state_dict: `model` for `set_model_state_dict`, `optimizer` for
-# `set_optimizer_state_dict`, under fqns without the names of wrappers; everything else keeps its own path.
-# It is flattened as by DCP's default planner: dicts always, lists that contain tensors, dicts or such lists; everything
-# else is one value; keys become text; an empty dict is dropped. (Writing an empty dict would be worse: a loading
-# planner
+# `set_optimizer_state_dict`, under fqns without the names of wrappers; everything else keeps its own path. It is
+# flattened as by DCP's default planner: dicts always, lists that contain tensors, dicts or such lists; everything else
+# is one value; keys become text; an empty dict is dropped. (Writing an empty dict would be worse: a loading planner
 # that finds a key which only the rules of torch 2.3 give takes the whole folder for one of that version.) The module
 # versions of a state dict (`_metadata`) have no place there.
 # Source: torch/distributed/checkpoint/{_traverse,_nested_dict,default_planner,state_dict}.py of torch 2.13.

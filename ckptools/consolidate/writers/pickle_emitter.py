@@ -25,8 +25,7 @@ from ckptools.text import clip, plural
 
 # -- conversion of a tree for plain `torch.load(path)`: values that it does not accept become the nearest that it does
 # From torch 2.6 on, torch.load accepts only types on its own list: tensors, torch's small types, numbers, text, dicts
-# and
-# the like, nothing of numpy or datetime. `Loadable.note` names every conversion.
+# and the like, nothing of numpy or datetime. `Loadable.note` names every conversion.
 #
 # A file states a dtype of numpy in a few letters. Only letters for numbers and text are passed to numpy; other dtypes
 # (times, records, extended precision) have no counterpart in torch.

@@ -35,8 +35,8 @@ from ckptools.model.tree import KeyPath, fqn_of
 from ckptools.tensor_io.checksums import crc32
 
 # -- writer of torch.save's zip container: a place for every zip entry, and the bytes around the tensors ---------------
-# Members are stored uncompressed and begin at multiples of 64 bytes, padded through the local header's extra field
-# (tag `FB`), as torch's own writer does; sizes and CRC-32s are in both headers, so no data descriptor is needed. In a
+# Members are stored uncompressed and begin at multiples of 64 bytes, padded through the local header's extra field (tag
+# `FB`), as torch's own writer does; sizes and CRC-32s are in both headers, so no data descriptor is needed. In a
 # streamed archive a tensor has one after it, as in all of torch's own: its CRC-32 is known only then.
 # Source: caffe2/serialize/inline_container.cc; zip64 by APPNOTE.TXT 4.5.3.
 

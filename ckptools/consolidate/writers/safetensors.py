@@ -169,7 +169,6 @@ def _texts(
 
 
 # -- values that are no tensors ----------------------------------------------------------------------------------------
-#
 # JSON has fewer types than a checkpoint: other values become `{"$type": ...}` with their parts, a key that is no text
 # is written as in Python and listed under `$keys`, and NaN and infinities become text.
 
