@@ -169,17 +169,13 @@ class Browser(Writing):
         if self.tab == VALUES and target and self.key_page is not None:
             self.show_key(self.key_page, str(target))
         elif self.tab == RUN and target is not None and not self.is_writing():
-            self._open_other(target.path)
-
-    def _open_other(self, path: str) -> None:
-        """Look at another checkpoint of the run."""
-        self.jobs.stop_all()
-        before, run = self.session, self.pages.get(RUN)
-        self.session = Session(path, "", before.how, before.elsewhere, before.seconds, before.before)
-        self.open()
-        self.say(HINT)
-        self.pages = {RUN: run} if run is not None else {}
-        self.action_tab(OVERVIEW)
+            self.jobs.stop_all()
+            before, run = self.session, self.pages.get(RUN)
+            self.session = Session(target.path, "", before.how, before.elsewhere, before.seconds, before.before)
+            self.open()
+            self.say(HINT)
+            self.pages = {RUN: run} if run is not None else {}
+            self.action_tab(OVERVIEW)
 
     def _go_to_problem(self) -> None:
         """Go to the tensor or the rank of a cause; once more, to that of its next problem."""

@@ -58,11 +58,6 @@ class PageRows:
         return row.text + clip_middle(printable(row.name), max(width - len(row.text), 8)), row.mark
 
 
-def text_rows(text: str, mark: str = "") -> PageRows:
-    """Lines of a text that is safe to print."""
-    return PageRows(Row(line, mark) for line in text.split("\n"))
-
-
 # -- problems ----------------------------------------------------------------------------------------------------------
 
 
@@ -95,7 +90,7 @@ class TextPage:
 
     def fit(self, width: int) -> None:
         """Cut the text to a width."""
-        self.rows = text_rows(self.text(Screen(width)))
+        self.rows = PageRows(Row(line, "") for line in self.text(Screen(width)).split("\n"))
 
     def detail(self, _n: int, _width: int) -> Callable[[], PageRows]:
         """Nothing: the text says all."""
@@ -339,7 +334,17 @@ class KeyPage:
     def _about(self, node: TreeNode, screen: Screen) -> Iterator[str]:
         row = node.row
         if row is None:
-            yield from self._branch(node, screen)
+            rows = node.rows
+            found = totals(rows)
+            yield from wrapped("", printable(node.name), screen)
+            if found.tensors:
+                yield f"{plural(found.tensors, 'tensor')}, {count(found.params)} params, {size(found.bytes)}"
+            if len(rows) > found.tensors:
+                yield plural(len(rows) - found.tensors, "other value")
+            yield ""
+            yield from (printable(row.name) for row in rows[:MOST])
+            if len(rows) > MOST:
+                yield f"{len(rows) - MOST} more"
             return
         change = self.tree.changes.get(row.name)
         if change is not None:
@@ -355,20 +360,6 @@ class KeyPage:
             known = stated(self.session.looked.checkpoint, values)
         if known is not None:
             yield from shown_text(known, screen).split("\n")
-
-    def _branch(self, node: TreeNode, screen: Screen) -> Iterator[str]:
-        """Totals of a branch, and the first of its keys."""
-        rows = node.rows
-        found = totals(rows)
-        yield from wrapped("", printable(node.name), screen)
-        if found.tensors:
-            yield f"{plural(found.tensors, 'tensor')}, {count(found.params)} params, {size(found.bytes)}"
-        if len(rows) > found.tensors:
-            yield plural(len(rows) - found.tensors, "other value")
-        yield ""
-        yield from (printable(row.name) for row in rows[:MOST])
-        if len(rows) > MOST:
-            yield f"{len(rows) - MOST} more"
 
     def tensors(self, n: int) -> list[str]:
         """The names of the tensors of a row."""

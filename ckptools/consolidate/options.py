@@ -252,9 +252,11 @@ def renamed(selection: OutputContents, renaming: Renaming) -> OutputContents:
             return lambda key: names.get(key, key) if key in section.value else key
         return follow if section.kind == "optimizer" else None
 
+    changed = [(old, new) for old, new in names.items() if old != new]
+    example = " is ".join(clip(describe_for_error(name), 80) for name in changed[0]) if changed else ""
     return replace(
         _with_new_keys(selection, new_key_of),
-        notes=[*selection.notes, *notes, _renaming_note(names)],
+        notes=[*selection.notes, *notes, f"names of the model: {len(changed)} of {len(names)} are new ({example})"],
         renamed=names,
     )
 
@@ -294,12 +296,6 @@ def _names(source: Checkpoint) -> list[str]:
         return list(dict.fromkeys(str(name) for section in models for name in section.value))
     known = (name for optimizer in optimizers_of(source).values() for name in optimizer.naming.names.values())
     return list(dict.fromkeys(known))
-
-
-def _renaming_note(names: Mapping[str, str]) -> str:
-    changed = [(old, new) for old, new in names.items() if old != new]
-    example = " is ".join(clip(describe_for_error(name), 80) for name in changed[0]) if changed else ""
-    return f"names of the model: {len(changed)} of {len(names)} are new ({example})"
 
 
 def _following(names: Mapping[str, str], path: Path) -> NewKey:

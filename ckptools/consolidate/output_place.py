@@ -356,15 +356,11 @@ def made_like(
         renamed={olds[0]: new for new, olds in found.sources.items() if len(olds) == 1},
         like=LikeModel(dtypes, files_there, original.copied, architecture),
     )
-    return contents, _likeness(original, found)
-
-
-def _likeness(original: Original, found: Pairing) -> Likeness:
     renamed = sum(olds != (new,) for new, olds in found.sources.items())
     elements = sum(tensor.numel for tensor in found.tensors.values())
     rearranged = len(found.rearranged)
     copied = tuple(original.copied)
-    return Likeness(
+    return contents, Likeness(
         str(original.path), found.rules, found.cut, found.left, copied, renamed, rearranged, elements, found
     )
 

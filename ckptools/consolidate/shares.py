@@ -58,19 +58,15 @@ class Share:
             if self.first is None and self.end is None:
                 yield part
             elif isinstance(part, Copy):
-                yield from self._piece(part)
+                begin = 0 if self.first is None else _cut(part, self.first)
+                end = part.nbytes if self.end is None else _cut(part, self.end)
+                if begin < end:
+                    yield part_of(part, begin, end)
             elif self._has(position(job, part)):
                 yield part
 
     def _has(self, at: Position) -> bool:
         return (self.first is None or self.first <= at) and (self.end is None or at < self.end)
-
-    def _piece(self, copy: Copy) -> Iterator[Copy]:
-        """The part of a copy in the stretch: consecutive bytes, or nothing."""
-        begin = 0 if self.first is None else _cut(copy, self.first)
-        end = copy.nbytes if self.end is None else _cut(copy, self.end)
-        if begin < end:
-            yield part_of(copy, begin, end)
 
 
 ALL = Share()

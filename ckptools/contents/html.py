@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
-from ckptools.contents.record import KeyRow, Keys, ShardRow, Shown, ShownKey
+from ckptools.contents.record import KeyRow, Keys, ShardRow, Shown
 from ckptools.contents.show import DrawnPiece, DrawnShard, TensorLayout, layout_of, layout_words, stated_row
 from ckptools.contents.text import (
     SHARD_COLUMNS,
@@ -179,7 +179,8 @@ def _drawn(layout: TensorLayout) -> tuple[list[str], float]:
     if panel.cut:
         parts.append(label(0, y + 10, _axis(layout, panel), "faint"))
         y += 16
-    drawn = _copies_drawn(layout, panel)
+    most = MAX_COPIES if panel.lines == 1 and len(panel.cut) < 2 else 4
+    drawn = max(1, min(layout.copies, most, MAX_RECTS // max(1, len(layout.pieces))))
     for copy in range(drawn):
         parts += _panel_parts(layout, panel, copy, y)
         y += panel.height + (6 if len(panel.cut) == 2 or panel.lines > 1 else 0)
@@ -210,11 +211,6 @@ def _axis(layout: TensorLayout, panel: _Panel) -> str:
     if len(dims) == 2:
         return f"{dims[0]} down, {dims[1]} across"
     return f"{dims[0]} from left to right" + (f", in {panel.lines} lines" if panel.lines > 1 else "")
-
-
-def _copies_drawn(layout: TensorLayout, panel: _Panel) -> int:
-    most = MAX_COPIES if panel.lines == 1 and len(panel.cut) < 2 else 4
-    return max(1, min(layout.copies, most, MAX_RECTS // max(1, len(layout.pieces))))
 
 
 def _panel_parts(layout: TensorLayout, panel: _Panel, copy: int, top: float) -> Iterator[str]:
@@ -317,27 +313,23 @@ def shown_html(found: Shown) -> str:
         page.line(line)
     tensors = [row for row in found.rows if row.type == "tensor" and (row.kind != "rng" or len(found.rows) == 1)]
     for row in tensors[:MAX_ROWS]:
-        _shown_tensor(page, row, opened=len(tensors) == 1)
+        page.line(f"{row.name}  {tensor_facts(row)}")
+        for text in filter(None, (row.note, holes_line(row), row.problem)):
+            page.line(text, "bad")
+        if row.statistics is not None:
+            page.line(figures_line(row.statistics))
+        if row.values is not None:
+            lines = list(element_lines(row.values, row.dtype))
+            left = len(lines) - ELEMENT_ROWS
+            page.lines([f"[{row.slice}]", *lines[:ELEMENT_ROWS], *([f"{left} more lines"] if left > 0 else [])])
+        else:
+            page.lines(shard_map(row.shape or (), row.shards))
+        cells = list(map(shard_cells, row.shards[:MAX_ROWS]))
+        page.table(plural(len(row.shards), "shard"), SHARD_COLUMNS, cells, len(row.shards), len(tensors) == 1)
     others = {row.name: row.note or row.value for row in found.rows if row.type != "tensor"}
     if others:
         value_table(page, plural(len(others), "value"), others)
     return page.html()
-
-
-def _shown_tensor(page: Page, row: ShownKey, opened: bool) -> None:
-    page.line(f"{row.name}  {tensor_facts(row)}")
-    for text in filter(None, (row.note, holes_line(row), row.problem)):
-        page.line(text, "bad")
-    if row.statistics is not None:
-        page.line(figures_line(row.statistics))
-    if row.values is not None:
-        lines = list(element_lines(row.values, row.dtype))
-        left = len(lines) - ELEMENT_ROWS
-        page.lines([f"[{row.slice}]", *lines[:ELEMENT_ROWS], *([f"{left} more lines"] if left > 0 else [])])
-    else:
-        page.lines(shard_map(row.shape or (), row.shards))
-    cells = list(map(shard_cells, row.shards[:MAX_ROWS]))
-    page.table(plural(len(row.shards), "shard"), SHARD_COLUMNS, cells, len(row.shards), opened)
 
 
 def _key_cells(row: KeyRow) -> list[str]:

@@ -459,18 +459,14 @@ def _shown(row: KeyRow, value: Any, values: str | None, tensors: int) -> ShownKe
     unreadable = dict.fromkeys(f"rank {s.rank}: {s.note}" for s in shards if s.status == "unreadable")
     shown = ShownKey(*row, shards, gaps, missing, problem="; ".join(unreadable))
     if values is not None:
-        return _with_elements(shown, value, values, alone=tensors == 1)
+        try:
+            return shown._replace(slice=values, values=elements(value, values))
+        except (NotWholeError, ReadError, UsageError) as error:
+            # Of several tensors, one that a slice does not fit is a problem in its row.
+            if tensors == 1 and isinstance(error, UsageError):
+                raise
+            return shown._replace(slice=values, problem=error.reason)
     return _with_figures(shown, value) if tensors <= MANY else shown
-
-
-def _with_elements(shown: ShownKey, tensor: Tensor, values: str, alone: bool) -> ShownKey:
-    """Add the elements of a slice; with several tensors, a slice that does not fit is a problem in the row."""
-    try:
-        return shown._replace(slice=values, values=elements(tensor, values))
-    except (NotWholeError, ReadError, UsageError) as error:
-        if alone and isinstance(error, UsageError):
-            raise
-        return shown._replace(slice=values, problem=error.reason)
 
 
 def _with_figures(shown: ShownKey, tensor: Tensor) -> ShownKey:

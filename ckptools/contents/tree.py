@@ -187,19 +187,15 @@ def key_rows(ck: Checkpoint, entries: Iterable[Entry]) -> Iterator[KeyRow]:
         if isinstance(entry.value, Tensor):
             yield _tensor_row(entry, entry.value, tied.get(entry.name, ""))
         else:
-            yield _value_row(entry)
+            value, short = entry.value, is_short(entry.value)
+            shape, dtype = (value.shape, value.dtype) if isinstance(value, NumpyArray) else (None, "")
+            shown = (as_data(value), "", "") if short else (None, "", described(value))
+            yield KeyRow(entry.name, entry.section, entry.kind, type_of(value), shape, dtype, 0, 0, "", *shown)
 
 
 def _tensor_row(entry: Entry, tensor: Tensor, tied: str) -> KeyRow:
     known = tensor.shape, tensor.dtype, tensor.numel, tensor.nbytes, placement(tensor)
     return KeyRow(entry.name, entry.section, entry.kind, "tensor", *known, None, tied, tensor.note)
-
-
-def _value_row(entry: Entry) -> KeyRow:
-    value, short = entry.value, is_short(entry.value)
-    shape, dtype = (value.shape, value.dtype) if isinstance(value, NumpyArray) else (None, "")
-    shown = (as_data(value), "", "") if short else (None, "", described(value))
-    return KeyRow(entry.name, entry.section, entry.kind, type_of(value), shape, dtype, 0, 0, "", *shown)
 
 
 def tied_names(ck: Checkpoint) -> dict[str, str]:
@@ -278,20 +274,16 @@ def full_value(value: Any) -> Any:
     """
     value = scalar(value)
     if isinstance(value, NumpyArray):
-        return _elements(value)
+        code, count = NUMPY_CODES.get(value.dtype.lstrip("<>|=")), prod(value.shape)
+        order = ">" if value.dtype.startswith(">") else "<"
+        if code is None or count > MAX_FULL or calcsize(f"{order}{count}{code}") != len(value.data):
+            return None
+        return list(unpack(f"{order}{count}{code}", value.data))
     if isinstance(value, (list, tuple)):
         return [as_data(v) if _is_short_scalar(v) else described(v) for v in value] if len(value) <= MAX_FULL else None
     if isinstance(value, (str, bytes, bytearray)) and len(value) <= MAX_FULL:
         return value if isinstance(value, str) else value.hex()
     return as_data(value) if is_short(value) else None
-
-
-def _elements(array: NumpyArray) -> list[Any] | None:
-    code, count = NUMPY_CODES.get(array.dtype.lstrip("<>|=")), prod(array.shape)
-    order = ">" if array.dtype.startswith(">") else "<"
-    if code is None or count > MAX_FULL or calcsize(f"{order}{count}{code}") != len(array.data):
-        return None
-    return list(unpack(f"{order}{count}{code}", array.data))
 
 
 def described(value: Any) -> str:

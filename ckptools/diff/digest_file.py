@@ -234,28 +234,24 @@ def write_digest_file(
         sha256, problem = (text, "") if is_sha256(text) else ("", text)
         contents.tensors[one.identity] = one._replace(sha256=sha256, problem=problem, tensor=None)
     if current().rank == 0:
-        write_text(out, _json(contents), force)
+        data = {
+            "schema": SCHEMA,
+            "side": contents.facts._asdict() | {"digests": True},
+            "sections": contents.sections,
+            "lost_ranks": contents.lost_ranks,
+            "damage": contents.damage,
+            "notes": contents.notes,
+            "by_rank": sorted(contents.by_rank),
+            "text_keys": contents.text_keys,
+            "tensors": [{k: v for k, v in one._asdict().items() if k != "tensor"} for one in contents.tensors.values()],
+            "values": [_value_json(value) for value in contents.values.values()],
+            "groups": [_group_json(group) for group in contents.groups],
+            "written_by": contents.written_by,
+            "containers": [_container_json(*one) for one in contents.containers.items()],
+            "left_out": contents.left_out,
+        }
+        write_text(out, to_json(data, indent=1) + "\n", force)
     return contents
-
-
-def _json(contents: Contents) -> str:
-    data = {
-        "schema": SCHEMA,
-        "side": contents.facts._asdict() | {"digests": True},
-        "sections": contents.sections,
-        "lost_ranks": contents.lost_ranks,
-        "damage": contents.damage,
-        "notes": contents.notes,
-        "by_rank": sorted(contents.by_rank),
-        "text_keys": contents.text_keys,
-        "tensors": [{k: v for k, v in one._asdict().items() if k != "tensor"} for one in contents.tensors.values()],
-        "values": [_value_json(value) for value in contents.values.values()],
-        "groups": [_group_json(group) for group in contents.groups],
-        "written_by": contents.written_by,
-        "containers": [_container_json(*one) for one in contents.containers.items()],
-        "left_out": contents.left_out,
-    }
-    return to_json(data, indent=1) + "\n"
 
 
 def _value_json(value: SideValue) -> dict[str, Any]:
@@ -286,33 +282,29 @@ def read_digest_file(path: Path) -> Contents:
     if not isinstance(data, Mapping) or data.get("schema") != SCHEMA:
         raise ReadError(path, f"is no file of digests that this version reads; expected schema {SCHEMA}")
     try:
-        return _contents(data)
+        side = data["side"]
+        tensors = [_tensor(one) for one in data["tensors"]]
+        values = [_value(one) for one in data["values"]]
+        return Contents(
+            Side(
+                str(side["path"]), str(side["name"]), str(side["saved_as"]),
+                _int(side["step"]), _int(side["world_size"]), _texts(side["layout"]), True,
+            ),
+            {str(kind): list(_texts(names)) for kind, names in data["sections"].items()},
+            {one.identity: one for one in tensors},
+            {one.identity: one for one in values},
+            [_group(one) for one in data["groups"]],
+            tuple(int(rank) for rank in data["lost_ranks"]),
+            _texts(data["damage"]),
+            _texts(data["notes"]),
+            {_texts(one) for one in data["by_rank"]},
+            bool(data.get("text_keys", True)),
+            str(data["written_by"]),
+            dict(map(_container, data["containers"])),
+            str(data["left_out"]),
+        )  # fmt: skip
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise ReadError(path, f"is no file of digests as diff --hash writes it: {type(error).__name__}") from error
-
-
-def _contents(data: Mapping[str, Any]) -> Contents:
-    side = data["side"]
-    tensors = [_tensor(one) for one in data["tensors"]]
-    values = [_value(one) for one in data["values"]]
-    return Contents(
-        Side(
-            str(side["path"]), str(side["name"]), str(side["saved_as"]), _int(side["step"]), _int(side["world_size"]),
-            _texts(side["layout"]), True,
-        ),
-        {str(kind): list(_texts(names)) for kind, names in data["sections"].items()},
-        {one.identity: one for one in tensors},
-        {one.identity: one for one in values},
-        [_group(one) for one in data["groups"]],
-        tuple(int(rank) for rank in data["lost_ranks"]),
-        _texts(data["damage"]),
-        _texts(data["notes"]),
-        {_texts(one) for one in data["by_rank"]},
-        bool(data.get("text_keys", True)),
-        str(data["written_by"]),
-        dict(map(_container, data["containers"])),
-        str(data["left_out"]),
-    )  # fmt: skip
 
 
 def _tensor(data: Mapping[str, Any]) -> SideTensor:

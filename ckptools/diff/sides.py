@@ -423,7 +423,12 @@ class _Keys:
                 self._groups(section)
             elif section.kind != "model":
                 self._leaves(section)
-            self._containers(section)
+            for path, rank, node, _ in rank_containers(self.ck, section):
+                by_name = section.kind == "optimizer" and len(path) <= 2
+                by_name |= section.kind == "model" and any(isinstance(v, Tensor) for v in _values_in(node))
+                identity = (section.kind, section.name, *map(_key_text, path))
+                name, subject = fqn_of((section.name, *path)), _subject(section, RankLeaf(path, rank, node))
+                self.found.containers[identity, rank] = SideContainer(name, subject, rank, by_name, node)
         self._generators()
         self.found.notes = tuple(self._notes())
 
@@ -486,14 +491,6 @@ class _Keys:
         while value.identity in self.found.values:
             value = value._replace(identity=(*value.identity, AGAIN))
         self.found.values[value.identity] = value
-
-    def _containers(self, section: Section) -> None:
-        for path, rank, node, _ in rank_containers(self.ck, section):
-            by_name = section.kind == "optimizer" and len(path) <= 2
-            by_name |= section.kind == "model" and any(isinstance(v, Tensor) for v in _values_in(node))
-            identity = (section.kind, section.name, *map(_key_text, path))
-            name, subject = fqn_of((section.name, *path)), _subject(section, RankLeaf(path, rank, node))
-            self.found.containers[identity, rank] = SideContainer(name, subject, rank, by_name, node)
 
     def _groups(self, section: Section) -> None:
         optimizer = self.optimizers[section.path]

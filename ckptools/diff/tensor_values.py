@@ -261,9 +261,13 @@ def difference_of_output(a: Checkpoint, b: Checkpoint, sides: tuple[Side, Side],
     subject = SubjectRow("weights", verdict, len(rows) - len(different), len(different), 0, detail)
     read = sum(mine[name].nbytes + found.tensors[name].nbytes for name in names)
     proof = found.proof({name: tensor.dtype for name, tensor in mine.items()})
+    notes = [rule.line for rule in found.rules] + [cut.line for cut in found.cut]
+    others = [section.name for section in sections_of(b) if section.kind != "model" and section.name]
+    notes += [f"only in B, of which A is no output: {few(others)}"] if others else []
+    notes += [f"only in B: {few(list(found.left))}: {plural(len(found.left), 'tensor')}"] if found.left else []
     return Difference(
         *sides, not different, True, None, None, Rows([subject]), Rows(rows), Rows([]),
-        tuple(_notes(b, found)), read, proof=proof,
+        tuple(notes), read, proof=proof,
     )  # fmt: skip
 
 
@@ -319,12 +323,3 @@ def _first_difference(one: Iterable[bytes | memoryview], other: Iterable[bytes |
         if here[:count] != there[:count]:
             return at + next(n for n in range(count) if here[n] != there[n])
         at, here, there = at + count, here[count:], there[count:]
-
-
-def _notes(b: Checkpoint, found: Pairing) -> list[str]:
-    """What was followed, and what B has besides."""
-    notes = [rule.line for rule in found.rules] + [cut.line for cut in found.cut]
-    others = [section.name for section in sections_of(b) if section.kind != "model" and section.name]
-    notes += [f"only in B, of which A is no output: {few(others)}"] if others else []
-    notes += [f"only in B: {few(list(found.left))}: {plural(len(found.left), 'tensor')}"] if found.left else []
-    return notes

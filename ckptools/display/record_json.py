@@ -100,7 +100,13 @@ class JsonValues:
             self.left_out += len(value)
             made: Any = None
         elif isinstance(value, Mapping):
-            made = self._object(value)
+            made = {}
+            for key in self._some(value):
+                name = clip(key_name(key), MAX_JSON_TEXT)
+                # 1 and '1' are two keys in Python and one in JSON; both are shown.
+                while name in made:
+                    name = f"{name} ({type(key).__name__})"
+                made[name] = self._convert(value[key])
         else:
             made = [self._convert(item) for item in self._some(value)]
         self._depth -= 1
@@ -112,13 +118,3 @@ class JsonValues:
                 self.left_out += len(items) - done
                 return
             yield item
-
-    def _object(self, value: Mapping[Any, Any]) -> dict[str, Any]:
-        made: dict[str, Any] = {}
-        for key in self._some(value):
-            name = clip(key_name(key), MAX_JSON_TEXT)
-            # 1 and '1' are two keys in Python and one in JSON; both are shown.
-            while name in made:
-                name = f"{name} ({type(key).__name__})"
-            made[name] = self._convert(value[key])
-        return made

@@ -371,24 +371,16 @@ def _shown(value: Any, width: int, depth: int) -> str:
     if isinstance(value, str):
         return repr(clip(value, width))
     if isinstance(value, Mapping):
-        return _mapping(value, width, depth)
+        if not depth:
+            return "{" + plural(len(value), "value") + "}"
+        some = islice(value.items(), MAX_ITEMS)
+        return "{" + _joined([f"{key_name(k)}: {value_text(v, width, depth - 1)}" for k, v in some], len(value)) + "}"
     if isinstance(value, (list, tuple, set, frozenset)):
-        return _sequence(value, width, depth)
+        first, last = "()" if isinstance(value, tuple) else "[]" if isinstance(value, list) else "{}"
+        if not depth:
+            return first + plural(len(value), "value") + last
+        return first + _joined([value_text(v, width, depth - 1) for v in islice(value, MAX_ITEMS)], len(value)) + last
     return str(value)
-
-
-def _mapping(value: Mapping[Any, Any], width: int, depth: int) -> str:
-    if not depth:
-        return "{" + plural(len(value), "value") + "}"
-    some = islice(value.items(), MAX_ITEMS)
-    return "{" + _joined([f"{key_name(k)}: {value_text(v, width, depth - 1)}" for k, v in some], len(value)) + "}"
-
-
-def _sequence(value: Any, width: int, depth: int) -> str:
-    first, last = "()" if isinstance(value, tuple) else "[]" if isinstance(value, list) else "{}"
-    if not depth:
-        return first + plural(len(value), "value") + last
-    return first + _joined([value_text(v, width, depth - 1) for v in islice(value, MAX_ITEMS)], len(value)) + last
 
 
 def _joined(texts: list[str], total: int) -> str:
@@ -497,10 +489,6 @@ def cell_text(name: str, value: Any) -> str:
         return str(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return _structure_text(value)
-
-
-def _structure_text(value: Any) -> str:
     if isinstance(value, float):
         return number(value)
     if isinstance(value, tuple) and all(type(item) is int for item in value):

@@ -115,11 +115,6 @@ def _unreadable(name: str, path: Path, error: CkptoolsError, files: Sequence[Pat
     )
 
 
-def left_over_row(name: str, path: Path) -> LeftOverRow:
-    """The row of a temporary file or folder."""
-    return LeftOverRow(name, *_written([path]))
-
-
 def _written(paths: Iterable[Path]) -> tuple[int, str | None]:
     """Total bytes of files and folders, and the time of the last write; None without files."""
     nbytes, times = 0, []
@@ -310,7 +305,13 @@ class Listing:
         search = RunSearch(self.folder, follow, opened=self._open, on_checkpoint=take)
         search.run()
         if not rows and not self.may_be_empty:
-            raise UnknownFormatError(self.folder, _empty(search))
+            temporary = f"; {search.name(search.temporary[0])} is temporary" if search.temporary else ""
+            tracker = f"; {search.name(search.trackers[0].path)} {search.trackers[0].why}" if search.trackers else ""
+            raise UnknownFormatError(
+                self.folder,
+                f"no checkpoint that ckptools knows in this folder{temporary}{tracker}; "
+                "`ckptools formats` lists what it reads",
+            )
         ordered, by = newest_first(rows, self._counted)
         if self.judge is not None:
             ordered = [self.judge(row) for row in reversed(ordered)][::-1]
@@ -324,7 +325,7 @@ class Listing:
             newest_whole=next((row.path for row in proven if row.newest_whole), None),
             ordered_by=by,
             trackers=Rows(trackers),
-            left_over=Rows(left_over_row(search.name(path), path) for path in search.temporary),
+            left_over=Rows(LeftOverRow(search.name(path), *_written([path])) for path in search.temporary),
             notes=(*search.notes, *order_notes(proven, by)),
             seconds=time.perf_counter() - started,
             wrong_not_older=tuple(row.name for row in not_older(proven)),
@@ -366,14 +367,6 @@ def _check_folder(folder: Path) -> None:
         import shlex
 
         raise UsageError(folder, f"is a file; the checkpoints around it: ckptools ls {shlex.quote(str(folder.parent))}")
-
-
-def _empty(search: RunSearch) -> str:
-    temporary = f"; {search.name(search.temporary[0])} is temporary" if search.temporary else ""
-    tracker = f"; {search.name(search.trackers[0].path)} {search.trackers[0].why}" if search.trackers else ""
-    return (
-        f"no checkpoint that ckptools knows in this folder{temporary}{tracker}; `ckptools formats` lists what it reads"
-    )
 
 
 def _stamp(root: Path, opened: Opened) -> Stamp:

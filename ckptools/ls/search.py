@@ -148,21 +148,18 @@ class RunSearch(FolderSearch):
     def _single_files(self, files: Iterable[Path]) -> None:
         for path in files:
             if path not in self.known and not is_companion(path) and _may_be_one(path):
-                self._single_file(path)
-
-    def _single_file(self, path: Path) -> None:
-        """Open a file of any name: it is a checkpoint if it has weights; a damaged or empty one counts by its name."""
-        try:
-            found = self.opened(path, (path,))
-        except CkptoolsError as error:
-            known = not isinstance(error, UnknownFormatError)
-            if is_named_so(path) and (known or (path.exists() and not path.stat().st_size)):
-                self._failed(path, error, (path,))
-            elif is_named_so(path):
-                self.unknown.append(path)
-        else:
-            if found.holds_weights:
-                self._found(path, found)
+                # A file of any name is a checkpoint if it has weights; a damaged or empty one counts by its name.
+                try:
+                    found = self.opened(path, (path,))
+                except CkptoolsError as error:
+                    known = not isinstance(error, UnknownFormatError)
+                    if is_named_so(path) and (known or (path.exists() and not path.stat().st_size)):
+                        self._failed(path, error, (path,))
+                    elif is_named_so(path):
+                        self.unknown.append(path)
+                else:
+                    if found.holds_weights:
+                        self._found(path, found)
 
     def _found(self, path: Path, opened: Opened, files: Sequence[Path] = ()) -> None:
         if path == self.root:

@@ -202,7 +202,14 @@ def match_facts(found: Match) -> Iterator[tuple[str, str]]:
     if found.not_compared:
         yield "not compared", "; ".join(found.not_compared)
     for n, rename in enumerate(found.renames):
-        yield ("after this rename" if n == 0 else "and after this one"), _fixed(found, n, rename)
+        old, new = rename.example
+        left = any(group.status not in ("dtype", *FINE) for group in found.groups)
+        then = "" if left or found.whole is False or n + 1 < len(found.renames) else "; then it loads"
+        assumed = ": assumed" if rename.assumed else ""
+        yield (
+            ("after this rename" if n == 0 else "and after this one"),
+            f"{rename.fit} of {found.model_names}: {rename_words(rename)} ({old} becomes {new}){assumed}{then}",
+        )
     for rename in found.alternatives:
         yield "not chosen", f"{rename_words(rename)} would fix {rename.fixes}, and another rename as many"
 
@@ -221,14 +228,6 @@ def _verdict(found: Match) -> str:
     if more := sum(row.status == "unexpected" for row in found.rows) if not absent else 0:
         facts.append(f"{plural(more, 'name')} of the checkpoint too many")
     return "; ".join(facts)
-
-
-def _fixed(found: Match, n: int, rename: Rename) -> str:
-    old, new = rename.example
-    left = any(group.status not in ("dtype", *FINE) for group in found.groups)
-    then = "" if left or found.whole is False or n + 1 < len(found.renames) else "; then it loads"
-    assumed = ": assumed" if rename.assumed else ""
-    return f"{rename.fit} of {found.model_names}: {rename_words(rename)} ({old} becomes {new}){assumed}{then}"
 
 
 def group_cells(group: MatchGroup) -> list[str]:

@@ -206,7 +206,12 @@ def _rows(saved: StateDictShapes, model: StateDictShapes, names: Mapping[str, st
         )
     for old, new in names.items():
         if new not in model.tensors:
-            yield _too_many(old, saved.tensors[old])
+            found = saved.tensors[old]
+            note = f"tied to {found.tied}: the same values under a second name" if found.tied else ""
+            reason = "tied" if found.tied else ""
+            if found.coded is not None:
+                reason, note = "quantized", found.coded.words
+            yield MatchRow("unexpected", None, old, None, found.shape, "", found.dtype, reason, note)
 
 
 def _absent(name: str, wanted: NamedShape, source: Mapping[str, str], codes: NamedShape | None) -> MatchRow:
@@ -217,14 +222,6 @@ def _absent(name: str, wanted: NamedShape, source: Mapping[str, str], codes: Nam
         reason, note = "quantized", f"here as {codes.coded.words}, {short(codes.dtype)}"
         return MatchRow("missing", name, None, wanted.shape, None, wanted.dtype, "", reason, note)
     return MatchRow("missing", name, None, wanted.shape, None, wanted.dtype, "")
-
-
-def _too_many(name: str, found: NamedShape) -> MatchRow:
-    note = f"tied to {found.tied}: the same values under a second name" if found.tied else ""
-    reason = "tied" if found.tied else ""
-    if found.coded is not None:
-        reason, note = "quantized", found.coded.words
-    return MatchRow("unexpected", None, name, None, found.shape, "", found.dtype, reason, note)
 
 
 def _beside(name: str, wanted: NamedShape, old: str, found: NamedShape) -> MatchRow:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -69,15 +69,6 @@ def verdict_band(page: Page, verdict: Verdict, below: Sequence[str], commands: S
     lines = "".join(f"<div>{safe(line)}</div>" for line in below)
     following = "".join(f"<div>next: <code>{safe(command)}</code></div>" for command in commands)
     page.drawing(f'<div class="band is-{mark}"><b class="{mark}">{safe(verdict.headline)}</b>{lines}{following}</div>')
-
-
-def fact_tiles(page: Page, report: Report) -> None:
-    """Add six facts: step, ranks, parameters, size, format, time."""
-    made = "".join(
-        f'<div class="tile"><span>{safe(name)}</span><b>{safe(value)}</b><i>{safe(more)}</i></div>'
-        for name, value, more in tiles(report)
-    )
-    page.drawing(f'<div class="tiles">{made}</div>')
 
 
 def tiles(report: Report) -> Iterator[tuple[str, str, str]]:
@@ -142,19 +133,6 @@ def _following(problems: Sequence[Problem], following: Sequence[Consequence]) ->
         title = f"{one.text} ({' and '.join(one.causes)})"
         made += f"<details><summary>{safe(title)}</summary><code>{lines}</code>{more}</details>"
     return f'<div class="cause">{made}</div>' if made else ""
-
-
-def ranks_picture(page: Page, picture: Picture) -> None:
-    """Add the map of the ranks."""
-    page.drawing(f"<section>{page.heading('ranks')}{picture.html()}</section>")
-
-
-def code_list(page: Page, problems: Iterable[Problem]) -> None:
-    """Add what the codes on the page mean and what to do, where their links lead."""
-    kinds: dict[Code, None] = dict.fromkeys(problem.kind for problem in problems)
-    if kinds:
-        rows = "".join(_explained(explanation(kind.code)) for kind in kinds)
-        page.drawing(f"<details open><summary>{page.heading('what the codes mean')}</summary>{rows}</details>")
 
 
 def _explained(one: Explanation) -> str:
@@ -264,7 +242,10 @@ def report_page(found: PageContents, interactive: bool = False) -> str:
         statistics_table(page, replace(found.statistics, suspects=Rows()), title, every)
     for note in notes_of(problems):
         page.line(note, "dim")
-    code_list(page, problems)
+    kinds: dict[Code, None] = dict.fromkeys(problem.kind for problem in problems)
+    if kinds:
+        rows = "".join(_explained(explanation(kind.code)) for kind in kinds)
+        page.drawing(f"<details open><summary>{page.heading('what the codes mean')}</summary>{rows}</details>")
     page.line(f"{verification.summary(found.verification)}; ckptools {__version__}, {moment_utc(found.made)}", "dim")
     page.blocks.insert(contents, _contents(page))
     answers = {"inspect": report_json(report), "verify": verification.verification_json(found.verification)}
@@ -303,11 +284,17 @@ def _first_screen(page: Page, found: PageContents, problems: Sequence[Problem]) 
         below += [f"{result}: {', '.join(names)}"] if names else []
     commands = after_verify(report.arguments, report.next, verified.ok, found.deep and found.values, problems)
     verdict_band(page, verified.verdict, below, commands)
-    fact_tiles(page, report)
+    made = "".join(
+        f'<div class="tile"><span>{safe(name)}</span><b>{safe(value)}</b><i>{safe(more)}</i></div>'
+        for name, value, more in tiles(report)
+    )
+    page.drawing(f'<div class="tiles">{made}</div>')
     page.drawing('<div class="two">')
     cause_list(page, problems)
     if len(found.checkpoint.files) > 1:
-        ranks_picture(page, rank_map(found.checkpoint, verified.problems))
+        page.drawing(
+            f"<section>{page.heading('ranks')}{rank_map(found.checkpoint, verified.problems).html()}</section>"
+        )
     page.drawing("</div>")
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import NotWholeError, ReadError, UsageError
-from ckptools.files.opening import File, OpenFiles
+from ckptools.files.opening import OpenFiles
 from ckptools.model.regions import Box, Ints, contiguous_strides
 from ckptools.model.shards import Coding, Encoded, Seen, Shard, Source
 from ckptools.model.tensor import Tensor, cover
@@ -280,9 +280,22 @@ def read_box(tensor: Tensor, box: Box) -> Raw:
         NotWholeError: some of it is in no file that is here.
         ReadError: a file cannot be read.
     """
-    shards = _needed(tensor, box)
+    if tensor.note:
+        raise ReadError(None, tensor.note)
+    chosen: dict[Box, Shard] = {}  # one of each place that meets the box
+    for shard in tensor.shards:
+        if shard.is_here and shard.box not in chosen and (not box.sizes or shard.box.intersect(box)):
+            chosen[shard.box] = dcp_items.with_source(shard)
+    parts = [b.intersect(box) or b for b in chosen] if box.sizes else list(chosen)
+    covered = cover(
+        box.sizes, (Box(tuple(o - p for o, p in zip(b.offsets, box.offsets, strict=True)), b.sizes) for b in parts)
+    )
+    if not covered.exact:
+        gaps = [Box(tuple(a + b for a, b in zip(g.offsets, box.offsets, strict=True)), g.sizes) for g in covered.gaps]
+        where = ", ".join(map(str, gaps[:3])) or "overlapping shards"
+        raise NotWholeError("tensor", f"no file here holds {covered.missing} of its {box.numel} elements: {where}")
     out = np.empty(box.sizes, raw_dtype(tensor.dtype))
-    fill(out, box, shards)
+    fill(out, box, list(chosen.values()))
     return out
 
 
@@ -353,7 +366,12 @@ def _fill(out: Raw, source: Source, files: OpenFiles, seen: Seen | None) -> None
             if seen is None and part.shape and part.contiguous and out[place].flags.c_contiguous:
                 file.fill(part.offset, out[place].reshape(-1).view("u1").data)
             else:
-                out[place] = _strided(file, part, seen)
+                width = ITEMSIZE[part.dtype]
+                data = file.read(part.offset, extent(part))
+                if seen is not None:
+                    seen(part, data)
+                strides = tuple(s * width for s in part.strides)
+                out[place] = np.ndarray(part.shape, raw_dtype(part.dtype), data, strides=strides)
 
 
 def _decode(out: Raw, piece: Encoded, files: OpenFiles, seen: Seen | None) -> None:
@@ -400,37 +418,8 @@ def _gap(source: Source, dim: int) -> int:
     return source.strides[dim] * ITEMSIZE[source.dtype] - extent(one)
 
 
-def _strided(file: File, source: Source, seen: Seen | None) -> Raw:
-    width = ITEMSIZE[source.dtype]
-    data = file.read(source.offset, extent(source))
-    if seen is not None:
-        seen(source, data)
-    strides = tuple(s * width for s in source.strides)
-    view: Raw = np.ndarray(source.shape, raw_dtype(source.dtype), data, strides=strides)
-    return view
-
-
-def _needed(tensor: Tensor, box: Box) -> list[Shard]:
-    """One shard per place that meets `box`, all with a source."""
-    if tensor.note:
-        raise ReadError(None, tensor.note)
-    chosen: dict[Box, Shard] = {}
-    for shard in tensor.shards:
-        if shard.is_here and shard.box not in chosen and (not box.sizes or shard.box.intersect(box)):
-            chosen[shard.box] = dcp_items.with_source(shard)
-    parts = [b.intersect(box) or b for b in chosen] if box.sizes else list(chosen)
-    covered = cover(
-        box.sizes, (Box(tuple(o - p for o, p in zip(b.offsets, box.offsets, strict=True)), b.sizes) for b in parts)
-    )
-    if not covered.exact:
-        gaps = [Box(tuple(a + b for a, b in zip(g.offsets, box.offsets, strict=True)), g.sizes) for g in covered.gaps]
-        where = ", ".join(map(str, gaps[:3])) or "overlapping shards"
-        raise NotWholeError("tensor", f"no file here holds {covered.missing} of its {box.numel} elements: {where}")
-    return list(chosen.values())
-
-
 def _local(tensor: Tensor, rank: int) -> Raw:
-    """One rank's local tensor: its boxes put together in order."""
+    """One rank's local tensor: its boxes moved together; each dimension keeps only the indices that some box has."""
     if tensor.note and tensor.encoded_as:
         raise ReadError(None, tensor.note)
     pieces = [dcp_items.with_source(s) for s in tensor.on_rank(rank) if s.is_here]
@@ -438,11 +427,6 @@ def _local(tensor: Tensor, rank: int) -> Raw:
         pieces = list(tensor.found)
     if not pieces:
         raise UsageError(None, f"rank {rank} holds nothing of this tensor, or its file is not here")
-    return _packed(pieces, tensor.dtype)
-
-
-def _packed(pieces: Sequence[Shard], dtype: str) -> Raw:
-    """Boxes of one rank, moved together: each dimension keeps only the indices that some box has."""
     axes = []
     for d in range(len(pieces[0].box.sizes)):
         runs = sorted({(p.box.offsets[d], p.box.sizes[d]) for p in pieces})
@@ -454,7 +438,7 @@ def _packed(pieces: Sequence[Shard], dtype: str) -> Raw:
     if prod(total for _, total in axes) != sum(p.box.numel for p in pieces):
         # Not a grid: a run of a flattened parameter, which was one row on the rank.
         return np.concatenate([read_shard(p).reshape(-1) for p in sorted(pieces, key=lambda p: p.box.offsets)])
-    out = np.empty(tuple(total for _, total in axes), raw_dtype(dtype))
+    out = np.empty(tuple(total for _, total in axes), raw_dtype(tensor.dtype))
     for piece in pieces:
         place = zip(axes, piece.box.offsets, piece.box.sizes, strict=True)
         out[tuple(slice(starts[o], starts[o] + n) for (starts, _), o, n in place)] = read_shard(piece)

@@ -181,15 +181,11 @@ def tensor_bytes(tensor: Tensor, dtype: str, files: OpenFiles) -> Iterator[bytes
     """
     for part in parts_of(tensor, dtype):
         if isinstance(part, Copy):
-            yield from _copied(part, files)
+            with files.open(part.source) as file:
+                for at in range(0, part.nbytes, PIECE):
+                    yield file.read(part.source_offset + at, min(PIECE, part.nbytes - at))
         else:
             yield assemble(tensor, part.box, dtype, files)
-
-
-def _copied(copy: Copy, files: OpenFiles) -> Iterator[bytes]:
-    with files.open(copy.source) as file:
-        for at in range(0, copy.nbytes, PIECE):
-            yield file.read(copy.source_offset + at, min(PIECE, copy.nbytes - at))
 
 
 def shard_bytes(shard: Shard, files: OpenFiles) -> bytes:

@@ -8,7 +8,6 @@ import math
 import pickle
 import platform
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from io import BytesIO
 from pathlib import Path
 from typing import Any, cast
@@ -69,7 +68,16 @@ def save_accelerate(run: Run, folder: Path) -> None:
     if rank == 0:
         torch.save(run.scheduler.state_dict(), folder / "scheduler.bin")
         torch.save(progress(run), folder / "custom_checkpoint_0.pkl")
-    torch.save(_random_states(run), folder / f"random_states_{rank}.pkl")
+    own = capture_random_states(run.device)
+    states = {
+        "step": run.batch_in_epoch,  # begins anew with every epoch
+        "random_state": own["python"],
+        "numpy_random_seed": own["numpy"],
+        "torch_manual_seed": own["torch"],
+    }
+    if torch.cuda.is_available():
+        states["torch_cuda_manual_seed"] = torch.cuda.get_rng_state_all()
+    torch.save(states, folder / f"random_states_{rank}.pkl")
 
 
 def each_once(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -83,20 +91,6 @@ def each_once(state: dict[str, Tensor]) -> dict[str, Tensor]:
 def progress(run: Run) -> dict[str, int]:
     """Count what a script that uses Accelerate counts itself."""
     return {"epoch": run.epoch, "batch_in_epoch": run.batch_in_epoch, "global_step": run.step}
-
-
-def _random_states(run: Run) -> dict[str, Any]:
-    """This rank's random states; `step` begins anew with every epoch."""
-    own = capture_random_states(run.device)
-    states = {
-        "step": run.batch_in_epoch,
-        "random_state": own["python"],
-        "numpy_random_seed": own["numpy"],
-        "torch_manual_seed": own["torch"],
-    }
-    if torch.cuda.is_available():
-        states["torch_cuda_manual_seed"] = torch.cuda.get_rng_state_all()
-    return states
 
 
 # -- Lightning's checkpoints, by its Trainer and by `fabric.save(path, state)`: a file with DDP, a folder with FSDP
@@ -190,9 +184,14 @@ def _loops(run: Run) -> dict[str, Any]:
     idle = {"state_dict": {}, "batch_progress": _progress(0, 0, *STAGES) | {"is_last_batch": False}}
     steps = _progress(run.step, batches, "ready", "completed")
     zero_grad = _progress(run.step, batches, "ready", "completed", "started")
+    # As in the hook in which Lightning saves: the batch at hand is not called complete yet.
+    counts = _progress(run.step, batches, *STAGES)
+    if batches:
+        counts["total"]["completed"] -= 1
+        counts["current"]["completed"] -= 1
     inner = {
         "state_dict": {"_batches_that_stepped": run.step - bool(batches)},
-        "batch_progress": _batch_progress(run.step, batches),
+        "batch_progress": counts | {"is_last_batch": False},
         "scheduler_progress": steps,
         "automatic_optimization.state_dict": {},
         "automatic_optimization.optim_progress": {"optimizer": {"step": steps, "zero_grad": zero_grad}},
@@ -205,18 +204,6 @@ def _loops(run: Run) -> dict[str, Any]:
     fit["epoch_progress"] = {"total": begun, "current": begun}
     predict = {"state_dict": {}, "batch_progress": _progress(0, 0, *STAGES)}
     return {"fit_loop": fit, "validate_loop": idle, "test_loop": idle, "predict_loop": predict}
-
-
-def _batch_progress(total: int, current: int) -> dict[str, Any]:
-    """Count batches as they stand in the hook in which they are saved, before the one at hand is called complete.
-
-    After an epoch's last batch this is the start of the next epoch.
-    """
-    counts = _progress(total, current, *STAGES)
-    if current:
-        counts["total"]["completed"] -= 1
-        counts["current"]["completed"] -= 1
-    return counts | {"is_last_batch": False}
 
 
 def _progress(total: int, current: int, *stages: str) -> dict[str, Any]:
@@ -302,6 +289,7 @@ def save_composer_files(run: Run, folder: Path) -> None:
 
 def composer_state(run: Run) -> dict[str, Any]:
     """Everything under `state`; optimizers and schedulers go by their class names, and what a run lacks is empty."""
+    context, sample = run.options.size.context, run.position.samples
     return {
         "model": run.strategy.model_state(run.model),
         "optimizers": {type(run.optimizer).__name__: run.strategy.optimizer_state(run.model, run.optimizer)},
@@ -309,42 +297,34 @@ def composer_state(run: Run) -> dict[str, Any]:
         "algorithms": [],
         "callbacks": {},
         "scaler": {},
-        "timestamp": {"Timestamp": _timestamp(run)},
+        "timestamp": {
+            "Timestamp": {
+                "epoch": run.epoch,
+                "batch": run.step,
+                "sample": run.samples,
+                "token": run.samples * context,
+                "batch_in_epoch": run.batch_in_epoch,
+                "sample_in_epoch": sample,
+                "token_in_epoch": sample * context,
+                "total_wct": run.elapsed,
+                "epoch_wct": run.elapsed * (run.batch_in_epoch / run.step),
+                "batch_wct": run.elapsed / run.step,
+            }
+        },
         "rank_zero_seed": run.options.seed,
         "train_metrics": {},
         "eval_metrics": {},
         "run_name": run_name(run.options, dist.get_world_size()),
         "dataset_state": {"train": None, "eval": {}},
         "integrations": {},
-        "metadata": _metadata(run),
-    }
-
-
-def _timestamp(run: Run) -> dict[str, int | timedelta]:
-    """Count epochs, batches, samples and tokens over all shares of the data; wall-clock times are real."""
-    context, sample = run.options.size.context, run.position.samples
-    return {
-        "epoch": run.epoch,
-        "batch": run.step,
-        "sample": run.samples,
-        "token": run.samples * context,
-        "batch_in_epoch": run.batch_in_epoch,
-        "sample_in_epoch": sample,
-        "token_in_epoch": sample * context,
-        "total_wct": run.elapsed,
-        "epoch_wct": run.elapsed * (run.batch_in_epoch / run.step),
-        "batch_wct": run.elapsed / run.step,
-    }
-
-
-def _metadata(run: Run) -> dict[str, Any]:
-    return {
-        "torch_version": str(torch.__version__),
-        "device": "cpu" if run.device.type == "cpu" else "gpu",
-        "precision": {"fp32": "fp32", "bf16": "amp_bf16"}[run.options.parallel.precision],
-        "world_size": dist.get_world_size(),
-        "device_train_microbatch_size": run.options.batch,
-        "dist_backend": run.hardware.backend,
+        "metadata": {
+            "torch_version": str(torch.__version__),
+            "device": "cpu" if run.device.type == "cpu" else "gpu",
+            "precision": {"fp32": "fp32", "bf16": "amp_bf16"}[run.options.parallel.precision],
+            "world_size": dist.get_world_size(),
+            "device_train_microbatch_size": run.options.batch,
+            "dist_backend": run.hardware.backend,
+        },
     }
 
 

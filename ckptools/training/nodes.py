@@ -146,8 +146,9 @@ def parse_endpoint(text: str) -> tuple[str, int]:
 
 
 def _nproc(counts: tuple[int, ...], nnodes: int, node_rank: int | None, world_size: int | None) -> int:
-    if len(counts) > 1 or (counts and nnodes == 1):
-        _check_sum(counts, world_size)
+    if (len(counts) > 1 or (counts and nnodes == 1)) and world_size not in (None, sum(counts)):
+        makes = f"--nproc-per-node {','.join(map(str, counts))} makes {sum(counts)}"
+        raise UsageError(None, f"--world-size is {world_size}, but {makes}; leave one of them out")
     if counts:
         return counts[(node_rank or 0) if len(counts) > 1 else 0]
     wanted = DEFAULT_WORLD_SIZE if world_size is None else world_size
@@ -155,12 +156,6 @@ def _nproc(counts: tuple[int, ...], nnodes: int, node_rank: int | None, world_si
         text = f"a world size of {wanted} does not divide by --nnodes {nnodes}; say --nproc-per-node, such as 2,1"
         raise UsageError(None, text)
     return wanted // nnodes
-
-
-def _check_sum(counts: tuple[int, ...], world_size: int | None) -> None:
-    if world_size not in (None, sum(counts)):
-        makes = f"--nproc-per-node {','.join(map(str, counts))} makes {sum(counts)}"
-        raise UsageError(None, f"--world-size is {world_size}, but {makes}; leave one of them out")
 
 
 def idle_gpus(nproc: int, gpus: int) -> str | None:

@@ -98,7 +98,15 @@ def _check_layout(options: CreateOptions) -> None:
 def _check_files(options: CreateOptions) -> None:
     if options.files.run_name is not None:
         check_run_name(options.files.run_name)
-    _check_file_options(options.files, options.layout)
+    check_word("files-per-rank", options.files.files_per_rank, ("one", "several"))
+    check_word("items", options.files.items, ("torch", "safetensors"))
+    for flag, layouts in _misplaced(options.files, GOES_WITH, options.layout):
+        raise UsageError(None, f"{flag} goes with --layout {layouts}; not with {options.layout}")
+    if not options.files.consolidated and not options.files.save_distributed:
+        raise UsageError(None, "--no-consolidated goes with --save-distributed; without it rank 0 writes whole files")
+    size = options.files.max_shard_size
+    if size is not None and parse_bytes(size) is None:
+        raise UsageError(None, f"--max-shard-size {size}: expected a size such as 5GB or 500MiB")
     if options.files.name == FULL_STATE:
         raise UsageError(None, f"--name {FULL_STATE}: this is what --full writes; expected another name")
     if options.files.name is not None:
@@ -155,18 +163,6 @@ GOES_WITH: dict[str, tuple[str, ...]] = {
     "consolidated": ("huggingface",),
     "max_shard_size": ("huggingface",),
 }
-
-
-def _check_file_options(options: FileOptions, layout: str) -> None:
-    check_word("files-per-rank", options.files_per_rank, ("one", "several"))
-    check_word("items", options.items, ("torch", "safetensors"))
-    for flag, layouts in _misplaced(options, GOES_WITH, layout):
-        raise UsageError(None, f"{flag} goes with --layout {layouts}; not with {layout}")
-    if not options.consolidated and not options.save_distributed:
-        raise UsageError(None, "--no-consolidated goes with --save-distributed; without it rank 0 writes whole files")
-    size = options.max_shard_size
-    if size is not None and parse_bytes(size) is None:
-        raise UsageError(None, f"--max-shard-size {size}: expected a size such as 5GB or 500MiB")
 
 
 def check_torch(options: CreateOptions) -> None:

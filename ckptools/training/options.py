@@ -77,7 +77,13 @@ def check_file_name(template: str, layout: str, one_writer: bool, run_name: str)
     default = NAMES[layout]
     _check_fields(template)
     names = [template.format(**values) for values in _trial_world(run_name)]
-    _check_path(template, names[-1])
+    name = names[-1]
+    if name.startswith("/"):
+        raise _error(template, "is an absolute path; expected one below OUT")
+    if name.count("/") >= MAX_PARTS:
+        raise _error(template, f"has more than {MAX_PARTS} parts")
+    for problem in filter(None, map(_part_problem, name.split("/"))):
+        raise _error(template, problem)
     if "." in default and not names[0].endswith(SUFFIXES):
         raise _error(template, f"names a file, expected {', '.join(SUFFIXES)} at its end")
     if one_writer:
@@ -115,15 +121,6 @@ def _check_fields(template: str) -> None:
             raise _error(template, f"{{{name}}} is not known; choose from {', '.join(f'{{{f}}}' for f in FIELDS)}")
         if conversion or (form and (name == "run_name" or not _FORMAT.fullmatch(form))):
             raise _error(template, f"how {{{name}}} is to be written is not known; expected {{batch:06d}} or the like")
-
-
-def _check_path(template: str, name: str) -> None:
-    if name.startswith("/"):
-        raise _error(template, "is an absolute path; expected one below OUT")
-    if name.count("/") >= MAX_PARTS:
-        raise _error(template, f"has more than {MAX_PARTS} parts")
-    for problem in filter(None, map(_part_problem, name.split("/"))):
-        raise _error(template, problem)
 
 
 def _part_problem(part: str) -> str | None:

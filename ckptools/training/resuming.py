@@ -220,7 +220,9 @@ def read(ck: api.Checkpoint, names: list[str], batch: int) -> SavedRun:
         ReadError: it cannot be read.
     """
     model: dict[str, Saved] = {name: value for name, value in ck.model.items() if isinstance(value, api.Tensor)}
-    prefix = _prefix(model, names)
+    # A module around the model puts its name before every fqn, such as Lightning's `model.`.
+    ends = (name.removesuffix(names[0]) for name in model if name == names[0] or name.endswith("." + names[0]))
+    prefix = next((prefix for prefix in ends if all(prefix + name in model for name in names)), "")
     fqns: dict[Any, str] = {f"?{number}": name for number, name in enumerate(names)} | dict(enumerate(names))
     fqns |= {prefix + name: name for name in names}
     plain_names = {name.removeprefix(prefix): value for name, value in model.items()}
@@ -250,12 +252,6 @@ def _world_size(ck: api.Checkpoint) -> int | None:
     """Ranks that saved it; None for one file that one rank wrote for all."""
     size: int | None = ck.world_size.value
     return None if len(ck.files) == 1 and size == 1 else size
-
-
-def _prefix(model: Mapping[str, Saved], names: list[str]) -> str:
-    """The prefix of every fqn where a module around the model was saved: Lightning's `model.`."""
-    ends = (name.removesuffix(names[0]) for name in model if name == names[0] or name.endswith("." + names[0]))
-    return next((prefix for prefix in ends if all(prefix + name in model for name in names)), "")
 
 
 def _moments(optimizer: Optimizer, fqns: Mapping[Any, str]) -> dict[str, dict[str, Saved]]:
@@ -391,23 +387,7 @@ def _refuse_another(run: Run, model: Transformer, saved: SavedRun) -> None:
 
 
 def _restore(run: Run, saved: SavedRun) -> None:
-    _restore_tensors(run, saved)
-    _restore_scheduler(run, saved)
-    share, shares = run.strategy.data_share(run.options)
-    run.step = saved.step
-    run.position = (saved.position or Position()).aligned(shares)
-    run.losses = output.read_losses(saved.folder, saved.step)
-    # Last, for building and loading a model draw random numbers too.
-    own = own_random_states(saved.random, share, shares, dist.get_rank() if _draws_apart(run, saved) else None)
-    if own is not None:
-        restore_random_states(own, run.device)
-
-
-def _restore_tensors(run: Run, saved: SavedRun) -> None:
-    """Read this rank's part of model and optimizer.
-
-    Asked for its state dict, an optimizer that has not moved yet makes moments of zero, which are then filled.
-    """
+    # Asked for its state dict, an optimizer that has not moved yet makes moments of zero, which are then filled.
     model = dict(get_model_state_dict(run.model))
     optimizer: dict[str, Any] = {"state": {}}
     if saved.moments:
@@ -418,6 +398,15 @@ def _restore_tensors(run: Run, saved: SavedRun) -> None:
     if saved.moments:
         optimizer["param_groups"] = [_as_saved(group, saved) for group in optimizer["param_groups"]]
         set_optimizer_state_dict(run.model, run.optimizer, optimizer)
+    _restore_scheduler(run, saved)
+    share, shares = run.strategy.data_share(run.options)
+    run.step = saved.step
+    run.position = (saved.position or Position()).aligned(shares)
+    run.losses = output.read_losses(saved.folder, saved.step)
+    # Last, for building and loading a model draw random numbers too.
+    own = own_random_states(saved.random, share, shares, dist.get_rank() if _draws_apart(run, saved) else None)
+    if own is not None:
+        restore_random_states(own, run.device)
 
 
 def by_key(model: dict[str, Any], moments: dict[str, dict[str, Any]]) -> dict[str, Any]:

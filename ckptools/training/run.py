@@ -277,14 +277,6 @@ def _recorded(step: Callable[[], float], report: Say) -> float:
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as events:
         loss = step()
     everyone: list[dict[str, tuple[int, int]]] = [{}] * dist.get_world_size()
-    dist.all_gather_object(everyone, _counted(events))
-    for line in table(everyone):
-        report(line)
-    return loss
-
-
-def _counted(events: Any) -> dict[str, tuple[int, int]]:
-    """Calls and elements of each operation, by its name: `{"all_reduce": (2, 171234)}`."""
     calls: Counter[str] = Counter()
     elements: Counter[str] = Counter()
     for event in events.events():
@@ -292,7 +284,10 @@ def _counted(events: Any) -> dict[str, tuple[int, int]]:
             name = event.name.partition(":")[2]
             calls[name] += 1
             elements[name] += sum(prod(shape) for shape in event.input_shapes if shape)
-    return {name: (count, elements[name]) for name, count in calls.items()}
+    dist.all_gather_object(everyone, {name: (count, elements[name]) for name, count in calls.items()})
+    for line in table(everyone):
+        report(line)
+    return loss
 
 
 def table(everyone: list[dict[str, tuple[int, int]]]) -> Iterator[str]:

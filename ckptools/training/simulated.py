@@ -321,14 +321,9 @@ def rank_files(run: HollowRun, ranks: Sequence[int]) -> Iterator[tuple[HollowRan
         for width, (low, high) in zip(WIDTHS, pairwise(bounds), strict=True):
             span = range(max(low, alike.start), min(high, alike.stop))
             if wanted := [rank for rank in ranks if rank in span]:
-                yield _rank_file(run, span, width), wanted
-
-
-def _rank_file(run: HollowRun, ranks: range, width: int) -> HollowRankFile:
-    """Let torch save one or two ranks of a span, and see what differs."""
-    pickled, records = _saved(run, ranks[0])
-    places = _places(pickled, _saved(run, ranks[1])[0], ranks[0], width) if len(ranks) > 1 else ()
-    return HollowRankFile(pickled, places, width, records)
+                pickled, records = _saved(run, span[0])
+                places = _places(pickled, _saved(run, span[1])[0], span[0], width) if len(span) > 1 else ()
+                yield HollowRankFile(pickled, places, width, records), wanted
 
 
 def _places(first: bytes, second: bytes, rank: int, width: int) -> tuple[int, ...]:

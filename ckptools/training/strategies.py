@@ -122,15 +122,12 @@ def wrap_experts(model: nn.Module, options: CreateOptions) -> nn.Module:
     mesh = init_device_mesh(device_of(model).type, (dist.get_world_size(),), mesh_dim_names=("ep",))
     for module in model.modules():
         if isinstance(module, MixtureOfExperts):
-            shard_experts(module.experts, mesh)
+            for name, param in list(module.experts.named_parameters()):
+                module.experts.register_parameter(
+                    name, nn.Parameter(distribute_tensor(param.detach(), mesh, [Shard(0)]))
+                )
             module.run = partial(run_on_their_ranks, mesh.get_group())
     return model
-
-
-def shard_experts(experts: Experts, mesh: DeviceMesh) -> None:
-    """Cut the stacks along the dimension of the experts."""
-    for name, param in list(experts.named_parameters()):
-        experts.register_parameter(name, nn.Parameter(distribute_tensor(param.detach(), mesh, [Shard(0)])))
 
 
 def run_on_their_ranks(group: dist.ProcessGroup, experts: Experts, tokens: Tensor, counts: Tensor) -> Tensor:

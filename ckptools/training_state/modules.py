@@ -101,14 +101,10 @@ class _Unfolding:
             seen.add(id(node))
             for key, child in list(node.items() if isinstance(node, dict) else enumerate(node)):
                 if is_module(child):
-                    node[key] = self._model(child)
+                    made = self.state_of(child)  # one without tensors, such as a loss, stays what it is
+                    node[key] = made if any(isinstance(value, Tensor) for value in made.values()) else child
                 elif isinstance(child, (dict, list)) and level < depth:
                     stack.append((child, level + 1))
-
-    def _model(self, module: Opaque) -> Any:
-        """The state dict of a module; a module without tensors, such as a loss, stays what it is."""
-        made = self.state_of(module)
-        return made if any(isinstance(value, Tensor) for value in made.values()) else module
 
     def state_of(self, module: Opaque) -> ModuleState:
         made = ModuleState(self._entries(module))

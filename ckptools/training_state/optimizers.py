@@ -305,7 +305,13 @@ def name_parameters(
     ordered = order.kept and _are_in_order(optimizer, ids)
     laid = by_order(groups, state, params, pieces) if ordered else {}
     without_shape = sum(_moment(state.get(i)) is None for i in laid if i not in proven)
-    return _naming(ids, proven, laid, order, whose, without_shape)
+    names = {**laid, **proven}
+    assumed = tuple(i for i in ids if i in laid and i not in proven)
+    unnamed = tuple(i for i in ids if i not in names)
+    why = FITS if order.kept else f"their shapes fit several or none, and {order.why}"
+    by: Literal["order", "shape", "none"] = "order" if assumed else "shape" if proven else "none"
+    note = note_of(len(proven), len(assumed), len(unnamed), why, whose, without_shape)
+    return Naming(names, by, assumed, unnamed, note)
 
 
 def numbered_groups(optimizer: Mapping[str, Any]) -> list[list[Id]]:
@@ -319,23 +325,6 @@ def _are_in_order(optimizer: Mapping[str, Any], ids: Sequence[Id]) -> bool:
     """Whether the ids are numbers, each once, and it is known which group they are in."""
     numbers = all(type(i) is int for i in ids) and len(set(ids)) == len(ids)
     return numbers and (any(group_ids(optimizer)) or len(optimizer["param_groups"]) < 2)
-
-
-def _naming(
-    ids: Sequence[Id],
-    proven: Mapping[Id, str],
-    laid: Mapping[Id, str],
-    order: ModuleOrder,
-    whose: str,
-    without_shape: int,
-) -> Naming:
-    names = {**laid, **proven}
-    assumed = tuple(i for i in ids if i in laid and i not in proven)
-    unnamed = tuple(i for i in ids if i not in names)
-    why = FITS if order.kept else f"their shapes fit several or none, and {order.why}"
-    by: Literal["order", "shape", "none"] = "order" if assumed else "shape" if proven else "none"
-    note = note_of(len(proven), len(assumed), len(unnamed), why, whose, without_shape)
-    return Naming(names, by, assumed, unnamed, note)
 
 
 # -- what the file says ------------------------------------------------------------------------------------------------
@@ -643,7 +632,9 @@ def name_with(
     if given is None or naming.by == "fqn":
         return naming
     groups = numbered_groups(optimizer)
-    listed = _by_group(given.listed, groups)
+    sizes = [len(group) for group in groups]
+    fits = [len(names) for names in given.listed] in (sizes, [sum(sizes)])
+    listed = [name for names in given.listed for name in names] if fits else []
     if listed:
         names = dict(zip((i for group in groups for i in group), listed, strict=True))
         return Naming(
@@ -656,13 +647,6 @@ def name_with(
 
 def _refused(given: GivenNames, why: str) -> RefusedError:
     return RefusedError(None, f"{given.given_by}: {why}")
-
-
-def _by_group(listed: Sequence[Sequence[str]], groups: Sequence[Sequence[Id]]) -> list[str]:
-    """The names, one for each number; nothing where there are not as many, in each group."""
-    sizes = [len(group) for group in groups]
-    fits = [len(names) for names in listed] in (sizes, [sum(sizes)])
-    return [name for names in listed for name in names] if fits else []
 
 
 def _miscounted(listed: Sequence[Sequence[str]], groups: Sequence[Sequence[Id]]) -> str:

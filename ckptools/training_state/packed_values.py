@@ -129,14 +129,22 @@ class _Reader:
         if not isinstance(sizes, list) or not sizes or not all(type(n) is int and n > 0 for n in sizes):
             raise _OtherFormError("its quant_state states no shape")
         shape = tuple(sizes)
-        table = self._numbers(found.get("quant_map"))
+        shard = found.get("quant_map")
+        if shard is None or shard.source is None or (shard.source.dtype, shard.source.shape) != ("float32", (16,)):
+            raise _OtherFormError("its quant_map is no table of 16 numbers")
+        table = np.frombuffer(self._bytes(shard), "<f4")
         if not np.array_equal(table, np.array(TABLES[kind], "<f4")):
             raise _OtherFormError(f"its quant_map is not that of {kind}, which bitsandbytes would take instead")
         count = -(-prod(shape) // block)
         nested = self._nested(state, found, count)
         _check(found, "absmax", "float32" if nested is None else "uint8", (count,))
         coding = Coding("codes", "absmax", block, "float32", dtype, "quant_map", bits=4, scale_coding=nested)
-        return coding, shape, _packed_codes(found["codes"], prod(shape))
+        source, nbytes = found["codes"].source, -(-prod(shape) // 2)
+        if source is None or not source.contiguous or prod(source.shape) * ITEMSIZE[source.dtype] != nbytes:
+            raise _OtherFormError("its codes do not fit its shape")
+        if source.shape[:1] == (1,):
+            raise _OtherFormError("its codes are those of a transposed weight")
+        return coding, shape, source._replace(dtype="uint8", shape=(nbytes,), strides=(1,))
 
     def _nested(self, state: Mapping[str, Any], found: Mapping[str, Shard], count: int) -> ScaleCoding | None:
         """The decoding of scales that are codes; None where they are numbers."""
@@ -172,11 +180,6 @@ class _Reader:
             raise _OtherFormError("its quant_state is no JSON object")
         return state
 
-    def _numbers(self, shard: Shard | None) -> Any:
-        if shard is None or shard.source is None or (shard.source.dtype, shard.source.shape) != ("float32", (16,)):
-            raise _OtherFormError("its quant_map is no table of 16 numbers")
-        return np.frombuffer(self._bytes(shard), "<f4")
-
     def _bytes(self, shard: Shard) -> bytes:
         """The bytes of a small part."""
         if shard.box.numel * ITEMSIZE[shard.source.dtype if shard.source else "uint8"] > MAX_STATE:
@@ -209,13 +212,3 @@ def _check(found: Mapping[str, Shard], part: str, dtype: str, shape: Ints) -> No
     source = found[part].source if part in found else None
     if source is None or (source.dtype, source.shape) != (dtype, shape):
         raise _OtherFormError(f"its {part} does not fit its shape")
-
-
-def _packed_codes(shard: Shard, numel: int) -> Source:
-    """The bytes of 4-bit codes, whatever dtype they are stored as."""
-    source, nbytes = shard.source, -(-numel // 2)
-    if source is None or not source.contiguous or prod(source.shape) * ITEMSIZE[source.dtype] != nbytes:
-        raise _OtherFormError("its codes do not fit its shape")
-    if source.shape[:1] == (1,):
-        raise _OtherFormError("its codes are those of a transposed weight")
-    return source._replace(dtype="uint8", shape=(nbytes,), strides=(1,))

@@ -22,7 +22,7 @@ from ckptools.formats.structure import PLACEHOLDER
 from ckptools.keys.value_digests import once
 from ckptools.model.checkpoint import Checkpoint, RankFile
 from ckptools.model.problems import Code, Problem
-from ckptools.model.shards import Shard, all_here
+from ckptools.model.shards import all_here
 from ckptools.model.tensor import Tensor, cover_problem
 from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.tensor_io.checksums import CHUNK, Record, Stored, crc32, read_pieces, stored_records, without_records
@@ -188,18 +188,14 @@ def _odd_values(found: Stored, files: OpenFiles) -> Iterator[Problem]:
         data = read_shard(shard, files).tobytes()
         mask = nonfinite_mask(data, shard.source.dtype)
         if mask.any():
-            yield _odd_problem(fqn, shard, data, mask)
-
-
-def _odd_problem(fqn: str, shard: Shard, data: bytes, mask: Any) -> Problem:
-    assert shard.source is not None
-    parts = 2 if shard.source.dtype.startswith("complex") else 1
-    first, count = int(mask.argmax()) // parts, int(mask.reshape(-1, parts).any(axis=1).sum())
-    nans = _nans(data, shard.source.dtype, mask) if parts == 1 else count
-    kinds = [f"{nans} NaN"] if nans else []
-    kinds += [f"{count - nans} Inf"] if count > nans else []
-    place = list(shard.box.index_of(first))
-    return Problem(Code.NOT_FINITE, f"{', '.join(kinds)}, first at {place}", shard.rank, fqn)
+            assert shard.source is not None
+            parts = 2 if shard.source.dtype.startswith("complex") else 1
+            first, count = int(mask.argmax()) // parts, int(mask.reshape(-1, parts).any(axis=1).sum())
+            nans = _nans(data, shard.source.dtype, mask) if parts == 1 else count
+            kinds = [f"{nans} NaN"] if nans else []
+            kinds += [f"{count - nans} Inf"] if count > nans else []
+            place = list(shard.box.index_of(first))
+            yield Problem(Code.NOT_FINITE, f"{', '.join(kinds)}, first at {place}", shard.rank, fqn)
 
 
 def _nans(data: bytes, dtype: str, mask: Any) -> int:

@@ -98,21 +98,19 @@ class Memory:
         try:
             if path.stat().st_size > MAX_STATE:
                 raise ValueError(f"more than {MAX_STATE} bytes")
-            made._take(parse_json(path.read_text("utf-8")))
+            found = parse_json(path.read_text("utf-8"))
+            if found["schema"] != SCHEMA or found["folder"] != made.folder:
+                raise ValueError("the state of another folder")
+            for name, one in found["checkpoints"].items():
+                made.seen[name] = Seen(**one)
+                made.seen[name].on(CheckpointRow(name, name))  # every fact must be there
+            made.since = {name: (str(stamp), float(when)) for name, (stamp, when) in found["since"].items()}
+            made.good = Good(**found["good"]) if found["good"] else None
         except FileNotFoundError:
             pass
         except (OSError, JsonError, KeyError, TypeError, ValueError, AttributeError) as error:
             made = cls(path, made.folder, note=f"{path}: not used, all is verified anew: {error}")
         return made
-
-    def _take(self, found: Any) -> None:
-        if found["schema"] != SCHEMA or found["folder"] != self.folder:
-            raise ValueError("the state of another folder")
-        for name, one in found["checkpoints"].items():
-            self.seen[name] = Seen(**one)
-            self.seen[name].on(CheckpointRow(name, name))  # every fact must be there
-        self.since = {name: (str(stamp), float(when)) for name, (stamp, when) in found["since"].items()}
-        self.good = Good(**found["good"]) if found["good"] else None
 
     def save(self) -> str:
         """Write the file if anything has changed; return why it cannot be written, "" if it can."""

@@ -326,7 +326,10 @@ class Executor:
     def _part(self, job: Job, part: Copy | Band) -> int:
         """Write a part of a tensor; return its CRC-32, or 0 if the kernel copied the bytes."""
         if isinstance(part, Band):
-            return self._assemble(job, part)
+            seen = None if self.records is None else partial(self._seen, job.fqn)
+            data = assemble(job.tensor, part.box, job.dtype, self.files, seen)
+            self._write(job, part.offset, data)
+            return crc32(data) if self.checksums else 0
         compares = self.records is not None and part.record is not None and part.record.crc != 0
         if self.checksums or compares:
             return self._copy_checked(job, part)
@@ -387,13 +390,6 @@ class Executor:
                 if self._stop.is_set():
                     raise Stopped
                 yield piece
-
-    def _assemble(self, job: Job, band: Band) -> int:
-        """Assemble a region in memory, convert its dtype if asked, write it; return its CRC-32."""
-        seen = None if self.records is None else partial(self._seen, job.fqn)
-        data = assemble(job.tensor, band.box, job.dtype, self.files, seen)
-        self._write(job, band.offset, data)
-        return crc32(data) if self.checksums else 0
 
     def _write(self, job: Job, offset: int, data: memoryview) -> None:
         if not job.tensor.fill and job.fqn not in self.odd and has_nonfinite(data, job.dtype):

@@ -13,7 +13,7 @@ attributes as of torch 2.4, under the names of every version since; an older rea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -254,11 +254,7 @@ def _notes_on_optimizer(move: _Move, leaves: Iterable[Leaf]) -> Iterator[str]:
     steps = [leaf for leaf in leaves if leaf.path[-1] == "step" and not isinstance(leaf.value, Tensor)]
     if steps:
         yield f"optimizer: step is a plain number for {plural(len(steps), 'parameter')}; torch makes tensors of them"
-    yield from _notes_on_groups(move.section.value["param_groups"])
-
-
-def _notes_on_groups(groups: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    adams = [group for group in groups if "betas" in group]
+    adams = [group for group in move.section.value["param_groups"] if "betas" in group]
     lacking = [key for key in OF_ADAM if any(key not in group for group in adams)]
     if lacking:
         yield (
@@ -293,7 +289,15 @@ def lay_out(selection: OutputContents, out: Path, options: WriteOptions) -> Outp
     record = record_of(selection, name_of=arranged.name)
     # The metadata comes last: once it has its name, the folder can be loaded.
     others = [(RECORD, record.to_json().encode("ascii"))] if record else []
-    others.append((FILE_NAME, _metadata(items)))
+    values = [(first.fqn, [first, *more]) for _, (first, *more) in groupby(items, key=lambda item: id(item.leaf))]
+    state = {
+        "state_dict_metadata": {fqn: _described(own) for fqn, own in values},
+        "planner_data": {fqn: first.leaf.path for fqn, (first, *_) in values},
+        "storage_data": {_index(item): _storage_info(item) for item in items},
+        "storage_meta": None,
+        "version": VERSION,
+    }
+    others.append((FILE_NAME, Emitter().dump(Instance(METADATA, "Metadata", state))))
 
     def framing(file: int) -> Iterator[Framing]:
         if file >= len(groups):
@@ -303,6 +307,9 @@ def lay_out(selection: OutputContents, out: Path, options: WriteOptions) -> Outp
             item = items[number]
             yield from item.packed.archive.framing(item.at, item.first_job)
 
+    tops = list(dict.fromkeys(str(leaf.path[0]) for leaf in arranged.leaves))
+    keys = ", ".join(map(quoted, tops[:MAX_KEYS])) + (", …" if len(tops) > MAX_KEYS else "")
+    what = f"  # state: a dict with what you want of {keys}" if tops else ""
     return OutputLayout(
         files=(
             *((out / _file_name(i), size) for i, size in enumerate(sizes)),
@@ -316,7 +323,7 @@ def lay_out(selection: OutputContents, out: Path, options: WriteOptions) -> Outp
         notes=tuple(arranged.notes),
         tensors=sum(isinstance(leaf.value, Tensor) for leaf in arranged.leaves),
         name_of=arranged.name,
-        load=_load(out, arranged.leaves),
+        load=f"import torch.distributed.checkpoint as dcp; dcp.load(state, checkpoint_id={quoted(out)}){what}",
     )
 
 
@@ -351,14 +358,6 @@ def _read_item(reader: Any, metadata: Any, item: _Item, box: Box) -> Any:
     read = ReadItem(LoadItemType.TENSOR, MetadataIndex(item.fqn), begin, index, begin, sizes)
     reader.read_data(LoadPlan([read]), planner).wait()
     return target
-
-
-def _load(out: Path, leaves: Iterable[Leaf]) -> str:
-    """The line that fills the caller's state dict, with a comment on its keys."""
-    tops = list(dict.fromkeys(str(leaf.path[0]) for leaf in leaves))
-    keys = ", ".join(map(quoted, tops[:MAX_KEYS])) + (", …" if len(tops) > MAX_KEYS else "")
-    what = f"  # state: a dict with what you want of {keys}" if tops else ""
-    return f"import torch.distributed.checkpoint as dcp; dcp.load(state, checkpoint_id={quoted(out)}){what}"
 
 
 def _file_name(number: int) -> str:
@@ -453,18 +452,6 @@ def _part(shard: Shard, window: Box) -> list[Shard]:
 
 
 # -- .metadata ---------------------------------------------------------------------------------------------------------
-
-
-def _metadata(items: Sequence[_Item]) -> bytes:
-    values = [(first.fqn, [first, *more]) for _, (first, *more) in groupby(items, key=lambda item: id(item.leaf))]
-    state = {
-        "state_dict_metadata": {fqn: _described(own) for fqn, own in values},
-        "planner_data": {fqn: first.leaf.path for fqn, (first, *_) in values},
-        "storage_data": {_index(item): _storage_info(item) for item in items},
-        "storage_meta": None,
-        "version": VERSION,
-    }
-    return Emitter().dump(Instance(METADATA, "Metadata", state))
 
 
 def _described(items: Sequence[_Item]) -> Instance:

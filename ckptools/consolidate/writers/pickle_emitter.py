@@ -71,7 +71,9 @@ class Loadable:
             items = [self.value(item, (*path, i)) for i, item in enumerate(node)]
             return type(node)(None if item is LEFT_OUT else item for item in items)
         if isinstance(node, (set, frozenset)):
-            return self._set(node, path)
+            if isinstance(node, frozenset):
+                self._note("frozenset", "a set", path)
+            return {self._key(item, path) for item in node}
         return self._leaf(node, path)
 
     def note(self) -> str:
@@ -98,11 +100,6 @@ class Loadable:
             if kept is not LEFT_OUT:
                 copied[key] = kept
         return copied
-
-    def _set(self, node: set[Any] | frozenset[Any], path: KeyPath) -> set[Any]:
-        if isinstance(node, frozenset):
-            self._note("frozenset", "a set", path)
-        return {self._key(item, path) for item in node}
 
     def _key(self, node: Any, path: KeyPath) -> Any:
         """The hashable equivalent of a key or of an item of a set."""
@@ -155,14 +152,10 @@ def _nearest(node: Any) -> Iterator[tuple[str, str, Any]]:
         yield "numpy dtype", "text", node.dtype
     elif isinstance(node, TorchName) and node.name not in LAYOUTS:
         yield f"torch.{node.name}", "text", f"torch.{node.name}"
-    elif isinstance(node, Device) and not _is_known(node):
+    elif isinstance(node, Device) and not (node.type in DEVICES and (node.index is None or 0 <= node.index < 128)):
         yield f"device of type {node.type:.20}", "text", str(node)
     elif isinstance(node, Size) and any(not -(1 << 63) <= n < 1 << 63 for n in node):
         yield "size beyond 64 bits", "a tuple", tuple(node)
-
-
-def _is_known(device: Device) -> bool:
-    return device.type in DEVICES and (device.index is None or 0 <= device.index < 128)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -86,7 +86,12 @@ def _entries(selection: OutputContents, out: Path, options: WriteOptions) -> tup
     tied: dict[str, str] = {}
     for path, tensor in tensors_in(selection.tree):
         entry = Job(fqn_of(path), tensor, output_dtype(path, tensor, selection, options.dtype), 0, 0)
-        _check(entry, entries, out)
+        if entry.fqn in entries:
+            raise RefusedError(out, f"two tensors would be called {entry.fqn}; write a .pt, which keeps the tree")
+        if entry.fqn == "__metadata__":
+            raise RefusedError(out, "a tensor is called __metadata__, which safetensors reserves; write a .pt")
+        if entry.dtype not in SAFETENSORS:
+            raise RefusedError(out, f"{entry.fqn} is {entry.dtype}, which safetensors cannot hold; write a .pt")
         first = seen.setdefault(identity(tensor) or entry.fqn, entry.fqn)
         # Only weights are tied; an optimizer may keep one `step` tensor for all its parameters.
         repeated = first != entry.fqn and path in selection.model_paths
@@ -95,15 +100,6 @@ def _entries(selection: OutputContents, out: Path, options: WriteOptions) -> tup
         if not repeated or options.tied == "keep":
             entries[entry.fqn] = entry
     return sorted(entries.values(), key=lambda e: (-ITEMSIZE[e.dtype], e.fqn)), tied
-
-
-def _check(entry: Job, entries: dict[str, Job], out: Path) -> None:
-    if entry.fqn in entries:
-        raise RefusedError(out, f"two tensors would be called {entry.fqn}; write a .pt, which keeps the tree")
-    if entry.fqn == "__metadata__":
-        raise RefusedError(out, "a tensor is called __metadata__, which safetensors reserves; write a .pt")
-    if entry.dtype not in SAFETENSORS:
-        raise RefusedError(out, f"{entry.fqn} is {entry.dtype}, which safetensors cannot hold; write a .pt")
 
 
 def _groups(entries: list[Job], limit: int | None, as_there: Mapping[str, str]) -> list[list[Job]]:
@@ -195,7 +191,14 @@ def _encoded(node: Any) -> Any:
         return _dict(node)
     if type(node) is list:
         return [None if (v := _encoded(item)) is _TENSOR else v for item in node]
-    return _scalar(node)
+    if node is None or isinstance(node, (bool, int, str)):
+        return node
+    if isinstance(node, float):
+        return node if isfinite(node) else {"$type": "float", "value": repr(node)}
+    for kind, name, parts in _TYPES:
+        if isinstance(node, kind):
+            return {"$type": name, **{k: _encoded(v) for k, v in parts(node).items()}}
+    return {"$type": type(node).__name__, "value": repr(node)}
 
 
 def _dict(node: Mapping[Any, Any]) -> dict[str, Any]:
@@ -210,17 +213,6 @@ def _dict(node: Mapping[Any, Any]) -> dict[str, Any]:
             odd[name] = type(key).__name__
         encoded[name] = item
     return {**encoded, "$keys": odd} if odd else encoded
-
-
-def _scalar(node: Any) -> Any:
-    if node is None or isinstance(node, (bool, int, str)):
-        return node
-    if isinstance(node, float):
-        return node if isfinite(node) else {"$type": "float", "value": repr(node)}
-    for kind, name, parts in _TYPES:
-        if isinstance(node, kind):
-            return {"$type": name, **{k: _encoded(v) for k, v in parts(node).items()}}
-    return {"$type": type(node).__name__, "value": repr(node)}
 
 
 def _base64(data: bytes) -> str:
