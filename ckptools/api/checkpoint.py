@@ -16,7 +16,7 @@ from ckptools.model.checkpoint import RankFile
 from ckptools.model.problems import Problem, Rows, as_html
 from ckptools.model.tree import fqn_of
 from ckptools.tensor_io.fetch_ahead import Progress
-from ckptools.training_state.sections import section_name
+from ckptools.training_state.sections import Section, model_of, rng_of, schedulers_of, section_name, sections_of
 
 if TYPE_CHECKING:
     from ckptools.api.plots import CheckpointPlots, Difference
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from ckptools.match.record import Match
     from ckptools.model.verdict import Verdict
     from ckptools.training_state.optimizers import Optimizer
-    from ckptools.training_state.sections import Section
     from ckptools.verify.record import Verification
 
 
@@ -69,8 +68,6 @@ class Checkpoint(ValueMethods, checkpoint_data.Checkpoint):
     @cached_property
     def sections(self) -> Rows[Section]:
         """The parts of the tree: model, optimizers, schedulers, RNG and the rest, in file order."""
-        from ckptools.training_state.sections import sections_of
-
         return sections_of(self)
 
     def of_kind(self, kind: str) -> Rows[Section]:
@@ -80,8 +77,6 @@ class Checkpoint(ValueMethods, checkpoint_data.Checkpoint):
     @cached_property
     def model(self) -> Mapping[str, Any]:
         """The model's state dict: fqn to lazy tensor. Of several models the names are prefixed with the section."""
-        from ckptools.training_state.sections import model_of
-
         models = self.of_kind("model")
         return StateDict(fqn_of(models[0].path) if len(models) == 1 else "", model_of(self))
 
@@ -99,16 +94,12 @@ class Checkpoint(ValueMethods, checkpoint_data.Checkpoint):
     @cached_property
     def schedulers(self) -> Mapping[str, Any]:
         """The schedulers' states, by class name or key."""
-        from ckptools.training_state.sections import schedulers_of
-
         found = {n: StateDict(n, v) if isinstance(v, Mapping) else v for n, v in schedulers_of(self).items()}
         return StateDict("schedulers", found)
 
     @cached_property
     def rng(self) -> RandomStates:
         """The saved random states: rank to generator to state, each with a fingerprint. Every rank's file is read."""
-        from ckptools.training_state.sections import rng_of
-
         return RandomStates(self._with_all_ranks(), rng_of(self))
 
     @in_python

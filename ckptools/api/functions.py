@@ -28,7 +28,7 @@ from ckptools.doctor.answers import (
     whole_finding,
 )
 from ckptools.errors import CkptoolsError, ReadError, SeveralError
-from ckptools.files.opening import check_path, location, path_of, real_path
+from ckptools.files.opening import check_path, content_of, head_at, location, path_of, real_path, what_is
 from ckptools.formats.rank_search.rank_names import parse
 from ckptools.ls import rows
 from ckptools.ls.record import CheckpointRow
@@ -395,8 +395,6 @@ def _called(row: CheckpointRow) -> str:
 
 def _what_is(path: Path) -> tuple[str, str]:
     """Describe a file by its first bytes and its size, or a folder."""
-    from ckptools.files.opening import content_of, head_at, what_is
-
     if path.is_symlink():
         return "a link", "not followed"
     if path.is_dir():

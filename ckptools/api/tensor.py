@@ -13,7 +13,7 @@ from ckptools.errors import NotWholeError, RefusedError, UsageError
 from ckptools.model import tensor as tensor_data
 from ckptools.model.checkpoint import RankFile
 from ckptools.model.problems import Rows, as_html, displayed, line_of
-from ckptools.model.regions import Box
+from ckptools.model.regions import Box, Ints
 from ckptools.model.shards import ItemShards, Shard, all_here
 from ckptools.model.tensor import UNLISTED
 from ckptools.model.tree import KeyPath, Opaque, fqn_of
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import torch
 
     from ckptools.formats.resolver import Resolver
-    from ckptools.model.regions import Ints
     from ckptools.stats.record import Stats
 
 

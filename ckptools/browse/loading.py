@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ckptools.browse import pages
-from ckptools.browse.session import Looked
+from ckptools.browse.session import Looked, escaped
 from ckptools.browse.view import KEYS, OPENS, OVERVIEW, RUN, SEVERAL, STOPPED, VALUES, View
 from ckptools.display.tables import wrapped
 from ckptools.errors import CkptoolsError, ReadError, SeveralError
@@ -194,8 +194,6 @@ class RowReading(Loading):
             return
         names = self.tensors()
         if names:
-            from ckptools.browse.session import escaped
-
             globs = [escaped(name) for name in names]
             self.begin("compares", lambda job: self.session.compare(job, True, globs), self._values_compared)
 

@@ -249,8 +249,6 @@ def unshared(session: Session, looked: Looked, full: dict[str, Shown]) -> ListPa
 
     def about(name: str, screen: Screen) -> Iterable[str]:
         if name in full:
-            from ckptools.contents.text import shown_text
-
             yield from shown_text(full[name], screen).split("\n")
         else:
             yield from wrapped("", printable(name), screen)

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -341,8 +341,6 @@ class Session:
 
 
 def _with_options(checkpoint: Checkpoint, changed: Mapping[str, Any]) -> Checkpoint:
-    from dataclasses import replace
-
     return replace(checkpoint, options=replace(checkpoint.options, **changed)) if changed else checkpoint
 
 

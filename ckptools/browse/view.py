@@ -14,7 +14,7 @@ from textual.containers import Horizontal, Vertical
 from textual.widgets import Input, Static
 
 from ckptools.browse import pages
-from ckptools.browse.pages import ListPage, PageRows, TextPage
+from ckptools.browse.pages import KeyPage, ListPage, PageRows, TextPage
 from ckptools.browse.row_list import RowList, coloured
 from ckptools.browse.session import BackgroundJob, Jobs, JobStoppedError, Looked, Session
 from ckptools.display.drawing import MARKS
@@ -23,7 +23,6 @@ from ckptools.errors import CkptoolsError
 from ckptools.text import duration, printable, size
 
 if TYPE_CHECKING:
-    from ckptools.browse.pages import KeyPage
     from ckptools.ls.record import RunFolder
 
     Page = TextPage | ListPage | KeyPage

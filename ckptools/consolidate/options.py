@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from ckptools.consolidate.writers.layout import OutputContents
+from ckptools.consolidate.writers.layout import OutputContents, WriteOptions
 from ckptools.dtypes import ITEMSIZE, SHORT, is_floating
 from ckptools.errors import RefusedError, UsageError
 from ckptools.formats.shared.merge import empty_like, with_value
@@ -17,10 +17,6 @@ from ckptools.option import option
 from ckptools.text import clip, few, parse_bytes
 from ckptools.training_state.optimizers import UNNAMED, Naming, optimizers_of, without_ddp
 from ckptools.training_state.sections import Section, flat_key, is_flat_optimizer, sections_of_kind
-
-if TYPE_CHECKING:
-    from ckptools.consolidate.writers.layout import WriteOptions
-
 
 MAX_NAMED = 5
 """Names in a note."""
@@ -107,8 +103,6 @@ class ConsolidateOptions:
 
 def write_options(options: ConsolidateOptions, streamed: bool) -> WriteOptions:
     """The options of the writer, with the dtype's full name in place of a short one, such as `bf16`."""
-    from ckptools.consolidate.writers.layout import WriteOptions
-
     if options.dry_run and options.check and options.unchecked:
         raise UsageError(
             None, "--check compares the source with its checksums, and --unchecked does not: give one of them"
@@ -315,7 +309,6 @@ def _following(names: Mapping[str, str], path: Path) -> NewKey:
 
 
 def _with_new_keys(selection: OutputContents, new_key_of: Callable[[Section], NewKey | None]) -> OutputContents:
-    """Copy a selection with new keys in some sections."""
     tree, places = selection.tree, []
     moves: list[Move] = []
     for section, at in selection.places:

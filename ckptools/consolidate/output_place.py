@@ -26,7 +26,7 @@ from ckptools.files.opening import OpenFiles, is_remote, location
 from ckptools.files.storage import RemoteError
 from ckptools.formats.megatron.folders import arguments
 from ckptools.formats.rank_search.rank_names import parse
-from ckptools.keys.expected_names import Original, read_original
+from ckptools.keys.expected_names import COPIED, Original, read_original
 from ckptools.keys.paired import CutRows, Pairing, PairingRule
 from ckptools.keys.pairing import pair
 from ckptools.model.checkpoint import FILE_NAME, Checkpoint
@@ -43,8 +43,6 @@ _DCP_FILE = re.compile(rf"\.metadata|__[0-9]+_[0-9]+\.distcp|{re.escape(FILE_NAM
 
 def _hub_file() -> re.Pattern[str]:
     """Names of the files in a folder of a Hugging Face model."""
-    from ckptools.keys.expected_names import COPIED
-
     return re.compile(rf"(?:{COPIED.pattern}|model.*\.safetensors(?:\.[a-z.-]+\.json|\.json)?)")
 
 

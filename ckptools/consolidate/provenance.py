@@ -37,8 +37,6 @@ def record_of(
     if not selection.with_record:
         return None
     before = source.provenance
-    step = source.step.value if source.step.agree and type(source.step.value) is int else None
-    origin = Origin(source.name, source.format, step, source.world_size.exact)
     gone = {**selection.left_out, **(left_out or {})}
     names = {path: "" if len(path) == 1 and path[0] in CODES else name_of(path) for path in gone}
     named = [LeftOut(names[path], why, path in selection.lost) for path, why in gone.items()]
@@ -48,13 +46,19 @@ def record_of(
     return Provenance(
         version=__version__,
         part=selection.part,
-        sources=(origin, *(before.sources if before else ())),
+        sources=(origin_of(source), *(before.sources if before else ())),
         filled=tuple(_filled(selection, name_of)),
         left_out=(*(one._replace(why=_without_folder(one.why, source)) for one in named), *never_there),
         more_filled=before.more_filled if before else 0,
         more_lost=before.more_lost if before else 0,
         unsure=tuple(_without_folder(problem.message, source) for problem in selection.unsure),
     )
+
+
+def origin_of(checkpoint: Checkpoint) -> Origin:
+    """The origin that an output states of a checkpoint."""
+    step = checkpoint.step.value if checkpoint.step.agree and type(checkpoint.step.value) is int else None
+    return Origin(checkpoint.name, checkpoint.format, step, checkpoint.world_size.exact)
 
 
 def why_not_saved(filled: Filled) -> str:

@@ -284,15 +284,6 @@ def _listed_in(done: Consolidated) -> Path:
     return next(path for path in done.files if path.name.endswith(".left-out.json"))
 
 
-def _filled(done: Consolidated) -> Iterator[str]:
-    """Lines for tensors that were written although parts of them are in no file."""
-    names = [name for name in done.missing if name not in done.left_out]
-    for name in names[:MAX_NAMED]:
-        yield f"filled: {name}: {few(done.missing[name], 3)}"
-    if len(names) > MAX_NAMED:
-        yield f"filled: {len(names) - MAX_NAMED} more; all regions are in {_listed_in(done)}"
-
-
 def _borrowed(done: Consolidated) -> Iterator[str]:
     """Lines for tensors with regions of another checkpoint of the run."""
     if not done.borrowed:
@@ -313,7 +304,11 @@ def remarks(done: Consolidated) -> Iterator[str]:
         yield from likeness_lines(done.like)
     for name, why in list(done.left_out.items())[:MAX_NAMED]:
         yield f"left out: {name}: {why}"
-    yield from _filled(done)
+    names = [name for name in done.missing if name not in done.left_out]
+    for name in names[:MAX_NAMED]:
+        yield f"filled: {name}: {few(done.missing[name], 3)}"
+    if len(names) > MAX_NAMED:
+        yield f"filled: {len(names) - MAX_NAMED} more; all regions are in {_listed_in(done)}"
     yield from _borrowed(done)
     if len(done.left_out) > MAX_NAMED:
         yield f"left out: {len(done.left_out) - MAX_NAMED} more; all are in {_listed_in(done)}"

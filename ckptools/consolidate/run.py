@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -15,13 +15,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptools.cluster.team import current
-from ckptools.consolidate.options import ConsolidateOptions, Renaming, hole_rule, renaming_of, write_options
-from ckptools.consolidate.output_place import check_not_among, check_output, lacking_space, output_of, replaced
+from ckptools.consolidate.options import (
+    ConsolidateOptions,
+    by_name,
+    hole_rule,
+    renamed,
+    renaming_of,
+    write_options,
+)
+from ckptools.consolidate.output_place import (
+    check_not_among,
+    check_output,
+    in_folder,
+    lacking_space,
+    made_like,
+    original_for,
+    output_of,
+    replaced,
+)
 from ckptools.consolidate.provenance import left_out_json, note_on_carried
-from ckptools.consolidate.publishing.publish import WriteFindings, write
+from ckptools.consolidate.publishing.publish import Kept, WriteFindings, resume_folder, write
 from ckptools.consolidate.record import Consolidated, converted, planned_reading
 from ckptools.consolidate.selection import check_files, places_to_write, select, tensors_to_write
-from ckptools.consolidate.source_records import compare, count
+from ckptools.consolidate.shares import check_same_plan, plan_digests
+from ckptools.consolidate.source_records import Donor, compare, count, open_donor
 from ckptools.consolidate.writers import Writer
 from ckptools.consolidate.writers.layout import LEFT_OUT, OutputContents, OutputLayout, beside
 from ckptools.dtypes import NO_NUMBERS, short
@@ -37,10 +54,7 @@ from ckptools.training_state.judgement import verdict_of
 from ckptools.training_state.sections import sections_of, sections_of_kind
 
 if TYPE_CHECKING:
-    from ckptools.consolidate.output_place import OutputPlace
-    from ckptools.consolidate.publishing.publish import Kept
-    from ckptools.consolidate.source_records import Donor
-    from ckptools.keys.expected_names import Original
+    pass
 
 
 def consolidate(
@@ -72,7 +86,7 @@ def consolidate(
     form, renaming = write_options(options, streamed), renaming_of(options)
     whole = with_all_ranks(checkpoint)
     opening = whole.cost.seconds if whole is checkpoint else 0.0
-    original, likeness = _original(options, output, whole), None
+    original, likeness = original_for(options, output, whole), None
     if not output.named:
         check_not_among(whole, output.path)
     with OpenFiles() as files:
@@ -91,19 +105,23 @@ def consolidate(
         selection.notes = [*notes, *selection.notes]
         selection.with_record = options.provenance
         if original is not None:
-            from ckptools.consolidate.output_place import in_folder, made_like
-
             selection, likeness = made_like(selection, original, options, files)
-        selection = _with_new_names(selection, renaming, output.writer.BY_NAME)
+        selection = renamed(selection, renaming) if renaming else selection
+        selection = by_name(selection) if output.writer.BY_NAME else selection
         layout = output.writer.lay_out(selection, output.path, form)
         if likeness is not None:
             layout = in_folder(layout, selection, output, options.dtype)
         selection.left_out |= layout.left_out
         selection.notes += [*note_on_carried(selection), *_notes_on_codes(whole, layout, options.dequantize)]
-        texts = _texts(selection, layout, output.path)
+        texts = dict(layout.texts)
+        missed = selection.left_out or selection.missing or selection.carried or selection.passed_over
+        if missed or selection.borrowed or (selection.unsure and not selection.with_record):
+            texts[beside(output.path, LEFT_OUT)] = left_out_json(selection, layout.name_of)
         manifest = beside(output.path, "manifest.") if options.manifest else None
         paths = [*texts, *([manifest] if manifest else [])]
-        kept = _kept(whole, output.path, layout, texts) if options.resume else None
+        kept = None
+        if options.resume:
+            kept = Kept(resume_folder(output.path), plan_digests(whole, layout, texts))
         for source in (whole, *([donor.checkpoint] if donor else [])):
             check_output(source, output, layout, paths, options.force)
         no_room = lacking_space(output, layout.nbytes - (kept.nbytes if kept else 0))
@@ -111,8 +129,6 @@ def consolidate(
             raise no_room
         seen = WriteFindings(first.right if first else None)
         if current().world_size > 1:
-            from ckptools.consolidate.shares import check_same_plan, plan_digests
-
             check_same_plan(plan_digests(whole, layout, texts))
         if not options.dry_run:
             before = first.nbytes if first else 0
@@ -136,19 +152,8 @@ def consolidate(
     return done if options.only else replace(done, not_asked=_not_asked(whole, part))
 
 
-def _original(options: ConsolidateOptions, output: OutputPlace, whole: Checkpoint) -> Original | None:
-    """The Hugging Face model that the output is to be like; nothing that finds its names is imported without one."""
-    if options.like is None and not options.assume:
-        return None
-    from ckptools.consolidate.output_place import original_for
-
-    return original_for(options, output, whole)
-
-
 def _donor(whole: Checkpoint, part: str, files: OpenFiles, options: ConsolidateOptions, progress: Progress) -> Donor:
     """The other checkpoint of the run that fills gaps, without its own damaged records."""
-    from ckptools.consolidate.source_records import open_donor
-
     if not options.provenance:
         raise UsageError(None, "--fill-from needs the record that --no-provenance leaves out: the output must say so")
     donor = open_donor(whole, options.fill_from or "", partial(places_to_write, only=part))
@@ -221,25 +226,6 @@ def _usual_part(checkpoint: Checkpoint, writer: Writer) -> str:
     return writer.ONLY
 
 
-def _with_new_names(selection: OutputContents, renaming: Renaming | None, by_name: bool) -> OutputContents:
-    """The selection under the names that the user asked for, and with names in place of numbers where wanted."""
-    by_name = by_name and any(section.kind == "optimizer" for section, _ in selection.places)
-    if not (renaming or by_name):
-        return selection
-    from ckptools.consolidate import options as new_names
-
-    selection = new_names.renamed(selection, renaming) if renaming else selection
-    return new_names.by_name(selection) if by_name else selection
-
-
-def _kept(whole: Checkpoint, out: Path, layout: OutputLayout, texts: Mapping[Path, str | bytes]) -> Kept:
-    """What an earlier run of the same plan has kept to resume from."""
-    from ckptools.consolidate.publishing.publish import Kept, resume_folder
-    from ckptools.consolidate.shares import plan_digests
-
-    return Kept(resume_folder(out), plan_digests(whole, layout, texts))
-
-
 @contextmanager
 def _said_where(kept: Kept | None) -> Iterator[None]:
     """Let the message of an interrupt name the files that are kept."""
@@ -250,14 +236,6 @@ def _said_where(kept: Kept | None) -> Iterator[None]:
             raise
         text = f"interrupted; what was written is kept in {kept.folder}, and the same command with --resume takes it up"
         raise KeyboardInterrupt(text) from None
-
-
-def _texts(selection: OutputContents, layout: OutputLayout, target: Path) -> dict[Path, str | bytes]:
-    texts = dict(layout.texts)
-    missed = selection.left_out or selection.missing or selection.carried or selection.passed_over
-    if missed or selection.borrowed or (selection.unsure and not selection.with_record):
-        texts[beside(target, LEFT_OUT)] = left_out_json(selection, layout.name_of)
-    return texts
 
 
 def _not_asked(checkpoint: Checkpoint, part: str) -> dict[str, int]:

@@ -6,10 +6,10 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckptools.consolidate.provenance import NOT_SAVED, why_not_saved
-from ckptools.consolidate.source_records import without_damaged
+from ckptools.consolidate.source_records import Donor, without_damaged
 from ckptools.consolidate.writers.layout import Borrowed, FromReplicas, OutputContents
 from ckptools.display.tables import cause_words
 from ckptools.dtypes import ITEMSIZE, can_be_nan
@@ -46,10 +46,6 @@ from ckptools.text import and_others, clip_middle, few, first_few, named_ranks, 
 from ckptools.training_state.judgement import is_of_one_rank, may_concern, stands_in_the_way, verdict_of
 from ckptools.training_state.rank_values import NOTHING, RankValues, own_paths
 from ckptools.training_state.sections import Section, sections_of, sections_of_kind, tensors_of
-
-if TYPE_CHECKING:
-    from ckptools.consolidate.source_records import Donor
-
 
 # -- what is plain in objects of foreign classes: their attributes, or a text for an enum or a path --------------------
 # An object is plain as far as its pickle is nothing but its attributes or its items: `argparse.Namespace`, dataclasses,
@@ -201,7 +197,22 @@ class Picking:
             own = self.ranks.of_tensor(node, source)
             return self._tensor(node, source, at) if own is None else self._by_rank(own, source, at)
         if isinstance(node, dict):
-            return self._dict(node, source, at)
+            copied = empty_like(node)
+            if hasattr(copied, "_metadata") and not _is_plain(copied._metadata):
+                versions = (*at, "_metadata")
+                self.contents.left_out[versions] = "module versions that hold foreign objects"
+                del copied._metadata
+            elif hasattr(copied, "_metadata"):
+                copied._metadata = _without_attributes(copied._metadata)
+            for key, value in node.items():
+                place = (*at, key)
+                if isinstance(key, Global) or _is_foreign(key):
+                    self.contents.left_out[place] = f"its key is {key!r:.80}"
+                    continue
+                kept = self.copy(value, (*source, key), place)
+                if kept is not LEFT_OUT:
+                    copied[key] = kept
+            return copied
         if type(node) in (list, tuple):
             items = [self.copy(v, (*source, i), (*at, i)) for i, v in enumerate(node)]
             # A place in a sequence has a meaning, so what is left out leaves None there.
@@ -227,24 +238,6 @@ class Picking:
             for rank, value in enumerate(self.ranks.listed(values))
         ]
         return [None if value is LEFT_OUT else value for value in kept]
-
-    def _dict(self, node: dict[Any, Any], source: KeyPath, at: KeyPath) -> Any:
-        copied = empty_like(node)
-        if hasattr(copied, "_metadata") and not _is_plain(copied._metadata):
-            versions = (*at, "_metadata")
-            self.contents.left_out[versions] = "module versions that hold foreign objects"
-            del copied._metadata
-        elif hasattr(copied, "_metadata"):
-            copied._metadata = _without_attributes(copied._metadata)
-        for key, value in node.items():
-            place = (*at, key)
-            if isinstance(key, Global) or _is_foreign(key):
-                self.contents.left_out[place] = f"its key is {key!r:.80}"
-                continue
-            kept = self.copy(value, (*source, key), place)
-            if kept is not LEFT_OUT:
-                copied[key] = kept
-        return copied
 
     def _tensor(self, tensor: Tensor, source: KeyPath, at: KeyPath) -> Any:
         fqn = fqn_of(source)
@@ -293,7 +286,6 @@ class Picking:
         return made, None
 
     def _decoded(self, tensor: Tensor, fqn: str) -> Tensor:
-        """Dequantize a quantized tensor, if that is wanted."""
         if not (self.dequantize and tensor.encoded_as):
             return tensor
         from ckptools.tensor_io.read import dequantized

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckptools.cluster.team import current
+from ckptools.consolidate.provenance import origin_of
 from ckptools.consolidate.record import SourceChecksums
 from ckptools.consolidate.writers.layout import Job
 from ckptools.errors import CkptoolsError, DamagedError, RefusedError, UsageError, original_of
@@ -316,12 +317,6 @@ class Donor:
         """What was compared, and what could not be."""
         unproven = f"; NOT provable: {'; '.join(self.unproven)}" if self.unproven else ""
         return f"--fill-from {self.origin}: of the same run as far as files say: {'; '.join(self.proven)}{unproven}"
-
-
-def origin_of(checkpoint: Checkpoint) -> Origin:
-    """The origin that an output states of a checkpoint."""
-    step = checkpoint.step.value if checkpoint.step.agree and type(checkpoint.step.value) is int else None
-    return Origin(checkpoint.name, checkpoint.format, step, checkpoint.world_size.exact)
 
 
 def open_donor(checkpoint: Checkpoint, given: str | Path, to_write: ToWrite) -> Donor:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ckptools.display.tables import PIPE, Screen
-from ckptools.ls.record import CheckpointRow, change_line
+from ckptools.ls.record import CheckpointRow, change_line, seconds_of
 from ckptools.model.problems import Rows, displayed, to_dict
 from ckptools.text import clip, clip_middle, duration, few, moment, number, plural, printable
 
@@ -98,8 +98,6 @@ MAX_WHY = 300
 
 def event_line(event: WatchEvent) -> str:
     """One line: `2026-11-20 01:42:07  proven         step 4  2/2 ranks  2.3 MiB  whole  ep0-ba4  norm 12.3`."""
-    from ckptools.ls.record import seconds_of
-
     row = event.row
     parts = [change_line(event.event, row)]
     parts += [f"norm {number(event.norm)}"] if event.norm is not None else []

@@ -74,8 +74,6 @@ def upload(
 
 
 class _Target:
-    """One file as a target for tensors."""
-
     def __init__(self, whole: MultipartOutput, start: int) -> None:
         self._whole, self._start = whole, start
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Event, Lock, local
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ckptools.cluster.team import current
 from ckptools.consolidate.options import ConsolidateOptions
 from ckptools.consolidate.output_place import Replaced, check_unchanged
-from ckptools.consolidate.shares import part_of
+from ckptools.consolidate.shares import Share, part_of, shares_of
 from ckptools.consolidate.source_records import (
     BytesRead,
     Right,
@@ -38,10 +38,6 @@ from ckptools.model.shards import Source
 from ckptools.tensor_io.checksums import CHUNK, Record, crc32, read_pieces, stored_records
 from ckptools.tensor_io.fetch_ahead import Part, Progress, fetched_in_threads, in_ranks, parts_of
 from ckptools.tensor_io.stream import Band, Copy, assemble
-
-if TYPE_CHECKING:
-    from ckptools.consolidate.shares import Share
-
 
 # -- the journal of an unfinished output: lists the written regions, so that a second run continues from there ---------
 # Beside an output OUT, a folder `.OUT.resume` has the output's files under their own names, and
@@ -223,7 +219,6 @@ def take_done(kept: Kept | None, jobs: Sequence[Job], targets: Sequence[int], th
 
 
 def _is_written(jobs: Sequence[Job], targets: Sequence[int], entry: JournalLine) -> bool:
-    """Whether the output has the bytes listed in a line of a journal."""
     number, offset, nbytes, expected = entry.region
     if not 0 <= number < len(jobs) or not 0 <= offset < offset + nbytes <= jobs[number].nbytes:
         return False
@@ -298,12 +293,10 @@ class Executor:
         return [region for regions in written for region in regions]
 
     def _parts(self, number: int, job: Job) -> Iterator[Copy | Band]:
-        """The parts of a tensor that this rank has to write."""
         for whole in job.parts() if self.share is None else self.share.parts(job):
             yield from (whole,) if self.done is None else self.done.missing(number, whole)
 
     def _reads(self, number: int, job: Job) -> Iterator[Part]:
-        """The parts of files that a job reads."""
         for part in self._parts(number, job):
             if isinstance(part, Copy):
                 yield part.source, part.source_offset, part.source_offset + part.nbytes
@@ -370,14 +363,12 @@ class Executor:
         return crc
 
     def _saw(self, record: Record, offset: int, piece: BytesRead) -> None:
-        """Note bytes read of a record that may state a checksum."""
         if self.records is not None and record.crc:
             self.records.add(record, offset, piece)
             if self.journal is not None:
                 self._local.read.append((record, offset, piece))
 
     def _seen(self, fqn: str, source: Source, data: bytes) -> None:
-        """Note bytes read of a source from its offset on."""
         if source.crc:
             self._saw(Record.of(source), source.offset, BytesRead(len(data), crc32(data), fqn))
 
@@ -462,7 +453,11 @@ def write(
         try:
             if output.partial is not None:
                 layout.finish(output.targets, crcs_of(layout.jobs, regions, executor.checksums))
-            _synced(output.targets)
+            if current().world_size > 1:  # so that other ranks see every byte
+                with current().own_work():
+                    for descriptor in output.targets:
+                        os.fsync(descriptor)
+                current().gather(None)
             read_back, added = "", dict(texts)
             if options.check:
                 from ckptools.consolidate.publishing.read_back import compare
@@ -495,8 +490,6 @@ def _executor(
     targets, team, compare = output.targets, current(), not options.unchecked
     if kept is None and team.world_size == 1:
         return Executor(targets, files, layout.checksums, compare, progress)
-    from ckptools.consolidate.shares import shares_of
-
     share = shares_of(layout.jobs, team.world_size)[team.rank]
     done = take_done(kept, layout.jobs, targets, options.threads)
     journal = Journal(kept.folder) if kept else None
@@ -566,12 +559,3 @@ def _opened(path: Path, final: Path, stack: ExitStack) -> int:
         raise WriteError(final, f"the file that rank 0 has made for it cannot be opened here: {why}") from error
     stack.callback(os.close, descriptor)
     return descriptor
-
-
-def _synced(targets: Sequence[int]) -> None:
-    """Flush the bytes written by every rank so that other ranks see them."""
-    if current().world_size > 1:
-        with current().own_work():
-            for descriptor in targets:
-                os.fsync(descriptor)
-        current().gather(None)

@@ -285,7 +285,16 @@ def lay_out(selection: OutputContents, out: Path, options: WriteOptions) -> Outp
     arranged = arrange(selection, out)
     items = [item for leaf in arranged.leaves for item in _items(leaf, selection, options)]
     groups = files_of([item.packed.archive.nbytes for item in items], options.max_shard_size)
-    jobs, sizes = _place(items, groups)
+    jobs: list[Job] = []
+    sizes: list[int] = []
+    for file, numbers in enumerate(groups):
+        at = 0
+        for number in numbers:
+            item = items[number]
+            item.file, item.at, item.first_job = file, at, len(jobs)
+            jobs += item.packed.jobs(file, at)
+            at += item.packed.archive.nbytes
+        sizes.append(at)
     record = record_of(selection, name_of=arranged.name)
     # The metadata comes last: once it has its name, the folder can be loaded.
     others = [(RECORD, record.to_json().encode("ascii"))] if record else []
@@ -361,7 +370,6 @@ def _read_item(reader: Any, metadata: Any, item: _Item, box: Box) -> Any:
 
 
 def _file_name(number: int) -> str:
-    """The name that rank 0 gives its files: `__{rank}_{number}.distcp`."""
     return f"__0_{number}.distcp"
 
 
@@ -403,21 +411,6 @@ def _items(leaf: Leaf, selection: OutputContents, options: WriteOptions) -> Iter
     plain = replace(leaf.value, parameter=False, requires_grad=False)
     for number, (box, rows) in enumerate(_cut(plain, ITEMSIZE[dtype])):
         yield _Item(leaf, number, box, rows, dtype, pack(rows, leaf.source, selection, options))
-
-
-def _place(items: Sequence[_Item], groups: Sequence[range]) -> tuple[list[Job], list[int]]:
-    """Put the items of each file one after the other; return the jobs that copy tensors, and the files' sizes."""
-    jobs: list[Job] = []
-    sizes: list[int] = []
-    for file, numbers in enumerate(groups):
-        at = 0
-        for number in numbers:
-            item = items[number]
-            item.file, item.at, item.first_job = file, at, len(jobs)
-            jobs += item.packed.jobs(file, at)
-            at += item.packed.archive.nbytes
-        sizes.append(at)
-    return jobs, sizes
 
 
 def _cut(tensor: Tensor, width: int) -> Iterator[tuple[Box, Tensor]]:

@@ -262,7 +262,14 @@ def files_of(sizes: Sequence[int], limit: int | None) -> list[range]:
         return [range(0)]
     limit = sum(sizes) if limit is None else limit
     ends = [0, *accumulate(sizes)]
-    needed = _files_needed(ends, limit)
+    count = len(sizes)
+    # The least number of files for the items from each one on, found by filling one file after the other.
+    needed = [0] * (count + 1)
+    stop = count
+    for begin in reversed(range(count)):
+        while stop > begin + 1 and ends[stop] - ends[begin] > limit:
+            stop -= 1
+        needed[begin] = 1 + needed[stop]
     files: list[range] = []
     first = 0
     while first < len(sizes):
@@ -277,15 +284,3 @@ def files_of(sizes: Sequence[int], limit: int | None) -> list[range]:
         files.append(range(first, end))
         first = end
     return files
-
-
-def _files_needed(ends: Sequence[int], limit: int) -> list[int]:
-    """The least number of files for the items from each one on, found by filling one file after the other."""
-    count = len(ends) - 1
-    needed = [0] * (count + 1)
-    stop = count
-    for first in reversed(range(count)):
-        while stop > first + 1 and ends[stop] - ends[first] > limit:
-            stop -= 1
-        needed[first] = 1 + needed[stop]
-    return needed

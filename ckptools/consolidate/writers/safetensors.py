@@ -188,7 +188,17 @@ def _encoded(node: Any) -> Any:
     if isinstance(node, Tensor):
         return _TENSOR
     if isinstance(node, Mapping):
-        return _dict(node)
+        encoded: dict[str, Any] = {}
+        odd: dict[str, str] = {}
+        for key, value in node.items():
+            item = _encoded(value)
+            if item is _TENSOR:
+                continue
+            name = key if isinstance(key, str) else repr(key)
+            if not isinstance(key, str):
+                odd[name] = type(key).__name__
+            encoded[name] = item
+        return {**encoded, "$keys": odd} if odd else encoded
     if type(node) is list:
         return [None if (v := _encoded(item)) is _TENSOR else v for item in node]
     if node is None or isinstance(node, (bool, int, str)):
@@ -199,20 +209,6 @@ def _encoded(node: Any) -> Any:
         if isinstance(node, kind):
             return {"$type": name, **{k: _encoded(v) for k, v in parts(node).items()}}
     return {"$type": type(node).__name__, "value": repr(node)}
-
-
-def _dict(node: Mapping[Any, Any]) -> dict[str, Any]:
-    encoded: dict[str, Any] = {}
-    odd: dict[str, str] = {}
-    for key, value in node.items():
-        item = _encoded(value)
-        if item is _TENSOR:
-            continue
-        name = key if isinstance(key, str) else repr(key)
-        if not isinstance(key, str):
-            odd[name] = type(key).__name__
-        encoded[name] = item
-    return {**encoded, "$keys": odd} if odd else encoded
 
 
 def _base64(data: bytes) -> str:
