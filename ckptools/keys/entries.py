@@ -273,7 +273,12 @@ def rank_leaves(ck: Checkpoint, section: Section) -> Iterator[RankLeaf]:
             yield from (RankLeaf((*below, *path), rank, leaf, below) for path, leaf in leaves_of(value))
     for path, leaf in leaves_of(section.value):
         if not any(path[: len(below)] == below for below in own):
-            yield from _by_holder(path, leaf)
+            # A tensor that several ranks' files hold whole has bytes of its own in each.
+            ranks = sorted({s.rank for s in leaf.found if s.rank is not None}) if isinstance(leaf, Tensor) else []
+            if len(ranks) > 1 and leaf.kind in ("plain", "storage"):
+                yield from (RankLeaf(path, rank, leaf, path) for rank in ranks)
+            else:
+                yield RankLeaf(path, None, leaf)
 
 
 def rank_containers(ck: Checkpoint, section: Section) -> Iterator[RankLeaf]:
@@ -305,15 +310,6 @@ def _own(ck: Checkpoint, section: Section) -> Iterator[tuple[KeyPath, Mapping[in
             yield key[n:], values
         elif section.path[: len(key)] == key:
             yield (), {rank: leaf_at(value, section.path[len(key) :]) for rank, value in values.items()}
-
-
-def _by_holder(path: KeyPath, leaf: Any) -> Iterator[RankLeaf]:
-    """A leaf; a tensor that several ranks' files hold whole, each with bytes of its own, once for each of them."""
-    ranks = sorted({s.rank for s in leaf.found if s.rank is not None}) if isinstance(leaf, Tensor) else []
-    if len(ranks) > 1 and leaf.kind in ("plain", "storage"):
-        yield from (RankLeaf(path, rank, leaf, path) for rank in ranks)
-    else:
-        yield RankLeaf(path, None, leaf)
 
 
 # -- leaves ------------------------------------------------------------------------------------------------------------
@@ -504,15 +500,12 @@ def _entries(ck: Checkpoint) -> Iterator[Entry]:
         if section.kind == "optimizer":
             yield from _of_optimizer(section, optimizers[section.path])
         else:
-            yield from _of_section(section, "" if section.kind == "model" and only_model else section.name)
-
-
-def _of_section(section: Section, prefix: str) -> Iterator[Entry]:
-    for path, value in leaves_of(section.value):
-        own = fqn_of(path)
-        name = ".".join(part for part in (prefix, own) if part) or section.name
-        parameter = own if section.kind == "model" and isinstance(value, Tensor) else ""
-        yield Entry(name, section.name, section.kind, parameter, "", (*section.path, *path), value)
+            prefix = "" if section.kind == "model" and only_model else section.name
+            for path, value in leaves_of(section.value):
+                own = fqn_of(path)
+                name = ".".join(part for part in (prefix, own) if part) or section.name
+                parameter = own if section.kind == "model" and isinstance(value, Tensor) else ""
+                yield Entry(name, section.name, section.kind, parameter, "", (*section.path, *path), value)
 
 
 def _of_optimizer(section: Section, optimizer: Optimizer) -> Iterator[Entry]:

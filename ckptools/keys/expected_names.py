@@ -51,25 +51,21 @@ def shapes_expected(to: Any, section: str = "", follow_symlinks: bool = False) -
     if not path.exists() and module_shapes.is_function_name(str(to)):
         return module_shapes.shapes_from_function(str(to))
     if is_json(path):
-        return _from_json(path)
+        content = read_json(path)
+        if module_shapes.is_model_config(content):
+            return module_shapes.shapes_from_config(path, content)
+        if not isinstance(content, dict) or not content:
+            raise ReadError(path, f"expected a JSON object of name to shape, found {describe_for_error(content)}")
+        found: dict[str, NamedShape] = {}
+        for name, value in content.items():
+            found[name] = _named_shape(path, name, value, found)
+        return StateDictShapes(str(path), found, ordered=True)
     return _of_checkpoint(open_checkpoint(to, all_ranks=True, follow_symlinks=follow_symlinks), section, str(to))
 
 
 def _of_checkpoint(ck: Checkpoint, section: str, given_by: str) -> StateDictShapes:
     """The shapes of another checkpoint; a single model is used whatever its section is called."""
     return saved_shapes(ck, section if len(sections_of_kind(ck, "model")) > 1 else "", given_by)
-
-
-def _from_json(path: Path) -> StateDictShapes:
-    content = read_json(path)
-    if module_shapes.is_model_config(content):
-        return module_shapes.shapes_from_config(path, content)
-    if not isinstance(content, dict) or not content:
-        raise ReadError(path, f"expected a JSON object of name to shape, found {describe_for_error(content)}")
-    found: dict[str, NamedShape] = {}
-    for name, value in content.items():
-        found[name] = _named_shape(path, name, value, found)
-    return StateDictShapes(str(path), found, ordered=True)
 
 
 def _named_shape(path: Path, name: str, value: Any, before: Mapping[str, NamedShape]) -> NamedShape:
@@ -212,9 +208,19 @@ def read_original(given: str | Path, follow_symlinks: bool = False) -> Original:
         raise ReadError(config_path, "states no model_type; it is no config of a Hugging Face model")
     copied = _copied(folder, follow_symlinks) if path == folder else {CONFIG: _content(config_path, follow_symlinks)}
     if path == folder and model_files_in(folder):
-        return _of_weights(path, config, copied, follow_symlinks)
+        whole = open_checkpoint(path, all_ranks=True, follow_symlinks=follow_symlinks)
+        verdict = verdict_of(whole)
+        if verdict.whole is False:
+            raise RefusedError(path, f"--like: {verdict.headline}; its names are not all known, take a whole one")
+        files = {key[-1]: t.found[0].sources[0].path.name for key, t in tensors_in(whole.tree) if _in_one_file(t)}
+        return Original(path, saved_shapes(whole), config, files, copied)
     shapes = module_shapes.shapes_from_config(config_path, config)
-    return Original(path, _untied(shapes, config), config, {}, copied)
+    # Saved are the names without tied ones, in the dtype that the config says.
+    said = config.get("dtype", config.get("torch_dtype"))
+    dtype = DTYPES.get(said, "") if isinstance(said, str) else ""
+    kept = {name: one for name, one in shapes.tensors.items() if not one.tied}
+    floats = {n: _with_dtype(one, dtype) for n, one in kept.items()} if dtype else kept
+    return Original(path, replace(shapes, tensors=floats), config, {}, copied)
 
 
 def can_be_like(path: Path) -> bool:
@@ -235,26 +241,8 @@ def original_of(checkpoint: Checkpoint) -> Original | None:
     return Original(folder, saved_shapes(checkpoint), found, {}, {}) if module_shapes.is_model_config(found) else None
 
 
-def _of_weights(path: Path, config: Mapping[str, Any], copied: Mapping[str, bytes], follow_symlinks: bool) -> Original:
-    whole = open_checkpoint(path, all_ranks=True, follow_symlinks=follow_symlinks)
-    verdict = verdict_of(whole)
-    if verdict.whole is False:
-        raise RefusedError(path, f"--like: {verdict.headline}; its names are not all known, take a whole one")
-    files = {key[-1]: t.found[0].sources[0].path.name for key, t in tensors_in(whole.tree) if _in_one_file(t)}
-    return Original(path, saved_shapes(whole), config, files, copied)
-
-
 def _in_one_file(tensor: Tensor) -> bool:
     return len(tensor.found) == 1 and tensor.found[0].sources[0].path.suffix == ".safetensors"
-
-
-def _untied(shapes: StateDictShapes, config: Mapping[str, Any]) -> StateDictShapes:
-    """The names that are saved of a model of its config, without tied ones; with the dtype that the config says."""
-    said = config.get("dtype", config.get("torch_dtype"))
-    dtype = DTYPES.get(said, "") if isinstance(said, str) else ""
-    kept = {name: one for name, one in shapes.tensors.items() if not one.tied}
-    floats = {n: _with_dtype(one, dtype) for n, one in kept.items()} if dtype else kept
-    return replace(shapes, tensors=floats)
 
 
 def _with_dtype(one: module_shapes.NamedShape, dtype: str) -> module_shapes.NamedShape:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckptools.dtypes import ITEMSIZE, is_floating
 from ckptools.errors import RefusedError
@@ -21,9 +21,7 @@ from ckptools.keys.layouts import (
     LAYOUTS,
     MEGATRON,
     MEGATRON_GPT2,
-    Placed,
     Recognised,
-    Sizes,
     UnfitError,
     recognise,
 )
@@ -88,12 +86,6 @@ def from_trainer(
     return _between(known, tensors, model)
 
 
-def from_hub(tensors: Mapping[str, Tensor], model: Original) -> Pairing | None:
-    """Make a model's tensors of the same model's in other forms, such as experts one by one; None without a rule."""
-    fitting = [one for one in HUB if model.model_type in one.model_types]
-    return _between(recognise(tensors, model.sizes, fitting), tensors, model) if fitting else None
-
-
 def _check_settings(args: Mapping[str, Any], assume: bool, path: Path) -> None:
     """Refuse settings of Megatron without a rule; and where they are not here, unless the defaults are assumed."""
     if "rotary_interleaved" not in args and not assume:
@@ -104,67 +96,53 @@ def _check_settings(args: Mapping[str, Any], assume: bool, path: Path) -> None:
             raise RefusedError(path, f"args.{name} is set, for which there is no documented rule")
 
 
-class _Parts(NamedTuple):
-    """Parts by name, and the tensor that each comes from."""
-
-    tensors: dict[str, Tensor]
-    came_from: dict[str, str]
-
-
 def _between(known: Recognised, tensors: Mapping[str, Tensor], model: Original) -> Pairing:
     hubs = [one for one in HUB if model.model_type in one.model_types]
     wanted = recognise(model.shapes.tensors, model.sizes, hubs)
-    parts = _taken_apart(known, tensors, model)
+    parts, came_from = _taken_apart(known, tensors, model)
     made, sources = dict[str, Tensor](), dict[str, tuple[str, ...]]()
     counted: dict[tuple[str, str, str], int] = {}
     rearranged: set[str] = set()
     for new, place in wanted.placed.items() if not wanted.prefix else ():
-        if not all(part in parts.tensors for part in place.parts):
+        if not all(part in parts for part in place.parts):
             continue
-        made[new] = _joined(new, place, parts, model.sizes)
-        sources[new] = tuple(dict.fromkeys(parts.came_from[part] for part in place.parts))
-        rule = _rule(known, sources[new], place)
+        try:
+            made[new] = place.stored.form.join([parts[part] for part in place.parts], model.sizes)
+        except UnfitError as error:
+            raise _unfit(new, error) from error
+        sources[new] = tuple(dict.fromkeys(came_from[part] for part in place.parts))
+        rows = [known.placed[name].stored for name in sources[new]]
+        forms = dict.fromkeys((*(row.form for row in rows), place.stored.form))
+        words = "; ".join(form.words for form in forms if form.words)
+        old = ", ".join(dict.fromkeys(known.prefix + row.name for row in rows))
+        rule = old, place.stored.name, words
         counted[rule] = counted.get(rule, 0) + 1
-        rearranged |= {new} if rule[2] else set()
+        rearranged |= {new} if words else set()
     rules = tuple(PairingRule(*rule, count) for rule, count in counted.items())
     return Pairing(made, sources, rules, (), dict.fromkeys(known.recomputed, COMPUTED), frozenset(rearranged))
 
 
-def _taken_apart(known: Recognised, tensors: Mapping[str, Tensor], model: Original) -> _Parts:
-    found = _Parts({}, {})
+def _taken_apart(
+    known: Recognised, tensors: Mapping[str, Tensor], model: Original
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Parts by name, and the tensor that each comes from."""
+    parts, came_from = dict[str, Tensor](), dict[str, str]()
     for name, place in known.placed.items():
         try:
             pieces = place.stored.form.split(tensors[name], model.sizes)
         except UnfitError as error:
             raise _unfit(name, error) from error
         for part, piece in zip(place.parts, pieces, strict=True):
-            if part in found.came_from:
-                raise RefusedError(None, f"{found.came_from[part]} and {name} are both the same weight ({part})")
-            found.tensors[part], found.came_from[part] = piece, name
-    if model.tied and "head.weight" not in found.tensors and "embed.weight" in found.tensors:
-        found.tensors["head.weight"] = found.tensors["embed.weight"]
-        found.came_from["head.weight"] = found.came_from["embed.weight"]
-    return found
-
-
-def _joined(new: str, place: Placed, parts: _Parts, sizes: Sizes) -> Tensor:
-    try:
-        return place.stored.form.join([parts.tensors[part] for part in place.parts], sizes)
-    except UnfitError as error:
-        raise _unfit(new, error) from error
+            if part in came_from:
+                raise RefusedError(None, f"{came_from[part]} and {name} are both the same weight ({part})")
+            parts[part], came_from[part] = piece, name
+    if model.tied and "head.weight" not in parts and "embed.weight" in parts:
+        parts["head.weight"], came_from["head.weight"] = parts["embed.weight"], came_from["embed.weight"]
+    return parts, came_from
 
 
 def _unfit(name: str, error: UnfitError) -> RefusedError:
     return RefusedError(None, f"{printable(name)}: {error}; is ORIGINAL of another size?")
-
-
-def _rule(known: Recognised, sources: tuple[str, ...], place: Placed) -> tuple[str, str, str]:
-    """The names of a layout that become a name of the other, and what is done besides."""
-    rows = [known.placed[name].stored for name in sources]
-    forms = dict.fromkeys((*(row.form for row in rows), place.stored.form))
-    words = "; ".join(form.words for form in forms if form.words)
-    old = ", ".join(dict.fromkeys(known.prefix + row.name for row in rows))
-    return old, place.stored.name, words
 
 
 MAX_NAMED = 4
@@ -172,14 +150,6 @@ EMBEDDING_WORDS = ("embed_tokens", "wte", "lm_head")
 """Words in the names of tensors with a row for each token, in Hugging Face models."""
 
 HEAD = "lm_head.weight"
-
-
-class Problems(NamedTuple):
-    """Why there is no complete set."""
-
-    missing: list[str]
-    unexpected: list[str]
-    shapes: list[str]
 
 
 def pair(
@@ -208,8 +178,11 @@ def pair(
         draft = from_trainer(found, tensors, original, args, assume, path)
     else:
         draft = _by_renames(tensors, original, assume)
-        if _lacking(draft, original):
-            draft = from_hub(tensors, original) or draft
+        if any(name not in draft.tensors and not one.tied for name, one in original.shapes.tensors.items()):
+            # The same model in other forms, such as experts one by one.
+            fitting = [one for one in HUB if original.model_type in one.model_types]
+            if fitting:
+                draft = _between(recognise(tensors, original.sizes, fitting), tensors, original)
     return _checked(draft, tensors, original, args, assume, path, files)
 
 
@@ -232,11 +205,6 @@ def _by_renames(tensors: Mapping[str, Tensor], original: Original, assume: bool)
     return Pairing(made, {new: (by_new[new],) for new in made}, tuple(rules), (), left)
 
 
-def _lacking(draft: Pairing, original: Original) -> bool:
-    """Whether a name has no tensor, a tied one apart."""
-    return any(name not in draft.tensors and not one.tied for name, one in original.shapes.tensors.items())
-
-
 # -- a complete set ----------------------------------------------------------------------------------------------------
 
 
@@ -250,12 +218,13 @@ def _checked(
     files: OpenFiles,
 ) -> Pairing:
     """Cut what is proven to be padding, account for what is left over, and refuse what is not complete."""
-    made, cut, problems = dict[str, Tensor](), list[CutRows](), Problems([], [], [])
+    made, cut = dict[str, Tensor](), list[CutRows]()
+    missing, unexpected, shapes = list[str](), list[str](), list[str]()
     draft = _with_tied_head(draft, original)
     for name, wanted in original.shapes.tensors.items():
         tensor = draft.tensors.get(name)
         if tensor is None:
-            problems.missing.append(name)
+            missing.append(name)
             continue
         if _padded(name, tensor, wanted.shape):
             assert wanted.shape is not None
@@ -264,7 +233,7 @@ def _checked(
             if why:
                 cut.append(CutRows(name, tensor.shape[0], kept, why))
                 tensor = split_rows(tensor, [RowBlock(0, kept, 0, 0)])[0]
-        problems.shapes.extend(_unlike(name, tensor, wanted.shape, wanted.dtype))
+        shapes.extend(_unlike(name, tensor, wanted.shape, wanted.dtype))
         made[name] = tensor
     used = {old for olds in draft.sources.values() for old in olds}
     left = dict(draft.left)
@@ -272,9 +241,19 @@ def _checked(
         if name not in used and name not in left:
             why = _why_left(name, tensors, draft, files)
             left |= {name: why} if why else {}
-            problems.unexpected.extend([] if why else [name])
-    if any(problems):
-        raise RefusedError(path, _incomplete(problems, original, assume))
+            unexpected.extend([] if why else [name])
+    facts = []
+    if missing:
+        absent = few(list(map(printable, missing)), MAX_NAMED)
+        facts.append(f"the checkpoint lacks {plural(len(missing), 'name')} of {original.path}: {absent}")
+    if unexpected:
+        extra = few(list(map(printable, unexpected)), MAX_NAMED)
+        facts.append(f"{original.path} has no place for {plural(len(unexpected), 'tensor')}: {extra}")
+    if shapes:
+        facts.append(few(list(map(printable, shapes)), MAX_NAMED))
+    if facts:
+        way = "" if assume else "; --assume takes what only shapes speak for"
+        raise RefusedError(path, f"--like: {'; '.join(facts)}; nothing was written{way}")
     return replace(draft, tensors=made, cut=tuple(cut), left=left)
 
 
@@ -313,17 +292,3 @@ def _why_left(name: str, tensors: Mapping[str, Tensor], draft: Pairing, files: O
         if same and tensor_digest(other, files) == tensor_digest(tensors[name], files):
             return f"tied: the same values as {olds[0]}, under a name that ORIGINAL does not have"
     return ""
-
-
-def _incomplete(problems: Problems, original: Original, assume: bool) -> str:
-    """The message of a set that is not complete: what is absent on either side, and what has another shape."""
-    facts = []
-    if problems.missing:
-        absent = few(list(map(printable, problems.missing)), MAX_NAMED)
-        facts.append(f"the checkpoint lacks {plural(len(problems.missing), 'name')} of {original.path}: {absent}")
-    if problems.unexpected:
-        extra = few(list(map(printable, problems.unexpected)), MAX_NAMED)
-        facts.append(f"{original.path} has no place for {plural(len(problems.unexpected), 'tensor')}: {extra}")
-    facts += [few(list(map(printable, problems.shapes)), MAX_NAMED)] if problems.shapes else []
-    way = "" if assume else "; --assume takes what only shapes speak for"
-    return f"--like: {'; '.join(facts)}; nothing was written{way}"

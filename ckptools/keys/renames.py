@@ -68,21 +68,17 @@ def write_map(path: Path, names: Mapping[str, str]) -> None:
     text = json.dumps({"schema": SCHEMA, "map": dict(names)}, indent=1)
     try:
         with path.open("x", encoding="ascii") as file:
-            _write(path, file, text)
+            try:
+                file.write(f"{text}\n")
+                file.flush()
+            except OSError:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                raise
     except FileExistsError as error:
         raise OutputExistsError(path, "is already there; give the map another name") from error
     except OSError as error:
         raise WriteError(path, f"cannot be written: {error.strerror or error}") from error
-
-
-def _write(path: Path, file: Any, text: str) -> None:
-    try:
-        file.write(f"{text}\n")
-        file.flush()
-    except OSError:
-        with contextlib.suppress(OSError):
-            path.unlink()
-        raise
 
 
 # -- renames -----------------------------------------------------------------------------------------------------------
@@ -334,7 +330,11 @@ def _by_name(now: _Tried, saved: StateDictShapes, model: StateDictShapes) -> lis
     here, there = names - model.tensors.keys(), model.tensors.keys() - names
     rules = suggested(here, there) if here and there else []
     tried = (_tried(now.names, applied(r, names, model.tensors), r, saved, model) for r in rules)
-    return _undisputed(_better(tried, now, len(model.tensors)))
+    better = _better(tried, now, len(model.tensors))
+    equals = [one for one in better if one.worth == better[0].worth]
+    different = [one for n, one in enumerate(equals) if not any(one.fit == before.fit for before in equals[:n])]
+    disputed = any(_contradict(better[0].fit, one.fit) for one in different)
+    return different if disputed else better[:1]
 
 
 def _by_shapes(now: _Tried, saved: StateDictShapes, model: StateDictShapes) -> list[_Tried]:
@@ -377,14 +377,6 @@ def _preference(one: _Tried) -> tuple[tuple[int, ...], int, int, str]:
     """Sort key: the greatest worth, then the simplest kind, then the shortest rule."""
     rule = one.rule
     return tuple(-n for n in one.worth), KINDS.index(rule.kind), len(rule.old) + len(rule.new), rule.old
-
-
-def _undisputed(better: list[_Tried]) -> list[_Tried]:
-    """The first rule; with all of equal worth if one of them contradicts it."""
-    equals = [one for one in better if one.worth == better[0].worth]
-    different = [one for n, one in enumerate(equals) if not any(one.fit == before.fit for before in equals[:n])]
-    disputed = any(_contradict(better[0].fit, one.fit) for one in different)
-    return different if disputed else better[:1]
 
 
 def _contradict(one: Mapping[str, str], other: Mapping[str, str]) -> bool:

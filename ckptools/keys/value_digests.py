@@ -290,7 +290,9 @@ def _simple(value: Any, tensors: Tensors) -> Pair | None:
         exact = _tagged(b"n", value.dtype) + _data(b"b", value.data)
         return exact if number is value else SCALARS[type(number)](number)[0], exact
     if isinstance(value, Lost):
-        return _lost(value)
+        if isinstance(value, Cycle):
+            return _both(_tagged(b"^", f"{value.name} {value.levels}"))
+        raise ReadError(None, "could not be read; verify says why" if value.name == "lost" else value.name)
     if isinstance(value, Opaque):
         return None
     if isinstance(value, _Run):
@@ -347,12 +349,6 @@ SCALARS: dict[type, Callable[[Any], Pair]] = {
     timedelta: _timedelta,
 }
 """How values of Python's own types become bytes, each with a letter of its own."""
-
-
-def _lost(value: Lost) -> Pair:
-    if isinstance(value, Cycle):
-        return _both(_tagged(b"^", f"{value.name} {value.levels}"))
-    raise ReadError(None, "could not be read; verify says why" if value.name == "lost" else value.name)
 
 
 def _array(value: NumpyArray) -> Pair:
@@ -501,7 +497,12 @@ def text_of(value: Any) -> str:
     if isinstance(value, (Tensor, NumpyArray)):
         return f"{value.dtype} {shape(value.shape)}"
     if isinstance(value, NumpyScalar):
-        return _numpy_text(value)
+        import numpy as np
+
+        try:
+            return str(np.frombuffer(value.data, np.dtype(value.dtype))[0])
+        except (TypeError, ValueError, IndexError):
+            return text_of(value.data)
     if isinstance(value, Opaque):
         args = ", ".join(map(text_of, value.args)) if is_brief(value) and value.args else ""
         name = canonical(value.name)[:MAX_TEXT]
@@ -519,16 +520,6 @@ def text_of(value: Any) -> str:
     return canonical(value.dotted) if isinstance(value, Global) else str(value)
 
 
-def _numpy_text(value: NumpyScalar) -> str:
-    """A numpy scalar that is neither a number nor a text of Python, such as a time; its bytes where numpy fails."""
-    import numpy as np
-
-    try:
-        return str(np.frombuffer(value.data, np.dtype(value.dtype))[0])
-    except (TypeError, ValueError, IndexError):
-        return text_of(value.data)
-
-
 CONTEXT = 12
 """Characters of two texts that are shown before their first difference; a quarter of it where some must be escaped."""
 
@@ -541,7 +532,7 @@ def apart(x: Any, y: Any) -> tuple[str, str]:
         texts = told_apart([text_of(x), text_of(y)], MAX_TEXT)
     if texts[0] == texts[1]:
         kinds = [kind_of(x), kind_of(y)]
-        said = [_bits(v) for v in (x, y)] if type(x) is type(y) is float else kinds
+        said = [f"0x{struct.pack('>d', v).hex()}" for v in (x, y)] if type(x) is type(y) is float else kinds
         said = said if said[0] != said[1] else [digest_of(v)[:8] for v in (x, y)]
         texts = [f"{clip(text, MAX_TEXT)} ({word})" for text, word in zip(texts, said, strict=True)]
     return texts[0], texts[1]
@@ -556,10 +547,6 @@ def _windows(x: Any, y: Any) -> list[str]:
     cut = [v[start : start + MAX_TEXT] for v in (x, y)]
     shown = [repr(v if isinstance(v, str) else bytes(v)) for v in cut]
     return [clip(CUT * bool(start) + text, MAX_TEXT) for text in shown]
-
-
-def _bits(value: float) -> str:
-    return f"0x{struct.pack('>d', value).hex()}"
 
 
 # -- the states of random number generators, rank by rank, as fingerprints ---------------------------------------------

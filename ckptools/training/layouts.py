@@ -26,7 +26,6 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from ckptools import api
 from ckptools.text import parse_bytes
-from ckptools.training import model
 from ckptools.training.model import TIED, capture_random_states, gather_random_states
 from ckptools.training.options import FileOptions, ModelSize, run_name
 from ckptools.training.run import Run, full_state, place, place_folder
@@ -257,7 +256,7 @@ def save_verl(run: Run, folder: Path) -> None:
     """
     folder = place_folder(run, folder)
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    random = model.capture_random_states(run.device)
+    random = capture_random_states(run.device)
     contents = {
         "model": run.strategy.model_state(run.model),
         "optim": run.optimizer.state_dict(),
@@ -282,7 +281,7 @@ def save_composer_files(run: Run, folder: Path) -> None:
     file, also named `rank0`.
     Source: composer/utils/checkpoint.py and composer/core/state.py of those versions, and files that they wrote.
     """
-    content = {"state": composer_state(run), "rng": model.gather_random_states(run.device)}
+    content = {"state": composer_state(run), "rng": gather_random_states(run.device)}
     if dist.get_rank() == 0 or not run.options.one_rank_has_all:
         torch.save(content, place(run, folder))
 

@@ -64,7 +64,12 @@ def this_node(launch: LaunchOptions, world_size: int | None, place: ProcessInfo)
         UsageError: the options contradict each other, or one is missing.
     """
     counts = _counts(launch.nproc_per_node)
-    nnodes = _nnodes(launch, counts, place)
+    listed = len(counts) if len(counts) > 1 else None
+    if launch.nnodes is not None and listed not in (None, launch.nnodes):
+        text = f"--nproc-per-node {launch.nproc_per_node} is a list for {listed} nodes, but --nnodes is {launch.nnodes}"
+        raise UsageError(None, text)
+    started = place.number("WORLD_SIZE") if place.starter else None
+    nnodes = launch.nnodes or listed or started or 1
     node_rank = _node_rank(launch, nnodes, counts, place)
     address, port = _endpoint(launch, nnodes, place)
     backend = launch.rdzv_backend or ("c10d" if port == 0 else "static")
@@ -80,30 +85,18 @@ def _counts(text: str | None) -> tuple[int, ...]:
     if text is None:
         return ()
     if text in ("auto", "cpu", "gpu"):
-        return (_devices(text),)
+        import torch
+
+        gpus = torch.cuda.device_count() if text != "cpu" else 0
+        if text == "gpu" and not gpus:
+            raise UsageError(
+                None, "--nproc-per-node gpu: there is no GPU here that torch can use; give a number, or cpu"
+            )
+        return (gpus or os.cpu_count() or 1,)
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) for part in parts):
         raise UsageError(None, f"--nproc-per-node is {text!r}, must be a number, one per node (2,1), or auto, cpu, gpu")
     return tuple(map(int, parts))
-
-
-def _devices(word: str) -> int:
-    """Count what `auto`, `cpu` or `gpu` means here, as torchrun does."""
-    import torch
-
-    gpus = torch.cuda.device_count() if word != "cpu" else 0
-    if word == "gpu" and not gpus:
-        raise UsageError(None, "--nproc-per-node gpu: there is no GPU here that torch can use; give a number, or cpu")
-    return gpus or os.cpu_count() or 1
-
-
-def _nnodes(launch: LaunchOptions, counts: tuple[int, ...], place: ProcessInfo) -> int:
-    listed = len(counts) if len(counts) > 1 else None
-    if launch.nnodes is not None and listed not in (None, launch.nnodes):
-        text = f"--nproc-per-node {launch.nproc_per_node} is a list for {listed} nodes, but --nnodes is {launch.nnodes}"
-        raise UsageError(None, text)
-    started = place.number("WORLD_SIZE") if place.starter else None
-    return launch.nnodes or listed or started or 1
 
 
 def _node_rank(launch: LaunchOptions, nnodes: int, counts: tuple[int, ...], place: ProcessInfo) -> int | None:

@@ -54,7 +54,17 @@ def check(options: CreateOptions) -> None:
     check_word("optimizer", options.optimizer, OPTIMIZERS)
     check_word("scheduler", options.scheduler, SCHEDULERS)
     _check_parallel(options.parallel, options.strategy)
-    _check_layout(options)
+    if options.strategy not in LAYOUTS[options.layout]:
+        fitting = [name for name, strategies in LAYOUTS.items() if options.strategy in strategies]
+        raise UsageError(
+            None,
+            f"--layout {options.layout} is not written with --strategy {options.strategy}; "
+            f"with {options.strategy} choose from {', '.join(fitting)}",
+        )
+    kind = options.parallel.state_dict_type
+    if kind != "sharded" and options.layout not in WITHOUT_SHARDS:
+        takers = ", ".join(WITHOUT_SHARDS)
+        raise UsageError(None, f"--layout {options.layout} takes no --state-dict-type {kind}; choose from {takers}")
     _check_files(options)
     _check_resuming(options.resuming, options.steps, options.world_size)
     size = options.size
@@ -79,20 +89,6 @@ def check_least(name: str, value: int | None, least: int = 1) -> None:
     """Refuse a number that is too small; None is one that was not given."""
     if value is not None and value < least:
         raise UsageError(None, f"--{name} is {value}, must be at least {least}")
-
-
-def _check_layout(options: CreateOptions) -> None:
-    if options.strategy not in LAYOUTS[options.layout]:
-        fitting = [name for name, strategies in LAYOUTS.items() if options.strategy in strategies]
-        raise UsageError(
-            None,
-            f"--layout {options.layout} is not written with --strategy {options.strategy}; "
-            f"with {options.strategy} choose from {', '.join(fitting)}",
-        )
-    kind = options.parallel.state_dict_type
-    if kind != "sharded" and options.layout not in WITHOUT_SHARDS:
-        takers = ", ".join(WITHOUT_SHARDS)
-        raise UsageError(None, f"--layout {options.layout} takes no --state-dict-type {kind}; choose from {takers}")
 
 
 def _check_files(options: CreateOptions) -> None:
@@ -247,10 +243,29 @@ def check_world_size(options: CreateOptions, world_size: int) -> None:
             "groups of fewer ranks than there are come with --strategy fsdp2-tp"
         )
     if options.strategy in WITH_TENSOR_PARALLEL:
-        _check_matrices(options, world_size if options.strategy == "tp" else options.parallel.tensor_parallel_size)
+        ranks = world_size if options.strategy == "tp" else options.parallel.tensor_parallel_size
+        # Some rank may have an empty part, but torch's optimizers take no matrix with fewer rows than ranks.
+        for name in ("width", "vocab"):
+            rows = getattr(options.size, name)
+            if rows < ranks:
+                _refuse(f"--{name} {rows} cannot be cut over {ranks} ranks; try --{name} {ranks} or more")
     if options.strategy == "pipeline":
-        _check_stages(options, world_size)
-    _check_experts(options, world_size)
+        layers, batch, parts = options.size.layers, options.batch, options.parallel.microbatches
+        # The last stage has the head, so that it may go without a block; every other needs one.
+        if world_size > layers + 1:
+            more = f"try --layers {world_size - 1} or more"
+            _refuse(f"--strategy pipeline has {world_size} stages for {layers} blocks; {more}")
+        if parts < 1 or batch % parts:
+            _refuse(f"--batch {batch} does not divide into --microbatches {parts}")
+    experts = options.size.experts
+    check_least("experts", experts, 0)
+    if experts and options.strategy in WITH_TENSOR_PARALLEL:
+        _refuse(
+            f"--strategy {options.strategy} cuts perceptrons, not --experts; leave them out, or take --strategy moe"
+        )
+    if options.strategy == "moe" and experts % world_size:
+        fitting = -(-experts // world_size) * world_size
+        _refuse(f"--experts {experts} does not divide by {world_size} ranks; try --experts {fitting}")
     _check_mesh(options, world_size)
     if options.strategy in ("fsdp2-tp", "hsdp-tp"):
         _check_twice_cut(options, world_size)
@@ -278,14 +293,6 @@ def _check_mesh(options: CreateOptions, world_size: int) -> None:
         _refuse(f"--world-size {world_size} does not divide by {words}; try --world-size {fitting}")
 
 
-def _check_matrices(options: CreateOptions, ranks: int) -> None:
-    """Some rank may have an empty part, but torch's optimizers do not take a matrix with fewer rows than ranks."""
-    for name in ("width", "vocab"):
-        rows = getattr(options.size, name)
-        if rows < ranks:
-            _refuse(f"--{name} {rows} cannot be cut over {ranks} ranks; try --{name} {ranks} or more")
-
-
 def _check_twice_cut(options: CreateOptions, world_size: int) -> None:
     """Rows that tensor parallel cuts and FSDP2 cuts again must lie as DTensor says of them (torch 2.13).
 
@@ -310,29 +317,6 @@ def _check_twice_cut(options: CreateOptions, world_size: int) -> None:
 def _lies_as_said(rows: int, cuts: int, shards: int, shard: int) -> bool:
     sizes = [chunk(chunk(rows, cuts, cut)[1], shards, shard)[1] for cut in range(cuts)]
     return sizes == [chunk(sum(sizes), cuts, cut)[1] for cut in range(cuts)]
-
-
-def _check_stages(options: CreateOptions, world_size: int) -> None:
-    """The last stage has the head, so that it may go without a block; every other needs one."""
-    layers, batch, parts = options.size.layers, options.batch, options.parallel.microbatches
-    if world_size > layers + 1:
-        _refuse(
-            f"--strategy pipeline has {world_size} stages for {layers} blocks; try --layers {world_size - 1} or more"
-        )
-    if parts < 1 or batch % parts:
-        _refuse(f"--batch {batch} does not divide into --microbatches {parts}")
-
-
-def _check_experts(options: CreateOptions, world_size: int) -> None:
-    experts = options.size.experts
-    check_least("experts", experts, 0)
-    if experts and options.strategy in WITH_TENSOR_PARALLEL:
-        _refuse(
-            f"--strategy {options.strategy} cuts perceptrons, not --experts; leave them out, or take --strategy moe"
-        )
-    if options.strategy == "moe" and experts % world_size:
-        fitting = -(-experts // world_size) * world_size
-        _refuse(f"--experts {experts} does not divide by {world_size} ranks; try --experts {fitting}")
 
 
 def _refuse(text: str) -> None:

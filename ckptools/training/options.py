@@ -75,7 +75,17 @@ def check_file_name(template: str, layout: str, one_writer: bool, run_name: str)
         UsageError: it is none, or does not fit the layout.
     """
     default = NAMES[layout]
-    _check_fields(template)
+    try:
+        parsed = list(Formatter().parse(template))
+    except ValueError:
+        raise _error(template, "a brace without its other half; {{ and }} stand for braces") from None
+    for _, word, form, conversion in parsed:
+        if word is None:
+            continue
+        if word not in FIELDS:
+            raise _error(template, f"{{{word}}} is not known; choose from {', '.join(f'{{{f}}}' for f in FIELDS)}")
+        if conversion or (form and (word == "run_name" or not _FORMAT.fullmatch(form))):
+            raise _error(template, f"how {{{word}}} is to be written is not known; expected {{batch:06d}} or the like")
     names = [template.format(**values) for values in _trial_world(run_name)]
     name = names[-1]
     if name.startswith("/"):
@@ -107,20 +117,6 @@ def check_run_name(name: str) -> None:
 
 def _error(template: str, text: str) -> UsageError:
     return UsageError(None, f"--name {template!r}: {text}")
-
-
-def _check_fields(template: str) -> None:
-    try:
-        parsed = list(Formatter().parse(template))
-    except ValueError:
-        raise _error(template, "a brace without its other half; {{ and }} stand for braces") from None
-    for _, name, form, conversion in parsed:
-        if name is None:
-            continue
-        if name not in FIELDS:
-            raise _error(template, f"{{{name}}} is not known; choose from {', '.join(f'{{{f}}}' for f in FIELDS)}")
-        if conversion or (form and (name == "run_name" or not _FORMAT.fullmatch(form))):
-            raise _error(template, f"how {{{name}}} is to be written is not known; expected {{batch:06d}} or the like")
 
 
 def _part_problem(part: str) -> str | None:

@@ -39,7 +39,7 @@ from ckptools.cluster.waiting import Say
 from ckptools.errors import CkptoolsError, NotWholeError, ReadError, UsageError
 from ckptools.files.opening import path_of
 from ckptools.formats.open import open_checkpoint
-from ckptools.ls import rows as run_rows
+from ckptools.ls import rows
 from ckptools.ls.rows import NO_MODEL, row_of
 from ckptools.ls.search import Opened, RunSearch
 from ckptools.model.checkpoint import Checkpoint
@@ -496,10 +496,10 @@ def newest_whole(paths: Iterable[Path], report: Say, model: nn.Module | None = N
     lack.
     """
     opened = given(open_checkpoint, shapes=model)
-    rows = [row_of(path.name, path, _looked_into(path, opened), [path]) for path in paths]
-    ordered, _ = run_rows.newest_first(rows)
+    found = [row_of(path.name, path, _looked_into(path, opened), [path]) for path in paths]
+    ordered, _ = rows.newest_first(found)
     every_rank = given(opened, all_ranks=True)
-    for row in run_rows.newest_whole(ordered, lambda row: run_rows.verified(row, every_rank, deep=True, jobs=None)):
+    for row in rows.newest_whole(ordered, lambda row: rows.verified(row, every_rank, deep=True, jobs=None)):
         if row.newest_whole:
             return path_of(row.path)
         report(f"skipped {row.path}: {row.why or NO_MODEL}")

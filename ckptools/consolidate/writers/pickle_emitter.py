@@ -320,9 +320,6 @@ class Emitter:
             short = len(data) < 256
             self._out += (b"\x8a" + bytes([len(data)]) if short else b"\x8b" + struct.pack("<i", len(data))) + data
 
-    def _float(self, value: float) -> None:
-        self._out += b"G" + struct.pack(">d", value)
-
     def _all(self, begin: bytes, values: Iterable[Any], end: bytes) -> None:
         self._out += begin
         for value in values:
