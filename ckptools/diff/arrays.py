@@ -32,19 +32,16 @@ class Comparing:
         """Compare flat raw elements, which follow each other in row-major order from a place of the region on."""
         self.found.compared += len(a)
         if not self._numbers:
-            self._by_bits(a, b, start)
+            # Packed elements are no numbers, so their bits alone are compared.
+            unlike = np.flatnonzero(a != b) if a.dtype == b.dtype else np.arange(len(a))
+            self.found.differing += len(unlike)
+            self.found.outside += len(unlike)
+            if len(unlike) and self.found.first is None:
+                at = int(unlike[0])
+                self.found.first, self.found.values = self._box.index_of(start + at), (f"0x{a[at]:x}", f"0x{b[at]:x}")
             return
         for low in range(0, len(a), BAND):
             self._block(a[low : low + BAND], b[low : low + BAND], start + low)
-
-    def _by_bits(self, a: Raw, b: Raw, start: int) -> None:
-        """Compare the bits alone: packed elements are no numbers."""
-        unlike = np.flatnonzero(a != b) if a.dtype == b.dtype else np.arange(len(a))
-        self.found.differing += len(unlike)
-        self.found.outside += len(unlike)
-        if len(unlike) and self.found.first is None:
-            at = int(unlike[0])
-            self.found.first, self.found.values = self._box.index_of(start + at), (f"0x{a[at]:x}", f"0x{b[at]:x}")
 
     def _block(self, a: Raw, b: Raw, start: int) -> None:
         found, (of_a, of_b) = self.found, self._dtypes

@@ -148,21 +148,17 @@ def _by_place(left: Sequence[SideGroup], right: Sequence[SideGroup]) -> Iterator
     for a, b in zip(left, right, strict=False):
         for key in dict.fromkeys([*a.settings, *b.settings]):
             yield _setting(a, key, a.settings.get(key), b.settings.get(key))
-        yield _params_by_place(a, b)
+        texts = plural(len(a.params), "parameter"), plural(len(b.params), "parameter")
+        verdict: Verdict = "same" if a.params == b.params else "differs"
+        detail = ""
+        if a.numbered or b.numbered:
+            verdict, detail = "cannot be compared", "parameters have numbers and no names (--names FROM gives them)"
+        if len(a.params) != len(b.params):
+            verdict, detail = "differs", "another number of parameters"
+        yield ValueDifference(_name(a, "params"), "hyperparameters", verdict, detail, None, *texts)
     n = min(len(left), len(right))
     yield from _groups_of_one(left[n:], True)
     yield from _groups_of_one(right[n:], False)
-
-
-def _params_by_place(a: SideGroup, b: SideGroup) -> ValueDifference:
-    texts = plural(len(a.params), "parameter"), plural(len(b.params), "parameter")
-    verdict: Verdict = "same" if a.params == b.params else "differs"
-    detail = ""
-    if a.numbered or b.numbered:
-        verdict, detail = "cannot be compared", "parameters have numbers and no names (--names FROM gives them)"
-    if len(a.params) != len(b.params):
-        verdict, detail = "differs", "another number of parameters"
-    return ValueDifference(_name(a, "params"), "hyperparameters", verdict, detail, None, *texts)
 
 
 def _by_parameter(left: Sequence[SideGroup], right: Sequence[SideGroup]) -> Iterator[ValueDifference]:

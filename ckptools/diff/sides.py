@@ -420,7 +420,13 @@ class _Keys:
                 self._of_entry(entry)
         for section in sections_of(self.ck):
             if section.kind == "optimizer":
-                self._groups(section)
+                optimizer = self.optimizers[section.path]
+                ordered = not (is_flat_optimizer(section.value) or self.ck.in_parts)
+                for number, group in enumerate(optimizer.param_groups):
+                    at = () if is_flat_optimizer(section.value) else (*section.path, "param_groups", number)
+                    settings = {str(k): self._setting((*at, k), v) for k, v in group.items() if k != "params"}
+                    params = tuple(self._bare(section.name, name) for name in group.names)
+                    self.found.groups.append(SideGroup(section.name, number, params, settings, ordered))
             elif section.kind != "model":
                 self._leaves(section)
             for path, rank, node, _ in rank_containers(self.ck, section):
@@ -429,7 +435,14 @@ class _Keys:
                 identity = (section.kind, section.name, *map(_key_text, path))
                 name, subject = fqn_of((section.name, *path)), _subject(section, RankLeaf(path, rank, node))
                 self.found.containers[identity, rank] = SideContainer(name, subject, rank, by_name, node)
-        self._generators()
+        for stream, states in random_states(self.ck, self.files).items():
+            ranked = {owner: content for owner, content in states.items() if not isinstance(owner, str)}
+            if ranked:
+                self._value(SideValue(("rng", "", stream), f"rng {stream}", "rng", ranked))
+            for owner, content in states.items():
+                if isinstance(owner, str):
+                    label = f"{stream} of {owner}"
+                    self._value(SideValue(("rng", "", label), f"rng {label}", "rng", {None: content}))
         self.found.notes = tuple(self._notes())
 
     def _bare(self, section: str, name: str) -> str:
@@ -492,15 +505,6 @@ class _Keys:
             value = value._replace(identity=(*value.identity, AGAIN))
         self.found.values[value.identity] = value
 
-    def _groups(self, section: Section) -> None:
-        optimizer = self.optimizers[section.path]
-        ordered = not (is_flat_optimizer(section.value) or self.ck.in_parts)
-        for number, group in enumerate(optimizer.param_groups):
-            path = () if is_flat_optimizer(section.value) else (*section.path, "param_groups", number)
-            settings = {str(k): self._setting((*path, k), v) for k, v in group.items() if k != "params"}
-            params = tuple(self._bare(section.name, name) for name in group.names)
-            self.found.groups.append(SideGroup(section.name, number, params, settings, ordered))
-
     def _setting(self, path: KeyPath, value: Any) -> Content:
         """A hyperparameter; if ranks disagree on it, it counts as unreadable."""
         own = self._contents(path, value, whole=True)
@@ -532,17 +536,6 @@ class _Keys:
             ahead = fetched(leaves, lambda leaf: parts_of_value(leaf.value, leaf.rank))
             contents = {leaf.rank: content_of(leaf.value, self.files, leaf.rank) for leaf in ahead}
         self._value(SideValue(identity, name, _subject(section, leaves[0]), contents))
-
-    def _generators(self) -> None:
-        """Add the states of generators by their stream, whatever object contains them."""
-        for stream, states in random_states(self.ck, self.files).items():
-            ranked = {owner: content for owner, content in states.items() if not isinstance(owner, str)}
-            if ranked:
-                self._value(SideValue(("rng", "", stream), f"rng {stream}", "rng", ranked))
-            for owner, content in states.items():
-                if isinstance(owner, str):
-                    name = f"{stream} of {owner}"
-                    self._value(SideValue(("rng", "", name), f"rng {name}", "rng", {None: content}))
 
     def _beside_generators(self, section: Section) -> Iterator[RankLeaf]:
         """Values in a section of random states that are no states, such as a seed."""

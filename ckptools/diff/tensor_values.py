@@ -112,7 +112,14 @@ def compare_tensors(pairs: Iterable[tuple[str, Tensor, Tensor]], how: Reading) -
 
     results = in_ranks(lambda one: _measured(one, how), regions, how.threads, lambda one: one.box.numel, reads=reads)
     for region, result in zip(regions, results, strict=True):
-        _note(region, result)
+        found = region.pair.found
+        if isinstance(result, str):
+            found.problem = found.problem or result
+        else:
+            found.measures = found.measures or Measures()
+            found.measures.add(result)
+            found.nbytes += region.box.numel * sum(ITEMSIZE[t.dtype] for t in region.pair.tensors)
+            found.damaged |= region.stated_alike and result.differing > 0
     return [pair.found for pair in made]
 
 
@@ -212,17 +219,6 @@ def _measured(region: _Region, how: Reading) -> Measures | str:
     except CkptoolsError as error:
         return str(error)
     return comparing.found
-
-
-def _note(region: _Region, result: Measures | str) -> None:
-    found = region.pair.found
-    if isinstance(result, str):
-        found.problem = found.problem or result
-        return
-    found.measures = found.measures or Measures()
-    found.measures.add(result)
-    found.nbytes += region.box.numel * sum(ITEMSIZE[t.dtype] for t in region.pair.tensors)
-    found.damaged |= region.stated_alike and result.differing > 0
 
 
 # -- an output of `consolidate` beside the checkpoint that it was made of: is every element the source's? --------------

@@ -149,7 +149,16 @@ def _of_generators(rows: Sequence[ValueDifference], a: Contents, b: Contents) ->
     by_name = grouped(rows, lambda row: row.name.removeprefix("rng "))
     alike = grouped(by_name, lambda name: _ranks(by_name[name]))
     yield from (f"{few(names)} {text}" for text, names in alike.items())
-    yield from _of_other_ranks(a, b)
+    # A file that was restored in the place of another rank's has that rank's state.
+    for identity, value in b.values.items():
+        known = a.values.get(identity)
+        if value.subject != "rng" or known is None or len(known.contents) < 2:
+            continue
+        of = {content.digest: rank for rank, content in known.contents.items() if content.digest}
+        moved = [(r, of[c.digest]) for r, c in value.contents.items() if of.get(c.digest, r) != r]
+        if moved and len(of) == len(known.contents):
+            swaps = [f"B's rank {r} has that of A's rank {other}" for r, other in moved]
+            yield f"{value.name.removeprefix('rng ')}: {few(swaps, 2)}"
 
 
 def _ranks(rows: Sequence[ValueDifference]) -> str:
@@ -161,19 +170,6 @@ def _ranks(rows: Sequence[ValueDifference]) -> str:
         return f"{next(iter(found))} on every rank"
     ranks = {text: [-1 if row.rank is None else row.rank for row in some] for text, some in found.items()}
     return ", ".join(f"{text} on ranks {spans(some)}" for text, some in ranks.items())
-
-
-def _of_other_ranks(a: Contents, b: Contents) -> Iterator[str]:
-    """Ranks of B with the state of another rank of A: a file was restored in another's place."""
-    for identity, value in b.values.items():
-        known = a.values.get(identity)
-        if value.subject != "rng" or known is None or len(known.contents) < 2:
-            continue
-        of = {content.digest: rank for rank, content in known.contents.items() if content.digest}
-        moved = [(r, of[c.digest]) for r, c in value.contents.items() if of.get(c.digest, r) != r]
-        if moved and len(of) == len(known.contents):
-            swaps = [f"B's rank {r} has that of A's rank {other}" for r, other in moved]
-            yield f"{value.name.removeprefix('rng ')}: {few(swaps, 2)}"
 
 
 SUBJECT_COLUMNS = (Column("subject"), Column("verdict", "verdict"), Column("detail"))

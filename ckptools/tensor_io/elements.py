@@ -22,7 +22,7 @@ from ckptools.files.opening import File, OpenFiles
 from ckptools.model.regions import Box
 from ckptools.model.shards import Shard, Source
 from ckptools.tensor_io.numbers import Raw, raw_dtype
-from ckptools.tensor_io.read import bounded, extent, fill
+from ckptools.tensor_io.read import bounded, fill, strided
 from ckptools.tensor_io.slicing import bands_of
 
 READ = 1024 << 10
@@ -96,11 +96,7 @@ def raw_bands(piece: Piece, file: File) -> Iterator[Raw]:
     """
     source = piece.source
     if not source.contiguous:
-        width = ITEMSIZE[source.dtype]
-        data = file.read(source.offset, extent(source))
-        strides = tuple(s * width for s in source.strides)
-        view: Raw = np.ndarray(source.shape, raw_dtype(source.dtype), data, strides=strides)
-        flat = view.reshape(-1)
+        flat = strided(file, source).reshape(-1)
         yield from (flat[low : low + BAND] for low in range(0, len(flat), BAND))
         return
     room = buffer("read", min(READ, piece.nbytes), "u1")

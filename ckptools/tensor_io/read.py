@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import NotWholeError, ReadError, UsageError
-from ckptools.files.opening import OpenFiles
+from ckptools.files.opening import File, OpenFiles
 from ckptools.model.regions import Box, Ints, contiguous_strides
 from ckptools.model.shards import Coding, Encoded, Seen, Shard, Source
 from ckptools.model.tensor import Tensor, cover
@@ -28,7 +28,7 @@ from ckptools.tensor_io.slicing import Slicing, bands_of, sliced
 # -- values of pieces that are stored as codes and scales, by the rule of the class that stores them (`Coding`) --------
 # The arithmetic is torch's: two dtypes are brought to the one that they promote to; what is computed in bfloat16 or
 # float16 is computed in float32 and rounded to the nearest, even where two are near. Which class has which rule is in
-# `pickles.classes.tensor_classes`, with the sources. numpy alone; a few hundred thousand elements at a time.
+# `pickles.classes.codings`, with the sources. numpy alone; a few hundred thousand elements at a time.
 
 
 BAND = 256 << 10
@@ -366,12 +366,17 @@ def _fill(out: Raw, source: Source, files: OpenFiles, seen: Seen | None) -> None
             if seen is None and part.shape and part.contiguous and out[place].flags.c_contiguous:
                 file.fill(part.offset, out[place].reshape(-1).view("u1").data)
             else:
-                width = ITEMSIZE[part.dtype]
-                data = file.read(part.offset, extent(part))
-                if seen is not None:
-                    seen(part, data)
-                strides = tuple(s * width for s in part.strides)
-                out[place] = np.ndarray(part.shape, raw_dtype(part.dtype), data, strides=strides)
+                out[place] = strided(file, part, seen)
+
+
+def strided(file: File, source: Source, seen: Seen | None = None) -> Raw:
+    """Read the elements of a source as raw elements, with all that lies between them; `seen` is that of `fill`."""
+    width = ITEMSIZE[source.dtype]
+    data = file.read(source.offset, extent(source))
+    if seen is not None:
+        seen(source, data)
+    found: Raw = np.ndarray(source.shape, raw_dtype(source.dtype), data, strides=[s * width for s in source.strides])
+    return found
 
 
 def _decode(out: Raw, piece: Encoded, files: OpenFiles, seen: Seen | None) -> None:

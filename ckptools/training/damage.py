@@ -30,7 +30,7 @@ from ckptools.text import few
 from ckptools.training.options import CreateOptions
 
 # -- kinds of damage: one function for each, and the table `KINDS` that names them -------------------------------------
-# The functions know files and bytes, and no layout: `damage.py` asks ckptools what lies where.
+# The functions know files and bytes, and no layout: `apply` asks ckptools what lies where.
 
 
 # One NaN of each dtype that the strategies save, little-endian.

@@ -742,7 +742,7 @@ def _check_kind(options: CreateOptions) -> None:
 def _sized(options: CreateOptions) -> CreateOptions:
     """Make the model small with `--tiny`: one block, and an embedding of which each rank has two rows, the last one.
 
-    Of replicas each has all of them. What is cut twice is even: see `world_sizes`.
+    Of replicas each has all of them. What is cut twice is even: see `option_checks`.
     """
     if not options.simulation.tiny:
         return options

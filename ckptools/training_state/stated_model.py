@@ -1,6 +1,6 @@
 """Hold a model against what its own names count, and against what `config.json` beside it states: what is lost is said.
 
-The numbers in names are evidence by themselves (see `layer_numbers`); a config makes it proof. A config may be of
+The numbers in names are evidence by themselves (see `modules`); a config makes it proof. A config may be of
 another model, or older than the weights, so it is believed only where its hidden size is one of the model's. It never
 says what must not be there: a vocabulary may be padded, an output layer stored although it is tied, a layer for several
 tokens lie beyond the last (`num_nextn_predict_layers`), a model have an encoder or a part alone, layers be shared.
