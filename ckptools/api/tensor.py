@@ -377,7 +377,11 @@ class _Binding:
         known = {f.name: getattr(tensor, f.name) for f in fields(tensor)}
         complete = tensor.shards and tensor.kind not in UNLISTED and all_here(tensor.shards)
         resolver, lost = (None, ()) if complete else (self._resolver, self._files_lost)
-        return Tensor(**known, resolver=resolver, key=_key_path(trail), files_lost=lost)
+        keys: list[Any] = []
+        while trail is not None:
+            trail, key = trail
+            keys.append(key)
+        return Tensor(**known, resolver=resolver, key=tuple(reversed(keys)), files_lost=lost)
 
 
 def _children(value: Any, trail: _Trail) -> Iterator[tuple[_Trail, Any]]:
@@ -387,14 +391,6 @@ def _children(value: Any, trail: _Trail) -> Iterator[tuple[_Trail, Any]]:
     else:
         items = value.items() if isinstance(value, dict) else enumerate(value)
         yield from (((trail, key), child) for key, child in items if isinstance(child, _HOLDERS))
-
-
-def _key_path(trail: _Trail) -> KeyPath:
-    keys: list[Any] = []
-    while trail is not None:
-        trail, key = trail
-        keys.append(key)
-    return tuple(reversed(keys))
 
 
 _OPAQUE_PARTS = ("args", "state", "items", "keywords")

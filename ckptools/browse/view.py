@@ -110,7 +110,10 @@ class View(App[None]):
 
     def on_mount(self) -> None:
         """Take the colours of the terminal, and begin to say what is read."""
-        self.theme = "textual-light" if _is_light() else "textual-dark"
+        # Source: rxvt's COLORFGBG, which others set too, with the number of the background at its end.
+        found = re.fullmatch(r"\d+;(?:\w+;)?(\d+)", os.environ.get("COLORFGBG", ""))
+        is_light = found is not None and int(found[1]) in (7, 15)
+        self.theme = "textual-light" if is_light else "textual-dark"
         self.set_interval(STATUS_SECONDS, self.tell_status)
         self.left.focus()
         self.say(HINT)
@@ -268,9 +271,3 @@ def _tabs(chosen: int, width: int) -> str:
         for long, short in (("optimizer", "optim"), ("  ", " "), ("] ", "]"), (" [", "[")):
             text = text.replace(long, short)
     return text
-
-
-def _is_light() -> bool:
-    """Whether the terminal says that its background is light. Source: rxvt's COLORFGBG, which others set too."""
-    found = re.fullmatch(r"\d+;(?:\w+;)?(\d+)", os.environ.get("COLORFGBG", ""))
-    return found is not None and int(found[1]) in (7, 15)

@@ -304,11 +304,11 @@ def remarks(done: Consolidated) -> Iterator[str]:
         yield from likeness_lines(done.like)
     for name, why in list(done.left_out.items())[:MAX_NAMED]:
         yield f"left out: {name}: {why}"
-    names = [name for name in done.missing if name not in done.left_out]
-    for name in names[:MAX_NAMED]:
+    filled = [name for name in done.missing if name not in done.left_out]
+    for name in filled[:MAX_NAMED]:
         yield f"filled: {name}: {few(done.missing[name], 3)}"
-    if len(names) > MAX_NAMED:
-        yield f"filled: {len(names) - MAX_NAMED} more; all regions are in {_listed_in(done)}"
+    if len(filled) > MAX_NAMED:
+        yield f"filled: {len(filled) - MAX_NAMED} more; all regions are in {_listed_in(done)}"
     yield from _borrowed(done)
     if len(done.left_out) > MAX_NAMED:
         yield f"left out: {len(done.left_out) - MAX_NAMED} more; all are in {_listed_in(done)}"

@@ -198,7 +198,11 @@ class Picking:
             return self._tensor(node, source, at) if own is None else self._by_rank(own, source, at)
         if isinstance(node, dict):
             copied = empty_like(node)
-            if hasattr(copied, "_metadata") and not _is_plain(copied._metadata):
+            if hasattr(copied, "_metadata") and not all(
+                isinstance(leaf, (str, bytes, int, float, type(None), dict, list, tuple))
+                and not any(isinstance(key, Opaque) for key in path)
+                for path, leaf in walk(copied._metadata)
+            ):
                 versions = (*at, "_metadata")
                 self.contents.left_out[versions] = "module versions that hold foreign objects"
                 del copied._metadata
@@ -423,15 +427,6 @@ def _without_attributes(node: Any) -> Any:
         made.update((key, _without_attributes(value)) for key, value in node.items())
         return made
     return type(node)(map(_without_attributes, node)) if type(node) in (list, tuple) else node
-
-
-def _is_plain(tree: Any) -> bool:
-    """Whether a tree has only values of Python's own types."""
-    return all(
-        isinstance(leaf, (str, bytes, int, float, type(None), dict, list, tuple))
-        and not any(isinstance(key, Opaque) for key in path)
-        for path, leaf in walk(tree)
-    )
 
 
 # -- choice of the output's contents: the sections to write, and the reasons to refuse a checkpoint --------------------

@@ -139,7 +139,13 @@ class _Panel(NamedTuple):
 def _panel(layout: TensorLayout) -> _Panel:
     cut, gaps = layout.cut, layout.cover.gaps[:MAX_HOLES] if layout.cover else ()
     if len(cut) > 2:
-        return _flat_panel(layout, gaps)
+        places, at = {}, 0
+        for box in dict.fromkeys([*(p.box for p in layout.pieces), *gaps]):
+            places[box] = Box((at,), (box.numel,))
+            at += box.numel
+        pieces = {p.box: places[p.box] for p in layout.pieces}
+        holes = tuple(places[gap] for gap in gaps if gap not in pieces)
+        return _Panel((at,), (0,), _line_length(at, [box.numel for box in places]), pieces, holes, True)
     shape = layout.tensor.shape
     runs = len(cut) == 1 and len(layout.pieces) >= RUNS_FROM and not (layout.cover and layout.cover.overlaps)
     each = _line_length(shape[cut[0]], [p.box.sizes[cut[0]] for p in layout.pieces]) if len(cut) == 1 else 1
@@ -154,17 +160,6 @@ def _line_length(whole: int, lengths: Sequence[int]) -> int:
         return whole
     each = max(lengths) * ACROSS
     return each if -(-whole // each) <= lines else -(-whole // lines)
-
-
-def _flat_panel(layout: TensorLayout, gaps: Sequence[Box]) -> _Panel:
-    """Pieces side by side, then holes: one dimension cannot show how boxes of three lie to each other."""
-    places, at = {}, 0
-    for box in dict.fromkeys([*(p.box for p in layout.pieces), *gaps]):
-        places[box] = Box((at,), (box.numel,))
-        at += box.numel
-    pieces = {p.box: places[p.box] for p in layout.pieces}
-    holes = tuple(places[gap] for gap in gaps if gap not in pieces)
-    return _Panel((at,), (0,), _line_length(at, [box.numel for box in places]), pieces, holes, True)
 
 
 def _drawn(layout: TensorLayout) -> tuple[list[str], float]:

@@ -289,7 +289,19 @@ def layout_words(layout: TensorLayout) -> Iterator[str]:
     absent = [one for one in layout.shards if one.box.numel and not one.here]
     if absent:
         yield f"not here: {plural(len(absent), 'piece')} of {_named_ranks([one.rank for one in absent])}"
-    yield from _cover_words(layout)
+    found = layout.cover
+    if found is None or not layout.tensor.numel:
+        return
+    if found.missing:
+        where = "all of it" if found.missing == layout.tensor.numel else first_few(found.gaps, 4)
+        yield f"HOLES: {found.missing} of {layout.tensor.numel} elements are in no file that was read: {where}"
+    if found.overlaps:
+        a, b = found.overlaps[0]
+        yield f"OVERLAP: {a} and {b} share elements"
+    if found.outside:
+        yield f"OUTSIDE: {found.outside[0]} does not lie in the tensor"
+    if found.exact:
+        yield "together they hold every element once" if len(layout.pieces) > 1 else "it holds every element"
 
 
 def _copied(pieces: Sequence[DrawnPiece]) -> str:
@@ -304,22 +316,6 @@ def _piece_words(pieces: Sequence[DrawnPiece]) -> Iterator[str]:
         yield f"  {piece.box or 'the whole'}  {_named_ranks([one.rank for one in piece.copies])}"
     if len(pieces) > MAX_LISTED:
         yield f"  {len(pieces) - MAX_LISTED} more"
-
-
-def _cover_words(layout: TensorLayout) -> Iterator[str]:
-    found = layout.cover
-    if found is None or not layout.tensor.numel:
-        return
-    if found.missing:
-        where = "all of it" if found.missing == layout.tensor.numel else first_few(found.gaps, 4)
-        yield f"HOLES: {found.missing} of {layout.tensor.numel} elements are in no file that was read: {where}"
-    if found.overlaps:
-        a, b = found.overlaps[0]
-        yield f"OVERLAP: {a} and {b} share elements"
-    if found.outside:
-        yield f"OUTSIDE: {found.outside[0]} does not lie in the tensor"
-    if found.exact:
-        yield "together they hold every element once" if len(layout.pieces) > 1 else "it holds every element"
 
 
 def _named_ranks(ranks: Sequence[int | None]) -> str:

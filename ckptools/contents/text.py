@@ -153,7 +153,12 @@ def joined(branch: Branch[KeyRow]) -> tuple[str, Branch[KeyRow]]:
 def _tree_line(drawn: str, name: str, branch: Branch[KeyRow]) -> _TreeLine:
     shown = printable(clip_middle(name, MAX_LABEL))
     if branch.items and _is_tensor(branch.items[0]):
-        return _TreeLine(drawn, shown, _tensor_cells(branch.items))
+        item = branch.items[0]
+        cells = shape(item.shape or ()), count(item.params), size(item.bytes), short(item.dtype), item.layout
+        tied = [f"tied to {few(list(dict.fromkeys(row.tied for row in branch.items)), 2)}"] if item.tied else []
+        times = [f"x{len(branch.items)}"] if len(branch.items) > 1 else []
+        behind = "  ".join([*times, *tied, *([item.note] if item.note else [])])
+        return _TreeLine(drawn, shown, (*map(printable, cells), printable(clip(behind, MAX_VALUE))))
     if branch.items:
         return _TreeLine(drawn, shown, text=values_text(branch.items))
     rows = rows_in(branch)
@@ -169,15 +174,6 @@ def rows_in(branch: Branch[KeyRow]) -> list[KeyRow]:
     for child in branch.children:
         rows += rows_in(child)
     return rows
-
-
-def _tensor_cells(rows: Sequence[KeyRow]) -> tuple[str, ...]:
-    first = rows[0]
-    cells = shape(first.shape or ()), count(first.params), size(first.bytes), short(first.dtype), first.layout
-    tied = [f"tied to {few(list(dict.fromkeys(row.tied for row in rows)), 2)}"] if first.tied else []
-    times = [f"x{len(rows)}"] if len(rows) > 1 else []
-    behind = "  ".join([*times, *tied, *([first.note] if first.note else [])])
-    return (*map(printable, cells), printable(clip(behind, MAX_VALUE)))
 
 
 def values_text(rows: Sequence[KeyRow]) -> str:

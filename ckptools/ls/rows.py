@@ -414,18 +414,14 @@ def _row(
     named = next((row for row in led if row.newest_whole), led[0])
     if named.whole is False:
         return TrackerRow(name, named.name, named.step, "error", f"{ASTRAY} names {named.name}, which is not whole")
-    newest = _newest_below(tracker.path.parent, rows)
+    # Of what lies below the tracker's folder: each DeepSpeed save of a Trainer has a tracker of its own.
+    below = [row for row in rows if path_of(row.path).is_relative_to(tracker.path.parent)]
+    proven = (row for row in below if row.newest_whole)
+    newest = next(proven, None) or next((row for row in below if row.whole is not False), None)
     if newest in (None, named) or named.newest_whole or (named.step is not None and named.step == newest.step):
         return TrackerRow(name, named.name, named.step)
     text = f"{ASTRAY} names {_called(named)}; the newest whole one is {_called(newest)}"
     return TrackerRow(name, named.name, named.step, "warning", text)
-
-
-def _newest_below(folder: Path, rows: Sequence[CheckpointRow]) -> CheckpointRow | None:
-    """The newest whole checkpoint that a tracker in `folder` may name: each DeepSpeed save of a Trainer has its own."""
-    below = [row for row in rows if path_of(row.path).is_relative_to(folder)]
-    proven = (row for row in below if row.newest_whole)
-    return next(proven, None) or next((row for row in below if row.whole is not False), None)
 
 
 def _called(row: CheckpointRow) -> str:

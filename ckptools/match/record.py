@@ -198,7 +198,13 @@ def match_facts(found: Match) -> Iterator[tuple[str, str]]:
     yield "model", found.to
     if found.whole is False:
         yield "NOT WHOLE", "ckptools verify says what is wrong; names that only missing files have are not known here"
-    yield _verdict_label(found), _verdict(found)
+    facts = [found.found]
+    absent = found.model_names - found.same - found.converted
+    if found.loads and absent:
+        facts.append(f"{plural(absent, 'name')} tied to another one")
+    if more := sum(row.status == "unexpected" for row in found.rows) if not absent else 0:
+        facts.append(f"{plural(more, 'name')} of the checkpoint too many")
+    yield _verdict_label(found), "; ".join(facts)
     if found.not_compared:
         yield "not compared", "; ".join(found.not_compared)
     for n, rename in enumerate(found.renames):
@@ -218,16 +224,6 @@ def _verdict_label(found: Match) -> str:
     if found.loads:
         return "loads"
     return "DOES NOT LOAD" if found.apart or any(row.status not in FINE for row in found.rows) else "names fit"
-
-
-def _verdict(found: Match) -> str:
-    facts = [found.found]
-    absent = found.model_names - found.same - found.converted
-    if found.loads and absent:
-        facts.append(f"{plural(absent, 'name')} tied to another one")
-    if more := sum(row.status == "unexpected" for row in found.rows) if not absent else 0:
-        facts.append(f"{plural(more, 'name')} of the checkpoint too many")
-    return "; ".join(facts)
 
 
 def group_cells(group: MatchGroup) -> list[str]:

@@ -147,11 +147,6 @@ def _step(text: str) -> str:
     return f'<div class="step">- {safe(text)}</div>'
 
 
-def notes_of(problems: Sequence[Problem]) -> list[str]:
-    """Notes, a line each."""
-    return [f"{cause.code} {cause.where}: {cause.what}" for cause in causes_of(problems, ("note",))]
-
-
 LIMITS = Limits(rows=1000, nbytes=400_000)
 """Limit of the page without its pictures; the JSON in it is never cut."""
 
@@ -240,24 +235,19 @@ def report_page(found: PageContents, interactive: bool = False) -> str:
         title = f"values of {plural(found.statistics.tensors, 'tensor')}"
         every = f"ckptools stats {report.arguments or 'FILES'} --limit 0"
         statistics_table(page, replace(found.statistics, suspects=Rows()), title, every)
-    for note in notes_of(problems):
-        page.line(note, "dim")
+    for cause in causes_of(problems, ("note",)):
+        page.line(f"{cause.code} {cause.where}: {cause.what}", "dim")
     kinds: dict[Code, None] = dict.fromkeys(problem.kind for problem in problems)
     if kinds:
         rows = "".join(_explained(explanation(kind.code)) for kind in kinds)
         page.drawing(f"<details open><summary>{page.heading('what the codes mean')}</summary>{rows}</details>")
     page.line(f"{verification.summary(found.verification)}; ckptools {__version__}, {moment_utc(found.made)}", "dim")
-    page.blocks.insert(contents, _contents(page))
+    links = "".join(f'<a href="#{name}">{safe(title)}</a>' for name, title in page.headings.items())
+    page.blocks.insert(contents, f"<nav>{links}</nav>")
     answers = {"inspect": report_json(report), "verify": verification.verification_json(found.verification)}
     headline = f"{report.name}: {verdict_lines(found)[0]}"
     script = SCRIPT.read_text() if interactive else ""
     return document(headline, report.name, page.html(), answers, f"in {report.folder} · {report.saved_as}", script)
-
-
-def _contents(page: Page) -> str:
-    """A line of links to the headings of the page."""
-    links = "".join(f'<a href="#{name}">{safe(title)}</a>' for name, title in page.headings.items())
-    return f"<nav>{links}</nav>"
 
 
 def unreadable_page(found: Diagnosis, why: str, made: float) -> str:

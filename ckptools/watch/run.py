@@ -149,7 +149,13 @@ class Watcher:
         if seen is not None and seen.stamp == stamp and seen.covers(self.options.deep, self.options.values):
             return seen.on(row)
         first = seen is not None or row.name not in self.memory.since
-        left = self.options.settle - self._age(row, stamp)
+        # The last write is that of the file's time, or as old as its stamp is known, whichever is longer ago: the clock
+        # of the file system may be ahead of this machine's.
+        now = time.time()
+        before = self.memory.since.get(row.name)
+        since = before[1] if before is not None and before[0] == stamp else now
+        self.memory.since[row.name] = stamp or "", since
+        left = self.options.settle - (now - (since if row.saved is None else min(since, seconds_of(row.saved))))
         if stamp is None or left > 0:
             return self._wait(row, max(left, 0.0), first)
         made, checkpoint = self._verified(row)
@@ -168,17 +174,6 @@ class Watcher:
         if first:
             self._tell("being written", waiting)
         return waiting
-
-    def _age(self, row: CheckpointRow, stamp: str | None) -> float:
-        """Seconds since the last write: by the file's time, or since when its stamp is known, whichever is longer.
-
-        The clock of the file system may be ahead of this machine's.
-        """
-        now = time.time()
-        before = self.memory.since.get(row.name)
-        since = before[1] if before is not None and before[0] == stamp else now
-        self.memory.since[row.name] = stamp or "", since
-        return now - (since if row.saved is None else min(since, seconds_of(row.saved)))
 
     def _verified(self, row: CheckpointRow) -> tuple[CheckpointRow, Checkpoint | None]:
         """Verify a checkpoint; one that opening has found to be broken is not read further."""
