@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ckptools.contents.record import KeyRow, Keys, ShardRow, Shown
 from ckptools.contents.show import DrawnPiece, DrawnShard, TensorLayout, layout_of, layout_words, stated_row
@@ -37,7 +37,7 @@ from ckptools.display.tables import Column, value_text
 from ckptools.dtypes import short
 from ckptools.keys.sharding import placement
 from ckptools.keys.value_digests import StreamRow
-from ckptools.model.problems import Rows
+from ckptools.model.problems import Rows, grouped
 from ckptools.model.regions import Box, Ints
 from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor
@@ -292,9 +292,7 @@ def keys_html(found: Keys) -> str:
     """Render the keys of a checkpoint, a table for each section."""
     page = Page(DICTS)
     page.line(repr(found))
-    sections: dict[str, list[Any]] = {}
-    for row in found.rows:
-        sections.setdefault(row.section, []).append(row)
+    sections = grouped(found.rows, lambda row: row.section)
     for name, rows in sections.items():
         row_table(page, f"{name}: {plural(len(rows), 'key')}", Rows(rows), opened=len(sections) == 1)
     return page.html()

@@ -29,7 +29,7 @@ from ckptools.keys.entries import (
 from ckptools.keys.sharding import placement
 from ckptools.keys.value_digests import content_of, stream_rows
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import Rows
+from ckptools.model.problems import Rows, grouped
 from ckptools.model.regions import Box, Ints
 from ckptools.model.shards import ItemShards, Shard, Source, in_rank_order
 from ckptools.model.tensor import Cover, TangledLayoutError, Tensor, cover
@@ -224,16 +224,6 @@ class DrawnPiece(NamedTuple):
     copies: Sequence[DrawnShard]
 
 
-def _pieces(shards: Iterable[DrawnShard]) -> tuple[DrawnPiece, ...]:
-    found: dict[Box, list[DrawnShard]] = {}
-    for one in shards:
-        if one.box.numel:
-            found.setdefault(one.box, []).append(one)
-    for copies in found.values():
-        copies.sort(key=lambda one: -1 if one.rank is None else one.rank)
-    return tuple(DrawnPiece(box, found[box]) for box in sorted(found))
-
-
 class TensorLayout(NamedTuple):
     """The layout of a tensor to draw: all its shards, each region with elements once, and the cover if it is known."""
 
@@ -267,7 +257,11 @@ def layout_of(tensor: Tensor, rows: Iterable[ShardRow] | None = None) -> TensorL
         shards = tuple(DrawnShard(Box(r.offsets, r.sizes), r.rank, r.status == "here", r.note) for r in rows)
     within = [one for one in shards if one.box.inside(tensor.shape)]
     here = {one.box for one in shards if one.here and one.box.numel}
-    return TensorLayout(tensor, shards, _pieces(within), _cover(tensor, here))
+    found = grouped((one for one in within if one.box.numel), lambda one: one.box)
+    for copies in found.values():
+        copies.sort(key=lambda one: -1 if one.rank is None else one.rank)
+    pieces = tuple(DrawnPiece(box, found[box]) for box in sorted(found))
+    return TensorLayout(tensor, shards, pieces, _cover(tensor, here))
 
 
 def layout_words(layout: TensorLayout) -> Iterator[str]:
@@ -279,7 +273,10 @@ def layout_words(layout: TensorLayout) -> Iterator[str]:
     if pieces:
         sizes = dict.fromkeys(shape(piece.box.sizes) for piece in pieces)
         yield f"{plural(len(pieces), 'piece')} of {first_few(list(sizes), 4)}{_copied(pieces)}"
-    yield from _piece_words(pieces)
+    for piece in pieces[:MAX_LISTED]:
+        yield f"  {piece.box or 'the whole'}  {_named_ranks([one.rank for one in piece.copies])}"
+    if len(pieces) > MAX_LISTED:
+        yield f"  {len(pieces) - MAX_LISTED} more"
     empty = [one.rank for one in layout.shards if not one.box.numel and one.rank is not None]
     if empty and tensor.numel:
         yield f"no elements: {_named_ranks(empty)}"
@@ -309,13 +306,6 @@ def _copied(pieces: Sequence[DrawnPiece]) -> str:
     if counts == {1}:
         return ""
     return f", each on {counts.pop()} ranks" if len(counts) == 1 else f", on {min(counts)} to {max(counts)} ranks each"
-
-
-def _piece_words(pieces: Sequence[DrawnPiece]) -> Iterator[str]:
-    for piece in pieces[:MAX_LISTED]:
-        yield f"  {piece.box or 'the whole'}  {_named_ranks([one.rank for one in piece.copies])}"
-    if len(pieces) > MAX_LISTED:
-        yield f"  {len(pieces) - MAX_LISTED} more"
 
 
 def _named_ranks(ranks: Sequence[int | None]) -> str:

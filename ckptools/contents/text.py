@@ -15,6 +15,7 @@ from ckptools.display.tables import PIPE, Column, Screen, table, value_text, wra
 from ckptools.dtypes import short
 from ckptools.keys.entries import Branch, fold, label_text, tree_of
 from ckptools.keys.value_digests import StreamRow
+from ckptools.model.problems import grouped
 from ckptools.model.regions import Box, Ints
 from ckptools.text import clip, clip_middle, count, few, named_ranks, number, plural, printable, shape, size, spans
 
@@ -96,9 +97,7 @@ def _lines(keys: Keys, form: TreeForm) -> Iterator[_TreeLine]:
 
 def branches_of(keys: Keys, expand: bool = False) -> Iterator[Branch[KeyRow]]:
     """The tree of each section, with repeated layers folded unless it is to `expand` them."""
-    rows: dict[str, list[KeyRow]] = {}
-    for row in keys.rows:
-        rows.setdefault(row.section, []).append(row)
+    rows = grouped(keys.rows, lambda row: row.section)
     for section in keys.sections:
         yield _branch_of(section, rows[section.name], expand)
 

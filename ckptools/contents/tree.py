@@ -27,7 +27,7 @@ from ckptools.keys.entries import (
 )
 from ckptools.keys.sharding import placement
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import Rows
+from ckptools.model.problems import Rows, grouped
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import (
     NUMPY_CODES,
@@ -220,9 +220,7 @@ def totals(rows: Iterable[KeyRow]) -> Totals:
 
 def _sections(ck: Checkpoint, rows: Sequence[KeyRow]) -> Iterator[KeySection]:
     only_model = len(sections_of_kind(ck, "model")) == 1
-    of: dict[str, list[KeyRow]] = {}
-    for row in rows:
-        of.setdefault(row.section, []).append(row)
+    of = grouped(rows, lambda row: row.section)
     for section in sections_of(ck):
         if section.name in of:
             prefix = "" if only_model and section.kind == "model" else section.name

@@ -14,11 +14,12 @@ from ckptools.dtypes import is_floating
 from ckptools.errors import CkptoolsError, ReadError, SeveralError, TrackerError, UnknownFormatError
 from ckptools.files.opening import common_folder, content_of, head_at
 from ckptools.formats.folder_search import FolderSearch, is_named_so
-from ckptools.formats.rank_search.rank_names import RankName, is_temporary, parse
+from ckptools.formats.rank_search.rank_names import is_temporary, parse
 from ckptools.formats.registry import FORMATS, formats_from_outside, recognised
 from ckptools.formats.shared.companions import is_companion
 from ckptools.formats.shared.several_checkpoints import LINK, Tracker, trackers_in
 from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.problems import grouped
 from ckptools.model.tree import tensors_in
 from ckptools.model.verdict import Verdict
 from ckptools.text import few
@@ -127,9 +128,7 @@ class RunSearch(FolderSearch):
 
     def _rank_files(self, files: Sequence[Path]) -> None:
         """Find the checkpoints with a file per rank, by the names of the files."""
-        groups: dict[tuple[tuple[str, str], int | None], list[RankName]] = {}
-        for name in filter(None, map(parse, files)):
-            groups.setdefault((name.group, name.world_size), []).append(name)
+        groups = grouped(filter(None, map(parse, files)), lambda name: (name.group, name.world_size))
         for group in groups.values():
             self._first_that_opens([n.path for n in sorted(group, key=lambda n: (n.rank, n.path))])
 

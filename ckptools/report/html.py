@@ -39,11 +39,10 @@ from ckptools.inspect.record import (
     size_expected,
 )
 from ckptools.inspect.sections import report_json
-from ckptools.keys.entries import EVERYTHING, Entry, Selection, entries_of
+from ckptools.keys.entries import EVERYTHING, Entry, Selection, tensor_entries
 from ckptools.keys.sharding import placement
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import Code, Problem, Rows, worst_first
-from ckptools.model.tensor import Tensor
+from ckptools.model.problems import Code, Problem, Rows, grouped, worst_first
 from ckptools.model.verdict import Cause, Consequence, Verdict, causes_of, consequences_of
 from ckptools.plots import heat_map, rms_cells
 from ckptools.stats.figures import statistics
@@ -357,9 +356,7 @@ def pictures_of(found: PageContents) -> Iterator[Picture]:
 
 def _largest(checkpoint: Checkpoint) -> Iterator[Entry]:
     """The largest tensor for each kind of sharding in the model; the kind with the most tensors first."""
-    ways: dict[str, list[Entry]] = {}
-    for entry in entries_of(checkpoint):
-        if entry.kind == "model" and isinstance(entry.value, Tensor) and entry.value.sharded:
-            ways.setdefault(placement(entry.value), []).append(entry)
+    sharded = (entry for entry in tensor_entries(checkpoint) if entry.kind == "model" and entry.value.sharded)
+    ways = grouped(sharded, lambda entry: placement(entry.value))
     for entries in sorted(ways.values(), key=len, reverse=True):
         yield max(entries, key=lambda entry: entry.value.numel)

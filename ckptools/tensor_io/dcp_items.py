@@ -220,19 +220,17 @@ class ItemLocator:
         values = self._met.get(kind)
         if values is not None:
             # A kind is looked at closely when it is met again: most kinds of a small checkpoint are not.
-            return self._learn(_around(file, item, *values), item, kind)
+            window = _around(file, item, *values)
+            stored = _source(window, item)
+            template = _template(window, stored) if isinstance(stored, Source) else None
+            if template is not None:
+                self._templates[kind] = template
+            return stored
         source = locate(file, item)
         if isinstance(source, Encoded):
             return source
         start, size = source.record_span
         self._met[kind] = start - item.offset, start - item.offset + size
-        return source
-
-    def _learn(self, window: CachedWindow, item: Item, kind: ItemKind) -> Stored:
-        source = _source(window, item)
-        template = _template(window, source) if isinstance(source, Source) else None
-        if template is not None:
-            self._templates[kind] = template
         return source
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import NotWholeError, ReadError
 from ckptools.files.opening import OpenFiles
-from ckptools.model.problems import Code, Differing, Problem
+from ckptools.model.problems import Code, Differing, Problem, grouped
 from ckptools.model.rank_vote import vote
 from ckptools.model.regions import Box
 from ckptools.model.shards import Shard, Source
@@ -63,10 +63,8 @@ def differing_boxes(shards: Iterable[Shard], files: OpenFiles) -> dict[Box, Uneq
     Raises:
         ReadError: a file cannot be read.
     """
-    groups: dict[Box, list[Shard]] = {}
-    for shard in shards:
-        groups.setdefault(shard.box, []).append(shard)
-    unequal = (copies for copies in groups.values() if not _all_equal(copies, files))
+    groups = grouped(shards, lambda shard: shard.box).values()
+    unequal = (copies for copies in groups if not _all_equal(copies, files))
     return {copies[0].box: _voted(copies, files) for copies in unequal}
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ckptools.dtypes import ITEMSIZE
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import Code, Problem
+from ckptools.model.problems import Code, Problem, grouped
 from ckptools.model.rank_vote import vote
 from ckptools.model.regions import Box
 from ckptools.model.shards import Shard, shard_ranks, states_one_crc
@@ -209,7 +209,12 @@ def optimizer_problems(ck: Checkpoint) -> Iterator[Problem]:
             yield from () if lost or unlike else _grouped(ck, optimizer)
             yield from _shaped(ck, optimizer)
         elif not lost:
-            yield from _without_any(ck, optimizer)
+            keeping = [group for group in optimizer.param_groups if _keeps_state(group)]
+            count = sum(len(group.names) for group in keeping)
+            if count and type(ck.step.value) is int and ck.step.value > 0:
+                listed = f"its groups list {plural(count, 'parameter')} and there is no state of any"
+                text = f"{listed}, at step {ck.step.value}: all moments would begin at zero"
+                yield Problem(Code.NO_OPTIMIZER_STATE, text, None, fqn_of(optimizer.path))
         if optimizer.state and optimizer.naming.unnamed:
             text = f"{optimizer.naming.note}; what has no name is not compared with its parameter"
             yield Problem(Code.OPTIMIZER_STATE_UNNAMED, text, None, fqn_of(optimizer.path))
@@ -230,18 +235,6 @@ STATEFUL = ("betas", "beta1", "beta2", "rho", "etas", "lambd", "history_size", "
 Sources: torch/optim: adam.py, adadelta.py, rprop.py, asgd.py, lbfgs.py, adagrad.py, _adafactor.py;
 transformers/optimization.py (`Adafactor`). SGD and RMSprop have others.
 """
-
-
-def _without_any(ck: Checkpoint, optimizer: Optimizer) -> Iterator[Problem]:
-    """An optimizer that has taken steps and must keep state, and has none of it."""
-    keeping = [group for group in optimizer.param_groups if _keeps_state(group)]
-    count = sum(len(group.names) for group in keeping)
-    if count and type(ck.step.value) is int and ck.step.value > 0:
-        text = (
-            f"its groups list {plural(count, 'parameter')} and there is no state of any, at step {ck.step.value}: "
-            "all moments would begin at zero"
-        )
-        yield Problem(Code.NO_OPTIMIZER_STATE, text, None, fqn_of(optimizer.path))
 
 
 def _keeps_state(group: ParamGroup) -> bool:
@@ -325,9 +318,7 @@ def copy_problems(ck: Checkpoint) -> Iterator[Problem]:
 
 def _of_tensor(path: KeyPath, tensor: Tensor) -> Iterator[Problem]:
     if not tensor.note and not states_one_crc(tensor.shards) and tensor.has_copies:
-        by_box: dict[Box, list[Shard]] = {}
-        for shard in tensor.found:
-            by_box.setdefault(shard.box, []).append(shard)
+        by_box = grouped(tensor.found, lambda shard: shard.box)
         yield from (p for box, shards in by_box.items() for p in _differing(fqn_of(path), box, shards))
 
 

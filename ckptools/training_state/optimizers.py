@@ -172,7 +172,16 @@ def order_of(model: Mapping[str, Any], modules: Any) -> ModuleOrder:
         if place < at:
             return ModuleOrder(False, f"{name} stands behind modules that the state dict lists after its own")
         at = place
-    return _weights_before_biases(model)
+    # Within a module, where all of torch's have the weight before the bias.
+    seen: set[str] = set()
+    for name, value in model.items():
+        seen.add(name)
+        head, dot, last = name.rpartition(".")
+        name_of_weight = f"{head}{dot}weight"
+        weight = model.get(name_of_weight) if last == "bias" and name_of_weight not in seen else None
+        if isinstance(value, Tensor) and isinstance(weight, Tensor) and value.shape == weight.shape:
+            return ModuleOrder(False, f"{name} stands before {name_of_weight}, as in no module of torch")
+    return CONFIRMED
 
 
 def module_places(modules: Mapping[Any, Any]) -> dict[str, int]:
@@ -186,18 +195,6 @@ def module_places(modules: Mapping[Any, Any]) -> dict[str, int]:
 def module_of(name: str) -> str:
     """The module that a parameter lies in, without wrappers."""
     return without_wrappers(name).rpartition(".")[0]
-
-
-def _weights_before_biases(model: Mapping[str, Any]) -> ModuleOrder:
-    seen: set[str] = set()
-    for name, value in model.items():
-        seen.add(name)
-        head, dot, last = name.rpartition(".")
-        name_of_weight = f"{head}{dot}weight"
-        weight = model.get(name_of_weight) if last == "bias" and name_of_weight not in seen else None
-        if isinstance(value, Tensor) and isinstance(weight, Tensor) and value.shape == weight.shape:
-            return ModuleOrder(False, f"{name} stands before {name_of_weight}, as in no module of torch")
-    return CONFIRMED
 
 
 # -- the moments in an optimizer's state of one parameter: the tensors that are laid out as the parameter is -----------

@@ -16,6 +16,7 @@ from typing import Any
 from ckptools.consolidate.writers.layout import Job, OutputLayout, ReadBack, ReadTensor
 from ckptools.errors import CkptoolsError, WriteError
 from ckptools.files.opening import OpenFiles, path_of
+from ckptools.model.problems import grouped
 from ckptools.tensor_io.fetch_ahead import Progress, in_ranks, in_threads
 from ckptools.tensor_io.stream import MANIFEST_SCHEMA, digest_of, tensor_bytes
 from ckptools.text import plural
@@ -111,21 +112,18 @@ def compare_uploaded(
     """Compare every byte of an output in a store with its source; return a summary."""
     paths = [path_of(str(path)) for path, _ in layout.files]
     with OpenFiles() as there:
-        _compare_framing(layout, crcs, paths, there)
+        for number, (path, (_, size)) in enumerate(zip(paths, layout.files, strict=True)):
+            with there.open(path) as file:
+                if file.size != size:
+                    text = f"the bucket has {file.size} bytes of it; {size} were sent, so it was removed"
+                    raise WriteError(path, text)
+                for piece in layout.framing(number):
+                    expected = piece.data(crcs.__getitem__)
+                    if file.read(piece.offset, len(expected)) != expected:
+                        raise WriteError(path, f"differs in the bucket at byte {piece.offset}; it was removed")
         in_threads(partial(_compare_tensor, layout, paths, there, files, progress), range(len(layout.jobs)), threads)
     names = {job.fqn for job in layout.jobs}
     return f"{plural(len(names), 'tensor')} read back from the bucket, all equal"
-
-
-def _compare_framing(layout: OutputLayout, crcs: Sequence[int], paths: Sequence[Path], there: OpenFiles) -> None:
-    for number, (path, (_, size)) in enumerate(zip(paths, layout.files, strict=True)):
-        with there.open(path) as file:
-            if file.size != size:
-                raise WriteError(path, f"the bucket has {file.size} bytes of it; {size} were sent, so it was removed")
-            for piece in layout.framing(number):
-                expected = piece.data(crcs.__getitem__)
-                if file.read(piece.offset, len(expected)) != expected:
-                    raise WriteError(path, f"differs in the bucket at byte {piece.offset}; it was removed")
 
 
 def _compare_tensor(
@@ -146,9 +144,7 @@ def _compare_tensor(
 
 def manifest_json(layout: OutputLayout, targets: Sequence[int], threads: int) -> str:
     """Make the manifest of an output whose files are written and open."""
-    by_name: dict[str, list[Job]] = {}
-    for job in layout.jobs:  # a DCP has one for every few rows of a tensor
-        by_name.setdefault(job.fqn, []).append(job)
+    by_name = grouped(layout.jobs, lambda job: job.fqn)  # a DCP has one for every few rows of a tensor
     rows = partial(_tensor_row, targets)
     digests = dict(in_ranks(rows, list(by_name.values()), threads, lambda jobs: sum(job.nbytes for job in jobs)))
     digests |= {name: digests[first] for name, first in layout.tied.items() if first in digests}

@@ -62,7 +62,15 @@ def lay_out(selection: OutputContents, out: Path, options: WriteOptions) -> Outp
     def framing(file: int) -> Iterator[Framing]:
         yield Framing(0, lambda _: headers[file])
 
-    texts = _texts(selection, out, groups, paths)
+    texts: dict[Path, str] = {}
+    others = values_json(selection.tree)
+    if others is not None:
+        texts[beside(out, "")] = others
+    if len(groups) > 1:
+        weight_map = {e.fqn: p.name for g, p in zip(groups, paths, strict=True) for e in g}
+        total = sum(e.nbytes for g in groups for e in g)
+        listed = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+        texts[beside(out, "index.")] = json.dumps(listed, indent=2) + "\n"
     files = tuple(zip(paths, sizes, strict=True))
     return OutputLayout(files, tuple(jobs), framing, partial(_read_back, jobs), texts, tied=tied, load=_load(paths))
 
@@ -146,22 +154,6 @@ def _header(group: Sequence[Job], record: Provenance | None) -> bytes:
     if len(text) > MAX_HEADER:
         raise RefusedError(None, f"the header would have {len(text)} bytes; safetensors allows {MAX_HEADER}")
     return len(text).to_bytes(8, "little") + text
-
-
-def _texts(
-    selection: OutputContents, out: Path, groups: Sequence[Sequence[Job]], paths: Sequence[Path]
-) -> dict[Path, str]:
-    """The index if there are several files, and the values that are no tensors if there are any."""
-    texts: dict[Path, str] = {}
-    others = values_json(selection.tree)
-    if others is not None:
-        texts[beside(out, "")] = others
-    if len(groups) > 1:
-        weight_map = {e.fqn: p.name for g, p in zip(groups, paths, strict=True) for e in g}
-        total = sum(e.nbytes for g in groups for e in g)
-        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
-        texts[beside(out, "index.")] = json.dumps(index, indent=2) + "\n"
-    return texts
 
 
 # -- values that are no tensors ----------------------------------------------------------------------------------------
