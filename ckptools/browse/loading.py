@@ -86,11 +86,9 @@ class Loading(View):
         return keys, entries, None if known else KeyTree(keys)
 
     def _keys(self, looked: Looked, keys: Keys, entries: dict[str, Entry], tree: KeyTree | None) -> None:
-        from ckptools.browse.pages import KeyPage
-
         self.session.keys, self.session.entries = keys, entries
         if tree is not None:
-            self.key_page = self.pages[KEYS] = KeyPage(self.session, tree)
+            self.key_page = self.pages[KEYS] = pages.KeyPage(self.session, tree)
         self.pages.pop(VALUES, None)
         if self.tab in (KEYS, VALUES):
             self.show_tab()
@@ -236,7 +234,7 @@ class Writing(RowReading):
         def typed(out: str | None) -> None:
             if out:
                 self.begin(
-                    WRITES, lambda job: self.session.write_report(job, out), lambda path: self.written(f"wrote {path}")
+                    WRITES, lambda job: self.session.write_report(job, out), lambda path: self.say(f"wrote {path}")
                 )
 
         from ckptools.browse.dialogs import LineDialog
@@ -262,10 +260,6 @@ class Writing(RowReading):
     def _file_name(self) -> str:
         assert self.session.looked is not None
         return re.sub(r"[^\w.-]+", "-", self.session.looked.report.name)[:80] or "checkpoint"
-
-    def written(self, text: str) -> None:
-        """Say what was written."""
-        self.say(text)
 
     def action_consolidate(self) -> None:
         """Consolidate what is selected: ask for a name, show the plan, write."""
@@ -305,7 +299,7 @@ class Writing(RowReading):
                 self.begin(
                     WRITES,
                     lambda job: self.session.consolidate(job, out, only, dry_run=False),
-                    lambda done: self.written("; ".join(summary(done))),
+                    lambda done: self.say("; ".join(summary(done))),
                 )
 
         lines = [*summary(plan), *(printable(line) for line in remarks(plan))]

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptools.browse.key_tree import KeyTree, TreeNode
-from ckptools.browse.session import Looked, Session, glob_of
-from ckptools.browse.session import line as command_line
+from ckptools.browse.session import Looked, Session, command_line, glob_of
 from ckptools.contents.record import Shown
 from ckptools.contents.show import stated
 from ckptools.contents.text import figures_line, shown_text

@@ -245,8 +245,9 @@ class Session:
             job.check()
         try:
             if self._whole is None:
-                again = known.options and {"on_file": job.on_file}
-                whole = self._counted(lambda: with_all_ranks(_with_options(known, again or {})))
+                if known.options:
+                    known = replace(known, options=replace(known.options, on_file=job.on_file))
+                whole = self._counted(lambda: with_all_ranks(known))
                 self._whole = Looked(whole, inspect_report(whole))
             return self._whole
         finally:
@@ -340,14 +341,10 @@ class Session:
         return (self.looked.report.arguments if self.looked is not None else "") or quoted([self.path])
 
 
-def _with_options(checkpoint: Checkpoint, changed: Mapping[str, Any]) -> Checkpoint:
-    return replace(checkpoint, options=replace(checkpoint.options, **changed)) if changed else checkpoint
-
-
 # -- the command line that shows or does the same as what is on the screen ---------------------------------------------
 
 
-def line(command: str, arguments: str, *words: str) -> str:
+def command_line(command: str, arguments: str, *words: str) -> str:
     """A command with the arguments that open the checkpoint, and words of its own."""
     return " ".join(["ckptools", command, arguments, *([quoted(words)] if words else [])])
 
