@@ -22,7 +22,7 @@ from ckptools.inspect.record import Report, inspect_report
 from ckptools.keys.entries import EVERYTHING, Entry, Selection, entries_of, pattern
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tensor import Tensor
-from ckptools.text import plural, size
+from ckptools.text import common_prefix, plural, size
 from ckptools.training_state import modules
 
 if TYPE_CHECKING:
@@ -376,10 +376,10 @@ def _candidates(names: Sequence[str]) -> list[str]:
     if len(names) == 1:
         return [escaped(names[0])]
     first, last = min(names), max(names)
-    begin = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    begin = common_prefix(first, last)
     turned = [name[::-1] for name in names]
     low, high = min(turned), max(turned)
-    end = next((n for n, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), len(low))
+    end = common_prefix(low, high)
     head = first[:begin]
     tail = low[: min(end, min(map(len, names)) - begin)][::-1]
     whole = head[: head.rfind(".") + 1]

@@ -18,7 +18,19 @@ from ckptools.model.problems import Problem, Rows, record_fields
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, TorchName, scalar
 from ckptools.model.verdict import Cause, Consequence, causes_of, consequences_of
-from ckptools.text import MAX_BITS, clip, clip_middle, clip_name, few, number, plural, printable, shape, size
+from ckptools.text import (
+    MAX_BITS,
+    clip,
+    clip_middle,
+    clip_name,
+    common_prefix,
+    few,
+    number,
+    plural,
+    printable,
+    shape,
+    size,
+)
 from ckptools.training_state.judgement import perhaps_more, verdict_of
 from ckptools.training_state.sections import measure, sections_of
 
@@ -159,7 +171,7 @@ def _with_room(
 def _common_prefix(names: Sequence[str]) -> str:
     """What names begin with, up to a dot, if all have it and more behind it: `model.layers.`; "" if it is short."""
     first, last = min(names), max(names)
-    shared = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    shared = common_prefix(first, last)
     prefix = first[: first.rfind(".", 0, min(shared, len(first) - 1)) + 1]
     return prefix if len(prefix) >= SHORTEST_PREFIX else ""
 
