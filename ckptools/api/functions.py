@@ -31,9 +31,8 @@ from ckptools.errors import CkptoolsError, ReadError, SeveralError
 from ckptools.files.opening import check_path, content_of, head_at, location, path_of, real_path, what_is
 from ckptools.formats.rank_search.rank_names import parse
 from ckptools.ls import rows
-from ckptools.ls.record import CheckpointRow
 from ckptools.ls.record import RunFolder as RecordRunFolder
-from ckptools.ls.rows import UNORDERED, is_wrong
+from ckptools.ls.rows import UNORDERED, is_wrong, step_or_name
 from ckptools.model.problems import Rows
 from ckptools.model.verdict import Verdict
 from ckptools.tensor_io.fetch_ahead import Progress
@@ -137,10 +136,7 @@ def checkpoints_in(
         ReadError: it cannot be listed.
         UsageError: it is no folder.
     """
-    given = locals()  # the arguments, and nothing else yet
-    from ckptools.ls import rows
-
-    return with_plots(rows.checkpoints_in(**given), RunFolder)
+    return with_plots(rows.checkpoints_in(**locals()), RunFolder)
 
 
 # -- the first questions in one go: whole? newest whole? do the facts agree? does it load? are its counters in step?
@@ -210,14 +206,11 @@ class _Examination:
         verified = self.checkpoint.verify(deep=self.deep, values=self.deep, jobs=jobs, progress=self.progress)
         self.verdict = verified.verdict
         whole = self._newest_save_first(whole_finding(verified, self.checkpoint))
-        newest, facts, in_step = (
-            self._newest(bool(whole.ok)),
-            facts_finding(self.checkpoint, verified),
-            in_step_finding(verified),
-        )
+        newest, facts = self._newest(bool(whole.ok)), facts_finding(self.checkpoint, verified)
         loads = self._loads(self.checkpoint)
         self._propose(whole, verified)
-        yield from (whole, *([values_finding(verified)] if self.deep else []), newest, facts, loads, in_step)
+        values = [values_finding(verified)] if self.deep else []
+        yield from (whole, *values, newest, facts, loads, in_step_finding(verified))
 
     def _open(self) -> None:
         """Open it; of a folder of several the newest whole one."""
@@ -290,8 +283,8 @@ class _Examination:
             return opened
         save, newest = rows[0], next((row for row in rows if row.newest_whole), None)
         fate = save.verdict if save.format else save.why
-        whole = "none" if newest is None else newest.name if newest.step == save.step else _called(newest)
-        answer = f"{_called(save)}: {fate}; newest whole: {whole}"
+        whole = "none" if newest is None else newest.name if newest.step == save.step else step_or_name(newest)
+        answer = f"{step_or_name(save)}: {fate}; newest whole: {whole}"
         evidence = [save.why, *save.notes] if save.format else [*save.notes]
         return Finding(WHOLE, False, answer, "; ".join([save.path, *evidence, f"opened instead: {opened.evidence}"]))
 
@@ -324,13 +317,13 @@ class _Examination:
         order = [note for note in self.run.notes if self.run.ordered_by == "nothing" and note.startswith(UNORDERED)]
         evidence = "; ".join([*found, *trackers, *order])
         if mine:
-            answer = f"this one, {_called(newest)}" if whole else _called(newest)
+            answer = f"this one, {step_or_name(newest)}" if whole else step_or_name(newest)
             if order and not wrong:
                 return Finding(NEWEST, None, f"not known; {newest.name} is whole", evidence, doubtful=True)
             return Finding(NEWEST, not wrong, answer, evidence)
         self.commands.append(f"ckptools inspect {quoted([newest.path])}")
         ok = False if wrong or not whole else None
-        return Finding(NEWEST, ok, f"{_called(newest)}: {newest.path}", evidence)
+        return Finding(NEWEST, ok, f"{step_or_name(newest)}: {newest.path}", evidence)
 
     def _is_mine(self, path: Path) -> bool:
         """Whether the checkpoint at a path is the one that was opened, or shares files with it."""
@@ -387,10 +380,6 @@ class _Examination:
             yield Finding(NEWEST, bool(newest), newest or "none", found)
         if newest:
             self.commands.insert(0, f"ckptools inspect {quoted([newest])}")
-
-
-def _called(row: CheckpointRow) -> str:
-    return row.name if row.step is None else f"step {row.step}"
 
 
 def _what_is(path: Path) -> tuple[str, str]:
@@ -539,6 +528,4 @@ def doctor(
         UsageError: options that do not fit together.
         ReadError: `to` cannot be read.
     """
-    given = locals()  # the arguments, and nothing else yet
-
-    return examined(**given)
+    return examined(**locals())

@@ -103,19 +103,15 @@ def _words(points: Sequence[Point], breaks: Sequence[Break]) -> Iterator[str]:
     odd = [_name(point) for point in points if point.whole is False]
     if odd:
         yield f"not whole: {few(odd, 8)}"
-    yield from _last_points(points)
+    for point in points[-12:]:
+        lr = ", ".join(map(number, point.rates[:MAX_LINES])) or "unknown"
+        yield f"  {_name(point)}: step {'unknown' if point.step is None else point.step}, lr {lr}"
+    if len(points) > 12:
+        yield f"  {len(points) - 12} before these"
 
 
 def _name(point: Point) -> str:
     return name_text(point.name, 80)
-
-
-def _last_points(points: Sequence[Point]) -> Iterator[str]:
-    for point in points[-12:]:
-        rates = ", ".join(map(number, point.rates[:MAX_LINES])) or "unknown"
-        yield f"  {_name(point)}: step {'unknown' if point.step is None else point.step}, lr {rates}"
-    if len(points) > 12:
-        yield f"  {len(points) - 12} before these"
 
 
 class Axis(NamedTuple):

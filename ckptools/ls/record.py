@@ -11,7 +11,7 @@ from typing import Any, Literal
 from ckptools.display.drawing import Mark
 from ckptools.display.tables import MAX_LINE, PIPE, WAYS_OUT, Column, Screen, table, wrapped
 from ckptools.formats.shared.several_checkpoints import By
-from ckptools.model.problems import Rows, Severity, displayed
+from ckptools.model.problems import Rows, Severity, displayed, grouped
 from ckptools.model.verdict import Depth
 from ckptools.text import clip, clip_middle, duration, few, moment, plural, printable, size
 
@@ -212,12 +212,9 @@ def _table(run: RunFolder, screen: Screen) -> list[str]:
 
 def all_cells(run: RunFolder) -> list[list[str]]:
     """The cells of every checkpoint's row."""
-    trackers: dict[str, list[str]] = {}
-    for tracker in run.trackers:
-        if tracker.checkpoint is not None:
-            trackers.setdefault(tracker.checkpoint, []).append(tracker.name)
+    trackers = grouped(run.trackers, lambda tracker: tracker.checkpoint)
     mark = "whole" if run.ordered_by == "nothing" and run.checkpoints > 1 else "newest whole"
-    return [cells_of(row, trackers.get(row.name, ()), mark) for row in run.rows]
+    return [cells_of(row, [tracker.name for tracker in trackers.get(row.name, ())], mark) for row in run.rows]
 
 
 def cells_of(row: CheckpointRow, trackers: Sequence[str] = (), newest: str = "newest whole") -> list[str]:

@@ -420,11 +420,12 @@ def _row(
     newest = next(proven, None) or next((row for row in below if row.whole is not False), None)
     if newest in (None, named) or named.newest_whole or (named.step is not None and named.step == newest.step):
         return TrackerRow(name, named.name, named.step)
-    text = f"{ASTRAY} names {_called(named)}; the newest whole one is {_called(newest)}"
+    text = f"{ASTRAY} names {step_or_name(named)}; the newest whole one is {step_or_name(newest)}"
     return TrackerRow(name, named.name, named.step, "warning", text)
 
 
-def _called(row: CheckpointRow) -> str:
+def step_or_name(row: CheckpointRow) -> str:
+    """A checkpoint by its step, or by its name where it has none."""
     return row.name if row.step is None else f"step {row.step}"
 
 

@@ -18,7 +18,6 @@ from ckptools.files.opening import OpenFiles
 from ckptools.keys.value_digests import random_states
 from ckptools.match.record import MatchRow, ResumeRow, ResumeVerdict
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
 from ckptools.pickles.machine import STRIDES
 from ckptools.text import few, named_ranks, plural
@@ -147,7 +146,8 @@ def _groups(saved: Optimizer, groups: list[list[str]], expected: OptimizerShapes
         return ResumeRow("optimizer groups", "DOES NOT FIT", text)
     for number, (mine, theirs) in enumerate(zip(groups, expected.groups, strict=True)):
         if set(mine) != set(theirs):
-            only = [f"only {side}: {few(names, MAX_NAMED)}" for side, names in _differences(mine, theirs) if names]
+            sides = {"here": [n for n in mine if n not in theirs], "there": [n for n in theirs if n not in mine]}
+            only = [f"only {side}: {few(names, MAX_NAMED)}" for side, names in sides.items() if names]
             return ResumeRow("optimizer groups", "DOES NOT FIT", f"group {number}: {'; '.join(only)}")
     if saved.naming.by != "fqn" and groups != [list(g) for g in expected.groups]:
         text = "the parameters have another order, and the state goes by number: moments would go to other parameters"
@@ -167,11 +167,6 @@ def _settings_lacking(saved: Optimizer, expected: OptimizerShapes) -> str:
     return f"{few(lacking, MAX_NAMED)}, which the new optimizer has" if lacking else ""
 
 
-def _differences(mine: list[str], theirs: tuple[str, ...]) -> Iterator[tuple[str, list[str]]]:
-    yield "here", [name for name in mine if name not in set(theirs)]
-    yield "there", [name for name in theirs if name not in set(mine)]
-
-
 def _state(saved: Optimizer, state: Mapping[str, Mapping[str, Any]], expected: OptimizerShapes) -> ResumeRow:
     """Compare the state of each parameter, by its name in the new optimizer, with what that will keep."""
     wanted = expected.slots
@@ -183,19 +178,12 @@ def _state(saved: Optimizer, state: Mapping[str, Mapping[str, Any]], expected: O
             f"{plural(len(without), 'parameter')} without state, which would begin at zero: {few(without, MAX_NAMED)}"
         )
         return ResumeRow("optimizer state", "DOES NOT FIT", text)
-    return _slots(saved, state, wanted, expected.name)
-
-
-def _slots(
-    saved: Optimizer, state: Mapping[str, Mapping[str, Any]], wanted: Mapping[str, Mapping[str, Ints]], name: str
-) -> ResumeRow:
-    """Compare the slots of every parameter: which there are, and their shapes."""
     slots = {slot for one in wanted.values() for slot in one}
     here = {str(slot) for parameter in wanted for slot, value in state[parameter].items() if value is not None}
     if slots != here:
         sides = (("here", here - slots), ("there", slots - here))
         only = "; ".join(f"only {side}: {few(sorted(some))}" for side, some in sides if some)
-        return ResumeRow("optimizer state", "DOES NOT FIT", f"{saved.name} here, {name} there: {only}")
+        return ResumeRow("optimizer state", "DOES NOT FIT", f"{saved.name} here, {expected.name} there: {only}")
     odd = [
         f"{parameter}.{slot}"
         for parameter, shapes in wanted.items()

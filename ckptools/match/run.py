@@ -17,6 +17,7 @@ from ckptools.keys.entries import Branch, Selection, label_text
 from ckptools.keys.expected_names import can_be_like, saved_shapes, shapes_expected
 from ckptools.keys.renames import codes_are_converted, find_renames, shapes_agree
 from ckptools.match.record import Match, MatchGroup, MatchRow
+from ckptools.match.resume import resume_rows, torch_row
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Rows, grouped
 from ckptools.model.regions import Ints
@@ -55,10 +56,9 @@ def match(
     saved = saved_shapes(whole, chosen.section)
     model = shapes_expected(to, chosen.section, bool(whole.options and whole.options.follow_symlinks))
     found = compared(replace(saved, ranks=len(whole.ranks)), model, verdict_of(whole).whole, chosen)
-    if found.apart and can_be_like(path := _config_beside(whole.path)):
-        found = replace(found, like=str(path))
-    from ckptools.match.resume import resume_rows, torch_row
-
+    config = (whole.path if whole.path.is_dir() else whole.path.parent) / "config.json"
+    if found.apart and can_be_like(config):
+        found = replace(found, like=str(config))
     if not optimizer and world_size is None:
         # A torch that is imported made the model, and is the one that would load the files into it.
         row = torch_row(whole) if "torch" in sys.modules else None
@@ -139,11 +139,6 @@ def _not_compared(every: Sequence[MatchRow], rows: Sequence[MatchRow], selection
         yield f"{plural(without, 'name')} with no tensor: there on both sides, and nothing but the name was compared"
     if without := sum(not (row.model_dtype and row.checkpoint_dtype) for row in same if row.model_shape is not None):
         yield f"dtypes of {plural(without, 'name')}, which one side does not state"
-
-
-def _config_beside(path: Path) -> Path:
-    """Where a Hugging Face folder has its config."""
-    return (path if path.is_dir() else path.parent) / "config.json"
 
 
 # -- what transformers converts while loading --------------------------------------------------------------------------
@@ -301,20 +296,14 @@ def _dtypes(row: MatchRow) -> Facts:
     return short(row.checkpoint_dtype), short(row.model_dtype), "converted when it is loaded"
 
 
-def _groups(status: str, rows: Sequence[MatchRow], facts: Callable[[MatchRow], Facts]) -> list[MatchGroup]:
+def _groups(status: str, rows: Sequence[MatchRow], facts: Callable[[MatchRow], Facts]) -> Iterator[MatchGroup]:
     """Group rows with the same facts, folded by name; a shape on one side only does not split a group."""
     split = status in ("shape", "dtype")
-    alike = grouped(rows, lambda row: facts(row) if split else ("", "", facts(row)[2]))
-    return [group for key, some in alike.items() for group in _folded(status, some, key, facts)]
-
-
-def _folded(
-    status: str, rows: Sequence[MatchRow], key: Facts, facts: Callable[[MatchRow], Facts]
-) -> Iterable[MatchGroup]:
-    for names, members in fold([_names(row)[0] for row in rows], [facts(row) for row in rows]):
-        pairs = {facts(rows[n])[:2] for n in members}
-        checkpoint, model = pairs.pop() if len(pairs) == 1 else key[:2]
-        yield MatchGroup(status, names, len(members), checkpoint, model, key[2])
+    for key, some in grouped(rows, lambda row: facts(row) if split else ("", "", facts(row)[2])).items():
+        for names, members in fold([_names(row)[0] for row in some], [facts(row) for row in some]):
+            pairs = {facts(some[n])[:2] for n in members}
+            checkpoint, model = pairs.pop() if len(pairs) == 1 else key[:2]
+            yield MatchGroup(status, names, len(members), checkpoint, model, key[2])
 
 
 def fold(names: Sequence[str], kinds: Sequence[Hashable] = ()) -> list[tuple[str, list[int]]]:

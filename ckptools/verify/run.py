@@ -76,10 +76,10 @@ def state_covers_parameters(ck: Checkpoint) -> Check:
     if not optimizers and not problems:
         return not_judged(name, "no optimizer state")
     with_state = sum(len(o.state) for o in optimizers)
-    grouped = sum(len({n for group in o.param_groups for n in group.names}) for o in optimizers)
+    in_groups = sum(len({n for group in o.param_groups for n in group.names}) for o in optimizers)
     assumed = sum(len(o.naming.assumed) for o in optimizers)
     more = f"; {assumed} names are assumed by order" if assumed else ""
-    known = max(grouped, with_state)
+    known = max(in_groups, with_state)
     # A parameter without state is a problem, unless its state may be in a file that is not here.
     looked_at = known if any(p.kind is Code.NO_OPTIMIZER_STATE for p in problems) else with_state
     lone = [o for o in optimizers if is_lbfgs(o.state)]
@@ -582,13 +582,9 @@ def _checksums(
         rest = "no checksum in this format" if records else "no tensor has bytes here" if found else "no tensors"
     else:
         without_one = len(records) - carrying
-        why = [f"{without_one} {_have(without_one)} no checksum"] if without_one else []
+        why = [f"{without_one} {'has' if without_one == 1 else 'have'} no checksum"] if without_one else []
         rest = ", ".join([*why, *_lost(lost)])
     return judged(name, problems, f"{plural(carrying, 'record')} right", looked_at=carrying, of=of, rest=rest)
-
-
-def _have(count: int) -> str:
-    return "has" if count == 1 else "have"
 
 
 def _lost(pieces: int) -> list[str]:

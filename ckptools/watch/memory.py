@@ -32,8 +32,7 @@ ENDS = 4096
 class Seen:
     """The judgement on a checkpoint, valid as long as its files have this stamp.
 
-    `deep` and `values` say what was read for it. `norms` are the L2 norms of the model's tensors by name, kept for the
-    last proven checkpoint only; `norm` is that of all.
+    `deep` and `values` say what was read for it; `norm` is the L2 norm of the model's tensors.
     """
 
     stamp: str

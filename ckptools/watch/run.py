@@ -294,18 +294,13 @@ def delete(row: CheckpointRow, run: RunFolder, files: Mapping[str, Sequence[Path
 
 def _is_of_one(folder: Path, run: RunFolder, others: set[Path]) -> bool:
     """Whether a folder below that of the run has nothing of another checkpoint in it, and nothing is a link."""
-    inside = set(map(real_path, _entries(folder)))
+    inside = {real_path(Path(above) / name) for above, _, names in os.walk(folder) for name in names}
     return (
         folder.absolute() != run.path.absolute()
         and not folder.is_symlink()
         and not inside & others
         and not any(path_of(row.path) != folder and path_of(row.path).is_relative_to(folder) for row in run.rows)
     )
-
-
-def _entries(folder: Path) -> Iterator[Path]:
-    for above, _, names in os.walk(folder):
-        yield from (Path(above) / name for name in names)
 
 
 # -- what follows from each look of a watch: save its state, write figures, run commands, delete old checkpoints -------
