@@ -64,16 +64,9 @@ class NotPlainError(ValueError):
     """An object is more than its attributes; the message says why."""
 
 
-def as_plain(node: Opaque) -> Any:
-    """The dicts, lists and texts that an object stands for.
-
-    Raises:
-        NotPlainError: it is more than these.
-    """
-    return _Plain().value(node, 0, frozenset())
-
-
 class _Plain:
+    """Makes the dicts, lists and texts that an object stands for; raises `NotPlainError` if it is more than these."""
+
     def __init__(self) -> None:
         self.left = MAX_VALUES
 
@@ -223,7 +216,7 @@ class Picking:
             return type(node)(None if v is LEFT_OUT else v for v in items)
         if isinstance(node, Opaque) and not isinstance(node, Lost):
             try:
-                made = as_plain(node)
+                made = _Plain().value(node, 0, frozenset())
             except NotPlainError:
                 self.contents.left_out[at] = _why_foreign(node)
                 return LEFT_OUT

@@ -94,13 +94,6 @@ def replaced_module(name: str, old: str, new: str) -> str:
     return new + name[len(old) :] if name == old or name.startswith(f"{old}.") else name
 
 
-def replaced_component(name: str, old: str, new: str) -> str:
-    """The name with `new` in the place of every component `old`."""
-    if old not in name:
-        return name
-    return ".".join([new if part == old else part for part in name.split(".")])
-
-
 def without_components(name: str, gone: Collection[str]) -> str:
     """The name without its components that are among some."""
     return ".".join([part for part in name.split(".") if part not in gone])
@@ -174,7 +167,8 @@ def applied(rule: Rename, names: Collection[str], wanted: Collection[str]) -> di
     elif rule.kind == "prefix":
         made = {name: replaced_prefix(name, rule.old, rule.new) for name in names if name.startswith(rule.old)}
     elif rule.new:
-        made = {name: replaced_component(name, rule.old, rule.new) for name in names if rule.old in name}
+        parts = {name: name.split(".") for name in names if rule.old in name}
+        made = {n: ".".join([rule.new if part == rule.old else part for part in of]) for n, of in parts.items()}
     else:
         gone = rule.old.split(".")
         made = {name: without_components(name, gone) for name in names if any(part in name for part in gone)}

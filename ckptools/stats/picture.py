@@ -81,9 +81,9 @@ def bar_rects(bins: Sequence[Bin], top: float = 0.0) -> Iterator[Rect]:
         yield Rect(LEFT + n * width, top + HIGH - height, width, height)
 
 
-def round_ticks(low: float, high: float, most: int = MOST_TICKS) -> list[float]:
+def round_ticks(low: float, high: float) -> list[float]:
     """Round numbers between two limits: multiples of 1, 2 or 5 times a power of ten, so that 0 is one of them."""
-    span = high / most - low / most
+    span = high / MOST_TICKS - low / MOST_TICKS
     if not max(1e-290, 1e-9 * abs(low), 1e-9 * abs(high)) < span < math.inf:
         return []
     power = 10.0 ** math.floor(math.log10(span))

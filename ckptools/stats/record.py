@@ -471,10 +471,10 @@ def statistics_html(found: Statistics[Any]) -> str:
     return page.html()
 
 
-def suspect_table(page: Page, suspects: Sequence[Suspect], title: str = "worth a look") -> None:
+def suspect_table(page: Page, suspects: Sequence[Suspect]) -> None:
     """Add what is worth a look, by name."""
     rows = [(name, words) for _, name, words in suspect_cells(suspects)]
-    page.table(title, (Column("tensor", "name"), Column("what")), rows, opened=True)
+    page.table("worth a look", (Column("tensor", "name"), Column("what")), rows, opened=True)
 
 
 def statistics_table(page: Page, found: Statistics[Any], title: str = "", rest: str = "") -> None:
