@@ -26,8 +26,6 @@ class TreeNode:
     """A row: a branch of the tree, or one key.
 
     Attributes:
-        depth: levels above it.
-        name: what stands in the row.
         branch: where it leads; None for one key.
         row: the key; None for a branch.
         opened: whether what is inside stands below it.

@@ -178,7 +178,6 @@ class Session:
     Attributes:
         path: what the user named.
         other: what it is compared with; "" for nothing.
-        how: options of `open_checkpoint`.
         elsewhere: bytes that other processes read of rank files, as opening counts them.
         seconds: time that reading took.
         before: what files had given before it began.

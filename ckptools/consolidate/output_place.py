@@ -255,14 +255,11 @@ class Likeness:
     """How an output was made like a Hugging Face model.
 
     Attributes:
-        original: the model that was given.
         rules: every rename and rearrangement, with the number of tensors.
         cut: vocabularies of which padded rows are not written.
         left: names of the checkpoint that the model does not have, with the reason.
-        copied: names of small files that were copied.
         renamed: number of tensors with another name than in the checkpoint.
         rearranged: number of tensors whose rows were moved, joined, split or transposed.
-        elements: number of elements that were written.
     """
 
     original: str

@@ -87,7 +87,6 @@ class OutputRow(NamedTuple):
     Attributes:
         name: its name in the output; that in the checkpoint if it was left out.
         dtype: in the output, torch's name.
-        shape: its sizes.
         file: of the output; "" if it was left out.
         offset: byte offset of its first element in the file; None if it was left out.
         bytes: in the output.
@@ -114,13 +113,11 @@ class Consolidated:
         files: paths of the output, data files first; a folder that is one output stands for its files.
         data_files: number of files with tensors.
         nbytes: bytes of the tensors' files.
-        tensors: number of tensors.
         seconds: wall time, opening included; 0 for a dry run.
         left_out: names that were not written, with the reason.
         missing: names of tensors with holes, left out or filled, with the regions that are in no file.
         needs: classes in a `.pt` that plain `torch.load` does not accept; none without `keep_types`.
         tied: names that share the bytes of an earlier name, with that name.
-        notes: notes for the user.
         load: the line of Python that loads the output.
         converted: number of tensors whose dtype changes, by old and new dtype.
         planned: the bytes to read, for a dry run; None if the output was written.

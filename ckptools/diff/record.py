@@ -168,7 +168,6 @@ class Difference:
         notes: what else should be known: names that are assumed, wrappers that were taken off, layouts.
         bytes_read: bytes of tensors that were read, on both sides.
         bytes_not_read: bytes on both sides that have the same stated checksum, and were not read.
-        seconds: wall time, opening included.
         proof: counts of an output of `consolidate` (A) and the model that it was made of (B), compared element by
             element through renames, rearrangements, cuts and casts; None where they were compared key by key.
     """

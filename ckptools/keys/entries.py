@@ -66,7 +66,6 @@ class Branch(Generic[Item]):
     Attributes:
         labels: the last word of the name; of siblings that are folded, each one's, in their order.
         items: what has this very name, or one of the names that it stands for; none for a branch that only leads on.
-        children: what the names go on with.
     """
 
     labels: tuple[str, ...]

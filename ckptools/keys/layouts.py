@@ -21,9 +21,7 @@ class Sizes(NamedTuple):
     """Numbers of a model that its config states; 0 for those that it does not have.
 
     Attributes:
-        heads: attention heads (queries).
         groups: heads of keys and values; `heads` without grouped queries.
-        experts: routed experts of a layer.
     """
 
     heads: int
@@ -172,7 +170,6 @@ class NamedLayout(NamedTuple):
     """The names of a trainer or of a library.
 
     Attributes:
-        name: for people.
         stored: every tensor that it may have.
         model_types: types of models in a config that it holds for; empty for all.
         recomputed: ends of names of buffers that the model computes anew, which are not written.

@@ -77,7 +77,6 @@ class CutRows(NamedTuple):
     """Rows of a vocabulary that are not written.
 
     Attributes:
-        name: of the model's tensor.
         rows: in the checkpoint.
         kept: how many are written.
         why: what proves that the others are padding.
@@ -101,7 +100,6 @@ class Pairing:
     Attributes:
         tensors: by name in the model, in its order.
         sources: the names in the checkpoint that each is made of.
-        rules: what was followed.
         cut: rows that are not written.
         left: names of the checkpoint that the model does not have, with the reason.
         rearranged: names of the model whose bytes are not one tensor of the checkpoint as it is.

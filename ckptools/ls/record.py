@@ -34,10 +34,8 @@ class CheckpointRow:
         why: the first causes with their codes, and the number of others; "" if there are none.
         remedy: the way out of the first cause; "" where there is none or none is known.
         codes: codes of all errors and warnings.
-        looked_into: how far it was read.
         saved: time of its last file, in UTC: `2026-11-20T01:42:07Z`; None without files.
         being_written: whether its files changed between two listings.
-        notes: other remarks.
         lr: learning rate of each param group, in the order of the file; empty if unknown.
     """
 

@@ -183,7 +183,6 @@ class Statistics(Generic[Row]):
     """The result of `stats`: a row for each tensor, and totals.
 
     Attributes:
-        tensors: number of tensors, or parts of them.
         l2: root of the sum of squares of all finite elements of floating-point tensors, tied ones counted once; None if
             not all could be read, for figures by rank, and for other kinds of rows.
         incomplete: number of rows with a problem, whose figures are missing or incomplete.

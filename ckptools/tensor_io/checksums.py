@@ -85,10 +85,8 @@ class Record(NamedTuple):
     """Consecutive bytes with one checksum.
 
     Attributes:
-        path: the file.
         name: the container's name for it.
         offset: byte offset of its first byte.
-        nbytes: how long it is.
         crc: CRC-32 that the container states; 0 when it states none.
     """
 
@@ -123,7 +121,6 @@ class Stored:
     """A record and the shards in it.
 
     Attributes:
-        record: where it is.
         owners: fqn and shard of every tensor that lies in it.
     """
 

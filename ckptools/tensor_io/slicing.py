@@ -23,7 +23,6 @@ class Slicing(NamedTuple):
 
     Attributes:
         starts: the lowest index.
-        sizes: how many indices.
         steps: from one to the next, at least 1.
         flipped: dimensions of the result that go down, as those of slices with a negative step do.
         kept: sizes of the result; an int takes a dimension away.

@@ -58,7 +58,6 @@ class Band:
     """A region of a tensor, consecutive in the output, that is put together in memory.
 
     Attributes:
-        box: the region.
         offset: byte offset in the tensor's own bytes in the output.
         nbytes: bytes in the output.
     """

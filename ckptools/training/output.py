@@ -55,10 +55,8 @@ class Created:
     """The result of `create`.
 
     Attributes:
-        out: the folder.
         files: every file of the checkpoint, sorted; `full.pt` is among them when it was asked for.
         losses: mean loss over all ranks, before each step.
-        world_size: ranks that trained.
         nbytes: size of all files together.
         rank: of this process; 0 where `create` started the ranks itself.
         damage: what was done to the files on purpose, when it was asked for.

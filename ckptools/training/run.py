@@ -58,10 +58,8 @@ class Run:
     """A model in training, and what was counted on the way.
 
     Attributes:
-        model: the wrapped model.
         scheduler: moved once per step.
         loader: this rank's share of the data.
-        device: of this rank.
         step: optimizer steps taken, since the very start.
         losses: mean loss over all ranks, before each step; those of a run that this one goes on from are the first,
             where they are known.

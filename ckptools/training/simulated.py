@@ -99,7 +99,6 @@ class Trained:
 
     Attributes:
         options: of the simulated world; those of `run` are of the one process.
-        state: the full state of that.
         rng: states for all ranks: freshly seeded for each; with `--tiny` one object for all.
     """
 

@@ -39,7 +39,7 @@ from ckptools.training.model import Block, Experts, MixtureOfExperts, Transforme
 from ckptools.training.options import CreateOptions, ParallelOptions
 from ckptools.training_state.optimizers import without_ddp
 
-# -- the record that every strategy is, and DDP, the plainest of them; the other files in this folder make the others
+# -- the record that every strategy is, and DDP, the plainest of them --------------------------------------------------
 
 
 StateDict = dict[str, Any]

@@ -55,7 +55,6 @@ class Layout(NamedTuple):
         scales: the name of the companion without which the codes are not known as such.
         beside: names of other companions.
         needed: some of these: no weight is without them where another one of the same layout has them.
-        dtypes: of the codes.
         bits: of one code, where the layout itself fixes them; 0 for as many as an element has; None where only a config
             or the shapes say so.
         only_weights: whether codes of whole numbers are taken for such only under the name `weight`.

@@ -29,7 +29,6 @@ class SectionSize(NamedTuple):
 
     Attributes:
         params: elements of them, global; of quantized weights how many there are, as far as that is known.
-        dtypes: number of tensors by dtype.
         nbytes: bytes of the global tensors, packed.
         opaque: dotted names of objects of foreign classes in it.
         bytes_of: those bytes by dtype.

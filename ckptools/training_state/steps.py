@@ -102,7 +102,6 @@ class SchedulerCount(NamedTuple):
 
     Attributes:
         name: where the count stands: `scheduler.last_epoch`.
-        value: the count.
         in_step: whether other counters explain it; None where it may count epochs or calls that nothing else counts.
         per: what it counts, where that is no step: `once per epoch`.
     """

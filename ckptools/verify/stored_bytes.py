@@ -65,7 +65,6 @@ class Findings:
     Attributes:
         checksum: the problem if the record does not match its stated CRC-32.
         values: tensors in it with NaN or infinities.
-        nbytes: bytes read.
     """
 
     checksum: tuple[Problem, ...]

@@ -77,7 +77,6 @@ class Memory:
     """What is known of a run's checkpoints from earlier looks.
 
     Attributes:
-        seen: the judgement on each checkpoint by its name.
         since: since when, in seconds since 1970, a checkpoint that is not yet judged has had its present stamp.
         note: why the file could not be used; "" if it was, or there was none.
     """

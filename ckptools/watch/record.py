@@ -62,7 +62,6 @@ class Watched:
     Attributes:
         ok: whether no checkpoint that is here has a problem, its norm included, and no tracker leads astray.
         rows: what became of checkpoints since the look before; of an earlier process too, if it is remembered.
-        checkpoints: number of checkpoints that are here.
         newest_proven: path of the newest checkpoint that was verified without a problem; None if none is.
         waiting: names of checkpoints that were written too recently to be judged.
         problems: names of checkpoints with a problem.

@@ -91,7 +91,6 @@ class MultipartOutput:
     fails or refuses, methods raise a WriteError.
 
     Attributes:
-        targets: the files to write into.
         crcs: CRC-32 of the bytes sent for each job.
     """
 

@@ -174,7 +174,6 @@ class Done:
 
     Attributes:
         entries: in order; no byte is in two of them.
-        regions: those of the entries.
     """
 
     def __init__(self, entries: Sequence[JournalLine] = ()) -> None:

@@ -17,7 +17,6 @@ class Writer:
     """An output format.
 
     Attributes:
-        NAME: an identifier.
         WRITES: its output in one line.
         SUFFIXES: suffixes of output names that select it.
         lay_out: imports its module, and plans the output.

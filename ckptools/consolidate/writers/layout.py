@@ -65,12 +65,10 @@ class OutputContents:
 
     Attributes:
         tree: the subtree to write; its tensors have exactly one shard per region.
-        source: the checkpoint that it was chosen from.
         model_paths: key paths of the tensors that belong to a model, for `--dtype`.
         left_out: key paths that are not written, with the reason.
         missing: tensors with holes by key path, with the regions that are in no file.
         filled: `nan` or `zero` if holes are filled; empty if such tensors are left out.
-        notes: notes for the user that are no problems.
         places: every section to write, with its key path in `tree`.
         renamed: every name of the model with its new one; empty without renaming.
         part: the requested part: `model`, `optimizer`, `all` or a glob.
@@ -78,7 +76,6 @@ class OutputContents:
         carried: tensors with values that were filled in when the source was written, by key path.
         passed_over: errors of the source about parts to write that leave neither a gap nor a name.
         unsure: warnings that the source may have held more, which would be in no tensor here.
-        with_record: whether the output gets a record of its source.
         borrowed: tensors with regions of another checkpoint of the run, by key path.
         from_replicas: the ranks with lost files that replicas make up for; None without such.
         like: the model that the output is to be like; None without one.
@@ -171,7 +168,6 @@ class OutputLayout:
         needs: names in the output that `torch.load(weights_only=True)` does not accept.
         tied: names of model tensors that share the bytes of an earlier one, with its name.
         folder: the folder of all files, if they get their names together as one folder.
-        notes: notes for the user on the output.
         tensors: number of tensors with bytes of their own; None for one per job.
         load: the line of Python that loads the output.
         left_out: key paths of the selection that the format cannot store, with the reason.
