@@ -370,3 +370,12 @@ def test_deep_answers_count_the_bytes_that_they_read(tmp_path):
     read: list[int] = []
     examine(DCP, deep=True, progress=lambda nbytes, name: read.append(nbytes))
     assert sum(read) >= sum(tensor.nbytes for _, tensor in tensors_in(ckptools.open(DCP).tree)) > 0
+
+
+def test_whether_all_is_here_is_unknown_where_nothing_is_wrong_and_nothing_states_it(tmp_path):
+    folder = Path(shutil.copytree(FIXTURES / "dcp-hf" / "ckpt", tmp_path / "ckpt"))
+    found = row(ckptools.doctor(folder), WHOLE)
+    assert (found.ok, ckptools.open(folder).verdict.whole) == (None, None)
+    file = next(folder.glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-8])
+    assert row(ckptools.doctor(folder), WHOLE).ok is False

@@ -98,3 +98,28 @@ def test_a_param_group_of_one_side_is_listed_with_its_settings(tmp_path, sides, 
     )
     texts = [row.value_b if word == "only in B" else row.value_a for row in rows]
     assert texts == ["0.2", "0.5", "2 parameters"]
+
+
+@pytest.mark.parametrize("section", ["model", "optimizer"])
+def test_a_key_deep_in_a_model_or_in_a_state_is_not_the_text_of_it(tmp_path, section):
+    weights = {name: torch.ones(2) for name in "abc"}
+    groups = [{"params": [0, 1, 2], "lr": 0.1}]
+
+    def tree(key: Any) -> Any:
+        if section == "model":
+            return {"model": {**weights, "extra": {key: 5}}}
+        state = {n: {"exp_avg": torch.ones(2), "seen": {key: 5}} for n in range(3)}
+        return {"model": weights, "optimizer": {"state": state, "param_groups": groups}}
+
+    paths = [saved(tmp_path / f"{n}.pt", tree(key)) for n, key in enumerate((1, "1"))]
+    found = ckptools.diff(*paths, every_byte=True)
+    rows = [row for row in found.values if row.verdict == "differs"]
+    assert found.same is False and len(rows) == (1 if section == "model" else 3)
+    assert {row.detail for row in rows} == {"a key is a number on one side and its text on the other"}
+
+
+def test_keys_that_look_alike_are_each_compared(tmp_path):
+    trees = [{"model": {"w": torch.ones(2)}, "extra": {"a.b": 1, "a": {"b": last}}} for last in (2, 3)]
+    found = ckptools.diff(*(saved(tmp_path / f"{n}.pt", tree) for n, tree in enumerate(trees)), every_byte=True)
+    (row,) = [row for row in found.values if row.verdict != "same"]
+    assert (found.same, row.name, row.value_a, row.value_b) == (False, "extra.a.b", "2", "3")

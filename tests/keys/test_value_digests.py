@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from datetime import timedelta
 from itertools import combinations
 
@@ -10,7 +11,7 @@ import pytest
 
 from ckptools.files.opening import OpenFiles
 from ckptools.keys import value_digests
-from ckptools.keys.value_digests import Content, content_of, joined
+from ckptools.keys.value_digests import Content, apart, content_of, joined
 from ckptools.model.tree import Global, Lost, NumpyArray, NumpyScalar, Opaque
 from tests.display.made import plain
 
@@ -90,3 +91,23 @@ def test_pieces_of_one_state_are_one_content_and_one_that_is_not_known_is_told()
     assert joined([one, other]).digest != joined([other, one]).digest != ""
     assert joined([one]).text == f"fingerprint {joined([one]).digest[:8]}"
     assert joined([one, content(Lost("cut"))]) == Content("", "unknown", "cut")
+
+
+LONG = "a" * 3000
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "texts"),
+    [
+        ([1], (1,), ("[1] (list)", "[1] (tuple)")),
+        (b"x", bytearray(b"x"), ("b'x' (bytes)", "b'x' (bytearray)")),
+        (
+            math.nan,
+            struct.unpack("<d", b"\1\0\0\0\0\0\xf8\x7f")[0],
+            ("nan (0x7ff8000000000000)", "nan (0x7ff8000000000001)"),
+        ),
+        (LONG + "b" * 9, LONG + "c" * 9, ("...'aaaaaaaaaaaabbbbbbbbb'", "...'aaaaaaaaaaaaccccccccc'")),
+    ],
+)
+def test_two_values_that_differ_are_shown_in_words_that_differ(x, y, texts):
+    assert apart(x, y) == texts

@@ -541,3 +541,9 @@ def test_a_tracker_in_a_checkpoint_is_compared_with_what_lies_below_it_only(tmp_
         ("checkpoint-5/latest", "checkpoint-5", ""),
         ("checkpoint-6/latest", "checkpoint-6", ""),
     ]
+
+
+def test_of_what_cannot_be_opened_it_is_not_said_that_it_has_no_model(run):
+    of_step(run, 6, 0).write_bytes(b"nothing that torch wrote")
+    of_step(run, 6, 1).write_bytes(b"nothing that torch wrote")
+    assert all(NO_MODEL not in row.notes for row in ckptools.checkpoints_in(run, deep=True).rows)

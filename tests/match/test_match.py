@@ -398,3 +398,21 @@ def test_shapes_that_are_the_models_divided_by_the_ranks_are_slices(ranks, reaso
     rows = compared(cut, model, None, EVERYTHING).rows
     assert {row.reason for row in rows} == reasons
     assert ranks != 4 or rows[0].note == "1/4 of the rows on each of 4 ranks: slices along dim 0"
+
+
+def test_every_field_of_a_name_that_is_tied_is_where_it_belongs():
+    tied = {"emb.weight": (4, 2), "head.weight": NamedShape((4, 2), "float32", tied="emb.weight")}
+    row = next(row for row in matched({"emb.weight": (4, 2)}, tied).rows if row.name == "head.weight")
+    assert (row.checkpoint_name, row.model_shape, row.checkpoint_shape) == (None, (4, 2), None)
+    assert (row.model_dtype, row.checkpoint_dtype, row.reason) == ("float32", "", "tied")
+    assert row.note == "tied to emb.weight, which is there; strict loading wants both"
+
+
+def test_groups_of_a_shape_that_differs_are_folded_by_what_differs():
+    saved = {f"blocks.{n}.{name}": (4, 4) for n in range(8) for name in ("up", "down")}
+    model = {name: ((4, 5) if name.endswith("up") else (4, 6)) for name in saved}
+    groups = [(g.names, g.keys, g.checkpoint, g.model) for g in matched(saved, model).groups]
+    assert groups == [
+        ("blocks.{0..7}.up", 8, "[4, 4]", "[4, 5]"),
+        ("blocks.{0..7}.down", 8, "[4, 4]", "[4, 6]"),
+    ]

@@ -127,3 +127,8 @@ def test_an_optimizer_that_lost_all_its_state_is_named_and_one_that_keeps_none_i
 def test_an_optimizer_without_state_before_the_first_step_is_as_it_should_be(tmp_path):
     torch.save(stateless(torch.optim.AdamW) | {"step": 0}, tmp_path / "x.pt")
     assert not ckptools.open(tmp_path / "x.pt").problems
+
+
+def test_an_epoch_that_is_the_first_counts_too(tmp_path):
+    found = counters(tmp_path, trained(40, 1) | {"epoch": 0, "global_step": 40})
+    assert (found.result, found.detail.endswith("scheduler.last_epoch 1, once per epoch")) == ("ok", True)
