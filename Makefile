@@ -33,7 +33,7 @@ quick: .venv/.installed
 test: .venv/.installed
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
 
-# Every strategy in every layout, several nodes, restarts: minutes more.
+# Every strategy in every layout, several nodes, restarts; every command for every fixture; browsers: half an hour more.
 test-slow: .venv/.installed
 	$(BIN)/python -m pytest $(PARALLEL) -m slow
 

@@ -92,6 +92,7 @@ def test_at_the_end_of_its_block_it_forgets_what_it_read(one_rank):
     assert reader.read.total() == read + 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["model", "optimizers", "schedulers"])
 def test_a_key_that_is_not_there_is_told_with_the_nearest(what):
     known = getattr(ckptools.open(SHARDED), what)

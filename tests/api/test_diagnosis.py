@@ -55,6 +55,7 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:3000])
 
 
+@pytest.mark.slow
 def test_nothing_wrong_is_said_of_what_is_healthy(run):
     found = ckptools.doctor(run / "ep0-ba5-rank0.pt")
     assert (found.ok, found.readable) == (True, True)
@@ -92,6 +93,7 @@ def test_a_rank_of_another_folder_does_not_stand_for_one_that_cannot_be_opened(r
     assert (found.ok, found.readable, answers(found)[WHOLE]) == (False, False, False)
 
 
+@pytest.mark.slow
 def test_of_a_run_the_newest_whole_one_is_looked_at_though_a_newer_one_can_be_opened(steps):
     next((steps / "step-5").glob("__1_*.distcp")).unlink()
     for path in (steps / "step-5").iterdir():
@@ -105,6 +107,7 @@ def test_of_a_run_the_newest_whole_one_is_looked_at_though_a_newer_one_can_be_op
     assert answers(found)[NEWEST] is False and "NOT WHOLE and newer: step-5" in row(found, NEWEST).evidence
 
 
+@pytest.mark.slow
 def test_the_run_of_a_folder_inside_that_of_a_step_is_the_folder_of_all_steps(tmp_path):
     """verl's layout: `global_step_3/actor/model_world_size_4_rank_0.pt`."""
     for step in (3, 6):
@@ -249,6 +252,7 @@ def test_what_is_not_there_is_an_error(tmp_path):
         ckptools.doctor(tmp_path / "nowhere")
 
 
+@pytest.mark.slow
 def test_facts_that_disagree_are_told(run):
     for rank in range(4):
         (run / f"ep0-ba5-rank{rank}.pt").rename(run / f"ep0-ba7-rank{rank}.pt")
@@ -257,6 +261,7 @@ def test_facts_that_disagree_are_told(run):
     assert found.evidence.count("another step") == 1
 
 
+@pytest.mark.slow
 def test_a_model_that_it_does_not_load_into_is_said_and_match_proposed(run, tmp_path):
     names = {"w": [3, 5]}
     (tmp_path / "shapes.json").write_text(json.dumps(names))
@@ -280,6 +285,7 @@ def damaged(run: Path, what: str) -> Any:
     return ckptools.doctor(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["healthy", "cut", "missing", "nothing readable", "a copy"])
 def test_every_command_that_is_proposed_works(what, run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -303,6 +309,7 @@ def test_every_format_has_an_answer_that_is_what_verify_says(folder):
     assert verified is None or not any(p.severity == "error" for p in verified.problems)
 
 
+@pytest.mark.slow
 def test_exit_codes_are_those_of_the_answers(run):
     invoke = CliRunner().invoke
     assert invoke(app, ["doctor", str(run)]).exit_code == 0

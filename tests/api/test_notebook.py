@@ -91,12 +91,14 @@ def records(value: Any) -> Any:
     return value.to_dicts() if hasattr(value, "to_dicts") else value.to_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HELD)
 def test_it_says_what_it_is_in_a_line(ck, name):
     line = repr(HELD[name](ck))
     assert line.isprintable() and 0 < len(line) <= 120
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HELD)
 def test_it_is_html_without_a_script(ck, name):
     page = Reader(HELD[name](ck)._repr_html_())
@@ -104,12 +106,14 @@ def test_it_is_html_without_a_script(ck, name):
     assert not {name for name in page.attributes if name.startswith("on") or "href" in name or name == "src"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in HELD if name not in NO_RECORDS])
 def test_its_records_are_plain_data(ck, name):
     found = records(HELD[name](ck))
     assert found and json.loads(json.dumps(found)) == found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", WHOLE, ids=lambda known: known.name)
 def test_random_states_are_rank_to_generator_to_state_for_every_format(known):
     ck = known.open()
@@ -137,6 +141,7 @@ def test_where_each_rank_has_a_state_of_its_own_each_is_its_own():
     assert len({rng[rank]["numpy"].value[1].data for rank in rng}) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("held", [lambda ck: ck, lambda ck: ck.model, lambda ck: ck.records(), lambda ck: ck.files],
                          ids=["checkpoint", "model", "records", "files"])  # fmt: skip
 def test_of_thousands_the_first_are_shown_and_how_to_see_the_others_is_said(held):

@@ -13,6 +13,7 @@ from tests.hostile.cases import CASES, TRAP
 from tests.truth import FIXTURES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tab", "1234567")
 def test_no_name_reaches_the_terminal_as_anything_but_text(tab):
     async def script(driven: Driven):

@@ -77,6 +77,7 @@ def test_keys_are_answered_while_it_opens_and_x_stops_it(monkeypatch):
     drive(RANKS, script, wait=False)
 
 
+@pytest.mark.slow
 def test_a_bucket_that_answers_after_a_while_freezes_nothing(bucket, monkeypatch):
     url = bucket.put(RANKS)
     monkeypatch.setattr(remote_path, "_stores", {})

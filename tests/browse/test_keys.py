@@ -65,6 +65,7 @@ def test_keys_are_sorted_by_size():
     assert [tree.node(n).name for n in range(len(tree))] == ["large", "middle", "small"]
 
 
+@pytest.mark.slow
 def test_moving_about_reads_nothing_and_f_reads_the_values_of_one_tensor():
     async def script(driven: Driven):
         await driven.press("slash", *"blocks.0.up.w", "enter")
@@ -158,6 +159,7 @@ def test_the_copied_command_shows_the_same():
     drive(RANKS, script)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fixture", [RANKS, FIXTURES / "torch2.13.0-fsdp2-dcp-w3/ckpt", FIXTURES / "dcp-hf/ckpt"])
 def test_every_command_that_y_copies_runs(fixture, tmp_path):
     copied: list[str] = []

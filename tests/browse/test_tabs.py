@@ -218,6 +218,7 @@ def test_what_is_not_there_ends_it_at_once(tmp_path):
     assert "no such file" in str(app.error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(60, 24), (80, 24), (200, 60)])
 def test_it_fits_screens_of_any_size(size):
     async def script(driven: Driven):
@@ -242,6 +243,7 @@ def test_a_smaller_window_puts_what_was_beside_below_and_keeps_the_row():
     drive(RANKS, script)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", [["question_mark"], ["w", "enter"]])
 @pytest.mark.parametrize("size", [(60, 24), (80, 24)])
 def test_what_a_dialog_says_is_wrapped_and_not_cut(size, keys, tmp_path, monkeypatch):
@@ -297,6 +299,7 @@ def test_a_line_of_facts_that_is_cut_says_so_and_can_be_moved():
     drive(FIXTURES / "torch2.13.0-fsdp2-dcp-w3/ckpt", script)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("light", [False, True])
 def test_words_are_readable_on_their_background(light):
     """At least 4.5 to 1. Source: Web Content Accessibility Guidelines 2.1, 1.4.3."""

@@ -77,6 +77,7 @@ def test_without_textual_one_line_says_how_to_get_it(tmp_path):
     assert it.text().strip() == "error: browse needs textual: pip install 'ckptools[browse]'"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["--help"], ["inspect", RANKS], ["browse", "--help"]])
 def test_no_other_command_and_no_help_imports_textual(words):
     code = "import sys\nfrom ckptools.cli import app\ntry: app(sys.argv[1:])\nexcept SystemExit: pass\n"

@@ -97,6 +97,7 @@ def test_the_version_in_full_has_what_an_issue_form_asks_for(words):
     assert any(line.endswith(" processors") for line in lines) and str(Path.home()) not in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_shell_completes_commands(shell):
     told = {"COMP_WORDS": "ckptools insp", "COMP_CWORD": "1", "_TYPER_COMPLETE_ARGS": "ckptools insp"}
@@ -117,6 +118,7 @@ def completed(words: str, shell: str = "bash") -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.slow
 def test_a_shell_completes_keys_from_the_file_and_sections():
     assert completed(f"ckptools show {COMPOSER} model.blocks.0.up.") == [
         "model.blocks.0.up.bias",
@@ -126,12 +128,14 @@ def test_a_shell_completes_keys_from_the_file_and_sections():
     assert "schedulers.LambdaLR" in completed(f"ckptools tree {COMPOSER} --section s")
 
 
+@pytest.mark.slow
 def test_a_shell_completes_nothing_from_what_cannot_be_read(tmp_path):
     (tmp_path / "x.pt").write_text("buy milk")
     assert completed(f"ckptools show {tmp_path / 'x.pt'} a") == []
     assert completed(f"ckptools tree {tmp_path / 'x.pt'} --section mo") == ["model"]
 
 
+@pytest.mark.slow
 def test_verbose_says_what_a_command_cost_on_stderr():
     plain, verbose = process("verify", COMPOSER, "--deep"), process("verify", COMPOSER, "--deep", "-v")
     assert "took" not in plain.stderr
@@ -140,6 +144,7 @@ def test_verbose_says_what_a_command_cost_on_stderr():
     )
 
 
+@pytest.mark.slow
 def test_colour_is_asked_for_or_comes_with_a_terminal_and_changes_no_word():
     plain, painted = process("verify", COMPOSER), process("verify", COMPOSER, "--color", "always")
     assert "\x1b[32mok\x1b[0m" in painted.stdout and "\x1b" not in plain.stdout
@@ -157,6 +162,7 @@ PAINTED = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", PAINTED, ids=lambda line: line.split()[0])
 def test_every_command_has_the_palette_s_colours_and_the_same_words(line, tmp_path, monkeypatch):
     words = line.replace("OUT", str(tmp_path / "o.pt")).split()
@@ -263,6 +269,7 @@ def test_what_is_more_than_paths_and_flags_is_left_to_typer(arguments):
     assert plain_arguments("verify", arguments) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("typer", "arguments"),
     [
@@ -280,6 +287,7 @@ def test_only_the_command_that_is_called_is_imported_and_typer_only_to_parse_opt
     assert {name for name in NAMES if f"ckptools.cli.commands.{name}" in loaded} == set(arguments[:1]) - {"--help"}
 
 
+@pytest.mark.slow
 def test_what_registers_itself_is_undone_before_the_process_ends(tmp_path):
     """A compressed file is unpacked into a temporary folder, which goes when everything else is left as it is."""
     packed = tmp_path / "rank0.pt.gz"
@@ -308,6 +316,7 @@ def closed_early(*arguments: object) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--json"], ["--section", "model"]], ids=str)
 def test_a_reader_that_closes_the_pipe_early_changes_no_verdict(tmp_path, more):
     for rank in (0, 1, 2):  # of four
@@ -317,6 +326,7 @@ def test_a_reader_that_closes_the_pipe_early_changes_no_verdict(tmp_path, more):
         assert found == code and "Traceback" not in stderr and "roken" not in stderr
 
 
+@pytest.mark.slow
 def test_a_reader_that_closes_the_pipe_early_is_no_error(tmp_path):
     plan = ("consolidate", COMPOSER, "-o", tmp_path / "x.pt", "--dry-run", "--copies")
     for arguments in (plan, ("verify", COMPOSER), ("formats",), ("shell", COMPOSER, "-c", "print(9 * 'x' * 99999)")):
@@ -341,6 +351,7 @@ def test_help_that_cannot_be_printed_is_one_line_and_code_3(words):
     assert (done.returncode, done.stderr) == (3, "error: standard output: no space left on device\n")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="needs a shell that closes streams")
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&- <&-"])
 def test_a_stream_that_the_caller_closed_changes_no_verdict(closed, tmp_path):

@@ -139,6 +139,7 @@ def test_a_checkpoint_that_is_opened_again_draws_no_line_that_nothing_erases(cap
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--check"], ["--dtype", "bf16"]], ids=str)
 @pytest.mark.parametrize("out", ["m.pt", "m.safetensors", "m.dcp"])
 def test_progress_ends_at_a_hundred_percent(tmp_path, monkeypatch, out, options):
@@ -180,6 +181,7 @@ def answer(*words: object) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dry", [[], ["--dry-run"]], ids=["written", "planned"])
 def test_json_has_each_key_with_its_place_as_the_record_has_it(dry, tmp_path):
     out = tmp_path / "m.safetensors"

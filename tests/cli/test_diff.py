@@ -50,6 +50,7 @@ def test_what_is_the_same_is_called_that_only_when_every_byte_was_read(two):
     assert code == 0 and "the same: 6 tensors, 13 values\n" in stdout
 
 
+@pytest.mark.slow
 def test_layouts_that_differ_are_told_and_not_counted(tmp_path):
     out = tmp_path / "all.pt"
     assert CliRunner().invoke(app, ["consolidate", str(SHARDED), "-o", str(out)]).exit_code == 0
@@ -117,6 +118,7 @@ def test_digests_are_written_here_and_compared_there(two, tmp_path):
     assert code == 4 and "--force" in stderr and run(two[0], "--hash", digests, "--force")[0] == 0
 
 
+@pytest.mark.slow
 def test_without_values_neither_torch_nor_numpy_is_imported():
     call = "try: app(['diff', sys.argv[1], sys.argv[1]])\nexcept SystemExit: pass"
     code = f"import sys; from ckptools.cli import app\n{call}"

@@ -102,6 +102,7 @@ def truth_of(known: Known) -> tuple[dict[str, Any], set[int]]:
 NO_GROUPS = "torch2.15.0-checkpointable-tensor-w4"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", WHOLE, ids=lambda known: known.name)
 def test_json_agrees_with_the_truth(known):
     made = as_json(known.file, "--all-ranks")
@@ -133,6 +134,7 @@ def check_optimizers(made: dict[str, Any], told: dict[str, Any]) -> None:
 PLAIN = [known for known in SAMPLES if known.name != "dcp-zstd"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", PLAIN, ids=lambda known: known.name)
 def test_no_tensor_bytes_are_read(known, tmp_path):
     """The report of a copy whose tensor bytes are all wrong is the same, byte for byte."""
@@ -260,6 +262,7 @@ def test_trust_is_refused_where_there_is_nothing_to_trust():
     assert (code, "--engine torch" in err) == (2, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [WHOLE[0], WHOLE[7]], ids=lambda known: known.name)
 def test_torch_gives_the_same_report(known):
     assert run(known.file, "--engine", "torch")[:2] == run(known.file)[:2]
@@ -316,6 +319,7 @@ def test_an_error_is_ascii_on_a_stream_that_knows_only_that(tmp_path):
     assert done.returncode == 3 and done.stderr.isascii() and b"h\\xe9.pt: no such file" in done.stderr
 
 
+@pytest.mark.slow
 def test_neither_torch_nor_numpy_is_imported():
     code = (
         "import sys\nfrom ckptools.cli import app\n"

@@ -82,6 +82,7 @@ def test_every_command_that_prints_json_is_here_and_has_a_schema():
     assert set(LINES) == commands_with("jsonl")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", CALLS)
 def test_a_schema_is_one_and_names_its_version(command):
     Draft202012Validator.check_schema(validator(command).schema)

@@ -63,6 +63,7 @@ def test_nothing_that_can_be_opened_is_code_3_and_still_an_answer(tmp_path):
     assert answer["rows"][0]["verdict"] == "NOT WHOLE: cannot be opened" and answer["rows"][0]["why"]
 
 
+@pytest.mark.slow
 def test_rows_are_sorted_and_limited_as_everywhere(folder):
     _, stdout, _ = run(str(folder), "--sort", "name", "--jsonl")
     assert [json.loads(line)["name"] for line in stdout.splitlines()] == ["a-step", "b-step"]
@@ -96,6 +97,7 @@ def made(name: str) -> RunFolder:
     return RunFolder(Path(name), False, Rows([row] * 50), 50, None, "step", Rows([tracker]), Rows([left]), (name,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("screen", [Screen(), Screen(80, 40), Screen(200, 40)], ids=str)
 def test_a_name_cannot_act_on_a_terminal_nor_forge_a_line(name, screen):
@@ -131,6 +133,7 @@ def test_ranks_of_one_file_of_several_and_of_none_that_opens_are_told_apart(fold
     assert any("CK008 left over from a write, or still being written: old.tmp (2.0 KiB, " in line for line in lines)
 
 
+@pytest.mark.slow
 def test_it_says_whether_checksums_were_compared(folder):
     assert "every rank of step 5 was read;" in run(str(folder))[2]
     assert "every rank of step 5 was read and compared with its checksums;" in run(str(folder), "--deep")[2]

@@ -168,6 +168,7 @@ def test_users_code_that_fails_is_one_line(tied, tmp_path, monkeypatch, name):
     assert (code, out, err.count("\n")) == (BAD[name][0], "", 1) and BAD[name][1] in err and "\x1b" not in err
 
 
+@pytest.mark.slow
 def test_a_config_of_transformers_is_made_into_its_model(tmp_path):
     for folder in (GPT2, LLAMA):
         code, out, _ = run(folder, "--to", folder / "config.json")
@@ -192,6 +193,7 @@ def test_the_program_around_us_can_still_reach_the_hub_afterwards():
     assert done.stdout.split() == ["False", "30"]
 
 
+@pytest.mark.slow
 def test_the_network_is_not_asked_for_what_a_config_names():
     code = "import transformers, huggingface_hub as h; from ckptools.torch_engine.module_shapes import _offline"
     code += "\nwith _offline(transformers): h.HfApi().model_info('org/name')"
@@ -290,6 +292,7 @@ def test_rows_are_plain_dicts(tied):
 # -- forms of the answer -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_map_is_what_its_schema_says_and_what_consolidate_takes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, _, err = run(DDP, "--to", FSDP, "--write-map", "map.json")
@@ -349,6 +352,7 @@ def listed(*words: str) -> list[str]:
     return [" ".join(line.split()) for line in lines[dashes + 1 :] if " more; " not in line]
 
 
+@pytest.mark.slow
 def test_groups_are_sorted_and_limited_as_the_rows_of_any_table():
     every = listed("--limit", "0")
     keys = [int(line.split()[2]) for line in listed("--sort", "keys")]
@@ -361,6 +365,7 @@ def test_a_limited_table_says_how_the_rest_is_shown():
     assert re.search(r"^\d+ more; --limit 0 shows all$", out, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_names_are_sorted_and_limited_and_what_is_counted_stays():
     def told(*words: str) -> Any:
         return json.loads(CliRunner().invoke(app, ["match", str(FSDP), "--to", str(GPT2), "--json", *words]).stdout)

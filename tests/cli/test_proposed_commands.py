@@ -46,6 +46,7 @@ def followed(line: str, before: tuple[str, ...] = (), codes: dict[str, int] | No
     return codes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_proposed_works_and_leads_on(name, damage, tmp_path, monkeypatch):

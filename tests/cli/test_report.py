@@ -35,6 +35,7 @@ def ranks(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
 def test_the_json_of_every_fixtures_page_is_what_the_schemas_say(folder, tmp_path):
     code, stdout, _ = run(folder, "-o", tmp_path / "page.html")

@@ -87,6 +87,7 @@ def test_the_one_rank_that_would_hold_a_hole_is_named_in_the_singular(tmp_path):
     assert "(rank 3): [" in run(tmp_path / "ck", "emb.weight").stdout
 
 
+@pytest.mark.slow
 def test_a_slice_prints_its_elements_and_one_in_a_hole_says_so(two_of_four):
     whole = ckptools.open(FSDP).model["emb.weight"].load()
     done = run(two_of_four, "emb.weight", "--values", "0:2,:3")
@@ -105,6 +106,7 @@ def test_a_slice_that_does_not_fit_one_of_several_tensors_is_said_in_its_row():
     assert run(FSDP, "norm.weight", "--values", "0,0").exit_code == 2
 
 
+@pytest.mark.slow
 def test_values_are_shown_in_full():
     groups = run(COMPOSER, "optimizer.param_groups.0").stdout
     assert "betas" in groups and "weight_decay" in groups
@@ -125,6 +127,7 @@ def test_ranks_that_have_one_state_are_counted_as_one():
     assert run(FSDP, "rng").stdout.splitlines()[0].startswith("torch: 1 distinct of 4; fingerprint rank 0 ")
 
 
+@pytest.mark.slow
 def test_private_values_are_shown_on_request():
     hidden = run(FSDP, "scheduler")
     assert "_is_initial" not in hidden.stdout and "_last_lr" in hidden.stdout
@@ -144,6 +147,7 @@ def test_mistakes_are_usage_errors(words):
     assert run(FSDP, *words).exit_code == 2
 
 
+@pytest.mark.slow
 def test_plain_values_and_large_tensors_are_shown_without_torch_and_numpy():
     code = "import sys, ckptools.cli as c; c.run(); print({'torch', 'numpy', 'typer'} & {*sys.modules})"
     command = [sys.executable, "-c", code, "show", str(FSDP), "optim.param_groups", "scheduler", "step", "rng"]
@@ -297,6 +301,7 @@ def test_a_tensor_that_only_another_rank_has_is_shown_from_the_folder(tmp_path):
     assert run(tmp_path, "nothing").exit_code == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["torch2.13.0-fsdp2-tp2x2-w4", "composer-0.13.5-torch1.13.1-sharded-w4", "torch2.13.0-fsdp1-sharded-w4"]
 )

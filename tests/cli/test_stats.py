@@ -74,6 +74,7 @@ def test_rows_are_sorted_limited_and_chosen(odd):
     assert code == 2 and err.count("error: ") == 1 and "there is no such column; they are name," in err
 
 
+@pytest.mark.slow
 def test_what_matches_nothing_is_said_with_where_it_would():
     code, out, err = run(COMPOSER, "--filter", "*exp_avg")
     assert (code, out) == (2, "")
@@ -102,6 +103,7 @@ def damaged(tmp_path, kind):
     return tmp_path / "run" / "ep0-ba5-rank0.pt"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["missing", "cut", "another rank's"])
 def test_what_a_rank_does_not_have_is_said_and_the_rest_is_answered(tmp_path, kind):
     path = damaged(tmp_path, kind)
@@ -204,6 +206,7 @@ def test_odd_rows_of_every_kind_are_drawn(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_the_command_line_does_not_import_numpy_until_it_reads():
     code = "import sys, ckptools.cli.commands.stats, ckptools; print({'numpy', 'torch'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"

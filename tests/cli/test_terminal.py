@@ -52,6 +52,7 @@ def on_a_terminal(folder: Path, line: str) -> str:
     return shown.decode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line",
     [
@@ -68,6 +69,7 @@ def test_a_terminal_gets_colours_as_colours_and_the_names_of_a_file_as_text(line
     assert [code for code in ("0", *SGR.values()) if f"\\x1b[{code}m" in shown] == []
 
 
+@pytest.mark.slow
 def test_the_codes_of_a_refusal_are_painted(broken):
     shown = on_a_terminal(broken, "consolidate . -o out.safetensors")
     assert f"\x1b[{SGR['bad']}merror\x1b[0m: " in shown

@@ -78,12 +78,14 @@ def test_a_key_that_only_another_rank_has_is_found_where_all_ranks_are_asked_for
     assert names == {(): ["w", "sampler.seen"], ("--all-ranks",): ["w", "sampler.seen", "sampler.late"]}
 
 
+@pytest.mark.slow
 def test_a_stream_without_box_characters_gets_ascii():
     environment = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"}
     done = subprocess.run([*STARTED, "tree", str(FSDP)], capture_output=True, env=environment, check=True)
     assert b"\n|- " in done.stdout and b"\\u" not in done.stdout and done.stdout.isascii()
 
 
+@pytest.mark.slow
 def test_it_starts_without_torch_numpy_and_typer():
     code = "import sys, ckptools.cli as c; c.run(); print({'torch', 'numpy', 'typer'} & {*sys.modules})"
     command = [sys.executable, "-c", code, "tree", str(FSDP), "--jsonl"]

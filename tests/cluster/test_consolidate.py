@@ -96,6 +96,7 @@ def test_what_a_killed_job_has_kept_is_taken_up_by_the_next(tmp_path):
     assert (out / "x.pt").read_bytes() == (tmp_path / "expected.pt").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_an_error_of_one_rank_is_one_line_that_names_it(damaged, tmp_path):
     (code, printed, said), other = ended(srun("consolidate", damaged, "-o", tmp_path / "x.pt"))

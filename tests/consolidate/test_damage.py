@@ -61,6 +61,7 @@ def content(path: Path) -> dict[str, bytes]:
     return {fqn_of(p): t.numpy().tobytes() for p, t in tensors_in(tree)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("out", OUTPUTS)
 def test_a_flipped_bit_is_refused_in_one_line_that_names_all_there_is_to_know(out, copied, tmp_path):
     shard = harm(copied(FSDP2), EMB, 1)
@@ -71,6 +72,7 @@ def test_a_flipped_bit_is_refused_in_one_line_that_names_all_there_is_to_know(ou
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("out", OUTPUTS)
 def test_unchecked_takes_the_flipped_bit_over_and_says_that_nothing_was_compared(out, copied, tmp_path):
     harm(copied(FSDP2), EMB, 1)
@@ -82,6 +84,7 @@ def test_unchecked_takes_the_flipped_bit_over_and_says_that_nothing_was_compared
     assert [name for name in right if right[name] != wrong[name]] == [EMB]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("out", OUTPUTS)
 def test_what_a_damaged_record_touches_is_left_out_and_listed_and_nothing_else(out, copied, tmp_path):
     shard = harm(copied(FSDP2), EMB, 1)
@@ -104,6 +107,7 @@ def test_a_damaged_region_is_filled_and_the_rest_of_the_tensor_stays(copied, tmp
         torch.testing.assert_close(written[name], right[name], rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.slow
 def test_every_tensor_of_a_damaged_flat_parameter_is_touched(copied, tmp_path):
     run = copied(FLAT)
     tensors = [(fqn_of(p), t) for p, t in tensors_in(ckptools.open(run, all_ranks=True).tree)]
@@ -122,6 +126,7 @@ def test_tied_weights_are_both_touched(tmp_path):
     assert set(done.missing) == {"a", "b"} and list(content(tmp_path / "y.safetensors")) == ["c"]
 
 
+@pytest.mark.slow
 def test_another_ranks_right_copy_is_taken_in_the_place_of_a_damaged_one(copied, tmp_path):
     harm(copied(HSDP), EMB, 1)
     verdict = ckptools.verify(tmp_path / "run", deep=True).verdict
@@ -140,6 +145,7 @@ def test_a_value_of_one_rank_is_no_copy_of_another_ranks(tmp_path):
     assert list(done.missing) == ["noise.0"] and list(content(tmp_path / "out.pt")) == ["model.w", "noise.1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 2])
 @pytest.mark.parametrize("harm", [Path.unlink, lambda path: flip(path, 4482)], ids=["missing", "damaged"])
 def test_what_a_rank_has_for_itself_is_not_lost_in_silence(harm, rank, copied, tmp_path):

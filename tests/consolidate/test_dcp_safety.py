@@ -132,6 +132,7 @@ def test_a_flipped_bit_is_found_in_a_record_that_becomes_several_items(tmp_path)
     assert names(tmp_path) == ["x.pt"]
 
 
+@pytest.mark.slow
 def test_a_disk_that_ends_leaves_one_line_and_the_old_folder(old):
     before = content(old)
     limited = LIMITED.replace("sys.argv[2]]", 'sys.argv[2], "--force"]')
@@ -185,6 +186,7 @@ def big_run(tmp_path_factory) -> Path:
     return folder / "big.pt"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_end_from_outside_leaves_no_folder_of_that_name(big_run, tmp_path, number):
     command = [sys.executable, "-m", "ckptools", "consolidate", str(big_run), "-o", str(tmp_path / "x.dcp"), "-j", "1"]

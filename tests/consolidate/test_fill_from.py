@@ -49,6 +49,7 @@ def state(out: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_missing_ranks_regions_are_the_older_ones_and_all_others_the_newest(run, tmp_path):
     ck, older, ours = (ckptools.open(of_step(run, n), all_ranks=True) for n in (4, 2, 4))
     whole = {name: tensor.load() for name, tensor in ours.model.items()}
@@ -70,6 +71,7 @@ def test_a_missing_ranks_regions_are_the_older_ones_and_all_others_the_newest(ru
     assert done.borrowed_from == f"{older.name}, step 2, 2 ranks"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["x.pt", "x.safetensors", "x.dcp"])
 def test_the_output_says_so_for_ever_and_is_not_whole(name, run, tmp_path):
     of_step(run, 4, 1).unlink()

@@ -35,6 +35,7 @@ def with_error(kind: Code) -> ckptools.Checkpoint:
     return replace(ckptools.open(WHOLE, all_ranks=True), problems=(Problem(kind, "x", severity="error"),))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CONTRADICTIONS, ids=lambda kind: kind.code)
 @pytest.mark.parametrize("way", [{}, {"allow_missing": True}, {"allow_missing": True, "fill": "zero"}], ids=str)
 def test_no_option_talks_a_contradiction_away(tmp_path: Path, kind: Code, way: dict[str, object]):
@@ -43,6 +44,7 @@ def test_no_option_talks_a_contradiction_away(tmp_path: Path, kind: Code, way: d
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LOST, ids=lambda kind: kind.code)
 def test_what_is_lost_is_left_out_only_where_that_is_allowed(tmp_path: Path, kind: Code):
     with pytest.raises(NotWholeError, match="allow_missing writes what is whole"):

@@ -38,6 +38,7 @@ def sums() -> dict[str, float]:
     return {name: tensor.load().double().sum().item() for name, tensor in model.items()}
 
 
+@pytest.mark.slow
 def test_the_last_line_on_stderr_loads_the_file_from_where_it_was_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code = []

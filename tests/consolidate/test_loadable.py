@@ -165,6 +165,7 @@ def test_a_key_that_torch_has_nothing_near_to_becomes_text_and_its_value_stays(k
     assert loadable.left_out == {} and "1 odd key became text (x." in loadable.note()
 
 
+@pytest.mark.slow
 def test_every_converted_value_of_a_real_checkpoint_is_what_the_source_held(tmp_path):
     ckptools.consolidate(COMPOSER, tmp_path / "all.pt")
     kept = ckptools.consolidate(COMPOSER, tmp_path / "kept.pt", keep_types=True)
@@ -177,6 +178,7 @@ def test_every_converted_value_of_a_real_checkpoint_is_what_the_source_held(tmp_
     assert kept.needs == ("datetime.timedelta", "numpy._core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype")
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ranks=st.lists(trees, min_size=1, max_size=3), more=st.booleans())
 def test_any_trees_that_are_written_are_read_by_plain_torch_load(tmp_path, ranks, more):

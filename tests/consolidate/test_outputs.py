@@ -64,6 +64,7 @@ def test_a_model_pt_loads_safely_and_equals_the_truth(fixture, tmp_path):
     assert {k: raw(state[k]) for k in truth} == truth
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fixture", (*WHOLE, *LOCAL), ids=lambda k: k.name)
 def test_a_safetensors_file_equals_the_truth(fixture, tmp_path):
     opened(fixture).consolidate(tmp_path / "m.safetensors")
@@ -104,6 +105,7 @@ def check_state(a: Optimizer, b: Optimizer) -> None:
             assert raw(value.load()) == raw(other.load()) if hasattr(value, "load") else value == other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fixture", WHOLE, ids=lambda k: k.name)
 def test_a_full_pt_is_read_by_plain_torch_load(fixture, full):
     done, path = full(fixture)
@@ -254,6 +256,7 @@ def test_a_row_of_a_dry_run_has_the_dtype_that_would_be_written(tmp_path):
     assert {row.name: row.dtype for row in done.rows} == {"w": "bfloat16", "n": "int64"}
 
 
+@pytest.mark.slow
 def test_what_a_dry_run_would_read_is_told_as_often_as_somebody_asks(tmp_path):
     source = known("composer-0.13").file
     planned = ckptools.consolidate(source, tmp_path / "all.pt", dry_run=True).planned

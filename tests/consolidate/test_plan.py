@@ -7,6 +7,7 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -47,6 +48,7 @@ def cut_tensors(draw) -> tuple[Tensor, np.ndarray, dict[int, np.ndarray]]:
     return Tensor(shape, "int32", tuple(shards), "sharded_tensor"), full, files
 
 
+@pytest.mark.slow
 @given(cut_tensors(), st.integers(1, 64), st.integers(0, 4))
 @settings(max_examples=300)
 def test_the_parts_write_every_byte_once_and_in_order(cut, min_run, few):
@@ -62,6 +64,7 @@ def test_the_parts_write_every_byte_once_and_in_order(cut, min_run, few):
     assert at == full.nbytes and bytes(out) == full.tobytes()
 
 
+@pytest.mark.slow
 @given(cut_tensors(), st.integers(1, 4))
 @settings(max_examples=200)
 def test_pieces_of_rows_are_the_rows(cut, count):

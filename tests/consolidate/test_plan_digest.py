@@ -49,12 +49,14 @@ def refused(own: dict[str, str], other: dict[str, str]) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_the_same_call_has_the_same_plan(source: Path, tmp_path: Path) -> None:
     first, second = (digests(source, tmp_path / "x.pt") for _ in range(2))
     with working_in(WithOther(second)):
         check_same_plan(first)
 
 
+@pytest.mark.slow
 def test_a_file_that_was_written_to_is_another_one(source: Path, tmp_path: Path) -> None:
     first = digests(source, tmp_path / "x.pt")
     os.utime(source / "rank2.pt")
@@ -62,6 +64,7 @@ def test_a_file_that_was_written_to_is_another_one(source: Path, tmp_path: Path)
     assert told.startswith("rank 1 has another state of the source's files than rank 0;")
 
 
+@pytest.mark.slow
 def test_another_option_is_another_plan(source: Path, tmp_path: Path) -> None:
     told = refused(digests(source, tmp_path / "x.pt"), digests(source, tmp_path / "x.pt", dtype="bf16"))
     assert told.startswith("rank 1 has another plan than rank 0;")

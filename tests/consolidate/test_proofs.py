@@ -145,6 +145,7 @@ def check(found) -> str:
     return next(c.result for c in found.checks if c.name.startswith("manifest"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [k for k in WHOLE if "hsdp" in k.name or "titan" in k.name], ids=lambda k: k.name)
 def test_a_manifest_fits_replicas_and_flattened_optimizers_too(known: Known, tmp_path):
     ckptools.consolidate(known.file, tmp_path / "out.pt", manifest=True)

@@ -78,12 +78,14 @@ def test_no_command_calls_an_output_with_holes_or_fills_whole(outputs, out, fill
     assert codes(path) == codes(path, all_ranks=True) == {code, *own}
 
 
+@pytest.mark.slow
 def test_the_json_of_inspect_and_verify_says_the_same(outputs):
     for path in outputs.values():
         assert json.loads(run("inspect", "--json", path)[1].partition("\nread")[0].strip())["whole"] is False
         assert json.loads(run("verify", "--json", path)[1])["ok"] is False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("out", OUTPUTS)
 def test_a_sound_output_says_its_origin_in_one_line(out, tmp_path):
     ckptools.consolidate(FSDP2, tmp_path / out)
@@ -111,6 +113,7 @@ def test_reasons_in_a_record_name_files_without_their_folders(broken):
     assert [one.why for one in record.left_out] == [f"{opened.files[0].path.name}: cut", f"see x and y; data{broken}/7"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("out", OUTPUTS)
 def test_without_provenance_only_the_side_file_tells(out, broken, tmp_path):
     ckptools.consolidate(broken, tmp_path / out, allow_missing=True, fill="zero", provenance=False)
@@ -146,6 +149,7 @@ def test_every_one_of_several_safetensors_carries_the_record(tmp_path):
     assert len(files) > 2 and len(told) == 1
 
 
+@pytest.mark.slow
 def test_what_loads_an_output_does_not_see_the_record(tmp_path):
     for out in OUTPUTS:
         ckptools.consolidate(FSDP2, tmp_path / out, only="model")
@@ -171,6 +175,7 @@ def test_the_option_leaves_nothing_of_it(out, tmp_path):
     assert ckptools.open(path).provenance is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("out", OUTPUTS)
 def test_the_same_source_gives_the_same_bytes(out, tmp_path):
     for name in ("one", "two"):
@@ -180,6 +185,7 @@ def test_the_same_source_gives_the_same_bytes(out, tmp_path):
     assert [p.read_bytes() for p in one if p.is_file()] == [p.read_bytes() for p in two if p.is_file()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("out", OUTPUTS)
 @pytest.mark.parametrize("first", OUTPUTS)
 def test_fills_are_carried_on_by_the_option_that_the_first_output_took(outputs, first, out, tmp_path):

@@ -124,6 +124,7 @@ plain = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(own=st.lists(plain, min_size=2, max_size=3), name=st.sampled_from(["rng", "train_sampler"]))
 def test_whatever_ranks_have_for_themselves_comes_out_as_it_was(tmp_path, own, name):

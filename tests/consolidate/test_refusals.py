@@ -270,6 +270,7 @@ run()
 """
 
 
+@pytest.mark.slow
 def test_a_disk_that_ends_leaves_one_line_and_no_file(tmp_path):
     out = str(tmp_path / "out.pt")
     done = subprocess.run([sys.executable, "-c", LIMITED, str(COMPOSER), out], capture_output=True, text=True)
@@ -300,6 +301,7 @@ def big_run(tmp_path_factory) -> Path:
     return folder / "big.pt"
 
 
+@pytest.mark.slow
 def test_a_kill_leaves_no_file_under_the_final_name(big_run, tmp_path):
     command = [sys.executable, "-m", "ckptools", "consolidate", str(big_run), "-o", str(tmp_path / "out.pt")]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

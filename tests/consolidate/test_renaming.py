@@ -148,6 +148,7 @@ def test_names_may_change_places(saved, tmp_path):
     assert torch.equal(moments["module.head.weight"], was["optimizer"]["state"]["module.emb.weight"]["exp_avg"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])
 @pytest.mark.parametrize("known", [k for k in WHOLE if k.world_size > 1][:6:2], ids=lambda k: k.name)
 def test_ranks_are_joined_bit_for_bit_under_new_names(known, suffix, tmp_path):

@@ -66,12 +66,14 @@ def resumed(source: Path, out: Path) -> int:
     return sum(written)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["x.pt", "x.dcp"])
 def test_what_is_complete_is_not_written_again(source, tmp_path, name):
     cut_short(source, tmp_path / name)
     assert resumed(source, tmp_path / name) == 0
 
 
+@pytest.mark.slow
 def test_a_torn_line_and_a_changed_line_are_passed_over(source, tmp_path):
     (journal,) = cut_short(source, tmp_path / "x.pt").glob("journal-*.jsonl")
     lines = journal.read_bytes().splitlines(keepends=True)
@@ -81,6 +83,7 @@ def test_a_torn_line_and_a_changed_line_are_passed_over(source, tmp_path):
     assert odd != lines[3] and resumed(source, tmp_path / "x.pt") == sum(gone) > 0
 
 
+@pytest.mark.slow
 def test_a_flipped_byte_of_what_is_kept_is_written_again(source, tmp_path):
     kept = cut_short(source, tmp_path / "x.pt")
     _, values, _ = load_truth(SOURCE.name)["model/emb.weight"]
@@ -90,6 +93,7 @@ def test_a_flipped_byte_of_what_is_kept_is_written_again(source, tmp_path):
     assert resumed(source, tmp_path / "x.pt") == len(values)
 
 
+@pytest.mark.slow
 def test_what_is_kept_of_another_source_is_refused(source, tmp_path):
     kept = cut_short(source, tmp_path / "x.pt")
     before = content(kept)
@@ -99,6 +103,7 @@ def test_what_is_kept_of_another_source_is_refused(source, tmp_path):
     assert content(kept) == before
 
 
+@pytest.mark.slow
 def test_a_plan_that_is_torn_is_no_plan_of_this_run(source, tmp_path):
     kept = cut_short(source, tmp_path / "x.pt")
     (kept / "plan.json").write_text((kept / "plan.json").read_text()[:40])
@@ -115,12 +120,14 @@ def test_a_file_in_the_place_of_what_would_be_kept_is_named(source, tmp_path):
     assert error.value.path == tmp_path / ".x.pt.resume" and not (tmp_path / "x.pt").exists()
 
 
+@pytest.mark.slow
 def test_what_two_journals_say_of_the_same_bytes_counts_once(source, tmp_path):
     (journal,) = cut_short(source, tmp_path / "x.pt").glob("journal-*.jsonl")
     shutil.copy(journal, journal.with_name("journal-zz.jsonl"))
     assert resumed(source, tmp_path / "x.pt") == 0
 
 
+@pytest.mark.slow
 def test_lines_about_bytes_that_the_plan_does_not_have_are_passed_over(source, tmp_path):
     (journal,) = cut_short(source, tmp_path / "x.pt").glob("journal-*.jsonl")
     regions = [(10**6, 0, 8), (0, 10**9, 8), (0, 1 << 40, 1 << 40), (-1, 0, 8)]
@@ -129,6 +136,7 @@ def test_lines_about_bytes_that_the_plan_does_not_have_are_passed_over(source, t
     assert resumed(source, tmp_path / "x.pt") == 0
 
 
+@pytest.mark.slow
 def test_a_damaged_source_is_noticed_also_where_its_copy_is_kept(source, tmp_path):
     kept = cut_short(source, tmp_path / "x.pt")
     (journal,) = kept.glob("journal-*.jsonl")
@@ -161,6 +169,7 @@ def test_nan_that_an_earlier_run_has_written_is_told_and_what_was_clean_stays_cl
     assert (written, done.odd) == ([], ("b",))
 
 
+@pytest.mark.slow
 def test_an_interrupt_says_what_is_kept_and_how_to_go_on(tmp_path):
     out = tmp_path / "x.pt"
     command = [sys.executable, "-m", "ckptools", "consolidate", str(sparse(tmp_path / "big.safetensors", 4 << 30))]

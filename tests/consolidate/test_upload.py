@@ -73,6 +73,7 @@ def downloaded(client, place: str, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [None, 2000])
 def test_safetensors_in_a_bucket_are_byte_for_byte_those_on_disk(most, client, place, tmp_path):
     consolidate(SOURCE, tmp_path / "model.safetensors", Options(max_shard_size=most))
@@ -82,6 +83,7 @@ def test_safetensors_in_a_bucket_are_byte_for_byte_those_on_disk(most, client, p
     assert under_way(client, place) == []
 
 
+@pytest.mark.slow
 def test_a_pt_in_a_bucket_is_read_by_plain_torch_load_as_the_one_on_disk(client, place, tmp_path):
     consolidate(SOURCE, tmp_path / "here.pt", Options())
     done = consolidate(SOURCE, url(f"{place}/all.pt"), Options(check=True))
@@ -96,6 +98,7 @@ def test_a_pt_in_a_bucket_is_read_by_plain_torch_load_as_the_one_on_disk(client,
     assert done.read_back == f"{done.tensors} tensors read back from the bucket, all equal"
 
 
+@pytest.mark.slow
 def test_a_dcp_in_a_bucket_is_read_by_torch_as_the_one_on_disk(client, place, tmp_path):
     consolidate(SOURCE, tmp_path / "here.dcp", Options(max_shard_size=40_000))
     consolidate(SOURCE, url(f"{place}/there.dcp"), Options(max_shard_size=40_000))
@@ -121,12 +124,14 @@ def assert_same(one: object, other: object) -> None:
         assert one == other
 
 
+@pytest.mark.slow
 def test_a_bucket_is_copied_into_another_place_of_itself(s3, place):
     consolidate(s3.put(SOURCE), url(f"{place}/"), Options(check=True))
     here, there = ckptools.open(SOURCE).model, ckptools.open(url(f"{place}/model.safetensors")).model
     assert {k: v.numpy().tobytes() for k, v in here.items()} == {k: v.numpy().tobytes() for k, v in there.items()}
 
 
+@pytest.mark.slow
 def test_what_is_there_already_is_replaced_only_if_that_is_asked(client, place):
     out = url(f"{place}/model.safetensors")
     client.put_object(Bucket=BUCKET, Key=f"{place}/model.safetensors", Body=b"old")
@@ -138,6 +143,7 @@ def test_what_is_there_already_is_replaced_only_if_that_is_asked(client, place):
     assert len(found(client, place)["model.safetensors"]) > 1000
 
 
+@pytest.mark.slow
 def test_files_with_an_index_are_replaced_with_it(client, place):
     for most in (2000, 4000):
         consolidate(SOURCE, url(f"{place}/"), Options(max_shard_size=most, force=True, check=True))
@@ -177,6 +183,7 @@ def test_what_a_store_gives_back_otherwise_is_named_and_removed(harm, told, clie
     assert found(client, place) == {}
 
 
+@pytest.mark.slow
 def test_of_a_dcp_that_is_replaced_no_file_stays(client, place):
     consolidate(SOURCE, url(f"{place}/out.dcp"), Options(max_shard_size=20_000))
     assert len(found(client, place)) > 3
@@ -184,6 +191,7 @@ def test_of_a_dcp_that_is_replaced_no_file_stays(client, place):
     assert sorted(found(client, place)) == ["out.dcp/.metadata", "out.dcp/__0_0.distcp", "out.dcp/ckptools.json"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "told"),
     [("broken", "500 Internal Server Error"), ("refused", "access denied by the store")],
@@ -250,6 +258,7 @@ def test_memory_stays_bounded_however_large_the_output_is(client, place, tmp_pat
     assert client.head_object(Bucket=BUCKET, Key=f"{place}/out.safetensors")["ContentLength"] > 320 << 20
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_nothing_under_the_name(client, place, tmp_path):
     source = large(tmp_path / "large.pt", 64)
     for number in range(3):

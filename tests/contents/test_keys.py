@@ -26,6 +26,7 @@ def test_one_ranks_structure_tells_of_every_key_what_all_ranks_do(known):
     assert keys_of(known.open(all_ranks=False)).rows == keys_of(known.open(all_ranks=True)).rows
 
 
+@pytest.mark.slow
 @KNOWN
 def test_every_entry_has_a_row_and_sections_are_counted_as_inspect_does(known):
     ck = known.open(all_ranks=False)

@@ -65,6 +65,7 @@ def test_a_checkpoint_without_keys_has_none_for_a_glob():
         entries_at(checkpoint({}), "w")
 
 
+@pytest.mark.slow
 def test_a_hostile_key_and_hostile_names_make_one_printable_line():
     with pytest.raises(UsageError) as refused:
         entries_at(hostile(), f"x{ESCAPE}\n" * 1000)
@@ -106,6 +107,7 @@ def test_completion_never_raises_and_leaves_out_what_nobody_can_type(tmp_path):
     assert keys_beginning(tmp_path / "y.pt", "a") == ["a"]
 
 
+@pytest.mark.slow
 def test_completion_imports_neither_torch_nor_numpy():
     import subprocess
     import sys

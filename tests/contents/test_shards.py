@@ -31,6 +31,7 @@ DTYPES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", WHOLE, ids=lambda known: f"{known.name}/{known.path}-{known.weights}")
 def test_the_bytes_of_a_shard_are_where_its_row_says(known):
     ck = known.open(all_ranks=True)
@@ -154,6 +155,7 @@ def test_an_index_is_spelled_as_python_does():
     assert index_of("[ 3, -1:, : ]") == (3, slice(-1, None), slice(None))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", DCP, ids=lambda folder: str(folder.relative_to(FIXTURES)))
 def test_a_tensor_of_many_items_is_shown_as_one_of_a_few(folder, monkeypatch):
     ck = ckptools.open(folder)

@@ -79,6 +79,7 @@ SAME_RUN = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "suffix"), SAME_RUN, ids=str)
 def test_shards_of_four_ranks_are_the_same_as_what_was_consolidated_of_them(path, suffix, tmp_path):
     ck = ckptools.open(FIXTURES / path)
@@ -321,6 +322,7 @@ def test_a_seed_beside_random_states_is_told_by_the_place_that_saved_it(tmp_path
     assert seeds == {"rng.shard 0.0.seed": (None, "3", "5"), "rng.shard 0.1.seed": (None, "4", "6")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["missing", "cut"])
 def test_what_a_lost_rank_held_cannot_be_compared(tmp_path, damage):
     folder = copied(tmp_path)
@@ -339,6 +341,7 @@ def test_what_a_lost_rank_held_cannot_be_compared(tmp_path, damage):
         assert rng and all(row.verdict == "cannot be compared" and "rank 2" in row.detail for row in rng)
 
 
+@pytest.mark.slow
 def test_one_flipped_bit_is_found_by_reading_every_byte(tmp_path):
     folder = copied(tmp_path)
     tensor = ckptools.open(folder / "rank0.pt").model

@@ -27,6 +27,7 @@ def digests(tmp_path: Path) -> Path:
     return ckptools.open(SHARDED).write_digests(tmp_path / "digests.json")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FOLDERS)
 def test_what_is_written_is_what_the_schema_says(path, tmp_path):
     out = ckptools.open(FIXTURES / path).write_digests(tmp_path / "x.json")
@@ -44,6 +45,7 @@ def test_a_digest_is_the_sha256_of_the_values_in_row_major_order(tmp_path):
     assert told["sha256"] == hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
 
 
+@pytest.mark.slow
 def test_the_layout_makes_no_difference(digests, tmp_path):
     ckptools.open(SHARDED).consolidate(tmp_path / "all.pt", only="all")
     found = ckptools.diff(digests, tmp_path / "all.pt")
@@ -51,6 +53,7 @@ def test_the_layout_makes_no_difference(digests, tmp_path):
     assert {row.detail for row in found.tensors} == {"SHA-256"} and found.bytes_read > 10_000
 
 
+@pytest.mark.slow
 def test_two_files_of_digests_are_compared_too(digests, tmp_path):
     other = ckptools.open(SHARDED).write_digests(tmp_path / "other.json")
     assert ckptools.diff(digests, other).same is True
@@ -82,6 +85,7 @@ def test_what_was_damaged_when_digests_were_taken_cannot_be_compared(tmp_path):
     assert subject(found, "files")[0] == "cannot be compared"
 
 
+@pytest.mark.slow
 def test_a_file_that_is_there_is_not_overwritten_unless_told(digests):
     before = digests.read_bytes()
     with pytest.raises(OutputExistsError, match="--force"):
@@ -110,6 +114,7 @@ def broken(told, what):
     return told | {"groups": [{"section": "x", "number": "y", "params": [], "settings": {}}]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["schema", "tensors", "sha256", "identity", "contents", "groups"])
 def test_a_file_that_is_none_is_refused_in_a_line(digests, what):
     digests.write_text(json.dumps(broken(json.loads(digests.read_text()), what)))

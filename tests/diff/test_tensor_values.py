@@ -37,6 +37,7 @@ def read_by_this_process() -> int:
     return int(Path("/proc/self/io").read_text().split()[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", LAYOUTS)
 @pytest.mark.parametrize("right", LAYOUTS)
 def test_the_layouts_make_no_difference(left, right, tmp_path, monkeypatch):

@@ -141,6 +141,7 @@ def test_nothing_is_opened_to_show_it():
         assert "model.emb.weight" in ck.model._ipython_key_completions_()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", WHOLE, ids=lambda known: known.name)
 def test_every_real_checkpoint_has_a_line_and_a_table(known):
     ck = ckptools.open(known.file)

@@ -100,6 +100,7 @@ def user(store: Proxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[UserProxy]:
         yield found
 
 
+@pytest.mark.slow
 def test_a_bucket_is_read_through_the_users_proxy(user):
     here, there = ckptools.open(FIXTURES / NAME / "rank0.pt").model, ckptools.open(URL).model
     key = next(iter(here))

@@ -203,6 +203,7 @@ ENDINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
 def test_it_is_gone_when_the_process_ended(ending, tmp_path):
     path, scratch = packed(tmp_path / "m.pt.gz", saved()), tmp_path / "t"

@@ -200,6 +200,7 @@ def headers(draw: st.DrawFn) -> tuple[dict[str, object], int]:
 FEW = settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
+@pytest.mark.slow
 @FEW
 @given(headers())
 def test_any_header_is_accepted_exactly_when_the_library_accepts_it(tmp_path, case):
@@ -209,6 +210,7 @@ def test_any_header_is_accepted_exactly_when_the_library_accepts_it(tmp_path, ca
     assert ours(path) == theirs(path) or (not known_to_torch and ours(path) is None)
 
 
+@pytest.mark.slow
 @FEW
 @given(st.data())
 def test_a_header_with_changed_bytes_is_accepted_only_when_the_library_accepts_it(tmp_path, data):
@@ -227,6 +229,7 @@ def test_a_header_with_changed_bytes_is_accepted_only_when_the_library_accepts_i
 SIZES = st.sampled_from([0, 0, 1, 3, (1 << 32) - 1, (1 << 63) - 1, (1 << 64) - 1, 1 << 64, 10**30])
 
 
+@pytest.mark.slow
 @FEW
 @given(st.lists(SIZES, max_size=4), st.sampled_from(["F32", "U8", "F4"]), st.integers(0, 3))
 def test_a_shape_beyond_64_bits_is_accepted_only_when_the_library_accepts_it(tmp_path, shape, dtype, nbytes):

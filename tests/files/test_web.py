@@ -48,6 +48,7 @@ def refused(url: str) -> str:
 PASSING = ["500", "503", "408", "later", "hangs_up", "sleeps", "breaks_off", "drips", "no_http"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [*PASSING, "fewer", "knows_no_ranges"])
 @pytest.mark.parametrize("before", [0, 1])
 def test_what_passes_is_tried_again_and_gives_the_files_bytes(server, fault, before):
@@ -61,6 +62,7 @@ def test_tries_are_not_counted_while_each_brings_bytes(server, monkeypatch):
     assert read(server.url) == DATA[20_000:50_000]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
@@ -233,6 +235,7 @@ def steady() -> Iterator[NastyServer]:
 parts = st.lists(st.sampled_from(["fewer", "good", "knows_no_ranges"]), max_size=9)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.integers(0, len(DATA) - 1), st.integers(1, 50_000), parts)
 def test_any_range_is_the_files_however_it_comes_in_parts(steady, offset, length, faults):

@@ -320,6 +320,7 @@ def test_nothing_there_is_one_line(tmp_path):
 REAL = [*sorted(FIXTURES.glob("*/*rank0.pt")), FIXTURES / "torch2.13.0-ddp-w4/snapshot.pt"]
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_random_damage_to_a_real_file_is_accepted_or_refused_in_one_line(tmp_path, data):

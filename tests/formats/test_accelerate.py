@@ -234,6 +234,7 @@ def test_a_full_state_dict_is_read_with_the_optimizer_beside(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_local_state_dict_takes_its_shapes_from_the_optimizer(local_states, tmp_path):
     folder = local_states / "accelerate"
     ck = ckptools.open(folder, all_ranks=True)

@@ -55,6 +55,7 @@ def copied(saved, tmp_path) -> Path:
     return Path(shutil.copytree(saved, tmp_path / "checkpoint"))
 
 
+@pytest.mark.slow
 def test_the_optimizer_is_read_with_the_model(saved, tmp_path):
     ckptools.consolidate(saved, tmp_path / "all.pt", only="all")
     written, (model, optimizer) = torch.load(tmp_path / "all.pt"), torch.load(saved.parent / "truth.pt")

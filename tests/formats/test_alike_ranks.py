@@ -97,6 +97,7 @@ def fields(saved):
     return spelled(saved.tree), saved._replace(tree=None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_checkpoint_is_the_same_compared_and_opcode_by_opcode(world, jobs):
     found = told(world, jobs)
@@ -113,6 +114,7 @@ def test_two_files_of_one_rank_are_found_as_opcode_by_opcode(world, tmp_path):
         assert found == told(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 7])
 def test_every_file_is_like_any_other(world, first):
     alike = AlikeFiles(rank_file(world, first))
@@ -134,6 +136,7 @@ def test_shards_of_many_ranks_are_kept_by_column(world):
     assert all(isinstance(tensor.shards, ItemShards) for _, tensor in tensors_in(tree["state"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", [[0], [5, 6], [18, 19]])
 def test_pieces_of_missing_files_are_listed(world, tmp_path, missing):
     folder = copied(world, tmp_path)
@@ -178,6 +181,7 @@ def test_ranks_of_several_kinds_are_the_same_as_opcode_by_opcode(world, tmp_path
         assert found == told(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [2, 3], ids=["whole", "short of elements"])
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_the_last_ranks_of_an_uneven_cut_are_joined_with_the_others_by_column(tmp_path, monkeypatch, jobs, rows):
@@ -268,6 +272,7 @@ def assert_same_or_left_to_others(pattern: Pattern, path: Path) -> None:
 changes = st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), min_size=1, max_size=3)
 
 
+@pytest.mark.slow
 @given(changes=changes)
 @settings(deadline=None, max_examples=300)
 def test_a_changed_pickle_with_a_right_checksum_means_the_same(comparing, changes):
@@ -280,6 +285,7 @@ def test_a_changed_pickle_with_a_right_checksum_means_the_same(comparing, change
     assert_same_or_left_to_others(pattern, path)
 
 
+@pytest.mark.slow
 @given(changes=changes)
 @settings(deadline=None, max_examples=300)
 def test_changed_bytes_outside_of_the_pickle_mean_the_same(comparing, changes):
@@ -349,6 +355,7 @@ def test_an_absurd_zip64_offset_is_left_to_others(wide, tmp_path, offset):
     assert AlikeFiles(wide[0]).read(path) is None
 
 
+@pytest.mark.slow
 @given(changes=changes)
 @settings(deadline=None, max_examples=200)
 def test_changed_bytes_behind_4_gib_mean_the_same(wide, tmp_path_factory, changes):

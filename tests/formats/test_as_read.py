@@ -44,6 +44,7 @@ def compared(name: str, known: Known, lines: Iterable[str]) -> None:
     assert text.splitlines() == file.read_text(encoding="utf-8").splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", EVERY, ids=lambda known: known.label)
 def test_a_checkpoint_is_read_as_it_was(known):
     compared("sound", known, described(known.open(all_ranks=True)))

@@ -67,6 +67,7 @@ def test_an_empty_folder_is_unknown_and_told_in_one_line(tmp_path):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [False, True], ids=["one rank", "all ranks"])
 def test_the_shards_of_a_tensor_are_in_rank_order(known, every):
     for _, tensor in tensors_in(opened(known, every).tree):
@@ -90,6 +91,7 @@ def test_no_format_is_passed_over_because_of_its_names(known):
 
 
 # A range from a store is more than was asked for; an item that is compressed is unpacked to where its values lie.
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [k for k in EVERY if k.name != "dcp-zstd"], ids=ids)
 def test_opening_reads_no_values(known):
     ck = opened_plainly(known, True)
@@ -120,6 +122,7 @@ def test_every_leaf_is_in_exactly_one_section(known):
     assert sorted(map(repr, paths)) == sorted(repr(p) for p, _ in walk(ck.tree))
 
 
+@pytest.mark.slow
 def test_opening_imports_neither_torch_nor_numpy():
     files = [str(k.file) for k in EVERY]
     code = (
@@ -147,6 +150,7 @@ def same(a: object, b: object) -> bool:
     return keys and type(a) is type(b) and all(same(v, w) for (_, v), (_, w) in zip(kept, two, strict=True))
 
 
+@pytest.mark.slow
 def test_consolidating_and_reopening_gives_the_same_state(known, tmp_path):
     known.open().consolidate(tmp_path / "all.pt", keep_types=True, **known.written_with)
     before, after = opened(known, True), ckptools.open(tmp_path / "all.pt")

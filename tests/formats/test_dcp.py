@@ -697,6 +697,7 @@ def test_attributes_that_torch_does_not_have_are_kept_for_other_formats(saved):
     assert found.extra == {"mcore_data": {"model.w": 3}} and "model.w" in found.flat
 
 
+@pytest.mark.slow
 def test_chunks_that_take_long_to_compare_are_refused_in_time(saved):
     def tangle(m: Metadata) -> None:
         _w(m).size = torch.Size([6000, 6000])

@@ -64,6 +64,7 @@ def saved(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["", "torch2.13.0-fsdp2-dcp-w3", "dcp-multifile"])
 @pytest.mark.parametrize("check", [False, True])
 def test_a_plan_by_column_is_the_plan_shard_by_shard(tmp_path: Path, name: str, check: bool) -> None:
@@ -95,6 +96,7 @@ def located(folder: Path, many: int) -> tuple[list[list[Shard]], tuple[Problem, 
     return [[*tensor.shards] for _, tensor in tensors_in(opened.tree)], opened.problems
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["torch2.13.0-fsdp2-dcp-w3", "dcp-multifile", "dcp-zstd", "torch1.13.1-fsdp1-sharded-dcp-w3"]
 )
@@ -121,6 +123,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
     return path, path.read_bytes()
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=4), st.sampled_from([0, 9]))
 def test_items_with_damaged_bytes_are_located_by_column_as_one_by_one(sound, damage, cut):
     path, whole = sound

@@ -42,6 +42,7 @@ def test_items_close_together_are_located_by_one_request_for_each_file(bucket, r
     assert len(requests) <= 1 + 2 * 3  # the metadata; objects and tensors of three files
 
 
+@pytest.mark.slow
 def test_items_far_apart_are_located_by_one_request_for_each_and_no_values(far_apart, bucket, requests):
     there = ckptools.open(bucket.put(far_apart), all_ranks=True)
     assert sources(there.tree) == sources(ckptools.open(far_apart, all_ranks=True).tree) != []

@@ -171,6 +171,7 @@ def test_shards_that_are_all_here_are_not_called_torn_beside_any_config(tmp_path
     assert ck.whole is None and "CK101" not in codes(ck)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("out", ["out.safetensors", "out.pt", "out.dcp"])
 @pytest.mark.parametrize("provenance", [True, False])
 def test_an_output_carries_the_doubt_of_shards_whose_shapes_no_file_states(tmp_path, out, provenance):

@@ -52,6 +52,7 @@ def opened(run: Run, folder: Path, **options: object) -> ckptools.Checkpoint:
     return ckptools.open(folder, all_ranks=True, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("low", [torch.float32, torch.bfloat16, torch.float16])
 def test_every_stage_and_precision_gives_back_the_fp32_copy(tmp_path, stage, low):
@@ -112,6 +113,7 @@ def test_parameters_smaller_than_the_world_leave_ranks_empty(tmp_path):
 shapes = st.lists(st.lists(st.integers(0, 5), max_size=3).map(tuple), min_size=1, max_size=7)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shapes, st.data(), st.integers(1, 6), st.integers(1, 3))
 def test_any_shapes_groups_and_world_give_back_every_element(tmp_path, shapes, data, world, stage):

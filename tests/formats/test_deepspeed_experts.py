@@ -111,6 +111,7 @@ class Trained:
             assert [raw(state[n][slot]) for slot in SLOTS] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "trained",
     [

@@ -58,6 +58,7 @@ def save(folder: Path, info: Any = INFO, stage: int = 1, dp: int = 3, **options:
     return full | frozen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("dp", [1, 2, 3])
 def test_every_way_to_cut_a_weight_is_joined(tmp_path, stage, dp):

@@ -58,6 +58,7 @@ def notes(ck: ckptools.Checkpoint) -> str:
     return " ".join(p.message for p in ck.problems if p.code == "CK106")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", save_local_states.VARIANTS)
 def test_every_value_equals_what_the_ranks_held(saved, name):
     ck = ckptools.open(saved / name, all_ranks=True, shapes=saved / f"{name}.json")
@@ -77,6 +78,7 @@ def test_a_module_tells_shapes_too(saved):
     assert other.problems == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", save_local_states.VARIANTS)
 def test_the_names_of_the_param_groups_are_the_parameters(saved, name):
     ck = ckptools.open(saved / name, all_ranks=True, shapes=saved / f"{name}.json")
@@ -108,6 +110,7 @@ def truth_of(known: Known) -> dict[str, torch.Tensor]:
     return {k: torch.zeros(truth[k][2]) for k in names}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [COMPOSER, TORCH], ids=lambda k: k.name)
 @pytest.mark.parametrize("kind", ["json", "pt", "safetensors"])
 def test_the_samples_equal_their_truth_with_shapes_from(known, kind, tmp_path):

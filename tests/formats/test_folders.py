@@ -119,6 +119,7 @@ def test_of_many_the_newest_are_named(tmp_path):
         ckptools.open(tmp_path)
 
 
+@pytest.mark.slow
 def test_of_thousands_every_one_is_looked_at(tmp_path):
     first = one(tmp_path / "step-0.pt")
     for n in range(1, 3000):
@@ -251,6 +252,7 @@ def writes(name: str, text: str) -> Callable[[Path, str], object]:
     return lambda folder, _: (folder / name).write_text(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "astray",
     [

@@ -78,6 +78,7 @@ def hub(monkeypatch) -> Iterator[Hub]:
         yield made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["org/name", "org/name@main", "org/name@refs/pr/1", "org/name@refs%2Fpr%2F1"])
 @pytest.mark.parametrize("path", ["", "/model.safetensors.index.json"])
 def test_a_model_of_a_repository_is_opened_as_on_disk(hub, name, path):

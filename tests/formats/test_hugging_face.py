@@ -124,6 +124,7 @@ def test_tied_weights_of_a_bin_share_their_bytes():
     assert (one.offset, one.path) == (two.offset, two.path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", [True, False])
 @pytest.mark.parametrize("number", [1, 2, 4])
 def test_a_missing_file_is_named_and_nothing_is_written_as_if_it_were_whole(llama, tmp_path, number, index):

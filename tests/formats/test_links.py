@@ -71,6 +71,7 @@ def behind_link(path: Path, elsewhere: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_nothing_behind_a_link_is_opened_whatever_file_it_takes_the_place_of(name, tmp_path):
     shutil.copytree(FIXTURES / name, tmp_path / "ck")
@@ -86,6 +87,7 @@ def test_nothing_behind_a_link_is_opened_whatever_file_it_takes_the_place_of(nam
         shutil.move(tmp_path / "elsewhere" / path.name, path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_a_checkpoint_of_links_is_opened_by_who_follows_them(name, tmp_path):
     shutil.copytree(FIXTURES / name, tmp_path / "ck")

@@ -64,6 +64,7 @@ RUNS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS.keys())
 def test_every_weight_is_joined_bit_for_bit(run, tmp_path):
     save(run, tmp_path)
@@ -73,6 +74,7 @@ def test_every_weight_is_joined_bit_for_bit(run, tmp_path):
     assert set(full) - set(ck.model) <= ({"output_layer.weight"} if not run.untied else set())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS.keys())
 def test_moments_have_their_parameters_names_and_are_joined_like_them(run, tmp_path):
     save(run, tmp_path)
@@ -776,6 +778,7 @@ def test_the_ranks_of_a_later_stage_are_numbered_as_megatron_orders_its_grid(mor
     assert ckptools.open(tmp_path).ranks == ranks
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(
     tp=st.sampled_from([1, 2, 4]), layers=st.lists(st.integers(0, 2), min_size=1, max_size=3).filter(any),

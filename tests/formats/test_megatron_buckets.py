@@ -250,6 +250,7 @@ def chunked(path: Path, length: int, edges: set[int], first: int, dp: int) -> Te
     return Tensor((length,), "float32", tuple(shards), "chunks")
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(
     st.tuples(st.integers(1, 3), st.integers(1, 12), st.integers(1, 12), st.booleans(), st.booleans(), st.booleans()),

@@ -74,6 +74,7 @@ def test_both_forms_of_one_run_hold_the_same():
     assert {name: dist.model[name] for name in extra} == extra
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inside", ["", "iter_0000005", "iter_0000005/metadata.json", "iter_0000005/common.pt"])
 def test_any_path_into_a_run_leads_to_the_checkpoint(inside):
     ck = ckptools.open(SAMPLE / inside)

@@ -96,6 +96,7 @@ def dense(folder: Path, ranks: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return {f"{key}.{DTYPE}.bucket_idx_0.param": bucket, f"{key}.optimizer/shard_0_1": marks}, weights
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(1, 9), st.booleans())
 def test_any_experts_are_read_back_or_refused_and_never_wrong(ep, dp, each, gate, grouped):

@@ -93,6 +93,7 @@ def test_what_is_whole_can_be_written(tmp_path):
     assert all(torch.equal(saved[name], tensor) for name, tensor in full.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spread", SPREADS[:-1])
 def test_every_file_that_is_missing_is_named(tmp_path, spread):
     spread.save(tmp_path)

@@ -240,6 +240,7 @@ trees = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ranks=st.lists(trees, min_size=1, max_size=3), again=st.booleans())
 def test_any_trees_are_opened_together_shown_and_planned_or_refused_in_one_line(tmp_path, ranks, again):

@@ -108,6 +108,7 @@ def test_one_file_tells_every_shape_and_finds_the_rest(model, tmp_path):
     assert all(ck.model[name].load().equal(whole) for name, whole in model.weights().items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_it_is_consolidated_and_verified(model, tmp_path):
     folder = model.save(tmp_path / "llama")
@@ -117,6 +118,7 @@ def test_it_is_consolidated_and_verified(model, tmp_path):
     assert run("verify", folder, "--deep")[0] == 0
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.sampled_from([1, 2, 4]), st.booleans(), st.sampled_from([1, 2]), st.sampled_from([8, 16, 24]), st.integers(1, 3)

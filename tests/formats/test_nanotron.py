@@ -106,6 +106,7 @@ def optimizer_state(
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dp", "zero_1"), [(2, False), (1, True), (2, True), (5, True)])
 @pytest.mark.parametrize("tp", [1, 2, 3])
 def test_slices_are_joined_as_their_headers_say_and_so_is_the_optimizer(tmp_path, tp, dp, zero_1):

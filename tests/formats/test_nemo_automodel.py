@@ -49,6 +49,7 @@ def test_one_file_alone_is_never_whole():
     assert ckptools.open(SAMPLE / "rng/rng_global_rank_3.pt", only_this_file=True).whole is False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [1, 2, 4])
 def test_a_lost_shard_is_named_also_that_of_the_last_rank(step, lost, tmp_path):
     (step / SHARD.format(lost)).unlink()
@@ -70,6 +71,7 @@ def test_a_shard_copied_over_another_is_told(step):
     assert ("CK009", 3) in errors(ckptools.open(step))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["rng/rng_global_rank_3.pt", "dataloader/dataloader_dp_rank_3.pt"])
 @pytest.mark.parametrize("harm", ["missing", "cut"])
 def test_a_lost_state_of_a_rank_is_named(step, file, harm):

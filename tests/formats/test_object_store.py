@@ -56,6 +56,7 @@ def test_a_folder_in_a_bucket_is_opened_as_on_disk(name, s3):
     assert sources(there.tree) == sources(here.tree) != []
 
 
+@pytest.mark.slow
 def test_values_come_out_of_a_bucket(s3):
     there, here = ckptools.open(s3.put(FIXTURES / FSDP1)).model, ckptools.open(FIXTURES / FSDP1).model
     key = next(iter(here))
@@ -87,6 +88,7 @@ def test_a_bucket_that_is_not_there_is_told_in_one_line(s3):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_rank_file_of_256_is_opened_by_six_requests_and_little_more_than_is_read_on_disk(s3, tmp_path, requests):
     create(CreateOptions(tmp_path / "world", steps=1, simulation=SimulationOptions(256, "7", tiny=True)))
     (file,) = (tmp_path / "world").iterdir()
@@ -106,6 +108,7 @@ def test_a_file_that_is_replaced_while_it_is_read_is_no_mixture(s3):
         [opened.model[key].numpy() for key in opened.model]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["deepspeed-z3-bf16/ckpt", "megatron-tp2pp2-fp32/legacy", FSDP1])
 def test_of_many_files_that_are_not_read_only_the_list_is_asked_for(name, s3, monkeypatch):
     url = f"{s3.put(FIXTURES / name.partition('/')[0])}/{name.partition('/')[2]}".rstrip("/")

@@ -39,6 +39,7 @@ def ckptools(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_a_format_from_outside_is_listed_and_reads(tmp_path):
     site = install(tmp_path / "site", "mine", GOOD)
     (tmp_path / "x.mine").write_bytes((FIXTURES / "torch2.13.0-ddp-w4" / "snapshot.pt").read_bytes())
@@ -46,6 +47,7 @@ def test_a_format_from_outside_is_listed_and_reads(tmp_path):
     assert '"format": "mine"' in ckptools(site, "inspect", str(tmp_path / "x.mine"), "--json").stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "said"),
     [
@@ -70,6 +72,7 @@ def test_one_that_fails_while_it_reads_is_one_line_and_code_3(tmp_path):
     assert "mine, which another package brings, failed: ZeroDivisionError" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_package_that_lies_beside_the_checkpoint_is_not_loaded(tmp_path):
     install(tmp_path, "beside", "import pathlib; pathlib.Path('ran').touch()" + GOOD)
     command = [sys.executable, "-m", "ckptools", "formats"]
@@ -77,6 +80,7 @@ def test_a_package_that_lies_beside_the_checkpoint_is_not_loaded(tmp_path):
     assert "mine" not in done.stdout and not (tmp_path / "ran").exists()
 
 
+@pytest.mark.slow
 def test_formats_lists_every_format_and_writer_with_how_it_is_recognised(tmp_path):
     stdout = ckptools(tmp_path, "formats").stdout
     assert [f.NAME for f in FORMATS if f"  {f.NAME}: {f.READS}\n      known by {f.KNOWN_BY}\n" not in stdout] == []

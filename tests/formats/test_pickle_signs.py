@@ -40,6 +40,7 @@ def test_a_file_that_names_no_rank_tells_its_place_in_the_mesh(name):
     assert [(s.rank, s.place) for s in found if s] == [(None, (0,)), (None, (1,)), (None, (2,))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*SHARDED, *MESHES])
 def test_every_rank_says_the_same_of_step_and_world(name):
     first, second = (signs_in(FIXTURES / name.format(rank)) for rank in (0, 1))

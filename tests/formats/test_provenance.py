@@ -103,6 +103,7 @@ HOSTILE: tuple[str | bytes, ...] = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_a_record_that_is_none_is_one_clear_line_and_not_whole(form: str, text: str | bytes, tmp_path: Path) -> None:

@@ -58,12 +58,14 @@ def test_other_names_have_no_rank(name):
     assert parse(Path(name)) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 2, 3])
 def test_any_rank_finds_its_siblings(composer, rank):
     ck = ckptools.open(composer / f"ep0-ba5-rank{rank}.pt")
     assert (ck.ranks, ck.whole, ck.name) == ((0, 1, 2, 3), True, "ep0-ba5")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1, 3])
 def test_a_missing_rank_is_named(composer, rank):
     (composer / f"ep0-ba5-rank{rank}.pt").unlink()
@@ -235,6 +237,7 @@ def test_a_slice_reads_only_the_rank_files_that_it_needs(composer, large_world):
         embedding.load()
 
 
+@pytest.mark.slow
 def test_a_forged_world_size_costs_little(tmp_path):
     torch.save({"w": torch.ones(2)}, tmp_path / "model_world_size_9999999_rank_0.pt")
     ck = ckptools.open(tmp_path / "model_world_size_9999999_rank_0.pt")

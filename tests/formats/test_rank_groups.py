@@ -48,6 +48,7 @@ NAMES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("all_ranks", [False, True])
 @pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
 def test_several_files_are_one_checkpoint_by_whatever_name(tmp_path, names, all_ranks):
@@ -56,6 +57,7 @@ def test_several_files_are_one_checkpoint_by_whatever_name(tmp_path, names, all_
     assert {f.path for f in ck.files} == {tmp_path / name for name in names}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [(2, 0, 1), (1, 0, 2)])
 def test_content_decides_which_rank_a_file_is(tmp_path, order):
     ck = ckptools.open(copies(tmp_path, "alpha.pt", "beta.pt", "gamma.pt", order=order))
@@ -73,6 +75,7 @@ def test_a_lazy_tensor_finds_the_rest_of_it_in_the_files_that_were_named(tmp_pat
         ckptools.consolidate(ck, tmp_path / "out.safetensors")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
 def test_they_are_consolidated_as_their_own_names_are(tmp_path, names):
     ckptools.consolidate(RANKS, tmp_path / "usual.safetensors", provenance=False)
@@ -84,6 +87,7 @@ def test_they_are_consolidated_as_their_own_names_are(tmp_path, names):
     assert (tmp_path / "any.safetensors").read_bytes() == (tmp_path / "usual.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
 def test_a_rank_that_is_not_named_is_missing(tmp_path, names):
     found = copies(tmp_path, *names)
@@ -105,6 +109,7 @@ def test_files_that_nothing_tells_apart_are_refused(tmp_path):
         ckptools.open([tmp_path / "a.pt", tmp_path / "b.pt"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "why"),
     [
@@ -154,6 +159,7 @@ PATTERNS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", PATTERNS)
 def test_a_pattern_says_what_rank_files_are_called(tmp_path, what):
     copies(tmp_path, *NAMES.get(what, [f"p{n}/rank_{n}[x].pt" for n in range(WORLD)]))
@@ -235,6 +241,7 @@ def test_a_url_of_what_is_not_read_is_told_to_be_one(url):
         assert done.stderr.startswith(f"error: {url}: is not read; s3://, ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("url", ["ftp://b/x.pt", "https://b/x.pt", "hf://a/b/x.pt"])
 def test_an_output_where_nothing_can_be_written_is_told_to_be_one(url):
     done = CliRunner().invoke(app, ["consolidate", str(RANKS), "-o", url])

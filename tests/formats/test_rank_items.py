@@ -29,6 +29,7 @@ def numbered(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["{item}_{rank}.pt", "run7-{item}-{rank}.pt"])
 @pytest.mark.parametrize("opened", ["weights", "optimizer", None])
 def test_all_items_of_the_ranks_are_one_checkpoint(name, opened, tmp_path):
@@ -47,6 +48,7 @@ def test_every_item_is_written(tmp_path):
     assert len(saved) == 3 and all(len(part) for part in saved.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", ["weights_0.pt", "optimizer_2.pt", "step_3.pt"])
 def test_a_lost_file_of_an_item_is_missed_by_its_name(lost, tmp_path):
     (items(tmp_path) / lost).unlink()
@@ -63,6 +65,7 @@ def test_another_run_beside_it_is_no_item(tmp_path):
     assert {f.part for f in ck.files} == {"weights", "optimizer", "step"}
 
 
+@pytest.mark.slow
 def test_ranks_that_are_numbered_as_steps_are_one_checkpoint(tmp_path):
     ck = ckptools.open(numbered(tmp_path))
     assert (ck.whole, len(ck.files), ck.step.value, ck.step.agree) == (True, 4, 5, True)

@@ -75,6 +75,7 @@ def read_by_processes(paths, count=2):
         processes.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [2, 3, 16])
 def test_a_checkpoint_is_the_same_with_processes_and_without(whole, jobs):
     assert told(whole, jobs) == told(whole, 1)
@@ -86,6 +87,7 @@ def test_every_file_of_it_was_read_by_a_process(whole):
     assert [fields(saved) for saved in found] == [fields(modules.read_file(path)) for path in paths]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 7], ids=["the first file", "a file in the middle"])
 @pytest.mark.parametrize("damage", ["cut", "no archive", "another pickle", "gone"])
 def test_one_damaged_file_among_twenty_is_the_same_problem(folder, damage, first):
@@ -257,6 +259,7 @@ def alive(word):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="looks for processes in /proc")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_program_that_is_interrupted_leaves_no_process(whole, tmp_path, number):

@@ -128,6 +128,7 @@ def test_a_file_with_bytes_behind_it_is_not_taken_for_one_that_is_cut(tmp_path):
         opened(tmp_path, saved()[1] + b"more")
 
 
+@pytest.mark.slow
 def test_what_a_cut_rank_file_still_has_is_used_beside_the_others(tmp_path):
     run = Path(shutil.copytree(FSDP, tmp_path / "run"))
     whole = {n: t.load() for n, t in ckptools.open(run / "rank0.pt", all_ranks=True).model.items()}

@@ -168,6 +168,7 @@ def wrong(found: Mapping[Any, bytes], whose: Mapping[bytes, str]) -> list[Any]:
     return [k for k, v in named.items() if tied.get(k, k) != whose[v] and k != whose[v]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", WRITERS, ids=lambda w: w.__name__)
 @settings(max_examples=12, deadline=None)
 @given(model=models(), decay=st.booleans(), seed=st.integers(0, 99), keep_list=st.booleans())
@@ -180,6 +181,7 @@ def test_no_name_is_wrong_when_equal_shapes_stand_in_each_others_places(write, m
     assert wrong({k[1] if isinstance(k, tuple) else k: v for k, v in found.items()}, whose) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", WRITERS, ids=lambda w: w.__name__)
 @settings(max_examples=8, deadline=None)
 @given(model=models(), seed=st.integers(0, 99))
@@ -243,6 +245,7 @@ def test_no_state_of_a_fixture_is_named_wrongly_when_equal_shapes_stand_in_each_
         assert [n for i, n in found.items() if i in names and same[names[i]] != same[n]] == []
 
 
+@pytest.mark.slow
 def test_every_fixture_that_has_states_by_number_is_tried():
     named = [(known.name, o.naming) for known in WHOLE for o in known.open().optimizers.values()]
     assert {name for name, naming in named if naming.by != "fqn"} == {*BY_NUMBER, *NAMED_WHEN_READ}

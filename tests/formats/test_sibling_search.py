@@ -62,6 +62,7 @@ def test_every_rank_is_found_from_any_of_them(kind: str, name: str, tmp_path: Pa
         assert (checkpoint.whole, [file.path for file in checkpoint.files]) == (True, paths)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_folder_of_such_files_is_one_checkpoint(name: str, tmp_path: Path) -> None:
     paths = copied("ShardedTensor", name, tmp_path)
@@ -82,6 +83,7 @@ def test_paths_are_spelled_as_the_one_that_was_opened(tmp_path: Path, monkeypatc
     assert found == ["../node0/gpu0.pt", "../node0/gpu1.pt", "gpu0.pt", "gpu1.pt"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "missing"), [("{rank}.pt", "2.pt"), ("m{one:04d}.pt", "m0003.pt")])
 def test_a_missing_rank_is_named_as_its_file_would_be(name: str, missing: str, tmp_path: Path) -> None:
     paths = copied("ShardedTensor", name, tmp_path)
@@ -90,6 +92,7 @@ def test_a_missing_rank_is_named_as_its_file_would_be(name: str, missing: str, t
     assert any(missing in problem.message for problem in ckptools.open(paths[0]).problems)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["{rank}.pt", "{node}-{local}.pt", "node{node}/gpu{local}.pt"])
 def test_a_rank_alone_is_one_of_several(name: str, tmp_path: Path) -> None:
     first, *others = copied("ShardedTensor", name, tmp_path)
@@ -106,6 +109,7 @@ def test_a_lost_file_of_a_node_leaves_nothing_proven(tmp_path: Path) -> None:
     assert [says(path) for path in paths[:3]] == [[("CK011", None)]] * 3
 
 
+@pytest.mark.slow
 def test_other_steps_are_other_checkpoints(tmp_path: Path) -> None:
     here = copied("ShardedTensor", "ba5-{rank}.pt", tmp_path)
     there = copied("ShardedTensor", "ba9-{rank}.pt", tmp_path)

@@ -193,6 +193,7 @@ def test_a_hyperparameter_that_one_rank_lacks_is_told(st):
     assert ("CK105", 2) in errors(ckptools.open(st))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["model_1", "optimizer_3", "step_2", "trainer_0"])
 @pytest.mark.parametrize("harm", ["missing", "cut"])
 def test_a_lost_file_is_named_with_its_rank(folder, name, harm, tmp_path):
@@ -280,6 +281,7 @@ def test_whole_models_of_two_epochs_are_left_alone(tmp_path):
     assert not torch_checkpointing.detect(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["model_1", "optimizer_1", "step_1", "trainer_1", "metadata"])
 def test_any_file_leads_to_the_whole_checkpoint(folder, name):
     ck = ckptools.open(next(folder.glob(f"{name}.*")))

@@ -161,6 +161,7 @@ def test_a_tensor_that_torch_saved_is_read(tmp_path):
     assert ckptools.open(folder).model["z"].load().tolist() == [1 + 2j, 3 - 4j]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("harm", ["missing", "cut"])
 def test_a_lost_batch_is_named_with_its_rank(snapshot, rank, harm, tmp_path):

@@ -45,6 +45,7 @@ def test_every_value_equals_the_truth_bit_for_bit(known):
     assert len(truth) > 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", (*WHOLE, *LOCAL, *OWN_BUFFERS, *ASKED), ids=lambda k: k.name)
 def test_world_size_and_step_come_from_the_content(known):
     ck = known.open()
@@ -55,6 +56,7 @@ def test_world_size_and_step_come_from_the_content(known):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", (*WHOLE[:11], *LOCAL), ids=lambda k: k.name)
 def test_a_tensor_of_one_rank_finds_the_others_when_it_is_loaded(known):
     one, every = known.open(), known.open(all_ranks=True)

@@ -61,6 +61,7 @@ def test_every_moment_equals_what_torch_gathers(saved, name):
     assert [(p.code, p.tensor) for p in ck.problems] == [*frozen, ("CK108", "optim")] and ck.whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", save_unit_states.VARIANTS)
 def test_the_param_group_has_every_parameter_once(saved, name):
     (optimizer,) = ckptools.open(saved / name, all_ranks=True).optimizers.values()
@@ -343,6 +344,7 @@ def test_moments_of_several_lengths_are_no_chunks(tmp_path):
     assert unit_optimizer.unit_lengths(optimizer) is None
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(trees, st.data(), st.sampled_from([(1, 1), (2, 2), (3, 3), (4, 2), (4, 4)]))
 def test_any_wrapping_is_read_back_or_refused_and_never_wrong(tree, data, group):

@@ -52,6 +52,7 @@ def proxy(bucket: Bucketful, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]
         yield found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", PASSING.values(), ids=PASSING)
 def test_what_fails_once_is_tried_again(fault: Fault, proxy: Proxy):
     here = ckptools.open(FIXTURES / NAME / "rank0.pt").model
@@ -71,6 +72,7 @@ def test_what_goes_on_failing_is_one_line_with_bucket_and_key(fault: Fault, said
     assert done.stderr.count("\n") == 1 and done.stderr.startswith(f"error: {URL}: ") and said in done.stderr
 
 
+@pytest.mark.slow
 def test_every_range_is_asked_for_in_the_version_that_was_listed(proxy: Proxy):
     ckptools.open(URL.rpartition("/")[0], all_ranks=True)
     listed = {file.store.status(file.key).version for file in location(URL).parent.iterdir()}

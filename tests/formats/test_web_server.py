@@ -52,6 +52,7 @@ def test_a_file_or_an_index_is_opened_as_on_disk(web, file):
         assert there.model[key].numpy().tobytes() == here.model[key].numpy().tobytes()
 
 
+@pytest.mark.slow
 def test_rank_files_that_are_named_are_opened_as_one_checkpoint_with_the_query_of_each(web):
     urls = [f"{web.address}/{RANKS}/rank{rank}.pt?{SECRET}{rank}" for rank in range(4)]
     there, here = ckptools.open(urls), ckptools.open(FIXTURES / RANKS)

@@ -90,6 +90,7 @@ print(*{p.code for p in ck.verify(deep=True).problems} & {"CK001", "CK002", "CK0
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "code"), [("mode", "CK015"), ("cut", "CK002"), ("gone", "CK001")])
 def test_what_verify_cannot_read_any_more_is_told_as_what_it_is(tmp_path, how, code):
     folder = shutil.copytree(FIXTURES / "torch2.13.0-fsdp1-sharded-w4", tmp_path / "ranks")

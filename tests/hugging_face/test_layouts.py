@@ -46,6 +46,7 @@ def stored(form: Form, width: int, unit: int) -> torch.Tensor:
     return torch.arange(float(np.prod(shape))).reshape(shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMS)
 @given(data=st.data())
 @settings(deadline=None, max_examples=25)

@@ -48,6 +48,7 @@ def refused(run: Path, original: Path | str, kind: type[CkptoolsError] = Refused
 # -- as there ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_config_and_tokenizer_are_copied_as_they_are(run, original):
     from transformers import AutoTokenizer
 
@@ -75,6 +76,7 @@ def test_dtypes_are_those_there(run, tmp_path):
     assert torch.equal(*(logits(loaded_strictly(tmp_path / name)) for name in ("hf", "by transformers")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "llama-tied", "gpt2", "qwen3-moe", "phi3"])
 def test_a_config_alone_is_enough(name, tmp_path):
     model, config = toy_model(name), save_original(name, tmp_path / "original") / "config.json"

@@ -44,6 +44,7 @@ def damaged(folder: Path, to: Path, **changes: torch.Tensor | None) -> Path:
     return to
 
 
+@pytest.mark.slow
 def test_what_from_pretrained_loads_is_said_to_load(saved):
     loaded_strictly(saved)
     found = ckptools.open(saved).match(saved / "config.json")
@@ -76,6 +77,7 @@ def test_a_module_gets_the_command_that_writes_what_it_loads(moe, tmp_path):
 EXPERT = "model.layers.1.mlp.experts.{}.{}_proj.weight"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "status"),
     [

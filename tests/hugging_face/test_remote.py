@@ -23,6 +23,7 @@ def bucket() -> Iterator[Bucketful]:
         yield Bucketful(address)
 
 
+@pytest.mark.slow
 def test_an_original_in_a_store_is_read_there(bucket, tmp_path):
     url = bucket.put(save_original("llama", tmp_path / "original"))
     dcp.save({"model": dict(toy_model("llama").state_dict())}, checkpoint_id=tmp_path / "run")

@@ -58,6 +58,7 @@ def test_a_model_trained_with_fsdp_comes_home(name, trained, tmp_path):
     assert not torch.equal(logits(model), logits(toy_model(name))), "training has changed nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("newer", [False, True])
 @pytest.mark.parametrize("name", ["llama", "qwen3-moe"])
 def test_torchtitan_names_come_home(name, newer, tmp_path):
@@ -66,6 +67,7 @@ def test_torchtitan_names_come_home(name, newer, tmp_path):
     assert is_same(model, tmp_path / "hf")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("te", [False, True], ids=["local", "te"])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "qwen2-moe", "qwen3-moe"])
 def test_megatron_names_come_home(name, te, tmp_path):

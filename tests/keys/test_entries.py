@@ -34,6 +34,7 @@ def test_an_optimizers_state_is_named_by_parameter_and_slot(composer):
     assert (entry.parameter, entry.slot, entry.value.shape) == (fqn, "exp_avg", composer.model[fqn].shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
 def test_every_tensor_of_every_fixture_has_an_entry_and_no_name_is_there_twice(folder):
     ck = api.open(folder, all_ranks=True)

@@ -21,6 +21,7 @@ def folded(items):
     )
 
 
+@pytest.mark.slow
 @TRIED
 @given(ITEMS)
 def test_what_is_folded_unfolds_to_what_it_was(items):
@@ -29,6 +30,7 @@ def test_what_is_folded_unfolds_to_what_it_was(items):
     assert all({n for _, n in held} == {items[name]} for name, held in found)
 
 
+@pytest.mark.slow
 @TRIED
 @given(ITEMS)
 def test_items_stand_in_the_order_of_the_names_that_their_branch_unfolds_to(items):
@@ -38,6 +40,7 @@ def test_items_stand_in_the_order_of_the_names_that_their_branch_unfolds_to(item
     assert all([name for name, _ in held] == names for held, names in by_branch.values())
 
 
+@pytest.mark.slow
 @TRIED
 @given(ITEMS)
 def test_folding_what_is_folded_changes_nothing_that_it_stands_for(items):

@@ -28,6 +28,7 @@ def run(words: list[str], *more: str):
     return CliRunner().invoke(app, [words[0], str(FSDP), *words[1:], *more])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", LISTING)
 def test_private_values_are_counted_and_shown_on_request(command):
     hidden, shown = run(LISTING[command]), run(LISTING[command], "--private")
@@ -36,6 +37,7 @@ def test_private_values_are_counted_and_shown_on_request(command):
     assert "_is_initial" in shown.stdout and "--private" not in shown.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [LISTING["tree"], LISTING["show"], LISTING["inspect --section"]])
 def test_json_has_the_same_and_says_how_many_are_left_out(words):
     hidden, shown = (json.loads(run(words, "--json", *more).stdout) for more in ([], ["--private"]))
@@ -44,6 +46,7 @@ def test_json_has_the_same_and_says_how_many_are_left_out(words):
     assert hidden["private"] == len(shown[rows]) - len(hidden[rows]) > 0 and shown["private"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [["tree", "--filter", "*._is_*"], ["show", "scheduler._is_initial"], ["show", "*._is*"]]
 )

@@ -111,6 +111,7 @@ def test_states_by_rank_are_told_apart_where_a_rank_is_lost(tmp_path):
     assert [set(of) for of in found.values()] == [{0, 2, 3}] * 3
 
 
+@pytest.mark.slow
 def test_every_command_says_one_fingerprint():
     found = prints(COMPOSER)
     shown = json.loads(CliRunner().invoke(app, ["show", str(COMPOSER), "rng", "--json"]).stdout)["streams"]
@@ -132,6 +133,7 @@ def test_verify_names_the_fingerprint_that_ranks_share(tmp_path):
 MEGATRON = FIXTURES / "megatron-tp2pp2-fp32" / "ckpt"
 
 
+@pytest.mark.slow
 def test_megatrons_states_are_told_apart_by_their_place_in_its_grid():
     found = prints(MEGATRON)
     assert set(found["torch"]) == {"shard 0.0", "shard 0.1", "shard 1.0", "shard 1.1"}
@@ -155,6 +157,7 @@ FORMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("place", ["here", "extra.here", "extra.random"])
 def test_a_state_is_known_by_its_form_wherever_it_lies_and_whatever_it_is_called(tmp_path, form, place):

@@ -56,6 +56,7 @@ def newest(found: RunFolder) -> CheckpointRow | None:
     return next((row for row in found.rows if row.newest_whole), None)
 
 
+@pytest.mark.slow
 def test_the_newest_is_first_and_every_rank_of_it_was_read(run):
     found = ckptools.checkpoints_in(run)
     assert (steps(found), found.ok, found.ordered_by) == ([6, 4, 2], True, "step")
@@ -112,6 +113,7 @@ DAMAGES: dict[Callable[[Path], None], tuple[str, ...]] = {
 """What was done to the newest checkpoint, and codes of which at least one tells it."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 def test_a_newest_that_is_damaged_is_passed_over(damage, run):
     damage(run)
@@ -124,12 +126,14 @@ def test_a_newest_that_is_damaged_is_passed_over(damage, run):
     assert found.newest_whole == str(of_step(run, 4))
 
 
+@pytest.mark.slow
 def test_ranks_that_changed_their_names_are_no_damage_of_the_values_but_are_told(run):
     swap(run)
     row = ckptools.checkpoints_in(run).rows[0]
     assert "CK022" in row.codes and row.whole and row.verdict.startswith("whole, not resumable as the files lie: ")
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_is_seen_with_deep_and_only_then(run):
     path = of_step(run, 6, 1)
     data = bytearray(path.read_bytes())
@@ -181,6 +185,7 @@ def test_the_step_of_what_cannot_be_opened_is_that_of_its_folder(tmp_path):
     assert [(row.step, row.whole) for row in ckptools.checkpoints_in(tmp_path).rows] == [(7, False), (5, True)]
 
 
+@pytest.mark.slow
 def test_of_many_problems_the_first_are_written_out_and_the_others_are_counted(run):
     row = ckptools.checkpoints_in(run).rows[0]
     kinds = (Code.FILE_MISSING, Code.FILE_CUT, Code.MIXED_SAVES, Code.TENSOR_OVERLAP, Code.LAYOUT_DISAGREES)
@@ -191,6 +196,7 @@ def test_of_many_problems_the_first_are_written_out_and_the_others_are_counted(r
     assert set(made.codes) == {kind.code for kind in kinds} and made.looked_into == "verify"
 
 
+@pytest.mark.slow
 def test_many_missing_ranks_are_one_cause_of_a_row_with_its_way_out(run):
     problems = [Problem(Code.FILE_MISSING, f"no file rank{n}.pt", n) for n in range(1, 64)]
     verdict = Verdict(False, None, None, "nothing", "", causes_of(problems))
@@ -199,6 +205,7 @@ def test_many_missing_ranks_are_one_cause_of_a_row_with_its_way_out(run):
     assert made.remedy.startswith("put the other 63 rank files beside what is here")
 
 
+@pytest.mark.slow
 def test_the_step_is_what_the_files_say_and_a_name_that_tells_another_is_told(run):
     for rank in (0, 1):
         of_step(run, 6, rank).rename(run / f"ep0-ba1-rank{rank}.pt")
@@ -211,6 +218,7 @@ def test_the_step_is_what_the_files_say_and_a_name_that_tells_another_is_told(ru
     assert found.newest_whole == str(run / "ep0-ba1-rank0.pt")
 
 
+@pytest.mark.slow
 def test_file_times_that_contradict_the_steps_are_told(run):
     for rank in (0, 1):
         os.utime(of_step(run, 6, rank), (1e9, 1e9))
@@ -232,11 +240,13 @@ def folders(run: Path) -> Path:
     return run
 
 
+@pytest.mark.slow
 def test_a_folder_for_each_step_is_a_checkpoint_each(folders):
     found = ckptools.checkpoints_in(folders)
     assert [row.name for row in found.rows] == ["step-6", "step-4", "step-2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "severity", "says"),
     [
@@ -257,6 +267,7 @@ def test_a_tracker_that_lies_is_told(text, severity, says, folders):
     assert found.ok == (severity != "error") and found.newest_whole == str(folders / "step-6")
 
 
+@pytest.mark.slow
 def test_a_tracker_of_a_checkpoint_that_is_not_whole_leads_astray(folders):
     (folders / "latest").write_text("step-6")
     (folders / "step-6" / "rank1.pt").unlink()
@@ -274,6 +285,7 @@ def test_a_tracker_of_a_folder_with_several_checkpoints_means_the_newest_that_is
     assert (tracker.severity, tracker.step, tracker.problem) == ("", 4, "")
 
 
+@pytest.mark.slow
 def test_a_tracker_of_an_older_checkpoint_is_a_warning_in_words(folders):
     (folders / "latest").write_text("step-4")
     lines = run_folder_text(ckptools.checkpoints_in(folders)).splitlines()
@@ -288,6 +300,7 @@ def test_a_tracker_of_an_older_checkpoint_is_compared_with_the_newest_whole_one(
     assert tracker.problem == "CK016 names step 2; the newest whole one is step 4"
 
 
+@pytest.mark.slow
 def test_a_tracker_below_is_compared_with_those_beside_it_though_the_newest_whole_one_is_elsewhere(folders):
     (folders / "below").mkdir()
     for step in (2, 4):
@@ -308,6 +321,7 @@ def test_checkpoints_without_a_step_are_in_the_order_of_their_times_and_called_b
     assert [t.problem for t in found.trackers] == ["CK016 names c.pt; the newest whole one is a.pt"]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_a_step_comes_after_those_that_have_one(run):
     torch.save({"model": {"w": torch.ones(2)}}, run / "new.pt")
     found = ckptools.checkpoints_in(run)
@@ -315,6 +329,7 @@ def test_a_checkpoint_without_a_step_comes_after_those_that_have_one(run):
     assert found.newest_whole == str(of_step(run, 6))
 
 
+@pytest.mark.slow
 def test_of_two_checkpoints_of_the_newest_step_a_tracker_may_name_either(folders):
     shutil.copytree(folders / "step-6", folders / "step-6-copy")
     found = {}
@@ -325,12 +340,14 @@ def test_of_two_checkpoints_of_the_newest_step_a_tracker_may_name_either(folders
     assert set(found.values()) == {("", 6, "")}
 
 
+@pytest.mark.slow
 def test_two_steps_that_were_saved_in_one_second_contradict_nothing(folders):
     for file in folders.rglob("*.pt"):
         os.utime(file, (1_700_000_000, 1_700_000_000))
     assert not [note for note in ckptools.checkpoints_in(folders).notes if "disagree" in note]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_was_saved_when_its_last_file_was(folders):
     for rank in (0, 1):
         os.utime(folders / "step-6" / f"rank{rank}.pt", (1_700_000_000 + rank * 60,) * 2)
@@ -338,6 +355,7 @@ def test_a_checkpoint_was_saved_when_its_last_file_was(folders):
     assert row.saved == "2023-11-14T22:14:20Z"
 
 
+@pytest.mark.slow
 def test_text_that_is_called_a_checkpoint_is_none(folders):
     (folders / "notes.pt").write_text("to do\n")
     found = ckptools.checkpoints_in(folders)
@@ -352,6 +370,7 @@ def test_links_of_all_ranks_to_one_checkpoint_are_one_tracker(run):
     assert steps(found) == [6, 4, 2]
 
 
+@pytest.mark.slow
 def test_trackers_of_different_kinds_to_one_checkpoint_are_a_row_each(folders):
     for name in ("latest", "last_checkpoint"):
         (folders / name).write_text("step-6")
@@ -360,6 +379,7 @@ def test_trackers_of_different_kinds_to_one_checkpoint_are_a_row_each(folders):
     assert "latest, last_checkpoint point here" in run_folder_text(found)
 
 
+@pytest.mark.slow
 def test_a_link_out_of_the_folder_is_followed_only_when_asked_to(folders, tmp_path):
     (folders / "step-6").rename(tmp_path / "elsewhere")
     (folders / "step-6").symlink_to(tmp_path / "elsewhere")
@@ -371,12 +391,14 @@ def test_a_link_out_of_the_folder_is_followed_only_when_asked_to(folders, tmp_pa
     assert 6 in steps(ckptools.checkpoints_in(folders, follow_symlinks=True))
 
 
+@pytest.mark.slow
 def test_a_link_out_of_the_folder_to_what_no_checkpoint_is_called_is_not_noted(folders, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     (folders / "notes.txt").symlink_to(tmp_path / "notes.txt")
     assert ckptools.checkpoints_in(folders).notes == ()
 
 
+@pytest.mark.slow
 def test_a_link_that_leads_in_a_circle_ends(folders):
     (folders / "step-6" / "again").symlink_to(folders)
     (folders / "round").symlink_to("round")
@@ -400,6 +422,7 @@ def test_what_an_interrupted_write_left_is_listed_and_is_no_checkpoint(folders):
     assert found.ok
 
 
+@pytest.mark.slow
 def test_what_was_written_just_now_and_is_not_whole_may_not_be_finished(run):
     path = of_step(run, 6, 1)
     path.write_bytes(path.read_bytes()[:5000])
@@ -450,11 +473,13 @@ def test_a_folder_of_a_checkpoint_is_found_as_deep_as_it_is_opened_by_the_folder
     assert steps(ckptools.checkpoints_in(tmp_path / "above")) == [ckptools.open(tmp_path / "above").step.value] == [6]
 
 
+@pytest.mark.slow
 def test_what_holds_no_weights_is_no_checkpoint(run):
     torch.save({"ids": torch.arange(40), "step": 9}, run / "dataset.pt")
     assert steps(ckptools.checkpoints_in(run)) == [6, 4, 2]
 
 
+@pytest.mark.slow
 def test_what_holds_no_model_is_not_what_to_go_on_from(run):
     state = {0: {"exp_avg": torch.zeros(3), "exp_avg_sq": torch.zeros(3)}}
     groups = [{"params": [0], "lr": 0.1, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0}]
@@ -473,6 +498,7 @@ def test_a_dcp_without_its_metadata_is_a_row_that_says_so(tmp_path):
     assert ".metadata" in found.rows[0].why
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_any_name_is_listed_as_it_is(name, folders):
     try:
@@ -521,6 +547,7 @@ def test_three_hundred_checkpoints_take_no_longer_than_to_look_into_each(tmp_pat
     assert time.process_time() - started < 1.3 * 300 * one + 1
 
 
+@pytest.mark.slow
 def test_listing_imports_neither_torch_nor_numpy(rank_files):
     code = "import sys, ckptools; ckptools.checkpoints_in(sys.argv[1]); print({'torch', 'numpy'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code, str(rank_files)], capture_output=True, text=True, check=True)

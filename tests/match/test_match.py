@@ -75,6 +75,7 @@ def test_a_rename_gives_no_few_names_the_number_of_another_layer():
 ENDS = st.lists(st.sampled_from(("attn.q", "ln_1", "ln_2", "up")), min_size=1, unique=True)
 
 
+@pytest.mark.slow
 @given(st.integers(2, 5), ENDS, ENDS, st.sampled_from(("", "attention.", "0.")), st.data())
 def test_a_rename_that_moves_layers_makes_most_names_fit(layers, ends, other, inside, data):
     def widths(pattern: str, some: list[str]) -> dict[str, tuple[int, ...]]:
@@ -348,6 +349,7 @@ MODELS = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(MODELS, MODELS)
 def test_renames_never_make_two_names_one_nor_lose_what_fits(saved, model):

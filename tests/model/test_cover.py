@@ -27,6 +27,7 @@ def cells(box):
     return set(product(*(range(o, o + n) for o, n in zip(box.offsets, box.sizes, strict=True))))
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(shape=shapes, data=st.data())
 def test_what_is_missing_is_counted_and_named_also_where_boxes_overlap(shape, data):
@@ -68,6 +69,7 @@ SMALL = [
 """Shapes, how far boxes reach beyond them, and how many boxes at most."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shape", "beyond", "most"), SMALL, ids=str)
 def test_every_small_set_of_boxes_is_judged_as_counting_judges_it(shape, beyond, most):
     for count in range(most + 1):
@@ -161,6 +163,7 @@ def tilings(draw, shape):
     return boxes
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(shape=st.lists(st.integers(1, 5), max_size=3).map(tuple), data=st.data())
 def test_boxes_in_slabs_cover_each_element_once(shape, data):

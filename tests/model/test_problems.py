@@ -7,6 +7,8 @@ import functools
 import re
 from pathlib import Path
 
+import pytest
+
 import ckptools
 from ckptools.model.problems import Code, Problem
 
@@ -35,6 +37,7 @@ def test_no_two_kinds_share_a_code():
     assert len({kind.code for kind in Code}) == len(Code)
 
 
+@pytest.mark.slow
 def test_every_kind_is_told_of_somewhere():
     used = {
         node.attr

@@ -76,6 +76,7 @@ def test_a_span_is_at_most_two_boxes_per_dimension_and_in_order(shape, data):
     assert len(found) <= max(2 * len(shape) - 1, 1)
 
 
+@pytest.mark.slow
 @given(shapes, st.data())
 @settings(max_examples=300)
 def test_cover_agrees_with_counting_every_element(shape, data):

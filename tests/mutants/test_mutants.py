@@ -62,6 +62,7 @@ def test_a_text_is_changed_where_it_is_looked_up_or_compared_only():
     assert not any("XX" in line for line in made("return a.say('step')"))
 
 
+@pytest.mark.slow
 def test_one_seed_draws_the_same_faults_on_different_lines():
     files = [Path("ckptools/model/rank_vote.py"), Path("ckptools/option.py")]
     first = drawn(files, 9, seed=5)

@@ -108,6 +108,7 @@ def answer(line: str, folder: Path) -> str:
     return re.sub(r"-?\d+\.\d{7,}(e[-+]\d+)?", lambda m: f"{float(m[0]):.6g}", text)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("there")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_answers_as_it_did(name):

@@ -93,6 +93,7 @@ def in_runs(path: Path) -> bool:
     return machine.runs.runs is True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", REAL, ids=lambda p: str(p.relative_to(FIXTURES).parent))
 def test_real_metadata_is_read_the_same_both_ways(path, monkeypatch):
     fast, slow = both(path, monkeypatch)
@@ -102,6 +103,7 @@ def test_real_metadata_is_read_the_same_both_ways(path, monkeypatch):
     assert in_runs(path) == ("all_local_plans" not in fast.extra and fast.writer != "ByteCheckpoint")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ndim", "protocol"), [(1, 4), (2, 5), (3, 4), (5, 4)])
 def test_large_metadata_is_read_the_same_both_ways(tmp_path, monkeypatch, ndim, protocol):
     path = write(tmp_path, described(300, ["a", "b.weight", "offset", "x" * 300], ndim), protocol)
@@ -110,6 +112,7 @@ def test_large_metadata_is_read_the_same_both_ways(tmp_path, monkeypatch, ndim, 
     assert len(fast.stored) == 1200 and place(fast, "a", (299 * 300, *[0] * (ndim - 1))).offset == 299 << 33
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.sampled_from([1, 300, 70_000, 1 << 33]), min_size=1, max_size=9), min_size=1, max_size=6))
 def test_lists_of_chunks_that_begin_alike_and_any_places_are_read_the_same_both_ways(tmp_path_factory, lists):
     metadata = described(9, [str(n) for n in range(len(lists))])

@@ -69,6 +69,7 @@ def indices_of(runs):
     return [i for start, n in runs for i in range(start, start + n)]
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(layout=layouts(strided=True))
 def test_every_rank_holds_the_indices_that_torch_chunk_gives_it(layout):
@@ -78,6 +79,7 @@ def test_every_rank_holds_the_indices_that_torch_chunk_gives_it(layout):
         assert [indices_of(r) for r in runs] == brute(shape, mesh, coordinate, placements)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(layout=layouts(strided=False))
 def test_plain_shards_are_where_torch_computes_them(layout):
@@ -94,6 +96,7 @@ def test_plain_shards_are_where_torch_computes_them(layout):
             assert tuple(r[0][0] for r in runs) == offset
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(layout=layouts(strided=True))
 def test_the_boxes_of_all_ranks_cover_the_tensor_once_per_replica(layout):

@@ -145,6 +145,7 @@ def calls_in(path):
             yield "", node.func.id
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_no_module_can_load_a_pickle_or_run_a_name(path):
     calls = set(calls_in(path))

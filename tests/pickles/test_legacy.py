@@ -104,6 +104,7 @@ def test_a_whole_module_names_its_class_and_uses_no_source(tmp_path):
     assert [t.shape for _, t in tensors_in(saved.tree.state)] == [(1, 2), (1,)]
 
 
+@pytest.mark.slow
 def test_sharded_tensors_of_every_rank_are_joined(tmp_path):
     known = next(k for k in WHOLE if k.name == "torch2.13.0-fsdp1-sharded-w4")
     with ckptools.offline():
@@ -298,6 +299,7 @@ def test_a_file_cut_anywhere_is_refused(good, tmp_path, cut):
     assert cut % len(good) < 30 or "is cut short" in told
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=st.integers(0, 10_000), byte=st.integers(0, 255))
 def test_a_damaged_file_is_read_or_refused_in_one_line(good, tmp_path, at, byte):

@@ -245,6 +245,7 @@ def test_any_bytes_are_a_tree_or_one_line(data):
         assert str(error).isprintable()
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(tree=trees, protocol=st.integers(0, 5), at=st.integers(0), new=st.integers(0, 255))
 def test_a_changed_byte_gives_a_tree_or_one_line(tree, protocol, at, new):

@@ -23,6 +23,7 @@ DTYPES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_a_dtype_with_fields_is_written_as_it_was_or_named_as_left_out(dtype, zipped, tmp_path):

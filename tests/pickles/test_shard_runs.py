@@ -72,6 +72,7 @@ def both(path, data):
         return outcome(data, locate, True), outcome(data, locate, False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}-{p.name}")
 def test_every_fixture_reads_the_same_with_runs_and_without(path):
     fast, slow = both(path, pickled(path))

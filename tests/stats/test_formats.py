@@ -18,6 +18,7 @@ def numbers(dtype: str, data: bytes) -> np.ndarray:
     return torch.frombuffer(bytearray(data), dtype=getattr(torch, dtype)).double().numpy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", WHOLE, ids=lambda known: f"{known.name}/{known.path}")
 def test_figures_are_those_of_the_known_values(known):
     truth, compared = load_truth(known.name), 0

@@ -87,6 +87,7 @@ CASES: list[Callable[[Model], str]] = [
 WRONG = (one_nan, one_zeroed, all_written_as_zeros, a_tail_of_zeros)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", CASES, ids=lambda harm: harm.__name__)
 def test_a_public_case_is_found_by_name_in_the_first_five_lines(tmp_path, harm):
     model = healthy()
@@ -166,6 +167,7 @@ def one_large(name: str, value: float) -> Callable[[Model], str]:
     return harm
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [1, 3, 12])
 @pytest.mark.parametrize("value", [1e30, -2e4])
 @pytest.mark.parametrize(

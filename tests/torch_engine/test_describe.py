@@ -70,6 +70,7 @@ def test_both_ways_in_describe_a_real_file_alike(path):
     assert isinstance(tree, Tensor) or tree  # one value, such as a step, may be all of a file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path",
     [p for p in FILES if p.stem.endswith(("0", "snapshot", "last")) and "torchao" not in str(p)],

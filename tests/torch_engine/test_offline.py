@@ -70,6 +70,7 @@ def test_the_lines_that_people_use_today_work():
     torch.Generator().set_state(shard["rng"][3]["torch"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", range(4))
 def test_a_sharded_tensor_works_after_the_group_is_gone(rank):
     shard = load_shard(COMPOSER / f"ep0-ba5-rank{rank}.pt")
@@ -80,6 +81,7 @@ def test_a_sharded_tensor_works_after_the_group_is_gone(rank):
     assert [s.metadata.shard_offsets for s in st.local_shards()] == [[rank * 9, 0]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["composer-0.13.5-torch1.13.1-sharded-w4", "torch1.13.1-fsdp1-sharded-w3"])
 def test_the_local_shards_of_all_ranks_are_the_truth(name):
     truth, compared = load_truth(name), 0
@@ -149,6 +151,7 @@ def test_a_group_that_the_user_ended_is_not_ended_again():
     assert not dist.is_initialized()
 
 
+@pytest.mark.slow
 def test_threads_share_one_group():
     before, found = held_by_torch(), []
 
@@ -196,6 +199,7 @@ def test_a_sharded_tensor_saved_again_says_who_saved_it_first():
 # -- DTensor -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DTENSORS)
 @pytest.mark.parametrize("trust", [False, True])
 def test_a_dtensor_of_any_torch_works_in_this_one(name, trust):

@@ -42,6 +42,7 @@ def test_inside_torchrun_rank_0_speaks_for_all(torchrun: Command) -> None:
     assert {path.name for path in torchrun.out.iterdir()} == {f"ep0-ba5-rank{rank}.pt" for rank in range(3)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -58,6 +59,7 @@ def test_what_does_not_fit_together_is_one_line(arguments: tuple[str, ...], says
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_world_size_that_contradicts_torchrun_is_refused(tmp_path: Path) -> None:
     environment = {"RANK": "0", "WORLD_SIZE": "4"}
     done = ckptools("create", tmp_path / "run", "--world-size", 3, env=environment)

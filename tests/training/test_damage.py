@@ -49,6 +49,7 @@ def named(broken: damage.Broken, told: str) -> bool:
     return all(any(code[:5] in line and re.search(whose, line) for line in lines) for code in broken.shown)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", ASKED)
 def test_every_damage_of_rank_files_is_shown_with_its_rank(asked: str, ranks: Path) -> None:
     (broken,) = damage.apply(ranks, asked, 0, {})
@@ -69,6 +70,7 @@ def test_every_damage_of_other_layouts_is_shown_with_its_rank(
     assert named(broken, verified(tmp_path / "run", broken))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("asked", "code"), [("nan:0", "CK201"), ("bitflip:0", "CK004"), ("truncate:0", "")])
 def test_damage_of_a_file_that_is_no_ranks_is_shown(asked: str, code: str, snapshot: Created, tmp_path: Path) -> None:
     shutil.copytree(snapshot.out, tmp_path / "run")
@@ -201,6 +203,7 @@ def test_an_older_step_and_another_run_must_be_there_to_be_had(tmp_path: Path) -
         damage.check(replace(options, steps=2), 4, own_ranks=False)
 
 
+@pytest.mark.slow
 def test_a_refused_damage_trains_nothing(tmp_path: Path) -> None:
     done = ckptools("create", tmp_path / "run", "--break", "swap:0")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)

@@ -99,6 +99,7 @@ def test_any_rank_of_any_world_is_recognised() -> None:
     assert expression == r"gpt/ep2\.\d+\-of\-\d+\.pt"
 
 
+@pytest.mark.slow
 def test_a_bad_template_is_one_line_and_nothing_is_made(tmp_path: Path) -> None:
     done = ckptools("create", tmp_path / "run", "--name", "model.pt")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
@@ -106,6 +107,7 @@ def test_a_bad_template_is_one_line_and_nothing_is_made(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_sub_folders_are_filled_replaced_and_opened(tmp_path: Path) -> None:
     name = "{run_name}/ep{epoch}-ba{batch}/node{node_rank}-gpu{local_rank}-rank{rank}.pt"
     files = FileOptions(name, "gpt")

@@ -107,6 +107,7 @@ def test_under_torchrun_the_bytes_are_the_same(torchrun: Command, fsdp1: Command
     assert same(torchrun.out, fsdp1.out)
 
 
+@pytest.mark.slow
 def test_ranks_that_tests_fork_write_the_same_bytes(fsdp1: Command, tmp_path: Path) -> None:
     create_forked(CreateOptions(tmp_path / "run", "fsdp1", 3, **ASKED))
     assert same(tmp_path / "run", fsdp1.out)
@@ -143,6 +144,7 @@ def test_a_local_rank_is_taken_in_both_spellings_and_places(spelling: str, befor
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_world_size_in_neither_place_is_a_missing_variable(tmp_path: Path) -> None:
     where = {"RANK": 0, "MASTER_ADDR": "localhost", "MASTER_PORT": free_port()}
     [(code, _, said)] = finish([start(tmp_path / "run", variables=where)])
@@ -150,6 +152,7 @@ def test_a_world_size_in_neither_place_is_a_missing_variable(tmp_path: Path) -> 
     assert said.startswith("error: WORLD_SIZE missing from the environment")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -22,6 +22,7 @@ def fsdp2(folder: Path) -> dict[str, Any]:
     return gone_on(folder / "gone-on-fsdp2", "fsdp2", "composer", "composer-dcp", broadcast=True, without=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["composer", "composer-dcp"])
 def test_the_losses_and_weights_are_those_of_a_run_that_was_not_interrupted(layout: str, fsdp2: dict[str, Any]) -> None:
     assert equal(fsdp2[layout]), fsdp2[layout]
@@ -42,6 +43,7 @@ def ddp(folder: Path) -> dict[str, Any]:
     return gone_on(folder / "gone-on-ddp", "ddp", "composer", "snapshot", "lightning", "accelerate")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["composer", "lightning", "accelerate"])
 def test_one_file_for_all_ranks_goes_on_as_well(layout: str, ddp: dict[str, Any]) -> None:
     assert equal(ddp[layout]), ddp[layout]

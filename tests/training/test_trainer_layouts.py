@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -50,6 +51,7 @@ def test_composers_rank_files_have_the_tree_of_real_ones(fsdp1: Command) -> None
     assert {slot for state in optimizer["state"].values() for slot in state} == {"step", "exp_avg", "exp_avg_sq"}
 
 
+@pytest.mark.slow
 def test_composers_dcp_has_the_tree_of_a_real_one_but_for_where_optimizers_are(trainers_fsdp2: Path) -> None:
     real = ckptools.open(FIXTURES / "composer-0.16.4-torch2.0.1-elastic-w4/ep0-ba5").raw
     ours = ckptools.open(trainers_fsdp2 / "composer-dcp").raw

@@ -51,6 +51,7 @@ def test_unequal_nodes_write_what_one_node_writes(
     assert is_free(port)
 
 
+@pytest.mark.slow
 def test_a_node_that_never_comes_is_named_and_nothing_is_left(tmp_path: Path) -> None:
     port = free_port()
     asked = ("--nproc-per-node", "2,1", "--node-rank", 0, "--rdzv-endpoint", f"localhost:{port}", "--timeout", 2)

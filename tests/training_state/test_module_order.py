@@ -95,6 +95,7 @@ def test_a_list_of_modules_that_is_none_is_not_believed(odd):
     assert not believed(AS_SAVED, values).kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", WHOLE, ids=lambda k: k.name)
 def test_every_format_states_its_order_and_why(known):
     stated = known.open().module_order

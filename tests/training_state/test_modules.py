@@ -140,6 +140,7 @@ def forged(**fields: object) -> Opaque:
     return module
 
 
+@pytest.mark.slow
 def test_modules_that_unfold_without_end_are_refused():
     shared = forged()
     for _ in range(40):

@@ -73,6 +73,7 @@ def test_codes_are_never_converted_as_if_they_were_values(tmp_path):
     assert all(torch.equal(found[key], value.float()) for key, value in TRUTH.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(key for key in STATE if key.startswith(("nf4.weight", "int8.SCB", "int8.w"))))
 def test_a_flipped_bit_in_any_part_is_noticed(tmp_path, name):
     path = shutil.copy(PACKED / "model.pt", tmp_path)

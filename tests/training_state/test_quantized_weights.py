@@ -56,6 +56,7 @@ def test_parameters_are_those_of_the_weights_and_not_of_codes(tmp_path, way):
     assert ("params without 3 weights in packed codes" in model["holds"]) is (way.weights is None)
 
 
+@pytest.mark.slow
 @EACH
 @pytest.mark.parametrize("config", [True, False])
 def test_codes_are_never_cast_nor_dequantized_in_silence(tmp_path, way, config):

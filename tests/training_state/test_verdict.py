@@ -185,6 +185,7 @@ def test_what_was_lost_with_files_names_ranks_and_what_they_had_apart():
     assert lost_with_files(checkpoint({"model": {"w": plain(4)}}), missing(1)) == ()
 
 
+@pytest.mark.slow
 def test_one_rank_is_alone_where_it_was_named_and_no_other_is_beside_it_or_damaged():
     assert is_alone(alone())
     assert not any(map(is_alone, (run7(), unread_run7(), broken_run7(), snapshot())))

@@ -58,6 +58,7 @@ def overwrite(path: Path, offset: int, data: bytes) -> None:
         file.write(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", WHOLE, ids=lambda k: k.name)
 def test_a_whole_checkpoint_fails_no_check(known: Known):
     found = ckptools.verify(known.file, deep=True, values=True)
@@ -436,6 +437,7 @@ def test_a_file_name_of_another_world_than_the_content_is_an_error(tmp_path):
     assert "world size 3 by content, 4 by file name" in [p.message for p in problems if p.code == "CK103"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deep, values", [(True, False), (False, True), (True, True), (False, False)])
 @pytest.mark.parametrize("folder", [COMPOSER, HSDP], ids=lambda p: p.name)
 def test_what_will_be_read_is_known_before_it_is(folder, deep, values):

@@ -24,6 +24,7 @@ def watch_of(tmp_path: Path, trainer: Any = None, **more: Any) -> Any:
     return ckptools.watch(tmp_path / "run", trainer, settle=0.5, state=tmp_path / "state.json", **more)
 
 
+@pytest.mark.slow
 def test_a_check_returns_at_once_and_a_second_follows_the_first(tmp_path):
     save(tmp_path / "run", 2)
     watch = watch_of(tmp_path)
@@ -35,6 +36,7 @@ def test_a_check_returns_at_once_and_a_second_follows_the_first(tmp_path):
     assert {event["step"] for event in watch.wait()} == {2, 4} and proven(watch) == [2, 4]
 
 
+@pytest.mark.slow
 def test_a_problem_is_a_warning_or_what_the_user_wants(tmp_path):
     flip(save(tmp_path / "run", 2))
     watch = watch_of(tmp_path)

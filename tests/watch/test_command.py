@@ -79,6 +79,7 @@ def watching(run: Path, *words: str) -> Iterator[Watch]:
         watch.process.communicate()
 
 
+@pytest.mark.slow
 def test_what_appears_is_proven_or_a_problem_and_an_interrupt_is_the_end(run):
     with watching(run, "--settle", "0") as watch:
         seen = [watch.next()]
@@ -96,6 +97,7 @@ def test_what_appears_is_proven_or_a_problem_and_an_interrupt_is_the_end(run):
         assert watch.process.wait(timeout=60) == 1
 
 
+@pytest.mark.slow
 def test_an_interrupt_without_a_problem_is_code_0(run):
     with watching(run) as watch:
         assert watch.next()["event"] == "proven"
@@ -103,6 +105,7 @@ def test_an_interrupt_without_a_problem_is_code_0(run):
         assert watch.process.wait(timeout=60) == 0
 
 
+@pytest.mark.slow
 def test_a_folder_that_goes_is_told_once_and_watched_when_it_is_back(run):
     with watching(run) as watch:
         watch.next()
@@ -113,6 +116,7 @@ def test_a_folder_that_goes_is_told_once_and_watched_when_it_is_back(run):
         assert (watch.next()["event"], run.name) == ("proven", "run")
 
 
+@pytest.mark.slow
 def test_it_ends_when_nobody_reads_it_any_more(run):
     read, write = os.pipe()
     with subprocess.Popen(command(run, "--every", "0.1"), stdout=write, stderr=subprocess.DEVNULL) as process:
@@ -121,6 +125,7 @@ def test_it_ends_when_nobody_reads_it_any_more(run):
         assert process.wait(timeout=60) == 0
 
 
+@pytest.mark.slow
 def test_once_ends_with_what_is_here_and_tells_nothing_twice(run):
     first, second = once(run, "--jsonl"), once(run, "--jsonl")
     assert (first.returncode, events(first), second.returncode, second.stdout) == (0, [("proven", 2)], 0, "")
@@ -130,6 +135,7 @@ def test_once_ends_with_what_is_here_and_tells_nothing_twice(run):
     assert fourth.returncode == 1 and "1 problem: step-4.pt" in fourth.stdout
 
 
+@pytest.mark.slow
 def test_once_waits_for_what_is_written_at_that_moment(run):
     save(run, 4, old=False)
     done = once(run, "--jsonl", "--settle", "1")
@@ -146,6 +152,7 @@ def test_one_object_needs_once(run):
     assert done.returncode == 2 and "--once" in done.stderr
 
 
+@pytest.mark.slow
 def test_options_that_fit_no_watch_are_refused_and_in_no_help(run):
     for words in (["--table-format", "tsv"], ["--ranks", "{rank}.pt"], ["--only-this-file"]):
         assert once(run, *words).returncode == 2
@@ -157,6 +164,7 @@ def test_a_state_inside_the_run_is_refused(run):
     assert done.returncode == 2 and "outside" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_second_watch_of_the_same_run_is_refused_and_may_have_a_state_of_its_own(run):
     with watching(run) as watch:
         watch.next()
@@ -165,6 +173,7 @@ def test_a_second_watch_of_the_same_run_is_refused_and_may_have_a_state_of_its_o
         assert once(run, "--state", run.parent / "own.json").returncode == 0
 
 
+@pytest.mark.slow
 def test_a_command_gets_the_event_as_data_whatever_the_name_of_the_file(run, tmp_path):
     name = "step-4;touch pwned $(touch pwned) `touch pwned`.pt"
     flip(save(run, 4)).rename(run / name)
@@ -179,12 +188,14 @@ def test_a_command_gets_the_event_as_data_whatever_the_name_of_the_file(run, tmp
     assert not (tmp_path / "pwned").exists()
 
 
+@pytest.mark.slow
 def test_a_command_that_cannot_be_run_is_a_warning(run):
     flip(save(run, 4))
     done = once(run, "--on-problem", "no-such-program")
     assert done.returncode == 1 and "warning: --on-problem no-such-program: cannot be run" in done.stderr
 
 
+@pytest.mark.slow
 def test_figures_are_written_whole_and_name_the_newest_proven_step(run, tmp_path):
     flip(save(run, 4))
     once(run, "--prometheus", tmp_path / "x.prom", "--values")
@@ -194,11 +205,13 @@ def test_figures_are_written_whole_and_name_the_newest_proven_step(run, tmp_path
     assert lines[f"ckptools_problems{label}"] == "1" and float(lines[f"ckptools_model_norm{label}"]) > 8
 
 
+@pytest.mark.slow
 def test_figures_that_cannot_be_written_are_a_warning(run, tmp_path):
     done = once(run, "--prometheus", tmp_path / "nowhere" / "x.prom")
     assert done.returncode == 0 and "warning: --prometheus" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_state_that_cannot_be_written_is_a_warning_and_everything_else_goes_on(run, tmp_path):
     (tmp_path / "no-folder").write_text("a file")

@@ -38,6 +38,7 @@ def test_words_and_picture_tell_the_same():
     assert hovers(picture) == ["model: fp32 16.0 KiB", "model: bf16 2.0 KiB", "rng: uint8 4.9 KiB"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", WHOLE, ids=lambda known: known.name)
 def test_every_real_checkpoint_has_its_bytes(known):
     ck = known.open()

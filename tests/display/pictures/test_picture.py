@@ -21,6 +21,7 @@ from tests.truth import WHOLE
 LONG = "<&'\">" * 2000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", WHOLE, ids=lambda known: known.name)
 def test_every_real_checkpoint_has_pictures(known):
     ck = known.open()
