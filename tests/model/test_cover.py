@@ -116,17 +116,17 @@ def test_one_element_missing_of_2_to_60_is_found():
 
 def test_twenty_thousand_shards_along_any_dimension_are_proven_quickly():
     boxes = [Box((i * 3, 0), (3, 64)) for i in range(20_000)]
-    started = time.perf_counter()
+    started = time.process_time()
     assert cover((60_000, 64), boxes).exact
     assert cover((64, 60_000), [Box(b.offsets[::-1], b.sizes[::-1]) for b in boxes]).exact
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2
 
 
 def test_ten_thousand_holes_are_all_found_quickly():
-    started = time.perf_counter()
+    started = time.process_time()
     told = cover((20_000,), [Box((i,), (1,)) for i in range(0, 20_000, 2)])
     assert (told.missing, len(told.gaps), told.gaps[0]) == (10_000, 10_000, Box((1,), (1,)))
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2
 
 
 @pytest.mark.slow
