@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -55,7 +54,6 @@ def test_a_leaf_that_changed_differs_or_is_named_as_not_compared(tmp_path, kind,
         assert shown, f"{row} shows both alike"
 
 
-@pytest.mark.slow
 @settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(kinds, places, protocols)
 def test_a_leaf_that_was_saved_again_by_any_protocol_is_the_same(tmp_path, kind, place, protocol):

@@ -77,7 +77,6 @@ def texts(found: Diagnosis) -> Iterator[str]:
     return (f"{row.answer} {row.evidence}" for row in found.rows)
 
 
-@pytest.mark.slow
 @settings(max_examples=examples(30), deadline=None)
 @given(st.sampled_from(KINDS), st.lists(st.sampled_from(FATES), min_size=2, max_size=4))
 def test_every_command_gives_one_answer_about_a_run(saves, tmp_path_factory, kind, drawn):

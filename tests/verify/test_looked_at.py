@@ -79,7 +79,6 @@ def test_empty_tensors_have_nothing_to_look_at(tmp_path):
         assert (found.not_ok, found.of) == ("not judged: no tensor has bytes here", 0)
 
 
-@pytest.mark.slow
 def test_what_a_lost_file_held_was_not_looked_at(tmp_path):
     for path in (FIXTURES / "torch2.13.0-fsdp1-sharded-w4").glob("rank[0-2].pt"):
         shutil.copy(path, tmp_path)
@@ -174,7 +173,6 @@ def empty_checks(parts: Parts) -> set[str]:
     return {name for name, here in there.items() if not here}
 
 
-@pytest.mark.slow
 @given(parts=PARTS)
 @settings(deadline=None, max_examples=examples(90), suppress_health_check=list(HealthCheck))
 def test_nothing_is_called_ok_that_nobody_looked_at(parts, tmp_path_factory):
