@@ -115,6 +115,11 @@ class RepeatedRecords:
         if len(self._by_value) > MAX_RECORDS:
             self.records, self._by_value, self._lists = {}, {}, {}
 
+    @property
+    def knows_some(self) -> bool:
+        """Whether anything was learned that a pickle of this pattern may spell."""
+        return bool(self._chains)
+
     def record(self, offsets: Ints, sizes: Ints, rank: int | None) -> ShardRecord:
         """The one record of these offsets, sizes and rank."""
         found = self._by_value.get((offsets, sizes, rank))

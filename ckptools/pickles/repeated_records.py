@@ -55,6 +55,9 @@ INT = rb"(?:K.|M..|J.{4}|\x8a(?:" + LONG + rb"))"
 INTS = rb"((?:" + INT + rb"a|\((?:" + INT + rb"){1,64}e|))"
 SHARD_TEXT = rb"X(?:" + b"|".join(b"\\x%02x\\0\\0\\0[\\w:/.-]{%d}" % (n, n) for n in range(1, 17)) + rb")" + PUT
 
+MAX_MATCHED = 1 << 16
+"""Records that are matched at once."""
+
 PLACEMENT = 4
 """Index of the placement in a record's memo entries."""
 
@@ -91,6 +94,7 @@ class RunReader:
         self.runs: list[ShardBatch] = []
         self._attempts = MAX_ATTEMPTS if fast else 0
         self._pattern: re.Pattern[bytes] | None = None
+        self._at_once = MAX_MATCHED
         self.repeated = machine.repeated
 
     def meet(self, name: Global) -> None:
@@ -117,7 +121,8 @@ class RunReader:
         if pattern is None:
             return None
         read: list[Stretch] = []
-        end, several = start, 1
+        # One by one at first, for what another rank's pickle spells alike may go on behind a record of this rank.
+        end, several = start, 1 if self.repeated.knows_some else self._at_once
         while part := self._known(end) or self._matched(pattern, end, several):
             if read and part.first != read[-1].past:
                 break
@@ -153,6 +158,7 @@ class RunReader:
             ends.append(end)
         first = self._first_number(numbers) if records else None
         if first is None:
+            self._at_once = 1  # or each of them would be matched again with all that follow it
             return None
         part = Stretch(first, records, end)
         self.repeated.learn(part, data, start, ends)

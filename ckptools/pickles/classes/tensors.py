@@ -13,6 +13,7 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import date, datetime, time, timedelta, timezone
+from functools import lru_cache
 from itertools import islice
 from operator import mul
 from typing import Any
@@ -548,7 +549,7 @@ def strided_tensor(m: MachineState, storage: Storage, offset: Any, size: Any, st
         ValueError: the view does not lie in the storage.
     """
     shape, strides = ints(size, "sizes"), ints(stride, "strides")
-    (start,) = ints((offset,), "storage offset")
+    start = offset if type(offset) is int and 0 <= offset < 1 << 63 else ints((offset,), "storage offset")[0]
     if len(shape) != len(strides):
         raise ValueError(f"a tensor with {len(shape)} sizes and {len(strides)} strides")
     width, nbytes = ITEMSIZE[dtype], storage.numel * ITEMSIZE[storage.dtype]
@@ -570,7 +571,13 @@ def strided_tensor(m: MachineState, storage: Storage, offset: Any, size: Any, st
     path, at, record, crc = located
     where = at + start * width if filled else at
     source = Source(path, where, dtype, shape, strides, record, (at, nbytes), crc)
-    return Tensor(shape, dtype, (Shard(Box.whole(shape), None, source),))
+    return Tensor(shape, dtype, (Shard(_whole_box(shape), None, source),))
+
+
+@lru_cache(maxsize=1024)
+def _whole_box(shape: Ints) -> Box:
+    """The box of a whole tensor, one for all layers."""
+    return Box.whole(shape)
 
 
 @rebuilds("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state")
