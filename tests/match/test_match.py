@@ -17,7 +17,7 @@ from ckptools.errors import UsageError
 from ckptools.keys.entries import Selection
 from ckptools.match.record import Match, match_html
 from ckptools.match.run import compared, fold
-from ckptools.torch_engine.module_shapes import NamedShape, StateDictShapes
+from ckptools.torch_engine.module_shapes import Loading, NamedShape, StateDictShapes
 
 EVERYTHING = Selection()
 
@@ -418,3 +418,18 @@ def test_groups_of_a_shape_that_differs_are_folded_by_what_differs():
         ("blocks.{0..7}.up", 8, "[4, 4]", "[4, 5]"),
         ("blocks.{0..7}.down", 8, "[4, 4]", "[4, 6]"),
     ]
+
+
+def test_what_is_no_tensor_on_either_side_is_counted_as_compared_by_name_alone():
+    both = {**GPT, "extra": NamedShape(None), "more": NamedShape(None)}
+    assert matched(both, both).not_compared[0] == (
+        "2 names with no tensor: there on both sides, and nothing but the name was compared"
+    )
+
+
+def test_what_is_split_off_another_tensor_while_loading_is_converted():
+    loading = Loading(made=frozenset(("b",)))
+    model = shapes({"a": (4, 2), "b": (2, 2)}, loading=lambda tensors: loading, converts=True)
+    found = compared(shapes({"a": (4, 2)}), model, True, EVERYTHING)
+    row = next(row for row in found.rows if row.name == "b")
+    assert (row.status, row.note) == ("converted", "split off another tensor while loading")

@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 import ckptools
 from ckptools.cli import app
 from ckptools.errors import NotWholeError, RefusedError, UsageError
+from ckptools.model.checkpoint import ModelConfig
+from ckptools.training_state.quantized_weights import method_of
 from tests.quantized import COLUMNS, FP8, LAYERS, ROWS, WAYS, codes, folder, made
 from tests.truth import FIXTURES
 
@@ -340,3 +342,21 @@ def test_a_class_that_holds_its_own_scales_is_named_beside_the_dtypes():
     (model,) = (section for section in found["sections"] if section["kind"] == "model")
     assert model["quantized"] == {"torchao Int8Tensor": 4} and found["quantized"] == []
     assert "bf16; quantized" in run("inspect", FIXTURES / "torchao-int8/ckpt/model.pt").stdout
+
+
+@pytest.mark.parametrize("name", ["gptq", "awq", "gpt-oss", "nvfp4-pack-quantized", "mxfp4-pack-quantized"])
+def test_packed_codes_are_counted_by_the_shapes_of_their_companions_where_no_config_is(tmp_path, name):
+    torch.save(made(WAYS[name]), tmp_path / "m.pt")
+    found = json.loads(run("inspect", tmp_path / "m.pt", "--json").stdout)
+    assert found["sections"][0]["params"] == 8 * COLUMNS + LAYERS * COLUMNS + LAYERS * (WAYS[name].weights or 0)
+
+
+def test_packed_codes_beside_one_scale_of_no_dimension_are_not_counted(tmp_path):
+    torch.save({"a.weight": codes(4, 4), "a.weight_scale": torch.tensor(1.0)}, tmp_path / "m.pt")
+    done = run("inspect", tmp_path / "m.pt", "--json")
+    assert (done.exit_code, json.loads(done.stdout)["sections"][0]["quantized"]) == (0, {"int8, one scale": 1})
+
+
+@pytest.mark.parametrize("key", ["load_in_4bit", "load_in_8bit", "_load_in_4bit"])
+def test_a_config_of_an_older_transformers_says_bitsandbytes_by_other_keys(key):
+    assert method_of(ModelConfig("config.json", {}, {key: True})) == "bitsandbytes"
