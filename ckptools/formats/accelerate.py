@@ -22,7 +22,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ckptools.files.opening import reading
 from ckptools.formats import rank_files
@@ -121,7 +121,14 @@ def read(path: Path, options: Options) -> Checkpoint:
             _add_rank_files(optimizers, part)
     for part in found:
         if part.what == "model":
-            _add_model(parts, part, optimizers.tree.get(part._replace(what="optimizer").key))
+            optimizer = optimizers.tree.get(part._replace(what="optimizer").key)
+            if part.kind == "dcp":
+                parts.add_dcp(part.path, part.key, "model")
+            elif part.kind == "full":
+                parts.add_file(part.path, part.key)
+            else:
+                by_name = isinstance(optimizer, Mapping) and is_optimizer(optimizer)
+                _add_rank_files(parts, part, shapes_by_name(optimizer, of_dcp=True) if optimizer and by_name else None)
             if next(tensors_in(parts.tree.get(part.key)), None) is None:
                 text = f"{part.path.name} holds no tensors; the model was not saved with its optimizer"
                 parts.problems.append(Problem(Code.MODEL_PART_MISSING, text, None, part.key))
@@ -145,16 +152,6 @@ def _bare_folders(folder: Path) -> list[Path]:
         entries = sorted(folder.iterdir())
     named = (p for p in entries if MODEL.fullmatch(p.name) or OPTIMIZER.fullmatch(p.name))
     return [p for p in named if p.is_dir() and not is_dcp(p) and looks_like_dcp(p)]
-
-
-def _add_model(parts: CompositeBuilder, part: _AcceleratePart, optimizer: Any) -> None:
-    if part.kind == "dcp":
-        parts.add_dcp(part.path, part.key, "model")
-    elif part.kind == "full":
-        parts.add_file(part.path, part.key)
-    else:
-        known = isinstance(optimizer, Mapping) and is_optimizer(optimizer)
-        _add_rank_files(parts, part, shapes_by_name(optimizer, of_dcp=True) if known else None)
 
 
 def _add_rank_files(parts: CompositeBuilder, part: _AcceleratePart, by_name: Shapes | None = None) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ckptools.formats.dcp.folder import PLANNED, CompositeBuilder, is_dcp
 from ckptools.formats.options import Options
@@ -63,9 +62,7 @@ def read(path: Path, options: Options) -> Checkpoint:
         parts.add_file(path / METADATA, "metadata")
     saved_as = f"DCP folders, {parts.writer}" if parts.writer else "the model whole"
     order = PLANNED if is_dcp(path / "model") else AS_SAVED
-    return parts.checkpoint(f"Composer, {saved_as}", _world_size(parts.tree.get("metadata")), order)
-
-
-def _world_size(metadata: Any) -> Fact:
+    metadata = parts.tree.get("metadata")
     stated = metadata.get("num_gpus") if isinstance(metadata, Mapping) else None
-    return Fact(stated, ("metadata.num_gpus",)) if type(stated) is int and stated > 0 else Fact(None)
+    world = Fact(stated, ("metadata.num_gpus",)) if type(stated) is int and stated > 0 else Fact(None)
+    return parts.checkpoint(f"Composer, {saved_as}", world, order)

@@ -14,7 +14,7 @@ of each part decides what it is.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -225,7 +225,16 @@ class _PartsFolder:
         if rest:
             text = f"also here, of no part, and not read: {few(rest)}"
             self.problems.append(Problem(Code.NOT_READ, text, files=tuple(rest)))
-        self._compare_steps(self.parts.tree)
+        # Warn where the counters of two parts have different values.
+        stated = {}
+        for key in (key for key in self.parts.tree if key not in UNCOUNTED):
+            sections = tuple(s for s in find_sections({key: self.parts.tree[key]}) if s.kind == "other")
+            step = find_step(Path("-"), sections)
+            if step.value is not None:
+                stated[f"{step.sources[0]} {step.value}"] = step.value
+        if len(set(stated.values())) > 1:
+            text = f"parts state different steps: {', '.join(stated)}; they may be of different saves"
+            self.problems.append(Problem(Code.MIXED_SAVES, text, severity="warning"))
         # Parts that do not hold what their names promise.
         for key, kind in KINDS.items():
             if key in self.parts.tree and kind not in {s.kind for s in find_sections({key: self.parts.tree[key]})}:
@@ -238,15 +247,3 @@ class _PartsFolder:
         return self.parts.checkpoint(
             f"a composite of parts by their names: {', '.join(self.saved_as)}", self.world, self.order
         )
-
-    def _compare_steps(self, tree: Mapping[str, object]) -> None:
-        """Warn where the counters of two parts have different values."""
-        stated = {}
-        for key in (key for key in tree if key not in UNCOUNTED):
-            sections = tuple(s for s in find_sections({key: tree[key]}) if s.kind == "other")
-            step = find_step(Path("-"), sections)
-            if step.value is not None:
-                stated[f"{step.sources[0]} {step.value}"] = step.value
-        if len(set(stated.values())) > 1:
-            text = f"parts state different steps: {', '.join(stated)}; they may be of different saves"
-            self.problems.append(Problem(Code.MIXED_SAVES, text, severity="warning"))

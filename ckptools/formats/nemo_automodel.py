@@ -103,17 +103,12 @@ def read(path: Path, options: Options) -> Checkpoint:
     """
     folder = _root(path) or path
     if options.only_this_file and not path.is_dir():
-        return _alone(path, options)
+        if dcp_safetensors.detect(path):
+            return dcp_safetensors.read(path, options)
+        if dcp.detect(path):
+            return dcp.read(path, options)
+        return torch_file.read(path, options) if torch_file.detect(path) else hugging_face.read(path, options)
     return _AutomodelFolder(folder, options).checkpoint()
-
-
-def _alone(path: Path, options: Options) -> Checkpoint:
-    """Open one file of a step folder by its own format."""
-    if dcp_safetensors.detect(path):
-        return dcp_safetensors.read(path, options)
-    if dcp.detect(path):
-        return dcp.read(path, options)
-    return torch_file.read(path, options) if torch_file.detect(path) else hugging_face.read(path, options)
 
 
 FOUND = ("files found",)
@@ -134,7 +129,12 @@ class _AutomodelFolder:
         self._add_dcp(others, self.folder / OPTIM)
         states = self._rank_states()
         world = self._world_size(others, states)
-        self._add_model(_shapes(others.tree), world)
+        found = [
+            parameters.shapes_by_name(nested(value), of_dcp=True)
+            for value in others.tree.values()
+            if is_optimizer(value)
+        ]
+        self._add_model({name: shape for shapes in found if shapes for name, shape in shapes.shapes.items()}, world)
         self.parts.add_parts(others)
         self._add_rest(states, world.value)
         if not self.parts.tree:
@@ -252,7 +252,10 @@ class _AutomodelFolder:
         for key, files in states.items():
             self.parts.check_link(self.folder / key)
             if files:
-                self._add_states(key, files, world)
+                self.parts.add_states(key, files)
+                for kind in sorted({kind for kind, _ in files}):
+                    for rank in _absent(kind, {rank for k, rank in files if k == kind}, world):
+                        self.parts.miss_state(self.folder / key / f"{key}_{kind}_rank_{rank}.pt", key, rank)
             else:
                 self._add_dcp(self.parts, self.folder / key, key)
         with reading(self.folder):
@@ -260,12 +263,6 @@ class _AutomodelFolder:
         for path in files_here:
             if path.suffix == ".pt" or path.name == LOSSES:
                 self.parts.add_file(path, path.stem)
-
-    def _add_states(self, key: str, files: Mapping[tuple[str, int], Path], world: int) -> None:
-        self.parts.add_states(key, files)
-        for kind in sorted({kind for kind, _ in files}):
-            for rank in _absent(kind, {rank for k, rank in files if k == kind}, world):
-                self.parts.miss_state(self.folder / key / f"{key}_{kind}_rank_{rank}.pt", key, rank)
 
 
 def _absent(kind: str, ranks: set[int], world: int) -> list[int]:
@@ -288,9 +285,3 @@ def _goes_on(tensor: Tensor, shape: Ints) -> bool:
 def _reach(tensor: Tensor) -> Ints:
     """Where the pieces of a tensor end, which may be sooner than its config says."""
     return tuple(map(max, *(s.box.ends for s in tensor.shards), [0] * len(tensor.shape)))
-
-
-def _shapes(tree: Mapping[str, Any]) -> Mapping[str, Ints]:
-    """The shapes of the parameters that have moments, by name."""
-    found = [parameters.shapes_by_name(nested(value), of_dcp=True) for value in tree.values() if is_optimizer(value)]
-    return {name: shape for shapes in found if shapes for name, shape in shapes.shapes.items()}

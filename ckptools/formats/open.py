@@ -257,26 +257,18 @@ def _read(format_: Format, path: Path, options: Options) -> Checkpoint:
         broken = any(p.severity == "error" and p.kind.lacks == "file" for p in made.problems)
         if not made.all_ranks and (broken or not made.structure_read) and _is_small(made):
             made = format_.read(path, replace(reading, all_ranks=True))
-    _check_taken(made, format_, options)
+    # Refuse options that do nothing for this checkpoint.
+    given = {"rules": options.rules is not None, "weights": options.weights != "fp32"}
+    for name in [name for name, is_given in given.items() if is_given]:
+        if format_ in FORMATS and made.format not in (*TAKEN_BY[name], "composite"):
+            text = f"--{name}: does nothing for {made.saved_as}; it is for {', '.join(TAKEN_BY[name])}"
+            raise UsageError(made.path, text)
     made = with_provenance(made, files.said)
     if _may_be_sparse(made):
         from ckptools.formats.shared.hollow import with_hollow
 
         made = with_hollow(made)
     return replace(made, options=options)
-
-
-def _check_taken(made: Checkpoint, format_: Format, options: Options) -> None:
-    """Refuse options that do nothing for this checkpoint.
-
-    Raises:
-        UsageError: one was given.
-    """
-    given = {"rules": options.rules is not None, "weights": options.weights != "fp32"}
-    for name in [name for name, is_given in given.items() if is_given]:
-        if format_ in FORMATS and made.format not in (*TAKEN_BY[name], "composite"):
-            text = f"--{name}: does nothing for {made.saved_as}; it is for {', '.join(TAKEN_BY[name])}"
-            raise UsageError(made.path, text)
 
 
 def _is_small(opened: Checkpoint) -> bool:

@@ -127,7 +127,10 @@ def named_by_own_models(
             tree = content.tree() if isinstance(content, Alike) else content
             value = merge.values(path).get(rank)
             if value is not None:
-                naming = _naming(value, [of[rank] for of in models if rank in of], given, rank)
+                mine = [of[rank] for of in models if rank in of]
+                model = model_for_names([m for m in mine if isinstance(m, Mapping)], AS_SAVED)
+                own = given if given is None or model is None else _of_one_rank(given, model, rank)
+                naming = name_with(value, model, believed(AS_SAVED, model or {}), own)
                 assumed |= {naming.names[i] for i in naming.assumed}
                 renamed = _renamed(value, naming, rank, NOT_NAMED if models else NO_MODEL)
                 tree = with_value(tree, path[len(root) :], renamed)
@@ -161,12 +164,6 @@ def _stated_checksums(optimizer: Mapping[str, Any]) -> Iterator[tuple[Any, str, 
         for slot, moment in entry.items() if isinstance(entry, Mapping) else ():
             if isinstance(moment, Tensor) and moment.kind == "plain" and len(moment.shape) > 1:
                 yield from ((number, slot, s.source.crc) for s in moment.found if s.source and s.source.crc)
-
-
-def _naming(optimizer: Mapping[str, Any], models: Sequence[Any], given: GivenNames | None, rank: int) -> Naming:
-    model = model_for_names([m for m in models if isinstance(m, Mapping)], AS_SAVED)
-    own = given if given is None or model is None else _of_one_rank(given, model, rank)
-    return name_with(optimizer, model, believed(AS_SAVED, model or {}), own)
 
 
 def _of_one_rank(given: GivenNames, model: Mapping[str, Any], rank: int) -> GivenNames:
@@ -333,7 +330,14 @@ class _RankGroup:
     def checkpoint(self, by_name: Shapes | None) -> Checkpoint:
         world = self._world_size()
         merge = Merge()
-        tree = _merged(merge, self._roots())
+        parts: dict[KeyPath, list[tuple[int, Any]]] = {}
+        for name in self.group:
+            if name.path in self.read.saved:
+                path, rank = (name.part,) if name.part else (), self.read.ranks[name.path]
+                saved = self.read.saved[name.path]
+                content = self.wrapped.placed(rank, saved.tree) if self.wrapped else saved.content
+                parts.setdefault(path, []).append((rank, content))
+        tree = _merged(merge, {path: sorted(ranked, key=lambda i: i[0]) for path, ranked in parts.items()})
         sections = find_sections(tree)
         in_parts = is_in_parts(merge, sections)
         named = named_by_own_models(merge, sections, self.options.names, in_parts)
@@ -395,17 +399,6 @@ class _RankGroup:
         from ckptools.formats.flat_parameters.parameters import resolve_flat_shards
 
         return resolve_flat_shards(tree, self.read.all_ranks, self.options.shapes, by_name, given)
-
-    def _roots(self) -> dict[KeyPath, Ranked]:
-        """The ranks' trees in rank order, by the key path of each part."""
-        parts: dict[KeyPath, list[tuple[int, Any]]] = {}
-        for name in self.group:
-            if name.path in self.read.saved:
-                path, rank = (name.part,) if name.part else (), self.read.ranks[name.path]
-                saved = self.read.saved[name.path]
-                content = self.wrapped.placed(rank, saved.tree) if self.wrapped else saved.content
-                parts.setdefault(path, []).append((rank, content))
-        return {path: sorted(ranked, key=lambda i: i[0]) for path, ranked in parts.items()}
 
     def _files(self, world: int) -> Iterable[RankFile]:
         parts = {n.part: n for n in reversed(self.group)}

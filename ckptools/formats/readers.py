@@ -116,8 +116,10 @@ class _ReaderProcess:
         self._receiver = receiver
         self._greeted = self._gone = False
         # A session of its own: an interrupt from the terminal is for the process that the user sees.
+        flags = ["-I", "-S", "-X", f"utf8={sys.flags.utf8_mode}", *(["-B"] if sys.dont_write_bytecode else [])]
+        here = str(Path(__file__).resolve().parents[2])  # where the package is
         self._process = subprocess.Popen(
-            _command(),
+            [sys.executable, *flags, "-c", RUN, here, *filter(None, sys.path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -168,12 +170,6 @@ class _ReaderProcess:
             assert pipe is not None
             with suppress(OSError):  # a request that it did not take
                 pipe.close()
-
-
-def _command() -> list[str]:
-    flags = ["-I", "-S", "-X", f"utf8={sys.flags.utf8_mode}", *(["-B"] if sys.dont_write_bytecode else [])]
-    here = str(Path(__file__).resolve().parents[2])  # where the package is
-    return [sys.executable, *flags, "-c", RUN, here, *filter(None, sys.path)]
 
 
 # -- reading the torch.save files of one checkpoint: each when a format asks for it, or ahead of that in processes -----
@@ -252,18 +248,14 @@ class FileReader:
     def _start_processes(self, path: Path) -> None:
         """Start processes for this file and the following ones if reading them takes a while."""
         coming = [path, *self._ahead] if self._ahead.pop(path, path) is None else []
-        count = self._count(len(coming))
+        seconds = len(coming) * self._seconds / self._files if self._files else 0.0
+        count = self._most_processes(len(coming)) if self._jobs is not None or seconds > MIN_SECONDS else 0
         if count < 2 or self._processes is not None:
             return
 
         self._ahead = {}
         with suppress(OSError):  # no more processes, or no more memory for one
             self._processes = started(coming, count, self._alike)
-
-    def _count(self, files: int) -> int:
-        """How many processes should read this many files."""
-        seconds = files * self._seconds / self._files if self._files else 0.0
-        return self._most_processes(files) if self._jobs is not None or seconds > MIN_SECONDS else 0
 
     def _most_processes(self, files: int) -> int:
         if self._jobs is not None:

@@ -18,7 +18,6 @@ from ckptools.formats.rank_search.rank_groups import rank_group
 from ckptools.formats.rank_search.rank_names import RankName
 from ckptools.model.checkpoint import Checkpoint, RankFile
 from ckptools.model.regions import Box
-from ckptools.model.shards import Shard
 from ckptools.model.tensor import UNLISTED, Tensor
 from ckptools.model.tree import KeyPath, leaf_at
 from ckptools.pickles.reader import Saved
@@ -74,7 +73,10 @@ class Resolver:
                 if member.path not in self._saved and len(self._saved) == MAX_FILES:
                     return self._from_all_ranks(tensor, key)
                 other = leaf_at(self._read(member.path).tree, key[1:] if member.part else key)
-                return _with_shards(tensor, rank, other.found if isinstance(other, Tensor) else ())
+                own = [s._replace(rank=rank) for s in (other.found if isinstance(other, Tensor) else ())]
+                boxes = {s.box for s in own}
+                kept = [s for s in tensor.shards if s.rank != rank and (s.was_read or s.box not in boxes)]
+                return replace(tensor, shards=(*kept, *own))
         return tensor
 
     def lost(self, key: KeyPath) -> dict[int, str]:
@@ -130,11 +132,3 @@ def _unchanged(file: RankFile) -> bool:
     except OSError:
         return file.status == "missing"
     return (status.st_size, status.st_mtime) == (file.nbytes, file.modified)
-
-
-def _with_shards(tensor: AnyTensor, rank: int, found: tuple[Shard, ...]) -> AnyTensor:
-    """Replace the shards of a rank by those in its own file."""
-    own = [s._replace(rank=rank) for s in found]
-    boxes = {s.box for s in own}
-    kept = [s for s in tensor.shards if s.rank != rank and (s.was_read or s.box not in boxes)]
-    return replace(tensor, shards=(*kept, *own))

@@ -224,7 +224,12 @@ def _sharding(group: Any) -> Sharding:
     if len(shape) > MAX_DIMS or dtype not in ITEMSIZE:
         raise ValueError(f"a tensor {describe_for_error(dtype)} {describe_for_error(shape)}")
     if kind == "default_tensor_v1":
-        return Sharding(shape, dtype, ranks, listed=_listed(shape, data))
+        names = ("global_offsets", "local_offsets", "local_sizes")
+        columns = [[_ints(row) for row in data[name]] for name in names]
+        pieces = tuple(LocalBox(Box(g, n), Box(o, n)) for g, o, n in zip(*columns, strict=True))
+        if not all(piece.box.inside(shape) and len(piece.local.offsets) == len(shape) for piece in pieces):
+            raise ValueError(f"a piece outside of {describe_for_error(shape)}")
+        return Sharding(shape, dtype, ranks, listed=pieces)
     if kind != "DTensorShardingMetadata":
         raise ValueError(f"the sharding {describe_for_error(kind)}, which is unknown")
     mesh = data["mesh_spec"]
@@ -246,15 +251,6 @@ def _placement(value: Mapping[str, Any], ndim: int) -> Placement:
     if type(split) is not int or not 1 <= split <= MAX_MESH:
         raise ValueError(f"a strided shard with split factor {describe_for_error(split)}")
     return Placement("Shard", dim) if kind == "Shard" else Placement("_StridedShard", dim, split)
-
-
-def _listed(shape: Ints, data: Mapping[str, Any]) -> tuple[LocalBox, ...]:
-    names = ("global_offsets", "local_offsets", "local_sizes")
-    columns = [[_ints(row) for row in data[name]] for name in names]
-    pieces = tuple(LocalBox(Box(g, n), Box(o, n)) for g, o, n in zip(*columns, strict=True))
-    if not all(piece.box.inside(shape) and len(piece.local.offsets) == len(shape) for piece in pieces):
-        raise ValueError(f"a piece outside of {describe_for_error(shape)}")
-    return pieces
 
 
 def _ints(value: Any) -> Ints:

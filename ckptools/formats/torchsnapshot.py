@@ -515,7 +515,12 @@ def read(path: Path, options: Options) -> Checkpoint:
     """
     folder = _root(path) or path.parent
     if options.only_this_file and not path.is_dir() and path.name != METADATA:
-        return _alone(path, folder, options)
+        if not torch_file.detect(path):  # an object can be read without the metadata, tensors cannot
+            text = f"is one file of a snapshot, whose {METADATA} alone says what it holds; open the folder {folder}"
+            raise ReadError(path, text)
+        made = torch_file.read(path, options)
+        problem = Problem(Code.ONE_OF_SEVERAL, f"{path.name} is one file of a snapshot, and only this one is read")
+        return replace(made, problems=(problem, *made.problems))
     builder, metadata = CheckpointBuilder(NAME, folder), folder / METADATA
     if not options.follow_symlinks:
         check_stays_inside(metadata, folder)
@@ -552,15 +557,6 @@ def read(path: Path, options: Options) -> Checkpoint:
         module_order=AS_LISTED,
         bytes_expected=sum(file.needed or file.size or 0 for _, file in files) + manifest.nbytes,
     )
-
-
-def _alone(path: Path, folder: Path, options: Options) -> Checkpoint:
-    if not torch_file.detect(path):  # an object can be read without the metadata, tensors cannot
-        text = f"is one file of a snapshot, whose {METADATA} alone says what it holds; open the folder {folder}"
-        raise ReadError(path, text)
-    made = torch_file.read(path, options)
-    problem = Problem(Code.ONE_OF_SEVERAL, f"{path.name} is one file of a snapshot, and only this one is read")
-    return replace(made, problems=(problem, *made.problems))
 
 
 def _rank_of(file: StoredFile) -> int | None:

@@ -343,7 +343,9 @@ class WrappedRanks:
 
     def _units(self, path: KeyPath, model: Mapping[str, Any]) -> Iterator[Unit]:
         # In the order of the metadata, in which an optimizer that was given `model.parameters()` has them.
-        for key, stated in self.first.parameters.items() if self.first.ordered else self._as_in(model):
+        listed = self.first.parameters if self.first.ordered else [key for key in model if key in self.lengths]
+        for key in listed:
+            stated = self.first.parameters[key]
             flat = model.get(key)
             if not isinstance(flat, Tensor) or flat.note:
                 continue
@@ -354,9 +356,6 @@ class WrappedRanks:
             named = zip(stated.names, stated.shapes, strict=True)
             members, _ = end_to_end([Member(n, Tensor(s, flat.dtype, ()).numel, s) for n, s in named])
             yield Unit(key, flat, members, stated.tied, False)
-
-    def _as_in(self, model: Mapping[str, Any]) -> Iterator[tuple[str, FlattenedParameter]]:
-        return ((key, self.first.parameters[key]) for key in model if key in self.lengths)
 
 
 def name_moments(optimizer: MutableMapping[str, Any], units: Sequence[Unit], order: ModuleOrder) -> set[str]:

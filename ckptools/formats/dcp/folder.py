@@ -122,10 +122,7 @@ def read_folder(folder: Path, options: Options) -> Folder:
         items.close()
     empty, stray = other_data_files(folder, here)
     files = dict(sorted({**here, **empty}.items(), key=lambda named: by_rank(named[0])))
-    of_metadata = [
-        RankFile(one.path, one.rank, "metadata" if one.rank is not None else "", "read", one.nbytes, one.modified)
-        for one in metadata
-    ]
+
     ranks = tuple(sorted({file.rank for file in files.values() if file.rank is not None}))
     all_left_files = not stray and (bool(empty) or _one_file_each(metadata))
     leaves = {**content.tensors.by_fqn, **content.objects}
@@ -143,7 +140,10 @@ def read_folder(folder: Path, options: Options) -> Folder:
         path=folder,
         tree=found.tree,
         flat=flat,
-        files=(*of_metadata, *(file.rank_file(content.tensors.all_seen) for file in files.values())),
+        files=(
+            *(one.rank_file for one in metadata),
+            *(file.rank_file(content.tensors.all_seen) for file in files.values()),
+        ),
         problems=(*problems, *found.problems, *contradiction, *check_strays(stray)),
         names=tuple(dict.fromkeys(n for one in metadata for n in one.names) | items.names),
         writer=metadata[0].writer,

@@ -22,6 +22,7 @@ from typing import Any
 from ckptools.errors import ReadError, UnsafePathError
 from ckptools.files.compressed import has_zstd, is_zstd
 from ckptools.files.opening import File, is_plain_path
+from ckptools.model.checkpoint import RankFile
 from ckptools.model.regions import Ints
 from ckptools.model.shards import by_value
 from ckptools.model.tree import Global, KeyPath, Opaque, TorchName, describe_for_error
@@ -178,6 +179,12 @@ class DcpMetadata:
     bare: Mapping[tuple[str, Ints], bytes] = field(default_factory=dict, repr=False)
     longer: bool = False
 
+    @property
+    def rank_file(self) -> RankFile:
+        """The file, for the checkpoint's list."""
+        part = "" if self.rank is None else "metadata"
+        return RankFile(self.path, self.rank, part, "read", self.nbytes, self.modified)
+
 
 # -- the nested state --------------------------------------------------------------------------------------------------
 
@@ -228,7 +235,16 @@ def _container(node: Any, holes: list[int]) -> Any:
         return node
     children = {key: _container(child, holes) for key, child in node.items()}
     if all(type(key) is int for key in children):
-        return _list(children, holes)
+        if min(children) < 0:
+            raise ContradictionError(f"a place {describe_for_error(min(children))} in a list")
+        size = max(children) + 1
+        holes[0] += size - len(children)
+        if holes[0] > MAX_HOLES:
+            raise ContradictionError(f"a list of {describe_for_error(size)} places for {len(children)} values")
+        values: list[Any] = [None] * size
+        for index, child in children.items():
+            values[index] = child
+        return values
     if any(type(key) is int for key in children):
         raise ContradictionError(f"{describe_for_error(next(iter(children)))} and an index are keys of one container")
     return _state_dict(children)
@@ -245,19 +261,6 @@ def _state_dict(children: dict[str, Any]) -> dict[str, Any]:
         list_parameters = all(isinstance(g, dict) and isinstance(g.get("params"), list) for g in groups)
         children = {"state": {}, **children} if list_parameters else children
     return _numbered(children) if is_optimizer(children) else children
-
-
-def _list(children: dict[int, Any], holes: list[int]) -> list[Any]:
-    if min(children) < 0:
-        raise ContradictionError(f"a place {describe_for_error(min(children))} in a list")
-    size = max(children) + 1
-    holes[0] += size - len(children)
-    if holes[0] > MAX_HOLES:
-        raise ContradictionError(f"a list of {describe_for_error(size)} places for {len(children)} values")
-    values: list[Any] = [None] * size
-    for index, child in children.items():
-        values[index] = child
-    return values
 
 
 def _numbered(optimizer: dict[str, Any]) -> dict[str, Any]:
@@ -378,7 +381,12 @@ class _MetadataReading:
     def _tensor(self, fqn: str, entry: Any) -> TensorMetadata:
         fields = attributes(entry)
         properties = fields.get("properties")
-        dtype, layout, grad = _properties(properties.state if isinstance(properties, Opaque) else None)
+        # `(dtype, layout, requires_grad, memory format, pin_memory)`, or a dict of these.
+        state = properties.state if isinstance(properties, Opaque) else None
+        stated = state if isinstance(state, dict) else {}
+        dtype, layout, grad = stated.get("dtype"), stated.get("layout"), stated.get("requires_grad")
+        if isinstance(state, tuple) and len(state) >= 3:
+            dtype, layout, grad = state[:3]
         shape = self._ints(fields.get("size"), fqn, "size")
         chunks = fields.get("chunks")
         if not isinstance(chunks, list):
@@ -387,11 +395,11 @@ class _MetadataReading:
         return TensorMetadata(
             dtype=dtype_of(dtype),
             stated_dtype=dtype.dotted if isinstance(dtype, Global) else describe_class(dtype),
-            layout=layout,
+            layout=layout.name if isinstance(layout, (TorchName, Global)) else "strided",
             shape=shape,
             offsets=offsets,
             sizes=sizes,
-            requires_grad=grad,
+            requires_grad=grad is True,
         )
 
     def _columns(self, fqn: str, chunks: list[Any], ndim: int) -> Columns:
@@ -517,17 +525,6 @@ def class_of(value: Any) -> str:
 def describe_class(value: Any) -> str:
     """Describe a foreign object's class, or a value, for an error message."""
     return describe_for_error(value.name) if isinstance(value, Opaque) else describe_for_error(value)
-
-
-def _properties(state: Any) -> tuple[Any, str, bool]:
-    """dtype, layout and requires_grad of `(dtype, layout, requires_grad, memory format, pin_memory)`, or of a dict."""
-    if isinstance(state, tuple) and len(state) >= 3:
-        dtype, layout, grad = state[:3]
-    else:
-        fields = state if isinstance(state, dict) else {}
-        dtype, layout, grad = fields.get("dtype"), fields.get("layout"), fields.get("requires_grad")
-    name = layout.name if isinstance(layout, (TorchName, Global)) else "strided"
-    return dtype, name, grad is True
 
 
 def _writer(names: tuple[str, ...]) -> str:

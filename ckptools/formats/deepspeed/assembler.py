@@ -111,7 +111,11 @@ class CutRules:
             found = Slices(shapes[0], tuple((ParameterSlice(Box.whole(s), Box.whole(s)),) for s in shapes))
         else:
             found = _along(shapes, *self._widths(fqn, shapes))
-        _check(found, shapes)
+        # Every rank's pieces fill its tensor, inside the whole, and nothing of that is left out.
+        for shape, pieces in zip(shapes, found.by_rank, strict=True):
+            inside = all(p.local.inside(shape) and p.whole.inside(found.shape) for p in pieces if p.local.numel)
+            if len(pieces) > MAX_PIECES or not inside or sum(p.local.numel for p in pieces) != prod(shape):
+                raise SliceError(f"its pieces do not make up {list(shape)} of {list(found.shape)}; not of one run")
         return found
 
     def _widths(self, fqn: str, shapes: Sequence[Ints]) -> tuple[int, list[list[int]]]:
@@ -200,14 +204,6 @@ def _box(sizes: Ints, offset: int, strides: Sequence[int], shape: Ints) -> Box:
         place, offset = divmod(offset, step) if n > 1 else (0, offset)
         at.append(place)
     return Box(tuple(at), sizes)
-
-
-def _check(found: Slices, shapes: Sequence[Ints]) -> None:
-    """Every rank's pieces fill its tensor, inside the whole, and nothing of that is left out."""
-    for shape, pieces in zip(shapes, found.by_rank, strict=True):
-        inside = all(p.local.inside(shape) and p.whole.inside(found.shape) for p in pieces if p.local.numel)
-        if len(pieces) > MAX_PIECES or not inside or sum(p.local.numel for p in pieces) != prod(shape):
-            raise SliceError(f"its pieces do not make up {list(shape)} of {list(found.shape)}; not of one run")
 
 
 class _Patterns:

@@ -64,18 +64,14 @@ def read(builder: CheckpointBuilder, folder: Path, options: Options) -> Checkpoi
         UnsafePathError: a file is a link out of the folder.
     """
     files = Files(folder, names_in(folder, options.follow_symlinks), options, builder.path)
-    return _UniversalFolder(builder, folder, files, _slot_files(folder, options.follow_symlinks)).checkpoint()
-
-
-def _slot_files(folder: Path, follow_symlinks: bool) -> list[SlotFile]:
     found = []
     with reading(folder / "zero"):
         for parameter in sorted(p for p in (folder / "zero").iterdir() if p.is_dir()):
             found += [SlotFile(parameter.name, p.stem, p) for p in sorted(parameter.iterdir()) if p.suffix == ".pt"]
-    if not follow_symlinks:
+    if not options.follow_symlinks:
         for path in {p for file in found for p in (file.path, file.path.parent, folder / "zero")}:
             check_stays_inside(path, folder)
-    return found
+    return _UniversalFolder(builder, folder, files, found).checkpoint()
 
 
 class _UniversalFolder:
@@ -146,7 +142,18 @@ class _UniversalFolder:
         rest = {k: v for k, v in self.base.tree.items() if k not in (*LAYOUT, "optimizer", "model", "zero_optimizer")}
         kept = {k: v for k, v in common.items() if k not in (*FLAT, "param_groups")}
         kept |= {"zero_stage": stage_of(common)} if stage_of(common) is not None else {}
-        optimizer = {"state": self._state(), "param_groups": self._param_groups(common)}
+        state: dict[str, dict[str, Any]] = {fqn: {} for fqn in self.shapes}
+        for slot in dict.fromkeys(file.slot for file in self.slot_files if file.slot != MASTER):
+            for fqn, value in self._stored(slot).items():
+                state.setdefault(fqn, {})[slot] = value
+        listed = common.get("param_groups")
+        groups = [g for g in listed if isinstance(g, dict)] if isinstance(listed, (list, tuple)) else []
+        names = names_by_param_group(groups, self.groups)
+        settings = groups or [{} for _ in names]
+        optimizer = {
+            "state": {fqn: entry for fqn, entry in state.items() if entry},
+            "param_groups": [{**group, "params": params} for group, params in zip(settings, names, strict=True)],
+        }
         return {"model": self._model(), "optimizer": optimizer, **rest, **({"zero_optimizer": kept} if kept else {})}
 
     def _common(self) -> dict[Any, Any]:
@@ -181,20 +188,6 @@ class _UniversalFolder:
         value = (self.base.module or {}).get(fqn)
         empty = isinstance(value, Tensor) and self.sharded and value.shape in ((0,), (1,))
         return fqn not in self.base.shared and (not isinstance(value, Tensor) or empty)
-
-    def _state(self) -> dict[str, dict[str, Any]]:
-        state: dict[str, dict[str, Any]] = {fqn: {} for fqn in self.shapes}
-        for slot in dict.fromkeys(file.slot for file in self.slot_files if file.slot != MASTER):
-            for fqn, value in self._stored(slot).items():
-                state.setdefault(fqn, {})[slot] = value
-        return {fqn: entry for fqn, entry in state.items() if entry}
-
-    def _param_groups(self, common: Mapping[Any, Any]) -> list[dict[str, Any]]:
-        listed = common.get("param_groups")
-        groups = [g for g in listed if isinstance(g, dict)] if isinstance(listed, (list, tuple)) else []
-        names = names_by_param_group(groups, self.groups)
-        settings = groups or [{} for _ in names]
-        return [{**group, "params": params} for group, params in zip(settings, names, strict=True)]
 
     def _stored(self, slot: str) -> dict[str, Any]:
         saved = self.files.saved

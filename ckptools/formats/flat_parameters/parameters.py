@@ -358,8 +358,10 @@ def _units(
         raise UnknownLayoutError("there are several param groups, so the order of the numbers is not the modules'")
     world, ranks = sharing(params)
     ways = [dict(way) for way in units_of(params, list(lengths.values()), ranks)]
-    single = _each_one(list(lengths.values()), params, ranks)
-    if single is not None and single not in ways:
+    # The other reading: with `use_orig_params` each number is a parameter, here one that its ranks share evenly.
+    single: dict[int, Members] = {i: (i,) for i in range(len(params))}
+    pairs = zip((t.numel for t in params.values()), lengths.values(), strict=False)
+    if len(lengths) == len(params) and all(a == b * ranks for a, b in pairs if b) and single not in ways:
         ways.append(single)
     if len(ways) != 1:
         number = "no way" if not ways else "more than one way"
@@ -367,13 +369,6 @@ def _units(
     named = list(params.items())
     numbered = enumerate(lengths.items())
     return {number: _unit(str(number), [named[m] for m in ways[0][i]], world, ranks) for i, (number, _) in numbered}
-
-
-def _each_one(lengths: list[int | None], params: Mapping[str, Tensor], ranks: int) -> dict[int, Members] | None:
-    """The other reading: with `use_orig_params` each number is a parameter, here one that its ranks share evenly."""
-    numels = [t.numel for t in params.values()]
-    same = len(lengths) == len(numels) and all(a == b * ranks for a, b in zip(numels, lengths, strict=True) if b)
-    return {i: (i,) for i in range(len(numels))} if same else None
 
 
 def _unit(key: str, named: list[tuple[str, Tensor]], world: int, ranks: int) -> Unit:

@@ -40,7 +40,7 @@ from ckptools.formats.shared.companions import companions_in
 from ckptools.model.checkpoint import KEY, RankFile, Said
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints
-from ckptools.model.shards import Shard, Source
+from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor
 from ckptools.pickles.classes.tensors import TORCHAO, of_class
 from ckptools.pickles.machine import gc_paused
@@ -206,12 +206,28 @@ class WeightModel:
             raise errors[0]
         lost = len(here) + len(missing) - len(self.weight_files)
         self.tree = self.weight_files[0].tree if len(here) == 1 and not missing and not index else self._joined()
-        self._check_kinds()
+        # Files that are not of the kind in their names.
+        for one in self.weight_files:
+            if one.safetensors != (one.path.suffix == ".safetensors"):
+                what = "safetensors" if one.safetensors else "a torch.save file"
+                self.problems.append(Problem(Code.NAME_CONTRADICTS, f"{one.path.name} is {what} by its content"))
+            if one.sharded:
+                text = f"{one.path.name} holds pieces of larger tensors: DCP wrote it, and its name does not say so"
+                self.problems.append(Problem(Code.ONE_OF_SEVERAL, text))
         if index:
             self.problems += check_index(index, {one.path.name: one.tree for one in self.weight_files})
         if index and not lost:
             self.problems += check_total_size(index, (t for t in self.tree.values() if isinstance(t, Tensor)))
-        self._put_together()
+        # The parts of torchao's tensors are put together by the descriptions that all files have.
+        described: dict[str, Description] = {}
+        for one in self.weight_files:
+            for name, told in one.described.items():
+                if described.setdefault(name, told) != told:
+                    text = f"{one.path.name} and another file describe {name} in two ways"
+                    self.problems.append(Problem(Code.METADATA_CONTRADICTS, text, None, name))
+        if described and isinstance(self.tree, dict):
+            self.tree, problems = put_together(self.tree, described)
+            self.problems += problems
         if unnamed or (lost and not index):
             text = "what the missing or damaged files hold is not known, not even by name"
             self.problems.append(Problem(Code.MODEL_PART_MISSING, text))
@@ -306,28 +322,6 @@ class WeightModel:
                 tree[name], where[name] = value, one.path.name
         return tree
 
-    def _put_together(self) -> None:
-        """Put the parts of torchao's tensors together, by the descriptions that all files have."""
-        described: dict[str, Description] = {}
-        for one in self.weight_files:
-            for name, told in one.described.items():
-                if described.setdefault(name, told) != told:
-                    text = f"{one.path.name} and another file describe {name} in two ways"
-                    self.problems.append(Problem(Code.METADATA_CONTRADICTS, text, None, name))
-        if described and isinstance(self.tree, dict):
-            self.tree, problems = put_together(self.tree, described)
-            self.problems += problems
-
-    def _check_kinds(self) -> None:
-        """Find files that are not of the kind in their names."""
-        for one in self.weight_files:
-            if one.safetensors != (one.path.suffix == ".safetensors"):
-                what = "safetensors" if one.safetensors else "a torch.save file"
-                self.problems.append(Problem(Code.NAME_CONTRADICTS, f"{one.path.name} is {what} by its content"))
-            if one.sharded:
-                text = f"{one.path.name} holds pieces of larger tensors: DCP wrote it, and its name does not say so"
-                self.problems.append(Problem(Code.ONE_OF_SEVERAL, text))
-
 
 SHARDING_INFO = "DCP_SHARDING_INFO"
 MAX_LIKELY = 1 << 32
@@ -371,28 +365,24 @@ def read_weights(path: Path, options: Options) -> WeightFile:
     with File(path) as file:
         head = head_of(file)
         if is_safetensors(head, path):
-            return _of_safetensors(file, head, options)
+            what = "" if _begins_right(head) else what_is(head)
+            if what:
+                raise ReadError(file.path, f"is {what}")
+            with gc_paused():
+                header = read_header(file)
+                sources = {name: source_of(file, name, entry) for name, entry in header.tensors.items()}
+                tree = {
+                    name: Tensor(source.shape, source.dtype, (Shard(Box.whole(source.shape), None, source),))
+                    for name, source in sources.items()
+                }
+            if KEY in header.metadata:
+                options.said[file.path] = Said(header.metadata[KEY])
+            described = descriptions(header.metadata)
+            return WeightFile(
+                file.path, tree, file.size, file.modified, header.size, True, _says_pieces(header), described=described
+            )
     saved = options.read_file(path)
     return WeightFile(path, saved.tree, saved.nbytes, saved.modified, saved.bytes_read, False, names=saved.names)
-
-
-def _of_safetensors(file: File, head: bytes, options: Options) -> WeightFile:
-    what = "" if _begins_right(head) else what_is(head)
-    if what:
-        raise ReadError(file.path, f"is {what}")
-    with gc_paused():
-        header = read_header(file)
-        tree = {name: _tensor(source_of(file, name, entry)) for name, entry in header.tensors.items()}
-    if KEY in header.metadata:
-        options.said[file.path] = Said(header.metadata[KEY])
-    described = descriptions(header.metadata)
-    return WeightFile(
-        file.path, tree, file.size, file.modified, header.size, True, _says_pieces(header), described=described
-    )
-
-
-def _tensor(source: Source) -> Tensor:
-    return Tensor(source.shape, source.dtype, (Shard(Box.whole(source.shape), None, source),))
 
 
 def _says_pieces(header: Header) -> bool:
@@ -434,11 +424,11 @@ def model_folders(folder: Path) -> list[Path]:
         return []
     with reading(folder):
         folders = sorted(entry for entry in folder.iterdir() if entry.is_dir())
-    return [f for f in folders if model_files_in(f) or _has_config(f)]
-
-
-def _has_config(folder: Path) -> bool:
-    return any(_is_of_a_model(folder / name, keys) for name, keys in CONFIGS.items())
+    return [
+        folder
+        for folder in folders
+        if model_files_in(folder) or any(_is_of_a_model(folder / name, keys) for name, keys in CONFIGS.items())
+    ]
 
 
 def _is_of_a_model(config: Path, keys: tuple[str, ...]) -> bool:

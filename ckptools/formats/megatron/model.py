@@ -259,7 +259,13 @@ class Model:
         self.local = {at: list(self._named(at, c)) for at, c in chunks.items()}
         self.pieces = {at: {n: v for n, v in c if isinstance(v, Tensor)} for at, c in self.local.items()}
         self.orders = {at: module_order_in(tree) for at, tree in trees.items()}
-        self.names = self._names()
+        # Every name as ranks list them, but each block's layers by their numbers.
+        place: dict[str, tuple[int, int, int]] = {}
+        blocks: dict[str, int] = {}
+        for n, fqn in enumerate(dict.fromkeys(fqn for values in self.local.values() for fqn, _ in values)):
+            layer = LAYER.fullmatch(fqn)
+            place[fqn] = (blocks.setdefault(layer["block"], n), int(layer["index"]), n) if layer else (n, -1, n)
+        self.names = sorted(place, key=place.__getitem__)
         self._check_number()
         self.problems += [*self._check_experts(chunks), *self._check_copies(chunks)]
 
@@ -319,15 +325,6 @@ class Model:
                 if why:
                     self.odd_layers[fqn] = why
                 yield fqn, value
-
-    def _names(self) -> list[str]:
-        """Every name as ranks list them, but each block's layers by their numbers."""
-        place: dict[str, tuple[int, int, int]] = {}
-        blocks: dict[str, int] = {}
-        for n, fqn in enumerate(dict.fromkeys(fqn for values in self.local.values() for fqn, _ in values)):
-            layer = LAYER.fullmatch(fqn)
-            place[fqn] = (blocks.setdefault(layer["block"], n), int(layer["index"]), n) if layer else (n, -1, n)
-        return sorted(place, key=place.__getitem__)
 
     def tree(self) -> tuple[dict[str, Any], dict[str, list[Any]]]:
         """The state dict, and each rank's own extra states."""

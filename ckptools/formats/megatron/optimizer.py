@@ -117,17 +117,15 @@ class Optimizers:
         known = {at: inner for at, inner in inners.items() if inner is not None}
         if len(known) < len(inners):
             return self.merge.trees([(self.model.grid.rank(at), v[k]) for at, v in self.saved.items() if k < len(v)])
-        state = {"state": self._state(k, known), "param_groups": self._groups(k, known)}
-        rests = [(self.model.grid.rank(at), i.rest) for at, i in known.items() if i.rest is not None]
-        return {"optimizer": state, **self.merge.trees(rests, ("optimizer",))} if rests else state
-
-    def _state(self, k: int, inners: Mapping[Coordinates, RankOptimizer]) -> dict[str, dict[str, Any]]:
         gathered: dict[str, dict[str, ValuesByRank]] = {fqn: {} for fqn in self.model.names}
-        for at, inner in inners.items():
+        for at, inner in known.items():
             for fqn, slot, value in self._entries(k, at, inner):
                 gathered.setdefault(fqn, {}).setdefault(slot, []).append((at, value))
         saved = {fqn: slots for fqn, slots in gathered.items() if slots}
-        return {fqn: {s: self._slot(fqn, s, values) for s, values in slots.items()} for fqn, slots in saved.items()}
+        slotted = {fqn: {s: self._slot(fqn, s, values) for s, values in slots.items()} for fqn, slots in saved.items()}
+        state = {"state": slotted, "param_groups": self._groups(k, known)}
+        rests = [(self.model.grid.rank(at), i.rest) for at, i in known.items() if i.rest is not None]
+        return {"optimizer": state, **self.merge.trees(rests, ("optimizer",))} if rests else state
 
     def _entries(self, k: int, at: Coordinates, inner: RankOptimizer) -> Iterator[tuple[str, str, Any]]:
         masters = self._masters(k, at, inner)

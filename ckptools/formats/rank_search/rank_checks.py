@@ -188,14 +188,9 @@ def _check_values(differing: Mapping[KeyPath, Vote[Any]], shared: Shared) -> Ite
             code = Code.COPIES_DIFFER
         else:
             continue
-        own = found.differing(_own_name(path))
+        start = next((i for i in range(len(path) - 1, -1, -1) if isinstance(path[i], str)), 0)
+        own = found.differing(fqn_of(path[start:]))
         yield Problem(code, text, None, fqn_of(path), ranks=found.odd, differing=own)
-
-
-def _own_name(path: KeyPath) -> str:
-    """The name of a value without those of what holds it: `lr`, `base_lrs.0`."""
-    start = next((i for i in range(len(path) - 1, -1, -1) if isinstance(path[i], str)), 0)
-    return fqn_of(path[start:])
 
 
 def check_gathered_rng(sections: Sequence[Section], differing: Mapping[KeyPath, Vote[Any]]) -> Iterator[Problem]:

@@ -286,7 +286,11 @@ class Merge:
         if all(isinstance(v, dict) for _, v in ranked):
             return self._dicts(ranked, path)
         if all(type(v) is type(first) and isinstance(v, (list, tuple)) and len(v) == len(first) for _, v in ranked):
-            return self._sequences(ranked, path)
+            if not any(isinstance(x, (dict, list, tuple, Tensor)) for x in first):
+                self._compare(ranked, path)
+                return first
+            items = [self._merged([(r, v[i]) for r, v in ranked], (*path, i)) for i in range(len(first))]
+            return items if isinstance(first, list) else tuple(items)
         self._compare(ranked, path)
         return first
 
@@ -308,14 +312,6 @@ class Merge:
                 self.partial.append((*path, key))
             merged[key] = self._merged(having, (*path, key))
         return merged
-
-    def _sequences(self, ranked: Ranked, path: KeyPath) -> Any:
-        first = ranked[0][1]
-        if not any(isinstance(x, (dict, list, tuple, Tensor)) for x in first):
-            self._compare(ranked, path)
-            return first
-        items = [self._merged([(r, v[i]) for r, v in ranked], (*path, i)) for i in range(len(first))]
-        return items if isinstance(first, list) else tuple(items)
 
     def _compare(self, ranked: Ranked, path: KeyPath) -> None:
         ranked = self._every(ranked, path)

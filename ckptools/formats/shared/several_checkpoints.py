@@ -156,16 +156,12 @@ def newest_first(saves: Sequence[Save], counted: Callable[[int], int | None] = l
     else:
         order.sort(key=lambda n: (steps[n] is None, -(steps[n] or 0)))
         for keys in named if by != "optimizer steps" else ():
-            _rearrange(order, keys)
+            # Put checkpoints in the order of their numbers into the places that they have together.
+            places = [place for place, index in enumerate(order) if index in keys]
+            newest = sorted((order[place] for place in places), key=lambda index: keys[index], reverse=True)
+            for place, index in zip(places, newest, strict=True):
+                order[place] = index
     return order, by
-
-
-def _rearrange(order: list[int], keys: Mapping[int, Key]) -> None:
-    """Put checkpoints in the order of their numbers into the places that they have together."""
-    places = [place for place, index in enumerate(order) if index in keys]
-    newest = sorted((order[place] for place in places), key=lambda index: keys[index], reverse=True)
-    for place, index in zip(places, newest, strict=True):
-        order[place] = index
 
 
 def times_count(saves: Sequence[Save], named: Sequence[Mapping[int, Key]]) -> bool:

@@ -71,7 +71,15 @@ def join(pieces: Sequence[RankPiece], rule: JoinRule, ranks: int) -> Tensor:
     """
     first = next(p.tensor for p in pieces if p.tensor is not None)
     if rule.given and rule.dim is not None and rule.halves == 1 and _differ_along(pieces, first, rule.dim):
-        return _unevenly(pieces, first, rule.dim, ranks)
+        # Pieces have different sizes where the last ranks of FSDP2 have smaller ones.
+        start, uneven = 0, list[Shard]()
+        for piece in pieces:
+            assert piece.tensor is not None
+            offsets = tuple(start if d == rule.dim else 0 for d in range(len(first.shape)))
+            uneven.append(Shard(Box(offsets, piece.tensor.shape), piece.rank, _source(piece)))
+            start += piece.tensor.shape[rule.dim]
+        shape = tuple(start if d == rule.dim else n for d, n in enumerate(first.shape))
+        return replace(first, shape=shape, shards=tuple(uneven), kind="tensor_parallel", world_size=ranks)
     for piece in pieces:
         other = piece.tensor
         if other is not None and (other.shape, other.dtype) != (first.shape, first.dtype):
@@ -80,7 +88,12 @@ def join(pieces: Sequence[RankPiece], rule: JoinRule, ranks: int) -> Tensor:
     if rule.dim is None:
         shards = tuple(Shard(Box.whole(first.shape), p.rank, _source(p)) for p in pieces if p.tensor is not None)
         return replace(first, shards=shards)
-    shape = _joined_shape(first.shape, rule, ranks)
+    says = f"rule {describe_for_error(rule.given)} says" if rule.given else "expected"
+    if rule.dim >= len(first.shape):
+        raise UnlikeError(f"{says} dim {rule.dim}, but it has {len(first.shape)} dimensions")
+    if first.shape[rule.dim] % rule.halves:
+        raise UnlikeError(f"{says} {rule.halves} halves of dim {rule.dim}, which has {first.shape[rule.dim]} elements")
+    shape = tuple(n * ranks if d == rule.dim else n for d, n in enumerate(first.shape))
     shards = tuple(shard for piece in pieces for shard in _placed(piece, first.shape, rule, ranks))
     return replace(first, shape=shape, shards=shards, kind="tensor_parallel", world_size=ranks)
 
@@ -92,27 +105,6 @@ def _differ_along(pieces: Sequence[RankPiece], first: Tensor, dim: int) -> bool:
         return False
     alike = {(t.dtype, *(n for d, n in enumerate(t.shape) if d != dim)) for t in tensors if t is not None}
     return len(alike) == 1 and len({t.shape for t in tensors if t is not None}) > 1
-
-
-def _unevenly(pieces: Sequence[RankPiece], first: Tensor, dim: int, ranks: int) -> Tensor:
-    """Join pieces of different sizes, as the last ranks of FSDP2 have smaller ones."""
-    start, shards = 0, list[Shard]()
-    for piece in pieces:
-        assert piece.tensor is not None
-        offsets = tuple(start if d == dim else 0 for d in range(len(first.shape)))
-        shards.append(Shard(Box(offsets, piece.tensor.shape), piece.rank, _source(piece)))
-        start += piece.tensor.shape[dim]
-    shape = tuple(start if d == dim else n for d, n in enumerate(first.shape))
-    return replace(first, shape=shape, shards=tuple(shards), kind="tensor_parallel", world_size=ranks)
-
-
-def _joined_shape(shape: Ints, rule: JoinRule, ranks: int) -> Ints:
-    says = f"rule {describe_for_error(rule.given)} says" if rule.given else "expected"
-    if rule.dim is None or rule.dim >= len(shape):
-        raise UnlikeError(f"{says} dim {rule.dim}, but it has {len(shape)} dimensions")
-    if shape[rule.dim] % rule.halves:
-        raise UnlikeError(f"{says} {rule.halves} halves of dim {rule.dim}, which has {shape[rule.dim]} elements")
-    return tuple(n * ranks if d == rule.dim else n for d, n in enumerate(shape))
 
 
 def _source(piece: RankPiece) -> Source | None:
