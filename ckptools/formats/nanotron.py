@@ -37,6 +37,7 @@ from ckptools.formats.options import Options
 from ckptools.formats.rank_search import rank_checks
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, file_now
 from ckptools.formats.shared.merge import Merge
+from ckptools.formats.shared.tensor_parallel import BoxPair
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints
@@ -134,13 +135,6 @@ class NanotronFiles:
 MAX_PIECES = 1 << 12
 
 
-class SlicePair(NamedTuple):
-    """A box of a slice, and the box of the whole parameter that it is."""
-
-    local: Box
-    whole: Box
-
-
 @dataclass(frozen=True)
 class Slice:
     """One file of a parameter: the tensor in it, and its pieces of the whole.
@@ -153,7 +147,7 @@ class Slice:
     place: tuple[int, int] | None
     source: Source
     shape: Ints
-    pieces: tuple[SlicePair, ...]
+    pieces: tuple[BoxPair, ...]
 
     def shards(self, source: Source, rank: int | None) -> Iterator[Shard]:
         """The shards of a tensor that is cut as this one is."""
@@ -172,7 +166,7 @@ class Slice:
                     yield Shard(Box(offsets, common.sizes), rank, in_run.source.part(common.seen_from(in_run.box)))
 
 
-def pieces_of(text: str, local: Ints, whole: Ints) -> tuple[SlicePair, ...]:
+def pieces_of(text: str, local: Ints, whole: Ints) -> tuple[BoxPair, ...]:
     """The pieces in `local_global_slices_pairs`.
 
     Raises:
@@ -182,7 +176,7 @@ def pieces_of(text: str, local: Ints, whole: Ints) -> tuple[SlicePair, ...]:
     if len(pairs) > MAX_PIECES:
         raise ValueError("too many pieces")
     found = tuple(
-        SlicePair(*(_box(p, s) for p, s in zip(pair.split("#"), (local, whole), strict=True))) for pair in pairs
+        BoxPair(*(_box(p, s) for p, s in zip(pair.split("#"), (local, whole), strict=True))) for pair in pairs
     )
     if any(a.sizes != b.sizes for a, b in found) or sum(p.local.numel for p in found) != prod(local):
         raise ValueError("pieces that do not fill the slice")
@@ -269,7 +263,7 @@ class Weights:
             if place is not None or "unsharded_shape" in stated:
                 raise ReadError(path, "has a name of a slice and no unsharded_shape, or the other way round")
             whole = Box.whole(source.shape)
-            self.slices.setdefault(fqn, []).append(Slice(None, source, source.shape, (SlicePair(whole, whole),)))
+            self.slices.setdefault(fqn, []).append(Slice(None, source, source.shape, (BoxPair(whole, whole),)))
             return
         if tps != self.folder.tp:
             raise ReadError(

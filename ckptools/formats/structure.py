@@ -134,7 +134,11 @@ def _are_placeholders(ck: Checkpoint, tensors: Mapping[str, Tensor], empty: Iter
     weights = [name for name in empty if name.rpartition(".")[2] == "weight"]
     if len(weights) > 1 and not any(len(tensor.shape) > 1 for tensor in tensors.values()):
         return True
-    return any(_has_a_bias(tensors, name) for name in weights) or _have_moments(ck, empty)
+    if any(_has_a_bias(tensors, name) for name in weights):
+        return True
+    states = [o.state.get(name) for o in optimizers_of(ck).values() for name in empty]
+    slots = [value for state in states if isinstance(state, Mapping) for value in state.values()]
+    return any(isinstance(value, Tensor) and value.shape and value.numel for value in slots)
 
 
 def _has_a_bias(tensors: Mapping[str, Tensor], weight: str) -> bool:
@@ -142,12 +146,6 @@ def _has_a_bias(tensors: Mapping[str, Tensor], weight: str) -> bool:
     module = weight.removesuffix("weight")
     bias = tensors.get(f"{module}bias")
     return bias is not None and bias.numel > 0 and sum(name.startswith(module) for name in tensors) == 2
-
-
-def _have_moments(ck: Checkpoint, empty: Iterable[str]) -> bool:
-    states = [o.state.get(name) for o in optimizers_of(ck).values() for name in empty]
-    slots = [value for state in states if isinstance(state, Mapping) for value in state.values()]
-    return any(isinstance(value, Tensor) and value.shape and value.numel for value in slots)
 
 
 def _with_leaves(node: Any, leaves: Mapping[KeyPath, Any]) -> Any:

@@ -437,27 +437,18 @@ MAX_READ = 1000
 """At most this many different steps of a file are read; checksums show which are equal."""
 
 
-class FileSteps(NamedTuple):
-    """The steps in the files of a DCP folder.
-
-    Attributes:
-        problems: files that are of another save than most.
-        step: the step of most files, where they have different ones.
-    """
-
-    problems: list[Problem]
-    step: Fact | None
-
-
 def compare_steps(
     tensors: Mapping[str, Any], counters: Iterable[tuple[Path, int]], ranks: Mapping[Path, int | None]
-) -> FileSteps:
+) -> tuple[list[Problem], Fact | None]:
     """Compare the steps that optimizers count, file by file.
 
     Args:
         tensors: those of a folder, by fqn.
         counters: other counts of steps and the files that they lie in, which may support one of those steps.
         ranks: of the files.
+
+    Returns:
+        Problems of files that are of another save than most, and the step of most, where they have different ones.
     """
     found: dict[str, dict[Path, dict[str, Source]]] = defaultdict(lambda: defaultdict(dict))
     for fqn, value in tensors.items():
@@ -467,10 +458,11 @@ def compare_steps(
             if len(sources) == 1:
                 optimizer = owner.rpartition("state.")[0]
                 found[optimizer][sources[0].path][owner] = sources[0]
-    made = FileSteps([], None)
     for files in found.values():
-        made = _compared(files, tensors, counters, ranks) if len(files) > 1 and not made.problems else made
-    return made
+        problems, step = _compared(files, tensors, counters, ranks) if len(files) > 1 else ([], None)
+        if problems:
+            return problems, step
+    return [], None
 
 
 def _compared(
@@ -478,10 +470,10 @@ def _compared(
     tensors: Mapping[str, Any],
     counters: Iterable[tuple[Path, int]],
     ranks: Mapping[Path, int | None],
-) -> FileSteps:
+) -> tuple[list[Problem], Fact | None]:
     kinds = {(source.crc, source.dtype) for of_file in files.values() for source in of_file.values()}
     if len(kinds) == 1 and all(crc for crc, _ in kinds):
-        return FileSteps([], None)
+        return [], None
     with OpenFiles() as opened:
         steps = {path: set(_read(of_file.values(), opened)) for path, of_file in files.items()}
     known = set().union(*steps.values())
@@ -500,7 +492,7 @@ def _compared(
             severity: Severity = "error" if cut else "warning"
             problems.append(Problem(Code.MIXED_SAVES, text, ranks.get(path), severity=severity, files=(path.name,)))
     fact = Fact(usual, (f"counters in {plural(count, 'file')}", RANKS_DIFFER), agree=False)
-    return FileSteps(problems, fact if problems and most else None)
+    return problems, fact if problems and most else None
 
 
 def _read(sources: Iterable[Source], files: OpenFiles) -> Iterator[int]:

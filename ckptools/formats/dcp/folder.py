@@ -21,7 +21,6 @@ from ckptools.files.zip_archive import MAX_PICKLE
 from ckptools.formats.dcp.files import (
     METADATA,
     DataFile,
-    SuspectFile,
     by_rank,
     check_data_files,
     check_sizes,
@@ -37,7 +36,7 @@ from ckptools.formats.dcp.files import (
 )
 from ckptools.formats.dcp.items import PICKLE, ItemReader
 from ckptools.formats.dcp.metadata import ContradictionError, DcpMetadata, StoredItem, nest, read_metadata
-from ckptools.formats.dcp.tensors import TensorsRead, read_objects, read_tensors
+from ckptools.formats.dcp.tensors import read_objects, read_tensors
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search.rank_checks import compare_ranks
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, RankDifferences
@@ -110,41 +109,37 @@ def read_folder(folder: Path, options: Options) -> Folder:
     here = find_data_files(folder, {name: item.end for name, item in last.items()}, options.follow_symlinks)
     items = ItemReader(folder, {chunk: pickle for one in metadata for chunk, pickle in one.bare.items()})
     paths = {fqn: path for one in metadata for fqn, path in (one.paths or {}).items()}
+    everything = options.all_ranks and options.every_item
     try:
         faults, odd = check_sizes(here, last, items, metadata[0].longer)
-        here = with_faults(here, faults)
-        everything = options.all_ranks and options.every_item
-        content = _content(metadata, here, items, everything, paths)
-        while faults := other_files(content.suspects, metadata, items):
-            here = with_faults(here, faults)
-            content = _content(metadata, here, items, everything, paths)
+        while True:  # until no file that was read turns out to be another than that of the metadata
+            here, merge = with_faults(here, faults), Merge()
+            tensors = read_tensors(metadata, here, items, everything)
+            objects, lost, suspects = read_objects(metadata, here, items, everything, merge, paths)
+            faults = other_files([*tensors.suspects, *suspects], metadata, items)
+            if not faults:
+                break
     finally:
         items.close()
     empty, stray = other_data_files(folder, here)
     files = dict(sorted({**here, **empty}.items(), key=lambda named: by_rank(named[0])))
-
     ranks = tuple(sorted({file.rank for file in files.values() if file.rank is not None}))
     all_left_files = not stray and (bool(empty) or _one_file_each(metadata))
-    leaves = {**content.tensors.by_fqn, **content.objects}
+    leaves = {**tensors.by_fqn, **objects}
     flat = {fqn: leaves[fqn] for one in metadata for fqn in one.order}
     tree, contradiction = _nested(flat, paths)
-    found = RankDifferences(tree, tuple(content.merge.problems), (), {}, {})
+    found = RankDifferences(tree, tuple(merge.problems), (), {}, {})
     if not any(p.severity == "error" for p in contradiction):  # else the tree has other paths
-        found = compare_ranks(content.merge, tree)
-    problems = [*check_data_files(here, lambda file: _names_in(file, metadata)), *odd]
-    problems += [*content.tensors.problems, *content.lost]
-    counters = _counters(content.objects, metadata, here)
-    steps = compare_steps(content.tensors.by_fqn, counters, {file.path: file.rank for file in here.values()})
-    problems += steps.problems
+        found = compare_ranks(merge, tree)
+    problems = [*check_data_files(here, lambda file: _names_in(file, metadata)), *odd, *tensors.problems, *lost]
+    counters = _counters(objects, metadata, here)
+    mixed, step = compare_steps(tensors.by_fqn, counters, {file.path: file.rank for file in here.values()})
     return Folder(
         path=folder,
         tree=found.tree,
         flat=flat,
-        files=(
-            *(one.rank_file for one in metadata),
-            *(file.rank_file(content.tensors.all_seen) for file in files.values()),
-        ),
-        problems=(*problems, *found.problems, *contradiction, *check_strays(stray)),
+        files=(*(one.rank_file for one in metadata), *(file.rank_file(tensors.all_seen) for file in files.values())),
+        problems=(*problems, *mixed, *found.problems, *contradiction, *check_strays(stray)),
         names=tuple(dict.fromkeys(n for one in metadata for n in one.names) | items.names),
         writer=metadata[0].writer,
         writers=Writers(ranks, all_left_files and ranks == tuple(range(len(ranks)))),
@@ -152,43 +147,11 @@ def read_folder(folder: Path, options: Options) -> Folder:
         differing=found.differing,
         per_rank=found.per_rank,
         unequal=found.unequal,
-        step=steps.step,
+        step=step,
         bytes_expected=sum(one.nbytes for one in metadata) + sum(f.needed for f in here.values()),
         files_read=len(metadata) + len(items.files_read),
         bytes_read=sum(one.nbytes for one in metadata) + items.bytes_read,
     )
-
-
-@dataclass(frozen=True)
-class _Content:
-    """The content of the data files.
-
-    Attributes:
-        tensors: by fqn, and what is wrong with them.
-        objects: by fqn.
-        lost: problems of the objects that are lost.
-        suspects: items that are damaged, or not those that the metadata lists.
-        merge: the values of several ranks for one object.
-    """
-
-    tensors: TensorsRead
-    objects: Mapping[str, Any]
-    lost: Sequence[Problem]
-    suspects: Sequence[SuspectFile]
-    merge: Merge
-
-
-def _content(
-    metadata: Sequence[DcpMetadata],
-    here: Mapping[str, DataFile],
-    items: ItemReader,
-    everything: bool,
-    paths: Mapping[str, KeyPath],
-) -> _Content:
-    merge = Merge()
-    tensors = read_tensors(metadata, here, items, everything)
-    objects, lost, suspects = read_objects(metadata, here, items, everything, merge, paths)
-    return _Content(tensors, objects, lost, [*tensors.suspects, *suspects], merge)
 
 
 def _counters(

@@ -346,6 +346,7 @@ class _MetadataReading:
                 f"expected a tensor's or bytes' metadata"
             )
         stored = self._stored()
+        chunks = zip(stored.fqns, stored.offsets, strict=True)
         return DcpMetadata(
             path=self.path,
             rank=rank,
@@ -359,7 +360,7 @@ class _MetadataReading:
             writer=_writer(names),
             nbytes=file.size,
             modified=file.modified,
-            bare=_bare_items(stored) if DLROVER in names else self._bare(),
+            bare={(fqn, at): b"" for fqn, at in chunks if at is not None} if DLROVER in names else self._bare(),
             longer=DLROVER in names,
         )
 
@@ -509,12 +510,6 @@ class _MetadataReading:
 
 BYTES = "BytesStorageMetadata"
 DLROVER = "dlrover.trainer.torch.flash_checkpoint.fsdp_engine._StorageInfo"
-
-
-def _bare_items(stored: StoredItems) -> dict[tuple[str, Ints], bytes]:
-    """Every chunk as one without a pickle."""
-    chunks = zip(stored.fqns, stored.offsets, strict=True)
-    return {(fqn, offset): b"" for fqn, offset in chunks if offset is not None}
 
 
 def class_of(value: Any) -> str:

@@ -24,6 +24,7 @@ from ckptools.formats.deepspeed.zero_stages import (
 )
 from ckptools.formats.flat_parameters.units import RunBox, flat_source
 from ckptools.formats.shared.merge import Merge
+from ckptools.formats.shared.tensor_parallel import BoxPair
 from ckptools.model.problems import Code, Problem
 from ckptools.model.rank_vote import Vote, same_value, vote
 from ckptools.model.regions import Box, Ints, chunk, contiguous_strides
@@ -63,18 +64,11 @@ class SliceError(Exception):
     """Why the slices of a parameter cannot be joined."""
 
 
-class ParameterSlice(NamedTuple):
-    """A box of one rank's tensor, and the box of the whole parameter that it is."""
-
-    local: Box
-    whole: Box
-
-
 class Slices(NamedTuple):
     """A parameter's shape, and the pieces of it that each tensor-parallel rank holds."""
 
     shape: Ints
-    by_rank: tuple[tuple[ParameterSlice, ...], ...]
+    by_rank: tuple[tuple[BoxPair, ...], ...]
 
 
 class CutRules:
@@ -108,7 +102,7 @@ class CutRules:
                 raise SliceError(f"affine_map of version {self.affine.get('version')!r}, known is {AFFINE_VERSION}")
             found = _from_affine_map(entry, shapes)
         elif self.replicated.of(fqn) is not None:
-            found = Slices(shapes[0], tuple((ParameterSlice(Box.whole(s), Box.whole(s)),) for s in shapes))
+            found = Slices(shapes[0], tuple((BoxPair(Box.whole(s), Box.whole(s)),) for s in shapes))
         else:
             found = _along(shapes, *self._widths(fqn, shapes))
         # Every rank's pieces fill its tensor, inside the whole, and nothing of that is left out.
@@ -161,13 +155,13 @@ class CutRules:
 def _along(shapes: Sequence[Ints], dim: int, widths: Sequence[Sequence[int]]) -> Slices:
     """Parts behind each other along `dim`, each in pieces of so many elements by rank."""
     shape = tuple(sum(map(sum, widths)) if d == dim else n for d, n in enumerate(shapes[0]))
-    pieces: list[list[ParameterSlice]] = [[] for _ in shapes]
+    pieces: list[list[BoxPair]] = [[] for _ in shapes]
     at, here = 0, [0] * len(shapes)
     for part in widths:
         for rank, width in enumerate(part):
             sizes = tuple(width if d == dim else n for d, n in enumerate(shape))
             local, whole = (tuple(o if d == dim else 0 for d in range(len(shape))) for o in (here[rank], at))
-            pieces[rank].append(ParameterSlice(Box(local, sizes), Box(whole, sizes)))
+            pieces[rank].append(BoxPair(Box(local, sizes), Box(whole, sizes)))
             at, here[rank] = at + width, here[rank] + width
     return Slices(shape, tuple(map(tuple, pieces)))
 
@@ -185,11 +179,11 @@ def _from_affine_map(entry: Any, shapes: Sequence[Ints]) -> Slices:
     return Slices(shape, pieces)
 
 
-def _piece(entry: Mapping[Any, Any], shape: Ints, shard: Ints) -> ParameterSlice:
+def _piece(entry: Mapping[Any, Any], shape: Ints, shard: Ints) -> BoxPair:
     if entry.get("scale", 1.0) != 1.0:
         raise SliceError(f"the ranks hold it scaled by {entry['scale']!r}, which is not undone")
     sizes, (at, steps), (whole_at, whole_steps) = tuple(entry["shape"]), entry["dest"], entry["source"]
-    return ParameterSlice(_box(sizes, at, steps, shard), _box(sizes, whole_at, whole_steps, shape))
+    return BoxPair(_box(sizes, at, steps, shard), _box(sizes, whole_at, whole_steps, shape))
 
 
 def _box(sizes: Ints, offset: int, strides: Sequence[int], shape: Ints) -> Box:
@@ -380,7 +374,7 @@ class ZeroAssembler:
         """The boxes of a parameter; the same for its fp32 copy and every slot of its state."""
         if fqn not in self._known:
             # Ranks with the same pieces of it are cut at the same places, so that they are replicas.
-            alike: dict[tuple[Ints, tuple[ParameterSlice, ...]], list[PartitionRun]] = {}
+            alike: dict[tuple[Ints, tuple[BoxPair, ...]], list[PartitionRun]] = {}
             for tp, one in enumerate(self.layouts.values()):
                 pieces = self.slices[fqn].by_rank[tp] if fqn in self.slices else ()
                 local = one.shapes[fqn] if pieces else self.shapes[fqn]
@@ -449,7 +443,7 @@ class ZeroAssembler:
         return joined_groups
 
 
-def _moved(placed: Iterable[PlacedBox], pieces: Sequence[ParameterSlice]) -> Iterator[PlacedBox]:
+def _moved(placed: Iterable[PlacedBox], pieces: Sequence[BoxPair]) -> Iterator[PlacedBox]:
     """Boxes of one rank's tensor, as boxes of the whole parameter that the tensor has these pieces of."""
     for where, (unread, at, strides) in placed:
         for local, whole in pieces:

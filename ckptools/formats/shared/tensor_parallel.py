@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptools.errors import UsageError
 from ckptools.files.opening import read_json
@@ -57,6 +57,13 @@ class RankPiece:
     tp: int
     rank: int
     tensor: Tensor | None
+
+
+class BoxPair(NamedTuple):
+    """A box of one rank's tensor, and the box of the whole tensor that it is."""
+
+    local: Box
+    whole: Box
 
 
 class UnlikeError(ValueError):
