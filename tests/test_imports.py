@@ -139,7 +139,7 @@ def test_a_circle_is_found():
 
 
 def test_a_format_imports_neither_another_way_in_nor_what_opens_it():
-    opening = {"formats", "formats.registry", "formats.resolver"}
+    opening = {"formats", "formats.registry", "formats.shards_of_other_ranks"}
     named = {f"formats.{known.NAME}" for known in FORMATS} | {"formats.shared"}
     within = [m for m in MODULES if any(f"{m}.".startswith(f"{name}.") for name in named)]
     assert {m: found for m in within if (found := imported(MODULES[m]) & opening)} == {}
@@ -155,7 +155,7 @@ def test_the_page_of_the_architecture_tells_where_everything_is():
     assert {f"{name}/" if (PACKAGE / name).is_dir() else f"{name}.py" for name in rooms} <= paths
 
 
-OPENERS = ("open.py", "resolver.py")
+OPENERS = ("open.py", "shards_of_other_ranks.py")
 """What finds the format of a path; a format is handed what its options tell, and opens nothing by itself."""
 
 

@@ -21,7 +21,7 @@ from ckptools.training_state.sections import Section, model_of, rng_of, schedule
 if TYPE_CHECKING:
     from ckptools.api.plots import CheckpointPlots, Difference
     from ckptools.contents.record import Keys, Shown
-    from ckptools.formats.resolver import Resolver
+    from ckptools.formats.shards_of_other_ranks import Resolver
     from ckptools.match.record import Match
     from ckptools.model.verdict import Verdict
     from ckptools.training_state.optimizers import Optimizer

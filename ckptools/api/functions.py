@@ -101,7 +101,7 @@ def open(
 
 def with_methods(data: CheckpointData) -> Checkpoint:
     """The checkpoint that a reader made, with methods; the tensors in its tree are replaced by ones that load."""
-    from ckptools.formats.resolver import Resolver
+    from ckptools.formats.shards_of_other_ranks import Resolver
 
     resolver = Resolver(data.path, data.options, data.files)
     found = {f.name: getattr(data, f.name) for f in fields(data) if f.init}

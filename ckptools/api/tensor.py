@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
-    from ckptools.formats.resolver import Resolver
+    from ckptools.formats.shards_of_other_ranks import Resolver
     from ckptools.stats.record import Stats
 
 

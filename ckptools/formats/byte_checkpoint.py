@@ -1,6 +1,6 @@
 """ByteCheckpoint: a step's folder with a DCP folder each for model and optimizer, and a file per rank for the rest.
 
-    global_step_3/model/.metadata           of ByteCheckpoint's own class; `dcp.metadata_reader` has it
+    global_step_3/model/.metadata           of ByteCheckpoint's own class; `dcp.metadata` has it
     global_step_3/model/__0_0.distcp        nothing but the bytes of tensors
     global_step_3/optimizer/…
     global_step_3/extra_state/extra_state_rank_0.pt      torch.save of each rank's own

@@ -1,6 +1,6 @@
 """The search through a folder: its entries, then those of the folders in it, within one limit for every command.
 
-`only_checkpoint` finds the one that `inspect RUN/` opens, `ls` lists all of them.
+`find` finds the one that `inspect RUN/` opens, `ls` lists all of them.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
     consolidated.00.pth     names and tensors of rank 0, all of them plain
     consolidated.01.pth     of rank 1
 
-The files hold plain tensors and nothing on how they belong together; even their rank is in the name alone.
-`weight_layout` has the rules that join the pieces; a weight whose pieces do not make its shape in `params.json` is
-shown and not joined. A lone `consolidated.00.pth` whose weights are whole is a whole checkpoint.
+The files hold plain tensors and nothing on how they belong together; even their rank is in the name alone. A weight
+whose pieces do not make its shape in `params.json` is shown and not joined. A lone `consolidated.00.pth` whose weights
+are whole is a whole checkpoint.
 
 Source: facebookresearch/llama `llama/generation.py` (`Llama.build`); the tests hold it against files of this layout
 that torch wrote, not against Meta's own.

@@ -16,8 +16,15 @@ from typing import Any, NamedTuple
 
 from ckptools.errors import ReadError
 from ckptools.formats.options import Options
-from ckptools.formats.rank_search.parts import DIGITS, PartFiles, not_joined, parts_by_content, parts_in, ranks_of
 from ckptools.formats.rank_search.rank_groups import are_of_one
+from ckptools.formats.rank_search.signs_of_parts import (
+    DIGITS,
+    PartFiles,
+    not_joined,
+    parts_by_content,
+    parts_in,
+    ranks_of,
+)
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, file_now, was_read
 from ckptools.formats.shared.tensor_parallel import (
     ALL_RANKS,

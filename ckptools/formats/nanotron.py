@@ -12,8 +12,7 @@
 A file holds one tensor, `data`. The path below `model/`, with the part of the file's name behind `model_`, is the
 parameter's name. A slice's header has `unsharded_shape` and `local_global_slices_pairs`, pairs `local#global` joined by
 `;`, each one `start,stop,step` per dimension, joined by `|`. The optimizer lists what each rank trains, so that a
-parameter's file that is missing is noticed; `optimizer` has its rules. Experts over ranks have slices of another kind
-and are refused by name.
+parameter's file that is missing is noticed. Experts over ranks have slices of another kind and are refused by name.
 
 Source: nanotron/serialize/{main,weights,optimizer,utils,metadata}.py of 0.4; checked on a checkpoint of it. Files of
 ZeRO-1 were made by hand.

@@ -13,13 +13,13 @@ from ckptools.files.opening import check_path, common_folder, head_at, location,
 from ckptools.files.remote.path import RemotePath
 from ckptools.files.storage import takes_less
 from ckptools.formats.options import TAKEN_BY, OnFile, Options, Reader, Weights, is_small
-from ckptools.formats.readers import FileReader
+from ckptools.formats.reader_processes import FileReader
 from ckptools.formats.registry import FORMATS, RANK_FILES, Format, formats_from_outside, recognised
 from ckptools.formats.shared.checkpoint_builder import SalvagingReader
 from ckptools.formats.shared.model_config import with_config
 from ckptools.formats.shared.provenance import with_provenance
 from ckptools.formats.shared.several_checkpoints import check_not_astray, tracker_in
-from ckptools.formats.structure import with_structure_problems
+from ckptools.formats.structure_problems import with_structure_problems
 from ckptools.model.checkpoint import Checkpoint, GivenNames
 from ckptools.pickles.machine import gc_paused
 from ckptools.training_state import modules

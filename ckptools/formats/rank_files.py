@@ -430,7 +430,7 @@ class _RankGroup:
         self, in_parts: bool, world: Fact, sections: Sequence[Section], every_file: bool
     ) -> Iterator[Problem]:
         """Signs, in the files or the name of a single one, of parameters that are in none of them."""
-        from ckptools.formats.rank_search.parts import parts_by_rank, signs_of_more
+        from ckptools.formats.rank_search.signs_of_parts import parts_by_rank, signs_of_more
 
         yield from () if in_parts else parts_by_rank(self.name.path, sections)
         if not every_file:

@@ -3,7 +3,7 @@
     model_0.pt … model_3.pt             the item `model` of each rank: torch.save, whose DTensors say how they are cut
     optimizer_0.safetensors …           bare local tensors; only metadata.pkl says which part of which tensor they are
     param_groups_0.json, step_0.pt …    items that are not cut
-    metadata.pkl                        see `metadata`; only of items that have a resharder
+    metadata.pkl                        the layout; only of items that have a resharder
 
 A layout may name the files otherwise; metadata.pkl then has the names, but only of items that are in it. Where an
 optimizer's state is in safetensors, its param groups are an item of their own, and are joined with it where their

@@ -1,10 +1,10 @@
 """One torch.save file that holds everything: DDP's `snapshot.pt`, Lightning `.ckpt`, `pytorch_model.bin`, any `.pt`.
 
 Also as torch wrote it before 1.6 (a row of pickles), in a tar (Composer's `.tar`, NeMo's `.nemo`), and compressed; see
-`ckptools.pickles.legacy`, `tar_checkpoint` and `ckptools.files.compressed`. The first bytes say which.
+`ckptools.pickles.legacy`, `ckptools.files.tar_archive` and `ckptools.files.compressed`. The first bytes say which.
 
 The content decides what is inside (`sections`). A file without a rank in its name has siblings where its content says
-so, and theirs proves it (`sibling_search`).
+so, and theirs proves it (`rank_search.rank_groups`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 from ckptools.files.opening import content_of, head_at
 from ckptools.formats import rank_files
 from ckptools.formats.options import Options
-from ckptools.formats.rank_search.parts import other_parts_beside, signs_of_a_part, signs_of_more
 from ckptools.formats.rank_search.rank_groups import siblings_by_content
 from ckptools.formats.rank_search.rank_names import COMPRESSED
+from ckptools.formats.rank_search.signs_of_parts import other_parts_beside, signs_of_a_part, signs_of_more
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, find_step_with_beside, in_form, was_read
 from ckptools.model.checkpoint import Checkpoint, Fact
 from ckptools.model.problems import Code, Problem

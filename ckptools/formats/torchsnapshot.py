@@ -1,6 +1,6 @@
 """torchsnapshot: `.snapshot_metadata`, which lists every value of every rank, and the files of the values.
 
-    .snapshot_metadata              see `manifest`: JSON
+    .snapshot_metadata              JSON
     batched/{UUID}                  the tensors of a rank, back to back
     {RANK}/{PATH}                   one tensor, or one object by torch.save
     sharded/{PATH}_{OFFSETS}        a piece of a sharded tensor

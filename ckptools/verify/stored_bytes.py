@@ -18,7 +18,7 @@ from ckptools.dtypes import EXPONENTS, NAN_CODES, WIDTHS, has_nonfinite, nonfini
 from ckptools.errors import ReadError, original_of
 from ckptools.files.opening import File, OpenFiles, Window, reading
 from ckptools.files.zip_archive import EOCD, FRONT, Container, archive_before, has_local_header
-from ckptools.formats.structure import PLACEHOLDER
+from ckptools.formats.structure_problems import PLACEHOLDER
 from ckptools.keys.value_digests import once
 from ckptools.model.checkpoint import Checkpoint, RankFile
 from ckptools.model.problems import Code, Problem

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.api.checkpoint import Checkpoint
-from ckptools.formats.structure import with_structure_problems
+from ckptools.formats.structure_problems import with_structure_problems
 from ckptools.model.checkpoint import Fact, RankFile, ReadCost
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, contiguous_strides

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 import ckptools
 from ckptools.errors import NotWholeError, SeveralError, UnknownFormatError
-from ckptools.formats.rank_search import parts
+from ckptools.formats.rank_search import signs_of_parts
 from tests.truth import FIXTURES
 
 NAMES = {
@@ -280,7 +280,7 @@ def test_files_that_are_named_one_by_one_are_ranks_by_their_contents(tmp_path):
 
 
 def test_a_folder_of_rank_files_is_not_read_to_find_out_that_it_holds_none(monkeypatch):
-    monkeypatch.setattr(parts, "reader", None)  # whoever asks it is told by an AttributeError
+    monkeypatch.setattr(signs_of_parts, "reader", None)  # whoever asks it is told by an AttributeError
     ck = ckptools.open(FIXTURES / "torch2.13.0-fsdp1-sharded-w4", all_ranks=True)
     assert ck.format == "rank_files" and ck.cost.files == 4
 

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 import ckptools
 from ckptools.errors import CkptoolsError, NotWholeError, ReadError
-from ckptools.formats import olmo_flat
+from ckptools.formats import olmo_local
 from ckptools.formats import options as limits
 from ckptools.model.regions import Box
 from ckptools.model.shards import Shard, Source
@@ -265,7 +265,7 @@ def before(indices: object, offsets: object) -> dict[str, Any]:
 
 
 def test_the_account_of_torch_2_0_is_understood():
-    found = olmo_flat.read_model(before((1, 2), [(2, 5), (0, 0)]), 1, all_ranks=True)
+    found = olmo_local.read_model(before((1, 2), [(2, 5), (0, 0)]), 1, all_ranks=True)
     assert {k: t.shape for k, t in found.items()} == {"m.a": (4,), "m.b": (2, 3), "m.c": (2,)}
     assert [(str(s.box), s.source.offset) for s in found["m.b"].shards] == [("[0:1, 2:3]", 100), ("[1:2, 0:3]", 104)]
     assert [(str(s.box), s.source.offset) for s in found["m.c"].shards] == [("[0:1]", 116)]
@@ -278,7 +278,7 @@ def test_the_account_of_torch_2_0_is_understood():
 )
 def test_an_account_of_torch_2_0_that_does_not_fit_is_refused(indices, offsets):
     with pytest.raises(ValueError):
-        olmo_flat.read_model(before(indices, offsets), 0, all_ranks=True)
+        olmo_local.read_model(before(indices, offsets), 0, all_ranks=True)
 
 
 def test_of_many_ranks_the_one_that_is_named_is_read_or_the_lowest(root, monkeypatch):

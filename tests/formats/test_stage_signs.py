@@ -12,8 +12,8 @@ from torch import nn
 
 import ckptools
 from ckptools.errors import NotWholeError
-from ckptools.formats.rank_search.parts import missing_layers
 from ckptools.formats.rank_search.rank_groups import stated_world_size
+from ckptools.formats.rank_search.signs_of_parts import missing_layers
 from tests.formats.stages import Model, save, train_stages, trained
 
 STATED = "ranks hold parameters of their own, and nothing states how many ranks there were"

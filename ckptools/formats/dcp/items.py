@@ -6,7 +6,7 @@ the length of their own bytes, which is shorter than any torch.save archive. The
 (`DCP_SHARDING_INFO`), and one piece of each name. Source: torch/distributed/checkpoint/filesystem.py.
 
 ByteCheckpoint's and DLRover's items are bare bytes; ByteCheckpoint's metadata has the pickle of each tensor. Source:
-bytecheckpoint/utilities/serialization.py (`_serialize_tensor`); for DLRover see `metadata_reader`.
+bytecheckpoint/utilities/serialization.py (`_serialize_tensor`); for DLRover see `metadata`.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ from ckptools.formats.hugging_face.model import (
     read_model_folders,
 )
 from ckptools.formats.options import Options
-from ckptools.formats.rank_search.parts import signs_of_a_part
+from ckptools.formats.rank_search.signs_of_parts import signs_of_a_part
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
 from ckptools.formats.shared.companions import (
     CompanionFiles,

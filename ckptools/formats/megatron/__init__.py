@@ -7,7 +7,7 @@
 In each: `args` (argparse.Namespace), `checkpoint_version`, `iteration`, `model` (`model0`, `model1`, … of an
 interleaved pipeline), `optimizer`, `opt_param_scheduler` (`lr_scheduler` up to v2.5), `rng_state` (flat RNG keys up to
 v2.5). The files hold plain tensors and nothing on how they belong together: that is in Megatron's code, so it is in
-`layers` (joining, layer numbers), `folders` (ranks) and `optimizer` here. Weights without a rule are shown, and
+`model` (joining, layer numbers), `folders` (ranks) and `optimizer` here. Weights without a rule are shown, and
 refused.
 
 Kept as saved: the padding of the vocabulary to a multiple of `make_vocab_size_divisible_by` times the

@@ -8,7 +8,7 @@
 
 Names are those of the whole model, so no rule is needed: weights are stored whole, gated layers as [all gates; all
 ups], a tied output layer not at all. Layers that are alike, and experts, may be stored as one tensor with a dimension
-that counts them, and fused weights in parts (`stacked`); they are shown one by one and whole here. Open the
+that counts them, and fused weights in parts (`stored`); they are shown one by one and whole here. Open the
 `.metadata` file itself for the names as stored. Norms in front of a linear layer have the names of Transformer Engine's
 fused layers (`linear_qkv.layer_norm_weight`) whichever the model used. Objects of single ranks are
 `<name>/shard_<offset>_<shape>`, each in a list of its own.

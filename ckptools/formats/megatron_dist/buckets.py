@@ -11,7 +11,7 @@ stage and of one dtype, one behind the other, in flat buckets:
   each gap between two, as a chunk of its own, so the edges of chunks are the edges of parameters, or of parts.
 
 So lengths and edges show the order of the parameters, except for neighbours of one size. That order is Megatron's own
-(`bucket_order`). Names that are not in it are refused, and everything else that does not leave exactly one layout.
+(`orders`). Names that are not in it are refused, and everything else that does not leave exactly one layout.
 The writer of a piece of a weight is its rank.
 
 With expert parallelism there are two optimizers, `chained_0` and `chained_1`; the param groups say which trains the
@@ -48,7 +48,7 @@ from ckptools.model.tree import describe_for_error, tensors_in
 # (core 0.16.1; rules since 0.9).
 
 EXPERT = re.compile(r"(?P<layer>.+)\.mlp\.experts\.experts\.(?P<expert>\d{1,6})\.(?P<rest>.+)", re.DOTALL)
-"""A weight of one expert, by its number among all; see `parts`."""
+"""A weight of one expert, by its number among all."""
 
 NO_PARAMETER = re.compile(r".+\.mlp\.router\.(?:expert_bias|local_tokens_per_expert)", re.DOTALL)
 """Weights that no optimizer trains: buffers of the router."""
