@@ -195,16 +195,6 @@ def _box(text: str, shape: Ints) -> Box:
     return Box(tuple(offsets), tuple(sizes))
 
 
-def shape_of(text: str) -> Ints:
-    """The shape in `unsharded_shape`, such as `torch.Size([4, 3])` or `(4, 3)`.
-
-    Raises:
-        ValueError: it is none.
-    """
-    words = [word for word in text.strip("()[] ").replace("torch.Size(", "").split(",") if word.strip()]
-    return tuple(int(word) for word in words)
-
-
 # -- the model of a Nanotron checkpoint: a safetensors file for each parameter, and for each slice of one --------------
 
 RANKS = r"pp-rank-(?P<pp>\d{1,5})-of-(?P<pps>\d{1,5})_tp-rank-(?P<tp>\d{1,5})-of-(?P<tps>\d{1,5})"
@@ -269,7 +259,9 @@ class Weights:
                 path, f"is of {tps} tensor-parallel ranks by its name, the metadata states {self.folder.tp}"
             )
         try:
-            shape = shape_of(stated["unsharded_shape"])
+            # Such as `torch.Size([4, 3])` or `(4, 3)`.
+            words = stated["unsharded_shape"].strip("()[] ").replace("torch.Size(", "").split(",")
+            shape = tuple(int(word) for word in words if word.strip())
             pieces = pieces_of(stated["local_global_slices_pairs"], source.shape, shape)
         except (KeyError, ValueError, TypeError) as error:
             raise ReadError(path, f"says of no pieces where they are ({error})") from error

@@ -148,16 +148,16 @@ class _OlmoFolder:
         model = trees.get("model")
         if model is None and "model" in self.found:
             trees.pop("optim", None)  # without the model's runs its moments belong to unknown parameters
-        if not is_flat_model(model):
+        if not _is_flat_model(model):
             return trees
         path = self.files["model", rank].path
         try:
-            pieces = {fqn: piece for fqn, piece, _ in parameter_runs(model)}
+            pieces = {fqn: piece for fqn, piece, _ in _parameter_runs(model)}
             trees["model"] = read_model(model, rank, self.all_ranks)
             optim = trees.get("optim")
             if isinstance(optim, dict) and {"state", "param_groups"} <= optim.keys():
                 path = self.files["optim", rank].path
-                trees["optim"] = read_optimizer(optim, pieces, rank, self.all_ranks)
+                trees["optim"] = _read_optimizer(optim, pieces, rank, self.all_ranks)
         except (ValueError, TypeError) as error:
             raise ReadError(path, f"is not what OLMo writes: {error}") from error
         return trees
@@ -197,18 +197,14 @@ class ParameterRun(NamedTuple):
     numel: int
 
 
-def is_flat_model(tree: Any) -> bool:
+def _is_flat_model(tree: Any) -> bool:
     """Whether this is the model of a local checkpoint."""
     modules = tree.get("modules") if isinstance(tree, dict) else None
     return isinstance(modules, list) and all(isinstance(m, dict) and "handles" in m for m in modules)
 
 
-def parameter_runs(tree: Any) -> Iterator[tuple[str, ParameterRun, Tensor]]:
-    """The parameters in a rank's model: fqn, the run that the rank holds, and the flat tensor with it.
-
-    Raises:
-        ValueError: the file is not what OLMo writes, or contradicts itself.
-    """
+def _parameter_runs(tree: Any) -> Iterator[tuple[str, ParameterRun, Tensor]]:
+    """The parameters in a rank's model: fqn, the run that the rank holds, and the flat tensor with it."""
     for module in tree["modules"]:
         name, handles = module.get("name"), module["handles"]
         if not isinstance(name, str) or not isinstance(handles, list):
@@ -284,7 +280,7 @@ def read_model(tree: Any, rank: int, all_ranks: bool) -> dict[str, Tensor]:
         ValueError: the file is not what OLMo writes, or contradicts itself.
     """
     found: dict[str, Tensor] = {}
-    for fqn, piece, data in parameter_runs(tree):
+    for fqn, piece, data in _parameter_runs(tree):
         if fqn in found:
             raise ValueError(f"parameter {describe_for_error(fqn)} is in two flat parameters")
         found[fqn] = _placed(data, piece, piece.at, rank, all_ranks)
@@ -301,12 +297,8 @@ def _placed(data: Tensor, piece: ParameterRun, at: int, rank: int, all_ranks: bo
     return replace(data, shape=piece.shape, shards=tuple(shards), kind="flat_pieces", parameter=False)
 
 
-def read_optimizer(tree: Any, pieces: Mapping[str, ParameterRun], rank: int, all_ranks: bool) -> dict[str, Any]:
-    """A rank's optimizer state by name, its moments placed as their parameters are.
-
-    Raises:
-        ValueError: the groups name no parameters, or a moment is not cut as its parameter.
-    """
+def _read_optimizer(tree: Any, pieces: Mapping[str, ParameterRun], rank: int, all_ranks: bool) -> dict[str, Any]:
+    """A rank's optimizer state by name, its moments placed as their parameters are."""
     groups, state = tree["param_groups"], tree["state"]
     names: dict[Any, str] = {}
     named = []

@@ -33,6 +33,7 @@ from ckptools.formats.rank_search import rank_checks
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, file_now, was_read
 from ckptools.formats.shared.companions import unlike_states
 from ckptools.formats.shared.merge import Merge, put
+from ckptools.formats.shared.tensor_parallel import BoxPair
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints, grid_boxes
@@ -78,13 +79,6 @@ MAX_DIMS = 64
 MAX_SIZE = 1 << 62
 
 
-class LocalBox(NamedTuple):
-    """A box that a rank holds: its place in the whole tensor, and in the rank's own."""
-
-    box: Box
-    local: Box
-
-
 class Sharding(NamedTuple):
     """How some ranks hold a tensor of a whole `shape`: by placements on a mesh, or piece by piece.
 
@@ -101,13 +95,13 @@ class Sharding(NamedTuple):
     mesh: Ints = ()
     mesh_ranks: Ints = ()
     placements: tuple[Placement, ...] = ()
-    listed: tuple[LocalBox, ...] | None = None
+    listed: tuple[BoxPair, ...] | None = None
 
-    def pieces(self, rank: int) -> tuple[LocalBox, ...]:
+    def pieces(self, rank: int) -> tuple[BoxPair, ...]:
         """The boxes on a rank."""
         if self.listed is not None:
             return self.listed
-        return tuple(LocalBox(*boxes) for boxes in grid_boxes(self._runs(rank)))
+        return tuple(BoxPair(local, whole) for whole, local in grid_boxes(self._runs(rank)))
 
     def local_shape(self, rank: int) -> Ints | None:
         """The shape of a rank's own tensor; None where the list of its pieces does not show it."""
@@ -226,8 +220,8 @@ def _sharding(group: Any) -> Sharding:
     if kind == "default_tensor_v1":
         names = ("global_offsets", "local_offsets", "local_sizes")
         columns = [[_ints(row) for row in data[name]] for name in names]
-        pieces = tuple(LocalBox(Box(g, n), Box(o, n)) for g, o, n in zip(*columns, strict=True))
-        if not all(piece.box.inside(shape) and len(piece.local.offsets) == len(shape) for piece in pieces):
+        pieces = tuple(BoxPair(Box(o, n), Box(g, n)) for g, o, n in zip(*columns, strict=True))
+        if not all(piece.whole.inside(shape) and len(piece.local.offsets) == len(shape) for piece in pieces):
             raise ValueError(f"a piece outside of {describe_for_error(shape)}")
         return Sharding(shape, dtype, ranks, listed=pieces)
     if kind != "DTensorShardingMetadata":
@@ -350,8 +344,8 @@ def _misfit(entry: HeaderEntry, sharding: Sharding, rank: int) -> str:
 
 def _tensor(sharding: Sharding, rank: int, source: Source | None) -> Tensor:
     """A tensor as one rank has it; without its bytes where these do not fit."""
-    pieces = (p for p in sharding.pieces(rank) if p.box.numel or not p.box.sizes)
-    shards = tuple(Shard(p.box, rank, source.part(p.local)) for p in pieces) if source else ()
+    pieces = (p for p in sharding.pieces(rank) if p.whole.numel or not p.whole.sizes)
+    shards = tuple(Shard(p.whole, rank, source.part(p.local)) for p in pieces) if source else ()
     kind, placements, mesh = sharding.described()
     return Tensor(sharding.shape, sharding.dtype, shards, kind, placements, mesh)
 
@@ -373,7 +367,9 @@ def with_absent(tree: Any, item: ItemMetadata, absent: Collection[int]) -> Any:
         ranks = [(rank, one) for one in shardings for rank in one.ranks if rank in absent]
         if not ranks or not isinstance(tensor, Tensor) or tensor.note:
             continue
-        lost = [Shard(piece.box, rank, None) for rank, one in ranks for piece in one.pieces(rank) if piece.box.numel]
+        lost = [
+            Shard(piece.whole, rank, None) for rank, one in ranks for piece in one.pieces(rank) if piece.whole.numel
+        ]
         tree = put(tree, path, with_lost(tensor, lost))
     return tree
 

@@ -163,12 +163,8 @@ def encoded(key: Any) -> str:
     return str(key).replace("%", "%25").replace("/", "%2F")
 
 
-def primitive(entry: Mapping[str, Any]) -> Any:
-    """The value in an entry.
-
-    Raises:
-        EntryError: it holds none.
-    """
+def _primitive(entry: Mapping[str, Any]) -> Any:
+    """The value in an entry."""
     kind, text = entry["type"], entry.get("serialized_value")
     if not isinstance(text, str):
         raise EntryError(f"a {kind} of {describe_for_error(text)}")
@@ -187,12 +183,8 @@ def primitive(entry: Mapping[str, Any]) -> Any:
     raise EntryError(f"a {kind} of {describe_for_error(text)}")
 
 
-def stored_pieces(entry: Mapping[str, Any]) -> list[StoredBox]:
-    """The extents of the pieces of a tensor; none for other entries.
-
-    Raises:
-        EntryError: the entry contradicts itself, or leads out of the folder.
-    """
+def _stored_pieces(entry: Mapping[str, Any]) -> list[StoredBox]:
+    """The extents of the pieces of a tensor; none for other entries."""
     if entry["type"] not in SHARDED:
         return [_stored(entry)] if entry["type"] == "Tensor" else []
     pieces = entry.get(SHARDED[entry["type"]])
@@ -200,22 +192,22 @@ def stored_pieces(entry: Mapping[str, Any]) -> list[StoredBox]:
         isinstance(p, dict) and isinstance(p.get("tensor"), dict) for p in pieces
     ):
         raise EntryError("expected a list of pieces")
-    boxes = [Box(sizes_in(piece.get("offsets")), sizes_in(piece.get("sizes"))) for piece in pieces]
+    boxes = [Box(_sizes_in(piece.get("offsets")), _sizes_in(piece.get("sizes"))) for piece in pieces]
     if any(len(box.offsets) != len(box.sizes) or len(box.sizes) != len(boxes[0].sizes) for box in boxes):
         raise EntryError("pieces of different dimensions")
     return [_stored(piece["tensor"], box) for piece, box in zip(pieces, boxes, strict=True)]
 
 
 def _stored(entry: Mapping[str, Any], box: Box | None = None) -> StoredBox:
-    shape, dtype = sizes_in(entry.get("shape")), str(entry.get("dtype")).removeprefix("torch.")
+    shape, dtype = _sizes_in(entry.get("shape")), str(entry.get("dtype")).removeprefix("torch.")
     if dtype not in ITEMSIZE:
         raise EntryError(f"dtype {describe_for_error(dtype)}")
     box = box or Box.whole(shape)
     if box.sizes != shape and not prod(shape) == prod(box.sizes) == 1:
         raise EntryError(f"a piece of {list(box.sizes)} that is stored as {list(shape)}")
-    location, span, stated = location_of(entry), None, entry.get("byte_range")
+    location, span, stated = _location_of(entry), None, entry.get("byte_range")
     if stated is not None:
-        start, end = (*sizes_in(stated), 0, 0)[:2]
+        start, end = (*_sizes_in(stated), 0, 0)[:2]
         if len(stated) != 2 or start > end:
             raise EntryError(f"the byte range {describe_for_error(stated)}")
         span = start, end
@@ -225,24 +217,16 @@ def _stored(entry: Mapping[str, Any], box: Box | None = None) -> StoredBox:
     return stored
 
 
-def location_of(entry: Mapping[str, Any]) -> str:
-    """The file of an entry, a path below the snapshot's folder.
-
-    Raises:
-        EntryError: it leads elsewhere.
-    """
+def _location_of(entry: Mapping[str, Any]) -> str:
+    """The file of an entry, a path below the snapshot's folder."""
     location = entry.get("location")
     if not isinstance(location, str) or not is_plain_path(location):
         raise EntryError(f"names the file {describe_for_error(location)}; only files below its own folder are read")
     return location
 
 
-def sizes_in(value: Any) -> Ints:
-    """The shape or offsets that an entry states.
-
-    Raises:
-        EntryError: it states none.
-    """
+def _sizes_in(value: Any) -> Ints:
+    """The shape or offsets that an entry states."""
     listed = value if isinstance(value, list) else [None]
     if len(listed) > MAX_DIMS or not all(type(n) is int and 0 <= n < MAX_SIZE for n in listed):
         raise EntryError(f"{describe_for_error(value)}, expected sizes")
@@ -307,7 +291,7 @@ class RankTrees:
         for entries in manifest.entries.values():
             for path, entry in entries.items():
                 with suppress(EntryError):  # which becomes a problem where the entry is read
-                    for piece in stored_pieces(entry):
+                    for piece in _stored_pieces(entry):
                         self._expect(path, piece)
 
     def _expect(self, path: str, piece: StoredBox) -> None:
@@ -378,13 +362,13 @@ class RankTrees:
     def _leaf(self, rank: int, path: str, entry: Mapping[str, Any], at: KeyPath) -> Any:
         kind = entry["type"]
         if kind in PRIMITIVES:
-            return primitive(entry)
+            return _primitive(entry)
         if kind == "object":
-            saved = self._read(rank, location_of(entry), at)
+            saved = self._read(rank, _location_of(entry), at)
             return _ABSENT if saved is None else saved.tree
         if kind == "Tensor" or kind in SHARDED:
-            pieces = stored_pieces(entry)
-            stated = sizes_in(entry.get("shape")) if kind == "ChunkedTensor" else None
+            pieces = _stored_pieces(entry)
+            stated = _sizes_in(entry.get("shape")) if kind == "ChunkedTensor" else None
             if kind in ("Tensor", "ChunkedTensor") and entry.get("replicated") is not True:
                 self.own[at] = None
             if kind != "Tensor":
@@ -411,7 +395,7 @@ class RankTrees:
     def _first_of_any_rank(self, path: str) -> StoredBox:
         """Another rank's piece of a tensor, where the rank has none."""
         listed = (entries[path] for entries in self.manifest.entries.values() if path in entries)
-        found = [piece for entry in listed if entry["type"] in SHARDED for piece in stored_pieces(entry)]
+        found = [piece for entry in listed if entry["type"] in SHARDED for piece in _stored_pieces(entry)]
         if not found:
             raise EntryError("a tensor without any piece")
         return found[0]

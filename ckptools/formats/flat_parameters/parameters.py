@@ -300,16 +300,6 @@ def _chunk_length(tensor: Tensor) -> int | None:
     return tensor.numel if plain and all(s.source is None or s.source.contiguous for s in tensor.shards) else None
 
 
-def resolve_units(optimizer: MutableMapping[str, Any], model: Mapping[str, Any], all_ranks: bool) -> tuple[str, bool]:
-    """Split an optimizer of flat parameters, or mark it; return a note for the user, and whether it was one."""
-    try:
-        note = take_optimizer_apart(optimizer, model, all_ranks)
-    except UnknownLayoutError as error:
-        mark_runs(optimizer["state"].values(), REFUSED.format(why=error))
-        return "", True
-    return note, bool(note)
-
-
 def take_optimizer_apart(optimizer: MutableMapping[str, Any], model: Mapping[str, Any], all_ranks: bool) -> str:
     """Replace flat parameters in an optimizer by parameters, where one way of wrapping alone fits; changed in place.
 
@@ -508,8 +498,12 @@ def _resolve_optimizer(
     naming = name_with(optimizer, model, believed(AS_SAVED, model or {}), given)
     sharded = model is None or any(isinstance(t, Tensor) and t.sharded for t in model.values())
     if model is not None and sharded and naming.by != "fqn":
-        note, resolved = resolve_units(optimizer, model, all_ranks)
-        if resolved:
+        try:
+            note = take_optimizer_apart(optimizer, model, all_ranks)
+        except UnknownLayoutError as error:
+            mark_runs(optimizer["state"].values(), REFUSED.format(why=error))
+            return ""
+        if note:
             return note
     unplaced: list[tuple[MutableMapping[Any, Any], Any, Tensor]] = []
     for key, entry in optimizer["state"].items():
