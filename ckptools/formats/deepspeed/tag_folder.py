@@ -83,7 +83,7 @@ def plan_groups(
         if world == layout.world:
             _plan_group(layout, _Holders(group, range(world)), model, optims)
         else:
-            _plan_experts(layout, group, model, optims, (experts, local))
+            _plan_experts(layout, group, model, optims, experts, local)
 
 
 @dataclass(frozen=True)
@@ -103,13 +103,13 @@ def _plan_experts(
     group: Group,
     model: ModelStates | None,
     optims: Mapping[int, OptimStates],
-    known: tuple[ExpertLayout | None, Mapping[str, int]],
+    experts: ExpertLayout | None,
+    local: Mapping[str, int],
 ) -> None:
     """Parameters of experts: each expert-parallel rank has its own, cut over the ranks that share them.
 
-    Known are the experts, and how many each layer's rank has at least.
+    `local` is how many experts each layer's rank has at least.
     """
-    experts, local = known
     try:
         if experts is None:
             raise ExpertError(BESIDE)
