@@ -266,7 +266,11 @@ class _LlamaFolder:
         model = {name: self._value(name, vocab) for name in names}
         files = tuple(self._files())
         self.problems += rank_checks.check_files(files, self.faults, self.world.value, True)
-        self.problems += self._check_layers(model)
+        numbers = {int(m[1]) for name in model if isinstance(name, str) and (m := LAYER.match(name))}
+        stated = self.sizes.layers if self.sizes else None
+        if stated is not None and numbers != set(range(stated)):
+            text = f"{PARAMS} states {stated} layers, the files hold {len(numbers)}"
+            self.problems.append(Problem(Code.MODEL_PART_MISSING, text))
         every = len(self.saved) + len(self.faults) == len(self.files)
         self.builder.add_saved(self.saved.values())
         one = self.world.value == 1
@@ -312,14 +316,6 @@ class _LlamaFolder:
             self.problems += [Problem(Code.LAYOUT_DISAGREES, why, None, str(name), severity="warning")] if why else []
             return REPLICATED
         return given_rule(self.rules, str(name)) or fitting or why or (NO_RULE if self.sizes else NO_PARAMS)
-
-    def _check_layers(self, model: Mapping[Any, Any]) -> Iterator[Problem]:
-        """Differences between the layers counted in `params.json` and those in the files."""
-        found = {int(m[1]) for name in model if isinstance(name, str) and (m := LAYER.match(name))}
-        stated = self.sizes.layers if self.sizes else None
-        if stated is not None and found != set(range(stated)):
-            text = f"{PARAMS} states {stated} layers, the files hold {len(found)}"
-            yield Problem(Code.MODEL_PART_MISSING, text)
 
     def _files(self) -> Iterator[RankFile]:
         for rank in sorted({*self.files, *range(min(self.world.value, MAX_RANKS))}):

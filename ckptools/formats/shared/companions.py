@@ -186,7 +186,13 @@ def read_companions(folder: Path, options: Options, ranks: int = 0) -> Companion
     if "scheduler.pt" in names and any(n.startswith("rng_state") for n in names) and "trainer_state.json" not in names:
         text = "no file trainer_state.json, which the Trainer writes last; the save may have been interrupted"
         found.problems.append(Problem(Code.FILE_MISSING, text, None, "trainer_state", severity="warning"))
-    found.problems += _in_each_others_place(found.tree)
+    # An optimizer under the name of a scheduler, and the reverse: swapped with it, or a copy of it.
+    for key, value in found.tree.items():
+        steps = isinstance(value, Mapping) and "last_epoch" in value
+        kind = "an optimizer" if is_optimizer(value) else "a scheduler" if steps else ""
+        if kind and key.startswith(("optimizer", "scheduler")) and not key.startswith(kind.split()[1]):
+            text = f"holds the state of {kind}"
+            found.problems.append(Problem(Code.NAME_CONTRADICTS, text, None, key, severity="error"))
     return found
 
 
@@ -254,15 +260,6 @@ def without_optimizer(folder: Path, tree: Mapping[str, Any], models: Collection[
     if entries and not any(p.name.startswith("optimizer") for p in entries) and not any(may_have):
         text = "no file or folder of an optimizer, though that of its scheduler is here"
         yield Problem(Code.FILE_MISSING, text, None, "optimizer", severity="warning")
-
-
-def _in_each_others_place(tree: Mapping[str, Any]) -> Iterator[Problem]:
-    """Find an optimizer under the name of a scheduler, and the reverse: swapped with it, or a copy of it."""
-    for key, value in tree.items():
-        steps = isinstance(value, Mapping) and "last_epoch" in value
-        kind = "an optimizer" if is_optimizer(value) else "a scheduler" if steps else ""
-        if kind and key.startswith(("optimizer", "scheduler")) and not key.startswith(kind.split()[1]):
-            yield Problem(Code.NAME_CONTRADICTS, f"holds the state of {kind}", None, key, severity="error")
 
 
 def _gaps(here: list[Companion]) -> Iterator[Problem]:
