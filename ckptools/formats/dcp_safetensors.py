@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckptools.errors import CkptoolsError, ReadError, UsageError
-from ckptools.files.opening import File, JsonError, check_stays_inside, content_of, head_of, parse_json, reading
+from ckptools.files.opening import File, JsonError, content_of, head_of, parse_json, reading
 from ckptools.files.safetensors_header import Header, read_header, source_of
 from ckptools.formats import hugging_face
 from ckptools.formats.options import Options
@@ -102,10 +102,9 @@ def read(path: Path, options: Options) -> Checkpoint:
         raise UsageError(folder, f"holds shards of {len(totals)} checkpoints ({listed}); put each into a folder")
     if options.only_this_file:
         files = [f for f in files if path in (folder, f.path)]
-    if not options.follow_symlinks:
-        for file in files:
-            if file.path != path:
-                check_stays_inside(file.path, folder)
+    for file in files:
+        if file.path != path:
+            options.check_link(file.path, folder)
     alone = options.only_this_file and path != folder
     config, _ = config_beside(folder, options, hugging_face=False)
     return _SafetensorsPieces(builder, files, _whole_shapes(folder, options), alone, config).checkpoint(files)

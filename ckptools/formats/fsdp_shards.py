@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 
 from ckptools.errors import ReadError
-from ckptools.files.opening import File, check_stays_inside, content_of, head_of, reading, tells_others
+from ckptools.files.opening import File, content_of, head_of, reading, tells_others
 from ckptools.files.zip_archive import Container
 from ckptools.formats import rank_files
 from ckptools.formats.options import Options
@@ -123,7 +123,7 @@ def _group(path: Path, first: Path, options: Options) -> list[RankName]:
     if alone or not tells_others(first):
         return [file_matching(first, _pattern(first))]
     group = files_matching(first.parent, _pattern(first), follow_symlinks=True)
-    for name in group if not options.follow_symlinks else ():
+    for name in group:
         if name.path != path:
-            check_stays_inside(name.path, name.path.parent)
+            options.check_link(name.path, name.path.parent)
     return group

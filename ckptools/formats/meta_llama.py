@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckptools.errors import ReadError
-from ckptools.files.opening import check_stays_inside, read_json, reading
+from ckptools.files.opening import read_json, reading
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search import rank_checks
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, looked_at
@@ -197,9 +197,9 @@ def read(path: Path, options: Options) -> Checkpoint:
     files = _files_in(folder)
     if options.only_this_file and not path.is_dir():
         files = {rank: p for rank, p in files.items() if p.name == path.name}
-    for file in files.values() if not options.follow_symlinks else ():
+    for file in files.values():
         if file != path:
-            check_stays_inside(file, folder)
+            options.check_link(file, folder)
     return _LlamaFolder(builder, folder, files, options).checkpoint()
 
 
@@ -240,8 +240,7 @@ class _LlamaFolder:
         path = self.folder / PARAMS
         if not path.is_file():
             return None
-        if not self.options.follow_symlinks:
-            check_stays_inside(path, self.folder)
+        self.options.check_link(path, self.folder)
         found = read_json(path)
         if not isinstance(found, dict):
             raise ReadError(path, f"holds a {type(found).__name__}, expected the sizes of the model")

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckptools.errors import ReadError, UnknownFormatError
-from ckptools.files.opening import File, check_stays_inside, read_json, reading
+from ckptools.files.opening import File, read_json, reading
 from ckptools.files.safetensors_header import read_header, source_of
 from ckptools.formats.flat_parameters.units import boxes_of
 from ckptools.formats.options import Options
@@ -105,8 +105,8 @@ class NanotronFiles:
         """
         with reading(self.folder):
             found = sorted(_files_in(self.folder / part, suffix, MAX_DEPTH))
-        for path in () if self.options.follow_symlinks else found:
-            check_stays_inside(path, self.folder)
+        for path in found:
+            self.options.check_link(path, self.folder)
         return found
 
     def part(self, path: Path) -> str:

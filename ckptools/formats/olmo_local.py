@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckptools.errors import ReadError
-from ckptools.files.opening import check_stays_inside, head_at
+from ckptools.files.opening import head_at
 from ckptools.formats.flat_parameters.units import FlatRun, shards_of
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search import rank_checks
@@ -108,8 +108,7 @@ class _OlmoFolder:
     def _found(self) -> Iterator[tuple[tuple[str, int], RankName]]:
         for part in PARTS:
             folder = self.root / part
-            if not self.options.follow_symlinks:
-                check_stays_inside(folder, self.root)
+            self.options.check_link(folder, self.root)
             first = next((n for n in names_in(folder) if n.path.name == "rank0.pt"), None) if folder.is_dir() else None
             group = siblings(first) if first else []
             if not self.options.follow_symlinks:

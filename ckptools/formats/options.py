@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from ckptools.files.opening import check_stays_inside
 from ckptools.model.checkpoint import GivenNames, Said
 from ckptools.pickles.reader import Saved
 from ckptools.training_state import modules
@@ -78,6 +79,15 @@ class Options:
     names: GivenNames | None = None
     every_item: bool = True
     said: dict[Path, Said] = field(default_factory=dict, repr=False, compare=False)
+
+    def check_link(self, path: Path, folder: Path) -> None:
+        """Refuse a link at `path` that leads out of `folder`, unless links are to be followed.
+
+        Raises:
+            UnsafePathError: it does.
+        """
+        if not self.follow_symlinks:
+            check_stays_inside(path, folder)
 
     @property
     def looks_around(self) -> bool:

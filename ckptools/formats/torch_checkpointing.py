@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError, UnsafePathError
-from ckptools.files.opening import File, check_stays_inside, is_plain_path, parse_json, read_json, reading
+from ckptools.files.opening import File, is_plain_path, parse_json, read_json, reading
 from ckptools.files.safetensors_header import HeaderEntry, read_header, source_of
 from ckptools.files.zip_archive import MAX_PICKLE
 from ckptools.formats.options import Options
@@ -555,8 +555,8 @@ class _ItemsFolder:
         return found
 
     def _check_link(self, path: Path) -> None:
-        if not self.options.follow_symlinks and path != self.only:
-            check_stays_inside(path, self.folder)
+        if path != self.only:
+            self.options.check_link(path, self.folder)
 
     def checkpoint(self) -> Checkpoint:
         ranked = self._ranked()

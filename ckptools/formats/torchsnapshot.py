@@ -506,8 +506,7 @@ def read(path: Path, options: Options) -> Checkpoint:
         problem = Problem(Code.ONE_OF_SEVERAL, f"{path.name} is one file of a snapshot, and only this one is read")
         return replace(made, problems=(problem, *made.problems))
     builder, metadata = CheckpointBuilder(NAME, folder), folder / METADATA
-    if not options.follow_symlinks:
-        check_stays_inside(metadata, folder)
+    options.check_link(metadata, folder)
     manifest = read_manifest(metadata)
     if not manifest.entries:
         raise ReadError(metadata, "lists nothing")

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.errors import ReadError
-from ckptools.files.opening import check_stays_inside
 from ckptools.formats.dcp.files import MAX_NAMED, dcp_folder_of, names_in
 from ckptools.formats.dcp.folder import PLANNED, Folder, read_folder, world_size_of
 from ckptools.formats.options import Options
@@ -102,8 +101,7 @@ def _with_companion(found: Folder, options: Options) -> tuple[dict[str, Any], Sa
     if not path.exists():
         lacks = {"model", "optimizer_0"} <= found.tree.keys() <= {"model", *(f"optimizer_{n}" for n in range(64))}
         return found.tree, None, [Problem(Code.FILE_MISSING, LACKING, severity="warning")] if lacks else []
-    if not options.follow_symlinks:
-        check_stays_inside(path, found.path)
+    options.check_link(path, found.path)
     try:
         saved = options.read_file(path)
     except ReadError as error:

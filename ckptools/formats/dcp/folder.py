@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckptools.errors import ReadError, UnsafePathError
-from ckptools.files.opening import File, check_stays_inside, content_of, head_of, read_json, reading
+from ckptools.files.opening import File, content_of, head_of, read_json, reading
 from ckptools.files.zip_archive import MAX_PICKLE
 from ckptools.formats.dcp.files import (
     METADATA,
@@ -291,8 +291,7 @@ class CompositeBuilder:
         Raises:
             UnsafePathError: it is one, and links were not allowed.
         """
-        if not self.options.follow_symlinks:
-            check_stays_inside(path, self.path)
+        self.options.check_link(path, self.path)
 
     def add_dcp(self, folder: Path, key: str | None, top: str | None = None) -> None:
         """Add a DCP folder as `tree[key]`, or its top-level parts without a key.

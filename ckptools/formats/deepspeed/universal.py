@@ -17,7 +17,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckptools.files.opening import check_stays_inside, reading
+from ckptools.files.opening import reading
 from ckptools.formats.deepspeed import weights
 from ckptools.formats.deepspeed.assembler import frozen_parameters, names_by_param_group
 from ckptools.formats.deepspeed.files import GROUPED, Files, StateName, names_in, path_of_step
@@ -68,9 +68,8 @@ def read(builder: CheckpointBuilder, folder: Path, options: Options) -> Checkpoi
     with reading(folder / "zero"):
         for parameter in sorted(p for p in (folder / "zero").iterdir() if p.is_dir()):
             found += [SlotFile(parameter.name, p.stem, p) for p in sorted(parameter.iterdir()) if p.suffix == ".pt"]
-    if not options.follow_symlinks:
-        for path in {p for file in found for p in (file.path, file.path.parent, folder / "zero")}:
-            check_stays_inside(path, folder)
+    for path in {p for file in found for p in (file.path, file.path.parent, folder / "zero")}:
+        options.check_link(path, folder)
     return _UniversalFolder(builder, folder, files, found).checkpoint()
 
 

@@ -14,7 +14,6 @@ from ckptools.errors import ReadError, UnsafePathError
 from ckptools.files.opening import (
     File,
     JsonError,
-    check_stays_inside,
     content_of,
     head_of,
     parse_json,
@@ -287,8 +286,8 @@ class WeightModel:
         return missing_files(self.weights.files)
 
     def _check_link(self, path: Path) -> None:
-        if not self.options.follow_symlinks and path != self.asked:
-            check_stays_inside(path, self.asked if self.asked.is_dir() else self.asked.parent)
+        if path != self.asked:
+            self.options.check_link(path, self.asked if self.asked.is_dir() else self.asked.parent)
 
     def _read_file(self, path: Path) -> ReadError | None:
         """Read one file; return its fault, or raise it for the file that was asked for."""
@@ -457,8 +456,7 @@ def read_model_folders(
         UsageError: one of the folders holds several models.
     """
     for one in folders:
-        if not options.follow_symlinks:
-            check_stays_inside(one, one.parent)
+        options.check_link(one, one.parent)
         found = model_files_in(one)
         if not found:
             problems.append(Problem(Code.FILE_MISSING, f"no weights in {one.name}, which has a config", None, one.name))

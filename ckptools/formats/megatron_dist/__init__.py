@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.errors import ReadError
-from ckptools.files.opening import File, check_stays_inside, read_json
+from ckptools.files.opening import File, read_json
 from ckptools.formats.dcp.files import looks_like_dcp
 from ckptools.formats.dcp.folder import PLANNED, Folder, read_folder, world_size_of
 from ckptools.formats.megatron import folders
@@ -146,8 +146,7 @@ def _config(folder: Path, options: Options) -> Mapping[str, Any]:
     """
     if not (folder / CONFIG).is_file():
         return {}
-    if not options.follow_symlinks:
-        check_stays_inside(folder / CONFIG, folder)
+    options.check_link(folder / CONFIG, folder)
     config = read_json(folder / CONFIG)
     backend = config.get("sharded_backend") if isinstance(config, dict) else None
     if backend != TORCH_DIST:
@@ -171,8 +170,7 @@ def _common(found: Folder, config: Mapping[str, Any], options: Options) -> tuple
         text = f"no file {COMMON}, which holds args, iteration, param groups and scheduler, but no weights"
         severity: Severity = "error" if "common_backend" in config else "warning"
         return None, [Problem(Code.FILE_MISSING, text, None, WITHOUT, severity)]
-    if not options.follow_symlinks:
-        check_stays_inside(path, found.path)
+    options.check_link(path, found.path)
     try:
         saved = options.read_file(path)
     except ReadError as error:
@@ -188,8 +186,7 @@ def _stated_digests(folder: Path, options: Options) -> tuple[dict[Path, str], li
     path = folder / INTEGRITY
     if not path.exists():
         return {}, []
-    if not options.follow_symlinks:
-        check_stays_inside(path, folder)
+    options.check_link(path, folder)
     try:
         found = read_json(path)
     except ReadError as error:

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ckptools.errors import ReadError
-from ckptools.files.opening import check_stays_inside, read_json, reading
+from ckptools.files.opening import read_json, reading
 from ckptools.formats.options import Options
 from ckptools.formats.shared.checkpoint_builder import Fault, file_now, swapped_files
 from ckptools.model.checkpoint import Fact, RankFile
@@ -167,9 +167,8 @@ def read_companions(folder: Path, options: Options, ranks: int = 0) -> Companion
     """
     found = CompanionFiles()
     here = companions_in(folder)
-    if not options.follow_symlinks:
-        for companion in here:
-            check_stays_inside(companion.path, folder)
+    for companion in here:
+        options.check_link(companion.path, folder)
     for companion in here:
         value = found.read(companion, options)
         if found.files[-1].status != "read":
