@@ -55,8 +55,8 @@ from ckptools.training_state.steps import find_step
 #     {"version": "2.0", "world_size": 4, "metadata": {ITEM: {
 #         "nested_path_to_metadata": {'["state","w","exp_avg"]': [
 #             {"ranks": (0, 1), "sharding_metadata": {"type": …, "data": …}}]},
-#         "rank_to_layout_info": {0: None | {"file_path": "model_0.safetensors", "serialization_format": {"type":
-# …}}}}}}
+#         "rank_to_layout_info": {0: None | {"file_path": "model_0.safetensors",
+#                                            "serialization_format": {"type": …}}}}}}
 #
 # In version 1.0 `metadata` has a key `'["ITEM","w"]'` for every tensor, and `rank_to_layout_info_mappings` has the
 # files. Two types are known. `DTensorShardingMetadata` has global_shape, dtype, mesh_spec and placements (`Shard`,

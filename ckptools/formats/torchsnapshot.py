@@ -52,8 +52,8 @@ from ckptools.training_state.steps import find_step
 #     {"version": "0.1.0", "world_size": 2, "manifest": {
 #         "0/model": {"type": "OrderedDict", "keys": ["w"]},
 #         "0/model/w": {"type": "ShardedTensor", "shards": [{"offsets", "sizes", "tensor": TENSOR}]},
-#         "0/optim/lr": {"type": "float", "serialized_value": "/Knx0k1iUD8=", "replicated": false, "readable":
-# "0.001"}}}
+#         "0/optim/lr": {"type": "float", "serialized_value": "/Knx0k1iUD8=", "replicated": false,
+#                        "readable": "0.001"}}}
 #
 # TENSOR is `{"type": "Tensor", "location", "serializer", "dtype", "shape", "replicated", "byte_range"}`. Keys in a path
 # are quoted (`/` is `%2F`). Before 0.1.0 the same was written in YAML, which is not read. Source:
