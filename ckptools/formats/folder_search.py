@@ -45,7 +45,6 @@ class FolderSearch:
     """A walk through a folder and those below it; what each of them holds is for `look_into`, of a subclass.
 
     Attributes:
-        root: where it begins.
         known: files and folders that are part of what was found already: they are ignored.
         temporary: left-overs of interrupted writes, by their names.
         not_followed: links out of the folder that may lead to a checkpoint.

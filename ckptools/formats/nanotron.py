@@ -336,7 +336,6 @@ class OptimizerFiles:
     """The optimizer files, read when this is made.
 
     Attributes:
-        trees: their contents.
         zero_1: whether moments are cut over data-parallel ranks.
         note: why no moment is joined, if so.
     """

@@ -127,7 +127,6 @@ class FileFault(NamedTuple):
     """Why the whole content of a data file is refused, even where items look right.
 
     Attributes:
-        kind: the problem code.
         reason: the end of a sentence that begins with the file's name.
     """
 
@@ -145,7 +144,6 @@ class DataFile:
     """A `.distcp` file that the metadata names, found or missing.
 
     Attributes:
-        path: in the folder.
         rank: who wrote it.
         size: bytes; None when it is missing.
         modified: file time; None when it is missing.
@@ -295,9 +293,6 @@ class SuspectFile(NamedTuple):
 
     Attributes:
         fqn: the name that it should hold.
-        path: its file.
-        place: its stated place.
-        error: the error from reading it.
     """
 
     fqn: str

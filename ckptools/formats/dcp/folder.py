@@ -59,11 +59,9 @@ class Folder:
     """The content of a DCP folder.
 
     Attributes:
-        path: the folder.
         tree: the nested state where the metadata has paths, else the flat one.
         flat: the same leaves by fqn.
         files: the metadata, then every data file that it names, by rank.
-        problems: what is wrong.
         names: dotted names that its pickles mention.
         writer: which torch wrote it, by the names of its classes.
         writers: ranks that wrote a file.
@@ -73,8 +71,6 @@ class Folder:
         unequal: the same where all ranks should have one value, or only some have any.
         step: that of most files, where files are of different saves.
         bytes_expected: bytes that its files together have at least.
-        files_read: how many files were opened.
-        bytes_read: how much of them was read.
     """
 
     path: Path
@@ -210,7 +206,6 @@ class Writers(NamedTuple):
     """The ranks that left files in a DCP.
 
     Attributes:
-        ranks: their numbers.
         all: whether there are no others.
     """
 
@@ -266,14 +261,11 @@ class CompositeBuilder:
     """Collects the parts of one checkpoint, each read by its own format, and builds the `Checkpoint`.
 
     Attributes:
-        options: how it is opened.
         tree: every part by its key.
-        files: of all parts.
         writers: who wrote a DCP file.
         writer: what wrote the DCP folders.
         nbytes: bytes that the files should have.
         builder: what else was found of all parts.
-        problems: those of the builder.
     """
 
     def __init__(self, format: str, path: Path, options: Options) -> None:

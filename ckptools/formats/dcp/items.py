@@ -57,8 +57,6 @@ class ItemReader:
         bare: pickles of tensors whose items are nothing but their bytes, as in `DcpMetadata`.
         locator: finds where values lie in items that are archives.
         names: dotted names that the objects mention.
-        bytes_read: how much was read.
-        files_read: how many files were opened.
     """
 
     def __init__(self, folder: Path, bare: Mapping[tuple[str, Ints], bytes] | None = None) -> None:

@@ -130,7 +130,6 @@ class TensorMetadata:
         shape: global sizes.
         offsets: of its chunks, in file order; equal chunks once.
         sizes: of these.
-        requires_grad: as saved.
     """
 
     dtype: str | None
@@ -147,12 +146,10 @@ class DcpMetadata:
     """One `.metadata` file.
 
     Attributes:
-        path: the file.
         rank: the writer of `__3.metadata`; None for the metadata of all ranks.
         tensors: by fqn.
         objects: fqns of pickled values.
         order: every fqn, in the order of the file.
-        stored: where items lie.
         paths: path in the nested state by fqn; None when the state is flat.
         bare: by fqn and offsets of a chunk, ByteCheckpoint's pickle of a tensor whose item is nothing but its bytes;
             empty where they are in the order of its elements.
@@ -160,7 +157,6 @@ class DcpMetadata:
         extra: attributes that torch does not have, such as `mcore_data`.
         names: dotted names of everything that the pickle mentions.
         writer: the torch version that wrote it, by the names of its classes.
-        nbytes: size of the file.
         modified: file time, seconds since 1970.
     """
 

@@ -65,7 +65,6 @@ class FoundTensor:
 
     Attributes:
         described: by the first metadata that lists it.
-        shards: its chunks.
         bad: its fault, for which it is never put together.
         why_not: why ckptools cannot put it together although nothing is wrong.
         encoded: the same, where its class stores something else than its values.
@@ -296,7 +295,6 @@ class TensorsRead:
 
     Attributes:
         by_fqn: those that can be read.
-        problems: their faults.
         suspects: items that are damaged, or not those that the metadata lists.
         all_seen: whether every item was looked at, except those that must be unpacked.
     """

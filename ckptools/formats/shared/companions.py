@@ -69,7 +69,6 @@ class CompanionFiles:
         problems: companions that are missing or cannot be read.
         names: dotted names that their pickles mention.
         world_size: ranks that left RNG states; no value when there are none by rank.
-        bytes_read: how much was read.
         saved: the torch.save files among them that were read.
     """
 

@@ -81,7 +81,6 @@ class _Row(NamedTuple):
 
     Attributes:
         member: whose file holds it, by its place among the ranks; None for one that no file here holds.
-        rank: that holds it.
         box: its place in the tensor.
         local: its place in the local tensor.
     """
@@ -97,9 +96,7 @@ class _Rows(NamedTuple):
 
     Attributes:
         members: as in `_Row`.
-        offsets: as in `ItemShards`.
-        sizes: likewise.
-        files: likewise.
+        offsets, sizes, files: as in `ItemShards`.
         locals: the places in the local tensor that occur.
         local_of: which of them each shard has; None for a shard that no file here holds.
         in_order: whether the members are all, each once and in order.
