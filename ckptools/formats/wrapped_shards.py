@@ -98,12 +98,6 @@ class ShardMetadata(NamedTuple):
     ordered: bool
 
 
-def has_shard_metadata(tree: Any) -> bool:
-    """Whether a file's content has the metadata of fairscale or torch_xla."""
-    stated = tree.get(SHARD_METADATA) if isinstance(tree, Mapping) else None
-    return isinstance(stated, Mapping) and ("param_metadata" in stated or "shard_info" in stated)
-
-
 def stated_claim(tree: Any) -> tuple[int, int] | None:
     """Rank and world size in a file's metadata, as torch_xla states them; None where it states none."""
     stated = tree.get(SHARD_METADATA) if isinstance(tree, Mapping) else None
@@ -404,8 +398,9 @@ def wrapped_ranks(saved: Mapping[Path, Saved], ranks: Mapping[Path, int], first:
     Raises:
         ReadError: the metadata of a file is not what its writers write.
     """
-    if not has_shard_metadata(saved[first].content):
+    content = saved[first].content
+    stated = content.get(SHARD_METADATA) if isinstance(content, Mapping) else None
+    if not isinstance(stated, Mapping) or not ("param_metadata" in stated or "shard_info" in stated):
         return None
-
     ranked = [(ranks[path], path, one.tree) for path, one in saved.items()]
     return WrappedRanks(ranked, 1 + max(ranks.values()))

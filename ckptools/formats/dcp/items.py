@@ -155,7 +155,16 @@ class ItemReader:
 
     def _in_safetensors(self, file: File, fqn: str, shard: Shard) -> Source:
         assert shard.item is not None
-        header, offsets = self._header(file, shard.item.offset)
+        key = file.path, shard.item.offset
+        if key not in self._headers:
+            header = safetensors_header.read_header(Window(file, shard.item.offset, file.size - shard.item.offset))
+            text = header.metadata.get(SHARDING_INFO, "{}")
+            try:
+                found = json.loads(text)
+            except (ValueError, RecursionError) as error:
+                raise ReadError(file.path, f"{SHARDING_INFO} in its safetensors header is no JSON") from error
+            self._headers = {key: (header, found if isinstance(found, dict) else {})}
+        header, offsets = self._headers[key]
         entry, dtype, box = header.tensors.get(fqn), shard.item.dtype, shard.box
         where = f"{describe_for_error(fqn)} in the safetensors at byte {shard.item.offset}"
         if entry is None:
@@ -169,18 +178,6 @@ class ItemReader:
             text = f"holds the piece at {describe_for_error(stated)}, expected the one at {list(box.offsets)}"
             raise ReadError(file.path, f"{where}: {text}")
         return safetensors_header.source_of(file, fqn, entry)
-
-    def _header(self, file: File, start: int) -> tuple[Header, dict[str, Any]]:
-        key = file.path, start
-        if key not in self._headers:
-            header = safetensors_header.read_header(Window(file, start, file.size - start))
-            text = header.metadata.get(SHARDING_INFO, "{}")
-            try:
-                found = json.loads(text)
-            except (ValueError, RecursionError) as error:
-                raise ReadError(file.path, f"{SHARDING_INFO} in its safetensors header is no JSON") from error
-            self._headers = {key: (header, found if isinstance(found, dict) else {})}
-        return self._headers[key]
 
 
 def bare_source(path: Path, item: Item, pickle: bytes) -> Source:

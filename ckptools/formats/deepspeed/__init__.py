@@ -49,8 +49,8 @@ def read(path: Path, options: Options) -> Checkpoint:
     if options.only_this_file and path.is_file():
         return torch_file.read(path, options)
     builder = CheckpointBuilder(NAME, path)
-    folder = find_tag(path, options.follow_symlinks)
+    folder = find_tag(path, options)
     if (folder / "zero").is_dir():
         return with_state_beside(universal.read(builder, folder, options), path, folder, options)
-    files = Files(folder, names_in(folder, options.follow_symlinks), options, path)
+    files = Files(folder, names_in(folder, options), options, path)
     return with_state_beside(TagFolder(builder, files).checkpoint(), path, folder, options)

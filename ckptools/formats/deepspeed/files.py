@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.errors import ReadError, UnsafePathError
-from ckptools.files.opening import check_stays_inside, is_plain_name, reading
+from ckptools.files.opening import is_plain_name, reading
 from ckptools.formats.deepspeed.zero_stages import MAX_WORLD, ModelStates, OptimStates
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search import rank_checks
@@ -90,7 +90,7 @@ def parse(path: Path) -> StateName | None:
     return None
 
 
-def names_in(folder: Path, follow_symlinks: bool = False) -> list[StateName]:
+def names_in(folder: Path, options: Options) -> list[StateName]:
     """The files of a tag folder, in the order of their numbers.
 
     Raises:
@@ -98,9 +98,8 @@ def names_in(folder: Path, follow_symlinks: bool = False) -> list[StateName]:
     """
     with reading(folder):
         found = [name for name in map(parse, folder.iterdir()) if name is not None]
-    if not follow_symlinks:
-        for name in found:
-            check_stays_inside(name.path, folder)
+    for name in found:
+        options.check_link(name.path, folder)
     return sorted(found, key=lambda n: (n.part, *n.place, n.layer or 0, n.expert or 0, n.path.name))
 
 
@@ -136,7 +135,7 @@ def tags_in(folder: Path) -> list[Path]:
     return sorted((p for p in folder.iterdir() if p.is_dir() and is_tag_folder(p)), key=lambda p: p.name)
 
 
-def find_tag(path: Path, follow_symlinks: bool = False) -> Path:
+def find_tag(path: Path, options: Options) -> Path:
     """Find the tag folder of a path: itself, the folder of a file, or the one that `latest` names.
 
     Raises:
@@ -150,15 +149,13 @@ def find_tag(path: Path, follow_symlinks: bool = False) -> Path:
         return path
     pointer = _pointer(path)
     if pointer is not None:
-        if not follow_symlinks:
-            check_stays_inside(pointer, pointer.parent)
+        options.check_link(pointer, pointer.parent)
         tag = text_of(pointer)
         if not is_plain_name(tag):
             text = f"names the tag {describe_for_error(tag)}, which is not the plain name of a folder beside it"
             raise UnsafePathError(pointer, text)
         folder = pointer.parent / tag
-        if not follow_symlinks:
-            check_stays_inside(folder, pointer.parent)
+        options.check_link(folder, pointer.parent)
         if not is_tag_folder(folder):
             here = few([tag.name for tag in tags_in(pointer.parent)]) or "no other checkpoint"
             what = (

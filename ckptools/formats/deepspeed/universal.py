@@ -63,7 +63,7 @@ def read(builder: CheckpointBuilder, folder: Path, options: Options) -> Checkpoi
         ReadError: the file that was named cannot be read.
         UnsafePathError: a file is a link out of the folder.
     """
-    files = Files(folder, names_in(folder, options.follow_symlinks), options, builder.path)
+    files = Files(folder, names_in(folder, options), options, builder.path)
     found = []
     with reading(folder / "zero"):
         for parameter in sorted(p for p in (folder / "zero").iterdir() if p.is_dir()):
