@@ -276,12 +276,22 @@ _FORMS = ((b"\x8a\x05", b"xxLx"), (b"\x8a\x08", b"xxq"), (b"K", b"xB"), (b"M", b
 """The `struct` form of each. A LONG1 of 5 bytes whose last is zero holds 32 bits without a sign."""
 
 
+_WORDS = re.compile(rb"(?:J...[\0-\x7f]|\x8a\x05....\0)*", re.DOTALL)
+"""Ints of 32 bits without a sign, of which random states are made."""
+
+_WORD = re.compile(rb"(?:J|\x8a\x05)(....)\0?", re.DOTALL)
+"""One of those; behind it is another opcode, so that no zero byte is but its own."""
+
+
 def ints_of_run(spelled: bytes) -> tuple[int, ...]:
     """The ints that a run of opcodes pushes."""
-    form = b"".join(_INT.findall(spelled))
+    found = _WORDS.match(spelled)
+    end = found.end() if found else 0
+    words, others = _WORD.findall(spelled, 0, end), spelled[end:]
+    form = b"".join(_INT.findall(others))
     for opcode, of_struct in _FORMS:
         form = form.replace(opcode, of_struct)
-    return struct.unpack(b"<" + form, spelled)
+    return struct.unpack(f"<{len(words)}I", b"".join(words)) + struct.unpack(b"<" + form, others)
 
 
 MAX_OPCODES = 50_000_000
