@@ -517,10 +517,13 @@ def ints(value: Any, what: str) -> Ints:
     Raises:
         ValueError: it holds something else.
     """
-    ok = isinstance(value, (list, tuple)) and len(value) <= MAX_NDIM and {*map(type, value)} <= INT
-    if not ok or (value and not (min(value) >= 0 and max(value) < 1 << 63)):
-        raise ValueError(f"the {what} of a tensor are {describe_for_error(value)}")
-    return tuple(value)
+    if isinstance(value, (list, tuple)) and len(value) <= MAX_NDIM:
+        for n in value:
+            if type(n) is not int or not 0 <= n < 1 << 63:
+                break
+        else:
+            return tuple(value)
+    raise ValueError(f"the {what} of a tensor are {describe_for_error(value)}")
 
 
 @rebuilds("torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3")
