@@ -213,9 +213,12 @@ def _set_items(m: MachineState, target: Any, items: list[Any]) -> None:
 
 
 def _set_state(m: MachineState, target: Any, state: Any) -> None:
-    if isinstance(target, _SKIPPED):
+    if type(target) is Opaque:  # most are
+        target.state = state
+    elif isinstance(target, _SKIPPED):
         raise UnusualError("a skipped record gets another state")
-    build(target, state)
+    else:
+        build(target, state)
     if type(state) is dict and "_modules" in state:
         m.modules = True
     elif type(state) is tuple and len(state) > OLD_FIELDS and type(target) is Opaque:
@@ -257,8 +260,9 @@ _u16, _i32, _u32 = (struct.Struct(form).unpack_from for form in ("<H", "<i", "<I
 def handlers(m: MachineState) -> tuple[list[Handler], Stack]:
     """Make the handlers of one machine's opcodes, by opcode, as functions around its one stack and its memo.
 
-    A pickle is millions of opcodes, and what a function finds around itself costs half of what it would look up in the
-    machine. Nothing here looks a name up or calls one. A read behind the end raises IndexError or struct.error.
+    A pickle is millions of opcodes, so that a handler takes from around itself what it would have to look up in the
+    machine each time. Nothing here looks a name up or calls one. A read behind the end raises IndexError or
+    struct.error.
     """
     data, size, memo, runs = m.data, len(m.data), m.memo, m.runs
     stack: list[Any] = []  # the values above the last mark

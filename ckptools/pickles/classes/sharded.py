@@ -267,10 +267,10 @@ def describe_dtensor(m: MachineState, shape: Ints, dtype: str, state: Any) -> Te
         raise ValueError("a DTensor with an unknown state")
     mesh = _mesh(m, spec["mesh"])
     listed = spec.get("placements")
-    placements = tuple(_placement(p, len(shape)) for p in (listed if isinstance(listed, (list, tuple)) else ())[:99])
+    placements = tuple([_placement(p, len(shape)) for p in (listed if isinstance(listed, (list, tuple)) else ())[:99]])
     if len(placements) != len(mesh.sizes):
         raise ValueError(f"a DTensor with {len(placements)} placements on a mesh of {len(mesh.sizes)} dimensions")
-    placements = _in_turn(placements, tuple(_shard_order(spec.get("shard_order"))))
+    placements = _in_turn(placements, _shard_order(spec.get("shard_order")))
     return m.placed(placed_dtensor(m, shape, dtype, local, mesh, placements), local, spec["mesh"], placements)
 
 
@@ -462,14 +462,14 @@ def in_turn(placements: tuple[Placement, ...], order: Sequence[tuple[int, Ints]]
     return tuple(found)
 
 
-def _shard_order(value: Any) -> list[tuple[int, Ints]]:
+def _shard_order(value: Any) -> tuple[tuple[int, Ints], ...]:
     """The entries of a `shard_order`; none where the file has none, as of older torch or with `_StridedShard`.
 
     Raises:
         ValueError: it is no such order.
     """
-    listed = list(value[:99]) if isinstance(value, (list, tuple)) else [] if value is None else [value]
-    entries = [entry.args if isinstance(entry, Opaque) else entry for entry in listed]
+    listed = value[:99] if isinstance(value, (list, tuple)) else () if value is None else (value,)
+    entries = tuple([entry.args if isinstance(entry, Opaque) else entry for entry in listed])
     if not all(map(_is_entry, entries)):
         raise ValueError("a DTensor with a shard order of unknown form")
     return entries
