@@ -22,6 +22,7 @@ from ckptools.pickles.archive import locator
 from ckptools.pickles.machine import Machine
 from ckptools.pickles.machine_state import PickleError
 from ckptools.pickles.objects import PlacementRecord, ShardRecord
+from ckptools.pickles.repeated_records import RunReader
 from tests.pickles.forge import number, text
 from tests.truth import FIXTURES
 
@@ -218,6 +219,21 @@ ODD = {
 @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
 def test_records_that_are_not_quite_as_torchs_are_read_in_full(odd):
     fast_and_slow(START + run(3, **odd) + b".")
+
+
+@pytest.mark.parametrize("gap", [1, 3, 50])
+def test_records_whose_numbers_leave_gaps_are_not_matched_again_and_again(gap, monkeypatch):
+    matched, several_at_once = [], RunReader._matched
+
+    def counted(reader, pattern, start, several):
+        found = several_at_once(reader, pattern, start, several)
+        matched.append(min(several, 200))
+        return found
+
+    monkeypatch.setattr(RunReader, "_matched", counted)
+    numbers = [FIRST + 10 * i + i // gap for i in range(200)]
+    fast_and_slow(START + b"](" + b"".join(record(i, first) for i, first in enumerate(numbers)) + b"e.")
+    assert sum(matched) < 6 * 200
 
 
 def sharded(rows, listing, spec=b"N"):
