@@ -104,6 +104,13 @@ for _code, _width in ((b"T", 4), (b"U", 1)):
     _sized(_code, _width, _old_text)
 
 
+CONSTANTS = {ord("N"): None, 0x88: True, 0x89: False, ord(")"): ()}
+"""What the opcodes push that have nothing behind them."""
+
+BINUNICODE = ord("X")
+"""The opcode of a text whose length has 4 bytes, and not one."""
+
+
 @_pushes(b"G")
 def _binfloat(m: MachineState, at: int) -> tuple[Any, int]:
     return struct.unpack_from(">d", m.data, at)[0], at + 8
@@ -271,65 +278,37 @@ def handlers(m: MachineState) -> tuple[list[Handler], Stack]:
     def unknown(at: int) -> int:
         raise PickleError(f"unknown pickle opcode {data[at - 1]:#04x}")
 
-    table: list[Handler] = [unknown] * 256
-
-    def opcode(codes: bytes) -> Callable[[Handler], Handler]:
-        def register(handler: Handler) -> Handler:
-            for code in codes:
-                table[code] = handler
-            return handler
-
-        return register
-
     # Values.
 
-    def pushing(read: ReadValue) -> Handler:
-        def handler(at: int) -> int:
-            value, at = read(m, at)
-            stack.append(value)
-            return at
+    def value(at: int) -> int:
+        found, at = VALUES[data[at - 1]](m, at)
+        stack.append(found)
+        return at
 
-        return handler
+    def constant(at: int) -> int:
+        stack.append(CONSTANTS[data[at - 1]])
+        return at
 
-    for code, read in VALUES.items():
-        table[code] = pushing(read)
-
-    def constant(value: Any) -> Handler:
-        def handler(at: int) -> int:
-            stack.append(value)
-            return at
-
-        return handler
-
-    for spelled, value in ((b"N", None), (b"\x88", True), (b"\x89", False), (b")", ())):
-        table[spelled[0]] = constant(value)
-
-    @opcode(b"]")
     def empty_list(at: int) -> int:
         stack.append([])
         return at
 
-    @opcode(b"}")
     def empty_dict(at: int) -> int:
         stack.append({})
         return at
 
-    @opcode(b"K")
     def binint1(at: int) -> int:
         stack.append(data[at])
         return at + 1
 
-    @opcode(b"M")
     def binint2(at: int) -> int:
         stack.append(_u16(data, at)[0])
         return at + 2
 
-    @opcode(b"J")
     def binint(at: int) -> int:
         stack.append(_i32(data, at)[0])
         return at + 4
 
-    @opcode(b"\x8a")
     def long1(at: int) -> int:
         end = at + 1 + int.from_bytes(data[at : at + 1], "little")
         if end > size:
@@ -338,23 +317,18 @@ def handlers(m: MachineState) -> tuple[list[Handler], Stack]:
         stack.append(int.from_bytes(data[at + 1 : end], "little", signed=True))
         return end
 
-    def text(codes: bytes, width: int) -> None:
-        @opcode(codes)
-        def handler(at: int) -> int:
-            start = at + width
-            end = start + int.from_bytes(data[at:start], "little")
-            if end > size:
-                m.check(at, width)
-                m.check(start, end - start)
-            stack.append(_text(data[start:end]))
-            return end
-
-    text(b"X", 4)
-    text(b"\x8c", 1)
+    def text(at: int) -> int:
+        width = 4 if data[at - 1] == BINUNICODE else 1
+        start = at + width
+        end = start + int.from_bytes(data[at:start], "little")
+        if end > size:
+            m.check(at, width)
+            m.check(start, end - start)
+        stack.append(_text(data[start:end]))
+        return end
 
     # The stream, the stack and the memo.
 
-    @opcode(b"\x80")
     def proto(at: int) -> int:
         if data[at] > NEWEST_PROTOCOL:
             raise PickleError(
@@ -362,16 +336,13 @@ def handlers(m: MachineState) -> tuple[list[Handler], Stack]:
             )
         return at + 1
 
-    @opcode(b"\x95")
     def frame(at: int) -> int:
         m.check(at + 8, int.from_bytes(m.take(at, 8), "little"))
         return at + 8
 
-    @opcode(b".")
     def stop(at: int) -> int:
         raise Stop(at)
 
-    @opcode(b"(")
     def mark(at: int) -> int:
         nonlocal stack
         if len(marks) >= MAX_STACK:
@@ -380,7 +351,6 @@ def handlers(m: MachineState) -> tuple[list[Handler], Stack]:
         stack = []
         return at
 
-    @opcode(b"0")
     def pop(at: int) -> int:
         nonlocal stack
         if stack:
@@ -389,13 +359,11 @@ def handlers(m: MachineState) -> tuple[list[Handler], Stack]:
             stack = marks.pop()
         return at
 
-    @opcode(b"1")
     def pop_mark(at: int) -> int:
         nonlocal stack
         stack = marks.pop()
         return at
 
-    @opcode(b"2")
     def dup(at: int) -> int:
         stack.append(stack[-1])
         return at
@@ -407,18 +375,15 @@ def handlers(m: MachineState) -> tuple[list[Handler], Stack]:
             m.next_number = number + 1
         memo[number] = stack[-1]
 
-    @opcode(b"p")
     def put_line(at: int) -> int:
         text, at = m.line(at)
         put(int(text[:20]))
         return at
 
-    @opcode(b"q")
     def binput(at: int) -> int:
         put(data[at])
         return at + 1
 
-    @opcode(b"r")
     def long_binput(at: int) -> int:
         number = _u32(data, at)[0]
         if number < m.next_number:
@@ -428,7 +393,6 @@ def handlers(m: MachineState) -> tuple[list[Handler], Stack]:
         memo[number] = stack[-1]
         return at + 4
 
-    @opcode(b"\x94")
     def memoize(at: int) -> int:
         put(len(memo) + runs.uncounted() if runs.runs else len(memo))
         return at
@@ -439,13 +403,11 @@ def handlers(m: MachineState) -> tuple[list[Handler], Stack]:
         stack.extend(values)
         return end
 
-    @opcode(b"g")
     def get_line(at: int) -> int:
         text, at = m.line(at)
         stack.append(memo[int(text[:20])])
         return at
 
-    @opcode(b"h")
     def binget(at: int) -> int:
         value = memo[data[at]]
         if value is runs.trigger:
@@ -453,7 +415,6 @@ def handlers(m: MachineState) -> tuple[list[Handler], Stack]:
         stack.append(value)
         return at + 1
 
-    @opcode(b"j")
     def long_binget(at: int) -> int:
         number = _u32(data, at)[0]
         if number not in memo:
@@ -468,18 +429,15 @@ def handlers(m: MachineState) -> tuple[list[Handler], Stack]:
 
     # Containers.
 
-    @opcode(b"\x85")
     def tuple1(at: int) -> int:
         stack[-1] = (stack[-1],)
         return at
 
-    @opcode(b"\x86")
     def tuple2(at: int) -> int:
         second = stack.pop()
         stack[-1] = (stack[-1], second)
         return at
 
-    @opcode(b"\x87")
     def tuple3(at: int) -> int:
         third, second = stack.pop(), stack.pop()
         stack[-1] = (stack[-1], second, third)
@@ -491,45 +449,38 @@ def handlers(m: MachineState) -> tuple[list[Handler], Stack]:
         found, stack = stack, marks.pop()
         return found
 
-    @opcode(b"t")
     def tuple_(at: int) -> int:
         nonlocal stack
         made, stack = tuple(stack), marks.pop()
         stack.append(made)
         return at
 
-    @opcode(b"l")
     def list_(at: int) -> int:
         found = items()
         stack.append(found)
         return at
 
-    @opcode(b"d")
     def dict_(at: int) -> int:
         found = items()
         stack.append({})
         _set_items(m, stack[-1], found)
         return at
 
-    @opcode(b"\x91")
     def frozenset_(at: int) -> int:
         found = items()
         stack.append(frozenset(map(m.key, found)))
         return at
 
-    @opcode(b"a")
     def append(at: int) -> int:
         value = stack.pop()
         _extend(m, stack[-1], [value])
         return at
 
-    @opcode(b"e\x90")
     def extend(at: int) -> int:
         found = items()
         _extend(m, stack[-1], found)
         return at
 
-    @opcode(b"s")
     def setitem(at: int) -> int:
         value, key = stack.pop(), stack.pop()
         target = stack[-1]
@@ -539,7 +490,6 @@ def handlers(m: MachineState) -> tuple[list[Handler], Stack]:
             _set_items(m, target, [key, value])
         return at
 
-    @opcode(b"u")
     def setitems(at: int) -> int:
         found = items()
         _set_items(m, stack[-1], found)
@@ -547,7 +497,6 @@ def handlers(m: MachineState) -> tuple[list[Handler], Stack]:
 
     # Names, calls and persistent ids.
 
-    @opcode(b"\x93")
     def stack_global(at: int) -> int:
         name, module = stack.pop(), stack.pop()
         if not isinstance(name, str) or not isinstance(module, str):
@@ -555,19 +504,16 @@ def handlers(m: MachineState) -> tuple[list[Handler], Stack]:
         stack.append(m.name(module, name))
         return at
 
-    @opcode(b"R\x81")
     def reduce(at: int) -> int:
         args = stack.pop()
         stack[-1] = call(m, stack[-1], args)
         return at
 
-    @opcode(b"\x92")
     def newobj_ex(at: int) -> int:
         keywords, args, function = stack.pop(), stack.pop(), stack.pop()
         stack.append(_new_with_keywords(function, args, keywords))
         return at
 
-    @opcode(b"i")
     def inst(at: int) -> int:
         module, at = m.line(at)
         name, at = m.line(at)
@@ -575,19 +521,16 @@ def handlers(m: MachineState) -> tuple[list[Handler], Stack]:
         stack.append(call(m, m.name(module, name), args))
         return at
 
-    @opcode(b"o")
     def obj(at: int) -> int:
         function, *args = items()
         stack.append(call(m, function, tuple(args)))
         return at
 
-    @opcode(b"b")
     def build_(at: int) -> int:
         state = stack.pop()
         _set_state(m, stack[-1], state)
         return at
 
-    @opcode(b"Q")
     def binpersid(at: int) -> int:
         stack[-1] = m.persistent(stack[-1])
         return at
@@ -619,10 +562,23 @@ def handlers(m: MachineState) -> tuple[list[Handler], Stack]:
 
         return handler
 
+    found: dict[bytes, Handler] = {
+        b"]": empty_list, b"}": empty_dict, b"K": binint1, b"M": binint2, b"J": binint, b"\x8a": long1,
+        b"\x80": proto, b"\x95": frame, b".": stop, b"(": mark, b"0": pop, b"1": pop_mark, b"2": dup,
+        b"p": put_line, b"q": binput, b"r": long_binput, b"\x94": memoize, b"g": get_line, b"h": binget,
+        b"j": long_binget, b"\x85": tuple1, b"\x86": tuple2, b"\x87": tuple3, b"t": tuple_, b"l": list_,
+        b"d": dict_, b"\x91": frozenset_, b"a": append, b"e": extend, b"\x90": extend, b"s": setitem,
+        b"u": setitems, b"\x93": stack_global, b"R": reduce, b"\x81": reduce, b"\x92": newobj_ex, b"i": inst,
+        b"o": obj, b"b": build_, b"Q": binpersid, b"X": text, b"\x8c": text, b"N": constant, b"\x88": constant,
+        b"\x89": constant, b")": constant,
+    }  # fmt: skip
     if m.fast:
-        for code in b"J\x8a":
-            table[code] = with_runs(table[code])
-
+        found |= {code: with_runs(found[code]) for code in (b"J", b"\x8a")}
+    table: list[Handler] = [unknown] * 256
+    for code in VALUES:
+        table[code] = value
+    for spelled, handler in found.items():
+        table[spelled[0]] = handler
     return table, lambda: stack
 
 
