@@ -82,19 +82,15 @@ class Form:
         if self.blocks is None:
             whole = parts[0]
         else:
-            _check_alike(parts)
+            if len({(part.shape[1:], part.dtype) for part in parts}) > 1:
+                shapes = ", ".join(f"{part.dtype} {list(part.shape)}" for part in parts)
+                raise UnfitError(f"{shapes}: parts of different widths or dtypes cannot be joined")
             blocks = self.blocks(sum(part.shape[0] for part in parts), sizes)
             for number, part in enumerate(parts):
                 if sum(b.rows for b in blocks if b.part == number) != part.shape[0]:
                     raise UnfitError(f"a part has {part.shape[0]} rows, which is not what {sizes.heads} heads make")
             whole = joined_rows(parts, blocks)
         return transposed(whole) if self.turned else whole
-
-
-def _check_alike(parts: Sequence[Tensor]) -> None:
-    if len({(part.shape[1:], part.dtype) for part in parts}) > 1:
-        shapes = ", ".join(f"{part.dtype} {list(part.shape)}" for part in parts)
-        raise UnfitError(f"{shapes}: parts of different widths or dtypes cannot be joined")
 
 
 def _cut(rows: int, by: int, what: str) -> int:

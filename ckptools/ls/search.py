@@ -104,7 +104,9 @@ class RunSearch(FolderSearch):
             self._found(folder, itself)
         files = [path for path in entries if path not in self.known and path.is_file()]
         before, found_before = len(self.known), len(self._paths)
-        self._rank_files(files)
+        ranked = grouped(filter(None, map(parse, files)), lambda name: (name.group, name.world_size))
+        for group in ranked.values():
+            self._first_that_opens([n.path for n in sorted(group, key=lambda n: (n.rank, n.path))])
         if isinstance(itself, CkptoolsError) and len(self.known) == before:
             self._failed(folder, itself, files)
         self._single_files(files)
@@ -125,12 +127,6 @@ class RunSearch(FolderSearch):
             return None
         except CkptoolsError as error:
             return error
-
-    def _rank_files(self, files: Sequence[Path]) -> None:
-        """Find the checkpoints with a file per rank, by the names of the files."""
-        groups = grouped(filter(None, map(parse, files)), lambda name: (name.group, name.world_size))
-        for group in groups.values():
-            self._first_that_opens([n.path for n in sorted(group, key=lambda n: (n.rank, n.path))])
 
     def _first_that_opens(self, paths: Sequence[Path]) -> None:
         """Open the checkpoint of some rank files by the first readable one; it fails only if all are damaged."""

@@ -224,7 +224,9 @@ def report_page(found: PageContents, interactive: bool = False) -> str:
     contents = len(page.blocks)
     if found.statistics is not None and found.statistics.suspects:
         suspect_table(page, found.statistics.suspects)
-    _drawn(page, found)
+    drawn = "".join(picture.html() for picture in pictures_of(found))
+    if drawn:
+        page.drawing(f'<section>{page.heading("pictures")}<div class="two">{drawn}</div></section>')
     _checks(page, found)
     page.table("what it is", FACT_COLUMNS, list(facts(report)), opened=True)
     page.table("sections", SECTION_COLUMNS, section_cells(report.sections), opened=True)
@@ -333,13 +335,6 @@ def _keys(page: Page, checkpoint: Checkpoint) -> None:
     title = page.heading("the model's keys")
     page.drawing(f"<section>{title}</section>")
     page.lines(tree_text(keys_of(checkpoint, Selection(section="model")), TreeForm(limit=MAX_TREE)).splitlines())
-
-
-def _drawn(page: Page, found: PageContents) -> None:
-    pictures = list(pictures_of(found))
-    if pictures:
-        drawn = "".join(picture.html() for picture in pictures)
-        page.drawing(f'<section>{page.heading("pictures")}<div class="two">{drawn}</div></section>')
 
 
 def pictures_of(found: PageContents) -> Iterator[Picture]:

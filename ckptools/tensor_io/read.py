@@ -112,7 +112,8 @@ def _values(piece: Encoded, coding: Coding, read: Read) -> Numbers:
         if coding.zero:
             found = rounded(found - rounded(_of_blocks(parts[coding.zero], block, read), dtype), dtype)
         if coding.scale:
-            dtype = _promoted(dtype, _scale_dtype(parts, coding))
+            # torch computes two floating-point dtypes of at most 32 bits in the one that both are, else in float32
+            dtype = dtype if dtype == _scale_dtype(parts, coding) else "float32"
             found = rounded(found * _scales(parts, coding, block, read), dtype)
         if coding.factor != 1:
             found = rounded(found * np.float32(coding.factor), dtype)
@@ -205,11 +206,6 @@ def _run(source: Source, start: int, end: int, read: Read) -> Raw:
         return read(source).reshape(-1)[start:end]
     at = source.offset + start * ITEMSIZE[source.dtype]
     return read(source._replace(offset=at, shape=(end - start,), strides=(1,)))
-
-
-def _promoted(one: str, other: str) -> str:
-    """The dtype that torch computes two floating-point dtypes of at most 32 bits in."""
-    return one if one == other else "float32"
 
 
 def rounded(numbers: Numbers, dtype: str) -> Numbers:
@@ -340,18 +336,12 @@ def fill(
         common = shard.box.intersect(box) if box.sizes else shard.box
         if common is None or not shard.was_read:
             continue
-        inner, target = common.seen_from(shard.box), _view(out, common.seen_from(box))
+        inner, place = common.seen_from(shard.box), (*_slices(common.seen_from(box)), ...)
+        target = out[place]
         if shard.encoded is not None:
             _decode(target, shard.encoded.part(inner), files, seen)
         elif shard.source is not None:
             _fill(target, shard.source.part(inner), files, seen)
-
-
-def _view(array: Raw, box: Box) -> Raw:
-    """A region of an array, which shares its elements."""
-    place = (*_slices(box), ...)
-    view: Raw = array[place]
-    return view
 
 
 def _slices(box: Box) -> tuple[Any, ...]:

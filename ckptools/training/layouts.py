@@ -510,8 +510,7 @@ def versioned(states: dict[str, Any]) -> dict[str, Any]:
 #
 # | options | files | written by |
 # |---|---|---|
-# | | `model.safetensors`, or `model-0000k-of-0000n.safetensors` and their index | rank 0, which gathers the model first
-# |
+# | | `model.safetensors`, or `model-0000k-of-0000n.safetensors` and their index | rank 0, which gathers the model |
 # | `--save-distributed` | the same, and each rank's shards below `sharded/` | every rank, then rank 0 joins |
 # | `--save-distributed --no-consolidated` | `shard-0000r-model-0000k-of-0000n.safetensors` | every rank |
 #

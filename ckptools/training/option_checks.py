@@ -326,9 +326,7 @@ def _refuse(text: str) -> None:
 # -- backends and devices: what this machine has, what a run takes of it, and why not the others -----------------------
 # A backend carries the collectives between the ranks: gloo works everywhere, NCCL between GPUs only and with one rank
 # per GPU, MPI where torch was built with it. Each rank takes the GPU of its local rank, its number on its own node.
-# Everything here but `this_machine` and `own_device` decides from plain values, so that every answer can be tested
-# where there is no GPU. Source: torch.distributed's table of backends, and what NCCL says of a GPU that it is given
-# twice ("Duplicate GPU detected").
+# Source: torch.distributed's table of backends, and NCCL's "Duplicate GPU detected".
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,8 @@ from ckptools.errors import UsageError
 from ckptools.option import option
 
 # -- file names by template, such as `{run_name}-ep{epoch}-ba{batch}-rank{rank}.pt` ------------------------------------
-# The template is a path below OUT, and a `/` in it makes sub-folders. Where a layout has one file per rank, or one file
-# in all, it names the file; where a layout is a folder of files, whose names its framework gives, it names the folder.
-# What follows from a template is known before training: `check` fills it in for a world of 256 ranks on 16 nodes.
+# The template is a path below OUT. It names the file where a layout has one per rank, or one in all; else the folder.
+# `check` fills it in before training, for a world of 256 ranks on 16 nodes.
 
 
 FIELDS = ("run_name", "epoch", "batch", "rank", "local_rank", "node_rank", "world_size")

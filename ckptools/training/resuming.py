@@ -68,9 +68,8 @@ if TYPE_CHECKING:
 
 
 # -- a checkpoint that ckptools has opened, as a storage that `dcp.load` fills a run from ------------------------------
-# `dcp.load` looks at the tensors of this rank's state dict and asks for the box of each that the rank holds: rows of a
-# DTensor on a mesh of any shape, of a ShardedTensor, or the whole of a plain tensor. So a rank reads what it keeps and
-# no more, and nothing here knows how the run is spread, or how the one that saved was.
+# `dcp.load` asks for the box of each tensor that this rank's state dict holds, so a rank reads only what it keeps, and
+# nothing here knows how the run is spread, or how the one that saved was.
 
 
 Saved = api.Tensor | Tensor
@@ -173,9 +172,7 @@ def fill(state: dict[str, Any], reader: OpenedReader, path: Path) -> None:
 
 
 # -- the state that a run needs to go on, from a checkpoint of any layout; nothing that the files name is run ----------
-# ckptools finds model, optimizer, scheduler and random states by what they look like, and gives whole tensors under
-# fqns, which are read when a rank wants its part of them. What only says how far a run was is looked for here, by its
-# keys.
+# ckptools finds model, optimizer, scheduler and random states; what says how far a run was is looked for here, by keys.
 
 
 # Counters of whole passes over the data, where nothing finer is known; the second is from torch's tutorials.
@@ -309,9 +306,8 @@ def _plain(value: Any) -> Any:
 
 
 # -- going on from a checkpoint, as if the run had never stopped -------------------------------------------------------
-# `dcp.load` fills the state dict of this run from the checkpoint, each rank its own part, and `set_model_state_dict`
-# and `set_optimizer_state_dict` put that into the run. So the run may be spread by another strategy than the one that
-# saved, over another number of ranks, and the checkpoint may have any layout.
+# `dcp.load` fills this run's state dict, and `set_model_state_dict` and `set_optimizer_state_dict` put it into the run:
+# strategy, number of ranks and layout may be others than those that saved.
 #
 # Of several checkpoints it is the newest that is whole, by the search and the checks of `ls --deep`. What differs is
 # the question: a run may also name one checkpoint, or remember which it saved itself; its own `full.pt` is none to go

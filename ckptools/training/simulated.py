@@ -82,9 +82,7 @@ from ckptools.training.strategies import FSDP1
 
 # -- `--simulate-world 256 --ranks 0,137`: true rank files of a big world, written by one process ----------------------
 # One process trains for real. Then torch's fake process group, which answers every collective at once, lets it be one
-# rank after the other of a world that does not exist: what it trained is cut as the strategy cuts it there. So the
-# values are those of a run of one process, and the files of all ranks together are that run, to the bit; the layout is
-# that of the big world.
+# rank after the other of a world that does not exist: the values are those of one process, the layout is the world's.
 
 
 T = TypeVar("T")
@@ -262,9 +260,8 @@ def _write_another(rank: int) -> None:
 
 # -- hollow rank files of DTensors, in composer's layout ---------------------------------------------------------------
 # torch itself saves the first two ranks of those whose shards have the same shapes; their pickles differ in the rank's
-# number alone, so the others' are made by putting theirs in its place. A file of 5,000 tensors takes 0.05 s instead of
-# 0.5 s so. The bytes of shards are skipped, as `torch.serialization.skip_data` does: they are holes, and their records
-# state no checksum.
+# number alone, so the others' are made by putting theirs in its place, in a tenth of the time. The bytes of shards are
+# skipped, as `torch.serialization.skip_data` does: they are holes, and their records state no checksum.
 #
 # Only DTensors scale so: a ShardedTensor lists the shards of all ranks in every file.
 #

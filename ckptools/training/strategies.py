@@ -112,9 +112,8 @@ DDP = Strategy(_wrap, _model_state, _optimizer_state)
 
 
 # -- expert parallel: each rank has some of the experts, and tokens travel to the rank of theirs and back --------------
-# Every rank trains on data of its own. All but the experts is repeated on every rank, its gradients averaged as DDP
-# does; an expert is on one rank only, and gets its gradients from all ranks' tokens, for an all-to-all goes backward as
-# well.
+# All but the experts is repeated on every rank, its gradients averaged as DDP does; an expert is on one rank only, and
+# gets its gradients from all ranks' tokens, for an all-to-all goes backward as well.
 
 
 def wrap_experts(model: nn.Module, options: CreateOptions) -> nn.Module:
@@ -304,9 +303,8 @@ HSDP = Strategy(_wrap_hsdp)
 # again by a collective: an all-reduce behind rows, an all-gather behind columns where all of it is needed.
 #
 # Below FSDP2 it is a dimension of a mesh of two, or of three when the shards have replicas (HSDP). Tensor parallel cuts
-# first, within neighbouring ranks, which share a node and its fast links; FSDP2 then cuts the parts. A matrix that both
-# cut along dim 0 lies in the files as `(_StridedShard(0), Shard(0))`: FSDP's dimension comes first in the mesh though
-# its cut came second.
+# first, within neighbouring ranks; FSDP2 then cuts the parts. A matrix that both cut along dim 0 lies in the files as
+# `(_StridedShard(0), Shard(0))`: FSDP's dimension comes first in the mesh though its cut came second.
 
 
 def plan(layers: int) -> dict[str, ParallelStyle]:
@@ -387,9 +385,8 @@ HSDP_TP = Strategy(wrap_below_hsdp, data_share=share_of_group)
 
 
 # -- pipeline parallel: each rank has a stage of the model, some blocks one after the other, and saves only that -------
-# A batch is cut into microbatches, so that stages work at the same time: while the second computes the first
-# microbatch, the first computes the second (GPipe: all forward, then all backward). Features go to the next stage and
-# gradients come back by sends between two ranks; torch's schedule does that, with the shapes that it is given here.
+# torch's GPipe schedule cuts a batch into microbatches, all forward, then all backward, and sends features and
+# gradients between neighbouring ranks, with the shapes that it is given here.
 #
 # The tied matrix is needed at both ends: the first stage looks tokens up in it, the last makes logits with it. Both
 # have it under the names of the whole model, add up their gradients after every batch, and so keep the same bits.

@@ -1,8 +1,8 @@
 """Values that each rank has for itself: which of them differ, and how they are listed by rank.
 
 Random number generators and positions in the data are each rank's own. Models, optimizers and schedulers are shared,
-and so is another copy of the model (an average of the weights), wherever it lies. For
-everything else this is unknown: what differs there is kept for every rank.
+and so is another copy of the model (an average of the weights), wherever it lies. For everything else this is unknown:
+what differs there is kept for every rank.
 """
 
 from __future__ import annotations
