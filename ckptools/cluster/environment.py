@@ -2,7 +2,7 @@
 
 torch asks for four variables (its `env://` way of initialization): RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 Training scripts also use LOCAL_RANK, LOCAL_WORLD_SIZE and GROUP_RANK, the rank of the node, as torchrun names them.
-What starts processes otherwise has names of its own; two tables in `variables.py` say which they are.
+What starts processes otherwise has names of its own; two tables below say which they are.
 """
 
 from __future__ import annotations

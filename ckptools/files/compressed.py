@@ -42,7 +42,7 @@ _made: dict[tuple[object, ...], Path] = {}
 def unpacked(file: File, content: str) -> Path:
     """The path of a temporary file with what a compressed file holds.
 
-    `content` is the compression, as `file_type.content_of` names it.
+    `content` is the compression, as `opening.content_of` names it.
 
     Raises:
         ReadError: it is cut or damaged, is no checkpoint inside, or needs a package that is not installed.

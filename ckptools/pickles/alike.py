@@ -476,7 +476,7 @@ class Alike:
     """The content of a file that is like the first one: its tree is made when somebody looks at it.
 
     Attributes:
-        pattern: the `patterns.Pattern` that it is like.
+        pattern: the `Pattern` that it is like.
         path: the file.
         values: in which it differs, and the pattern's for other slots.
         starts: byte offsets of its records, in the order of the pattern's.

@@ -3,7 +3,7 @@
 transformers, diffusers, PEFT and Accelerate write a model as names and tensors, every tensor whole;
 `hugging_face.files` parses the names of the files and reads the index, `companions` the rest. A lone model is the bare
 state dict; with companions the tree is `{"model": …, "optimizer": …, …}`. Models that lie beside companions in folders
-of their own are called by the folders; see `model_folders`. Of tied weights safetensors hold one name,
+of their own are called by the folders. Of tied weights safetensors hold one name,
 the others are absent; in `.bin` they share a storage of one file. torch's `HuggingFaceStorageWriter` writes the same,
 from rank 0 or by `consolidate_safetensors_files`; the files that its ranks write by themselves are read by
 `dcp_safetensors`.
