@@ -15,7 +15,8 @@ import typer.core
 from ckptools.cli import arguments
 from ckptools.cli.printing import show
 from ckptools.cli.running import one_line_errors
-from ckptools.cli.shared_options import OutputOptions, records_of, spellings, version_line
+from ckptools.cli.shared_options import OutputOptions, records_of, spellings
+from ckptools.cli.versions import version_line
 from ckptools.model.problems import grouped
 
 MAX_HELP = 200

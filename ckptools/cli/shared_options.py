@@ -6,17 +6,12 @@ parameter of a command that is annotated with a record stands for all its fields
 
 from __future__ import annotations
 
-import os
-import platform
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, fields, is_dataclass
-from importlib.metadata import PackageNotFoundError, version
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from ckptools._version import __version__
 from ckptools.errors import UsageError
 from ckptools.option import option
 
@@ -218,44 +213,3 @@ class OutputOptions:
     verbose: bool = option(False, "Say also what was read, and how long it took.", flag="--verbose -v")
     debug: bool = option(False, "Where something goes wrong, show Python's traceback too.")
     color: Color = option("auto", "Colour beside the words: auto (on a terminal), always or never; NO_COLOR is never.")
-
-
-# -- what `--version` prints, and with `-v` what a bug report needs besides --------------------------------------------
-
-
-MAIN = ("torch", "numpy", "safetensors")
-OTHERS = (
-    "typer", "click", "tabulate", "isal", "zstandard", "lz4", "fsspec", "aiohttp", "huggingface_hub", "obstore",
-)  # fmt: skip
-
-
-def version_line() -> str:
-    """The versions of ckptools, Python and the libraries that matter most, in one line."""
-    return ", ".join([f"ckptools {__version__}", f"Python {platform.python_version()}", *_installed(MAIN)])
-
-
-def version_report() -> str:
-    """Versions, machine, terminal and settings, a line each; nothing in it says who or where you are."""
-    machine = " ".join((platform.system(), platform.release(), platform.machine(), *platform.libc_ver())).rstrip()
-    stream = f"{sys.stdout.encoding}, {'a terminal' if sys.stdout.isatty() else 'no terminal'}"
-    settings = sorted(
-        name for name in os.environ if name.startswith("CKPTOOLS_") or name in ("NO_COLOR", "FORCE_COLOR")
-    )
-    lines = [
-        f"ckptools {__version__}",
-        f"{platform.python_implementation()} {platform.python_version()}",
-        machine,
-        f"{os.cpu_count()} processors",
-        f"output: {stream}; TERM {os.environ.get('TERM', 'not set')}",
-        f"set: {', '.join(settings) or 'nothing'}",
-        *_installed((*MAIN, *OTHERS)),
-    ]
-    return "\n".join(lines)
-
-
-def _installed(names: Iterable[str]) -> Iterator[str]:
-    for name in names:
-        try:
-            yield f"{name} {version(name)}"
-        except PackageNotFoundError:
-            yield f"no {name}"

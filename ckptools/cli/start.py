@@ -52,7 +52,7 @@ HELP = "Open, check and consolidate distributed PyTorch checkpoints offline."
 def start(words: Sequence[str]) -> None:
     """Do what the words of a command line say; a polite kill ends it as Ctrl-C does, so that nothing is left behind."""
     if "--version" in words and {*words} <= {"--version", "-v", "--verbose"}:
-        from ckptools.cli.shared_options import version_line, version_report
+        from ckptools.cli.versions import version_line, version_report
 
         show(version_line() if len(words) == 1 else version_report())
         raise SystemExit(0)

@@ -153,7 +153,7 @@ def _read(builder: CheckpointBuilder, options: Options) -> _ReadParts:
 
 def _read_nemo(builder: CheckpointBuilder) -> _ReadParts:
     """The parts in a `.nemo`, which is one file."""
-    from ckptools.pickles.archive import NEMO_CONFIG
+    from ckptools.pickles.tar_checkpoint import NEMO_CONFIG
 
     saved, world = reader.read_ranks(builder.path)
     first = next(iter(saved.values()))

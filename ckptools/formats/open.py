@@ -12,8 +12,8 @@ from ckptools.errors import CkptoolsError, ReadError, SeveralError, UnknownForma
 from ckptools.files.opening import check_path, common_folder, head_at, location, path_of, reading, real_path, what_is
 from ckptools.files.remote.path import RemotePath
 from ckptools.files.storage import takes_less
+from ckptools.formats.file_reader import FileReader
 from ckptools.formats.options import TAKEN_BY, OnFile, Options, Reader, Weights, is_small
-from ckptools.formats.reader_processes import FileReader
 from ckptools.formats.registry import FORMATS, RANK_FILES, Format, formats_from_outside, recognised
 from ckptools.formats.shared.checkpoint_builder import SalvagingReader
 from ckptools.formats.shared.model_config import with_config

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,14 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.files.remote.path import RemotePath, needs_query
-from ckptools.formats.options import OnFile, Reader
 from ckptools.formats.reader_worker import COMPARE_WITH, GREETING, LENGTH, Receiver, read_exactly
-from ckptools.model.checkpoint import Said
 from ckptools.pickles.alike import Alike
-from ckptools.pickles.archive import FetchAhead
-from ckptools.pickles.machine_state import RepeatedRecords
-from ckptools.pickles.reader import AlikeFiles, Saved, first_of_many
-from ckptools.training_state import modules
+from ckptools.pickles.reader import AlikeFiles, Saved
 
 AHEAD = 3
 """Files that are requested from each process in advance; bounds the answers in memory."""
@@ -170,111 +164,3 @@ class _ReaderProcess:
             assert pipe is not None
             with suppress(OSError):  # a request that it did not take
                 pipe.close()
-
-
-# -- reading the torch.save files of one checkpoint: each when a format asks for it, or ahead of that in processes -----
-
-MIN_FILES = 16
-"""From this many files on, reader processes are considered, and files are compared with others."""
-
-FILES_PER_PROCESS = 8
-
-MAX_PROCESSES = 16
-"""Default limit of processes: the merge in this process keeps at most so many busy."""
-
-MIN_SECONDS = 0.5
-"""Expected seconds of reading, by the files so far, from which processes are started."""
-
-
-class FileReader:
-    """Reads the files of one checkpoint, until it is closed; in processes only where `read` is the inert reader.
-
-    Attributes:
-        said: what files that were read say of where they come from.
-    """
-
-    def __init__(
-        self, read: Reader = modules.read_file, jobs: int | None = None, on_file: OnFile | None = None
-    ) -> None:
-        self._read, self._jobs, self._on_file = read, jobs, on_file
-        self.said: dict[Path, Said] = {}
-        self._repeated = RepeatedRecords()
-        self._ahead: dict[Path, None] = {}
-        self._processes: ReaderProcesses | None = None
-        self._files, self._seconds = 0, 0.0
-        self._fetch = FetchAhead()
-        self._alike = AlikeFiles(None)
-
-    def __call__(self, path: Path) -> Saved:
-        """Read one file.
-
-        Raises:
-            ReadError: it is cut, damaged, or no torch.save file.
-        """
-        self._start_processes(path)
-        saved = (self._processes and self._processes.take(path)) or self._read_here(path)
-        if saved.provenance is not None:
-            self.said[path] = saved.provenance
-        if self._on_file is not None:
-            self._on_file(path)
-        return saved
-
-    def ahead(self, paths: Sequence[Path]) -> None:
-        """Announce that these files will be read, in this order."""
-        if self._read is modules.read_file and len(paths) >= MIN_FILES:
-            self._alike = AlikeFiles(first_of_many(paths), len(paths))
-        if self._read is modules.read_file and len(paths) >= MIN_FILES and self._most_processes(len(paths)) > 1:
-            self._ahead = dict.fromkeys(paths)
-        elif self._read is modules.read_file:
-            self._fetch.add(paths)
-
-    def _read_here(self, path: Path) -> Saved:
-        self._alike.pattern(0)  # made once, which says nothing of how long the other files take
-        started = time.perf_counter()
-        self._fetch.reach(path)
-        if self._read is not modules.read_file:
-            saved = self._read(path)
-        elif not (self._files or self._alike.firsts):
-            saved = modules.read_file(path)  # the first is often the only one, and quicker without
-        else:
-            found = self._alike.read(path)
-            if found is None:
-                self._alike.missed(path)
-            saved = found or modules.read_file(path, self._repeated)
-        self._seconds += time.perf_counter() - started
-        self._files += 1
-        return saved
-
-    def _start_processes(self, path: Path) -> None:
-        """Start processes for this file and the following ones if reading them takes a while."""
-        coming = [path, *self._ahead] if self._ahead.pop(path, path) is None else []
-        seconds = len(coming) * self._seconds / self._files if self._files else 0.0
-        count = self._most_processes(len(coming)) if self._jobs is not None or seconds > MIN_SECONDS else 0
-        if count < 2 or self._processes is not None:
-            return
-
-        self._ahead = {}
-        with suppress(OSError):  # no more processes, or no more memory for one
-            self._processes = started(coming, count, self._alike)
-
-    def _most_processes(self, files: int) -> int:
-        if self._jobs is not None:
-            return min(self._jobs, files)
-        return min(_cores(), MAX_PROCESSES, files // FILES_PER_PROCESS)
-
-    def close(self) -> None:
-        """End the processes, and what is fetched ahead."""
-        self._fetch.close()
-        if self._processes is not None:
-            self._processes.close()
-            self._processes = None
-
-    def __enter__(self) -> FileReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

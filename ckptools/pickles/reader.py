@@ -92,7 +92,7 @@ def read(path: Path, repeated: RepeatedRecords | None = None, salvage: bool = Fa
     """
     with File(path) as file, decompressed(file) as (opened, forms):
         if forms[-1:] == ("tar",):
-            from ckptools.pickles.archive import read_tar
+            from ckptools.pickles.tar_checkpoint import read_tar
 
             machine, tree = read_tar(opened)
         else:
@@ -109,9 +109,9 @@ def holds_ranks(path: Path) -> bool:
     with File(path) as file, decompressed(file) as (opened, forms):
         if forms[-1:] != ("tar",):
             return False
-        from ckptools.pickles import archive
+        from ckptools.pickles import tar_checkpoint
 
-        return archive.holds_ranks(opened)
+        return tar_checkpoint.holds_ranks(opened)
 
 
 def read_ranks(path: Path) -> tuple[dict[str, Saved], int | None]:
@@ -123,10 +123,10 @@ def read_ranks(path: Path) -> tuple[dict[str, Saved], int | None]:
     Raises:
         ReadError: it is cut or damaged.
     """
-    from ckptools.pickles import archive
+    from ckptools.pickles import tar_checkpoint
 
     with File(path) as file, decompressed(file) as (opened, forms):
-        ranks, stated = archive.read_ranks(opened)
+        ranks, stated = tar_checkpoint.read_ranks(opened)
         return {name: _saved(file, opened, forms, machine, tree) for name, (machine, tree) in ranks.items()}, stated
 
 

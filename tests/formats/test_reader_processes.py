@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from ckptools.errors import ReadError
-from ckptools.formats import reader_processes, reader_worker
+from ckptools.formats import file_reader, reader_processes, reader_worker
+from ckptools.formats.file_reader import MIN_FILES, FileReader
 from ckptools.formats.open import open_checkpoint
-from ckptools.formats.reader_processes import MIN_FILES, FileReader
 from ckptools.formats.reader_worker import Receiver, Sender
 from ckptools.model.regions import Box
 from ckptools.model.shards import Shard, ShardList, Source
@@ -140,7 +140,7 @@ def test_files_are_told_of_in_order_as_they_are_read(whole):
 
 @pytest.mark.parametrize("jobs, count", [(1, WORLD), (2, MIN_FILES - 1), (None, MIN_FILES - 1)])
 def test_few_files_or_one_job_start_no_process(whole, monkeypatch, jobs, count):
-    monkeypatch.setattr(reader_processes, "MIN_SECONDS", 0.0)
+    monkeypatch.setattr(file_reader, "MIN_SECONDS", 0.0)
     paths = [rank_file(whole, rank) for rank in range(count)]
     with FileReader(modules.read_file, jobs) as reader:
         reader.ahead(paths)
@@ -149,8 +149,8 @@ def test_few_files_or_one_job_start_no_process(whole, monkeypatch, jobs, count):
 
 @pytest.mark.parametrize("seconds", [0.0, 1000.0], ids=["a while", "no time"])
 def test_unless_told_how_many_processes_are_started_only_for_files_that_take_a_while(whole, monkeypatch, seconds):
-    monkeypatch.setattr(reader_processes, "MIN_SECONDS", seconds)
-    monkeypatch.setattr(reader_processes, "_cores", lambda: 2)
+    monkeypatch.setattr(file_reader, "MIN_SECONDS", seconds)
+    monkeypatch.setattr(file_reader, "_cores", lambda: 2)
     paths = [rank_file(whole, rank) for rank in range(WORLD)]
     with FileReader(modules.read_file) as reader:
         reader.ahead(paths)
