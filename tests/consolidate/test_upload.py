@@ -198,7 +198,7 @@ def test_of_a_dcp_that_is_replaced_no_file_stays(client, place):
 )
 @pytest.mark.parametrize("name", ["all.pt", "out.dcp"])
 def test_of_a_store_that_fails_one_line_is_told_and_nothing_stays(where, told, name, client, place, monkeypatch):
-    monkeypatch.setattr(store, "RETRIES", 1)
+    monkeypatch.setattr(store, "BUCKET_RETRIES", 1)
     with pytest.raises(
         WriteError, match=rf"^s3://{BUCKET}/{place}/{where}/{name}.*: cannot be written: .*{told}"
     ) as error:

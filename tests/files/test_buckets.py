@@ -16,7 +16,7 @@ import ckptools
 from ckptools.cli import app
 from ckptools.files.opening import location
 from ckptools.files.remote import path as remote_path
-from ckptools.files.remote import store as buckets
+from ckptools.files.remote.store import PART
 from ckptools.tensor_io.fetch_ahead import in_threads
 from tests.files.user_proxy import PASSWORD, UserProxy, user_proxy
 from tests.object_store import BUCKET, Bucketful
@@ -35,7 +35,7 @@ DATA = bytes(range(251)) * 8_000
 @pytest.fixture(autouse=True)
 def anew(monkeypatch):
     monkeypatch.setattr(remote_path, "_stores", {})
-    monkeypatch.setattr(buckets, "RETRIES", 1)
+    monkeypatch.setattr("ckptools.files.remote.store.BUCKET_RETRIES", 1)
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_a_bucket_is_read_through_the_users_proxy(user):
 
 
 def test_large_files_go_through_the_users_proxy_both_ways(user):
-    store, size = location(f"s3://{BUCKET}/x").store, 2 * buckets.PART
+    store, size = location(f"s3://{BUCKET}/x").store, 2 * PART
     store.upload("proxied", size, iter([DATA[:size]] * (size // len(DATA)) + [DATA[: size % len(DATA)]]))
     assert store._fetch("proxied", "", 0, size) == (DATA * (size // len(DATA) + 1))[:size]
 
@@ -136,7 +136,7 @@ def test_what_stands_between_us_and_a_bucket_is_named(environment, reason, user,
 
 
 def test_connections_that_the_store_has_closed_meanwhile_are_no_failures(bucket, monkeypatch):
-    monkeypatch.setattr(buckets, "RETRIES", 0)
+    monkeypatch.setattr("ckptools.files.remote.store.BUCKET_RETRIES", 0)
     bucket.put_bytes("idle/file", DATA[:100_000])
     with proxy_of(bucket.address, idle=0.1) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.address)

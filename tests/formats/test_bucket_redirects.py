@@ -29,7 +29,7 @@ STATUSES = (301, 302, 303, 307, 308)
 def proxy(bucket: Bucketful, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     bucket.put(FIXTURES / NAME)
     monkeypatch.setattr(remote_path, "_stores", {})
-    monkeypatch.setattr(store, "RETRIES", 1)
+    monkeypatch.setattr(store, "BUCKET_RETRIES", 1)
     with proxy_of(bucket.address) as found:
         monkeypatch.setenv("AWS_ENDPOINT_URL", found.address)
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "c0ffee")
