@@ -25,7 +25,7 @@ demo: .venv/.installed
 	@rm -rf demo
 	$(BIN)/python -m tests.demo demo
 
-# A minute: the rooms that every command goes through.
+# The rooms that every command goes through.
 QUICK := model files keys inspect verify diff contents ls match stats
 quick: .venv/.installed
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow" tests/test_imports.py $(QUICK:%=tests/%)
@@ -33,7 +33,7 @@ quick: .venv/.installed
 test: .venv/.installed
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
 
-# Every strategy in every layout, several nodes, restarts; every command for every fixture; browsers: half an hour more.
+# Every strategy in every layout, several nodes, restarts; every command for every fixture; browsers.
 test-slow: .venv/.installed
 	$(BIN)/python -m pytest $(PARALLEL) -m slow
 
@@ -65,7 +65,7 @@ TIMES ?= 10
 repeat: .venv/.installed
 	$(BIN)/python -m tests.training.repeated --times $(TIMES)
 
-# Does every command still find in every fixture what it found before, and as fast? Three minutes; run before each push.
+# Does every command still find in every fixture what it found before, and as fast? Two minutes; run before each push.
 net: .venv/.installed
 	$(BIN)/python -m tests.net
 

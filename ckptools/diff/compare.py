@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from ckptools.diff import sides
-from ckptools.diff.digest_file import read_digest_file, structure_row
-from ckptools.diff.digest_file import value_rows as tensor_value_rows
+from ckptools.diff.digest_file import read_digest_file
 from ckptools.diff.plain_values import container_notes, container_rows, group_rows, value_rows
 from ckptools.diff.record import DIFFERENT, UNPROVEN, Difference, TensorDifference, Tolerance, ValueDifference
 from ckptools.diff.sides import UNSURE, Contents, SideTensor, SideValue, contents_of
-from ckptools.diff.tensor_values import Reading, compare_tensors, difference_of_output, is_output_of
+from ckptools.diff.tensor_values import Reading, compare_tensors, difference_of_output, is_output_of, structure_row
+from ckptools.diff.tensor_values import value_rows as tensor_value_rows
 from ckptools.diff.text import subject_rows
 from ckptools.errors import UsageError
 from ckptools.files.opening import OpenFiles

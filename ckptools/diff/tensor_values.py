@@ -9,10 +9,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from typing import NamedTuple
 
-from ckptools.diff.record import Difference, Measures, Side, SubjectRow, TensorDifference, Tolerance, Verdict
-from ckptools.dtypes import ITEMSIZE
+from ckptools.diff.plain_values import NUMBERED
+from ckptools.diff.record import (
+    DIFFERENT,
+    NOT_FINITE,
+    Difference,
+    Measures,
+    Side,
+    SubjectRow,
+    TensorDifference,
+    Tolerance,
+    Verdict,
+)
+from ckptools.diff.sides import (
+    SideTensor,
+)
+from ckptools.dtypes import ITEMSIZE, short
 from ckptools.errors import CkptoolsError, RefusedError
 from ckptools.files.opening import OpenFiles
 from ckptools.formats.megatron.folders import arguments
@@ -25,11 +40,18 @@ from ckptools.model.problems import Rows, grouped
 from ckptools.model.regions import Box, contiguous_strides
 from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Tensor
-from ckptools.tensor_io.fetch_ahead import Part, Progress, copies_among, in_ranks, no_progress, parts_of_all
+from ckptools.tensor_io.fetch_ahead import (
+    Part,
+    Progress,
+    copies_among,
+    in_ranks,
+    no_progress,
+    parts_of_all,
+)
 from ckptools.tensor_io.replicas import differing_boxes
 from ckptools.tensor_io.slicing import bands_of
-from ckptools.tensor_io.stream import tensor_bytes
-from ckptools.text import few, plural
+from ckptools.tensor_io.stream import tensor_bytes, tensor_digest
+from ckptools.text import few, plural, shape
 from ckptools.training_state.judgement import verdict_of
 from ckptools.training_state.sections import sections_of, sections_of_kind
 
@@ -319,3 +341,169 @@ def _first_difference(one: Iterable[bytes | memoryview], other: Iterable[bytes |
         if here[:count] != there[:count]:
             return at + next(n for n in range(count) if here[n] != there[n])
         at, here, there = at + count, here[count:], there[count:]
+
+
+# -- comparison of tensors: names, shapes, dtypes, and if they are asked for values, or SHA-256 of a side without them
+
+
+def structure_row(a: SideTensor | None, b: SideTensor | None) -> TensorDifference:
+    """Compare a tensor of both sides without its values."""
+    tensor = a or b
+    assert tensor is not None
+    row = TensorDifference(
+        tensor.name, tensor.subject, "not compared", "", b.name if b else None,
+        a.shape if a else None, b.shape if b else None, a.dtype if a else None, b.dtype if b else None,
+        a.layout if a else None, b.layout if b else None,
+    )  # fmt: skip
+    if a is None or b is None:
+        return row._replace(verdict="only in A" if b is None else "only in B")
+    verdict, detail = _structure(a, b)
+    return row._replace(verdict=verdict, detail=detail)
+
+
+def _structure(a: SideTensor, b: SideTensor) -> tuple[Verdict, str]:
+    if a.shape != b.shape:
+        return "differs", f"shape {shape(a.shape)} → {shape(b.shape)}"
+    problems = [f"{side}: {tensor.problem}" for side, tensor in (("A", a), ("B", b)) if tensor.problem]
+    if problems:
+        return "cannot be compared", "; ".join(problems)
+    if a.dtype != b.dtype:
+        return "differs", "; ".join([f"{short(a.dtype)} → {short(b.dtype)}", *_codes(a, b)])
+    if a.traits != b.traits:
+        return "differs", traits_words(a, b)
+    return ("cannot be compared", NUMBERED) if a.number or b.number else ("not compared", "")
+
+
+def _codes(a: SideTensor, b: SideTensor) -> list[str]:
+    """What is said of codes of quantized weights, which are no values: `A: codes of fp8, block scales 16 x 16`."""
+    # A tensor that users hold has no truth value, so that `if one.tensor` raises.
+    tensors = [(side, one.tensor) for side, one in (("A", a), ("B", b)) if one.tensor is not None]
+    return [f"{side}: {t.coded.words}" for side, t in tensors if t.are_codes and t.coded is not None]
+
+
+def traits_words(a: SideTensor, b: SideTensor) -> str:
+    """How two tensors differ beside their values: `Parameter, requires_grad → plain`."""
+    return f"{a.traits or 'plain'} → {b.traits or 'plain'}"
+
+
+def value_rows(
+    pairs: Sequence[tuple[SideTensor | None, SideTensor | None]], how: Reading
+) -> tuple[list[TensorDifference], int, int]:
+    """A row for each pair, values compared if both sides have them; then the bytes read and the bytes not read."""
+    rows = [structure_row(a, b) for a, b in pairs]
+    both = {n: (a, b) for n, (a, b) in enumerate(pairs) if a and b and a.shape == b.shape}
+    both = {n: (a, b) for n, (a, b) in both.items() if not (a.problem or b.problem)}
+    both = {n: (a, b) for n, (a, b) in both.items() if a.dtype == b.dtype or not _codes(a, b)}
+    direct = {
+        n: (a.name, a.tensor, b.tensor) for n, (a, b) in both.items() if a.tensor is not None and b.tensor is not None
+    }
+    measured = dict(zip(direct, compare_tensors(direct.values(), how), strict=True))
+    hashed = [one for n, pair in both.items() if n not in direct for one in pair]
+    digests = iter(digests_of(hashed, how))
+    for n, (a, b) in both.items():
+        row = with_measures(rows[n], measured[n], how) if n in measured else _by_digest(rows[n], *islice(digests, 2))
+        rows[n] = _sure(row, a, b)
+    read = sum(found.nbytes for found in measured.values()) + sum(map(_nbytes, hashed))
+    return rows, read, sum(found.nbytes_skipped for found in measured.values())
+
+
+def _sure(row: TensorDifference, a: SideTensor, b: SideTensor) -> TensorDifference:
+    """Doubt a row where only a number matches, and mention an assumed name."""
+    if a.traits != b.traits:
+        words = traits_words(a, b)
+        detail = row.detail if words in row.detail else "; ".join(filter(None, (row.detail, words)))
+        row = row._replace(verdict=row.verdict if row.verdict in DIFFERENT else "differs", detail=detail)
+    if a.number or b.number:
+        alike = "values are " + ("equal" if row.verdict in ("same", "same checksum") else "not equal")
+        return row._replace(verdict="cannot be compared", detail=f"{NUMBERED}; {alike}")
+    if row.verdict == "differs" and (codes := _codes(a, b)):  # distances between codes are none between weights
+        row = row._replace(change=None, max=None, cosine=None, detail="; ".join(filter(None, [row.detail, *codes])))
+    if a.assumed or b.assumed:
+        return row._replace(detail="; ".join(filter(None, (row.detail, "name assumed"))))
+    return row
+
+
+def with_measures(row: TensorDifference, found: Measured, how: Reading) -> TensorDifference:
+    """Add the measured values to the row of two tensors of one shape."""
+    if found.problem:
+        return row._replace(verdict="cannot be compared", detail=found.problem)
+    same_dtype = row.dtype_a == row.dtype_b
+    m = found.measures
+    if m is None or not m.differing:
+        verdict: Verdict = "same checksum" if found.skipped else "same"
+        if not same_dtype:
+            verdict = "within tolerance" if how.tolerance else "differs"
+        words = _words(row, found, same_dtype, "every value is equal")
+        return row._replace(verdict=verdict, detail=words, compared=m.compared if m else 0, differing=0 if m else None)
+    within = how.tolerance is not None and not m.outside
+    return row._replace(
+        verdict="within tolerance" if within else "differs",
+        detail=_words(row, found, same_dtype),
+        compared=m.compared,
+        differing=m.differing,
+        change=m.change,
+        max=m.max,
+        cosine=m.cosine,
+        first=m.first,
+        value_a=m.values[0] if m.values else None,
+        value_b=m.values[1] if m.values else None,
+    )
+
+
+def _words(row: TensorDifference, found: Measured, same_dtype: bool, equal: str = "") -> str:
+    m = found.measures
+    words = [] if same_dtype else [f"{row.detail}, compared by value in float64", equal]
+    if found.skipped and m is not None:
+        words.append(f"{plural(found.skipped, 'element')} with the same CRC-32 not read, measures are of the rest")
+    elif found.skipped:
+        words.append("same CRC-32 in both, not read")
+    if found.damaged:
+        words.append("both state the same CRC-32: one of them is damaged (verify --deep)")
+    if found.by_rank:
+        words.append("each rank has its own, compared rank by rank")
+    if m is not None and m.nonfinite:
+        words.append(f"{plural(m.nonfinite, 'element')} {NOT_FINITE}")
+    if m is not None and m.differing and not m.max and not m.outside and not m.nonfinite:
+        words.append("equal in value, not in bits")
+    return "; ".join(filter(None, words))
+
+
+def digests_of(entries: Sequence[SideTensor], how: Reading) -> list[str]:
+    """The SHA-256 of the values of some tensors in row-major order; a reason stands for a missing one."""
+
+    def reads(entry: SideTensor) -> list[Part]:
+        return [] if entry.tensor is None else read_for_digest(entry.tensor)
+
+    return in_ranks(lambda entry: _sha256_of(entry, how), entries, how.threads, _nbytes, reads=reads)
+
+
+def _nbytes(entry: SideTensor) -> int:
+    """Bytes to read for its digest; 0 if the digest is known."""
+    return 0 if entry.tensor is None else entry.tensor.nbytes
+
+
+def _sha256_of(entry: SideTensor, how: Reading) -> str:
+    if entry.tensor is None or entry.problem:
+        return entry.sha256 or entry.problem or "has no digest"
+    try:
+        if copies_differ(entry.tensor, how.files):
+            return OWN_COPIES
+        digest = tensor_digest(once(entry.tensor), how.files)
+    except CkptoolsError as error:
+        return str(error)
+    how.progress(entry.tensor.nbytes, entry.name)
+    return digest
+
+
+def is_sha256(text: str) -> bool:
+    """Whether a text is a SHA-256, not the reason for a missing one."""
+    return len(text) == 64 and not text.strip("0123456789abcdef")
+
+
+def _by_digest(row: TensorDifference, a: str, b: str) -> TensorDifference:
+    if row.verdict in DIFFERENT and row.dtype_a != row.dtype_b:
+        return row._replace(detail=f"{row.detail}; digests say nothing about values in another dtype")
+    whys = [f"{side}: {text}" for side, text in (("A", a), ("B", b)) if not is_sha256(text)]
+    if whys:
+        return row._replace(verdict="cannot be compared", detail="; ".join(whys))
+    return row._replace(verdict="same" if a == b else "differs", detail="SHA-256" if a == b else "another SHA-256")

@@ -538,8 +538,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 # -- bytes that threads write at offsets in any order and one reader takes in order, of which few are in memory --------
 # A thread that is too far ahead of the reader waits. It cannot wait for ever where bytes are begun in the order of
-# their
-# offsets: the thread that has the lowest of them is at the reader's place, and writes there without waiting.
+# their offsets: the thread that has the lowest of them is at the reader's place, and writes there without waiting.
 
 
 WINDOW = 32 << 20

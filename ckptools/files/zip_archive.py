@@ -335,9 +335,8 @@ def name_below_root(file: File | Window, full: bytes, first: bytes) -> str:
 
 # -- records of a zip archive that is cut short: those whose bytes are all in front of the cut, by their local headers
 # torch writes a data descriptor behind each payload, which states its size and CRC-32; a payload whose descriptor is
-# gone
-# is not complete. Source: APPNOTE.TXT 4.3.7 (local header), 4.3.9 (data descriptor); `zip_archive` for how torch does
-# it.
+# gone is not complete. Source: APPNOTE.TXT 4.3.7 (local header), 4.3.9 (data descriptor); `zip_archive` for how torch
+# does it.
 
 
 DESCRIPTOR_SIGNATURE = b"PK\7\x08"

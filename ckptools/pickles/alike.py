@@ -157,14 +157,11 @@ def values_at(data: bytes, places: Mapping[int, int]) -> dict[int, Any] | None:
 
 # -- interpret a pickle with slots in the place of some values, which proves where in its tree those values go ---------
 # A slot is no number and no text, so nothing can be worked out of it. It may be put into containers and objects and
-# come
-# out in the tree; where a call that ckptools answers, a key or a class would look at one, the pickle is refused. Then
-# any
-# pickle that is spelled alike has the same tree, but for the slots: what fills them is what it has there.
+# come out in the tree; where a call that ckptools answers, a key or a class would look at one, the pickle is refused.
+# Then any pickle that is spelled alike has the same tree, but for the slots: what fills them is what it has there.
 #
 # Two things may look at slots. A storage's device is dropped. The mesh of a DTensor holds the rank, so it is filled
-# with
-# the values of the pickle that is interpreted, and the DTensor notes what it was placed by, to be placed again.
+# with the values of the pickle that is interpreted, and the DTensor notes what it was placed by, to be placed again.
 
 
 REBUILDS_DTENSOR = ("torch._tensor._rebuild_from_type", "torch._tensor._rebuild_from_type_v2")
@@ -517,9 +514,8 @@ class Alike:
 
 # -- rank files that are alike: the first is interpreted, of others only what they have for themselves is kept ---------
 # That is where their records lie, the CRC-32s of these, and the values in which their pickles differ. `slots` proves
-# that
-# these values do no more than stand in the tree, or say which rank of a mesh this is. Of a file that differs in more,
-# and of one in which anything is odd, nothing is concluded: it is read opcode by opcode.
+# that these values do no more than stand in the tree, or say which rank of a mesh this is. Of a file that differs in
+# more, and of one in which anything is odd, nothing is concluded: it is read opcode by opcode.
 
 
 MAX_INTERPRETED = 8

@@ -218,9 +218,8 @@ def fetch(path: Path) -> None:
 
 # -- bytes in a checkpoint that `torch.save` or `pickle.dumps` wrote: the extra state of a module, most often ----------
 # They are read as a file is, from a temporary one, so that tensors in them have a place. `pickle.dumps` writes a
-# tensor's
-# storage as a call of `_load_from_bytes` with the bytes of a torch.save file of before 1.6 that holds nothing else.
-# Source: torch/storage.py (`TypedStorage.__reduce__`, `_load_from_bytes`).
+# tensor's storage as a call of `_load_from_bytes` with the bytes of a torch.save file of before 1.6 that holds nothing
+# else. Source: torch/storage.py (`TypedStorage.__reduce__`, `_load_from_bytes`).
 
 
 MOST = 256

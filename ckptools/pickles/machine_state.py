@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 # record is made from, so what was learned with one pattern is for pickles that have the same.
 #
 # Where ranks gather their random states, every file has those of all: of 256 ranks 65,536 states of 625 ints and as
-# many
-# arrays of 2.5 kB, of which 256 differ. Only immutable values are shared: tuples of ints, and bytes.
+# many arrays of 2.5 kB, of which 256 differ. Only immutable values are shared: tuples of ints, and bytes.
 
 
 NUMBERS = 10
