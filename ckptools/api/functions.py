@@ -419,6 +419,9 @@ def _of_run(how: Mapping[str, Any]) -> dict[str, Any]:
     return {name: how[name] for name in OF_A_RUN if name in how}
 
 
+# -- functions of a checkpoint or its path -----------------------------------------------------------------------------
+
+
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
 

@@ -56,6 +56,9 @@ def python_words(text: str) -> str:
     return "".join(part for pair in zip(rest, [*commands, ""], strict=True) for part in pair)
 
 
+# -- methods -----------------------------------------------------------------------------------------------------------
+
+
 class ValueMethods:
     """The methods that read values, in bounded memory, or write files, each of which appears whole or not at all."""
 

@@ -150,6 +150,9 @@ def _reversed(values: torch.Tensor) -> torch.Tensor:
     return values.permute(tuple(range(values.ndim - 1, -1, -1)))
 
 
+# -- the tensor --------------------------------------------------------------------------------------------------------
+
+
 FATES = {"missing": "missing", "cut": "cut short or damaged", "bad": "not readable"}
 """The fate of a file, by its status."""
 

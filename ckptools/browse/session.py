@@ -163,6 +163,9 @@ class Jobs:
         return bool(names)
 
 
+# -- the session -------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Looked:
     """A checkpoint and its report; all that the first screen needs."""

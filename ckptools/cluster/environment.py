@@ -236,6 +236,9 @@ def restarts() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
+# -- who this process is -----------------------------------------------------------------------------------------------
+
+
 T = TypeVar("T")
 
 DEFAULT_PORT = 29500

@@ -119,6 +119,9 @@ def class_of(node: Opaque) -> str:
     return first.dotted if isinstance(first, Global) else node.name
 
 
+# -- the copy of the tree ----------------------------------------------------------------------------------------------
+
+
 FILLS = ("nan", "zero")
 """The values that can fill a hole."""
 

@@ -274,6 +274,9 @@ def _keys(layout: TensorLayout, panel: _Panel) -> Iterator[Key]:
         yield Key("bad", "X", "two pieces overlap")
 
 
+# -- the pages ---------------------------------------------------------------------------------------------------------
+
+
 ELEMENT_ROWS = 40
 """Lines of a tensor's elements."""
 

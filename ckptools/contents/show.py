@@ -313,6 +313,9 @@ def _named_ranks(ranks: Sequence[int | None]) -> str:
     return named_ranks(known) if known else "an unknown rank"
 
 
+# -- what is shown -----------------------------------------------------------------------------------------------------
+
+
 SMALL = 1 << 20
 """Figures are computed for tensors of at most this many elements."""
 

@@ -146,6 +146,9 @@ def _saved_in(entry: Entry) -> bytes | None:
         return None
 
 
+# -- rows of keys ------------------------------------------------------------------------------------------------------
+
+
 MAX_FULL = 10_000
 """At most this many items of a list or array, or characters of a text, are shown in full."""
 

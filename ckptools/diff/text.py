@@ -172,6 +172,9 @@ def _ranks(rows: Sequence[ValueDifference]) -> str:
     return ", ".join(f"{text} on ranks {spans(some)}" for text, some in ranks.items())
 
 
+# -- a difference ------------------------------------------------------------------------------------------------------
+
+
 SUBJECT_COLUMNS = (Column("subject"), Column("verdict", "verdict"), Column("detail"))
 TENSOR_COLUMNS = (
     Column("tensor", "name"), Column("verdict", "verdict"),

@@ -334,6 +334,9 @@ def _quoted(json: str) -> str:
     return json.replace("<", "\\u003c")
 
 
+# -- records and values ------------------------------------------------------------------------------------------------
+
+
 PROBLEM_COLUMNS = (
     Column("code"), Column("severity", "verdict"), Column("where"), Column("what"), Column("what to do")
 )  # fmt: skip

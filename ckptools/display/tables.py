@@ -52,6 +52,9 @@ class LineBreaks(TextWrapper):
         return [part for chunk in chunks for part in (PARTS.findall(chunk) if len(chunk) > self.width else [chunk])]
 
 
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
 GAP = 2
 """Blanks between the columns of tabulate's `plain` format."""
 NARROWEST = 8

@@ -85,6 +85,9 @@ class Diagnosis:
         return self.rows.to_dicts()
 
 
+# -- the answers -------------------------------------------------------------------------------------------------------
+
+
 MOST = 3
 """Causes that an answer names."""
 

@@ -6,7 +6,7 @@ data descriptor follows the payload), so the central directory is the only truth
 local header's own name and extra field. Source: caffe2/serialize/inline_container.cc and real files.
 
 What a second reader could see differently is refused rather than guessed, here names or sizes that the local header
-and the directory (`zip_directory`) spell differently.
+and the directory spell differently.
 """
 
 from __future__ import annotations
@@ -335,8 +335,7 @@ def name_below_root(file: File | Window, full: bytes, first: bytes) -> str:
 
 # -- records of a zip archive that is cut short: those whose bytes are all in front of the cut, by their local headers
 # torch writes a data descriptor behind each payload, which states its size and CRC-32; a payload whose descriptor is
-# gone is not complete. Source: APPNOTE.TXT 4.3.7 (local header), 4.3.9 (data descriptor); `zip_archive` for how torch
-# does it.
+# gone is not complete. Source: APPNOTE.TXT 4.3.7 (local header), 4.3.9 (data descriptor); torch's way is said above.
 
 
 DESCRIPTOR_SIGNATURE = b"PK\7\x08"
@@ -411,6 +410,9 @@ def _descriptor(file: File | Window, start: int) -> tuple[int, int, int] | None:
             found = data.find(DESCRIPTOR_SIGNATURE, found + 1)
         at, chunk = at + chunk, min(2 * chunk, MAX_CHUNK)
     return None
+
+
+# -- the archive -------------------------------------------------------------------------------------------------------
 
 
 MAX_PICKLE = 1 << 30

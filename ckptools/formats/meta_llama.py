@@ -162,6 +162,9 @@ def vocabulary(tree: Mapping[Any, Any], sizes: LlamaSizes, ranks: int) -> int | 
     return head.shape[0] * ranks if isinstance(head, Tensor) and head.shape else None
 
 
+# -- the folder --------------------------------------------------------------------------------------------------------
+
+
 NAME = "meta_llama"
 READS = "Meta's Llama: consolidated.00.pth, consolidated.01.pth …, one per tensor-parallel rank, with params.json"
 KNOWN_BY = "consolidated.NN.pth, or a folder that holds such files"

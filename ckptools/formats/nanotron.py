@@ -477,6 +477,9 @@ def zero_1_run(numel: int, ranks: int, rank: int) -> tuple[int, int]:
     return start, start + full - (rank >= ranks - shorter)
 
 
+# -- the folder --------------------------------------------------------------------------------------------------------
+
+
 NAME = "nanotron"
 READS = "Nanotron: a safetensors file per parameter and slice, optimizer files per rank, also under ZeRO-1"
 KNOWN_BY = "checkpoint_metadata.json beside model/; any file below it"

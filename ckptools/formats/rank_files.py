@@ -252,6 +252,9 @@ def _places(sections: Iterable[Section]) -> Iterator[tuple[str, KeyPath]]:
             yield from ((key, (*section.path, "state", key, slot)) for slot, v in slots if getattr(v, "shape", ()))
 
 
+# -- the rank files of a checkpoint ------------------------------------------------------------------------------------
+
+
 NAME = "rank_files"
 READS = "one torch.save file per rank: Composer, verl, OLMo, Accelerate (FSDP1, FSDP2, HSDP, TP)"
 KNOWN_BY = "a rank in the file name, such as ep0-ba5-rank3.pt, or a folder of such files"

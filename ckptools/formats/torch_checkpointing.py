@@ -460,6 +460,9 @@ def _names(value: Any) -> set[str] | None:
     return set(listed) if good else None
 
 
+# -- the folder --------------------------------------------------------------------------------------------------------
+
+
 NAME = "torch_checkpointing"
 READS = "torch_checkpointing: model_0.pt or .safetensors, optimizer_0.pt … of each rank, with metadata.pkl"
 KNOWN_BY = "metadata.pkl with sharding in it, or items of several ranks in safetensors that lack it"

@@ -464,6 +464,9 @@ class RankTrees:
         return StoredFile(path, found.st_size, found.st_mtime, needed)
 
 
+# -- the folder --------------------------------------------------------------------------------------------------------
+
+
 NAME = "torchsnapshot"
 READS = "torchsnapshot: a folder with .snapshot_metadata, and the files of tensors and objects that it names"
 KNOWN_BY = ".snapshot_metadata in a folder; any file below it in batched/, sharded/, replicated/ or a rank's folder"

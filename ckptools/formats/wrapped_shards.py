@@ -392,6 +392,9 @@ def _without_padding(stated: ShardMetadata) -> ShardMetadata:
     return stated._replace(parameters=listed)
 
 
+# -- the rank files ----------------------------------------------------------------------------------------------------
+
+
 def wrapped_ranks(saved: Mapping[Path, Saved], ranks: Mapping[Path, int], first: Path) -> WrappedRanks | None:
     """The ranks whose files were read, placed by their metadata; None where the first file has none.
 

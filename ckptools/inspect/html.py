@@ -309,6 +309,9 @@ def _block(cells: Sequence[RankCell], where: Sequence[Rect], top: float, across:
             yield marks(((at, key.letter) for at, key in shown if letter_of(key) == kind), kind)
 
 
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
 FACT_COLUMNS = (Column(""), Column(""), Column("from"))
 
 

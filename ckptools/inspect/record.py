@@ -258,6 +258,9 @@ def scheduler_rows(ck: Checkpoint) -> tuple[SchedulerRow, ...]:
     return tuple(SchedulerRow(name, s.name, s.value, rates.agree if rates else None) for s, name, rates in rows)
 
 
+# -- the record --------------------------------------------------------------------------------------------------------
+
+
 TORCH_KEYS = ("torch_version", "pytorch_version", "torch")
 WRITER_KEYS = (
     "composer_version", "pytorch-lightning_version", "lightning_version", "deepspeed_version", "ds_version",

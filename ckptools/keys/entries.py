@@ -427,6 +427,9 @@ def fingerprint(value: Any) -> int | None:
     return None
 
 
+# -- entries, and the selection of some --------------------------------------------------------------------------------
+
+
 MAX_ENTRIES = 1_000_000
 """Containers can be shared, so a small file may unfold to more than fits into memory."""
 

@@ -145,6 +145,9 @@ def _unfit(name: str, error: UnfitError) -> RefusedError:
     return RefusedError(None, f"{printable(name)}: {error}; is ORIGINAL of another size?")
 
 
+# -- pairs -------------------------------------------------------------------------------------------------------------
+
+
 MAX_NAMED = 4
 EMBEDDING_WORDS = ("embed_tokens", "wte", "lm_head")
 """Words in the names of tensors with a row for each token, in Hugging Face models."""

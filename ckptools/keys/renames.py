@@ -262,6 +262,9 @@ def _components(text: str) -> str:
     return " and ".join(map(repr, text.split(".")))
 
 
+# -- the search --------------------------------------------------------------------------------------------------------
+
+
 MAX_RENAMES = 4
 """At most this many rules in a row, as for a module in two wrappers and under another name."""
 

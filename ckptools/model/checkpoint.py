@@ -294,6 +294,9 @@ def _size(value: Any) -> int:
     return value
 
 
+# -- an opened checkpoint ----------------------------------------------------------------------------------------------
+
+
 @displayed
 class Fact(NamedTuple):
     """A value and where it comes from.

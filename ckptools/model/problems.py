@@ -247,6 +247,9 @@ def _is_missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
+# -- the codes, and a problem ------------------------------------------------------------------------------------------
+
+
 Severity = Literal["error", "warning", "note"]
 
 Forbids = Literal["nothing", "complete output", "any output"]

@@ -583,6 +583,9 @@ def in_columns(shards: Sequence[Shard], dtype: str, files: Holding) -> ItemShard
     return columns
 
 
+# -- the shards of a tensor, one by one or by column -------------------------------------------------------------------
+
+
 Shards = tuple[Shard, ...] | ShardList | ItemShards
 
 

@@ -272,6 +272,9 @@ def _lost_files(group: Sequence[Problem]) -> Iterator[str]:
         yield few([clip_middle(name, MAX_WORDS) for name in names], MAX_FILES) if named else plural(len(others), "file")
 
 
+# -- the verdict -------------------------------------------------------------------------------------------------------
+
+
 Depth = Literal["nothing", "listed", "structure", "bytes"]
 """How deep the check went: not at all; names and layout, which promise files that are here; every rank's structure;
 every byte, compared with its checksum where there is one."""

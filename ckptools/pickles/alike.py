@@ -1,4 +1,4 @@
-"""What is kept of a rank file that is like another; `patterns` finds out whether one is."""
+"""Rank files that are like another: whether one is, and what is kept of it."""
 
 from __future__ import annotations
 
@@ -453,6 +453,9 @@ def _is_plain(tensor: Tensor) -> bool:
     return tensor.detail is None and tensor.kind == "plain" and all(s.source is not None for s in tensor.shards)
 
 
+# -- what is kept of a file that is like another -----------------------------------------------------------------------
+
+
 class Own(NamedTuple):
     """What a file has for itself, of those that are like another.
 
@@ -513,7 +516,7 @@ class Alike:
 
 
 # -- rank files that are alike: the first is interpreted, of others only what they have for themselves is kept ---------
-# That is where their records lie, the CRC-32s of these, and the values in which their pickles differ. `slots` proves
+# That is where their records lie, the CRC-32s of these, and the values in which their pickles differ. The slots prove
 # that these values do no more than stand in the tree, or say which rank of a mesh this is. Of a file that differs in
 # more, and of one in which anything is odd, nothing is concluded: it is read opcode by opcode.
 

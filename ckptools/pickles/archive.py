@@ -73,6 +73,9 @@ def _remade(node: Any, done: dict[int, Any]) -> Any:
     return node
 
 
+# -- the archive -------------------------------------------------------------------------------------------------------
+
+
 def read_archive(
     file: File | Window, repeated: RepeatedRecords | None = None, salvage: bool = False
 ) -> tuple[Machine, Any]:

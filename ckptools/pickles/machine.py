@@ -1,8 +1,8 @@
 """A pickle machine to which a global is only ever a name.
 
 It interprets the opcodes itself, so nothing that a pickle names is imported or called, and every length is
-compared with the bytes that remain before anything is allocated. Where a pickle would call something, `rebuild`
-decides: a known harmless shape is built by our own code, anything else becomes an `Opaque`.
+compared with the bytes that remain before anything is allocated. Where a pickle would call something,
+`classes.tensors` decides: a known harmless shape is built by our own code, anything else becomes an `Opaque`.
 
 Work and memory are linear in the size of the pickle, and the budgets below bound the rest. Opcodes are those of
 protocols 0 to 5; source: Lib/pickletools.py.
@@ -589,6 +589,9 @@ def _tuple_of_run(m: MachineState, spelled: bytes) -> tuple[int, ...]:
     m.flat[id(ints)] = ints
     m.skipped += len(ints)
     return ints
+
+
+# -- the machine -------------------------------------------------------------------------------------------------------
 
 
 class Machine(MachineState):

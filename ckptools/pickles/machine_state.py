@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 # -- what the pickles of one checkpoint's ranks repeat, recognised by its bytes: shard records, tuples of ints, arrays
 # Every rank file lists the shards of all ranks for every ShardedTensor. Apart from the rank's own shard, which has its
 # place elsewhere in the pickle, the files of neighbouring ranks spell those lists byte for byte alike, memo numbers
-# included. So what `shard_runs` has matched once need only be compared afterwards, which costs a hundredth.
+# included. So what the reader of shard lists has matched once need only be compared afterwards, which costs a
+# hundredth.
 #
 # The same bytes mean the same only where the words in them have the same memo numbers. Those are what the pattern of a
 # record is made from, so what was learned with one pattern is for pickles that have the same.
@@ -291,6 +292,9 @@ def ints_of_run(spelled: bytes) -> tuple[int, ...]:
     for opcode, of_struct in _FORMS:
         form = form.replace(opcode, of_struct)
     return struct.unpack(f"<{len(words)}I", b"".join(words)) + struct.unpack(b"<" + form, others)
+
+
+# -- budgets, and the errors of a machine ------------------------------------------------------------------------------
 
 
 MAX_OPCODES = 50_000_000

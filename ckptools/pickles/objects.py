@@ -69,7 +69,7 @@ def attributes_in(state: Any) -> dict[str, Any]:
     return parts[0] if parts else {}
 
 
-# -- entries that are read in batches instead of opcode by opcode: of `shard_runs` -------------------------------------
+# -- entries that are read in batches instead of opcode by opcode: of shard lists -------------------------------------
 
 
 class ShardRecord:
@@ -104,7 +104,7 @@ class PlacementRecord:
         self.rank = rank
 
 
-# -- entries of `chunk_runs`, by column --------------------------------------------------------------------------------
+# -- entries of DCP metadata, by column --------------------------------------------------------------------------------
 
 
 class ChunkBatch:

@@ -1,10 +1,10 @@
-"""The entries of DCP metadata, read in batches.
+"""Records that are spelled alike, read in batches: shards of a ShardedTensor, and the entries of DCP metadata.
 
-A large DCP has 100,000 chunks and more, and each takes about 45 opcodes to describe and 60 to place: nearly all of
-the time that opening one would take. As in `shard_runs` the machine meets the first of them opcode by opcode; the memo
-then says which number each word has, and a regular expression made from those numbers matches the others at C speed.
-What is matched goes into the columns of a `ChunkBatch` or `PlaceBatch`, which lies in the list or dict of the metadata
-in place of its entries.
+A large DCP has 100,000 chunks and more, and each takes about 45 opcodes to describe and 60 to place: nearly all of the
+time that opening one would take. The machine meets the first of them opcode by opcode, as the first shard of a list;
+the memo then says which number each word has, and a regular expression made from those numbers matches the others at C
+speed. What is matched goes into the columns of a `ChunkBatch` or `PlaceBatch`, which lies in the list or dict of the
+metadata in place of its entries.
 
 This changes how fast a pickle is read and nothing else. The expressions admit exactly the opcodes that mean such an
 entry. What an entry gives a memo number is counted and, names of tensors and files aside, not kept; a pickle that
@@ -47,7 +47,7 @@ PLACEMENT_CLASS = "_remote_device"
 SHARD_WORDS = ("shard_offsets", "shard_sizes", "placement", "_worker_name", "_rank", "_device")
 
 MAX_ATTEMPTS = 8
-"""Searches of the memo for the words; in a real file the first record has them all."""
+"""Searches of the memo for the words; in a real file the first record, or entry, has them all."""
 
 PUT = rb"r(.{4})"
 LONG = b"|".join(b"\\x%02x.{%d}" % (n, n) for n in (5, 4, 6, 7, 8, 1, 2, 3))
@@ -312,10 +312,11 @@ _RECORDS = (ShardRecord, PlacementRecord)
 _ENTERED = (*_RECORDS, dict, list, tuple, set, frozenset, Opaque)
 
 
+# -- entries of DCP metadata, read in batches --------------------------------------------------------------------------
+
+
 CHUNK, INDEX, PLACE, SIZE = "ChunkStorageMetadata", "MetadataIndex", "_StorageInfo", "Size"
 CHUNK_WORDS = frozenset(("offsets", "sizes", "fqn", "index", "offset", "relative_path", "length"))
-
-"""Searches of the memo for the words; in a real file the first entry has them all."""
 
 MAX_BATCH = 1 << 17
 """Bytes of entries between two looks at the machine's budgets, about 1,000 of them; Python ends its batches there."""

@@ -146,6 +146,9 @@ def _step(text: str) -> str:
     return f'<div class="step">- {safe(text)}</div>'
 
 
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
 LIMITS = Limits(rows=1000, nbytes=400_000)
 """Limit of the page without its pictures; the JSON in it is never cut."""
 

@@ -1,4 +1,4 @@
-"""Figures of tensors: root mean square, norm, extremes, mean, standard deviation, zeros, NaN and infinities.
+"""Figures of tensors: rms, norm, extremes, mean, standard deviation, zeros, NaN; of moments, and of dead rows.
 
 They follow from sums, taken band by band and merged: mean and squared deviations as by Chan, Golub and LeVeque
 ("Updating formulae and a pairwise algorithm for computing sample variances", 1979). A sum of squares minus a squared

@@ -173,6 +173,9 @@ def said(error: ReadError) -> str:
     return f"{original_of(error.path).name}: {error.reason}" if error.path else error.reason
 
 
+# -- the pass ----------------------------------------------------------------------------------------------------------
+
+
 PIECE = 16 << 20
 """One thread works on at least this many bytes of an array at a time."""
 

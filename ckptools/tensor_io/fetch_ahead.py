@@ -133,6 +133,9 @@ def defer_interrupts() -> Iterator[list[int]]:
             raise KeyboardInterrupt
 
 
+# -- small parts, fetched at once --------------------------------------------------------------------------------------
+
+
 THREADS = 32
 """Requests that are under way together."""
 

@@ -234,9 +234,6 @@ def _gradients(optimizer: Any) -> Iterator[None]:
     yield
 
 
-"""Characters of an error of the user's code that a message quotes."""
-
-
 class NamedShape(NamedTuple):
     """The shape of one name of a state dict, as far as it is known.
 

@@ -167,6 +167,9 @@ def _set_spec(spec: Any, state: State) -> None:
         spec.__post_init__()
 
 
+# -- torch offline -----------------------------------------------------------------------------------------------------
+
+
 MapLocation = Any  # what `torch.load` takes: a device, its name, a dict or a function
 
 _lock = threading.RLock()

@@ -256,6 +256,9 @@ def renumbered(path: Path, rank: int, other: int) -> Path:
     return path.with_name(f"{path.name[:start]}{other:0{end - start}d}{path.name[end:]}")
 
 
+# -- damage on purpose -------------------------------------------------------------------------------------------------
+
+
 RUNS = ("older run", "another run")
 
 DISAGREEMENTS = (Code.MIXED_SAVES, Code.COPIES_DIFFER, Code.LAYOUT_DISAGREES)

@@ -244,6 +244,9 @@ def _message(failure: ProcessFailure) -> str:
     return str(recorded["message"]) if isinstance(recorded, dict) else recorded
 
 
+# -- ranks of this node ------------------------------------------------------------------------------------------------
+
+
 def create(options: CreateOptions, verbose: bool = False) -> Created:
     """Train for real and save a checkpoint; with `verbose` rank 0 writes a line per step to stdout.
 

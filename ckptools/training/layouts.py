@@ -1,4 +1,4 @@
-"""The ways to lay a checkpoint out on disk: a file for each framework, or for each kind of files."""
+"""The ways to lay a checkpoint out on disk: a part of this file for each framework, or for each kind of files."""
 
 from __future__ import annotations
 
@@ -606,6 +606,9 @@ def _config(size: ModelSize) -> dict[str, Any]:
         "tie_word_embeddings": True,
         "dtype": "float32",
     }
+
+
+# -- layouts by name ---------------------------------------------------------------------------------------------------
 
 
 SAVE: dict[str, Callable[[Run, Path], None]] = {

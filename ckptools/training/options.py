@@ -140,6 +140,9 @@ def _trial_world(run_name: str) -> Iterator[dict[str, int | str]]:
         yield {"run_name": run_name, "epoch": 0, "batch": 1, **own, "world_size": world_size}
 
 
+# -- the options -------------------------------------------------------------------------------------------------------
+
+
 STRATEGIES = ("ddp", "fsdp1", "fsdp2", "hsdp", "tp", "fsdp2-tp", "hsdp-tp", "pipeline", "moe")
 OPTIMIZERS = ("AdamW", "DecoupledAdamW")
 SCHEDULERS = ("cosine", "lambda")

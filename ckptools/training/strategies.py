@@ -1,4 +1,4 @@
-"""The ways to spread a model over ranks, a file for each kind. None of them knows a layout."""
+"""The ways to spread a model over ranks, a part of this file for each kind. None of them knows a layout."""
 
 from __future__ import annotations
 
@@ -461,6 +461,9 @@ def backward_of_stages(model: nn.Module, tokens: Tensor) -> Tensor:
 
 
 PIPELINE = Strategy(wrap_stages, data_share=one_share, backward=backward_of_stages, in_parts=True)
+
+
+# -- strategies by name ------------------------------------------------------------------------------------------------
 
 
 BY_NAME: dict[str, Strategy] = {

@@ -496,6 +496,9 @@ def _held(tensor: Tensor) -> dict[int | None, int]:
     return counts
 
 
+# -- optimizers --------------------------------------------------------------------------------------------------------
+
+
 def nested(value: Mapping[str, Any]) -> Mapping[str, Any]:
     """An optimizer's state dict with `state` and `param_groups`, also where the file has it flattened.
 

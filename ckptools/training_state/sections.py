@@ -152,6 +152,9 @@ def is_gathered(states: Any) -> bool:
     return isinstance(states, (list, tuple)) and len(states) > 1 and all(isinstance(s, Mapping) for s in states)
 
 
+# -- sections ----------------------------------------------------------------------------------------------------------
+
+
 SectionKind = Literal["model", "optimizer", "scheduler", "rng", "other"]
 
 RNG_WORDS = (

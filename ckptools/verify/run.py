@@ -289,6 +289,9 @@ def _equal_for_some(states: Mapping[str, Prints]) -> Iterator[Problem]:
         yield Problem(Code.RNG_STATES_EQUAL, why, ranks=ranks)
 
 
+# -- every check -------------------------------------------------------------------------------------------------------
+
+
 def verify(
     checkpoint: Checkpoint | str | Path,
     *,

@@ -1,4 +1,4 @@
-"""Checks of stored bytes: checksums match, values are finite numbers, and copies on several ranks are equal.
+"""Checks of files, and of the bytes in them: checksums match, values are finite, copies on several ranks are equal.
 
 Checksums and values are read once for both. Checksums are those of the container: a CRC-32 for each record of a
 torch.save archive, and so for each item of a DCP. torch never compares them, so a flipped bit loads silently.

@@ -95,6 +95,9 @@ class WatchOptions:
         return words
 
 
+# -- the watch ---------------------------------------------------------------------------------------------------------
+
+
 MOST = 3
 """Tensors that a drift names."""
 

@@ -404,6 +404,9 @@ def _reason(error: OSError) -> str:
     return f"cannot write: {(error.strerror or 'unknown error').lower()}"
 
 
+# -- from the plan to the name -----------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class WriteFindings:
     """Findings while an output was written.

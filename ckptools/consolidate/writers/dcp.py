@@ -263,6 +263,9 @@ def _notes_on_optimizer(move: _Move, leaves: Iterable[Leaf]) -> Iterator[str]:
         )
 
 
+# -- the folder --------------------------------------------------------------------------------------------------------
+
+
 ITEM_BYTES = 8 << 20
 """Larger tensors are cut into items of about this size. Measured with 0.9 GB on 2 cores: 8 ranks that load
 their rows took 9.0 s without cutting, 4.0 s with items of 64 MiB, 1.0 s with 16, 0.6 s with 4; writing is equally fast

@@ -228,6 +228,9 @@ def _nested_text(array: NumpyArray, letters: str) -> list[Any] | None:
     return found if isinstance(found, list) else [found]
 
 
+# -- the pickle --------------------------------------------------------------------------------------------------------
+
+
 ALLOWED_BY_TORCH = frozenset(
     {"_codecs.encode", "__builtin__.bytearray", "__builtin__.set", "__builtin__.complex"}
     | {"collections.OrderedDict", "collections.Counter"}

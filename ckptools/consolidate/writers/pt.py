@@ -204,6 +204,9 @@ def _directory(records: Sequence[ArchiveEntry], crc_of: CrcOfRecord) -> bytes:
     return central + end64 + locator + end
 
 
+# -- the `.pt` ---------------------------------------------------------------------------------------------------------
+
+
 def lay_out(selection: OutputContents, out: Path, options: WriteOptions) -> OutputLayout:
     """Plan a `.pt` with the selection's tree; tied weights share one storage."""
     loadable = Loadable()

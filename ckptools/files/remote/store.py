@@ -177,6 +177,9 @@ def _retries(request: re.Match[str]) -> str:
 
 
 RETRIES = 5
+# -- a bucket, server or repository ------------------------------------------------------------------------------------
+
+
 FIRST_WAIT = 0.2
 """Seconds before the second try, at most; each further wait is at most twice as long."""
 

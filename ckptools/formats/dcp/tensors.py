@@ -285,6 +285,9 @@ def _kinds(shards: ItemShards) -> list[Kind | None]:
     ]  # fmt: skip
 
 
+# -- the tensors -------------------------------------------------------------------------------------------------------
+
+
 MAX_PROBLEMS = 100
 """At most this many tensors are named, the others counted."""
 

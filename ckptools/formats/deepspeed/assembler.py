@@ -255,6 +255,9 @@ def joined(fqn: str, modules: Sequence[tuple[int, Mapping[str, Any]]], cut: CutR
     return replace(whole, kind="tensor_parallel", world_size=ranks) if len(set(found.by_rank)) > 1 else whole
 
 
+# -- parameters and their state, put together --------------------------------------------------------------------------
+
+
 NOT_PER_ELEMENT = (
     "optimizer state of {numel} elements for a flat tensor of {length}: not one value per element, so it cannot be "
     "split by parameter; consolidate with --only model"

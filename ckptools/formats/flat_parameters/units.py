@@ -194,6 +194,9 @@ def _at(run: Shard, region: Shard, start: int) -> bool:
     return run.source.offset == at
 
 
+# -- which layout explains the contents --------------------------------------------------------------------------------
+
+
 MAX_DEPTH = 100
 MAX_OUTER = 4
 """Outer modules that may be on one side only."""

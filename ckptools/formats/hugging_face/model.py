@@ -169,6 +169,9 @@ def _dtype(one: Description, parts: Mapping[str, Tensor], codes: Tensor) -> str:
     return "bfloat16" if one.kind == "Int4TilePackedTo4dTensor" else parts.get(SCALE, codes).dtype
 
 
+# -- the model of a folder ---------------------------------------------------------------------------------------------
+
+
 MAX_LINES = 6
 """Up to this many missing files get a line each."""
 

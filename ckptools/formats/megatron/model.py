@@ -229,6 +229,9 @@ class Layers:
         return f"{block}.?{index} of stage {place[1]}.{rest}", why
 
 
+# -- the model of all ranks --------------------------------------------------------------------------------------------
+
+
 GROUPED = "weights of experts in one tensor of each rank (grouped GEMM) that are spread over ranks are not joined"
 SPREAD = "experts are tensor-parallel over {} ranks and everything else over {}; not joined"
 EXTRA_STATE = "_extra_state"

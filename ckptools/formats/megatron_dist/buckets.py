@@ -115,6 +115,9 @@ def _rank_of(of_layer: Sequence[str], grouped: bool, name: str) -> Rank:
     raise UnjoinedError(f"nothing says where {describe_for_error(name)} comes in the order of parameters")
 
 
+# -- buckets, taken apart ----------------------------------------------------------------------------------------------
+
+
 KEY = re.compile(
     r"(?P<chain>(?:chained_\d{1,2}\.)?)optimizer\.distributed\."
     r"dp_group_idx_(?P<group>\d{1,6})\.gbuf_idx_(?P<buffer>\d{1,4})\."

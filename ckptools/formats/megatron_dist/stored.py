@@ -225,6 +225,9 @@ def _by_name(state: Mapping[Any, Any]) -> dict[Any, Any]:
     return found
 
 
+# -- the state by its names --------------------------------------------------------------------------------------------
+
+
 OBJECT = re.compile(
     r"(?P<key>[^/]+)/shard_(?P<offset>\d{1,9}(?:\.\d{1,9})*)_(?P<shape>\d{1,9}(?:\.\d{1,9})*)", re.DOTALL
 )

@@ -360,6 +360,9 @@ def _is_item(names: Sequence[RankName], known: set[KeyPath], world: int) -> bool
     return False
 
 
+# -- the rank files of one checkpoint ----------------------------------------------------------------------------------
+
+
 NUMBER = re.compile(r"\d+")
 HOLDER = re.compile(r"\{(rank|world)\}")
 MAX_FILES = 1 << 16

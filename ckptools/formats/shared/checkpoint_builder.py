@@ -135,6 +135,9 @@ def _numbers(name: str) -> list[str]:
     return NUMBER.findall(COUNTS_STEPS.sub("", name))
 
 
+# -- the builder -------------------------------------------------------------------------------------------------------
+
+
 class RankDifferences(NamedTuple):
     """Values that differ between ranks: those that may, and those that should not.
 

@@ -188,6 +188,9 @@ class _Joining:
         return ItemShards(source.dtype, rows.offsets, rows.sizes, rows.files, starts, [0] * count, layouts, crcs)
 
 
+# -- trees of several ranks --------------------------------------------------------------------------------------------
+
+
 MIN_COLUMNS = 16
 """Shards of a tensor that are kept by column; fewer are an object each."""
 

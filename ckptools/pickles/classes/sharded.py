@@ -1,8 +1,8 @@
-"""DTensor (FSDP2, FSDP1 with a device mesh, tensor parallel), torch 2.2 to 2.13.
+"""Sharded tensors as torch pickles them: ShardedTensor, CheckpointableTensor and DTensor, torch 1.13 to 2.14 on.
 
-The pickled state holds `_local_tensor` and `_spec`, a `DTensorSpec` of mesh, placements and tensor_meta; the global
-shape and dtype are in the call's own arguments. What lies where follows from the mesh coordinate: going through the
-mesh dimensions from left to right, or in the order that newer specs say (`shard_order`), `Shard(d)` keeps this
+A DTensor's pickled state holds `_local_tensor` and `_spec`, a `DTensorSpec` of mesh, placements and tensor_meta; the
+global shape and dtype are in the call's own arguments. What lies where follows from the mesh coordinate: going through
+the mesh dimensions from left to right, or in the order that newer specs say (`shard_order`), `Shard(d)` keeps this
 coordinate's chunk of the index list of dimension d, `_StridedShard(d, sf)` keeps it in each of sf pieces, `Replicate`
 keeps all. `Partial` would have to be reduced over ranks, so it is named and not read.
 
@@ -225,6 +225,9 @@ def _is_ints(value: Any) -> bool:
 
 def _ints(value: Any) -> Ints:
     return tuple(value)
+
+
+# -- DTensor (FSDP2, FSDP1 with a device mesh, tensor parallel), torch 2.2 to 2.13 -------------------------------------
 
 
 MAX_SCATTER = 1024

@@ -501,6 +501,9 @@ def _places(name: str, tensor: Tensor) -> Iterator[tuple[str, Source]]:
             yield from ((f"{name}.{inner}", source) for inner, source in shard.encoded.parts)
 
 
+# -- tensors and their storages ----------------------------------------------------------------------------------------
+
+
 Args = tuple[Any, ...]
 
 INT = frozenset((int,))
