@@ -182,20 +182,35 @@ def _stated(shards: Shards, but: Collection[Path] = ()) -> Iterator[tuple[Shard,
 
 
 def _unique_files(tensors: Iterable[Tensor]) -> set[Path]:
-    """The files of which the first records show that no other states the same of all its records."""
+    """The files of which the first records show that no other file states the same checksums."""
     names: dict[str, None] = {}
-    found: dict[Path, set[Facts]] = defaultdict(set)
+    found: dict[Path, set[int]] = defaultdict(set)
     for tensor in tensors:
         records = _record_names(tensor.shards)
         if len(names) < FIRST_RECORDS:
             names |= dict.fromkeys(records)
         if not records.isdisjoint(names):
-            for _, source in _stated(tensor.shards):
-                if source.record in names:
-                    found[source.path].add(_facts(source, tensor.kind))
-    kinds = {path: frozenset(facts) for path, facts in found.items()}
+            for path, crc in _crcs(tensor.shards, names):
+                found[path].add(crc)
+    kinds = {path: frozenset(crcs) for path, crcs in found.items()}
     times = Counter(kinds.values())
     return {path for path, kind in kinds.items() if times[kind] == 1}
+
+
+def _crcs(shards: Shards, names: Collection[str]) -> Iterator[tuple[Path, int]]:
+    """The checksums of `_stated`, of the records of these names, with the files that they are in."""
+    if isinstance(shards, ItemShards):
+        located = shards.located
+        paths = {file: file.path for file in set(shards.files) if file.rank is not None and file.path is not None}
+        wanted = {id(layout) for layout in shards.layouts if layout is not None and layout.record in names}
+        columns = zip(shards.files, shards.crcs, shards.layouts, shards.sizes, strict=False)
+        for place, (file, crc, layout, sizes) in enumerate(columns):
+            if crc and id(layout) in wanted and file in paths and 0 not in sizes and place not in located:
+                yield paths[file], crc
+        shards = tuple(located.values())
+    for _, source in _stated(shards):
+        if source.record in names:
+            yield source.path, source.crc
 
 
 def _record_names(shards: Shards) -> set[str]:
