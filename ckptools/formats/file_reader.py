@@ -83,9 +83,9 @@ class FileReader:
             saved = modules.read_file(path)  # the first is often the only one, and quicker without
         else:
             found = self._alike.read(path)
-            if found is None:
-                self._alike.missed(path)
             saved = found or modules.read_file(path, self._repeated)
+            if found is None:
+                self._alike.missed(saved)
         self._seconds += time.perf_counter() - started
         self._files += 1
         return saved

@@ -83,11 +83,11 @@ class ReaderProcesses:
         return self._answers.pop(path)
 
     def _learn(self, path: Path) -> None:
-        """Let all processes compare files with another one too, after two that were like none."""
+        """Let all processes compare files with another one too, after two of its kind that were like none."""
         saved = self._answers[path]
         if saved is None or isinstance(saved.content, Alike):
             return
-        if (other := self._alike.missed(path)) is not None:
+        if (other := self._alike.missed(saved)) is not None:
             for process in self._processes:
                 process.compare_with(other)
 

@@ -14,7 +14,8 @@ from ckptools.files import zip_archive
 from ckptools.files.opening import COMPRESSIONS, File, content_of, head_of
 from ckptools.files.remote.path import RemotePath
 from ckptools.model.checkpoint import Said
-from ckptools.model.tree import TreeLimitError
+from ckptools.model.shards import with_bytes
+from ckptools.model.tree import TreeLimitError, tensors_in
 from ckptools.pickles.alike import Alike
 from ckptools.pickles.archive import read_archive
 from ckptools.pickles.machine import Machine
@@ -171,13 +172,13 @@ def probe(path: Path) -> None:
 MAX_MISSES = 8
 """Files that may be unlike those before, beyond as many as are like one, before no other is compared."""
 
-MAX_PATTERNS = 4
+MAX_PATTERNS = 8
 """Files that others are compared with; each is interpreted several times, by every process that reads."""
 
-FILES_PER_PATTERN = 64
+FILES_PER_PATTERN = 16
 """Files for each of these but the first: that many repay it."""
 
-MIN_HITS = 4
+MIN_HITS = 2
 """Files that must be like another, for each of these beyond two: where each file is another, none repays it."""
 
 MIN_ALIKE = 8
@@ -207,7 +208,7 @@ class AlikeFiles:
         self._most = min(max(files // FILES_PER_PATTERN, 1), MAX_PATTERNS)
         self._patterns: list[Pattern | None] = []
         self._hits = self._misses = self._last = 0
-        self._unlike: Path | None = None
+        self._unlike: dict[int, Path] = {}
 
     def read(self, path: Path) -> Saved | None:
         """Read a file as `read` does; None for one that is like no other, or cannot be read."""
@@ -223,14 +224,20 @@ class AlikeFiles:
         self._misses += 1
         return None
 
-    def missed(self, path: Path) -> Path | None:
-        """Take note of a file that is like no other; return the one before, if others are compared with that now."""
-        before, self._unlike = self._unlike, path
+    def missed(self, saved: Saved) -> Path | None:
+        """Take note of a file that is like no other; return an earlier one, if others are compared with that now.
+
+        It is compared with others as soon as a second file has tensors of its names and sizes: ranks that hold the
+        last rows of a tensor, or none of them, are fewer than those before.
+        """
         repaid = self._hits >= MIN_HITS * (len(self.firsts) - 1)
-        if before is None or len(self.firsts) >= self._most or not repaid or self.pattern(0) is None:
+        if len(self.firsts) >= self._most or not repaid or self.pattern(0) is None:
             return None
-        self.firsts.append(before)
-        return before
+        earlier = self._unlike.setdefault(_local_sizes(saved), saved.path)
+        if earlier == saved.path or earlier in self.firsts:
+            return None
+        self.firsts.append(earlier)
+        return earlier
 
     def received(self, saved: Saved) -> Saved:
         """The content of a file that another process has read, with `Own` in the place of its tree.
@@ -252,6 +259,12 @@ class AlikeFiles:
         while len(self._patterns) <= number < len(self.firsts):
             self._patterns.append(_pattern(self.firsts[len(self._patterns)]))
         return self._patterns[number] if 0 <= number < len(self._patterns) else None
+
+
+def _local_sizes(saved: Saved) -> int:
+    """A number that is the same for files whose tensors have the same names, dtypes and local sizes."""
+    tensors = tensors_in(saved.tree)
+    return hash(tuple((path, t.dtype, tuple(shard.box.sizes for shard in with_bytes(t.shards))) for path, t in tensors))
 
 
 def _pattern(path: Path) -> Pattern | None:

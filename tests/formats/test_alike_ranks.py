@@ -206,7 +206,7 @@ def save_uneven(folder: Path, rank: int, rows: int) -> None:
         torch.save({"model": {"a": one}, "rank": rank}, folder / f"ep0-ba1-rank{rank}.pt")
 
 
-def test_another_file_is_compared_with_after_two_that_are_like_none(world, tmp_path):
+def test_another_file_is_compared_with_after_two_of_its_kind_that_are_like_none(world, tmp_path):
     folder = copied(world, tmp_path)
     for rank in range(10, WORLD):
         rank_file(folder, rank).unlink()
@@ -216,7 +216,7 @@ def test_another_file_is_compared_with_after_two_that_are_like_none(world, tmp_p
     for rank in range(WORLD):
         compared.append(alike.read(rank_file(folder, rank)) is not None)
         if not compared[-1]:
-            alike.missed(rank_file(folder, rank))
+            alike.missed(reader.read(rank_file(folder, rank)))
     assert [rank for rank, was in enumerate(compared) if not was] == [10, 11]
 
 
