@@ -357,9 +357,20 @@ MAX_SMALL = 1 << 10
 """Largest size of one of them in bytes."""
 
 
+BOUNDS = 16 << 10
+"""Bytes from the beginning and the end of an archive that are fetched together with those of other files."""
+
+
 def damaged_archives(ck: Checkpoint, files: OpenFiles) -> list[Problem]:
     """Archives that torch would refuse or misread, although their pickle and tensors are right."""
-    return [p for file in ck.files if file.status == "read" for p in _damaged_in(file, files)]
+    read = (file for file in ck.files if file.status == "read")
+    return [p for run in fetched_runs(read, _bounds) for file in run for p in _damaged_in(file, files)]
+
+
+def _bounds(file: RankFile) -> list[Part]:
+    """The bytes that `damaged_archives` reads of a file that is one small archive."""
+    size = file.nbytes
+    return [(file.path, 0, min(BOUNDS, size)), (file.path, max(size - BOUNDS, 0), size)]
 
 
 def _damaged_in(rank_file: RankFile, files: OpenFiles) -> Iterator[Problem]:

@@ -413,10 +413,11 @@ def is_in_place(file: File, place: Item | StoredItem) -> bool:
     return True
 
 
-def end_of(item: Item) -> Part:
-    """The bytes that show whether an item is in its place."""
+def bounds_of(item: Item) -> list[Part]:
+    """The bytes by which `is_in_place` judges an item: its first ones, and of an archive its last ones too."""
     end = item.offset + item.length
-    return (item.path, item.offset, item.offset + MAGIC) if item.zstd else (item.path, end - END, end)
+    head = item.path, item.offset, item.offset + MAGIC
+    return [head] if item.zstd else [head, (item.path, end - END, end)]
 
 
 # -- files of a DCP folder that are from another save, by the steps that the optimizer counts for the parameters in each

@@ -21,7 +21,7 @@ from ckptools.errors import ReadError
 from ckptools.files import compressed
 from ckptools.files.compressed import CompressedItem
 from ckptools.files.opening import is_remote
-from ckptools.formats.dcp.files import DataFile, SuspectFile, end_of, is_in_place
+from ckptools.formats.dcp.files import DataFile, SuspectFile, bounds_of, is_in_place
 from ckptools.formats.dcp.items import ItemReader, in_safetensors
 from ckptools.formats.dcp.metadata import DcpMetadata, StoredItem, StoredItems, TensorMetadata
 from ckptools.formats.shared.merge import Merge
@@ -126,7 +126,7 @@ class Locator:
         self.all_seen = archives == len(now) and self._requests(now, self._ends_of) <= MAX_REQUESTS
         later: tuple[Kind, ...] = ("packed",) if self.all_seen else ("packed", "archive")
         some = _in_order(self._spread(kinds, later))
-        some = some[:: max(self._requests(some, self._end_of) - 1, 0) // MAX_REQUESTS + 1]
+        some = some[:: max(self._requests(some, self._bounds_of) - 1, 0) // MAX_REQUESTS + 1]
         found = {*self._listed(kinds, "safetensors"), *self._out_of_place(some)}
         return found | set(now if self.all_seen else self._short(kinds))
 
@@ -201,7 +201,7 @@ class Locator:
 
     def _out_of_place(self, some: Sequence[Located]) -> Iterator[Located]:
         """Those of some items that do not lie where the metadata says."""
-        for one in next(fetched_runs(some, self._end_of)):
+        for one in next(fetched_runs(some, self._bounds_of)):
             try:
                 in_place = is_in_place(self.items.open(_path(one[0])), self._item(one))
             except ReadError:
@@ -209,8 +209,8 @@ class Locator:
             if not in_place:
                 yield one
 
-    def _end_of(self, one: Located) -> list[Part]:
-        return [end_of(self._item(one))]
+    def _bounds_of(self, one: Located) -> list[Part]:
+        return bounds_of(self._item(one))
 
     def _other_than_alike(self, listed: Sequence[Located]) -> Iterator[Located]:
         """Locate the items of a file that differ from others in their values only; return the others one by one."""
