@@ -28,10 +28,10 @@ from ckptools.files.opening import File, JsonError, content_of, head_of, parse_j
 from ckptools.files.safetensors_header import Header, read_header, source_of
 from ckptools.formats import hugging_face
 from ckptools.formats.options import Options
-from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, file_now
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
 from ckptools.formats.shared.given_names_and_shapes import shapes_from_checkpoint
 from ckptools.formats.shared.model_config import config_beside
-from ckptools.model.checkpoint import Checkpoint, Fact, ModelConfig, RankFile
+from ckptools.model.checkpoint import Checkpoint, Fact, ModelConfig
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints
 from ckptools.model.shards import Shard
@@ -133,7 +133,7 @@ class _SafetensorsPieces:
         self.builder, self.path, self.problems = builder, builder.path, builder.problems
         self.shapes, self.alone, self.config = shapes, alone, config
         self.wholes: dict[str, _Whole] = {}
-        self.files: list[RankFile] = []
+        self.files = builder.files
         self.world = max(f.rank for f in files) + 1
         for file in files:
             self._read(file)
@@ -146,14 +146,10 @@ class _SafetensorsPieces:
                 for name, entry in header.tensors.items():
                     self._add(name, Shard(Box(offsets[name], entry.shape), named.rank, source_of(file, name, entry)))
         except ReadError as error:
-            if named.path == self.path:
-                raise
-            fault = Fault.of(error, named.path)
-            self.problems.append(fault.problem(named.path.name, named.rank))
-            self.files.append(file_now(named.path, named.rank, part, fault.status))
+            self.builder.add_fault(named.path, error, named.rank, part)
             return
         self.builder.add_read(0, header.size)
-        self.files.append(file_now(named.path, named.rank, part, "read"))
+        self.builder.add_file(named.path, named.rank, part)
 
     def _add(self, name: str, shard: Shard) -> None:
         assert shard.source is not None
@@ -210,8 +206,7 @@ class _SafetensorsPieces:
         for rank in range(min(self.world, MAX_RANKS)):
             if rank not in ranks:
                 path = files[0].path.with_name(f"shard-{rank + 1:05d}-model-00001-of-{files[0].parts:05d}.safetensors")
-                self.files.append(RankFile(path, rank, "", "missing", 0, None))
-                self.problems.append(Problem(Code.FILE_MISSING, f"no file {path.name}, nor another of this rank", rank))
+                self.builder.add_missing(path, rank, more=", nor another of this rank")
         for rank in sorted(ranks):
             parts = {f.part for f in files if f.rank == rank}
             absent = len(set(range(1, min(files[0].parts, MAX_RANKS) + 1)) - parts)

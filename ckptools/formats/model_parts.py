@@ -25,7 +25,7 @@ from ckptools.formats.rank_search.signs_of_parts import (
     parts_in,
     ranks_of,
 )
-from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, file_now, was_read
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, was_read
 from ckptools.formats.shared.tensor_parallel import (
     ALL_RANKS,
     NO_RULE,
@@ -84,12 +84,11 @@ def read(path: Path, options: Options) -> Checkpoint:
     if joined is None:
         builder.problems.insert(0, Problem(Code.ONE_OF_SEVERAL, not_joined(parts.named)))
     tree = {name: one.tree for name, one in parts.found.items()} if joined is None else joined
-    count = f"a .nemo of {plural(len(parts.found), 'rank')}" if path.is_file() else plural(len(parts.files), "file")
+    count = f"a .nemo of {plural(len(parts.found), 'rank')}" if path.is_file() else plural(len(builder.files), "file")
     return builder.checkpoint(
         name=path.absolute().name,
         saved_as=f"{count}, each a part of the model{'' if joined is None else ', joined by --rules'}",
         tree=tree,
-        files=parts.files,
         world_size=Fact(parts.world or len(parts.named.files), (parts.stated_by or "files found",)),
         step=find_step(path, find_sections(next(iter(parts.found.values())).tree)),
         module_order=AS_SAVED,
@@ -113,14 +112,12 @@ class _ReadParts(NamedTuple):
 
     Attributes:
         named: all of them, by their names.
-        files: what was looked for on the disk.
         found: the readable ones by name, or by folder where all have one name.
         world: how many ranks there are, where anything states it.
         stated_by: what states it; "" where nothing does.
     """
 
     named: PartFiles
-    files: list[RankFile]
     found: dict[str, _Part]
     world: int | None
     stated_by: str
@@ -132,23 +129,21 @@ def _read(builder: CheckpointBuilder, options: Options) -> _ReadParts:
     parts = _parts(builder.path)
     if parts is None:
         raise ReadError(builder.path, "holds no parts of a model")
-    files: list[RankFile] = []
     found: dict[str, _Part] = {}
     error: ReadError | None = None
     for path in parts.files[:MAX_READ]:
         try:
             one = read_weights(path, options)
-            files.append(RankFile(path, None, "", "read", one.nbytes, one.modified))
+            builder.files.append(RankFile(path, None, "", "read", one.nbytes, one.modified))
             found[_name(path, parts)] = _Part(path, one.tree)
             builder.add_read(1, one.bytes_read, one.names)
         except ReadError as failed:
-            error, fault = failed, Fault.of(failed, path)
-            builder.problems.append(fault.problem(path.name))
-            files.append(file_now(path, None, "", fault.status))
+            error = failed
+            builder.add_fault(path, failed)
     if not found:
         raise error or ReadError(builder.path, "holds nothing that can be read")
     stated = WORLD.search(parts.files[0].name)
-    return _ReadParts(parts, files, found, int(stated[1]) if stated else None, "file names" if stated else "")
+    return _ReadParts(parts, found, int(stated[1]) if stated else None, "file names" if stated else "")
 
 
 def _read_nemo(builder: CheckpointBuilder) -> _ReadParts:
@@ -160,7 +155,8 @@ def _read_nemo(builder: CheckpointBuilder) -> _ReadParts:
     builder.add_read(1, first.bytes_read, (name for one in saved.values() for name in one.names))
     parts = PartFiles(tuple(builder.path / name for name in saved), DIGITS.sub("*", next(iter(saved))))
     found = {_name(path, parts): _Part(path, one.tree) for path, one in zip(parts.files, saved.values(), strict=True)}
-    return _ReadParts(parts, [was_read(first)], found, world, "" if world is None else NEMO_CONFIG)
+    builder.files.append(was_read(first))
+    return _ReadParts(parts, found, world, "" if world is None else NEMO_CONFIG)
 
 
 def _name(path: Path, parts: PartFiles) -> str:

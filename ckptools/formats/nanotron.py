@@ -34,10 +34,10 @@ from ckptools.files.safetensors_header import read_header, source_of
 from ckptools.formats.flat_parameters.units import boxes_of
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search import rank_checks
-from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, file_now
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
 from ckptools.formats.shared.merge import Merge
 from ckptools.formats.shared.tensor_parallel import BoxPair
-from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
+from ckptools.model.checkpoint import Checkpoint, Fact
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints
 from ckptools.model.shards import Shard, Source, in_rank_order
@@ -81,9 +81,9 @@ class NanotronFiles:
         if not isinstance(found, dict):
             raise ReadError(folder / METADATA, f"holds a {type(found).__name__}, expected sizes and steps")
         self.metadata: dict[Any, Any] = found
-        own = (p for p in (folder / METADATA, folder / "optimizer" / CONFIG) if p.is_file())
-        self.files: list[RankFile] = [file_now(p, None, p.name, "read") for p in own]
-        self.faults: dict[Path, Fault] = {}
+        for path in (folder / METADATA, folder / "optimizer" / CONFIG):
+            if path.is_file():
+                builder.add_file(path, None, path.name)
         self.tp, self.pp, self.dp = self._size("tp"), 1, self._size("dp")
 
     def _size(self, key: str) -> int:
@@ -117,16 +117,27 @@ class NanotronFiles:
         """The global rank: pipeline stages, then data-parallel, then tensor-parallel ranks, which vary fastest."""
         return None if place is None else (place[0] * self.dp + dp) * self.tp + place[1]
 
-    def add_fault(self, path: Path, error: ReadError, rank: int | None) -> None:
+    def add_read(self, path: Path, rank: int | None = None) -> None:
+        """List a file that was read."""
+        self.builder.add_file(path, rank, self.part(path))
+
+    def add_fault(self, path: Path, error: ReadError, rank: int | None = None) -> None:
         """Note a file that cannot be read.
 
         Raises:
             ReadError: it is the one that was named.
         """
-        if path == self.builder.path:
-            raise error
-        self.faults[path] = fault = Fault.of(error, path)
-        self.files.append(file_now(path, rank, self.part(path), fault.status))
+        part = self.part(path)
+        self.builder.add_fault(path, error, rank, part, name=part, tensor=_tensor(part, rank))
+
+    def add_missing(self, part: str, rank: int | None = None) -> None:
+        """Note a file that is not here, by its path below the folder."""
+        self.builder.add_missing(self.folder / part, rank, part, name=part, tensor=_tensor(part, rank))
+
+
+def _tensor(part: str, rank: int | None) -> str | None:
+    """The part of the checkpoint that a rank's file is of, whose rest no other rank has; None for a file of all."""
+    return None if rank is None else part.partition("/")[0]
 
 
 # -- slices of a parameter on tensor-parallel ranks, as the headers of Nanotron's files place them ---------------------
@@ -238,7 +249,7 @@ class Weights:
         if named["experts"]:
             self.notes[fqn] = EXPERTS
         folder.builder.add_read(1, header.size)
-        folder.files.append(file_now(path, folder.rank(place), folder.part(path), "read"))
+        folder.add_read(path, folder.rank(place))
 
     def _add(
         self, path: Path, fqn: str, place: tuple[int, int] | None, source: Source, stated: Mapping[str, str], tps: int
@@ -377,22 +388,21 @@ class OptimizerFiles:
                 folder.add_fault(path, error, self._rank(rank))
                 continue
             self.saved.append(saved)
-            folder.files.append(file_now(path, self._rank(rank), folder.part(path), "read"))
+            folder.add_read(path, self._rank(rank))
             yield rank, saved.tree
 
     def _rank(self, rank: OptimizerRank) -> int:
         return self.folder.rank((rank.pp, rank.tp), rank.dp or 0) or 0
 
-    def lost_files(self) -> Iterator[RankFile]:
-        """The files of ranks that wrote none."""
+    def check_files(self) -> None:
+        """Note the files that are missing: each rank writes one."""
         here = {(int(m["pp"]), int(m["dp"] or 0), int(m["tp"])) for _, m in self.found}
         folder, dps = self.folder, self.folder.dp if self.zero_1 else 1
         for pp, dp, tp in ((p, d, t) for p in range(folder.pp) for d in range(dps) for t in range(folder.tp)):
             if (pp, dp, tp) not in here and not self.note:
                 cut = f"_dp-{dp}-of-{dps}" if self.zero_1 else ""
                 name = f"optimizer/optimizer_pp-{pp}-of-{folder.pp}{cut}_tp-{tp}-of-{folder.tp}_exp-0-of-1.pt"
-                rank = self._rank(OptimizerRank(pp, dp, tp))
-                yield RankFile(folder.folder / name, rank, name, "missing", 0, None)
+                folder.add_missing(name, self._rank(OptimizerRank(pp, dp, tp)))
 
     # -- joined
 
@@ -515,11 +525,6 @@ def _root(path: Path) -> Path | None:
     return next((f for f in folders if (f / METADATA).is_file() and (f / "model").is_dir()), None)
 
 
-def _part(file: RankFile) -> str | None:
-    """The part of the checkpoint that a rank's file is of, whose rest no other rank has; None for a file of all."""
-    return None if file.rank is None else file.part.partition("/")[0]
-
-
 class _NanotronFolder:
     def __init__(self, files: NanotronFiles) -> None:
         self.found, self.problems = files, files.builder.problems
@@ -531,7 +536,7 @@ class _NanotronFolder:
         if self.optimizer.trees:
             tree["optimizer"] = self.optimizer.state_dict(self.weights)
         tree |= {"checkpoint_metadata": self.found.metadata, **self._others()}
-        self._check_files(tree)
+        self._check_files()
         step = leaf_at(self.found.metadata, ("metas", "last_train_step"))
         step = step if type(step) is int and step >= 0 else None
         return self.found.builder.checkpoint(
@@ -539,11 +544,10 @@ class _NanotronFolder:
             saved_as=f"Nanotron, tensor parallel {self.found.tp} x pipeline {self.found.pp}"
             + (f", ZeRO-1 over {self.found.dp}" if self.optimizer.zero_1 else ""),
             tree=tree,
-            files=self.found.files,
             world_size=Fact(self.found.tp * self.found.pp * self.found.dp, (METADATA, "file names")),
             step=Fact(step, (METADATA,)) if step is not None else find_step(self.found.folder, find_sections(tree)),
             module_order=SORTED,
-            bytes_expected=rank_checks.expected_bytes(self.found.files),
+            bytes_expected=rank_checks.expected_bytes(self.found.builder.files),
         )
 
     def _others(self) -> dict[str, Any]:
@@ -555,33 +559,31 @@ class _NanotronFolder:
                 try:
                     saved = self.found.options.read_file(path)
                 except ReadError as error:
-                    self.found.add_fault(path, error, None)
+                    self.found.add_fault(path, error)
                     continue
                 read.append(saved)
-                self.found.files.append(file_now(path, None, self.found.part(path), "read"))
+                self.found.add_read(path)
                 found.setdefault(part, {})[path.stem] = saved.tree
         self.found.builder.add_saved(read)
         return {part: next(iter(of.values())) if list(of) == [part] else of for part, of in found.items()}
 
-    def _check_files(self, tree: Mapping[str, Any]) -> None:
-        """Problems of files that cannot be read, and of ranks that have no optimizer file."""
-        for file in self.found.files:
-            if file.path in self.found.faults:
-                self.problems.append(self.found.faults[file.path].problem(file.part, file.rank, _part(file)))
+    def _check_files(self) -> None:
+        """Problems of ranks that have no file."""
         if not self.optimizer.found:
             text = "no optimizer files: a parameter's file that is missing from model/ is not noticed"
             self.problems.append(Problem(Code.MODEL_PART_MISSING, text, severity="warning"))
             return
-        lost = [*self.optimizer.lost_files(), *(f for part in OTHERS for f in self._lost_of_ranks(part))]
-        self.found.files += lost
-        self.problems += (Problem(Code.FILE_MISSING, f"no file {file.part}", file.rank, _part(file)) for file in lost)
-        if not any(file.part.startswith("lr_scheduler/") for file in self.found.files):
+        self.optimizer.check_files()
+        for part in OTHERS:
+            for name in [*self._lost_of_ranks(part)]:
+                self.found.add_missing(name)
+        if not any(file.part.startswith("lr_scheduler/") for file in self.found.builder.files):
             text = "no file in lr_scheduler/, which every save with an optimizer writes unless it is told not to"
             self.problems.append(Problem(Code.FILE_MISSING, text, severity="warning"))
 
-    def _lost_of_ranks(self, part: str) -> Iterator[RankFile]:
-        """Files of a part that are missing, where the names of the others count the ranks."""
-        named = [file for file in self.found.files if file.part.startswith(f"{part}/")]
+    def _lost_of_ranks(self, part: str) -> Iterator[str]:
+        """The names of files of a part that are missing, where the names of the others count the ranks."""
+        named = [file for file in self.found.builder.files if file.part.startswith(f"{part}/")]
         counts = {file.part: SIZES.findall(file.part) for file in named}
         sizes = {tuple((word, size) for word, _, size in found) for found in counts.values()}
         if len(sizes) != 1 or not (of := next(iter(sizes))) or prod(int(size) for _, size in of) > MAX_RANKS:
@@ -590,5 +592,4 @@ class _NanotronFolder:
         here = {tuple(int(rank) for _, rank, _ in found) for found in counts.values()}
         for ranks in product(*(range(int(size)) for _, size in of)):
             if ranks not in here:
-                name = spelled.format(*ranks)
-                yield RankFile(self.found.folder / name, None, name, "missing", 0, None)
+                yield spelled.format(*ranks)

@@ -30,11 +30,11 @@ from ckptools.files.safetensors_header import HeaderEntry, read_header, source_o
 from ckptools.files.zip_archive import MAX_PICKLE
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search import rank_checks
-from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, file_now, was_read
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, was_read
 from ckptools.formats.shared.companions import unlike_states
 from ckptools.formats.shared.merge import Merge, put
 from ckptools.formats.shared.tensor_parallel import BoxPair
-from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
+from ckptools.model.checkpoint import Checkpoint, Fact
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints, grid_boxes
 from ckptools.model.shards import Shard, Source, in_rank_order
@@ -520,7 +520,7 @@ class _ItemsFolder:
     def __init__(self, builder: CheckpointBuilder, folder: Path, options: Options, only: Path | None) -> None:
         self.builder, self.problems = builder, builder.problems
         self.folder, self.options, self.only = folder, options, only
-        self.files: list[RankFile] = []
+        self.files = builder.files
         self.here: dict[str, set[int]] = {}
         self.saved: list[Saved] = []
         self.metadata = self._metadata()
@@ -549,11 +549,9 @@ class _ItemsFolder:
         try:
             found = read_metadata(path)
         except ReadError as error:
-            fault = Fault.of(error, path)
-            self.problems.append(fault.problem(METADATA))
-            self.files.append(file_now(path, None, "metadata", fault.status))
+            self.builder.add_fault(path, error, None, "metadata")
             return None
-        self.files.append(file_now(path, None, "metadata", "read"))
+        self.builder.add_file(path, None, "metadata")
         self.builder.add_read(1, found.nbytes, found.names)
         return found
 
@@ -611,9 +609,7 @@ class _ItemsFolder:
             except UnsafePathError:
                 raise
             except ReadError as error:
-                fault = Fault.of(error, file.path)
-                self.problems.append(fault.problem(file.path.name, file.rank, self._state_of(name)))
-                self.files.append(file_now(file.path, file.rank, name, fault.status))
+                self.builder.add_fault(file.path, error, file.rank, name, tensor=self._state_of(name))
                 continue
             if rank in found:
                 text = f"{file.path.name} holds rank {rank}, as another file does"
@@ -650,7 +646,7 @@ class _ItemsFolder:
 
     def _add(self, file: ItemFile, nbytes: int) -> None:
         self.builder.add_read(1, nbytes)
-        self.files.append(file_now(file.path, file.rank, file.item, "read"))
+        self.builder.add_file(file.path, file.rank, file.item)
 
     def _rank_of(self, file: ItemFile, saved: Saved) -> int:
         """The rank in a file's DTensors, else in its name."""
@@ -684,8 +680,7 @@ class _ItemsFolder:
         for rank in sorted({*expected} - present - here):
             file = files.get(rank) or next(iter(files.values()))
             path = file.path if file.rank == rank else file.path.with_name(f"{name}_{rank}.{file.kind}")
-            self.files.append(RankFile(path, rank, name, "missing", 0, None))
-            self.problems.append(Problem(Code.FILE_MISSING, f"no file {path.name}", rank, self._state_of(name)))
+            self.builder.add_missing(path, rank, name, tensor=self._state_of(name))
 
     def _completed(self, tree: Any) -> Any:
         """Add the pieces in lost files to the merged tree, and an empty list where an optimizer lacks its groups."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -34,7 +33,7 @@ from ckptools.formats.hugging_face.files import (
     read_index,
 )
 from ckptools.formats.options import Options
-from ckptools.formats.shared.checkpoint_builder import Fault, file_now
+from ckptools.formats.shared.checkpoint_builder import Fault, FileSet
 from ckptools.formats.shared.companions import companions_in
 from ckptools.model.checkpoint import KEY, RankFile, Said
 from ckptools.model.problems import Code, Problem
@@ -176,24 +175,19 @@ MAX_LINES = 6
 """Up to this many missing files get a line each."""
 
 
-@dataclass
-class WeightModel:
-    """One model of a folder, read from its weight files.
+class WeightModel(FileSet):
+    """One model of a folder, read from its weight files; its files are these and the index.
 
     Attributes:
-        asked: the path that the user named: a file of it, its index, or the folder.
-        files: its files, found or missing, and the index.
         weight_files: the content of the files that could be read.
     """
 
-    weights: ModelFiles
-    asked: Path
-    options: Options
-    tree: Any = None
-    files: list[RankFile] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
-    weight_files: list[WeightFile] = field(default_factory=list)
-    bytes_read: int = 0
+    def __init__(self, weights: ModelFiles, path: Path, options: Options) -> None:
+        super().__init__(path)
+        self.weights, self.options = weights, options
+        self.tree: Any = None
+        self.weight_files: list[WeightFile] = []
+        self.bytes_read = 0
 
     def read(self) -> WeightModel:
         """Read the index and every weight file, and put their tensors together.
@@ -254,7 +248,7 @@ class WeightModel:
         else:
             self._check_link(self.weights.index)
             index = read_index(self.weights.index)
-            self.files.append(file_now(index.path, None, "index", "read"))
+            self.add_file(index.path, None, "index")
             self.bytes_read += self.files[-1].nbytes
             named = [index.path.with_name(name) for name in index.files]
             unnamed = [] if self._is_alone else missing_of_sets(named)
@@ -264,7 +258,7 @@ class WeightModel:
             unnamed = [path for path in missing if path in unnamed]
         names = [path.name for path in missing]
         if missing and not here:
-            raise ReadError(self.asked, f"nothing of the model is here; no file {few(names)}")
+            raise ReadError(self.path, f"nothing of the model is here; no file {few(names)}")
         self.files += (RankFile(path, None, "", "missing", 0, None) for path in missing)
         lines = [(name,) for name in names] if len(names) <= MAX_LINES else [tuple(names)]
         unlisted = {path.name for path in unnamed}
@@ -277,7 +271,7 @@ class WeightModel:
     @property
     def _is_alone(self) -> bool:
         """Whether the user wants the file that was named, and no other."""
-        return self.options.only_this_file and not self.asked.is_dir()
+        return self.options.only_this_file and not self.path.is_dir()
 
     def _gaps(self) -> list[Path]:
         """Missing files, by the numbers in the names of others."""
@@ -289,8 +283,8 @@ class WeightModel:
         return missing_files(self.weights.files)
 
     def _check_link(self, path: Path) -> None:
-        if path != self.asked:
-            self.options.check_link(path, self.asked if self.asked.is_dir() else self.asked.parent)
+        if path != self.path:
+            self.options.check_link(path, self.path if self.path.is_dir() else self.path.parent)
 
     def _read_file(self, path: Path) -> ReadError | None:
         """Read one file; return its fault, or raise it for the file that was asked for."""
@@ -298,11 +292,7 @@ class WeightModel:
         try:
             weights = read_weights(path, self.options)
         except ReadError as error:
-            if path == self.asked:
-                raise
-            fault = Fault.of(error, path)
-            self.problems.append(fault.problem(path.name))
-            self.files.append(file_now(path, None, "", fault.status))
+            self.add_fault(path, error)
             return error
         self.weight_files.append(weights)
         self.files.append(RankFile(path, None, "", "read", weights.nbytes, weights.modified))

@@ -135,122 +135,6 @@ def _numbers(name: str) -> list[str]:
     return NUMBER.findall(COUNTS_STEPS.sub("", name))
 
 
-# -- the builder -------------------------------------------------------------------------------------------------------
-
-
-class RankDifferences(NamedTuple):
-    """Values that differ between ranks: those that may, and those that should not.
-
-    Attributes:
-        tree: the ranks' tree, with the lowest rank's tensor where each rank has its own.
-        problems: values and tensors that should be the same on all ranks and are not.
-        differing: key paths of values and tensors that may differ, and do.
-        per_rank: by key path each rank's value: sections that are each rank's own, and differing values elsewhere.
-        unequal: the same for other values: where all should have one value, where only some have any, where a foreign
-            object holds other values.
-    """
-
-    tree: Any
-    problems: tuple[Problem, ...]
-    differing: tuple[KeyPath, ...]
-    per_rank: Mapping[KeyPath, Mapping[int, Any]]
-    unequal: Mapping[KeyPath, Mapping[int, Any]]
-
-
-class CheckpointBuilder:
-    """Collects the findings of a format while it opens a checkpoint, and builds the `Checkpoint`.
-
-    A format makes one before it reads anything, adds what it finds, and states what is its own in `checkpoint`.
-    `names` are the dotted names that the files mention; the other attributes are those of `RankDifferences`.
-    """
-
-    def __init__(self, format: str, path: Path) -> None:
-        self.format, self.path = format, path
-        self.problems: list[Problem] = []
-        self.names: dict[str, None] = {}
-        self.differing: list[KeyPath] = []
-        self.per_rank: dict[KeyPath, Mapping[int, Any]] = {}
-        self.unequal: dict[KeyPath, Mapping[int, Any]] = {}
-        self.files_read = self.bytes_read = 0
-        self._started = time.perf_counter()
-
-    def add_read(self, files: int, nbytes: int, names: Iterable[str] = ()) -> None:
-        """Count files that were read in full, the bytes that were read, and the names that they mention."""
-        self.files_read += files
-        self.bytes_read += nbytes
-        self.names |= dict.fromkeys(names)
-
-    def add_saved(self, saved: Iterable[Saved], placed: bool = True) -> None:
-        """Count torch.save files that were read, and note those that were saved as others; see `swapped_files`."""
-        read = list(saved)
-        self.problems += swapped_files(read, placed)
-        for one in read:
-            self.add_read(1, one.bytes_read, one.names)
-
-    def add_rank_values(self, found: RankDifferences | CheckpointBuilder) -> None:
-        """Note what ranks have for themselves, and what they should not."""
-        self.problems += found.problems
-        self.differing += found.differing
-        self.per_rank |= found.per_rank
-        self.unequal |= found.unequal
-
-    def add(self, other: CheckpointBuilder) -> None:
-        """Add everything that was found of another part, behind what was found here."""
-        self.add_rank_values(other)
-        self.add_read(other.files_read, other.bytes_read, other.names)
-
-    def checkpoint(
-        self,
-        *,
-        name: str,
-        saved_as: str,
-        tree: Any,
-        files: Iterable[RankFile],
-        world_size: Fact,
-        step: Fact,
-        module_order: ModuleOrder,
-        bytes_expected: int | None,
-        all_ranks: bool = True,
-        assumed_names: Iterable[str] = (),
-        names_given: GivenNames | None = None,
-        rounded: Iterable[Rounded] = (),
-        stated_digests: Mapping[Path, str] | None = None,
-        in_parts: bool = False,
-        text_keys: bool = False,
-    ) -> Checkpoint:
-        """The checkpoint, with what was found and what opening it cost; see `Checkpoint` for what is given."""
-        return Checkpoint(
-            path=self.path,
-            name=name,
-            format=self.format,
-            saved_as=saved_as,
-            tree=tree,
-            files=tuple(files),
-            world_size=world_size,
-            step=by_majority(step, self.unequal),
-            module_order=module_order,
-            problems=worst_first(self.problems),
-            names=tuple(self.names),
-            all_ranks=all_ranks,
-            differing=tuple(self.differing),
-            per_rank=self.per_rank,
-            unequal=self.unequal,
-            bytes_expected=bytes_expected,
-            cost=ReadCost(self.files_read, time.perf_counter() - self._started, self.bytes_read),
-            assumed_names=frozenset(assumed_names),
-            names_given=names_given,
-            rounded=tuple(rounded),
-            stated_digests=stated_digests or {},
-            in_parts=in_parts,
-            text_keys=text_keys,
-        )
-
-
-def in_form(saved_as: str, form: str) -> str:
-    """Add to how something was saved what it is beside a zip archive."""
-    return f"{saved_as} ({form})" if form else saved_as
-
-
 # -- files -------------------------------------------------------------------------------------------------------------
 
 MAX_FILES = 64
@@ -322,3 +206,189 @@ def looked_at(
     if path in faults:
         return RankFile(path, rank, part, faults[path].status if size else "cut", size, modified)
     return RankFile(path, rank, part, "read" if read else "listed" if only_listed else "seen", size, modified)
+
+
+class FileSet:
+    """The files of a checkpoint, or of a part of it: each is listed once, as read, missing, cut or damaged.
+
+    Attributes:
+        path: the path that the user named; an error in this file is the user's.
+        files: the files, in the order in which they were added.
+        problems: of those that are missing, cut or damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.files: list[RankFile] = []
+        self.problems: list[Problem] = []
+
+    def add_file(self, path: Path, rank: int | None = None, part: str = "") -> None:
+        """List a file that was read, with the size and time that it has now.
+
+        Raises:
+            ReadError: it is gone.
+        """
+        self.files.append(file_now(path, rank, part, "read"))
+
+    def add_fault(
+        self,
+        path: Path,
+        error: ReadError,
+        rank: int | None = None,
+        part: str = "",
+        *,
+        name: str = "",
+        tensor: str | None = None,
+    ) -> None:
+        """List a file that cannot be read, with its problem; the other files of the checkpoint can.
+
+        Args:
+            path: the file.
+            error: why it cannot be read.
+            rank: the rank whose file it is.
+            part: the part of the checkpoint that it holds.
+            name: of the file in messages; its own by default.
+            tensor: the part of the tree that it alone holds.
+
+        Raises:
+            ReadError: it is the file that the user named, or gone.
+        """
+        if path == self.path:
+            raise error
+        fault = Fault.of(error, path)
+        self.problems.append(fault.problem(name or path.name, rank, tensor))
+        self.files.append(file_now(path, rank, part, fault.status))
+
+    def add_missing(
+        self,
+        path: Path,
+        rank: int | None = None,
+        part: str = "",
+        *,
+        name: str = "",
+        tensor: str | None = None,
+        more: str = "",
+    ) -> None:
+        """List a file that is not here, with its problem; `more` goes on in the message, else as `add_fault`."""
+        self.files.append(RankFile(path, rank, part, "missing", 0, None))
+        self.problems.append(Problem(Code.FILE_MISSING, f"no file {name or path.name}{more}", rank, tensor))
+
+
+# -- the builder -------------------------------------------------------------------------------------------------------
+
+
+class RankDifferences(NamedTuple):
+    """Values that differ between ranks: those that may, and those that should not.
+
+    Attributes:
+        tree: the ranks' tree, with the lowest rank's tensor where each rank has its own.
+        problems: values and tensors that should be the same on all ranks and are not.
+        differing: key paths of values and tensors that may differ, and do.
+        per_rank: by key path each rank's value: sections that are each rank's own, and differing values elsewhere.
+        unequal: the same for other values: where all should have one value, where only some have any, where a foreign
+            object holds other values.
+    """
+
+    tree: Any
+    problems: tuple[Problem, ...]
+    differing: tuple[KeyPath, ...]
+    per_rank: Mapping[KeyPath, Mapping[int, Any]]
+    unequal: Mapping[KeyPath, Mapping[int, Any]]
+
+
+class CheckpointBuilder(FileSet):
+    """Collects the findings of a format while it opens a checkpoint, and builds the `Checkpoint`.
+
+    A format makes one before it reads anything, adds what it finds, and states what is its own in `checkpoint`.
+    `names` are the dotted names that the files mention; the other attributes are those of `FileSet` and of
+    `RankDifferences`.
+    """
+
+    def __init__(self, format: str, path: Path) -> None:
+        super().__init__(path)
+        self.format = format
+        self.names: dict[str, None] = {}
+        self.differing: list[KeyPath] = []
+        self.per_rank: dict[KeyPath, Mapping[int, Any]] = {}
+        self.unequal: dict[KeyPath, Mapping[int, Any]] = {}
+        self.files_read = self.bytes_read = 0
+        self._started = time.perf_counter()
+
+    def add_read(self, files: int, nbytes: int, names: Iterable[str] = ()) -> None:
+        """Count files that were read in full, the bytes that were read, and the names that they mention."""
+        self.files_read += files
+        self.bytes_read += nbytes
+        self.names |= dict.fromkeys(names)
+
+    def add_saved(self, saved: Iterable[Saved], placed: bool = True) -> None:
+        """Count torch.save files that were read, and note those that were saved as others; see `swapped_files`."""
+        read = list(saved)
+        self.problems += swapped_files(read, placed)
+        for one in read:
+            self.add_read(1, one.bytes_read, one.names)
+
+    def add_rank_values(self, found: RankDifferences | CheckpointBuilder) -> None:
+        """Note what ranks have for themselves, and what they should not."""
+        self.problems += found.problems
+        self.differing += found.differing
+        self.per_rank |= found.per_rank
+        self.unequal |= found.unequal
+
+    def add(self, other: CheckpointBuilder) -> None:
+        """Add everything that was found of another part, behind what was found here."""
+        self.add_rank_values(other)
+        self.add_read(other.files_read, other.bytes_read, other.names)
+
+    def checkpoint(
+        self,
+        *,
+        name: str,
+        saved_as: str,
+        tree: Any,
+        files: Iterable[RankFile] | None = None,
+        world_size: Fact,
+        step: Fact,
+        module_order: ModuleOrder,
+        bytes_expected: int | None,
+        all_ranks: bool = True,
+        assumed_names: Iterable[str] = (),
+        names_given: GivenNames | None = None,
+        rounded: Iterable[Rounded] = (),
+        stated_digests: Mapping[Path, str] | None = None,
+        in_parts: bool = False,
+        text_keys: bool = False,
+    ) -> Checkpoint:
+        """The checkpoint, with what was found and what opening it cost; see `Checkpoint` for what is given.
+
+        `files` are those of the builder where none are given.
+        """
+        return Checkpoint(
+            path=self.path,
+            name=name,
+            format=self.format,
+            saved_as=saved_as,
+            tree=tree,
+            files=tuple(self.files if files is None else files),
+            world_size=world_size,
+            step=by_majority(step, self.unequal),
+            module_order=module_order,
+            problems=worst_first(self.problems),
+            names=tuple(self.names),
+            all_ranks=all_ranks,
+            differing=tuple(self.differing),
+            per_rank=self.per_rank,
+            unequal=self.unequal,
+            bytes_expected=bytes_expected,
+            cost=ReadCost(self.files_read, time.perf_counter() - self._started, self.bytes_read),
+            assumed_names=frozenset(assumed_names),
+            names_given=names_given,
+            rounded=tuple(rounded),
+            stated_digests=stated_digests or {},
+            in_parts=in_parts,
+            text_keys=text_keys,
+        )
+
+
+def in_form(saved_as: str, form: str) -> str:
+    """Add to how something was saved what it is beside a zip archive."""
+    return f"{saved_as} ({form})" if form else saved_as
