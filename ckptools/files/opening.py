@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, repeat
@@ -351,6 +352,32 @@ def leads_out(path: Path, folder: Path) -> bool:
     """Whether there is a link at `path` that leads out of `folder`."""
     # realpath ends also where links lead in a circle; opening such a link is an error of its own.
     return path.is_symlink() and not real_path(path).is_relative_to(real_path(folder))
+
+
+def status_inside(path: Path, folder: Path, follow_symlinks: bool) -> os.stat_result | None:
+    """The status of a file that something in a folder names, which lies in or below this folder; None if it is missing.
+
+    Raises:
+        ReadError: it cannot be looked at.
+        UnsafePathError: it is no regular file, or lies behind a link out of the folder that is not to be followed.
+    """
+    try:
+        status = path.lstat()
+        is_link = stat.S_ISLNK(status.st_mode)
+        if not follow_symlinks and (is_link or path.parent != folder):
+            for step in (path, *path.parents):
+                if step == folder:
+                    break
+                check_stays_inside(step, folder)
+        if is_link:
+            status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise ReadError(path, (error.strerror or "cannot be looked at").lower()) from error
+    if not stat.S_ISREG(status.st_mode):
+        raise UnsafePathError(path, "not a regular file")
+    return status
 
 
 def is_plain_name(text: str) -> bool:

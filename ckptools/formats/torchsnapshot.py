@@ -15,7 +15,6 @@ Source: torchsnapshot/snapshot.py, manifest.py, io_preparer.py, batcher.py of 0.
 from __future__ import annotations
 
 import base64
-import stat
 import struct
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +27,7 @@ from urllib.parse import unquote
 
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError, UnsafePathError
-from ckptools.files.opening import File, check_stays_inside, is_plain_path, parse_json
+from ckptools.files.opening import File, is_plain_path, parse_json, status_inside
 from ckptools.formats import torch_file
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search import rank_checks
@@ -448,20 +447,8 @@ class RankTrees:
 
     def _looked_at(self, location: str) -> StoredFile:
         path, needed = self.folder / location, self.needed.get(location)
-        if not self.options.follow_symlinks:
-            for step in (path, *path.parents):
-                if step == self.folder:
-                    break
-                check_stays_inside(step, self.folder)
-        try:
-            found = path.stat()
-        except (FileNotFoundError, NotADirectoryError):
-            return StoredFile(path, None, None, needed)
-        except OSError as error:
-            raise ReadError(path, (error.strerror or "cannot be looked at").lower()) from error
-        if not stat.S_ISREG(found.st_mode):
-            raise UnsafePathError(path, "not a regular file")
-        return StoredFile(path, found.st_size, found.st_mtime, needed)
+        found = status_inside(path, self.folder, self.options.follow_symlinks)
+        return StoredFile(path, found.st_size if found else None, found.st_mtime if found else None, needed)
 
 
 # -- the folder --------------------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import re
-import stat
 import struct
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,8 +20,17 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ckptools.dtypes import ITEMSIZE
-from ckptools.errors import ReadError, UnsafePathError
-from ckptools.files.opening import File, OpenFiles, Window, check_stays_inside, content_of, is_remote, reading
+from ckptools.errors import ReadError
+from ckptools.files.opening import (
+    File,
+    OpenFiles,
+    Window,
+    check_stays_inside,
+    content_of,
+    is_remote,
+    reading,
+    status_inside,
+)
 from ckptools.files.storage import UNFINISHED
 from ckptools.files.zip_archive import END_RECORD, EOCD, archive_before, find_directory
 from ckptools.formats.dcp.items import PICKLE, ItemReader
@@ -192,18 +200,9 @@ def find_data_files(folder: Path, needed: Mapping[str, int], follow_symlinks: bo
 
 def _data_file(folder: Path, name: str, needed: int, follow_symlinks: bool) -> DataFile:
     path = folder / name
-    try:
-        status = path.lstat()
-        if not follow_symlinks and (stat.S_ISLNK(status.st_mode) or "/" in name):
-            _check_inside(path, folder)
-        if stat.S_ISLNK(status.st_mode):
-            status = path.stat()
-    except (FileNotFoundError, NotADirectoryError):
+    status = status_inside(path, folder, follow_symlinks)
+    if status is None:
         return DataFile(path, rank_of(name), None, None, needed)
-    except OSError as error:
-        raise ReadError(path, (error.strerror or "cannot be looked at").lower()) from error
-    if not stat.S_ISREG(status.st_mode):
-        raise UnsafePathError(path, "not a regular file")
     return DataFile(path, rank_of(name), status.st_size, status.st_mtime, needed, _refused(path))
 
 
@@ -216,14 +215,6 @@ def _refused(path: Path) -> FileFault | None:
     except ReadError as error:
         return FileFault(Code.FILE_UNREADABLE, error.reason)
     return None
-
-
-def _check_inside(path: Path, folder: Path) -> None:
-    """Refuse a link between `folder` and `path` that leads out of the folder."""
-    for step in (path, *path.parents):
-        if step == folder:
-            return
-        check_stays_inside(step, folder)
 
 
 def with_faults(files: Mapping[str, DataFile], faults: Mapping[Path, FileFault]) -> dict[str, DataFile]:
