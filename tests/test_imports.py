@@ -28,6 +28,7 @@ LAYERS = (
     ("cluster",),
     ("tensor_io",),
     ("training_state",),
+    ("rules",),
     ("formats",),
     ("torch_engine",),
     ("keys",),

@@ -56,7 +56,7 @@ class Checkpoint(ValueMethods, checkpoint_data.Checkpoint):
     @property
     def verdict(self) -> Verdict:
         """Whether it is whole, recoverable and joinable, how far that was looked into, and why not."""
-        from ckptools.training_state.judgement import verdict_of
+        from ckptools.rules.verdict import verdict_of
 
         return verdict_of(self)
 

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 from ckptools.consolidate.writers.layout import OutputContents, WriteOptions
 from ckptools.dtypes import ITEMSIZE, SHORT, is_floating
 from ckptools.errors import RefusedError, UsageError
-from ckptools.formats.shared.merge import empty_like, with_value
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.tree import KeyPath, describe_for_error, leaf_at
+from ckptools.model.tree import KeyPath, describe_for_error, empty_like, leaf_at, with_leaves
 from ckptools.option import option
 from ckptools.text import clip, few, parse_bytes
 from ckptools.training_state.optimizers import UNNAMED, Naming, optimizers_of, without_ddp
@@ -314,7 +313,7 @@ def _with_new_keys(selection: OutputContents, new_key_of: Callable[[Section], Ne
     for section, at in selection.places:
         if (new_key := new_key_of(section)) is not None:
             new = _renamed_section(section, leaf_at(tree, at), new_key, selection.source.path)
-            tree = with_value(tree, at, new)
+            tree = with_leaves(tree, {at: new})
             moves.append((section, at, new_key))
             if not at:  # at the root of a tree it has only some of its keys
                 mine = {_moved((key,), moves[-1:])[0] for key in section.value}
@@ -354,7 +353,7 @@ def _renamed_section(section: Section, node: Any, new_key: NewKey, path: Path) -
     if is_flat_optimizer(section.value):
         return _with_keys(node, lambda key: _flat_key(key, new_key) if key in section.value else key, path)
     groups = type(node["param_groups"])(_renamed_group(group, new_key) for group in node["param_groups"])
-    return with_value(with_value(node, ("state",), _with_keys(node["state"], new_key, path)), ("param_groups",), groups)
+    return with_leaves(node, {("state",): _with_keys(node["state"], new_key, path), ("param_groups",): groups})
 
 
 def _flat_key(key: str, new_key: NewKey) -> str:

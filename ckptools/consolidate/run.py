@@ -48,9 +48,9 @@ from ckptools.formats.open import with_all_ranks
 from ckptools.model.checkpoint import FILE_NAME, Checkpoint
 from ckptools.model.shards import with_bytes
 from ckptools.model.tree import fqn_of, tensors_in
+from ckptools.rules.verdict import verdict_of
 from ckptools.tensor_io.fetch_ahead import Progress, no_progress
 from ckptools.text import plural
-from ckptools.training_state.judgement import verdict_of
 from ckptools.training_state.sections import sections_of, sections_of_kind
 
 if TYPE_CHECKING:

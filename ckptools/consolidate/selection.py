@@ -16,7 +16,6 @@ from ckptools.dtypes import ITEMSIZE, can_be_nan
 from ckptools.errors import NotWholeError, RefusedError, UsageError
 from ckptools.files.opening import OpenFiles
 from ckptools.formats.rank_search.signs_of_parts import SLICES
-from ckptools.formats.shared.merge import empty_like
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
@@ -31,6 +30,7 @@ from ckptools.model.tree import (
     NumpyScalar,
     Opaque,
     describe_for_error,
+    empty_like,
     fqn_of,
     is_within,
     plain,
@@ -38,12 +38,12 @@ from ckptools.model.tree import (
 )
 from ckptools.model.verdict import FATES, Cause, causes_of, consequences_of
 from ckptools.pickles.foreign_names import suspicious_names
+from ckptools.rules.verdict import is_of_one_rank, may_concern, stands_in_the_way, verdict_of
 from ckptools.tensor_io import replicas
 from ckptools.tensor_io.checksums import Record, damaged_records, records_of
 from ckptools.tensor_io.copies import copies_without_checksums
 from ckptools.tensor_io.fetch_ahead import no_progress
 from ckptools.text import and_others, clip_middle, few, first_few, named_ranks, plural, printable
-from ckptools.training_state.judgement import is_of_one_rank, may_concern, stands_in_the_way, verdict_of
 from ckptools.training_state.rank_values import NOTHING, RankValues, own_paths
 from ckptools.training_state.sections import Section, sections_of, sections_of_kind, tensors_of
 

@@ -42,8 +42,8 @@ from ckptools.model.tree import (
     fqn_of,
     scalar,
 )
+from ckptools.rules.verdict import verdict_of
 from ckptools.text import MAX_BITS, clip, plural, shape
-from ckptools.training_state.judgement import verdict_of
 from ckptools.training_state.sections import sections_of, sections_of_kind, storage_identity
 
 # -- what bytes in a checkpoint hold that `pickle.dumps` or `torch.save` wrote: a loader's place, a module's extra state

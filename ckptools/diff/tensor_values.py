@@ -40,6 +40,7 @@ from ckptools.model.problems import Rows, grouped
 from ckptools.model.regions import Box, contiguous_strides
 from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Tensor
+from ckptools.rules.verdict import verdict_of
 from ckptools.tensor_io.fetch_ahead import (
     Part,
     Progress,
@@ -52,7 +53,6 @@ from ckptools.tensor_io.replicas import differing_boxes
 from ckptools.tensor_io.slicing import bands_of
 from ckptools.tensor_io.stream import tensor_bytes, tensor_digest
 from ckptools.text import few, plural, shape
-from ckptools.training_state.judgement import verdict_of
 from ckptools.training_state.sections import sections_of, sections_of_kind
 
 REGION = 1 << 24

@@ -15,8 +15,8 @@ from ckptools.model.regions import Box
 from ckptools.model.shards import all_here, shard_boxes
 from ckptools.model.tensor import Tensor, can_be_read
 from ckptools.model.tree import tensors_in
+from ckptools.rules.verdict import is_alone, verdict_of
 from ckptools.text import printable
-from ckptools.training_state.judgement import is_alone, verdict_of
 from ckptools.training_state.sections import sections_of_kind
 
 MAX_FILES = 8

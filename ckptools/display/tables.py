@@ -18,6 +18,7 @@ from ckptools.model.problems import Problem, Rows, record_fields
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, TorchName, scalar
 from ckptools.model.verdict import Cause, Consequence, causes_of, consequences_of
+from ckptools.rules.verdict import perhaps_more, verdict_of
 from ckptools.text import (
     MAX_BITS,
     clip,
@@ -31,7 +32,6 @@ from ckptools.text import (
     shape,
     size,
 )
-from ckptools.training_state.judgement import perhaps_more, verdict_of
 from ckptools.training_state.sections import measure, sections_of
 
 # -- line breaks between words, and inside of names that are longer than a line ----------------------------------------

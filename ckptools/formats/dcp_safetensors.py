@@ -37,10 +37,10 @@ from ckptools.model.regions import Box, Ints
 from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor, cover_problem
 from ckptools.model.tree import describe_for_error
+from ckptools.rules.stated_model import stated_shapes
 from ckptools.text import plural
 from ckptools.training_state.optimizers import SORTED
 from ckptools.training_state.sections import find_sections
-from ckptools.training_state.stated_model import stated_shapes
 from ckptools.training_state.steps import find_step
 
 NAME = "dcp_safetensors"

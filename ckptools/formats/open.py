@@ -19,9 +19,9 @@ from ckptools.formats.shared.checkpoint_builder import SalvagingReader
 from ckptools.formats.shared.model_config import with_config
 from ckptools.formats.shared.provenance import with_provenance
 from ckptools.formats.shared.several_checkpoints import check_not_astray, tracker_in
-from ckptools.formats.structure_problems import with_structure_problems
 from ckptools.model.checkpoint import Checkpoint, GivenNames
 from ckptools.pickles.machine import gc_paused
+from ckptools.rules import with_problems
 from ckptools.training_state import modules
 from ckptools.training_state.sections import sections_of_kind
 
@@ -116,7 +116,7 @@ def _opened(path: Path, options: Options) -> Checkpoint:
     found = _named(_detected(path, options), options.names)
     if isinstance(options.read_file, SalvagingReader):
         found = options.read_file.judged(found)
-    return with_structure_problems(with_config(found))
+    return with_problems(with_config(found))
 
 
 def _salvaging(read: Reader) -> Reader:

@@ -37,7 +37,7 @@ from ckptools.formats.shared.checkpoint_builder import (
     looked_at,
     was_read,
 )
-from ckptools.formats.shared.merge import Merge, Ranked, put, with_value
+from ckptools.formats.shared.merge import Merge, Ranked, put
 from ckptools.formats.shared.tensor_parallel import (
     ALL_RANKS,
     GivenRules,
@@ -51,7 +51,7 @@ from ckptools.formats.wrapped_shards import wrapped_ranks
 from ckptools.model.checkpoint import Checkpoint, Fact, GivenNames, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import KeyPath, fqn_of, tensors_in
+from ckptools.model.tree import KeyPath, fqn_of, tensors_in, with_leaves
 from ckptools.pickles.alike import Alike
 from ckptools.text import named_ranks
 from ckptools.training_state.optimizers import (
@@ -133,7 +133,7 @@ def named_by_own_models(
                 naming = name_with(value, model, believed(AS_SAVED, model or {}), own)
                 assumed |= {naming.names[i] for i in naming.assumed}
                 renamed = _renamed(value, naming, rank, NOT_NAMED if models else NO_MODEL)
-                tree = with_value(tree, path[len(root) :], renamed)
+                tree = with_leaves(tree, {path[len(root) :]: renamed})
             named.append((rank, tree))
         roots[root] = named
     return NamedRanks(roots, frozenset(assumed))

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckptools.errors import ReadError
 from ckptools.formats.flat_parameters import parameters
 from ckptools.formats.flat_parameters.units import Member, Unit, end_to_end
-from ckptools.formats.shared.merge import empty_like
 from ckptools.model.checkpoint import Fact, ModuleOrder
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints
 from ckptools.model.shards import Shard, Source, in_rank_order
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import KeyPath, fqn_of
+from ckptools.model.tree import KeyPath, empty_like, fqn_of
 from ckptools.text import few, plural
 from ckptools.training_state.optimizers import name_parameters, order_of, without_wrappers
 from ckptools.training_state.sections import find_sections, is_flat_optimizer

@@ -22,8 +22,8 @@ from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, NumpyArray, fqn_of, nodes_in, scalar, tensors_in, walk
 from ckptools.model.verdict import Verdict, causes_of, consequences_of
 from ckptools.pickles.foreign_names import foreign_classes, foreign_problems, suspicious_names
+from ckptools.rules.verdict import verdict_of
 from ckptools.text import clip_name, count, duration, few, period, plural, printable, size
-from ckptools.training_state.judgement import verdict_of
 from ckptools.training_state.modules import module_problems
 from ckptools.training_state.optimizers import Optimizer, ParamGroup, group_ids, moments_of, nested, optimizers_of
 from ckptools.training_state.sections import (

@@ -19,9 +19,9 @@ from ckptools.keys.layouts import HUB, Sizes
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import describe_for_error, tensors_in
+from ckptools.rules.verdict import verdict_of
 from ckptools.torch_engine import module_shapes
 from ckptools.torch_engine.module_shapes import NamedShape, StateDictShapes
-from ckptools.training_state.judgement import verdict_of
 from ckptools.training_state.optimizers import believed
 from ckptools.training_state.sections import Section, sections_of, sections_of_kind, storage_identity
 

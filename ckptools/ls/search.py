@@ -22,8 +22,8 @@ from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import grouped
 from ckptools.model.tree import tensors_in
 from ckptools.model.verdict import Verdict
+from ckptools.rules.verdict import verdict_of
 from ckptools.text import few
-from ckptools.training_state.judgement import verdict_of
 from ckptools.training_state.steps import group_rates
 from ckptools.verify.run import counted_steps, step_counter
 

@@ -22,9 +22,9 @@ from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Rows, grouped
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import CODES
+from ckptools.rules.verdict import verdict_of
 from ckptools.text import plural, shape
 from ckptools.torch_engine.module_shapes import Loading, NamedShape, StateDictShapes
-from ckptools.training_state.judgement import verdict_of
 
 VOCABULARY_WORDS = ("emb", "vocab", "wte", "tok", "head", "output", "proj_out", "word")
 """Words in the names of tensors with a row for each token."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from copy import copy
 from itertools import chain
@@ -109,6 +110,35 @@ def rebuilt(tree: Any, changed: Callable[[dict[Any, Any]], Mapping[Any, Any]]) -
         else:
             made[key] = new[key]
     return made
+
+
+def empty_like(container: dict[Any, Any]) -> dict[Any, Any]:
+    """An empty dict of the same type, with a state dict's `_metadata` and other attributes kept."""
+    if isinstance(container, defaultdict):
+        return defaultdict(container.default_factory)
+    if isinstance(container, Counter):
+        return Counter()
+    if isinstance(container, OrderedDict):
+        empty: OrderedDict[Any, Any] = OrderedDict()
+        for name in ("_metadata", "_other_attributes"):
+            if hasattr(container, name):
+                setattr(empty, name, getattr(container, name))
+        return empty
+    return {}
+
+
+def with_leaves(tree: Any, leaves: Mapping[KeyPath, Any]) -> Any:
+    """Copy a tree with other values at some key paths that it has; what does not lead there is shared."""
+    if () in leaves:
+        return leaves[()]
+    below: dict[Any, dict[KeyPath, Any]] = {}
+    for (first, *rest), value in leaves.items():
+        below.setdefault(first, {})[tuple(rest)] = value
+    if isinstance(tree, dict):
+        made = empty_like(tree)
+        made.update((k, with_leaves(v, below[k]) if k in below else v) for k, v in tree.items())
+        return made
+    return type(tree)(with_leaves(v, below[i]) if i in below else v for i, v in enumerate(tree))
 
 
 def leaf_at(tree: Any, path: KeyPath) -> Any:

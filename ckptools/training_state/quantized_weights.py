@@ -407,7 +407,7 @@ def _bits_by_shape(codes: Tensor, scale: Any, zeros: Any) -> int | None:
 def quantization_problems(ck: Checkpoint) -> Iterator[Problem]:
     """Codes without scales, scales without codes, and either without a config, or in spite of it."""
     lost = any(p.severity == "error" and p.kind.lacks in ("file", "part") for p in ck.problems)
-    if not ck.structure_read or lost or (ck.provenance is not None and ck.provenance.left_out):
+    if lost or (ck.provenance is not None and ck.provenance.left_out):
         return
     models = sections_of_kind(ck, "model")
     dicts = ((fqn_of((*s.path, *path)), node) for s in models for path, node in nodes_in(s.value, (dict,)))

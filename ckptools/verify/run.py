@@ -22,13 +22,14 @@ from ckptools.model.problems import Code, Problem, Rows, grouped
 from ckptools.model.tensor import Tensor, cover_problem
 from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.pickles.foreign_names import foreign_classes, foreign_problems, suspicious_names
+from ckptools.rules.optimizers import is_lbfgs, optimizer_problems
+from ckptools.rules.verdict import verdict_of
 from ckptools.tensor_io import replicas
 from ckptools.tensor_io.checksums import Record, Stored, without_records
 from ckptools.tensor_io.copies import copies_without_checksums, equal_copies
 from ckptools.tensor_io.fetch_ahead import Progress, copies_of, in_ranks, no_progress, thread_count
 from ckptools.tensor_io.stream import shard_bytes
 from ckptools.text import first_few, plural
-from ckptools.training_state.judgement import is_lbfgs, optimizer_problems, verdict_of
 from ckptools.training_state.modules import module_problems
 from ckptools.training_state.optimizers import nested, optimizers_of
 from ckptools.training_state.sections import sections_of_kind

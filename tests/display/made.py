@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.api.checkpoint import Checkpoint
-from ckptools.formats.structure_problems import with_structure_problems
 from ckptools.model.checkpoint import Fact, RankFile, ReadCost
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, contiguous_strides
 from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Opaque
+from ckptools.rules import with_problems
 from ckptools.training_state.optimizers import AS_SAVED
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
@@ -78,7 +78,7 @@ def checkpoint(tree: Any, **facts: Any) -> Checkpoint:
         "bytes_expected": None,
         "cost": ReadCost(1, 0.012, 900),
     }
-    return with_structure_problems(Checkpoint(tree=tree, **{**defaults, **facts}))  # type: ignore[return-value]
+    return with_problems(Checkpoint(tree=tree, **{**defaults, **facts}))  # type: ignore[return-value]
 
 
 def missing(*ranks: int) -> tuple[Problem, ...]:

@@ -20,8 +20,8 @@ from ckptools.inspect.record import facts, headline, inspect_report
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.report.html import PageContents, all_problems, findings, report_page
+from ckptools.rules.verdict import verdict_of
 from ckptools.text import parse_bytes
-from ckptools.training_state.judgement import verdict_of
 from ckptools.verify.record import Check, Verification, summary
 from tests.browser import elements_of, needs_browser, overflow_of, printed
 from tests.display.made import HOSTILE, broken_run7, checkpoint, hostile, run7, sharded, snapshot

@@ -11,7 +11,7 @@ from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.shards import Encoded, Shard, Source
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, NumpyArray, NumpyScalar, fqn_of, walk
-from ckptools.training_state.judgement import verdict_of
+from ckptools.rules.verdict import verdict_of
 from ckptools.training_state.optimizers import optimizers_of
 from ckptools.training_state.sections import sections_of
 

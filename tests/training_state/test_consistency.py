@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ckptools.model.checkpoint import Fact
-from ckptools.training_state.judgement import ELEMENTWISE, optimizer_problems, step_problems
+from ckptools.rules.optimizers import ELEMENTWISE, optimizer_problems, step_problems
 from tests.display.made import checkpoint, group, plain, snapshot
 
 

@@ -10,7 +10,7 @@ import torch
 
 import ckptools
 from ckptools.model.problems import Code, Problem
-from ckptools.training_state.judgement import (
+from ckptools.rules.verdict import (
     is_alone,
     is_of_one_rank,
     lost_with_files,

@@ -40,10 +40,10 @@ from ckptools.model.checkpoint import Fact, RankFile
 from ckptools.model.problems import Code, Problem, Severity
 from ckptools.model.shards import Item, Source
 from ckptools.model.tensor import Tensor
+from ckptools.rules.optimizers import ELEMENTWISE
 from ckptools.tensor_io.dcp_items import OtherItemError
 from ckptools.tensor_io.fetch_ahead import Part
 from ckptools.text import few, plural, spans
-from ckptools.training_state.judgement import ELEMENTWISE
 from ckptools.training_state.steps import NAMES, RANKS_DIFFER
 
 METADATA = ".metadata"

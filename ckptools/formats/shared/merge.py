@@ -7,7 +7,6 @@ tensors under one key are replicas of each other, whatever their values are. Eve
 from __future__ import annotations
 
 from array import array
-from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -27,7 +26,7 @@ from ckptools.model.shards import (
     in_rank_order,
 )
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import Absent, KeyPath, NumpyArray, Opaque, fqn_of
+from ckptools.model.tree import Absent, KeyPath, NumpyArray, Opaque, empty_like, fqn_of
 from ckptools.pickles.alike import Alike, CutKind, Pattern, kind_of, remade
 
 # -- the trees of ranks whose files are alike, joined by columns: no object for each shard, whatever the ranks ---------
@@ -420,19 +419,6 @@ def put(tree: Any, path: KeyPath, value: Any) -> Any:
     return tree
 
 
-def with_value(tree: Any, path: KeyPath, value: Any) -> Any:
-    """Copy a tree with another value at a key path that it has; what does not lead there is shared."""
-    if not path:
-        return value
-    child = with_value(tree[path[0]], path[1:], value)
-    if isinstance(tree, (list, tuple)):
-        return type(tree)((*tree[: path[0]], child, *tree[path[0] + 1 :]))
-    made = empty_like(tree)
-    made.update(tree)
-    made[path[0]] = child
-    return made
-
-
 def _same_keys(ranked: Ranked) -> Ranked:
     """The same dicts with one object for each name that is a key, such as `torch.float32` in a scaler's state."""
     known: dict[str, Any] = {}
@@ -443,21 +429,6 @@ def _same_keys(ranked: Ranked) -> Ranked:
             copied[known.setdefault(repr(key), key) if isinstance(key, NAMES) else key] = value
         renamed.append((rank, copied))
     return renamed
-
-
-def empty_like(container: dict[Any, Any]) -> dict[Any, Any]:
-    """An empty dict of the same type, with a state dict's `_metadata` and other attributes kept."""
-    if isinstance(container, defaultdict):
-        return defaultdict(container.default_factory)
-    if isinstance(container, Counter):
-        return Counter()
-    if isinstance(container, OrderedDict):
-        empty: OrderedDict[Any, Any] = OrderedDict()
-        for name in ("_metadata", "_other_attributes"):
-            if hasattr(container, name):
-                setattr(empty, name, getattr(container, name))
-        return empty
-    return {}
 
 
 def _disagreement(found: Vote[Any], path: KeyPath) -> Problem:

@@ -1,56 +1,34 @@
-"""Problems that a checkpoint's structure shows in any format: gaps, overlaps, optimizers, steps, classes."""
+"""Rules on tensors: gaps, overlaps, pieces that cannot be joined, copies that differ, placeholders."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
-from ckptools.dtypes import is_floating
-from ckptools.formats.shared.merge import empty_like
+from ckptools.dtypes import ITEMSIZE, is_floating
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import Code, Problem, worst_first
-from ckptools.model.shards import shard_ranks
+from ckptools.model.problems import Code, Problem, grouped, worst_first
+from ckptools.model.rank_vote import vote
+from ckptools.model.regions import Box
+from ckptools.model.shards import Shard, shard_ranks, states_one_crc
 from ckptools.model.tensor import Tensor, cover_problem
-from ckptools.model.tree import KeyPath, fqn_of, tensors_in
-from ckptools.pickles.foreign_names import unsafe_names
-from ckptools.tensor_io.copies import check_copies
+from ckptools.model.tree import KeyPath, fqn_of, tensors_in, with_leaves
+from ckptools.rules.verdict import is_placed
 from ckptools.text import few
-from ckptools.training_state.judgement import copy_problems, is_placed, optimizer_problems, step_problems
 from ckptools.training_state.optimizers import optimizers_of
-from ckptools.training_state.quantized_weights import quantization_problems, with_quantized
+from ckptools.training_state.rank_values import Shared
 from ckptools.training_state.sections import sections_of, sections_of_kind, tensors_of
-from ckptools.training_state.stated_model import model_problems
 
 OF_TENSORS = (Code.TENSOR_GAP, Code.TENSOR_OVERLAP, Code.TENSOR_NOT_JOINED, Code.LAYOUT_DISAGREES, Code.COPIES_DIFFER)
 """Kinds of problems that already report a tensor."""
 
 
-def with_structure_problems(ck: Checkpoint) -> Checkpoint:
-    """Add the problems that the structure shows; those of tensors once every rank was read."""
-    ck = with_quantized(with_placeholders(ck))
-    found = [*ck.problems, *quantization_problems(ck)]
-    found += _tensor_problems(ck, {p.tensor for p in found if p.kind in OF_TENSORS}) if ck.structure_read else []
-    found += check_copies(tensors_in(ck.tree)) if ck.structure_read else []
-    found += _unjoined(ck, [p.message for p in found if p.kind is Code.TENSOR_NOT_JOINED])
-    found += copy_problems(ck)
-    found += optimizer_problems(ck)
-    found += step_problems(ck)
-    found += model_problems(ck)
-    found += unsafe_names(ck.names, ck.tree)
-    seen = set(ck.problems)
-    new = dict.fromkeys(p for p in found[len(ck.problems) :] if p not in seen)
-    made = replace(ck, problems=worst_first(_without_proven_copies([*ck.problems, *new])))
-    made.worked_out.update(ck.worked_out)
-    made.worked_out.pop("verdict", None)
-    return made
-
-
-def _tensor_problems(ck: Checkpoint, known: set[str | None]) -> Iterator[Problem]:
-    """Incomplete tensors: a line for each section and kind, as there may be thousands.
+def cover_problems(ck: Checkpoint) -> Iterator[Problem]:
+    """Tensors with gaps or overlaps: a line for each section and kind, as there may be thousands.
 
     A gap in a lost file follows from that loss, which has its own problem.
     """
+    known = {p.tensor for p in ck.problems if p.kind in OF_TENSORS}
     causes = [p for p in ck.problems if p.severity == "error" and p.kind.lacks in ("file", "part")]
     lost = {None, *(p.rank for p in causes)} if causes else set()
     if None in lost:
@@ -69,18 +47,9 @@ def _tensor_problems(ck: Checkpoint, known: set[str | None]) -> Iterator[Problem
             yield replace(first, message=f"{first.message}{more}")
 
 
-def _without_proven_copies(problems: Sequence[Problem]) -> Iterator[Problem]:
-    """Drop warnings that a file may be a copy where an error says whose file it is."""
-    errors = [p for p in problems if p.kind is Code.STRAY_FILE and p.severity == "error"]
-    ranks, names = {p.rank for p in errors} - {None}, {name for p in errors for name in p.files}
-    for problem in problems:
-        doubt = problem.kind is Code.STRAY_FILE and problem.severity == "warning" and problem.files
-        if not (doubt and (problem.rank in ranks or not names.isdisjoint(problem.files))):
-            yield problem
-
-
-def _unjoined(ck: Checkpoint, messages: Iterable[str]) -> Iterator[Problem]:
+def unjoined_problems(ck: Checkpoint) -> Iterator[Problem]:
     """One warning for each reason why tensors cannot be put together."""
+    messages = [p.message for p in ck.problems if p.kind is Code.TENSOR_NOT_JOINED]
     reasons: dict[str, list[str]] = {}
     for path, tensor in tensors_of(sections_of(ck)):
         if tensor.note in ("", PLACEHOLDER) or tensor.kind == "meta":
@@ -89,6 +58,49 @@ def _unjoined(ck: Checkpoint, messages: Iterable[str]) -> Iterator[Problem]:
             reasons.setdefault(tensor.note, []).append(fqn_of(path))
     for why, names in reasons.items():
         yield Problem(Code.TENSOR_NOT_JOINED, f"{few(names, 1)}: {why}")
+
+
+# -- copies of one tensor, by the checksums that files state of their own ----------------------------------------------
+
+
+def copy_problems(ck: Checkpoint) -> Iterator[Problem]:
+    """Tensors that ranks should share, and whose copies differ by the CRC-32 that each file states of its own."""
+    if any(p.kind is Code.ONE_OF_SEVERAL for p in ck.problems):
+        return  # files that are slices of tensors look like copies that differ
+    shared = Shared(sections_of(ck))
+    for section in sections_of(ck):
+        found = [p for path, tensor in tensors_of([section]) if shared.holds(path) for p in _of_tensor(path, tensor)]
+        for odd in dict.fromkeys(p.ranks for p in found):
+            first, *others = (p for p in found if p.ranks == odd)
+            more = f"; and {len(others)} more regions or tensors of {section.name or 'it'}" if others else ""
+            yield replace(first, message=f"{first.message}{more}")
+
+
+def _of_tensor(path: KeyPath, tensor: Tensor) -> Iterator[Problem]:
+    if not tensor.note and not states_one_crc(tensor.shards) and tensor.has_copies:
+        by_box = grouped(tensor.found, lambda shard: shard.box)
+        yield from (p for box, shards in by_box.items() for p in _differing(fqn_of(path), box, shards))
+
+
+def _differing(fqn: str, box: Box, shards: Sequence[Shard]) -> Iterator[Problem]:
+    stated = [(shard.rank, crc) for shard in shards if shard.rank is not None and (crc := _stated(shard))]
+    found = vote(stated, lambda a, b: a == b)
+    if not found.agree:
+        text = f"{box}: copies differ by the CRC-32 that their files state ({found.by_rank(_in_hex)})"
+        rank, own = found.odd[0] if found.odd else None, found.differing("stated CRC-32", _in_hex, plain=False)
+        yield Problem(Code.COPIES_DIFFER, text, rank, fqn, ranks=found.odd, differing=own)
+
+
+def _in_hex(crc: int) -> str:
+    return f"{crc:08x}"
+
+
+def _stated(shard: Shard) -> int:
+    """The CRC-32 of a shard that is all of its record; 0 where none is stated of it alone."""
+    source = shard.source
+    if source is None or shard.encoded is not None or not source.contiguous:
+        return 0
+    return source.crc if source.record_span[1] == shard.box.numel * ITEMSIZE[source.dtype] else 0
 
 
 # -- placeholders that DeepSpeed's ZeRO-3 leaves in a module: parameters without elements, in place of those that it cut
@@ -124,7 +136,7 @@ def with_placeholders(ck: Checkpoint) -> Checkpoint:
             problems.append(Problem(Code.PLACEHOLDERS, text, None, fqn_of(section.path) or None))
     if not noted:
         return ck
-    return replace(ck, tree=_with_leaves(ck.tree, noted), problems=worst_first([*ck.problems, *problems]))
+    return replace(ck, tree=with_leaves(ck.tree, noted), problems=worst_first([*ck.problems, *problems]))
 
 
 def _are_placeholders(ck: Checkpoint, tensors: Mapping[str, Tensor], empty: Iterable[str]) -> bool:
@@ -146,17 +158,3 @@ def _has_a_bias(tensors: Mapping[str, Tensor], weight: str) -> bool:
     module = weight.removesuffix("weight")
     bias = tensors.get(f"{module}bias")
     return bias is not None and bias.numel > 0 and sum(name.startswith(module) for name in tensors) == 2
-
-
-def _with_leaves(node: Any, leaves: Mapping[KeyPath, Any]) -> Any:
-    """Copy a tree with other values at some key paths; what lies elsewhere is shared, not copied."""
-    if () in leaves:
-        return leaves[()]
-    below: dict[Any, dict[KeyPath, Any]] = {}
-    for (first, *rest), value in leaves.items():
-        below.setdefault(first, {})[tuple(rest)] = value
-    if isinstance(node, dict):
-        made = empty_like(node)
-        made.update((k, _with_leaves(v, below[k]) if k in below else v) for k, v in node.items())
-        return made
-    return type(node)(_with_leaves(v, below[i]) if i in below else v for i, v in enumerate(node))

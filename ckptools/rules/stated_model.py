@@ -57,7 +57,7 @@ NUMBERED = re.compile(r"(?:^|\.)\d+(?:\.|$)")
 
 def model_problems(ck: Checkpoint) -> Iterator[Problem]:
     """Find layers, parts of layers, experts and tables that names or the config count, and that are not here."""
-    if any(p.kind in (Code.ONE_OF_SEVERAL, Code.PLACEHOLDERS) for p in ck.problems) or not ck.structure_read:
+    if any(p.kind in (Code.ONE_OF_SEVERAL, Code.PLACEHOLDERS) for p in ck.problems):
         return  # a part of a model counts what lies elsewhere
     lost = any(p.severity == "error" and p.kind.lacks in ("file", "part") for p in ck.problems)
     named = {p.tensor for p in ck.problems if p.kind is Code.MODEL_PART_MISSING and p.tensor}
