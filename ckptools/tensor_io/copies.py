@@ -34,6 +34,7 @@ from ckptools.model.shards import (
     Shard,
     Shards,
     Source,
+    read_files,
     states_any_crc,
     states_one_crc,
     with_bytes,
@@ -53,8 +54,8 @@ END = 64 << 10
 MAX_READ = 64
 """Records of a file of which the first element is read."""
 
-FIRST_RECORDS = 4
-"""Names of records by which most files are known to be no copies."""
+FIRST_KINDS = 4
+"""Kinds of records by which most files are known to be no copies."""
 
 BLOCK = 1 << 20
 """Bytes per step of computing a checksum."""
@@ -181,43 +182,61 @@ def _stated(shards: Shards, but: Collection[Path] = ()) -> Iterator[tuple[Shard,
             yield from ((shard, source) for source in shard.sources if source.crc and source.path not in but)
 
 
+RecordKind = tuple[str, str, int]
+"""The name of a record, its dtype, and its size in bytes."""
+
+
 def _unique_files(tensors: Iterable[Tensor]) -> set[Path]:
-    """The files of which the first records show that no other file states the same checksums."""
-    names: dict[str, None] = {}
-    found: dict[Path, set[int]] = defaultdict(set)
+    """The files of which records of a few kinds show that no other file states the same checksums.
+
+    Files that state the same of all records do so of those of each kind, so kinds that are in many files and have few
+    records are enough for most files.
+    """
+    of_kinds: dict[RecordKind, list[Shards]] = defaultdict(list)
     for tensor in tensors:
-        records = _record_names(tensor.shards)
-        if len(names) < FIRST_RECORDS:
-            names |= dict.fromkeys(records)
-        if not records.isdisjoint(names):
-            for path, crc in _crcs(tensor.shards, names):
-                found[path].add(crc)
-    kinds = {path: frozenset(crcs) for path, crcs in found.items()}
-    times = Counter(kinds.values())
-    return {path for path, kind in kinds.items() if times[kind] == 1}
+        for kind in _kinds(tensor.shards):
+            of_kinds[kind].append(tensor.shards)
+
+    def few_in_many_files(kind: RecordKind) -> tuple[int, int]:
+        return -len(read_files(of_kinds[kind][:1])), sum(map(len, of_kinds[kind]))
+
+    files = read_files(shards for of_kind in of_kinds.values() for shards in of_kind)
+    found = set[Path]()
+    for kind in sorted(of_kinds, key=few_in_many_files)[:FIRST_KINDS]:
+        stated: dict[Path, set[int]] = defaultdict(set)
+        for shards in of_kinds[kind]:
+            for path, crc in _crcs(shards, kind):
+                stated[path].add(crc)
+        crcs_of = {path: frozenset(crcs) for path, crcs in stated.items()}
+        times = Counter(crcs_of.values())
+        found |= {path for path, crcs in crcs_of.items() if times[crcs] == 1}
+        if found == files:
+            break
+    return found
 
 
-def _crcs(shards: Shards, names: Collection[str]) -> Iterator[tuple[Path, int]]:
-    """The checksums of `_stated`, of the records of these names, with the files that they are in."""
+def _kinds(shards: Shards) -> set[RecordKind]:
+    if isinstance(shards, ItemShards) and not shards.located:
+        layouts = {id(layout): layout for layout in shards.layouts}.values()
+        return {(of.record, of.dtype, of.record_span[1]) for of in layouts if of is not None}
+    return {(s.record, s.dtype, s.record_span[1]) for shard in with_bytes(shards) for s in shard.sources}
+
+
+def _crcs(shards: Shards, kind: RecordKind) -> Iterator[tuple[Path, int]]:
+    """The checksums of `_stated`, of the records of a kind, with the files that they are in."""
     if isinstance(shards, ItemShards):
         located = shards.located
         paths = {file: file.path for file in set(shards.files) if file.rank is not None and file.path is not None}
-        wanted = {id(layout) for layout in shards.layouts if layout is not None and layout.record in names}
+        layouts = {id(layout): layout for layout in shards.layouts}.items()
+        wanted = {number for number, of in layouts if of and (of.record, of.dtype, of.record_span[1]) == kind}
         columns = zip(shards.files, shards.crcs, shards.layouts, shards.sizes, strict=False)
         for place, (file, crc, layout, sizes) in enumerate(columns):
             if crc and id(layout) in wanted and file in paths and 0 not in sizes and place not in located:
                 yield paths[file], crc
         shards = tuple(located.values())
     for _, source in _stated(shards):
-        if source.record in names:
+        if (source.record, source.dtype, source.record_span[1]) == kind:
             yield source.path, source.crc
-
-
-def _record_names(shards: Shards) -> set[str]:
-    if isinstance(shards, ItemShards) and not shards.located:
-        layouts = {id(layout): layout for layout in shards.layouts}.values()
-        return {layout.record for layout in layouts if layout is not None}
-    return {source.record for shard in with_bytes(shards) for source in shard.sources}
 
 
 def may_be_a_copy(records: Iterable[Checksum]) -> bool:

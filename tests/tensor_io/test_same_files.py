@@ -152,7 +152,7 @@ def stray(drawn):
 def test_stated_checksums_in_columns_prove_the_copies_that_each_shard_proves(first, floats, drawn):
     for columns in (False, True):
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(module, "FIRST_RECORDS", first)
+            patched.setattr(module, "FIRST_KINDS", first)
             found = check_copies([((name,), t) for name, t in tensors(floats, drawn, columns)])
             assert [p.rank for p in found] == stray(drawn)
 
