@@ -29,14 +29,20 @@ class Format:
     The module has `NAME`, `READS`, `KNOWN_BY`, `detect` and `read` as they are described here, and may have `TRIED`,
     `BY_HAND` and `JOINS`. `suggested_by` is a pattern of names of files or folders that may be such a checkpoint. Files
     of a format that is `per_rank` are one rank's torch.save files, which a caller may give one by one. A format
-    `of_folders` is not asked about a file.
+    `of_folders` is not asked about a file. One that is a `recipe` stands in `recipes.py`, under its name in capitals.
     """
 
-    def __init__(self, name: str, suggested_by: str, per_rank: bool = False, of_folders: bool = False) -> None:
+    def __init__(
+        self, name: str, suggested_by: str, per_rank: bool = False, of_folders: bool = False, recipe: bool = False
+    ) -> None:
         self.NAME, self.suggested_by = name, re.compile(suggested_by)
-        self.per_rank, self.of_folders = per_rank, of_folders
+        self.per_rank, self.of_folders, self.recipe = per_rank, of_folders or recipe, recipe
 
     def _module(self) -> Any:
+        if self.recipe:
+            from ckptools.formats import recipes
+
+            return getattr(recipes, self.NAME.upper())
         return import_module(f"ckptools.formats.{self.NAME}")
 
     @property
@@ -100,7 +106,7 @@ FORMATS: tuple[Format, ...] = (
     Format("nemo_automodel", r"(^|/)epoch_\d+_step_\d+(/|$)|^losses\.json$|_(global|dp)_rank_\d"),
     Format("torchsnapshot", r"^\.snapshot_metadata$|(^|/)(\d+|batched|sharded|replicated)/|(^|/)[^./]+/[^./]*$"),
     Format("torch_checkpointing", r"metadata\.pkl$|_\d+\.(pt|safetensors|json)$"),
-    Format("byte_checkpoint", r"^(model|optimizer|extra_state)$", of_folders=True),
+    Format("byte_checkpoint", r"^(model|optimizer|extra_state)$", recipe=True),
     Format("colossal_ai", r"^(modeling|optimizer|running_states\.json)$", of_folders=True),
     Format("olmo_core", r"^model_and_optim$", of_folders=True),
     Format("composer_folder", r"^(composer_metadata\.json|resumption\.pkl)$", of_folders=True),

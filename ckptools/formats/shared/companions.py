@@ -29,11 +29,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ckptools.errors import ReadError
-from ckptools.files.opening import read_json, reading
+from ckptools.files.opening import File, content_of, head_of, read_json, reading
+from ckptools.files.zip_archive import MAX_PICKLE
 from ckptools.formats.options import Options
 from ckptools.formats.shared.checkpoint_builder import Fault, file_now, swapped_files
 from ckptools.model.checkpoint import Fact, RankFile
 from ckptools.model.problems import Code, Problem
+from ckptools.pickles.machine import Machine, load_checked
 from ckptools.pickles.reader import Saved
 from ckptools.text import few, first_few
 from ckptools.training_state.sections import is_optimizer
@@ -45,6 +47,9 @@ OF_ALL = re.compile(
 )
 NUMBERED = re.compile(r"(optimizer|scheduler|custom_checkpoint)(?:_(\d{1,4}))?")
 """Keys of files that Accelerate numbers from 0 without a gap, the first of most kinds without its number."""
+
+PROTOCOL = b"\x80"
+"""The first byte of a pickle of protocol 2 or later."""
 
 NTH_SAVE = re.compile(r"checkpoint_\d+")
 ORDER = ("optimizer", "scheduler", "scaler", "rng", "trainer_state", "sampler", "dl_state_dict", "custom_checkpoint")
@@ -92,8 +97,8 @@ class CompanionFiles:
             file = known[problem.files[0]]
             yield replace(problem, tensor=file.part, rank=file.rank)
 
-    def read(self, companion: Companion, options: Options) -> Any:
-        """Read one companion and note what it cost; None, and a problem, when that is not possible."""
+    def read(self, companion: Companion, options: Options, name: str = "") -> Any:
+        """Read one companion and note what it cost; None, and a problem that calls it `name`, if it is unreadable."""
         path, key, rank = companion.path, companion.key, companion.rank
         status: Literal["read", "cut", "bad"] = "read"
         tree = None
@@ -101,6 +106,10 @@ class CompanionFiles:
             if path.suffix == ".json":
                 self.bytes_read += path.stat().st_size
                 tree = read_json(path)
+            elif path.suffix == ".pkl" and (machine := _plain_pickle(path)) is not None:
+                self.bytes_read += len(machine.data)
+                tree = load_checked(machine, path, "pickle")
+                self.names += (named.dotted for named in machine.globals.values())
             else:
                 saved = options.read_file(path)
                 self.saved.append(saved)
@@ -109,10 +118,24 @@ class CompanionFiles:
                 tree = saved.tree
         except ReadError as error:
             fault = Fault.of(error, path)
-            self.problems.append(fault.problem(path.name, rank, key))
+            self.problems.append(fault.problem(name or path.name, rank, key))
             status = fault.status
         self.files.append(file_now(path, rank, key, status))
         return tree
+
+
+def _plain_pickle(path: Path) -> Machine | None:
+    """What `pickle.dump` wrote, in which tensors are foreign objects; None for a torch.save file.
+
+    Raises:
+        ReadError: it is too large to be read.
+    """
+    with File(path) as file:
+        if file.size == 0 or file.read(0, 1) != PROTOCOL or content_of(head_of(file)):
+            return None
+        if file.size > MAX_PICKLE:
+            raise ReadError(path, f"has {file.size} bytes; at most {MAX_PICKLE} are read")
+        return Machine(file.read(0, file.size))
 
 
 def lacks_its_model(folder: Path) -> bool:
