@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ckptools.files.opening import head_at
 from ckptools.formats.dcp.files import METADATA
-from ckptools.formats.recipe import Part, PartsBuilder, Recipe
+from ckptools.formats.recipe import Part, PartsBuilder, Recipe, stated
 from ckptools.model.checkpoint import Fact
 
 # -- ByteCheckpoint: a step's folder with a DCP folder each for model and optimizer, and a file per rank for the rest --
@@ -39,4 +39,34 @@ BYTE_CHECKPOINT = Recipe(
     ),
     saved_as="ByteCheckpoint, DCP folders",
     world_size=lambda parts: Fact(1 + max(parts.writers.ranks, default=0), ("files found",)),
+)
+
+# -- Composer's `save_checkpoint_to_disk` (2024): `ep0-ba5/` with a folder each for model and optimizer ----------------
+#
+#     model/                      DCP whose keys are the fqns, or `model/model.pt`
+#     optim/                      DCP with `state` and `param_groups`, or `optim/optim.pt`
+#     resumption.pkl              a plain pickle: timestamp, schedulers, dataset_state, callbacks, rank_zero_seed, …
+#     composer_metadata.json      versions, number of GPUs, precision
+#
+# Tensors in the plain pickle are kept as foreign objects. The Trainer itself writes rank files or one DCP
+# (`rank_files`, `dcp`). The folders open as plain DCP too. Source: mosaicml/composer composer/checkpoint/save.py and
+# state_dict.py; checked on a folder of this layout that torch wrote, not on one of Composer.
+
+COMPOSER_FOLDER = Recipe(
+    NAME="composer_folder",
+    READS="Composer's composer.checkpoint: a folder with model/, optim/, resumption.pkl and composer_metadata.json",
+    KNOWN_BY="a folder with composer_metadata.json or resumption.pkl beside model/ or optim/",
+    BY_HAND=("composer.checkpoint",),
+    signs=(
+        ("composer_metadata.json", "resumption.pkl"),
+        ("model/.metadata", "optim/.metadata", "model/model.pt", "optim/optim.pt"),
+    ),
+    parts=(
+        Part(("model/model.pt", "model"), "model", PartsBuilder.add_dcp, "note", ": it was not saved", needed=True),
+        Part(("optim/optim.pt", "optim"), "optim", PartsBuilder.add_dcp, "note", ": it was not saved", needed=True),
+        Part(("resumption.pkl",), "resumption", PartsBuilder.add_file),
+        Part(("composer_metadata.json",), "metadata", PartsBuilder.add_file),
+    ),
+    saved_as="Composer, {parts.form}",
+    world_size=stated("metadata", "num_gpus"),
 )

@@ -12,8 +12,9 @@ import torch
 
 import ckptools
 from ckptools.errors import NotWholeError
-from ckptools.formats import composer_folder, olmo_core
-from ckptools.formats.dcp import folder as composite_builder
+from ckptools.formats import olmo_core
+from ckptools.formats.recipes import COMPOSER_FOLDER
+from ckptools.formats.shared import companions
 from ckptools.model.tree import Opaque
 from tests.formats.test_accelerate import MODEL, OPTIMIZER, raw, save
 
@@ -132,7 +133,7 @@ def test_a_damaged_pickle_is_named(composer, data):
 
 
 def test_a_pickle_that_is_too_large_is_named_with_its_size(composer, monkeypatch):
-    monkeypatch.setattr(composite_builder, "MAX_PICKLE", 50)
+    monkeypatch.setattr(companions, "MAX_PICKLE", 50)
     size = (composer / "resumption.pkl").stat().st_size
     (problem,) = ckptools.open(composer).problems
     assert (problem.code, problem.tensor) == ("CK002", "resumption")
@@ -143,4 +144,4 @@ def test_other_folders_of_such_names_are_left_alone(tmp_path):
     (tmp_path / "model_and_optim").mkdir()
     (tmp_path / "model").mkdir()
     (tmp_path / "composer_metadata.json").write_text("{}")
-    assert not olmo_core.detect(tmp_path) and not composer_folder.detect(tmp_path)
+    assert not olmo_core.detect(tmp_path) and not COMPOSER_FOLDER.detect(tmp_path)
