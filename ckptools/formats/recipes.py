@@ -70,3 +70,36 @@ COMPOSER_FOLDER = Recipe(
     saved_as="Composer, {parts.form}",
     world_size=stated("metadata", "num_gpus"),
 )
+
+# -- OLMo-core: `step1000/` with a DCP for model and optimizer, and a file per rank for the trainer --------------------
+#
+#     model_and_optim/            DCP; tops `model` and `optim`, the optimizer state flattened unless asked otherwise
+#     train/rank{R}.pt            trainer state: global_step, epoch, world_size, data_loader, rng, callbacks
+#     .metadata.json              version of OLMo-core
+#
+# The DCP is written by OLMo-core's own writer, whose classes have torch's names. `model_and_optim/` opens as plain DCP
+# too. Source: allenai/OLMo-core src/olmo_core/train/checkpoint.py, train/trainer.py,
+# distributed/checkpoint/filesystem.py, train/train_module/transformer/train_module.py; checked on a folder of this
+# layout that torch wrote, not on one of OLMo-core.
+
+OLMO_CORE = Recipe(
+    NAME="olmo_core",
+    READS="OLMo-core: a step folder with model_and_optim/ (DCP) and the trainer's state of each rank",
+    KNOWN_BY="a folder with model_and_optim/.metadata",
+    BY_HAND=("OLMo-core",),
+    signs=(("model_and_optim/.metadata",),),
+    parts=(
+        Part(("model_and_optim",), "", PartsBuilder.add_dcp, "error", needed=True),
+        Part(
+            ("train/rank{rank}.pt",),
+            "train",
+            PartsBuilder.add_ranks,
+            "warning",
+            ", the trainer's state; a rank without one resumes from rank 0's",
+            needed=True,
+        ),
+        Part((".metadata.json",), "metadata", PartsBuilder.add_file),
+    ),
+    saved_as="OLMo-core, DCP folder, {parts.writer}",
+    world_size=stated("train", "world_size"),
+)

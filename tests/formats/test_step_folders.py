@@ -12,8 +12,7 @@ import torch
 
 import ckptools
 from ckptools.errors import NotWholeError
-from ckptools.formats import olmo_core
-from ckptools.formats.recipes import COMPOSER_FOLDER
+from ckptools.formats.recipes import COMPOSER_FOLDER, OLMO_CORE
 from ckptools.formats.shared import companions
 from ckptools.model.tree import Opaque
 from tests.formats.test_accelerate import MODEL, OPTIMIZER, raw, save
@@ -144,4 +143,4 @@ def test_other_folders_of_such_names_are_left_alone(tmp_path):
     (tmp_path / "model_and_optim").mkdir()
     (tmp_path / "model").mkdir()
     (tmp_path / "composer_metadata.json").write_text("{}")
-    assert not olmo_core.detect(tmp_path) and not COMPOSER_FOLDER.detect(tmp_path)
+    assert not OLMO_CORE.detect(tmp_path) and not COMPOSER_FOLDER.detect(tmp_path)
