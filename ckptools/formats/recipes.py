@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from ckptools.files.opening import head_at
+from pathlib import Path
+from typing import Any
+
+from ckptools.errors import ReadError
+from ckptools.files.opening import head_at, is_plain_name, read_json
 from ckptools.formats.dcp.files import METADATA
 from ckptools.formats.recipe import Part, PartsBuilder, Recipe, stated
+from ckptools.formats.shared.checkpoint_builder import file_now
 from ckptools.model.checkpoint import Fact
+from ckptools.model.problems import Code, Problem
+from ckptools.model.tree import leaf_at
+from ckptools.text import few, plural
 
 # -- ByteCheckpoint: a step's folder with a DCP folder each for model and optimizer, and a file per rank for the rest --
 #
@@ -102,4 +110,70 @@ OLMO_CORE = Recipe(
     ),
     saved_as="OLMo-core, DCP folder, {parts.writer}",
     world_size=stated("train", "world_size"),
+)
+
+# -- Colossal-AI: a folder with the model as Hugging Face saves it, and the optimizer as files of states with an index
+#
+#     modeling/pytorch_model.bin.index.json   or model/; safetensors likewise
+#     optimizer/pytorch_optim.bin.index.json  weight_map: number of a parameter to file; metadata.param_groups: a file
+#     optimizer/pytorch_optim-00001.bin       {0: {"step", "exp_avg", …}, …}, whole tensors
+#     optimizer/pytorch_optim_group.bin       {"param_groups": […]}
+#     lr_scheduler  running_states.json
+#
+# Before it saves, Colossal-AI gathers weights and moments over its tensor- and data-parallel ranks, so every tensor is
+# whole. Source: colossalai/checkpoint_io/hybrid_parallel_checkpoint_io.py (`save_sharded_optimizer`), index_file.py,
+# and the folders of its examples' `save_checkpoint`; tried on files made by hand.
+
+INDEX = "pytorch_optim.bin.index.json"
+
+
+def indexed_optimizer(parts: PartsBuilder, folder: Path, key: str) -> None:
+    """Add an optimizer by its index; problems where a file, or a state in one, is missing.
+
+    Raises:
+        ReadError: the index is damaged.
+    """
+    parts.check_link(folder / INDEX)
+    index = read_json(folder / INDEX)
+    parts.files.append(file_now(folder / INDEX, None, key, "read"))
+    listed = leaf_at(index, ("weight_map",))
+    if not isinstance(listed, dict) or not all(isinstance(f, str) and is_plain_name(f) for f in listed.values()):
+        text = "has no weight_map of numbers to names of files; not of Colossal-AI, or damaged"
+        raise ReadError(folder / INDEX, text)
+    state: dict[Any, Any] = {}
+    for name in sorted(set(listed.values())):
+        here = parts.read_file(folder / name, key)
+        if isinstance(here, dict):
+            state |= here
+            numbers = {str(number) for number in state}
+            lost = [number for number, file in listed.items() if file == name and number not in numbers]
+            if lost:
+                text = f"{name} lacks {plural(len(lost), 'state')} that {INDEX} lists in it: {few(lost)}"
+                parts.problems.append(Problem(Code.VALUE_LOST, text, None, key))
+    name = leaf_at(index, ("metadata", "param_groups"))
+    groups = parts.read_file(folder / name, key) if isinstance(name, str) and is_plain_name(name) else {}
+    found = groups.get("param_groups") if isinstance(groups, dict) else []
+    if found is None:
+        text = f"no param_groups in the file that {INDEX} names for them"
+        parts.problems.append(Problem(Code.VALUE_LOST, text, None, key))
+    ordered = sorted(state, key=lambda one: (0, one, "") if isinstance(one, int) else (1, 0, str(one)))
+    parts.tree[key] = {"state": {number: state[number] for number in ordered}, "param_groups": found or []}
+
+
+COLOSSAL_AI = Recipe(
+    NAME="colossal_ai",
+    READS=(
+        "Colossal-AI: a folder with modeling/, optimizer/ (states in several files), lr_scheduler, running_states.json"
+    ),
+    KNOWN_BY="a folder with optimizer/pytorch_optim.bin.index.json",
+    BY_HAND=("Colossal-AI",),
+    signs=((f"optimizer/{INDEX}",),),
+    parts=(
+        Part(("modeling", "model"), "model", PartsBuilder.add_weights, "error", " with weights"),
+        Part(("optimizer",), "optimizer", indexed_optimizer, needed=True),
+        Part(("lr_scheduler",), "lr_scheduler", PartsBuilder.add_file),
+        Part(("running_states.json",), "running_states", PartsBuilder.add_file),
+    ),
+    saved_as="Colossal-AI, every tensor whole",
+    world_size=lambda parts: Fact(1, ("every tensor whole",)),
 )

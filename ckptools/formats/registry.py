@@ -107,7 +107,7 @@ FORMATS: tuple[Format, ...] = (
     Format("torchsnapshot", r"^\.snapshot_metadata$|(^|/)(\d+|batched|sharded|replicated)/|(^|/)[^./]+/[^./]*$"),
     Format("torch_checkpointing", r"metadata\.pkl$|_\d+\.(pt|safetensors|json)$"),
     Format("byte_checkpoint", r"^(model|optimizer|extra_state)$", recipe=True),
-    Format("colossal_ai", r"^(modeling|optimizer|running_states\.json)$", of_folders=True),
+    Format("colossal_ai", r"^(modeling|optimizer|running_states\.json)$", recipe=True),
     Format("olmo_core", r"^model_and_optim$", recipe=True),
     Format("composer_folder", r"^(composer_metadata\.json|resumption\.pkl)$", recipe=True),
     Format("dcp", r"\.metadata|\.distcp$|(ba|step|iter|iteration|checkpoint)[-_]?\d+$"),
