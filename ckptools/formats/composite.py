@@ -14,12 +14,12 @@ of each part decides what it is.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckptools.errors import CkptoolsError, ReadError, UnsafePathError
+from ckptools.errors import CkptoolsError
 from ckptools.files.opening import reading
 from ckptools.formats import (
     accelerate,
@@ -39,14 +39,12 @@ from ckptools.formats import (
     torchsnapshot,
 )
 from ckptools.formats.dcp.files import looks_like_dcp
-from ckptools.formats.dcp.folder import CompositeBuilder
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search.rank_names import parse
-from ckptools.formats.shared.checkpoint_builder import Fault, file_now
-from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder
+from ckptools.formats.recipe import RANK, Part, PartsBuilder
+from ckptools.model.checkpoint import Checkpoint, Fact
 from ckptools.model.problems import Code, Problem, Severity
 from ckptools.text import few
-from ckptools.training_state.optimizers import AS_SAVED
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
 
@@ -88,6 +86,62 @@ class NamedPart(NamedTuple):
         """Whether each rank has a state of its own there, which is neither model nor optimizer."""
         return self.format is rank_files and self.key not in (MODEL, *OPTIMIZERS)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a file whose content is the part, whatever its format."""
+        return self.path.is_file() and (self.format is None or self.path.suffix in (".json", ".pkl"))
+
+    def form(self, forms: Mapping[str, str]) -> str:
+        """What it is called among the parts that were read; empty where it was not."""
+        if self.is_by_rank or self.is_plain:
+            return self.key
+        return "" if self.key not in forms else self.key if self.path.is_file() else f"{self.key} ({forms[self.key]})"
+
+    def read(self, parts: PartsBuilder, path: Path, key: str) -> None:
+        """Add it to a checkpoint.
+
+        Raises:
+            ReadError: it cannot be read.
+        """
+        if self.is_by_rank:
+            self._read_ranks(parts)
+        elif self.is_plain:
+            parts.add_file(path, self.key)
+        elif self.format is None:
+            with reading(path):
+                empty = not any(path.iterdir())
+            text = f"the folder {path.name} {'is empty' if empty else 'holds nothing of a format that a part may have'}"
+            severity: Severity = "error" if self.key in OPTIMIZERS else "warning"
+            parts.problems.append(Problem(Code.FILE_MISSING, text, None, self.key, severity, (path.name,)))
+        else:
+            # All ranks, so that no tensor has to search for the rest of it from inside of this folder.
+            of_ranks, alone = self.format is rank_files, path.is_file()
+            options = replace(parts.options, all_ranks=parts.options.all_ranks or of_ranks, only_this_file=alone)
+            made = self.format.read(path, options)
+            parts.add_checkpoint(made, self.key, self.key, "" if alone else path.name)
+
+    def _read_ranks(self, parts: PartsBuilder) -> None:
+        """Add what each rank has for itself, and name the ranks that have nothing.
+
+        Each rank has a random state. Of anything else there may be as many as data-parallel ranks, whose number divides
+        that of all.
+        """
+        with reading(self.path):
+            here = sorted(p for p in self.path.iterdir() if p.is_file())
+        first, *_ = named = [name for name in map(parse, here) if name is not None]
+        files = {name.rank: name.path for name in named}
+        rest = [p.name for p in here if p not in files.values()]
+        if rest:
+            text = f"in the folder {self.path.name}, and not read: {few(rest)}"
+            parts.problems.append(Problem(Code.NOT_READ, text, files=tuple(rest)))
+        parts.add_states_of(self.key, {("", rank): path for rank, path in files.items()})
+        count, world = max(files) + 1, parts.world.value or 0
+        parts.count(Fact(count, (f"{self.key} files",)))
+        fits = self.key != RNG and world % count == 0 and len(files) == count
+        spelled = self.path / re.sub(r"(rank[_-]?)\d+", rf"\g<1>{RANK}", first.path.name)
+        absent = set(range(min(max(count, world), rank_files.MAX_WORLD))) - set(files)
+        parts.miss_files(self.key, spelled, sorted(absent), "warning" if fits else "error")
+
 
 def detect(path: Path) -> bool:
     """A folder with a model and another part, by their names, each in a format that has no more than its tree."""
@@ -128,122 +182,37 @@ def read(path: Path, options: Options) -> Checkpoint:
         ReadError: no part can be read.
         UnsafePathError: a part is a link out of the folder.
     """
-    folder = _PartsFolder(path, options)
-    for part in folder.found:
-        if not part.is_by_rank:
-            folder.add(part)
-    for part in folder.found:
-        if part.is_by_rank:
-            folder.add_by_rank(part)
-    return folder.checkpoint()
+    parts = PartsBuilder(NAME, path, options)
+    found = sorted(_parts(path), key=lambda part: part.is_by_rank)
+    for one in found:
+        parts.add(Part((one.path.name,), one.key, one.read))
+    parts.check_tree()
+    with reading(path):
+        rest = sorted({p.name for p in path.iterdir()} - {part.path.name for part in found})
+    if rest:
+        text = f"also here, of no part, and not read: {few(rest)}"
+        parts.problems.append(Problem(Code.NOT_READ, text, files=tuple(rest)))
+    parts.problems += _contradictions(parts.tree, {part.key for part in found})
+    forms = (one.form(parts.forms) for one in found)
+    saved_as = f"a composite of parts by their names: {', '.join(filter(None, forms))}"
+    return parts.checkpoint(saved_as, parts.world)
 
 
-class _PartsFolder:
-    def __init__(self, path: Path, options: Options) -> None:
-        self.path, self.options = path, options
-        self.parts = CompositeBuilder(NAME, path, options)
-        self.problems = self.parts.problems
-        self.found = list(_parts(path))
-        self.world = Fact(None)
-        self.order: ModuleOrder = AS_SAVED
-        self.saved_as: list[str] = []
-
-    def add(self, part: NamedPart) -> None:
-        """Add a part that all ranks have in common; a problem where it cannot be read."""
-        self.parts.check_link(part.path)
-        if part.format is None and part.path.is_dir():
-            with reading(part.path):
-                empty = not any(part.path.iterdir())
-            what = "is empty" if empty else "holds nothing of a format that a part may have"
-            text = f"the folder {part.path.name} {what}"
-            severity: Severity = "error" if part.key in OPTIMIZERS else "warning"
-            self.problems.append(Problem(Code.FILE_MISSING, text, None, part.key, severity, (part.path.name,)))
-        elif part.format is None or part.path.suffix in (".json", ".pkl"):
-            self.parts.add_file(part.path, part.key)
-            self.saved_as.append(part.key)
-        else:
-            self._add_opened(part, part.format)
-
-    def _add_opened(self, part: NamedPart, format: Any) -> None:
-        # All ranks, so that no tensor has to search for the rest of it from inside of this folder.
-        of_ranks, alone = format is rank_files, part.path.is_file()
-        options = replace(self.options, all_ranks=self.options.all_ranks or of_ranks, only_this_file=alone)
-        name = part.path.name
-        try:
-            made = format.read(part.path, options)
-        except UnsafePathError:
-            raise
-        except ReadError as error:
-            fault = Fault.of(error, part.path)
-            problem = fault.problem(name if alone else f"{name}:", None, part.key)
-            self.problems.append(replace(problem, files=(name,)))
-            if alone:
-                self.parts.files.append(file_now(part.path, None, part.key, fault.status))
-            return
-        named = [p if alone else replace(p, message=f"{name}: {p.message}") for p in made.problems]
-        self.parts.add_checkpoint(replace(made, problems=tuple(named)), part.key, part.key)
-        self.saved_as.append(part.key if alone else f"{part.key} ({made.saved_as})")
-        self._count(made.world_size)
-        self.order = made.module_order if part.key == MODEL else self.order
-
-    def _count(self, world: Fact) -> None:
-        if (world.value or 0) > (self.world.value or 0) or (world.value == self.world.value and self.world.at_least):
-            self.world = world
-
-    def add_by_rank(self, part: NamedPart) -> None:
-        """Add what each rank has for itself, and name the ranks that have nothing.
-
-        Each rank has a random state. Of anything else there may be as many as data-parallel ranks, whose number divides
-        that of all.
-        """
-        self.parts.check_link(part.path)
-        with reading(part.path):
-            here = sorted(p for p in part.path.iterdir() if p.is_file())
-        named = [name for name in map(parse, here) if name is not None]
-        files = {name.rank: name.path for name in named}
-        rest = [p.name for p in here if p not in files.values()]
-        if rest:
-            text = f"in the folder {part.path.name}, and not read: {few(rest)}"
-            self.problems.append(Problem(Code.NOT_READ, text, files=tuple(rest)))
-        self.parts.add_states(part.key, {("", rank): path for rank, path in files.items()})
-        self.saved_as.append(part.key)
-        count, world = max(files) + 1, self.world.value or 0
-        self._count(Fact(count, (f"{part.key} files",)))
-        whole = max(count, world)
-        fits = part.key != RNG and world % count == 0 and len(files) == count
-        for rank in sorted(set(range(min(whole, rank_files.MAX_WORLD))) - set(files)):
-            name = re.sub(r"(rank[_-]?)\d+", rf"\g<1>{rank:0{named[0].width}}", named[0].path.name)
-            self.parts.miss_state(part.path / name, part.key, rank, "warning" if fits else "error")
-
-    def checkpoint(self) -> Checkpoint:
-        if not self.parts.tree:
-            raise ReadError(self.path, f"no part of it can be read: {few([p.message for p in self.problems])}")
-        # What lies in the folder and is no part.
-        mine = {part.path.name for part in self.found}
-        with reading(self.path):
-            rest = sorted(p.name for p in self.path.iterdir() if p.name not in mine)
-        if rest:
-            text = f"also here, of no part, and not read: {few(rest)}"
-            self.problems.append(Problem(Code.NOT_READ, text, files=tuple(rest)))
-        # Warn where the counters of two parts have different values.
-        stated = {}
-        for key in (key for key in self.parts.tree if key not in UNCOUNTED):
-            sections = tuple(s for s in find_sections({key: self.parts.tree[key]}) if s.kind == "other")
-            step = find_step(Path("-"), sections)
-            if step.value is not None:
-                stated[f"{step.sources[0]} {step.value}"] = step.value
-        if len(set(stated.values())) > 1:
-            text = f"parts state different steps: {', '.join(stated)}; they may be of different saves"
-            self.problems.append(Problem(Code.MIXED_SAVES, text, severity="warning"))
-        # Parts that do not hold what their names promise.
-        for key, kind in KINDS.items():
-            if key in self.parts.tree and kind not in {s.kind for s in find_sections({key: self.parts.tree[key]})}:
-                text = f"holds nothing that is known to be {'an' if kind == 'optimizer' else 'a'} {kind}"
-                self.problems.append(Problem(Code.NAME_CONTRADICTS, text, None, key))
-        here = {part.key for part in self.found}
-        if not here.isdisjoint(SCHEDULERS) and here.isdisjoint(OPTIMIZERS):
-            text = "a scheduler is here, and the optimizer whose learning rates it sets is not"
-            self.problems.append(Problem(Code.FILE_MISSING, text, severity="warning"))
-        return self.parts.checkpoint(
-            f"a composite of parts by their names: {', '.join(self.saved_as)}", self.world, self.order
-        )
+def _contradictions(tree: Mapping[str, Any], here: set[str]) -> Iterator[Problem]:
+    """Parts that do not fit together, or do not hold what their names promise."""
+    stated = {}
+    for key in (key for key in tree if key not in UNCOUNTED):
+        sections = tuple(s for s in find_sections({key: tree[key]}) if s.kind == "other")
+        step = find_step(Path("-"), sections)
+        if step.value is not None:
+            stated[f"{step.sources[0]} {step.value}"] = step.value
+    if len(set(stated.values())) > 1:
+        text = f"parts state different steps: {', '.join(stated)}; they may be of different saves"
+        yield Problem(Code.MIXED_SAVES, text, severity="warning")
+    for key, kind in KINDS.items():
+        if key in tree and kind not in {s.kind for s in find_sections({key: tree[key]})}:
+            text = f"holds nothing that is known to be {'an' if kind == 'optimizer' else 'a'} {kind}"
+            yield Problem(Code.NAME_CONTRADICTS, text, None, key)
+    if not here.isdisjoint(SCHEDULERS) and here.isdisjoint(OPTIMIZERS):
+        text = "a scheduler is here, and the optimizer whose learning rates it sets is not"
+        yield Problem(Code.FILE_MISSING, text, severity="warning")
