@@ -21,6 +21,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,11 @@ from ckptools.errors import ReadError
 from ckptools.files.opening import read_json, reading
 from ckptools.formats import dcp, dcp_safetensors, hugging_face, torch_file
 from ckptools.formats.dcp.files import looks_like_dcp
-from ckptools.formats.dcp.folder import PLANNED, CompositeBuilder
 from ckptools.formats.flat_parameters import parameters
 from ckptools.formats.options import Options
+from ckptools.formats.recipe import RANK, Part, PartsBuilder
 from ckptools.formats.shared.given_names_and_shapes import Shapes
-from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder
+from ckptools.model.checkpoint import Checkpoint, Fact
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
@@ -111,6 +112,7 @@ def read(path: Path, options: Options) -> Checkpoint:
     return _AutomodelFolder(folder, options).checkpoint()
 
 
+WRITTEN = ", which every save of the recipe writes"
 FOUND = ("files found",)
 """What says how many ranks there are, where none left files of its own."""
 
@@ -118,15 +120,13 @@ FOUND = ("files found",)
 class _AutomodelFolder:
     def __init__(self, folder: Path, options: Options) -> None:
         self.folder, self.options = folder, options
-        self.parts = CompositeBuilder(NAME, folder, options)
+        self.parts = PartsBuilder(NAME, folder, options)
         self.problems = self.parts.problems
-        self.saved_as = ""
-        self.order: ModuleOrder = PLANNED
 
     def checkpoint(self) -> Checkpoint:
         """Put everything together; the optimizer is read first, for the shapes of the model."""
-        others = CompositeBuilder(NAME, self.folder, self.options)
-        self._add_dcp(others, self.folder / OPTIM)
+        others = PartsBuilder(NAME, self.folder, self.options)
+        others.add(Part((OPTIM,), "", PartsBuilder.add_dcp, "error", WRITTEN))
         states = self._rank_states()
         world = self._world_size(others, states)
         found = [
@@ -134,48 +134,43 @@ class _AutomodelFolder:
             for value in others.tree.values()
             if is_optimizer(value)
         ]
-        self._add_model({name: shape for shapes in found if shapes for name, shape in shapes.shapes.items()}, world)
+        saved_as = self._add_model(
+            {name: shape for shapes in found if shapes for name, shape in shapes.shapes.items()}, world
+        )
         self.parts.add_parts(others)
         self._add_rest(states, world.value)
-        if not self.parts.tree:
-            raise ReadError(self.folder, f"no part of it can be read: {few([p.message for p in self.problems])}")
+        self.parts.check_tree()
         if STEP.fullmatch(self.folder.name) and SCHEDULER not in self.parts.tree:
             text = f"no file {SCHEDULER}.pt, which says where training goes on"
             self.problems.append(Problem(Code.FILE_MISSING, text, severity="warning"))
         if (self.folder / INCOMPLETE).exists():
             text = f"{INCOMPLETE} is here, which is removed when all of it is written: the save was interrupted"
             self.problems.append(Problem(Code.MODEL_PART_MISSING, text, severity="warning"))
-        return self.parts.checkpoint(f"NeMo Automodel, {self.saved_as or 'no model'}", world, self.order)
+        return self.parts.checkpoint(f"NeMo Automodel, {saved_as}", world)
 
     # -- model and optimizer
 
-    def _add_dcp(self, parts: CompositeBuilder, folder: Path, key: str | None = None) -> None:
-        """Add a DCP folder, with its own tops or as `key`; a problem where it is not here or cannot be read."""
-        parts.add_dcp_part(folder, key, f"no folder {folder.name}, which every save of the recipe writes")
-
-    def _add_model(self, shapes: Mapping[str, Ints], world: Fact) -> None:
+    def _add_model(self, shapes: Mapping[str, Ints], world: Fact) -> str:
+        """Add the model; return how it was saved."""
         folder = self.folder / MODEL
         exported = folder / CONSOLIDATED
-        if folder.is_dir() and not _holds_weights(folder):
+        if not folder.is_dir() or looks_like_dcp(folder):
+            self.parts.add(Part((MODEL,), MODEL, PartsBuilder.add_dcp, "error", WRITTEN))
+        elif not _holds_weights(folder):
             self.problems.append(Problem(Code.FILE_MISSING, f"the folder {MODEL} holds no weights", None, MODEL))
-        elif not folder.is_dir() or looks_like_dcp(folder):
-            self._add_dcp(self.parts, folder, MODEL)
-            self.saved_as = f"DCP folders, {self.parts.writer}"
         elif dcp_safetensors.detect(folder):
-            self._add_shards(folder, shapes, world)
+            self.parts.add(Part((MODEL,), MODEL, partial(self._add_shards, shapes, world), needed=True))
         else:
-            other = folder if _is_hf(folder) else exported
-            self.parts.check_link(other)
-            made = hugging_face.read(other, self.options)
-            self._add_read(made, made.tree if set(made.tree) != {MODEL} else made.tree[MODEL])
-            return
+            at = MODEL if _is_hf(folder) else f"{MODEL}/{CONSOLIDATED}"
+            self.parts.add(Part((at,), MODEL, PartsBuilder.add_weights, needed=True))
+            return self.parts.forms[MODEL]
         if exported.is_dir() and _is_hf(exported):
             text = f"{MODEL}/{CONSOLIDATED} is not read: an export of the same model; open it by its name"
             self.problems.append(Problem(Code.NOT_READ, text, files=(CONSOLIDATED,)))
+        return self.parts.forms.get(MODEL) or (self.parts.form if self.parts.writer else "no model")
 
-    def _add_shards(self, folder: Path, shapes: Mapping[str, Ints], world: Fact) -> None:
+    def _add_shards(self, shapes: Mapping[str, Ints], world: Fact, parts: PartsBuilder, folder: Path, key: str) -> None:
         """Add safetensors shards, and find the parts of their tensors that are missing by the known shapes."""
-        self.parts.check_link(folder)
         made = dcp_safetensors.read(folder, self.options)
         here = {name: t for name, t in made.tree.items() if isinstance(t, Tensor)}
         lost = any(f.status != "read" for f in made.files)
@@ -190,7 +185,7 @@ class _AutomodelFolder:
         if world.sources != FOUND and world.value == made.world_size.value and not lost:
             # Files of each rank's own count the ranks, so that the last one is here.
             made = replace(made, problems=tuple(p for p in made.problems if p.kind is not Code.SIZE_UNSTATED))
-        self._add_read(made, made.tree)
+        parts.add_checkpoint(made, MODEL)
         self.problems += self._names_lacking(folder, here, set(shapes), lost)
 
     def _names_lacking(self, folder: Path, here: Mapping[str, Any], trained: set[str], lost: bool) -> Iterator[Problem]:
@@ -214,10 +209,6 @@ class _AutomodelFolder:
             sure = not trained.isdisjoint(absent)
             yield Problem(Code.MODEL_PART_MISSING, text, None, MODEL, "error" if sure else "warning")
 
-    def _add_read(self, made: Checkpoint, tree: Any) -> None:
-        self.parts.add_checkpoint(replace(made, tree=tree), MODEL)
-        self.saved_as, self.order = made.saved_as, made.module_order
-
     # -- the rest
 
     def _rank_states(self) -> dict[str, dict[tuple[str, int], Path]]:
@@ -237,7 +228,7 @@ class _AutomodelFolder:
                 found[folder.name] = {}
         return found
 
-    def _world_size(self, others: CompositeBuilder, states: Mapping[str, Mapping[tuple[str, int], Path]]) -> Fact:
+    def _world_size(self, others: PartsBuilder, states: Mapping[str, Mapping[tuple[str, int], Path]]) -> Fact:
         """Ranks that left a file, a DCP file or a shard of their own."""
         of_global = {
             key: max(r for k, r in files if k == "global") for key, files in states.items() if ("global", 0) in files
@@ -250,28 +241,31 @@ class _AutomodelFolder:
 
     def _add_rest(self, states: Mapping[str, Mapping[tuple[str, int], Path]], world: int) -> None:
         for key, files in states.items():
-            self.parts.check_link(self.folder / key)
-            if files:
-                self.parts.add_states(key, files)
-                for kind in sorted({kind for kind, _ in files}):
-                    for rank in _absent(kind, {rank for k, rank in files if k == kind}, world):
-                        self.parts.miss_state(self.folder / key / f"{key}_{kind}_rank_{rank}.pt", key, rank)
-            else:
-                self._add_dcp(self.parts, self.folder / key, key)
+            read = partial(self._add_states, files, world) if files else PartsBuilder.add_dcp
+            self.parts.add(Part((key,), key, read))
         with reading(self.folder):
             files_here = sorted(p for p in self.folder.iterdir() if p.is_file())
         for path in files_here:
             if path.suffix == ".pt" or path.name == LOSSES:
                 self.parts.add_file(path, path.stem)
 
+    def _add_states(
+        self, files: Mapping[tuple[str, int], Path], world: int, parts: PartsBuilder, folder: Path, key: str
+    ) -> None:
+        parts.add_states_of(key, files)
+        for kind in sorted({kind for kind, _ in files}):
+            spelled = folder / f"{key}_{kind}_rank_{RANK}.pt"
+            absent = _absent(kind, {rank for k, rank in files if k == kind}, world)
+            parts.miss_files(key, spelled, sorted(absent))
 
-def _absent(kind: str, ranks: set[int], world: int) -> list[int]:
+
+def _absent(kind: str, ranks: set[int], world: int) -> set[int]:
     """Ranks without a file; the number of data-parallel ranks divides the world size."""
     count = max(ranks) + 1
     expected = (
         world if kind == "global" else next((n for n in range(count, world) if world % n == 0), max(count, world))
     )
-    return [rank for rank in range(min(expected, dcp_safetensors.MAX_RANKS)) if rank not in ranks]
+    return set(range(min(expected, dcp_safetensors.MAX_RANKS))) - ranks
 
 
 def _goes_on(tensor: Tensor, shape: Ints) -> bool:
