@@ -21,16 +21,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from ckptools.files.opening import reading
 from ckptools.formats import rank_files
 from ckptools.formats.dcp.files import lacks_metadata, looks_like_dcp
-from ckptools.formats.dcp.folder import PLANNED, CompositeBuilder, is_dcp
 from ckptools.formats.flat_parameters.parameters import shapes_by_name
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search.rank_names import parse
+from ckptools.formats.recipe import Part, PartsBuilder, is_dcp
 from ckptools.formats.shared.companions import (
     path_that_states_a_step,
     read_companions,
@@ -41,7 +42,6 @@ from ckptools.formats.shared.given_names_and_shapes import Shapes
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tree import tensors_in
-from ckptools.training_state.optimizers import AS_SAVED
 from ckptools.training_state.sections import is_optimizer
 
 NAME = "accelerate"
@@ -75,6 +75,24 @@ class _AcceleratePart(NamedTuple):
     @property
     def key(self) -> str:
         return f"{self.what}_{self.number}" if self.number else self.what
+
+    def read(self, parts: PartsBuilder, path: Path, key: str, by_name: Shapes | None = None) -> None:
+        """Add it to a checkpoint; `by_name` are the shapes of flat parameters.
+
+        Raises:
+            ReadError: a DCP folder or the first rank's file cannot be read.
+        """
+        if self.kind == "dcp":
+            parts.add_dcp(path, self.key, self.what)
+        elif self.kind == "full":
+            parts.add_file(path, self.key)
+        else:
+            of_it = (p for p in path.parent.iterdir() if (one := _part(p)) and one._replace(path=path) == self)
+            group = sorted(filter(None, map(parse, of_it)), key=lambda name: name.rank)
+            # All ranks, so that no tensor has to search for the rest of it from inside of this folder.
+            options = replace(parts.options, all_ranks=True)
+            made = rank_files.read_group(path.parent, group[0].path, group, options, by_name)
+            parts.add_checkpoint(made, self.key)
 
 
 def detect(path: Path) -> bool:
@@ -113,25 +131,19 @@ def read(path: Path, options: Options) -> Checkpoint:
         UnsafePathError: a part is a link out of the folder.
     """
     found = sorted(_parts(path), key=lambda p: (p.what, p.number))
-    parts, optimizers = CompositeBuilder(NAME, path, options), CompositeBuilder(NAME, path, options)
-    for part in found:
-        if part.kind == "dcp" and part.what == "optimizer":
-            optimizers.add_dcp(part.path, part.key, "optimizer")
-        elif part.what == "optimizer":
-            _add_rank_files(optimizers, part)
-    for part in found:
-        if part.what == "model":
-            optimizer = optimizers.tree.get(part._replace(what="optimizer").key)
-            if part.kind == "dcp":
-                parts.add_dcp(part.path, part.key, "model")
-            elif part.kind == "full":
-                parts.add_file(part.path, part.key)
-            else:
-                by_name = isinstance(optimizer, Mapping) and is_optimizer(optimizer)
-                _add_rank_files(parts, part, shapes_by_name(optimizer, of_dcp=True) if optimizer and by_name else None)
-            if next(tensors_in(parts.tree.get(part.key)), None) is None:
-                text = f"{part.path.name} holds no tensors; the model was not saved with its optimizer"
-                parts.problems.append(Problem(Code.MODEL_PART_MISSING, text, None, part.key))
+    parts, optimizers = PartsBuilder(NAME, path, options), PartsBuilder(NAME, path, options)
+    for one in found:
+        if one.what == "optimizer":
+            optimizers.add(Part((one.path.name,), one.key, one.read, needed=True))
+    for one in found:
+        if one.what == "model":
+            optimizer = optimizers.tree.get(one._replace(what="optimizer").key)
+            by_name = isinstance(optimizer, Mapping) and is_optimizer(optimizer)
+            shapes = shapes_by_name(optimizer, of_dcp=True) if optimizer and by_name else None
+            parts.add(Part((one.path.name,), one.key, partial(one.read, by_name=shapes), needed=True))
+            if next(tensors_in(parts.tree.get(one.key)), None) is None:
+                text = f"{one.path.name} holds no tensors; the model was not saved with its optimizer"
+                parts.problems.append(Problem(Code.MODEL_PART_MISSING, text, None, one.key))
     parts.add_parts(optimizers)
     for folder in _bare_folders(path):
         text = lacks_metadata(folder)
@@ -139,10 +151,9 @@ def read(path: Path, options: Options) -> Checkpoint:
     companions = read_companions(path, options, max(parts.writers.ranks, default=-1) + 1)
     parts.add_companions(companions)
     parts.problems += without_optimizer(path, parts.tree)
-    order = PLANNED if any(p.what == "model" and p.kind == "dcp" for p in found) else AS_SAVED
     counting = [key for key in parts.tree if not key.startswith("scheduler")]
     saved_as, named = f"Accelerate, {_saved_as(found, parts)}", path_that_states_a_step(path)
-    made = parts.checkpoint(saved_as, companions.world_size, order, counting, named)
+    made = parts.checkpoint(saved_as, companions.world_size, counting, named)
     return made if made.step.value is not None else replace(made, step=step_of_accelerate(made.tree, made.world_size))
 
 
@@ -154,16 +165,7 @@ def _bare_folders(folder: Path) -> list[Path]:
     return [p for p in named if p.is_dir() and not is_dcp(p) and looks_like_dcp(p)]
 
 
-def _add_rank_files(parts: CompositeBuilder, part: _AcceleratePart, by_name: Shapes | None = None) -> None:
-    folder = part.path.parent
-    of_it = (p for p in folder.iterdir() if (one := _part(p)) and one._replace(path=part.path) == part)
-    group = sorted(filter(None, map(parse, of_it)), key=lambda name: name.rank)
-    # All ranks, so that no tensor has to search for the rest of it from inside of this folder.
-    options = replace(parts.options, all_ranks=True)
-    parts.add_checkpoint(rank_files.read_group(folder, group[0].path, group, options, by_name), part.key)
-
-
-def _saved_as(found: list[_AcceleratePart], parts: CompositeBuilder) -> str:
+def _saved_as(found: list[_AcceleratePart], parts: PartsBuilder) -> str:
     kinds = {p.kind for p in found if p.what == "model"}
     words = {"dcp": f"DCP folders, {parts.writer}", "rank files": "rank files", "full": "the model whole"}
     return " and ".join(words[k] for k in words if k in kinds)
