@@ -18,7 +18,7 @@ from typing import Any
 
 from ckptools.errors import ReadError, UnsafePathError
 from ckptools.files.opening import reading
-from ckptools.formats.dcp.files import METADATA, lacks_metadata
+from ckptools.formats.dcp.files import METADATA, lacks_metadata, looks_like_dcp
 from ckptools.formats.dcp.folder import PLANNED, Folder, Writers, read_folder, world_size_of
 from ckptools.formats.options import Options
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, file_now
@@ -267,16 +267,21 @@ class PartsBuilder:
             self.order = PLANNED
 
     def add_weights(self, path: Path, key: str) -> None:
-        """Add a model as Hugging Face saves it.
+        """Add a model as Hugging Face saves it, or in a DCP folder; or a file of safetensors alone.
 
         Raises:
             ReadError: there is none, or it cannot be read.
         """
         from ckptools.formats import hugging_face
 
-        if not hugging_face.detect(path):
+        if path.is_dir() and looks_like_dcp(path):
+            self.add_dcp(path, key, key)
+            return
+        if path.is_dir() and not hugging_face.detect(path):
             raise ReadError(path, "holds no weights", "absent")
-        self.add_checkpoint(hugging_face.read(path, self.options), key, key)
+        alone = path.is_file()
+        made = hugging_face.read(path, replace(self.options, only_this_file=alone))
+        self.add_checkpoint(made, key, "" if alone else key)
 
     def add_ranks(self, path: Path, key: str) -> None:
         """Add the files of all ranks as `rank_files` merges them.
