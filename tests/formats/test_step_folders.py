@@ -70,6 +70,7 @@ def test_a_missing_trainer_state_of_olmo_core_makes_it_not_whole_and_recoverable
     (problem,) = ck.problems
     assert (problem.code, problem.severity, problem.rank) == ("CK001", "error", 1)
     assert (ck.verdict.whole, ck.verdict.recoverable, ck.verdict.joinable) == (False, True, True)
+    assert [f.path.name for f in ck.files if f.status == "missing"] == ["rank1.pt"]
 
 
 def test_trainer_states_of_two_steps_are_an_error(olmo):
@@ -110,6 +111,14 @@ def test_a_missing_data_file_is_told_with_its_folder_and_tensor(composer, tmp_pa
     with pytest.raises(NotWholeError):
         ck.consolidate(tmp_path / "m.pt", only="model")
     ck.consolidate(tmp_path / "o.pt", only="optimizer")
+
+
+@pytest.mark.parametrize("name", ["model", "optim"])
+def test_a_part_of_composer_that_lost_its_metadata_is_missing(composer, name):
+    (composer / name / ".metadata").unlink()
+    ck = ckptools.open(composer)
+    assert (ck.format, ck.whole, ck.problems[0].tensor) == ("composer_folder", False, name)
+    assert f"no file {name}/.metadata" in ck.problems[0].message
 
 
 def test_nothing_in_a_plain_pickle_is_run(composer):
