@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -176,4 +177,61 @@ COLOSSAL_AI = Recipe(
     ),
     saved_as="Colossal-AI, every tensor whole",
     world_size=lambda parts: Fact(1, ("every tensor whole",)),
+)
+
+# -- LeRobot: `checkpoints/005000/` with a folder each for the policy and the state of its training --------------------
+#
+#     pretrained_model/    as Hugging Face saves it; under FSDP2 in it a DCP, from which LeRobot resumes
+#     training_state/      optimizer_state.safetensors ({"state/0/exp_avg": …}) and optimizer_param_groups.json, in a
+#                          folder each if there are several; under FSDP2 optimizer_0/, a DCP; what `lerobot_state` adds
+#     training_state.pth   until February 2025, instead of that folder
+#     algorithm/           other modules of reinforcement learning
+#
+# Source: huggingface/lerobot src/lerobot/common/train_utils.py (`save_checkpoint`), distributed/checkpoint.py,
+# optim/optimizers.py, utils/random_utils.py, rl/learner.py and scripts/lerobot_train.py at 7427f318 (0.6.2);
+# lerobot/common/logger.py before 90e099b3. Tried on folders of this layout made by hand.
+
+
+def lerobot_optimizer(parts: PartsBuilder, path: Path, key: str) -> None:
+    """Add the optimizer of `training_state/`, or several by the names of their folders."""
+    if (path / "optimizer_0").is_dir():
+        parts.add(Part((f"{path.name}/optimizer_0",), key, PartsBuilder.add_weights))
+        return
+    moments, groups = "optimizer_state.safetensors", "optimizer_param_groups.json"
+    own = [one for one in (path, *sorted(path.iterdir())) if (one / moments).exists() or (one / groups).exists()]
+    made = {}
+    for folder in own or [path]:
+        at = path.name if folder == path else f"{path.name}/{folder.name}"
+        parts.add(Part((f"{at}/{moments}",), key, PartsBuilder.add_weights, "error"))
+        flat, state = dict(parts.tree.pop(key, {})), dict[int, dict[str, Any]]()
+        for slot in filter(None, [re.fullmatch(r"state/(\d{1,9})/(.+)", name) for name in flat]):
+            state.setdefault(int(slot[1]), {})[slot[2]] = flat.pop(slot[0])
+        listed = parts.read_file(folder / groups, key)
+        made[folder] = {**flat, "state": dict(sorted(state.items())), "param_groups": listed or []}
+    parts.tree[key] = made.get(path) or {folder.name: one for folder, one in made.items()}
+
+
+def lerobot_state(parts: PartsBuilder, path: Path, key: str) -> None:
+    """Add what `training_state/` holds: LeRobot writes all of it but a scheduler and averaged weights always."""
+    parts.add(Part((key,), "optimizer", lerobot_optimizer))
+    parts.add(Part((f"{key}/scheduler_state.json",), "scheduler", PartsBuilder.add_file))
+    parts.add(Part((f"{key}/rng_state.safetensors",), "rng", PartsBuilder.add_weights, "error"))
+    parts.add(Part((f"{key}/training_step.json",), "training_step", PartsBuilder.add_file, "error"))
+    parts.add(Part((f"{key}/ema_state.pt",), "ema", PartsBuilder.add_file))
+
+
+LEROBOT = Recipe(
+    NAME="lerobot",
+    READS="LeRobot: a step folder with pretrained_model/ and training_state/, where FSDP2 saves DCP folders",
+    KNOWN_BY="a folder with training_state/training_step.json or rng_state.safetensors, or training_state.pth",
+    BY_HAND=("LeRobot",),
+    signs=(("training_state/training_step.json", "training_state/rng_state.safetensors", "training_state.pth"),),
+    parts=(
+        Part(("pretrained_model/pytorch_model_fsdp_0", "pretrained_model"), "model", PartsBuilder.add_weights, "error"),
+        Part(("training_state",), "training_state", lerobot_state),
+        Part(("training_state.pth",), "training_state", PartsBuilder.add_file),
+        Part(("algorithm",), "algorithm", PartsBuilder.add_weights),
+    ),
+    saved_as="LeRobot, {parts.form}",
+    world_size=lambda parts: stated("training_step", "dp_world_size")(parts)._replace(at_least=True),
 )
