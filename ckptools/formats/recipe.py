@@ -149,14 +149,13 @@ class PartsBuilder:
     def __init__(self, format: str, path: Path, options: Options) -> None:
         self.path, self.options = path, options
         self.tree: dict[str, Any] = {}
-        self.files: list[RankFile] = []
         self.writers = Writers()
         self.writer, self.nbytes = "", 0
         self.order: ModuleOrder = AS_SAVED
         self.world = Fact(None)
         self.forms: dict[str, str] = {}
         self.builder = CheckpointBuilder(format, path)
-        self.problems = self.builder.problems
+        self.files, self.problems = self.builder.files, self.builder.problems
 
     @property
     def form(self) -> str:
@@ -235,7 +234,7 @@ class PartsBuilder:
             self.miss_files(key, path, (None,))
             return None
         self.check_link(path)
-        found = CompanionFiles()
+        found = CompanionFiles(self.path)
         content = found.read(Companion(path, key, None), self.options, self._name(path))
         self.add_companions(found)
         if found.files[-1].status != "read":  # what it should have is not known
@@ -367,7 +366,7 @@ class PartsBuilder:
         Raises:
             UnsafePathError: a file is a link out of the checkpoint.
         """
-        found, states = CompanionFiles(), dict[int | str, Any]()
+        found, states = CompanionFiles(self.path), dict[int | str, Any]()
         alone = len({kind for kind, _ in files}) == 1
         self.options.read_ahead([files[one] for one in sorted(files)])
         for (kind, rank), path in sorted(files.items()):
@@ -422,7 +421,6 @@ class PartsBuilder:
             name=self.path.absolute().name,
             saved_as=saved_as,
             tree=self.tree,
-            files=self.files,
             world_size=world_size,
             step=find_step(named or self.path, tuple(counting)),
             module_order=self.order,

@@ -90,7 +90,7 @@ def read(path: Path, options: Options) -> Checkpoint:
         weights, problems = _asked_for(path, options)
         model = WeightModel(weights, path, options).read()
         builder.problems += problems or _parts(model, options)
-        return _checkpoint(builder, weights.base, {"model": model}, CompanionFiles())
+        return _checkpoint(builder, weights.base, {"model": model}, CompanionFiles(path))
     found = model_files_in(path)
     folders = [] if found else model_folders(path)
     if folders:

@@ -24,16 +24,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ckptools.errors import ReadError
 from ckptools.files.opening import File, content_of, head_of, read_json, reading
 from ckptools.files.zip_archive import MAX_PICKLE
 from ckptools.formats.options import Options
-from ckptools.formats.shared.checkpoint_builder import Fault, file_now, swapped_files
-from ckptools.model.checkpoint import Fact, RankFile
+from ckptools.formats.shared.checkpoint_builder import FileSet, swapped_files
+from ckptools.model.checkpoint import Fact
 from ckptools.model.problems import Code, Problem
 from ckptools.pickles.machine import Machine, load_checked
 from ckptools.pickles.reader import Saved
@@ -64,26 +64,23 @@ class Companion:
     rank: int | None
 
 
-@dataclass
-class CompanionFiles:
-    """The content of the companion files in a folder.
+class CompanionFiles(FileSet):
+    """The content of the companion files in a folder; its files are the companions, found or missing.
 
     Attributes:
         tree: by name, such as `optimizer`; `rng` by rank where ranks have their own.
-        files: every companion, found or missing.
-        problems: companions that are missing or cannot be read.
         names: dotted names that their pickles mention.
         world_size: ranks that left RNG states; no value when there are none by rank.
         saved: the torch.save files among them that were read.
     """
 
-    tree: dict[str, Any] = field(default_factory=dict)
-    files: list[RankFile] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
-    world_size: Fact = field(default_factory=lambda: Fact(None))
-    bytes_read: int = 0
-    saved: list[Saved] = field(default_factory=list)
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.tree: dict[str, Any] = {}
+        self.names: list[str] = []
+        self.world_size = Fact(None)
+        self.bytes_read = 0
+        self.saved: list[Saved] = []
 
     @property
     def from_accelerate(self) -> bool:
@@ -100,8 +97,6 @@ class CompanionFiles:
     def read(self, companion: Companion, options: Options, name: str = "") -> Any:
         """Read one companion and note what it cost; None, and a problem that calls it `name`, if it is unreadable."""
         path, key, rank = companion.path, companion.key, companion.rank
-        status: Literal["read", "cut", "bad"] = "read"
-        tree = None
         try:
             if path.suffix == ".json":
                 self.bytes_read += path.stat().st_size
@@ -117,10 +112,9 @@ class CompanionFiles:
                 self.bytes_read += saved.bytes_read
                 tree = saved.tree
         except ReadError as error:
-            fault = Fault.of(error, path)
-            self.problems.append(fault.problem(name or path.name, rank, key))
-            status = fault.status
-        self.files.append(file_now(path, rank, key, status))
+            self.add_fault(path, error, rank, key, name=name, tensor=key)
+            return None
+        self.add_file(path, rank, key)
         return tree
 
 
@@ -187,7 +181,7 @@ def read_companions(folder: Path, options: Options, ranks: int = 0) -> Companion
     Raises:
         UnsafePathError: one of them is a link out of the folder.
     """
-    found = CompanionFiles()
+    found = CompanionFiles(folder)
     here = companions_in(folder)
     for companion in here:
         options.check_link(companion.path, folder)
@@ -252,8 +246,7 @@ def _count_ranks(found: CompanionFiles, here: list[Companion], ranks: int) -> No
     found.world_size = named if counted >= ranks else Fact(ranks, ("files found",))
     for rank in sorted(set(range(max(counted, ranks))) - set(ranked)):
         path = first.path.with_name(re.sub(r"_\d+\.", f"_{rank}.", first.path.name))
-        found.files.append(RankFile(path, rank, "rng", "missing", 0, None))
-        found.problems.append(Problem(Code.FILE_MISSING, f"no file {path.name}", rank, "rng"))
+        found.add_missing(path, rank, "rng", tensor="rng")
 
 
 def unlike_states(key: str, states: Mapping[Any, Any]) -> Iterator[Problem]:
