@@ -21,6 +21,7 @@ from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Global, KeyPath, Opaque, TreeLimitError, check_tree_limits, of_kinds, tensors_in
 from ckptools.pickles.archive import check_byte_order, locator
+from ckptools.pickles.batches import next_opcode
 from ckptools.pickles.classes import sharded
 from ckptools.pickles.classes.tensors import REBUILD
 from ckptools.pickles.machine import Handler, Machine, Stack, gc_paused
@@ -43,28 +44,6 @@ STRETCH = 256
 
 MAX_STRETCH = 1 << 20
 
-_BARE = b".()]}012NQRabdelostu\x81\x85\x86\x87\x88\x89\x8f\x90\x91\x92\x93\x94"
-_ARGUMENT = {b"Khq\x80": 1, b"M": 2, b"Jjr": 4, b"G\x95": 8}
-_LENGTH = {b"UC\x8a\x8c": 1, b"XB": 4}
-_LINES = {b"c": 2}
-
-
-def _widths() -> list[tuple[int, int, int]]:
-    """By opcode: bytes of its argument, bytes of the length before it, lines; of unknown ones nothing that fits."""
-    widths = [(-1, 0, 0)] * 256
-    for codes, width in ((_BARE, 0), *_ARGUMENT.items()):
-        for code in codes:
-            widths[code] = width, 0, 0
-    for codes, width in _LENGTH.items():
-        for code in codes:
-            widths[code] = 0, width, 0
-    for codes, lines in _LINES.items():
-        widths[codes[0]] = 0, 0, lines
-    return widths
-
-
-_WIDTHS = _widths()
-
 
 class Spelling:
     """The values in a pickle that was interpreted whole.
@@ -84,7 +63,7 @@ class Spelling:
         while at < end:
             if data[at] in VALUES:
                 self.starts.append(at)
-            at = _next(data, at)
+            at = next_opcode(data, at)
         if at != end or end != len(data):
             raise ValueError("bytes behind the pickle")
 
@@ -103,26 +82,11 @@ class Spelling:
             start = self.starts[number] if number >= 0 else -1
             if start < at or len(found) >= MAX_DIFFERING:
                 return None
-            end, place = _next(mine, start), other + start - at
+            end, place = next_opcode(mine, start), other + start - at
             if at + same >= end or place >= len(data) or data[place] not in VALUES:
                 return None
             found.append((number, place))
-            at, other = end, _next(data, place)
-
-
-def _next(data: bytes, at: int) -> int:
-    """Where the opcode behind the one at `at` begins, which may be behind the end.
-
-    Raises:
-        ValueError: it is none that torch.save writes.
-    """
-    argument, length, lines = _WIDTHS[data[at]]
-    if argument < 0:
-        raise ValueError(f"opcode {data[at]:#04x}")
-    at += 1
-    for _ in range(lines):
-        at = data.index(b"\n", at) + 1
-    return at + argument + length + int.from_bytes(data[at : at + length], "little")
+            at, other = end, next_opcode(data, place)
 
 
 def equal_bytes(a: bytes, at: int, b: bytes, other: int) -> int:

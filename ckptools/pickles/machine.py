@@ -13,7 +13,7 @@ from __future__ import annotations
 import codecs
 import gc
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from itertools import count, repeat
 from pathlib import Path
@@ -22,7 +22,9 @@ from typing import Any
 
 from ckptools.errors import ReadError
 from ckptools.model.tree import Cycle, CycleError, Global, Opaque, TreeLimitError, check_tree_limits
-from ckptools.pickles.classes.tensors import build, call
+from ckptools.pickles.batches import Batch, Batches, Skipped, gathered, holds_skipped, key_of
+from ckptools.pickles.classes.sharded import BY_COLUMN
+from ckptools.pickles.classes.tensors import REBUILD, build, call
 from ckptools.pickles.machine_state import (
     BLOCK,
     MAX_INT_BYTES,
@@ -33,13 +35,10 @@ from ckptools.pickles.machine_state import (
     Locate,
     MachineState,
     PickleError,
-    Reader,
     RepeatedRecords,
     UnusualError,
     ints_of_run,
 )
-from ckptools.pickles.objects import ChunkBatch, PlaceBatch, PlacementRecord, ShardRecord
-from ckptools.pickles.repeated_records import RunReader
 
 # -- opcodes that push one value and are rare: what reads it, by opcode ------------------------------------------------
 # It is called with the offset behind the opcode, and returns the value and the offset of the next opcode. A read behind
@@ -194,8 +193,6 @@ Source: torch/distributed/checkpoint/metadata.py of 2.13 and 2.14.1 (`__setstate
 
 STRIDES = "TensorProperties.strides"
 
-_SKIPPED = (ShardRecord, PlacementRecord, ChunkBatch, PlaceBatch)
-
 
 def _extend(m: MachineState, target: Any, items: list[Any]) -> None:
     if isinstance(target, list):
@@ -208,7 +205,9 @@ def _extend(m: MachineState, target: Any, items: list[Any]) -> None:
         raise PickleError(f"items are added to a {type(target).__name__}")
 
 
-def _set_items(m: MachineState, target: Any, items: list[Any]) -> None:
+def _set_items(m: Machine, target: Any, items: list[Any]) -> None:
+    if m.batches.batches and Batch in map(type, items):
+        items = list(gathered(items, width=2))
     pairs = zip(items[::2], items[1::2], strict=True)
     if isinstance(target, dict):
         for key, value in pairs:
@@ -222,7 +221,7 @@ def _set_items(m: MachineState, target: Any, items: list[Any]) -> None:
 def _set_state(m: MachineState, target: Any, state: Any) -> None:
     if type(target) is Opaque:  # most are
         target.state = state
-    elif isinstance(target, _SKIPPED):
+    elif isinstance(target, Skipped):
         raise UnusualError("a skipped record gets another state")
     else:
         build(target, state)
@@ -264,14 +263,14 @@ Stack = Callable[[], list[Any]]
 _u16, _i32, _u32 = (struct.Struct(form).unpack_from for form in ("<H", "<i", "<I"))
 
 
-def handlers(m: MachineState) -> tuple[list[Handler], Stack]:
+def handlers(m: Machine) -> tuple[list[Handler], Stack]:
     """Make the handlers of one machine's opcodes, by opcode, as functions around its one stack and its memo.
 
     A pickle is millions of opcodes, so that a handler takes from around itself what it would have to look up in the
     machine each time. Nothing here looks a name up or calls one. A read behind the end raises IndexError or
     struct.error.
     """
-    data, size, memo, runs = m.data, len(m.data), m.memo, m.runs
+    data, size, memo, batches = m.data, len(m.data), m.memo, m.batches
     stack: list[Any] = []  # the values above the last mark
     marks: list[list[Any]] = []  # the values below each mark, the outermost first
 
@@ -370,7 +369,7 @@ def handlers(m: MachineState) -> tuple[list[Handler], Stack]:
 
     def put(number: int) -> None:
         if number < m.next_number:
-            runs.stop()
+            batches.stop()
         else:
             m.next_number = number + 1
         memo[number] = stack[-1]
@@ -387,19 +386,19 @@ def handlers(m: MachineState) -> tuple[list[Handler], Stack]:
     def long_binput(at: int) -> int:
         number = _u32(data, at)[0]
         if number < m.next_number:
-            runs.stop()
+            batches.stop()
         else:
             m.next_number = number + 1
         memo[number] = stack[-1]
         return at + 4
 
     def memoize(at: int) -> int:
-        put(len(memo) + runs.uncounted() if runs.runs else len(memo))
+        put(len(memo) + batches.uncounted)
         return at
 
     def trigger(value: Any, start: int, at: int) -> int:
-        """Push what begins with a value of the memo and is read in a run, or else the value; return where to go on."""
-        values, end = runs.skip(start) or ((value,), at)
+        """Push the records that begin with a value of the memo, or else the value; return where to go on."""
+        values, end = batches.read(start, len(marks), len(stack)) or ((value,), at)
         stack.extend(values)
         return end
 
@@ -410,7 +409,7 @@ def handlers(m: MachineState) -> tuple[list[Handler], Stack]:
 
     def binget(at: int) -> int:
         value = memo[data[at]]
-        if value is runs.trigger:
+        if value is batches.trigger:
             return trigger(value, at - 1, at + 1)
         stack.append(value)
         return at + 1
@@ -418,11 +417,11 @@ def handlers(m: MachineState) -> tuple[list[Handler], Stack]:
     def long_binget(at: int) -> int:
         number = _u32(data, at)[0]
         if number not in memo:
-            values, end = runs.fetch(number, at + 4)
+            values, end = batches.fetch(number, at + 4)
             stack.extend(values)
             return end
         value = memo[number]
-        if value is runs.trigger:
+        if value is batches.trigger:
             return trigger(value, at - 1, at + 4)
         stack.append(value)
         return at + 4
@@ -595,17 +594,36 @@ def _tuple_of_run(m: MachineState, spelled: bytes) -> tuple[int, ...]:
 
 
 class Machine(MachineState):
-    """Interprets one pickle."""
+    """Interprets one pickle.
+
+    Args:
+        data: the pickle.
+        locate: see `MachineState`.
+        fast: whether ints that follow each other, and records, are read together.
+        repeated: what the pickles of other ranks have in common with this one.
+        by_column: names of the classes whose records are read in batches.
+        stay: whether the tree may have batches in it; otherwise the calls that are answered have read them all.
+    """
 
     def __init__(
         self,
         data: bytes,
         locate: Locate | None = None,
         fast: bool = True,
-        reader: Reader = RunReader,
         repeated: RepeatedRecords | None = None,
+        by_column: Container[str] = BY_COLUMN,
+        stay: bool = False,
     ) -> None:
-        super().__init__(data, locate, fast, reader, repeated or RepeatedRecords(limit=0))
+        self._stay = stay
+        super().__init__(data, locate, fast, by_column, repeated or RepeatedRecords(limit=0))
+
+    def _start(self, fast: bool) -> None:
+        super()._start(fast)
+        self.batches = Batches(self, self.by_column if fast else (), REBUILD, _run)
+
+    def meet(self, name: Global) -> None:
+        """Take note of a name that the pickle mentions for the first time."""
+        self.batches.meet(name)
 
     def handlers(self) -> tuple[list[Handler], Stack]:
         """Make the handlers of the opcodes, and what returns the values above the last mark."""
@@ -619,12 +637,14 @@ class Machine(MachineState):
         """
         try:
             tree = self._load(at)
-            if not self.runs.has_unresolved_records(tree):
+            if self._stay or not self.batches.batches or not holds_skipped(tree, set(self.flat)):
                 return tree
-        except (PickleError, UnusualError):
-            if not self.runs.runs:
+        except UnusualError:
+            pass
+        except PickleError:
+            if not self.batches.batches:
                 raise
-        # Something that skipping cannot decide: once more, opcode by opcode.
+        # Something that reading in batches cannot decide: once more, opcode by opcode.
         self._start(fast=False)
         return self._load(at)
 
@@ -652,6 +672,21 @@ class Machine(MachineState):
         if not stack():
             raise PickleError("the pickle ends with nothing on its stack")
         return stack().pop()
+
+
+def _run(record: bytes, memo: list[Any]) -> tuple[tuple[Any, ...], list[Any]]:
+    """Run a record of a batch by a machine of its own; see `batches.Run`.
+
+    Raises:
+        PickleError: it is none, or says something of the pickle.
+    """
+    inner = Machine(b"(" + record + b"t.", fast=False)
+    inner.memo.update(enumerate(memo))
+    inner.key = key_of  # type: ignore[method-assign]
+    values = inner.load()
+    if inner.modules or inner.globals:
+        raise PickleError("a record that says something of the pickle")
+    return values, list(inner.memo.values())[len(memo) :]
 
 
 def _line(error: Exception) -> str:

@@ -7,197 +7,80 @@ from __future__ import annotations
 
 import re
 import struct
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ckptools.model.checkpoint import Said
-from ckptools.model.regions import Ints
+from ckptools.model.regions import Box, Ints
 from ckptools.model.shards import Shard
 from ckptools.model.tree import Global, NumpyScalar, Opaque, describe_for_error
-from ckptools.pickles.objects import PlaceBatch, PlacementRecord, ShardRecord, Storage
+from ckptools.pickles.objects import Storage
 
 if TYPE_CHECKING:
     from ckptools.model.tensor import Tensor
     from ckptools.pickles.objects import Claim, Mesh
 
 
-# -- what the pickles of one checkpoint's ranks repeat, recognised by its bytes: shard records, tuples of ints, arrays
-# Every rank file lists the shards of all ranks for every ShardedTensor. Apart from the rank's own shard, which has its
-# place elsewhere in the pickle, the files of neighbouring ranks spell those lists byte for byte alike, memo numbers
-# included. So what the reader of shard lists has matched once need only be compared afterwards, which costs a
-# hundredth.
-#
-# The same bytes mean the same only where the words in them have the same memo numbers. Those are what the pattern of a
-# record is made from, so what was learned with one pattern is for pickles that have the same.
+# -- what the pickles of one checkpoint's ranks repeat: shard records, tuples of ints, arrays --------------------------
+# Every rank file lists the shards of all ranks for every ShardedTensor, so that what one file lists is in all of them.
 #
 # Where ranks gather their random states, every file has those of all: of 256 ranks 65,536 states of 625 ints and as
 # many arrays of 2.5 kB, of which 256 differ. Only immutable values are shared: tuples of ints, and bytes.
 
 
-NUMBERS = 10
-"""Memo entries that a record makes: of them the first is the record itself."""
+MAX_VALUES_KEPT = 128 << 20
+"""Bytes of pickle whose values are remembered of one checkpoint; what goes beyond is made anew."""
 
-MAX_KEPT = 128 << 20
-"""Bytes of pickle that are remembered per checkpoint; others are read as if they were new."""
+MAX_ROWS_KEPT = 64 << 20
+"""Bytes of records that are known again; others are read as if they were new."""
 
 MAX_RECORDS = 1 << 20
-"""Distinct records that are remembered from one file to the next."""
-
-MAX_OVERLAP = 4
-"""Chains that are searched for one memo number: usually two, before and behind a rank's own place in a list."""
-
-
-class Stretch(NamedTuple):
-    """Records that follow each other in a pickle, whose memo numbers follow each other too.
-
-    Attributes:
-        first: memo number of the first record.
-        records: the records.
-        end: where the last of them ends in the pickle.
-    """
-
-    first: int
-    records: Sequence[ShardRecord]
-    end: int
-
-    @property
-    def past(self) -> int:
-        """One more than the last memo number."""
-        return self.first + NUMBERS * len(self.records)
-
-
-class _Chain:
-    """Records of one list with memo numbers in a row, and how they are spelled."""
-
-    __slots__ = ("ends", "first", "records", "spelled")
-
-    def __init__(self, first: int) -> None:
-        self.first = first
-        self.records: list[ShardRecord] = []
-        self.spelled = bytearray()
-        self.ends = [0]
-
-    @property
-    def past(self) -> int:
-        return self.first + NUMBERS * len(self.records)
+"""Distinct shards that are remembered from one file to the next."""
 
 
 class RepeatedRecords:
-    """The records that the pickles of one checkpoint's ranks repeat; one is handed from file to file.
+    """What the pickles of one checkpoint's ranks repeat; one is handed from file to file.
 
     Args:
-        limit: bytes of pickle that are remembered; 0 for a file that is read alone.
+        limit: bytes of values that are remembered; 0 for a file that is read alone.
 
     Attributes:
-        records: records that were matched, by the bytes of offsets, sizes and rank.
+        rows: by how they are spelled and the words in them, for each kind of record those that were met (`batches`).
         layouts: what DTensors of one layout have in common.
         values: what else they repeat, byte for byte.
-        learned: bytes of pickle that are remembered, and that were too many to be.
     """
 
-    def __init__(self, limit: int = MAX_KEPT) -> None:
-        self.limit = limit
-        self.records: dict[tuple[bytes, bytes, bytes], ShardRecord] = {}
-        self._by_value: dict[tuple[Ints, Ints, int | None], ShardRecord] = {}
+    def __init__(self, limit: int = MAX_VALUES_KEPT) -> None:
+        self.rows: dict[Any, dict[Any, Any]] = {}
+        self.room = MAX_ROWS_KEPT
+        self._shards: dict[tuple[Ints, Ints, int | None], Shard] = {}
         self.layouts: dict[Any, Any] = {}
         self._lists: dict[tuple[int, ...], tuple[Shard, ...]] = {}
         self.values = RepeatedValues(limit)
-        self.learned = 0
-        self._by_pattern: dict[bytes, list[_Chain]] = {}
-        self._chains: list[_Chain] = []
 
-    def begin(self, pattern: bytes) -> None:
-        """Begin a pickle in which a record has this pattern: only what was learned with the same one is recognised."""
-        self._chains = self._by_pattern.setdefault(pattern, [])
-        if len(self._by_value) > MAX_RECORDS:
-            self.records, self._by_value, self._lists = {}, {}, {}
+    def has_room(self, nbytes: int) -> bool:
+        """Whether so many bytes of records more are remembered; takes the room."""
+        self.room -= nbytes
+        return self.room >= 0
 
-    @property
-    def knows_some(self) -> bool:
-        """Whether anything was learned that a pickle of this pattern may spell."""
-        return bool(self._chains)
-
-    def record(self, offsets: Ints, sizes: Ints, rank: int | None) -> ShardRecord:
-        """The one record of these offsets, sizes and rank."""
-        found = self._by_value.get((offsets, sizes, rank))
+    def shard(self, offsets: Ints, sizes: Ints, rank: int | None) -> Shard:
+        """The one shard without a source of these offsets, sizes and rank."""
+        found = self._shards.get((offsets, sizes, rank))
         if found is None:
-            found = self._by_value[offsets, sizes, rank] = ShardRecord(offsets, sizes, rank)
+            if len(self._shards) >= MAX_RECORDS:
+                self._shards, self._lists = {}, {}
+            found = self._shards[offsets, sizes, rank] = Shard(Box(offsets, sizes), rank, None)
         return found
 
     def shard_list(self, shards: list[Shard]) -> tuple[Shard, ...]:
-        """The one tuple of these shards, each of which is that of a record."""
+        """The one tuple of these shards."""
         return self._lists.setdefault(tuple(map(id, shards)), tuple(shards))
-
-    def find(self, data: bytes, start: int) -> Stretch | None:
-        """The longest known part that a pickle spells from `start`; None where nothing is known."""
-        if not self._chains:
-            return None
-        number = _number_at(data, start)
-        for chain in self._near(number):
-            index, rest = divmod(number - chain.first, NUMBERS)
-            if rest or index >= len(chain.records):
-                continue
-            found = _same(chain, index, data, start)
-            if found > index:
-                return Stretch(number, chain.records[index:found], start + chain.ends[found] - chain.ends[index])
-        return None
-
-    def learn(self, part: Stretch, data: bytes, start: int, ends: Sequence[int]) -> None:
-        """Remember a part that a pickle spells from `start`, and whose records end at `ends`."""
-        self.learned += part.end - start
-        if self.learned > self.limit:
-            return
-        chain = next((c for c in self._near(part.first) if c.past == part.first), None)
-        if chain is None:
-            chain = _Chain(part.first)
-            self._chains.insert(bisect_right(self._chains, part.first, key=_first), chain)
-        shift = chain.ends[-1] - start
-        chain.records += part.records
-        chain.spelled += data[start : part.end]
-        chain.ends += [end + shift for end in ends]
-
-    def _near(self, number: int) -> list[_Chain]:
-        """The chains that may hold a memo number, or end before it."""
-        place = bisect_right(self._chains, number, key=_first)
-        return self._chains[max(0, place - MAX_OVERLAP) : place]
-
-
-def _first(chain: _Chain) -> int:
-    return chain.first
-
-
-def _number_at(data: bytes, start: int) -> int:
-    """The memo number of the record that begins at `start`: behind the fetch of its class, `)`, NEWOBJ and LONG_BINPUT.
-
-    Source: the opcodes of protocol 2, which torch.save writes.
-    """
-    at = start + (5 if data[start : start + 1] == b"h" else 8)
-    return int.from_bytes(data[at : at + 4], "little")
-
-
-def _same(chain: _Chain, index: int, data: bytes, start: int) -> int:
-    """One more than the last record of a chain, from `index` on, up to which a pickle spells the same from `start`."""
-
-    def differs(count: int) -> bool:
-        end = chain.ends[count]
-        return data[start : start + end - begin] != chain.spelled[begin:end]
-
-    begin, last = chain.ends[index], len(chain.records)
-    if not differs(last):
-        return last
-    if differs(index + 1):
-        return index
-    return bisect_left(range(index + 1, last), True, key=differs) + index
 
 
 # -- large values ------------------------------------------------------------------------------------------------------
 
-
-MAX_VALUES_KEPT = 64 << 20
-"""Bytes of pickle whose values are remembered of one checkpoint; what goes beyond is made anew."""
 
 HEAD = 32
 """Bytes by which a tuple is found before it is compared."""
@@ -339,42 +222,6 @@ HARMLESS_KEYS = (str, bytes, bool, float, type(None), date)
 Locate = Callable[[Storage], tuple[Path, int, str, int] | None]
 
 
-class Runs(Protocol):
-    """Reads what repeats itself in a pickle without interpreting every opcode of it.
-
-    Attributes:
-        trigger: the class whose fetch from the memo begins what repeats itself; None while nothing can begin.
-    """
-
-    trigger: Global | None
-
-    @property
-    def runs(self) -> object:
-        """The batches that were read; false for none."""
-
-    def meet(self, name: Global) -> None:
-        """Take note of a class that the pickle names for the first time."""
-
-    def stop(self) -> None:
-        """Read nothing in runs from here on."""
-
-    def uncounted(self) -> int:
-        """The number of memo entries that are not kept."""
-
-    def fetch(self, number: int, at: int) -> tuple[Sequence[Any], int]:
-        """What a skipped record gave the memo number `number`, and where to go on."""
-
-    def skip(self, start: int) -> tuple[Sequence[Any], int] | None:
-        """What to push for what begins at `start` with a fetch of the trigger, and where to go on; None for nothing."""
-
-    def has_unresolved_records(self, tree: Any) -> bool:
-        """Whether a skipped record stands in an unexpected place."""
-
-
-Reader = Callable[["MachineState", bool], Runs]
-"""Makes what reads runs for a machine; False to read none."""
-
-
 class MachineState:
     """The state of a machine that interprets one pickle.
 
@@ -389,7 +236,6 @@ class MachineState:
         meshes: device meshes that may be slices of larger ones.
         repeated: what the pickles of other ranks have in common with this one.
         fast: whether anything is read in runs.
-        runs: reads what repeats itself: the shard lists of ShardedTensors, or the entries of DCP metadata.
         skipped: opcodes of ints that were read in runs.
         tuples_met: how often tuples of ints were met, by how they are spelled.
         flat: these tuples, by their `id`: walks need not look at each int.
@@ -397,17 +243,17 @@ class MachineState:
         tuple_keys: tuples that are keys.
         locate: returns where a storage's bytes are: `(file, byte offset, record name, CRC-32)`, None where the
             file is cut short before them. None when it has none.
-        reader: makes what reads runs.
+        by_column: names of the classes whose records are read in batches, because somebody reads their columns.
         stopped_at: offset behind STOP; None while it was not met.
     """
 
     def __init__(
-        self, data: bytes, locate: Locate | None, fast: bool, reader: Reader, repeated: RepeatedRecords
+        self, data: bytes, locate: Locate | None, fast: bool, by_column: Container[str], repeated: RepeatedRecords
     ) -> None:
         self.data = data
         self.repeated = repeated
         self.locate = locate
-        self.reader = reader
+        self.by_column = by_column
         self._start(fast)
 
     def _start(self, fast: bool) -> None:
@@ -423,7 +269,6 @@ class MachineState:
         self.meshes: set[Mesh] = set()
         self.read_meshes: dict[int, tuple[Any, Mesh]] = {}
         self.fast = fast
-        self.runs: Runs = self.reader(self, fast)
         self.skipped = 0
         self.tuples_met: dict[bytes, int] = {}
         self.flat: dict[int, tuple[int, ...]] = {}
@@ -487,7 +332,7 @@ class MachineState:
             self.tuple_keys += 1
             if self.tuple_keys <= MAX_TUPLE_KEYS:
                 return key
-        if isinstance(key, (Global, Opaque, NumpyScalar, ShardRecord, PlacementRecord, PlaceBatch)):
+        if isinstance(key, (Global, Opaque, NumpyScalar)):
             return key
         odd = _OddKey(f"a {type(key).__name__} used as a key")
         odd.state = key
@@ -498,8 +343,11 @@ class MachineState:
         found = self.globals.get((module, name))
         if found is None:
             found = self.globals[module, name] = Global(module, name)
-            self.runs.meet(found)
+            self.meet(found)
         return found
+
+    def meet(self, name: Global) -> None:
+        """Take note of a name that the pickle mentions for the first time."""
 
     def without_slots(self, value: Any) -> Any:
         """The value with what belongs into its slots; only `slots` makes some."""

@@ -1,4 +1,4 @@
-"""Objects that a pickle describes and nothing makes: storages, numpy's arrays, entries of lists, attributes."""
+"""Objects that a pickle describes and nothing makes: storages, numpy's arrays, device meshes, attributes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from ckptools.dtypes import STORAGE_CLASS
 from ckptools.model.regions import Box, Ints, contiguous_strides
-from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Global, NumpyArray, NumpyDtype, Opaque, describe_for_error
 
@@ -67,81 +66,6 @@ def attributes_in(state: Any) -> dict[str, Any]:
     if len(parts) > 1:
         return {**parts[0], **parts[1]}
     return parts[0] if parts else {}
-
-
-# -- entries that are read in batches instead of opcode by opcode: of shard lists -------------------------------------
-
-
-class ShardRecord:
-    """One shard of a ShardedTensor's list.
-
-    Attributes:
-        shard: its box and its rank within the tensor's process group; without a source.
-        placement: the placement of the record.
-        without_rank: the same without its rank.
-        shapes: shapes that the box was lately found to lie in.
-    """
-
-    __slots__ = ("placement", "shapes", "shard", "without_rank")
-
-    def __init__(self, offsets: Ints, sizes: Ints, rank: int | None) -> None:
-        self.shard = Shard(Box(offsets, sizes), rank, None)
-        self.without_rank = Shard(self.shard.box, None, None)
-        self.placement = PlacementRecord(rank)
-        self.shapes: tuple[Ints, ...] = ()
-
-
-class PlacementRecord:
-    """Stands for the `_remote_device` of a record, which a ChunkShardingSpec or another tensor's record has again.
-
-    Attributes:
-        rank: of the placement.
-    """
-
-    __slots__ = ("rank",)
-
-    def __init__(self, rank: int | None) -> None:
-        self.rank = rank
-
-
-# -- entries of DCP metadata, by column --------------------------------------------------------------------------------
-
-
-class ChunkBatch:
-    """Several `ChunkStorageMetadata` of one list.
-
-    Attributes:
-        offsets: of each chunk.
-        sizes: of each chunk.
-    """
-
-    __slots__ = ("offsets", "sizes")
-
-    def __init__(self, offsets: list[Ints], sizes: list[Ints]) -> None:
-        self.offsets = offsets
-        self.sizes = sizes
-
-
-class PlaceBatch:
-    """Several `MetadataIndex` of one dict, with the `_StorageInfo` of each; none of them has transforms.
-
-    The hints of indices are left out, as they are of their equality.
-
-    Attributes:
-        fqns: of the tensors and objects.
-        offsets: of the chunks; None for an object.
-        files: relative paths.
-        starts: byte offsets of the items.
-        lengths: bytes of the items.
-    """
-
-    __slots__ = ("files", "fqns", "lengths", "offsets", "starts")
-
-    def __init__(
-        self, fqns: list[str], offsets: list[Ints | None], files: list[str], starts: list[int], lengths: list[int]
-    ) -> None:
-        self.fqns, self.offsets = fqns, offsets
-        self.files, self.starts, self.lengths = files, starts, lengths
 
 
 # -- the state of numpy's arrays and dtypes, taken without numpy -------------------------------------------------------

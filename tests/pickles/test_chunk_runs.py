@@ -26,9 +26,9 @@ from ckptools.formats.dcp import metadata as dcp_metadata
 from ckptools.formats.dcp.metadata import StoredItem
 from ckptools.model.regions import Ints
 from ckptools.pickles.machine import Machine
-from ckptools.pickles.repeated_records import ChunkReader, RunReader
 from tests.truth import FIXTURES
 
+BY_COLUMN = dcp_metadata.BY_COLUMN
 REAL = sorted(FIXTURES.glob("*/**/.metadata"))
 
 
@@ -66,15 +66,15 @@ def write(folder: Path, metadata: Any, protocol: int = 4) -> Path:
 def both(path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dcp_metadata.Metadata]:
     """Read it in runs and opcode by opcode."""
     fast = dcp_metadata.read_metadata(path)
-    monkeypatch.setattr(dcp_metadata, "ChunkReader", RunReader)
+    monkeypatch.setattr(dcp_metadata, "BY_COLUMN", ())
     return [fast, dcp_metadata.read_metadata(path)]
 
 
 def same_or_refused_both_ways(path: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether it is the same, or refused with the same line, in batches and opcode by opcode."""
     found = []
-    for reader in (ChunkReader, RunReader):
-        monkeypatch.setattr(dcp_metadata, "ChunkReader", reader)
+    for by_column in (BY_COLUMN, ()):
+        monkeypatch.setattr(dcp_metadata, "BY_COLUMN", by_column)
         try:
             found.append(dcp_metadata.read_metadata(path))
         except ReadError as error:
@@ -88,9 +88,9 @@ def place(metadata: dcp_metadata.DcpMetadata, fqn: str, offsets: Ints | None = N
 
 
 def in_runs(path: Path) -> bool:
-    machine = Machine(path.read_bytes(), reader=ChunkReader)
+    machine = Machine(path.read_bytes(), by_column=BY_COLUMN, stay=True)
     machine.load()
-    return machine.runs.runs is True
+    return bool(machine.batches.batches)
 
 
 @pytest.mark.slow
@@ -99,8 +99,8 @@ def test_real_metadata_is_read_the_same_both_ways(path, monkeypatch):
     fast, slow = both(path, monkeypatch)
     # Megatron adds plans, which refer into the entries, and whose objects are equal to themselves only.
     assert replace(fast, extra={}) == replace(slow, extra={}) and list(fast.extra) == list(slow.extra)
-    # ByteCheckpoint has classes of its own.
-    assert in_runs(path) == ("all_local_plans" not in fast.extra and fast.writer != "ByteCheckpoint")
+    # ByteCheckpoint's plans refer into the entries too.
+    assert in_runs(path) or "all_local_plans" in fast.extra or fast.writer == "ByteCheckpoint"
 
 
 @pytest.mark.slow
@@ -128,10 +128,10 @@ def test_lists_of_chunks_that_begin_alike_and_any_places_are_read_the_same_both_
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_other_protocols_are_read_opcode_by_opcode(tmp_path, monkeypatch, protocol):
+def test_other_protocols_are_read_the_same_both_ways(tmp_path, monkeypatch, protocol):
     path = write(tmp_path, described(20, ["a", "b"]), protocol)
     fast, slow = both(path, monkeypatch)
-    assert fast == slow and not in_runs(path)
+    assert fast == slow and in_runs(path)
 
 
 def test_values_that_entries_share_are_found(tmp_path, monkeypatch):
@@ -151,6 +151,34 @@ def test_entries_with_transforms_and_objects_lie_between_the_others(tmp_path, mo
     fast, slow = both(write(tmp_path, metadata), monkeypatch)
     assert fast == slow and place(fast, "lr").length == 6
     assert place(fast, "a", (3000, 0)).transforms == ("stream.zstd/1",)
+
+
+def test_entries_elsewhere_are_none_of_the_tensors(tmp_path, monkeypatch):
+    metadata = described(50, ["a"])
+    metadata.others = [ChunkStorageMetadata(torch.Size([n, 0]), torch.Size([1, 7])) for n in range(20)]
+    fast, slow = both(write(tmp_path, metadata), monkeypatch)
+    assert replace(fast, extra={}) == replace(slow, extra={})
+    assert [one.state for one in fast.extra["others"]] == [one.state for one in slow.extra["others"]]
+    assert len(fast.extra["others"]) == 20
+
+
+def test_transforms_of_entries_that_follow_each_other_are_found(tmp_path, monkeypatch):
+    metadata = described(50, ["a"])
+    for n, place in enumerate(metadata.storage_data.values()):
+        place.transform_descriptors = ["stream.zstd/1", str(n)]
+    fast, slow = both(write(tmp_path, metadata), monkeypatch)
+    assert fast == slow and fast.stored.transforms[30] == ("stream.zstd/1", "30")
+
+
+def test_a_text_that_is_fetched_before_it_was_there_is_refused(tmp_path, monkeypatch):
+    path = write(tmp_path, described(50, ["a", "b"]))
+    data = path.read_bytes()
+    fetch = data.index(b"j", data.index(b"__30_0.distcp") + 14)
+    for number in range(1, 60):
+        later = int.from_bytes(data[fetch + 1 : fetch + 5], "little") + number
+        path.write_bytes(data[:fetch] + b"j" + later.to_bytes(4, "little") + data[fetch + 5 :])
+        with pytest.MonkeyPatch.context() as patch:
+            assert same_or_refused_both_ways(path, patch)
 
 
 @pytest.mark.parametrize("field", ["offset", "length"])

@@ -1,4 +1,4 @@
-"""Skipping runs of shard records gives exactly what reading every opcode gives."""
+"""Reading the shard records of FSDP1 files in batches gives exactly what reading every opcode gives."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from ckptools.model.shards import ItemShards, ShardList
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Opaque, tensors_in
 from ckptools.pickles.archive import locator
+from ckptools.pickles.batches import MAX_ATTEMPTS, Batches, Skipped
 from ckptools.pickles.machine import Machine
 from ckptools.pickles.machine_state import PickleError
-from ckptools.pickles.objects import PlacementRecord, ShardRecord
-from ckptools.pickles.repeated_records import RunReader
 from tests.pickles.forge import number, text
 from tests.truth import FIXTURES
 
@@ -32,7 +31,7 @@ WITH_RECORDS = ("composer-0.13", "torch1.13", "torch2.0.1", "torch2.13.0-fsdp1")
 
 def spelled(node, inside=frozenset()):
     """Everything about a value, as text."""
-    assert not isinstance(node, (ShardRecord, PlacementRecord))
+    assert not isinstance(node, Skipped)
     if id(node) in inside:
         return "itself"
     inside = inside | {id(node)}
@@ -89,7 +88,7 @@ def test_most_records_of_every_fixture_are_skipped(path):
         machine = Machine(pickled(path), locator(Container(file)))
         tree = machine.load()
     listed = sum(len(t.shards) for _, t in tensors_in(tree) if t.kind == "sharded_tensor")
-    assert sum(len(run.records) for run in machine.runs.runs) > listed * 0.8
+    assert sum(map(len, machine.batches.batches)) > listed * 0.8
 
 
 SMALL = {p: pickled(p) for p in SHARDED}
@@ -223,17 +222,16 @@ def test_records_that_are_not_quite_as_torchs_are_read_in_full(odd):
 
 @pytest.mark.parametrize("gap", [1, 3, 50])
 def test_records_whose_numbers_leave_gaps_are_not_matched_again_and_again(gap, monkeypatch):
-    matched, several_at_once = [], RunReader._matched
+    matched, match = [], Batches._match
 
-    def counted(reader, pattern, start, several):
-        found = several_at_once(reader, pattern, start, several)
-        matched.append(min(several, 200))
-        return found
+    def counted(*args):
+        matched.append(args)
+        return match(*args)
 
-    monkeypatch.setattr(RunReader, "_matched", counted)
+    monkeypatch.setattr(Batches, "_match", counted)
     numbers = [FIRST + 10 * i + i // gap for i in range(200)]
     fast_and_slow(START + b"](" + b"".join(record(i, first) for i, first in enumerate(numbers)) + b"e.")
-    assert sum(matched) < 6 * 200
+    assert 1 <= len(matched) <= MAX_ATTEMPTS
 
 
 def sharded(rows, listing, spec=b"N"):
@@ -268,7 +266,14 @@ SPECS = {
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_a_sharded_tensor_keeps_its_run_when_its_spec_lists_the_records_again(spec):
     machine = fast_and_slow(START + sharded(20, run(), spec) + b".")
-    assert [len(r.records) for r in machine.runs.runs] == [20]
+    assert [len(batch) for batch in machine.batches.batches] == [19]
+
+
+@pytest.mark.parametrize("kinds", ["ab", "aab", "abb", "aabb", "aaab"])
+def test_records_of_two_kinds_that_take_turns_are_told_apart(kinds):
+    records = [record(i, device=text("cpu" if kinds[i % len(kinds)] == "a" else "cuda")) for i in range(20)]
+    (tensor,) = read(sharded(20, b"](" + b"".join(records) + b"e"))
+    assert places(tensor) == [(i, i) for i in range(20)]
 
 
 def test_a_sharded_tensor_knows_every_box_and_rank_of_a_run():
@@ -367,7 +372,7 @@ def test_nearly_all_records_of_a_big_world_are_skipped(fake_world):
         machine = Machine(pickled(fake_world), locator(Container(file)))
         tree = machine.load()
     listed = sum(len(t.shards) for _, t in tensors_in(tree))
-    assert listed > 38_000 and sum(len(run.records) for run in machine.runs.runs) > listed - 300
+    assert listed > 38_000 and sum(map(len, machine.batches.batches)) > listed - 300
     assert len(machine.memo) < 30_000
 
 

@@ -19,17 +19,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ckptools.errors import ReadError, UnsafePathError
+from ckptools.errors import CkptoolsError, ReadError, UnsafePathError
 from ckptools.files.compressed import has_zstd, is_zstd
 from ckptools.files.opening import File, is_plain_path
 from ckptools.model.checkpoint import RankFile
 from ckptools.model.regions import Ints
 from ckptools.model.shards import by_value
 from ckptools.model.tree import Global, KeyPath, Opaque, TorchName, describe_for_error
+from ckptools.pickles.batches import Batch, gathered, holds_skipped
 from ckptools.pickles.classes.tensors import dtype_of
 from ckptools.pickles.machine import Machine, load_checked
-from ckptools.pickles.objects import ChunkBatch, PlaceBatch, attributes
-from ckptools.pickles.repeated_records import ChunkReader
+from ckptools.pickles.machine_state import UnusualError
+from ckptools.pickles.objects import attributes
 from ckptools.training_state.sections import is_optimizer
 
 
@@ -293,6 +294,9 @@ def _numbered(optimizer: dict[str, Any]) -> dict[str, Any]:
 MAX_METADATA = 2 << 30
 """Most bytes of a `.metadata`; the largest runs write some hundred megabytes."""
 
+BY_COLUMN = ("ChunkStorageMetadata", "MetadataIndex")
+"""Classes that are read by column; the second with the `_StorageInfo` behind each."""
+
 FIELDS = (
     "state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version", "all_tensor_metadata",
     "bytecheckpoint_version",
@@ -309,10 +313,21 @@ def read_metadata(path: Path, rank: int | None = None) -> DcpMetadata:
     with File(path) as file:
         if file.size > MAX_METADATA:
             raise ReadError(path, f"has {file.size} bytes; at most {MAX_METADATA} are read")
-        machine = Machine(file.read(0, file.size), reader=ChunkReader)
-        tree = load_checked(machine, path, "DCP metadata")
-        names = tuple(g.dotted for g in machine.globals.values())
-        return _MetadataReading(path, tree).metadata(rank, names, file)
+        data = file.read(0, file.size)
+        machine = Machine(data, by_column=BY_COLUMN, stay=True)
+        try:
+            return _read(machine, rank, file)
+        except (CkptoolsError, UnusualError):
+            if not machine.batches.batches:
+                raise
+        # Something is wrong, or stands where no batch of entries is expected: once more, opcode by opcode.
+        return _read(Machine(data, by_column=()), rank, file)
+
+
+def _read(machine: Machine, rank: int | None, file: File) -> DcpMetadata:
+    tree = load_checked(machine, file.path, "DCP metadata")
+    names = tuple(g.dotted for g in machine.globals.values())
+    return _MetadataReading(file.path, tree).metadata(rank, names, file)
 
 
 Columns = tuple[tuple[Ints, ...], tuple[Ints, ...]]
@@ -327,7 +342,7 @@ class _MetadataReading:
         self.fields = attributes(tree)
         self.files: dict[str, str] = {}
         self.checked: set[Ints] = set()
-        self.columns: dict[tuple[int, ...], Columns] = {}
+        self.columns: dict[tuple[object, ...], Columns] = {}
 
     def metadata(self, rank: int | None, names: tuple[str, ...], file: File) -> DcpMetadata:
         entries = self.fields.get("state_dict_metadata")
@@ -342,6 +357,8 @@ class _MetadataReading:
                 f"expected a tensor's or bytes' metadata"
             )
         stored = self._stored()
+        if holds_skipped([value for key, value in self.fields.items() if key not in FIELDS[:3:2]], set()):
+            raise UnusualError("a batch of entries elsewhere")
         chunks = zip(stored.fqns, stored.offsets, strict=True)
         return DcpMetadata(
             path=self.path,
@@ -388,7 +405,7 @@ class _MetadataReading:
         chunks = fields.get("chunks")
         if not isinstance(chunks, list):
             raise self._bad(f"{describe_for_error(fqn)} has {describe_class(chunks)} for its list of chunks")
-        offsets, sizes = self._columns(fqn, chunks, len(shape))
+        offsets, sizes = self._columns(fqn, list(gathered(chunks)), len(shape))
         return TensorMetadata(
             dtype=dtype_of(dtype),
             stated_dtype=dtype.dotted if isinstance(dtype, Global) else describe_class(dtype),
@@ -401,9 +418,9 @@ class _MetadataReading:
 
     def _columns(self, fqn: str, chunks: list[Any], ndim: int) -> Columns:
         """Offsets and sizes of a tensor's chunks, equal chunks once; read once for tensors that are cut alike."""
-        if not all(isinstance(chunk, ChunkBatch) for chunk in chunks):
+        if not all(isinstance(chunk, Batch) for chunk in chunks):
             return self._read_columns(fqn, chunks, ndim)
-        key = ndim, *map(id, chunks)
+        key = ndim, *[(id(chunk.rows), chunk.start, chunk.stop) for chunk in chunks]
         found = self.columns[key] = self.columns.get(key) or self._read_columns(fqn, chunks, ndim)
         return found
 
@@ -411,13 +428,15 @@ class _MetadataReading:
         offsets: list[Ints] = []
         sizes: list[Ints] = []
         for chunk in chunks:
-            if isinstance(chunk, ChunkBatch):
-                offsets += chunk.offsets
-                sizes += chunk.sizes
+            if isinstance(chunk, Batch):
+                offsets += chunk.column("offsets", kind="tuple")
+                sizes += chunk.column("sizes", kind="tuple")
                 continue
             fields = attributes(chunk)
             offsets.append(self._ints(fields.get("offsets"), fqn, "offsets of a chunk"))
             sizes.append(self._ints(fields.get("sizes"), fqn, "sizes of a chunk"))
+        if None in offsets or None in sizes:
+            raise UnusualError("a batch of chunks without offsets or sizes")
         for column, what in ((offsets, "offsets"), (sizes, "sizes")):
             for value in {*column} - self.checked:  # each different value once in this file
                 self.checked.add(self._ints(value, fqn, f"{what} of a chunk"))
@@ -441,7 +460,7 @@ class _MetadataReading:
             raise self._bad(f"storage_data is {describe_class(listed)}; expected a dict")
         stored = StoredItems()
         for index, info in listed.items():
-            if isinstance(index, PlaceBatch) and index is info:
+            if isinstance(index, Batch) and index is info:
                 self._add_batch(stored, index)
             else:
                 self._add(stored, index, info)
@@ -465,20 +484,25 @@ class _MetadataReading:
         stored.lengths.append(length)
         stored.fqns.append(fqn)
 
-    def _add_batch(self, stored: StoredItems, batch: PlaceBatch) -> None:
-        """Add the items of a batch, of which each different value is checked once."""
-        for offset in {*batch.offsets} - self.checked - {None}:
-            self.checked.add(self._ints(offset, batch.fqns[batch.offsets.index(offset)], "offset of a chunk"))
-        for column in (batch.starts, batch.lengths):
-            if (least := min(column)) < 0:
-                item = column.index(least)
-                self._ints((batch.starts[item], batch.lengths[item]), batch.fqns[item], "offset and length of an item")
-        known = {file: self._inside(batch.fqns[batch.files.index(file)], file) for file in set(batch.files)}
-        stored.fqns += batch.fqns
-        stored.offsets += batch.offsets
-        stored.files += map(known.__getitem__, batch.files)
-        stored.starts += batch.starts
-        stored.lengths += batch.lengths
+    def _add_batch(self, stored: StoredItems, batch: Batch) -> None:
+        """Add the items of a batch, of which each different value is checked once, without the hints of indices."""
+        fqns, offsets = batch.column("fqn", kind="text"), batch.column("offset", kind="tuple")
+        paths = batch.column("relative_path", kind="text", value=1)
+        starts, lengths = (batch.column(name, kind="int", value=1) for name in ("offset", "length"))
+        transforms = batch.column("transform_descriptors", kind="texts", value=1)
+        if any(transforms):
+            stored.transforms |= enumerate(transforms, len(stored))
+        if None in (fqns[0], paths[0], starts[0], lengths[0]):
+            raise UnusualError("a batch of items that lack something")
+        for offset in {*offsets} - self.checked - {None}:
+            self.checked.add(self._ints(offset, fqns[0], "offset of a chunk"))
+        self._ints((min(starts), min(lengths)), fqns[0], "offset and length of an item")
+        known = {file: self._inside(fqns[0], file) for file in set(paths)}
+        stored.fqns += fqns
+        stored.offsets += offsets
+        stored.files += map(known.__getitem__, paths)
+        stored.starts += starts
+        stored.lengths += lengths
 
     def _inside(self, fqn: str, file: Any) -> str:
         known = self.files.get(file) if isinstance(file, str) else None

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import product
+from itertools import product, repeat
 from math import prod
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from ckptools.model.regions import Box, Ints, Run, chunk_runs, grid_boxes, strid
 from ckptools.model.shards import Shard, ShardList, Shards, in_rank_order
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Opaque, describe_for_error
+from ckptools.pickles.batches import Batch, gathered
 from ckptools.pickles.machine_state import MachineState
 from ckptools.pickles.objects import (
     MAX_MESH,
@@ -30,8 +31,6 @@ from ckptools.pickles.objects import (
     MAX_NDIM,
     OTHERS,
     Mesh,
-    PlacementRecord,
-    ShardRecord,
     attributes,
     attributes_in,
     mesh_of,
@@ -58,8 +57,8 @@ MAX_WORLD = 1 << 20
 RECORD_WORK = 8
 """Work that reading a record counts for; it takes more than a hundred bytes of pickle to spell one."""
 
-MAX_SHAPES = 4
-"""Shapes of tensors that a record remembers to be listed by: a bias, a weight and its moments share their boxes."""
+BY_COLUMN = ("ShardMetadata",)
+"""Classes that are read by column."""
 
 
 def describe_sharded_tensor(m: MachineState, shape: Ints, dtype: str, state: Any) -> Tensor:
@@ -78,7 +77,7 @@ def describe_sharded_tensor(m: MachineState, shape: Ints, dtype: str, state: Any
     m.spend(RECORD_WORK * len(listed))
     # Under HSDP the ranks are local to the process group that shares the tensor, and the file does not name it.
     named = local_world == world
-    shards = m.repeated.shard_list([_listed(m, record, shape, named) for record in listed])
+    shards = m.repeated.shard_list([s for record in gathered(list(listed)) for s in _shards(m, record, shape, named)])
     own: dict[int, Shard] = {}
     local = [_local_shard(m, one) for one in local_shards]
     wrong: list[str] = []
@@ -116,20 +115,6 @@ def _put(
             own[i] = tensor.shards[0]._replace(box=box, rank=rank)
 
 
-def _listed(m: MachineState, value: Any, shape: Ints, named: bool) -> Shard:
-    """One entry of the shard list; with its rank when the ranks are global."""
-    record = value if isinstance(value, ShardRecord) else _record(m, value)
-    if shape not in record.shapes:
-        if not record.shard.box.inside(shape):
-            raise ValueError(
-                f"a shard at {describe_for_error(record.shard.box.offsets)} of "
-                f"{describe_for_error(record.shard.box.sizes)} in "
-                f"a tensor of {describe_for_error(shape)}"
-            )
-        record.shapes = (shape, *record.shapes[: MAX_SHAPES - 1])
-    return record.shard if named else record.without_rank
-
-
 def _group(state: Any) -> tuple[int | None, int | None, int | None]:
     """Return global rank, local world size, global world size.
 
@@ -148,25 +133,50 @@ def _group(state: Any) -> tuple[int | None, int | None, int | None]:
     return rank, local_world, world
 
 
-def _record(m: MachineState, value: Any) -> ShardRecord:
-    fields = attributes(value)
-    offsets, sizes = fields.get("shard_offsets"), fields.get("shard_sizes")
+def _shards(m: MachineState, value: Any, shape: Ints | None, named: bool) -> Sequence[Shard]:
+    """The shards, without their bytes, that a `ShardMetadata` or a batch of them describes.
+
+    Args:
+        m: the machine.
+        value: the one or the other.
+        shape: of the tensor in which they must lie; None for any.
+        named: whether their ranks are those of the world.
+
+    Raises:
+        ValueError: the state is not what torch writes, or a shard lies elsewhere.
+    """
+    if not isinstance(value, Batch):
+        fields = attributes(value)
+        rank = attributes(fields.get("placement")).get("_rank") if named else None
+        return (_shard(m, shape, fields.get("shard_offsets"), fields.get("shard_sizes"), rank),)
+    key, kept = (value.start, value.stop, shape, named), value.rows.kept
+    if key not in kept:
+        places, extents = (value.column(name, kind="list") for name in ("shard_offsets", "shard_sizes"))
+        ranks = value.column("placement", "_rank", kind="int") if named else repeat(None)
+        kept[key] = tuple(map(_shard, repeat(m), repeat(shape), places, extents, ranks))
+    found: Sequence[Shard] = kept[key]
+    return found
+
+
+def _shard(m: MachineState, shape: Ints | None, offsets: Any, sizes: Any, rank: Any) -> Shard:
     if not isinstance(offsets, list) or not isinstance(sizes, list):
         raise ValueError("a shard without offsets and sizes")
     if not all(type(n) is int and n >= 0 for n in (*offsets, *sizes)):
         raise ValueError(f"a shard at {describe_for_error(offsets)} of {describe_for_error(sizes)}")
-    placement = fields.get("placement")
-    rank = placement.rank if isinstance(placement, PlacementRecord) else attributes(placement).get("_rank")
-    return m.repeated.record(tuple(offsets), tuple(sizes), rank if type(rank) is int else None)
+    shard = m.repeated.shard(tuple(offsets), tuple(sizes), rank if type(rank) is int else None)
+    if shape is not None and not shard.box.inside(shape):
+        box = f"a shard at {describe_for_error(shard.box.offsets)} of {describe_for_error(shard.box.sizes)}"
+        raise ValueError(f"{box} in a tensor of {describe_for_error(shape)}")
+    return shard
 
 
 def _local_shard(m: MachineState, value: Any) -> tuple[Box, Tensor]:
     fields = attributes(value)
-    tensor, metadata = fields.get("tensor"), fields.get("metadata")
+    tensor = fields.get("tensor")
     if not isinstance(tensor, Tensor):
         raise ValueError("a local shard without a tensor")
-    record = metadata if isinstance(metadata, ShardRecord) else _record(m, metadata)
-    return record.shard.box, tensor
+    (shard,) = _shards(m, fields.get("metadata"), None, named=False)
+    return shard.box, tensor
 
 
 # -- CheckpointableTensor ----------------------------------------------------------------------------------------------
