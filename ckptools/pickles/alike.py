@@ -21,11 +21,11 @@ from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Global, KeyPath, Opaque, TreeLimitError, check_tree_limits, of_kinds, tensors_in
 from ckptools.pickles.archive import check_byte_order, locator
-from ckptools.pickles.batches import next_opcode
+from ckptools.pickles.batches import ONE_INT, next_opcode
 from ckptools.pickles.classes import sharded
 from ckptools.pickles.classes.tensors import REBUILD
 from ckptools.pickles.machine import Handler, Machine, Stack, gc_paused
-from ckptools.pickles.machine_state import FREE_WORK, WORK_PER_BYTE, Locate, PickleError
+from ckptools.pickles.machine_state import BEGIN_RUNS, FREE_WORK, RUN, WORK_PER_BYTE, Locate, PickleError
 from ckptools.pickles.objects import Claim, Mesh, Storage, attributes, attributes_in, claims_of, mesh_of
 
 # -- how a pickle is spelled: its opcodes one after the other, compared with another pickle that differs in values only
@@ -61,6 +61,10 @@ class Spelling:
         self.starts = array("Q")
         at, end = 0, data.rindex(b".") + 1
         while at < end:
+            if data[at] in BEGIN_RUNS and (run := RUN.match(data, at)) is not None:
+                self.starts.extend(one.start() for one in ONE_INT.finditer(data, at, run.end()))
+                at = run.end()
+                continue
             if data[at] in VALUES:
                 self.starts.append(at)
             at = next_opcode(data, at)
@@ -177,7 +181,8 @@ class SlotMachine(Machine):
         self.values: Mapping[int, Any] = values
         self.slots = {place: ValueSlot(number) for number, place in places.items()}
         self.left = MAX_LOOKED_AT
-        super().__init__(spelling.data, locate, fast=False)
+        self.breaks = sorted(self.slots)
+        super().__init__(spelling.data, locate, by_column=())
 
     def handlers(self) -> tuple[list[Handler], Stack]:
         """Make handlers that put slots in the place of values, and refuse what would look at one."""

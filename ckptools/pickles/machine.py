@@ -13,6 +13,7 @@ from __future__ import annotations
 import codecs
 import gc
 import struct
+from bisect import bisect_left
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from itertools import count, repeat
@@ -545,7 +546,8 @@ def handlers(m: Machine) -> tuple[list[Handler], Stack]:
             behind_mark = not stack and bool(marks)
             spelled = m.repeated.values.tuple_at(data, start) if behind_mark else None
             if spelled is None:
-                found = RUN.match(data, start)
+                place = bisect_left(m.breaks, start)
+                found = RUN.match(data, start, m.breaks[place] if place < len(m.breaks) else size)
                 if found is None:
                     return single(at)
                 end = found.end()

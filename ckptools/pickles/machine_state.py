@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -150,6 +150,9 @@ MIN_RUN = 8
 MAX_RUN = 1000
 """Ints between two looks at the machine's budgets; a pickle of Python's ends its batches here too."""
 
+BEGIN_RUNS = b"J\x8a"
+"""Opcodes of the ints that a run is looked for behind."""
+
 RUN = re.compile(rb"(?:J.{4}|\x8a\x05.{4}\0|\x8a\x08.{8}|K.|M..){%d,%d}" % (MIN_RUN, MAX_RUN), re.DOTALL)
 
 _INT = re.compile(rb"([JKM]|\x8a[\x05\x08])(?:(?<=J).{4}|(?<=\x05).{5}|(?<=\x08).{8}|(?<=K).|(?<=M)..)", re.DOTALL)
@@ -244,8 +247,11 @@ class MachineState:
         locate: returns where a storage's bytes are: `(file, byte offset, record name, CRC-32)`, None where the
             file is cut short before them. None when it has none.
         by_column: names of the classes whose records are read in batches, because somebody reads their columns.
+        breaks: offsets of opcodes that are not read together with others, in order.
         stopped_at: offset behind STOP; None while it was not met.
     """
+
+    breaks: Sequence[int] = ()
 
     def __init__(
         self, data: bytes, locate: Locate | None, fast: bool, by_column: Container[str], repeated: RepeatedRecords

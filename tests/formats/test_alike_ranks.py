@@ -56,7 +56,15 @@ def save(folder: Path, rank: int, rows: int = 2, stage: str = "") -> None:
         sharded = [DTensor.from_local(local, mesh, [Replicate(), Shard(0)]) for _ in range(5)]
         cut = [DTensor.from_local(torch.ones(1, rows), mesh, [Shard(0), Shard(1)]) for _ in range(2)]
         state = {f"{stage}a": sharded[0], "b": sharded[1], "c": cut[0], "d": torch.nn.Parameter(torch.ones(rows))}
-        own = {"rank": rank, "name": f"host-{rank}", "wall": 0.5 * rank, "python": random.getstate(), "same": [1, "x"]}
+        seeds = tuple((1 << 20) + (n if n != 20 else 100 * rank) for n in range(40))  # one in a run of equal ints
+        own = {
+            "seeds": seeds,
+            "rank": rank,
+            "name": f"host-{rank}",
+            "wall": 0.5 * rank,
+            "python": random.getstate(),
+            "same": [1, "x"],
+        }
         of = {f"{stage}a": sharded[2], "b": sharded[3], "c": cut[1]}
         moments = {name: {"exp_avg": value, "step": torch.tensor(3.0)} for name, value in of.items()}
         groups = [{"params": [*moments], "lr": 0.1, "seen": rank % 3}]
