@@ -23,7 +23,7 @@ from ckptools.errors import ReadError
 from ckptools.files.opening import read_json, reading
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search import rank_checks
-from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, looked_at
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, SavedFiles
 from ckptools.formats.shared.tensor_parallel import (
     COLUMNS,
     NO_RULE,
@@ -210,7 +210,7 @@ class _LlamaFolder:
     def __init__(self, builder: CheckpointBuilder, folder: Path, files: dict[int, Path], options: Options) -> None:
         self.builder, self.path, self.problems = builder, builder.path, builder.problems
         self.folder, self.files, self.options = folder, files, options
-        self.faults: dict[Path, Fault] = {}
+        self.contents = SavedFiles(options.read_file)
         self.saved: dict[int, Saved] = {}
         self._read_files()
         self.params = self._params()
@@ -230,12 +230,8 @@ class _LlamaFolder:
         for rank, file in sorted(self.files.items(), key=lambda f: f[0] != asked):
             if self.saved and not self.options.all_ranks:
                 return
-            try:
-                self.saved[rank] = self.options.read_file(file)
-            except ReadError as error:
-                if rank == asked or len(self.files) == 1:
-                    raise
-                self.faults[file] = Fault.of(error, file)
+            saved = self.contents.read(file, must=rank == asked or len(self.files) == 1)
+            self.saved |= {} if saved is None else {rank: saved}
         if not self.saved:
             raise ReadError(self.path, "none of its consolidated.NN.pth files can be read")
 
@@ -267,13 +263,13 @@ class _LlamaFolder:
         names = dict.fromkeys(name for tree in self.trees.values() for name in tree)
         model = {name: self._value(name, vocab) for name in names}
         files = tuple(self._files())
-        self.problems += rank_checks.check_files(files, self.faults, self.world.value, True)
+        self.problems += rank_checks.check_files(files, self.contents.faults, self.world.value, True)
         numbers = {int(m[1]) for name in model if isinstance(name, str) and (m := LAYER.match(name))}
         stated = self.sizes.layers if self.sizes else None
         if stated is not None and numbers != set(range(stated)):
             text = f"{PARAMS} states {stated} layers, the files hold {len(numbers)}"
             self.problems.append(Problem(Code.MODEL_PART_MISSING, text))
-        every = len(self.saved) + len(self.faults) == len(self.files)
+        every = len(self.saved) + len(self.contents.faults) == len(self.files)
         self.builder.add_saved(self.saved.values())
         one = self.world.value == 1
         return self.builder.checkpoint(
@@ -323,6 +319,6 @@ class _LlamaFolder:
         for rank in sorted({*self.files, *range(min(self.world.value, MAX_RANKS))}):
             file = self.files.get(rank)
             if file is not None:
-                yield looked_at(file, rank, "", self.faults, len(self.files), rank in self.saved)
+                yield self.contents.listed(file, rank, "", len(self.files))
             else:
                 yield RankFile(self.folder / f"consolidated.{rank:02d}.pth", rank, "", "missing", 0, None)

@@ -32,7 +32,7 @@ from ckptools.formats.flat_parameters.units import FlatRun, shards_of
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search import rank_checks
 from ckptools.formats.rank_search.rank_names import RankName, check_links, names_in, parse, siblings
-from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, looked_at, was_read
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, SavedFiles
 from ckptools.formats.shared.merge import Merge
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.regions import Ints
@@ -94,16 +94,12 @@ class _OlmoFolder:
         named = parse(path) if path.is_file() else None
         asked = named.rank if named else ranks[0]
         self.all_ranks = options.all_ranks or len(ranks) == 1
+        self.contents = SavedFiles(options.read_file)
         self.saved: dict[tuple[str, int], Saved] = {}
-        self.faults: dict[Path, Fault] = {}
         for key, name in self.files.items():
             if options.all_ranks or key[1] == asked:
-                try:
-                    self.saved[key] = options.read_file(name.path)
-                except ReadError as error:
-                    if key[1] == asked:
-                        raise
-                    self.faults[name.path] = Fault.of(error, name.path)
+                saved = self.contents.read(name.path, must=key[1] == asked)
+                self.saved |= {} if saved is None else {key: saved}
 
     def _found(self) -> Iterator[tuple[tuple[str, int], RankName]]:
         for part in PARTS:
@@ -126,7 +122,7 @@ class _OlmoFolder:
         ranks = sorted({*range(min(world.value, MAX_WORLD)), *(rank for _, rank in self.files)})
         files = tuple(self._file(part, rank) for rank in ranks for part in self.found)
         flat = any(t.kind == "flat_pieces" for _, t in tensors)
-        self.builder.problems += rank_checks.check_files(files, self.faults, world.value, flat)
+        self.builder.problems += rank_checks.check_files(files, self.contents.faults, world.value, flat)
         self.builder.add_rank_values(found)
         self.builder.add_saved(self.saved.values())
         return self.builder.checkpoint(
@@ -170,12 +166,10 @@ class _OlmoFolder:
         return Fact(len({rank for _, rank in self.files}), ("files found",))
 
     def _file(self, part: str, rank: int) -> RankFile:
-        name, saved = self.files.get((part, rank)), self.saved.get((part, rank))
-        if saved is not None:
-            return was_read(saved, rank, part)
+        name = self.files.get((part, rank))
         if name is None:
             return RankFile(self.root / part / f"rank{rank}.pt", rank, part, "missing", 0, None)
-        return looked_at(name.path, rank, part, self.faults, len(self.files))
+        return self.contents.listed(name.path, rank, part, len(self.files))
 
 
 # -- a rank's model and optimizer: the runs of parameters in its pieces of flat ones -----------------------------------

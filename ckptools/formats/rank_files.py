@@ -34,8 +34,6 @@ from ckptools.formats.shared.checkpoint_builder import (
     CheckpointBuilder,
     find_step_with_beside,
     in_form,
-    looked_at,
-    was_read,
 )
 from ckptools.formats.shared.merge import Merge, Ranked, put
 from ckptools.formats.shared.tensor_parallel import (
@@ -407,11 +405,7 @@ class _RankGroup:
         parts = {n.part: n for n in reversed(self.group)}
         here = {(self.read.ranks[n.path], n.part) for n in self.group}
         for name in self.group:
-            rank, saved = self.read.ranks[name.path], self.read.saved.get(name.path)
-            if saved is not None:
-                yield was_read(saved, rank, name.part)
-            else:
-                yield looked_at(name.path, rank, name.part, self.read.faults, len(self.group))
+            yield self.read.listed(name.path, self.read.ranks[name.path], name.part, len(self.group))
         alone = len(self.group) == 1
         alone = alone and not any(s.claims for s in self.read.saved.values()) and self.name.world_size is None
         begun = unfinished_ranks(self.name) if self.options.looks_around else ()

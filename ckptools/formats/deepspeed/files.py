@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,12 @@ from ckptools.files.opening import is_plain_name, reading
 from ckptools.formats.deepspeed.zero_stages import MAX_WORLD, ModelStates, OptimStates
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search import rank_checks
-from ckptools.formats.shared.checkpoint_builder import Fault, looked_at, was_read
+from ckptools.formats.shared.checkpoint_builder import SavedFiles
 from ckptools.formats.shared.companions import CompanionFiles, companions_in, path_that_states_a_step, read_companions
 from ckptools.formats.shared.several_checkpoints import ASTRAY, several, text_of
 from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder, RankFile
 from ckptools.model.problems import Code, Problem, worst_first
 from ckptools.model.tree import describe_for_error
-from ckptools.pickles.reader import Saved
 from ckptools.text import few, plural
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
@@ -175,42 +174,28 @@ GROUPED = ModuleOrder(False, "DeepSpeed lists parameters by group, which round r
 """Its files name the content of the flat groups (`param_shapes`), so no order is needed."""
 
 
-@dataclass
-class Files:
-    """The files of a tag folder: what was read, and why others could not be.
+class Files(SavedFiles):
+    """The files of a tag folder; an error in the file that a caller named (`must`) is the caller's."""
 
-    An error in the file that a caller named (`must`) is the caller's.
-    """
+    def __init__(self, folder: Path, names: list[StateName], options: Options, must: Path) -> None:
+        super().__init__(options.read_file)
+        self.folder, self.names, self.options, self.must = folder, names, options, must
 
-    folder: Path
-    names: list[StateName]
-    options: Options
-    must: Path
-    saved: dict[Path, Saved] = field(default_factory=dict)
-    faults: dict[Path, Fault] = field(default_factory=dict)
-
-    def read(self, names: Iterable[StateName]) -> None:
+    def read_all(self, names: Iterable[StateName]) -> None:
         """Read files, and keep the faults of those that cannot be read.
 
         Raises:
             ReadError: the file that the caller named cannot be read.
         """
         for name in names:
-            if name.path in self.saved or name.path in self.faults:
-                continue
-            try:
-                self.saved[name.path] = self.options.read_file(name.path)
-            except ReadError as error:
-                if name.path == self.must:
-                    raise
-                self.faults[name.path] = Fault.of(error, name.path)
+            self.read(name.path, must=name.path == self.must)
 
     def read_one_of_each(self, part: str) -> None:
         """Read the first readable file of each model-parallel rank; the others of its ZeRO group are like it."""
         read: set[int | None] = set()
         for name in self.of(part):
             if name.mp not in read:
-                self.read([name])
+                self.read_all([name])
                 read |= {name.mp} if name.path in self.saved else set()
 
     def of(self, part: str) -> list[StateName]:
@@ -261,9 +246,7 @@ class Files:
 
     def status(self, path: Path, rank: int | None, part: str) -> RankFile:
         """The status of a present file; one that was not read is looked at from its end."""
-        if path in self.saved:
-            return was_read(self.saved[path], rank, part)
-        return looked_at(path, rank, part, self.faults, len(self.names))
+        return self.listed(path, rank, part, len(self.names))
 
 
 @dataclass(frozen=True)

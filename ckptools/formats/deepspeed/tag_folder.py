@@ -315,15 +315,15 @@ class TagFolder:
         self.all_ranks = files.options.all_ranks
         self.merge = Merge()
         # One file of each kind and model-parallel rank is read, or all of them; and every layer.
-        files.read(n for n in files.names if n.path == files.must)
-        files.read([*files.of("layer"), *files.of("expert"), *files.of("expert optim")])
+        files.read_all(n for n in files.names if n.path == files.must)
+        files.read_all([*files.of("layer"), *files.of("expert"), *files.of("expert optim")])
         if self.all_ranks:
-            files.read(files.names)
+            files.read_all(files.names)
         files.read_one_of_each("model")
         files.read_one_of_each("optim")
         if any(m.groups is None for m in files.models().values()):
             # Without param_shapes only the mappings of all ranks together give the order of the parameters.
-            files.read(files.of("optim"))
+            files.read_all(files.of("optim"))
         self.models, self.optims = files.models(), in_order_of_first(files.optims())
         if not self.models:
             first = next((n.path for n in files.of("model")), files.folder)

@@ -79,9 +79,9 @@ class _UniversalFolder:
         self.folder, self.files, self.slot_files = folder, files, slot_files
         self.common = folder / "zero" / "optimizer_state.pt"
         # Frozen parameters of ZeRO-3 are in pieces, one in every rank's model states.
-        files.read(files.of("model"))
+        files.read_all(files.of("model"))
         self.own_files = [*(file.path for file in slot_files), *([self.common] if self.common.is_file() else [])]
-        files.read(StateName(p, "model", None) for p in self.own_files)
+        files.read_all(StateName(p, "model", None) for p in self.own_files)
         read = files.models()
         self.models = [read[place] for place in sorted(read)]
         self.base = self.models[0] if self.models else ModelStates(folder, 0, 0, {})

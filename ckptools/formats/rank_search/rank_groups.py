@@ -33,7 +33,7 @@ from ckptools.formats.rank_search.rank_names import (
     path_parts,
     siblings,
 )
-from ckptools.formats.shared.checkpoint_builder import Fault
+from ckptools.formats.shared.checkpoint_builder import SavedFiles
 from ckptools.formats.shared.several_checkpoints import several
 from ckptools.formats.wrapped_shards import stated_claim
 from ckptools.model.problems import Code, Problem
@@ -530,14 +530,12 @@ def _from_zero(names: list[RankName]) -> list[RankName]:
 # -- which of the files are read, and the rank of each -----------------------------------------------------------------
 
 
-class GroupRead:
+class GroupRead(SavedFiles):
     """The files of a group that were read: every rank's, or the given one and its possible swap.
 
     Attributes:
         name: the given file; its rank counts from 0.
         group: all files, likewise, in rank order.
-        saved: the content of those that were read.
-        faults: why others could not be read.
         all_ranks: whether every file was to be read.
 
     Raises:
@@ -545,9 +543,8 @@ class GroupRead:
     """
 
     def __init__(self, problems: list[Problem], name: RankName, group: Sequence[RankName], options: Options) -> None:
+        super().__init__(options.read_file)
         self.problems, self.name, self.group, self.options = problems, name, group, options
-        self.saved: dict[Path, Saved] = {}
-        self.faults: dict[Path, Fault] = {}
         self._states_rank = False
         every = options.all_ranks or not name.rank_in_name
         wanted = group if every else [n for n in group if n.rank == name.rank]
@@ -555,7 +552,7 @@ class GroupRead:
         wanted = sorted(wanted, key=lambda n: n.path != name.path)
         options.read_ahead([member.path for member in wanted])
         for member in wanted:
-            self._read(member, must=member.path == name.path or not member.rank_in_name)
+            self._read_member(member, must=member.path == name.path or not member.rank_in_name)
         # Names of parameters may be those of several ranks, and then fit no rank alone. Names of files that were given
         # one by one need not count ranks: their contents have them.
         unnamed = options.names is not None and not any(s.claims for s in self.saved.values())
@@ -564,7 +561,7 @@ class GroupRead:
             rest = [member for member in self.group if member.path not in {*self.saved, *self.faults}]
             self.options.read_ahead([member.path for member in rest])
             for member in rest:
-                self._read(member, must=False)
+                self._read_member(member, must=False)
             self.all_ranks = True
         if all(map(self._counts_from_one, group)) and any(self._said(n) is not None for n in group):
             self.group, self.name = [n.from_one() for n in group], name.from_one()
@@ -572,16 +569,12 @@ class GroupRead:
         self.ranks = {n.path: self._rank_of(n) for n in self.group}
         self.problems += self._misnamed()
 
-    def _read(self, member: RankName, must: bool) -> None:
-        try:
-            saved = self.options.read_file(member.path)
+    def _read_member(self, member: RankName, must: bool) -> None:
+        saved = self.read(member.path, must)
+        if saved is not None:
             stated = stated_claim(saved.tree) if isinstance(saved.content, dict) or self._states_rank else None
             self._states_rank = stated is not None
             self.saved[member.path] = saved._replace(claims=frozenset([stated])) if stated else saved
-        except ReadError as error:
-            if must:
-                raise
-            self.faults[member.path] = Fault.of(error, member.path)
 
     def _is_small(self) -> bool:
         """Whether the files, estimated by those that were read, are small enough to read all."""
@@ -595,7 +588,7 @@ class GroupRead:
             others = [n for n in self.group if n.rank == rank and n.part == name.part]
             if not others or others[0].path in {*self.saved, *self.faults}:
                 return
-            self._read(others[0], must=False)
+            self._read_member(others[0], must=False)
             rank = self._said(others[0])
 
     def _said(self, name: RankName) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -206,6 +206,41 @@ def looked_at(
     if path in faults:
         return RankFile(path, rank, part, faults[path].status if size else "cut", size, modified)
     return RankFile(path, rank, part, "read" if read else "listed" if only_listed else "seen", size, modified)
+
+
+class SavedFiles:
+    """The torch.save files of one checkpoint, of which not all are read: what was, and why others could not be.
+
+    Attributes:
+        saved: the content of the files that were read.
+        faults: why others could not be.
+    """
+
+    def __init__(self, read: Callable[[Path], Saved]) -> None:
+        self._read = read
+        self.saved: dict[Path, Saved] = {}
+        self.faults: dict[Path, Fault] = {}
+
+    def read(self, path: Path, must: bool = False) -> Saved | None:
+        """Read a file, unless that was tried before; None, and its fault is kept, where it cannot be read.
+
+        Raises:
+            ReadError: it cannot be read, and must be.
+        """
+        if path not in self.saved and path not in self.faults:
+            try:
+                self.saved[path] = self._read(path)
+            except ReadError as error:
+                if must:
+                    raise
+                self.faults[path] = Fault.of(error, path)
+        return self.saved.get(path)
+
+    def listed(self, path: Path, rank: int | None, part: str, files: int) -> RankFile:
+        """The file for the checkpoint's list of so many `files`; one that was not read is looked at."""
+        if path in self.saved:
+            return was_read(self.saved[path], rank, part)
+        return looked_at(path, rank, part, self.faults, files)
 
 
 class FileSet:
