@@ -659,7 +659,7 @@ class _ItemsFolder:
             return file.rank
         (rank,) = said
         text = f"{file.path.name} holds rank {rank}; the content is believed"
-        self.problems.append(Problem(Code.NAMED_AS_ANOTHER_RANK, text, file.rank))
+        self.problems.append(Problem(Code.NAMED_AS_ANOTHER_RANK, text, file.rank, found=rank, expected=file.rank))
         return rank
 
     def _state_of(self, name: str) -> str | None:

@@ -363,6 +363,9 @@ class Problem:
         ranks: ranks that it is about, where they are several; also those that the message only counts.
         replicated: whether other files hold what it is about, unharmed.
         differing: what each rank has, where ranks should have the same.
+        held: what a lost file held, as the end of the message; what follows from the loss names it too.
+        found: the rank, name or size that a file has by its content.
+        expected: the one that it should have.
     """
 
     kind: Code
@@ -374,6 +377,9 @@ class Problem:
     ranks: tuple[int, ...] = ()
     replicated: bool = False
     differing: Differing | None = None
+    held: str = ""
+    found: int | str | None = None
+    expected: int | str | None = None
 
     def __post_init__(self) -> None:
         if not self.severity:
@@ -383,6 +389,11 @@ class Problem:
     def code(self) -> str:
         """Its code, such as `CK001`."""
         return self.kind.code
+
+    @property
+    def fact(self) -> str:
+        """The message without what a lost file held."""
+        return self.message.removesuffix(self.held)
 
     def to_dict(self) -> dict[str, Any]:
         """Its code, severity, rank, tensor, message and files."""

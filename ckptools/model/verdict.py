@@ -166,15 +166,7 @@ NUMBERS = re.compile(r"\[[^\]\[]{0,200}\]|\b[0-9a-f]{8,}\b|(?:(?<=\s)-)?\d+(?:\.
 
 def _alike(problem: Problem) -> str:
     """The key that problems with one cause share: nothing for lost files and gaps, else the message without numbers."""
-    return "" if problem.kind.lacks in ("file", "elements") else NUMBERS.sub("#", _fact(problem)[:MAX_KEY])
-
-
-HELD = re.compile(r"[,;] (?:which|it) (?:should )?holds? .*$")
-"""What a lost file held; the consequences name it."""
-
-
-def _fact(problem: Problem) -> str:
-    return HELD.sub("", problem.message) if problem.kind.lacks == "file" else problem.message
+    return "" if problem.kind.lacks in ("file", "elements") else NUMBERS.sub("#", problem.fact[:MAX_KEY])
 
 
 def _cause(kind: Code, severity: Severity, group: Sequence[Problem]) -> Cause:
@@ -198,25 +190,22 @@ def where_of(group: Sequence[Problem]) -> str:
 
 def _what(group: Sequence[Problem]) -> str:
     """The message of problems with one cause: the one that they share, or the first."""
-    facts = [(p.rank, _fact(p)) for p in group]
+    facts = [(p.rank, p.fact) for p in group]
     said = list(dict.fromkeys(text for _, text in facts))
     shared = said[0] if len(said) == 1 else _template([(rank, text) for rank, text in facts if rank is not None])
     if shared is not None and (len(said) == 1 or all(rank is not None for rank, _ in facts)):
         return clip_middle(printable(shared), MAX_WHAT)
-    more = f"; {SWAPPED}" if group[0].kind in NAMED_OTHERWISE and _swapped(said) else and_others(len(group) - 1)
+    more = f"; {SWAPPED}" if _swapped(group) else and_others(len(group) - 1)
     return clip_middle(printable(said[0]), MAX_WHAT) + more
 
-
-NAMED_OTHERWISE = (Code.NAME_CONTRADICTS, Code.FILE_CONTRADICTS, Code.NAMED_AS_ANOTHER_RANK)
-"""Problems of files whose content is not what their name promises."""
 
 SWAPPED = "and the other way round: the two files seem to have changed places"
 
 
-def _swapped(said: Sequence[str]) -> bool:
-    """Whether two messages end in the same two numbers, in turn: found and expected."""
-    numbers = [re.findall(r"\d+", text)[-2:] for text in said]
-    return len(said) == 2 and len(set(numbers[0])) == 2 and numbers[0] == numbers[1][::-1]
+def _swapped(group: Sequence[Problem]) -> bool:
+    """Whether two files have by their content what the other one should have."""
+    pairs = [(p.found, p.expected) for p in group]
+    return len(pairs) == 2 and None not in pairs[0] and pairs[0] == pairs[1][::-1] and pairs[0] != pairs[1]
 
 
 def _template(said: Sequence[tuple[int, str]]) -> str | None:
@@ -239,7 +228,7 @@ def _words(kind: Code, group: Sequence[Problem]) -> str:
     if fate:
         return f"{' and '.join(_lost_files(group))} {fate}"
     if kind is Code.NAMED_AS_ANOTHER_RANK and ranks:
-        if _swapped([_fact(p) for p in group]):
+        if _swapped(group):
             return f"the files of {named_ranks(ranks)} are exchanged"
         return f"{plural(len(group), 'file')} ({named_ranks(ranks)}) under the name of another rank"
     names = list(dict.fromkeys(p.tensor for p in group if p.tensor is not None))

@@ -19,10 +19,8 @@ def said(*problems: Problem) -> list[tuple[str, str]]:
 
 
 def test_63_missing_ranks_are_one_cause_with_the_rank_as_a_letter():
-    lost = [
-        Problem(Code.FILE_MISSING, f"no file __{n}_0.distcp, which holds w{n}.step and {n} more", n)
-        for n in range(1, 64)
-    ]
+    held = {n: f", which holds w{n}.step and {n} more" for n in range(1, 64)}
+    lost = [Problem(Code.FILE_MISSING, f"no file __{n}_0.distcp{held[n]}", n, held=held[n]) for n in held]
     assert said(*lost) == [("ranks 1..63", "no file __R_0.distcp")]
     assert causes_of(lost)[0].remedy.startswith("put the other 63 rank files beside what is here;")
 
@@ -98,9 +96,12 @@ def test_numbers_positions_and_checksums_make_no_other_cause():
 
 
 def test_two_swapped_files_are_one_suspicion():
-    named = [Problem(Code.NAME_CONTRADICTS, f"rank{a}.pt holds rank {b}", a) for a, b in ((1, 2), (2, 1))]
-    assert said(*named)[0][1].endswith("the two files seem to have changed places")
-    assert said(named[0], Problem(Code.NAME_CONTRADICTS, "rank2.pt holds rank 3", 2))[0][1].endswith("(and 1 more)")
+    named = [
+        Problem(Code.NAME_CONTRADICTS, f"rank{a}.pt holds rank {b}", a, found=b, expected=a)
+        for a, b in ((1, 2), (2, 1), (2, 3))
+    ]
+    assert said(*named[:2])[0][1].endswith("the two files seem to have changed places")
+    assert said(named[0], named[2])[0][1].endswith("(and 1 more)")
 
 
 def test_every_error_and_warning_ends_in_what_to_do():

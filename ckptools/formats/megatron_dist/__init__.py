@@ -167,9 +167,9 @@ def _common(found: Folder, config: Mapping[str, Any], options: Options) -> tuple
     if not path.exists():
         if not config or COMMON_KEY in found.flat:
             return None, []
-        text = f"no file {COMMON}, which holds args, iteration, param groups and scheduler, but no weights"
+        held = ", which holds args, iteration, param groups and scheduler, but no weights"
         severity: Severity = "error" if "common_backend" in config else "warning"
-        return None, [Problem(Code.FILE_MISSING, text, None, WITHOUT, severity)]
+        return None, [Problem(Code.FILE_MISSING, f"no file {COMMON}{held}", None, WITHOUT, severity, held=held)]
     options.check_link(path, found.path)
     try:
         saved = options.read_file(path)

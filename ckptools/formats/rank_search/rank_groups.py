@@ -623,7 +623,8 @@ class GroupRead(SavedFiles):
                 counts = not shifted and (parse(name.path) is not None or not self.options.files)
                 sure = counts and held[rank, name.part] == 1
                 kind = Code.NAMED_AS_ANOTHER_RANK if sure else Code.NAME_CONTRADICTS
-                yield Problem(kind, f"{name.path.name} holds rank {rank}; the content is believed", name.rank)
+                text = f"{name.path.name} holds rank {rank}; the content is believed"
+                yield Problem(kind, text, name.rank, found=rank, expected=name.rank)
 
 
 def stated_world_size(trees: Iterable[Any]) -> int | None:

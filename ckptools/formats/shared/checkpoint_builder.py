@@ -121,7 +121,8 @@ def swapped_files(saved: Iterable[Saved], placed: bool = True) -> Iterator[Probl
         text += ", which is here too: swapped with it, or a copy of it" if both else ""
         exchanged = path.name in {name for one, name in others.items() if one.parent == path.parent}
         kind = Code.NAMED_AS_ANOTHER_RANK if both and exchanged else Code.NAME_CONTRADICTS
-        yield Problem(Code.STRAY_FILE if both and placed else kind, text, files=(path.name,))
+        kind = Code.STRAY_FILE if both and placed else kind
+        yield Problem(kind, text, files=(path.name,), found=other, expected=path.name)
 
 
 def _other_name(saved: Saved) -> str:
