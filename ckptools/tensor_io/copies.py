@@ -57,6 +57,9 @@ MAX_READ = 64
 FIRST_KINDS = 4
 """Kinds of records by which most files are known to be no copies."""
 
+MANY, ONE_OF = 500, 16
+"""Of more records to a file than this, one of so many is enough to distinguish files."""
+
 BLOCK = 1 << 20
 """Bytes per step of computing a checksum."""
 
@@ -139,11 +142,13 @@ def check_copies(tensors: Iterable[tuple[KeyPath, Tensor]]) -> Iterator[Problem]
     Replicas have the same places.
     """
     stating = [(path, tensor) for path, tensor in tensors if tensor.sharded and states_any_crc(tensor.shards)]
-    unique = _unique_files(tensor for _, tensor in stating)
+    doubtful = _perhaps_equal(tensor.shards for _, tensor in stating)
+    if not doubtful:
+        return
     places: dict[Path, dict[tuple[KeyPath, Box, str], Facts]] = {}
     ranks: dict[Path, int] = {}
     for path, tensor in stating:
-        for shard, source in _stated(tensor.shards, unique):
+        for shard, source in _stated(tensor.shards, doubtful):
             ranks[source.path] = shard.rank or 0
             places.setdefault(source.path, {})[path, shard.box, source.record] = _facts(source, tensor.kind)
     first: dict[object, Path] = {}
@@ -157,7 +162,7 @@ def check_copies(tensors: Iterable[tuple[KeyPath, Tensor]]) -> Iterator[Problem]
         times = Counter(facts[2:] for facts in set(stated.values()))
         elsewhere = (facts[2:] for place, facts in stated.items() if place not in places[other])
         if may_be_a_copy(facts for facts in elsewhere if times[facts] == 1):
-            every = (source for _, tensor in stating for _, source in _stated(tensor.shards, unique))
+            every = (source for _, tensor in stating for _, source in _stated(tensor.shards, doubtful))
             yield from perhaps_copied(file, other, ranks[file], (source for source in every if source.path == file))
 
 
@@ -172,70 +177,72 @@ def _facts(source: Source, kind: TensorKind) -> Facts:
     return source.record, source.offset - start if kind == "dtensor" else 0, source.dtype, source.crc, nbytes
 
 
-def _stated(shards: Shards, but: Collection[Path] = ()) -> Iterator[tuple[Shard, Source]]:
-    """The shards of known ranks whose records state a CRC-32, and where these lie; without those in some files."""
-    if isinstance(shards, ItemShards) and but:
-        others = {file for file in set(shards.files) if file.path not in but}
-        shards = tuple([shards[i] for i, file in enumerate(shards.files) if file in others]) if others else ()
+def _stated(shards: Shards, files: Collection[Path]) -> Iterator[tuple[Shard, Source]]:
+    """The shards of known ranks whose records in some files state a CRC-32, and where these lie."""
+    if isinstance(shards, ItemShards):
+        wanted = {file for file in set(shards.files) if file.path in files}
+        shards = tuple([shards[i] for i, file in enumerate(shards.files) if file in wanted]) if wanted else ()
     for shard in with_bytes(shards):
         if shard.box.numel and shard.rank is not None:
-            yield from ((shard, source) for source in shard.sources if source.crc and source.path not in but)
+            yield from ((shard, source) for source in shard.sources if source.crc and source.path in files)
 
 
 RecordKind = tuple[str, str, int]
 """The name of a record, its dtype, and its size in bytes."""
 
 
-def _unique_files(tensors: Iterable[Tensor]) -> set[Path]:
-    """The files of which records of a few kinds show that no other file states the same checksums.
+def _perhaps_equal(several: Iterable[Shards]) -> set[Path]:
+    """The files of which records of a few kinds do not show that no other file states the same checksums.
 
     Files that state the same of all records do so of those of each kind, so kinds that are in many files and have few
-    records are enough for most files.
+    records are enough for most files; and of many records those whose checksum is a multiple of a number.
     """
     of_kinds: dict[RecordKind, list[Shards]] = defaultdict(list)
-    for tensor in tensors:
-        for kind in _kinds(tensor.shards):
-            of_kinds[kind].append(tensor.shards)
+    for shards in several:
+        for kind in _kinds(shards):
+            of_kinds[kind].append(shards)
 
     def few_in_many_files(kind: RecordKind) -> tuple[int, int]:
         return -len(read_files(of_kinds[kind][:1])), sum(map(len, of_kinds[kind]))
 
     files = read_files(shards for of_kind in of_kinds.values() for shards in of_kind)
-    found = set[Path]()
+    left = set(files)
     for kind in sorted(of_kinds, key=few_in_many_files)[:FIRST_KINDS]:
         stated: dict[Path, set[int]] = defaultdict(set)
+        step = ONE_OF if sum(map(len, of_kinds[kind])) > MANY * len(files) else 1
         for shards in of_kinds[kind]:
-            for path, crc in _crcs(shards, kind):
+            for path, crc in _crcs(shards, files, kind, step):
                 stated[path].add(crc)
         crcs_of = {path: frozenset(crcs) for path, crcs in stated.items()}
         times = Counter(crcs_of.values())
-        found |= {path for path, crcs in crcs_of.items() if times[crcs] == 1}
-        if found == files:
+        left -= {path for path, crcs in crcs_of.items() if times[crcs] == 1}
+        if not left:
             break
-    return found
+    return left
 
 
 def _kinds(shards: Shards) -> set[RecordKind]:
     if isinstance(shards, ItemShards) and not shards.located:
-        layouts = {id(layout): layout for layout in shards.layouts}.values()
-        return {(of.record, of.dtype, of.record_span[1]) for of in layouts if of is not None}
-    return {(s.record, s.dtype, s.record_span[1]) for shard in with_bytes(shards) for s in shard.sources}
+        return {_kind(layout) for layout in {id(of): of for of in shards.layouts}.values() if layout is not None}
+    return {_kind(source) for shard in with_bytes(shards) for source in shard.sources}
 
 
-def _crcs(shards: Shards, kind: RecordKind) -> Iterator[tuple[Path, int]]:
-    """The checksums of `_stated`, of the records of a kind, with the files that they are in."""
+def _kind(of: Source | ItemLayout) -> RecordKind:
+    return of.record, of.dtype, of.record_span[1]
+
+
+def _crcs(shards: Shards, files: Collection[Path], kind: RecordKind, step: int) -> Iterator[tuple[Path, int]]:
+    """The checksums of `_stated`, of the records of a kind, with the files that they are in: multiples of `step`."""
     if isinstance(shards, ItemShards):
-        located = shards.located
-        paths = {file: file.path for file in set(shards.files) if file.rank is not None and file.path is not None}
-        layouts = {id(layout): layout for layout in shards.layouts}.items()
-        wanted = {number for number, of in layouts if of and (of.record, of.dtype, of.record_span[1]) == kind}
-        columns = zip(shards.files, shards.crcs, shards.layouts, shards.sizes, strict=False)
-        for place, (file, crc, layout, sizes) in enumerate(columns):
-            if crc and id(layout) in wanted and file in paths and 0 not in sizes and place not in located:
-                yield paths[file], crc
-        shards = tuple(located.values())
-    for _, source in _stated(shards):
-        if (source.record, source.dtype, source.record_span[1]) == kind:
+        for i in [i for i, crc in enumerate(shards.crcs) if crc and not crc % step]:
+            file, layout = shards.files[i], shards.layouts[i]
+            if layout is None or i in shards.located or _kind(layout) != kind or 0 in shards.sizes[i]:
+                continue
+            if file.path is not None and file.rank is not None:
+                yield file.path, shards.crcs[i]
+        shards = tuple(shards.located.values())
+    for _, source in _stated(shards, files):
+        if _kind(source) == kind and not source.crc % step:
             yield source.path, source.crc
 
 

@@ -147,12 +147,15 @@ def stray(drawn):
 
 
 @pytest.mark.parametrize("first", [0, 1, 4])
+@pytest.mark.parametrize("one_of", [1, 2])
 @given(drawn=shards_of_tensors())
 @settings(deadline=None)
-def test_stated_checksums_in_columns_prove_the_copies_that_each_shard_proves(first, floats, drawn):
+def test_stated_checksums_in_columns_prove_the_copies_that_each_shard_proves(one_of, first, floats, drawn):
     for columns in (False, True):
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(module, "FIRST_KINDS", first)
+            patched.setattr(module, "MANY", 0)
+            patched.setattr(module, "ONE_OF", one_of)
             found = check_copies([((name,), t) for name, t in tensors(floats, drawn, columns)])
             assert [p.rank for p in found] == stray(drawn)
 
