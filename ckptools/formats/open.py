@@ -274,7 +274,8 @@ def _read(format_: Format, path: Path, options: Options) -> Checkpoint:
 def _is_small(opened: Checkpoint) -> bool:
     """Whether so few ranks, with so little structure, are here that all are read by default."""
     here = [f for f in opened.files if f.is_here]
-    if any(isinstance(f.path, RemotePath) for f in here) and opened.cost.files >= len(here):
+    far = any(isinstance(f.path, RemotePath) for f in here)
+    if far and not opened.structure_read and opened.cost.files >= len(here):
         return False  # every file was looked into: the rest are items, and each takes a request to the store
     nbytes = opened.cost.nbytes * len(opened.files) // max(opened.cost.files, 1)
     return is_small(len({f.rank for f in here}), nbytes)
