@@ -178,7 +178,8 @@ class PartsBuilder:
             ReadError: none could be read.
         """
         if not self.tree:
-            raise ReadError(self.path, f"no part of it can be read: {few([p.message for p in self.problems])}")
+            wrong = [p for p in self.problems if p.severity == "error"] or self.problems
+            raise ReadError(self.path, f"no part of it can be read: {few([p.message for p in wrong])}")
 
     def add(self, part: Part) -> None:
         """Add a part, or the problem that it is missing or cannot be read.
