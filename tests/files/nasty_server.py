@@ -58,6 +58,7 @@ def nasty_server(tls: ssl.SSLContext | None = None, idle: float | None = None) -
     # The system may give the port of an earlier server again, whose URLs had other queries.
     for scheme in ("http", "https"):
         path._queries.pop((scheme, f"127.0.0.1:{told.port}"), None)
+        path._stores.pop((scheme, f"127.0.0.1:{told.port}"), None)  # it would go on with those queries
     Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
         yield told
