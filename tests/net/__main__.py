@@ -343,10 +343,10 @@ SHAPES = {f"layers.{n}.weight": (2048, 8) for n in range(100)}
 
 FIGURES = (
     Figure(
-        "inspect of 4 ranks", "the seed script", 5.6, lambda _: ([*CKPTOOLS, "inspect", RANK], [*PEER, "look", RANK])
+        "inspect of 4 ranks", "the seed script", 5.3, lambda _: ([*CKPTOOLS, "inspect", RANK], [*PEER, "look", RANK])
     ),
     Figure(
-        *("inspect of a DCP of 128 ranks", "torch's read_metadata", 6.4),
+        *("inspect of a DCP of 128 ranks", "torch's read_metadata", 5.8),
         lambda work: ([*CKPTOOLS, "inspect", str(work / "dcp")], [*PEER, "metadata", str(work / "dcp")]),
         rounds=3,
     ),
