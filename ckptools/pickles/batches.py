@@ -67,7 +67,7 @@ class Batch(Skipped):
 
     __slots__ = ("first", "rows", "start", "stop")
 
-    def __init__(self, first: int, rows: Rows, start: int, stop: int) -> None:
+    def __init__(self, first: int, rows: RecordRows, start: int, stop: int) -> None:
         self.first, self.rows, self.start, self.stop = first, rows, start, stop
 
     def __len__(self) -> int:
@@ -101,7 +101,7 @@ class Batch(Skipped):
         return self._column(_alone(node, kind) or node, kind)
 
     def _column(self, slot: Any, kind: str) -> Sequence[Any]:
-        if not isinstance(slot, Slot) or slot.kind != kind or slot.column is None:
+        if not isinstance(slot, RecordSlot) or slot.kind != kind or slot.column is None:
             raise UnusualError("records of another form")
         column = self.rows.columns[slot.column]
         return column if len(column) == len(self) else column[self.start : self.stop]
@@ -229,13 +229,14 @@ def _numbers(column: Sequence[bytes]) -> list[int]:
 # -- what any record of a kind is like ---------------------------------------------------------------------------------
 
 
-class Slot:
+class RecordSlot:
     """Stands for what differs from record to record.
 
     Attributes:
         kind: `int`, `tuple` or `list` of ints, where it stands alone in a tuple or list, or `text`.
         text: the text that was fetched from the memo, if one was.
-        column: its number among the columns; None for what is the same in every record, as keys are.
+        column: its number among the columns, -1 until it has one; None for what is the same in every record, as keys
+            are.
     """
 
     __slots__ = ("column", "kind", "text")
@@ -283,7 +284,7 @@ class Template:
         # The record is spelled once more, with fetches of slots, and run so.
         memo: list[Any] = []
         again: list[bytes] = []
-        parts: list[tuple[Slot | None, bytes]] = []
+        parts: list[tuple[RecordSlot | None, bytes]] = []
         put = rb"\x94" if self.counted else rb"r(.{4})"
         for item in items:
             kind, (first, behind) = str(item.lastgroup), item.span()
@@ -301,7 +302,7 @@ class Template:
                     again.append(fetch)
                     parts.append((None, re.escape(spelled)))
                 elif type(value) is str:
-                    value = Slot("text", value)
+                    value = RecordSlot("text", value)
                     value.column = -1 if self.counted else None
                     again.append(fetch + b"\x94" * self.counted)
                     parts.append((value, re.escape(spelled)))
@@ -313,18 +314,18 @@ class Template:
                 again.append(text + b"\x94" * numbered)
                 parts += [(None, re.escape(text)), *[(None, put)] * numbered]
             elif kind == "list":
-                memo.append(slot := Slot(kind))
+                memo.append(slot := RecordSlot(kind))
                 again.append(b"]\x94" + fetch + b"a")
                 parts += [(None, rb"\]"), (None, put), (slot, b"")]
             elif kind == "tuple" and codes[behind : behind + 1] == b"b":
                 raise ValueError("a state that differs")
             else:
-                memo.append(slot := Slot(kind))
+                memo.append(slot := RecordSlot(kind))
                 numbered = numbered or (self.counted and kind != "int")
                 again.append(fetch + b"\x85" * (kind == "tuple") + b"\x94" * numbered)
                 parts += [(slot, b""), *[(None, put)] * (numbered and not self.counted)]
         self.values, given = run(b"".join(again), memo)
-        self.slots, self.groups, self.numbers = list[Slot](), list[int](), list[int]()
+        self.slots, self.groups, self.numbers = list[RecordSlot](), list[int](), list[int]()
         pattern, group = list[bytes](), 0
         for part, same in parts:
             if part is None or part.column is None:
@@ -341,7 +342,7 @@ class Template:
         self.given: list[tuple[Any, int | None]] = []
         for value in given:
             maybe = _alone(value, "tuple") or value
-            if not isinstance(maybe, Slot):
+            if not isinstance(maybe, RecordSlot):
                 self.given.append((value, None))
             elif maybe.column is not None:
                 self.given.append((value, maybe.column if self.counted else None))
@@ -353,13 +354,13 @@ class Template:
         words = [
             (value.dotted,) if isinstance(value, Global) else value.text for value in memo if value not in self.slots
         ]
-        self.known: dict[Any, tuple[Rows, int]] = machine.repeated.rows.setdefault((spelled, *words), {})
+        self.known: dict[Any, tuple[RecordRows, int]] = machine.repeated.rows.setdefault((spelled, *words), {})
 
 
-def _alone(value: Any, kind: str) -> Slot | None:
+def _alone(value: Any, kind: str) -> RecordSlot | None:
     """The slot that is a tuple or list."""
     slot = value[0] if type(value) in (tuple, list) and len(value) == 1 else None
-    return slot if isinstance(slot, Slot) and slot.kind == kind else None
+    return slot if isinstance(slot, RecordSlot) and slot.kind == kind else None
 
 
 def key_of(key: Any) -> Any:
@@ -368,7 +369,7 @@ def key_of(key: Any) -> Any:
     Raises:
         ValueError: it differs from record to record.
     """
-    if not isinstance(key, Slot) or key.text is None:
+    if not isinstance(key, RecordSlot) or key.text is None:
         raise ValueError("a key that differs")
     key.column = None
     return key.text
@@ -377,7 +378,7 @@ def key_of(key: Any) -> Any:
 # -- what records say --------------------------------------------------------------------------------------------------
 
 
-class Rows:
+class RecordRows:
     """Records that followed each other somewhere.
 
     Attributes:
@@ -479,7 +480,7 @@ MAX_BYTES = 1 << 17
 """Bytes that are matched at once: about 1,000 records, at which Python ends its batches too."""
 
 MIN_KNOWN = 4
-"""Rows that are worth it to be known again by themselves, where others follow."""
+"""RecordRows that are worth it to be known again by themselves, where others follow."""
 
 MAX_VALUES_KNOWN = 100_000
 """Spellings of tuples and texts that are kept."""
@@ -583,7 +584,7 @@ class Batches:
         self.uncounted += given
         return [batch] * (len(batch) * batch.width), start + length
 
-    def _match(self, template: Template, start: int, number: int) -> Rows | None:
+    def _match(self, template: Template, start: int, number: int) -> RecordRows | None:
         """The rows from `start` on; None where their memo numbers do not follow each other from `number` on."""
         data, known = self._machine.data, template.known
         found = template.pattern.findall(data, start, start + MAX_BYTES)
@@ -592,7 +593,7 @@ class Batches:
         if not found:
             return None
         whole, *groups = zip(*found, strict=True)
-        rows = Rows(template, groups, array("I", accumulate(map(len, whole), initial=0)))
+        rows = RecordRows(template, groups, array("I", accumulate(map(len, whole), initial=0)))
         if not template.counted:
             spelled = b"".join(chain.from_iterable(zip(*map(groups.__getitem__, template.numbers), strict=True)))
             past = number + rows.starts[-1]
@@ -625,7 +626,7 @@ class Batches:
         return rows
 
     def _text(
-        self, spelled: bytes, column: Sequence[bytes], rows: Rows, groups: Sequence[Sequence[bytes]], number: int
+        self, spelled: bytes, column: Sequence[bytes], rows: RecordRows, groups: Sequence[Sequence[bytes]], number: int
     ) -> str:
         """A text of a column as it is spelled, or as the memo has it; the rows give numbers from `number` on.
 
@@ -640,7 +641,7 @@ class Batches:
         value: Any = None
         if number <= fetched < number + rows.starts[-1]:
             row, slot = rows.place(fetched - number)
-            known = isinstance(slot, Slot) and slot.column is not None and row < column.index(spelled)
+            known = isinstance(slot, RecordSlot) and slot.column is not None and row < column.index(spelled)
             new = groups[rows.template.groups[slot.column]][row] if known else spelled
             if new[0] not in FETCHES:
                 return self._text(new, column, rows, groups, number)
@@ -670,7 +671,7 @@ class Batches:
         if batch is None or number - batch.first >= (starts := batch.rows.starts)[batch.stop] - starts[batch.start]:
             raise KeyError(number)
         row, value = batch.rows.place(number - batch.first + starts[batch.start])
-        if isinstance(value, Slot) and value.column is not None:
+        if isinstance(value, RecordSlot) and value.column is not None:
             return (batch.rows.columns[value.column][row],), at
         if type(value) is not Opaque or value.name in HARMLESS_CALLS:
             raise UnusualError("a reference into a record")

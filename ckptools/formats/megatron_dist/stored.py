@@ -119,7 +119,7 @@ def _row(source: Source, at: int) -> Source:
 # -- parts of a fused weight -------------------------------------------------------------------------------------------
 
 
-class Part(NamedTuple):
+class FusedPart(NamedTuple):
     """A part's key, taken apart: the fused weight's name, this part's word, and all of them in order."""
 
     whole: str
@@ -127,15 +127,15 @@ class Part(NamedTuple):
     words: tuple[str, ...]
 
 
-def part_of(name: str) -> Part | None:
+def part_of(name: str) -> FusedPart | None:
     """What a key is a part of; None for a whole weight."""
     found = PART.fullmatch(name)
     if found is None:
         return None
     if found["whole"]:
-        return Part(found["whole"], found["of_mlp"], GATED)
+        return FusedPart(found["whole"], found["of_mlp"], GATED)
     words = DELTA_NET["in_proj" if ".in_proj." in found["projection"] else "conv1d"]
-    return Part(found["projection"], found["of_projection"], words) if found["of_projection"] in words else None
+    return FusedPart(found["projection"], found["of_projection"], words) if found["of_projection"] in words else None
 
 
 def join_parts(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[str]]]:
