@@ -550,11 +550,11 @@ def _check_file(location: str, file: StoredFile) -> Iterator[Problem]:
     if file.size is None:
         # A lost tensor leaves a gap, a lost object does not.
         name = file.holds[0] if file.needed is None else None
-        held = f", which holds {content}"
-        yield Problem(Code.FILE_MISSING, f"no file {location}{held}", rank, name, ranks=ranks, held=held)
+        contents = f", which holds {content}"
+        yield Problem(Code.FILE_MISSING, f"no file {location}{contents}", rank, name, ranks=ranks, contents=contents)
     elif file.needed is not None and file.size < file.needed:
-        text, held = f"{location} is cut short: {file.size} bytes of {file.needed}", f"; it holds {content}"
-        yield Problem(Code.FILE_CUT, text + held, rank, ranks=ranks, held=held)
+        text, contents = f"{location} is cut short: {file.size} bytes of {file.needed}", f"; it holds {content}"
+        yield Problem(Code.FILE_CUT, text + contents, rank, ranks=ranks, contents=contents)
     elif file.needed is not None and file.size > file.needed:
         text = f"{location} has {file.size} bytes, and what lies in it takes {file.needed}: it is another file"
         yield Problem(Code.METADATA_CONTRADICTS, text, rank, ranks=ranks)

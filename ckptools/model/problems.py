@@ -363,7 +363,7 @@ class Problem:
         ranks: ranks that it is about, where they are several; also those that the message only counts.
         replicated: whether other files hold what it is about, unharmed.
         differing: what each rank has, where ranks should have the same.
-        held: what a lost file held, as the end of the message; what follows from the loss names it too.
+        contents: how the message ends, where it says what the file contains; what follows from its loss says so too.
         found: the rank, name or size that a file has by its content.
         expected: the one that it should have.
     """
@@ -377,7 +377,7 @@ class Problem:
     ranks: tuple[int, ...] = ()
     replicated: bool = False
     differing: Differing | None = None
-    held: str = ""
+    contents: str = ""
     found: int | str | None = None
     expected: int | str | None = None
 
@@ -392,8 +392,8 @@ class Problem:
 
     @property
     def fact(self) -> str:
-        """The message without what a lost file held."""
-        return self.message.removesuffix(self.held)
+        """The message without the contents of the file."""
+        return self.message.removesuffix(self.contents)
 
     def to_dict(self) -> dict[str, Any]:
         """Its code, severity, rank, tensor, message and files."""

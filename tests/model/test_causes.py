@@ -19,8 +19,10 @@ def said(*problems: Problem) -> list[tuple[str, str]]:
 
 
 def test_63_missing_ranks_are_one_cause_with_the_rank_as_a_letter():
-    held = {n: f", which holds w{n}.step and {n} more" for n in range(1, 64)}
-    lost = [Problem(Code.FILE_MISSING, f"no file __{n}_0.distcp{held[n]}", n, held=held[n]) for n in held]
+    contents = {n: f", which holds w{n}.step and {n} more" for n in range(1, 64)}
+    lost = [
+        Problem(Code.FILE_MISSING, f"no file __{n}_0.distcp{contents[n]}", n, contents=contents[n]) for n in contents
+    ]
     assert said(*lost) == [("ranks 1..63", "no file __R_0.distcp")]
     assert causes_of(lost)[0].remedy.startswith("put the other 63 rank files beside what is here;")
 

@@ -229,13 +229,13 @@ def check_data_files(files: Mapping[str, DataFile], names_in_file: Callable[[str
             continue
         lost = few(names_in_file(name), MAX_NAMED)
         if file.size is None:
-            kind, text, held = Code.FILE_MISSING, f"no file {name}", f", which holds {lost}"
+            kind, text, contents = Code.FILE_MISSING, f"no file {name}", f", which holds {lost}"
         elif file.fault is not None:
-            kind, text, held = file.fault.kind, f"{name} {file.fault.reason}", f"; it should hold {lost}"
+            kind, text, contents = file.fault.kind, f"{name} {file.fault.reason}", f"; it should hold {lost}"
         else:
-            text, held = f"{name} is cut short: {file.size} bytes of at least {file.needed}", f"; it holds {lost}"
+            text, contents = f"{name} is cut short: {file.size} bytes of at least {file.needed}", f"; it holds {lost}"
             kind = Code.FILE_CUT
-        yield Problem(kind, text + held, file.rank, held=held, found=file.size, expected=file.needed)
+        yield Problem(kind, text + contents, file.rank, contents=contents, found=file.size, expected=file.needed)
 
 
 def other_data_files(folder: Path, named: Iterable[str]) -> tuple[dict[str, DataFile], list[str]]:

@@ -167,9 +167,11 @@ def _common(found: Folder, config: Mapping[str, Any], options: Options) -> tuple
     if not path.exists():
         if not config or COMMON_KEY in found.flat:
             return None, []
-        held = ", which holds args, iteration, param groups and scheduler, but no weights"
+        contents = ", which holds args, iteration, param groups and scheduler, but no weights"
         severity: Severity = "error" if "common_backend" in config else "warning"
-        return None, [Problem(Code.FILE_MISSING, f"no file {COMMON}{held}", None, WITHOUT, severity, held=held)]
+        return None, [
+            Problem(Code.FILE_MISSING, f"no file {COMMON}{contents}", None, WITHOUT, severity, contents=contents)
+        ]
     options.check_link(path, found.path)
     try:
         saved = options.read_file(path)
