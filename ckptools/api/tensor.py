@@ -12,9 +12,10 @@ from ckptools.dtypes import ITEMSIZE, short
 from ckptools.errors import NotWholeError, RefusedError, UsageError
 from ckptools.model import tensor as tensor_data
 from ckptools.model.checkpoint import RankFile
+from ckptools.model.extents import Extents
 from ckptools.model.problems import Rows, as_html, displayed, line_of
 from ckptools.model.regions import Box, Ints
-from ckptools.model.shards import ItemShards, Shard, all_here
+from ckptools.model.shards import Shard
 from ckptools.model.tensor import UNLISTED
 from ckptools.model.tree import KeyPath, Opaque, fqn_of
 from ckptools.text import clip_middle, few, shape
@@ -169,14 +170,14 @@ class Tensor(ArrayMethods, tensor_data.Tensor):
         files_lost: files of its checkpoint that were missing, cut or bad when it was opened.
     """
 
-    shards: Rows[Shard] | ItemShards
+    shards: Rows[Shard] | Extents
     resolver: Resolver | None = field(default=None, compare=False)
     key: KeyPath = field(default=(), compare=False)
     name: str = field(default="", compare=False)
     files_lost: tuple[RankFile, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.shards, ItemShards):
+        if not isinstance(self.shards, Extents):
             object.__setattr__(self, "shards", Rows(self.shards))
 
     @property
@@ -377,8 +378,8 @@ class _Binding:
     def _tensor(self, tensor: tensor_data.Tensor, trail: _Trail) -> Tensor:
         if isinstance(tensor, Tensor):
             return tensor
-        known = {f.name: getattr(tensor, f.name) for f in fields(tensor)}
-        complete = tensor.shards and tensor.kind not in UNLISTED and all_here(tensor.shards)
+        known = {f.name: getattr(tensor, f.name) for f in fields(tensor) if f.init}
+        complete = tensor.shards and tensor.kind not in UNLISTED and tensor.every_shard.is_here
         resolver, lost = (None, ()) if complete else (self._resolver, self._files_lost)
         keys: list[Any] = []
         while trail is not None:

@@ -15,7 +15,6 @@ from ckptools.errors import NoSpaceError
 from ckptools.keys.paired import Proof
 from ckptools.model.problems import Rows, displayed, to_dict
 from ckptools.model.regions import Box, Ints
-from ckptools.model.shards import read_files
 from ckptools.model.verdict import Verdict
 from ckptools.tensor_io.stream import Copy, count_parts
 from ckptools.text import and_more, clip, clip_middle, duration, few, first_few, plural, printable, size
@@ -215,7 +214,7 @@ class Consolidated:
 
 def planned_reading(jobs: Sequence[Job], targets: Sequence[Path]) -> PlannedReading:
     """The bytes to read to write some tensors into some files."""
-    sources = read_files(job.tensor.shards for job in jobs)
+    sources = set[Path]().union(*(job.tensor.extents.read_paths for job in jobs))
     return PlannedReading(sum(job.tensor.nbytes for job in jobs), len(sources), PlannedCopies(jobs, targets))
 
 

@@ -46,7 +46,6 @@ from ckptools.errors import RefusedError, UsageError
 from ckptools.files.opening import OpenFiles, is_remote
 from ckptools.formats.open import with_all_ranks
 from ckptools.model.checkpoint import FILE_NAME, Checkpoint
-from ckptools.model.shards import with_bytes
 from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.rules.verdict import verdict_of
 from ckptools.tensor_io.fetch_ahead import Progress, no_progress
@@ -203,7 +202,7 @@ def _check_codes(whole: Checkpoint, part: str, options: ConsolidateOptions) -> N
 
 def _notes_on_codes(whole: Checkpoint, layout: OutputLayout, dequantize: bool) -> Iterator[str]:
     """What is said of codes that are written as they are, and of numbers that could be codes and are cast."""
-    if dequantize and not any(shard.encoded for job in layout.jobs for shard in with_bytes(job.tensor.shards)):
+    if dequantize and not any(shard.encoded for job in layout.jobs for shard in job.tensor.found):
         yield "--dequantize: nothing that is written is quantized"
     codes = Counter(t.coded.scheme for job in layout.jobs if (t := job.tensor).coded is not None and t.are_codes)
     for words, n in codes.items():

@@ -17,9 +17,10 @@ from ckptools.errors import NotWholeError, RefusedError, UsageError
 from ckptools.files.opening import OpenFiles
 from ckptools.formats.rank_search.signs_of_parts import SLICES
 from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.extents import ExtentFile, Extents
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
-from ckptools.model.shards import HoldingFile, ItemShards, Shard, Shards, lie_in_a_row, with_bytes
+from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor, cover, cover_problem
 from ckptools.model.tree import (
     OMEGACONF,
@@ -177,7 +178,7 @@ class Picking:
         self.listed: list[KeyPath] = []
         self.spared: list[Problem] = []
         self.models = sections_of_kind(checkpoint, "model")
-        self._orders: dict[int, tuple[Sequence[HoldingFile], list[int]]] = {}
+        self._orders: dict[int, tuple[Sequence[ExtentFile], list[int]]] = {}
         self.cut = {f.path for f in checkpoint.files if f.status in ("cut", "bad")}
 
     def lose(self, left_out: Mapping[KeyPath, str]) -> None:
@@ -299,7 +300,7 @@ class Picking:
     def _may_fill(self, tensor: Tensor, problem: Problem, at: KeyPath) -> bool:
         """Note the problem of a tensor; return whether it is written anyway, with its holes filled."""
         if problem.kind.lacks == "elements":
-            self.contents.missing[at] = cover(tensor.shape, tensor.found_boxes).gaps
+            self.contents.missing[at] = cover(tensor.shape, tensor.extents.boxes_read).gaps
         if self.holes is None:
             self.problems.append(problem)
         elif problem.kind.lacks == "elements" and self.holes in FILLS:
@@ -310,10 +311,10 @@ class Picking:
         self.lose({at: problem.message})
         return False
 
-    def _replicas(self, tensor: Tensor, source: KeyPath, at: KeyPath) -> Shards:
+    def _replicas(self, tensor: Tensor, source: KeyPath, at: KeyPath) -> Sequence[Shard]:
         """Choose one shard per region, whose copies should be equal; in the order of their offsets."""
-        if isinstance(tensor.shards, ItemShards) and lie_in_a_row(tensor.shards, tensor.shape):
-            return tensor.shards.in_order_of(tensor.shards.offsets)
+        if tensor.lies_in_a_row:
+            return tensor.extents.in_order_of(tensor.extents.offsets)
         differing = self.ranks.differing(tensor, source)
         if differing and self.checks and self.prefer_rank is None:
             tensor = self._right_copies(tensor, fqn_of(source), differing)
@@ -326,19 +327,16 @@ class Picking:
             self.problems.append(copies.problem(fqn_of(source), self.files, more))
         if not tensor.has_copies:
             return tuple(sorted(tensor.found, key=lambda s: s.box.offsets))
-        return tuple(sorted(self._preferred(tensor.shards), key=lambda s: s.box.offsets))
+        return tuple(sorted(self._preferred(tensor.extents.read), key=lambda s: s.box.offsets))
 
-    def _preferred(self, shards: Shards) -> Iterable[Shard]:
+    def _preferred(self, found: Extents) -> Iterable[Shard]:
         """The copy of each region that is written."""
-        if isinstance(shards, ItemShards) and shards.all_read:
-            order = self._order(shards.files)
-            order = order[:1] if shards.one_box else order
-            first = {(shards.offsets[i], shards.sizes[i]): i for i in reversed(order)}
-            return [shards[i] for i in first.values()]
-        found = sorted(with_bytes(shards), key=lambda s: self._preference(s.source and s.source.path, s.rank))
-        return {s.box: s for s in reversed(found)}.values()
+        order = self._order(found.files)
+        order = order[:1] if found.one_box else order
+        first = {(found.offsets[i], found.sizes[i]): i for i in reversed(order)}
+        return [found[i] for i in first.values()]
 
-    def _order(self, files: Sequence[HoldingFile]) -> list[int]:
+    def _order(self, files: Sequence[ExtentFile]) -> list[int]:
         """The numbers of files by preference; worked out once for tensors that share the list."""
         known = self._orders.get(id(files))
         if known is None:  # kept with its list, so that no other list gets the same id
@@ -362,7 +360,7 @@ class Picking:
     def _is_cut(self, path: Path | None) -> bool:
         return bool(self.cut) and path in self.cut
 
-    def _in_cut_files(self, chosen: Shards, fqn: str) -> Iterator[Problem]:
+    def _in_cut_files(self, chosen: Iterable[Shard], fqn: str) -> Iterator[Problem]:
         """Report a whole tensor with bytes in a cut file: the file may differ from the one that was saved."""
         for shard in chosen:
             if shard.source is None or not self._is_cut(shard.source.path):

@@ -305,7 +305,7 @@ class Donor:
         if other is None:
             return tensor
         other, _ = without_damaged(other, fqn_of(source), self.damage)
-        gaps = cover(tensor.shape, tensor.found_boxes).gaps
+        gaps = cover(tensor.shape, tensor.extents.boxes_read).gaps
         parts = [part for gap in gaps for part in _parts(gap, other)]
         made = replace(tensor, shards=(*tensor.found, *parts))
         if not parts or cover_problem(made, fqn_of(source)) is not None:

@@ -31,7 +31,7 @@ from ckptools.keys.value_digests import content_of, stream_rows
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Rows, grouped
 from ckptools.model.regions import Box, Ints
-from ckptools.model.shards import ItemShards, Shard, Source, in_rank_order
+from ckptools.model.shards import Shard, Source, in_rank_order
 from ckptools.model.tensor import Cover, TangledLayoutError, Tensor, cover
 from ckptools.model.tree import Absent, KeyPath, is_within
 from ckptools.tensor_io.dcp_items import ItemLocator, with_items_read, with_source
@@ -425,7 +425,7 @@ def _needs_all_ranks(ck: Checkpoint, keys: Sequence[str]) -> bool:
     except UsageError:
         return bool(_ranks(ck, "seen", "listed"))
     tensors = [entry.value for entry in entries if isinstance(entry.value, Tensor)]
-    if any(entry.kind == "rng" for entry in entries) or not all(isinstance(t.shards, ItemShards) for t in tensors):
+    if any(entry.kind == "rng" for entry in entries) or not all(t.extents.are_items for t in tensors):
         return True
     if len(tensors) == len(entries):  # one file lists the shards of all ranks
         return False

@@ -43,7 +43,6 @@ from ckptools.keys.value_digests import (
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import grouped
 from ckptools.model.rank_vote import vote
-from ckptools.model.shards import record_sizes
 from ckptools.model.tensor import Tensor, cover_problem
 from ckptools.model.tree import Absent, KeyPath, fqn_of, leaf_at
 from ckptools.tensor_io.fetch_ahead import fetched, parts_of_all
@@ -563,7 +562,7 @@ def _problem(tensor: Tensor, name: str) -> str:
     found = cover_problem(tensor, name)
     if found is not None:
         return found.message
-    repeated = any(numel > max(nbytes, MAX_REPEATED) for numel, nbytes in record_sizes(tensor.shards))
+    repeated = any(numel > max(nbytes, MAX_REPEATED) for numel, nbytes in tensor.extents.record_sizes)
     return "its strides show the bytes of a record more than once" if repeated else ""
 
 

@@ -12,7 +12,6 @@ from ckptools.formats.shared.checkpoint_builder import SalvagingReader
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
-from ckptools.model.shards import all_here, shard_boxes
 from ckptools.model.tensor import Tensor, can_be_read
 from ckptools.model.tree import tensors_in
 from ckptools.rules.verdict import is_alone, verdict_of
@@ -132,7 +131,7 @@ def _consolidation(ck: Checkpoint, named: str, model: list[Tensor]) -> NextComma
 
 def _boxes_here(ck: Checkpoint, tensor: Tensor) -> set[Box]:
     """The boxes of a tensor that lie, as far as is known, in files that can be read."""
-    if all_here(tensor.shards):
-        return shard_boxes(tensor.shards)
+    if tensor.every_shard.is_here:
+        return tensor.every_shard.boxes
     unread = set() if ck.all_ranks else {None, *ck.ranks}  # whose files may hold the rest of it
     return {s.box for s in tensor.shards if s.is_here or s.rank in unread}

@@ -20,6 +20,7 @@ import struct
 import sys
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
+from dataclasses import fields
 from datetime import date, datetime, time, timedelta, timezone
 from operator import attrgetter
 from pathlib import Path
@@ -154,7 +155,7 @@ NAMES: dict[tuple[str, str], Callable[..., Any]] = {(c.__module__, c.__qualname_
 _LEAST: dict[Any, int] = {str: MANY_CHARACTERS, tuple: MANY_SHARDS, bytes: MANY}
 """Length of a value that may be sent once."""
 
-_tensor = attrgetter(*Tensor.__slots__)
+_tensor = attrgetter(*(field.name for field in fields(Tensor) if field.init))
 _shard_list = attrgetter("listed", "start", "stop", "own")
 
 

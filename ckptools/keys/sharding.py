@@ -6,7 +6,6 @@ from math import prod
 from typing import NamedTuple
 
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.shards import ItemShards, shard_boxes, shard_ranks, shard_sizes
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
 from ckptools.text import clip, plural, printable
@@ -90,10 +89,10 @@ def _group(tensors: list[Tensor]) -> int | None:
     tensor leaves empty are no group.
     """
     shared = [t for t in tensors if t.kind == "sharded_tensor"]
-    nameless = any(None in shard_ranks(t.shards) for t in shared)
+    nameless = any(None in t.every_shard.ranks for t in shared)
     if not nameless and not any(len(_pieces(t)) < sum(1 for s in t.shards if s.box.numel) for t in shared):
         return None
-    group = max(len(shard_boxes(t.shards)) for t in shared)
+    group = max(len(t.every_shard.boxes) for t in shared)
     world = max(t.world_size or len(t.shards) for t in shared)
     return group if group < world else None
 
@@ -111,10 +110,9 @@ def _layout(how: str, tensors: list[Tensor], group: int | None) -> ShardingRow:
 
 def _pieces(tensor: Tensor) -> list[tuple[int, ...]]:
     """Sizes of the distinct pieces: a replica on another rank is the same piece, an empty one is none."""
-    shards = tensor.shards
-    if isinstance(shards, ItemShards) and shards.lie_in_a_row(tensor.shape):
-        return shards.sizes
-    return [box.sizes for box in shard_boxes(shards) if box.numel]
+    if tensor.lies_in_a_row:
+        return tensor.extents.sizes
+    return [box.sizes for box in tensor.every_shard.boxes if box.numel]
 
 
 def _expected(tensor: Tensor, group: int | None) -> int:
@@ -159,6 +157,6 @@ def _encoded(tensor: Tensor) -> str:
 
 def _cut(tensor: Tensor) -> str:
     """Which dimensions are cut; of a tensor of one piece only its emptier ranks show it."""
-    sizes = shard_sizes(tensor.shards)
+    sizes = tensor.every_shard.box_sizes
     dims = {d for own in sizes for d, (part, whole) in enumerate(zip(own, tensor.shape, strict=False)) if part != whole}
     return "dim " + " and ".join(map(str, sorted(dims) or [0]))

@@ -13,18 +13,10 @@ from math import prod
 from typing import Any, Literal, NamedTuple
 
 from ckptools.dtypes import ITEMSIZE, short
+from ckptools.model.extents import Extents
 from ckptools.model.problems import Code, Problem, displayed, to_dict
 from ckptools.model.regions import Box, Ints, Run, in_slabs
-from ckptools.model.shards import (
-    Encoded,
-    ItemShards,
-    Shard,
-    Shards,
-    all_here,
-    boxes_with_bytes,
-    lie_in_a_row,
-    with_bytes,
-)
+from ckptools.model.shards import Encoded, Shard, ShardSequence, Source
 from ckptools.text import and_others, first_few, plural, shape, size, spans
 
 TensorKind = Literal[
@@ -90,7 +82,7 @@ class Tensor:
 
     shape: Ints
     dtype: str
-    shards: Shards
+    shards: Sequence[Shard]
     kind: TensorKind = "plain"
     placements: tuple[str, ...] | None = None
     mesh: Ints | None = None
@@ -103,6 +95,20 @@ class Tensor:
     contradictions: tuple[tuple[int | None, str], ...] = ()
     detail: Any = field(default=None, compare=False, repr=False)
     attributes: Any = field(default=None, compare=False, repr=False)
+    _extents: Extents | None = field(default=None, init=False, compare=False, repr=False)
+
+    @property
+    def extents(self) -> Extents:
+        """Where its pieces lie, by column; of a rank's list of the pieces of all ranks, those of that rank."""
+        if self._extents is None:
+            object.__setattr__(self, "_extents", Extents.of(self.shards, self.dtype))
+        assert self._extents is not None
+        return self._extents
+
+    @property
+    def every_shard(self) -> ShardSequence:
+        """All its pieces, also those that no file here holds, to ask for their regions and ranks."""
+        return self.shards if isinstance(self.shards, ShardSequence) else self.extents
 
     @property
     def numel(self) -> int:
@@ -122,22 +128,26 @@ class Tensor:
     @property
     def found(self) -> tuple[Shard, ...]:
         """The pieces whose bytes are in files that were read."""
-        return with_bytes(self.shards)
+        return tuple([shard for shard in self._held if shard.was_read])
 
     @property
-    def found_boxes(self) -> set[Box]:
-        """The regions of those pieces, equal ones once."""
-        return boxes_with_bytes(self.shards)[0]
+    def first_source(self) -> Source | None:
+        """Where the first of those pieces, or of what is stored in its place, begins; None where none was read."""
+        return next((source for shard in self._held for source in shard.sources), None)
+
+    @property
+    def _held(self) -> Iterable[Shard]:
+        return self.shards.held if isinstance(self.shards, ShardSequence) else self.shards
+
+    @property
+    def lies_in_a_row(self) -> bool:
+        """Whether those pieces, or slabs of them, follow each other through the tensor, and cover it once."""
+        return self.extents.all_read and self.extents.lie_in_a_row(self.shape)
 
     @property
     def has_copies(self) -> bool:
         """Whether a region is in several of those pieces."""
-        if lie_in_a_row(self.shards, self.shape):
-            return False
-        if isinstance(self.shards, ItemShards) and self.shards.all_read:
-            return self.shards.has_copies
-        boxes, count = boxes_with_bytes(self.shards)
-        return len(boxes) < count
+        return not self.lies_in_a_row and self.extents.has_copies
 
     @property
     def unread(self) -> bool:
@@ -157,8 +167,7 @@ class Tensor:
     @property
     def encoded_as(self) -> tuple[Encoded, ...]:
         """The encoded forms that are stored instead of values, one of each class."""
-        shards = self.shards.located.values() if isinstance(self.shards, ItemShards) else self.found
-        found = {s.encoded.name: s.encoded for s in shards if s.encoded is not None}
+        found = {s.encoded.name: s.encoded for s in self.extents.located.values() if s.encoded is not None}
         return tuple(found.values())
 
     def on_rank(self, rank: int) -> tuple[Shard, ...]:
@@ -175,7 +184,7 @@ class Tensor:
 
     def _summary(self) -> str:
         known = f"{short(self.dtype)} {shape(self.shape)}, {size(self.nbytes)}, {plural(len(self.shards), 'shard')}"
-        gone = 0 if self.unread or all_here(self.shards) else len(self.shards) - len(self.found)
+        gone = 0 if self.unread or self.every_shard.is_here else len(self.shards) - len(self.found)
         missing = f", {gone} NOT HERE" if gone and self.kind != "meta" else ""
         return f"{known}{missing}, {'CANNOT BE LOADED' if self.note else 'not loaded'}"
 
@@ -347,10 +356,10 @@ def cover_problem(tensor: Tensor, fqn: str) -> Problem | None:
         return Problem(Code.LAYOUT_DISAGREES, f"{why}{more}", one, fqn, ranks=alike)
     if tensor.note:
         return Problem(Code.TENSOR_NOT_JOINED, tensor.note, None, fqn)
-    if lie_in_a_row(tensor.shards, tensor.shape):
+    if tensor.lies_in_a_row:
         return None
     try:
-        covered = cover(tensor.shape, tensor.found_boxes)
+        covered = cover(tensor.shape, tensor.extents.boxes_read)
     except TangledLayoutError as error:
         return Problem(Code.TENSOR_NOT_JOINED, str(error), None, fqn, "error")
     if covered.exact:

@@ -14,7 +14,6 @@ from ckptools.files import zip_archive
 from ckptools.files.opening import COMPRESSIONS, File, content_of, head_of
 from ckptools.files.remote.path import RemotePath
 from ckptools.model.checkpoint import Said
-from ckptools.model.shards import with_bytes
 from ckptools.model.tree import TreeLimitError, tensors_in
 from ckptools.pickles.alike import Alike
 from ckptools.pickles.archive import read_archive
@@ -264,7 +263,7 @@ class AlikeFiles:
 def _local_sizes(saved: Saved) -> int:
     """A number that is the same for files whose tensors have the same names, dtypes and local sizes."""
     tensors = tensors_in(saved.tree)
-    return hash(tuple((path, t.dtype, tuple(shard.box.sizes for shard in with_bytes(t.shards))) for path, t in tensors))
+    return hash(tuple((path, t.dtype, tuple(shard.box.sizes for shard in t.found)) for path, t in tensors))
 
 
 def _pattern(path: Path) -> Pattern | None:

@@ -10,7 +10,7 @@ from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem, grouped, worst_first
 from ckptools.model.rank_vote import vote
 from ckptools.model.regions import Box
-from ckptools.model.shards import Shard, shard_ranks, states_one_crc
+from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor, cover_problem
 from ckptools.model.tree import KeyPath, fqn_of, tensors_in, with_leaves
 from ckptools.rules.verdict import is_placed
@@ -32,7 +32,7 @@ def cover_problems(ck: Checkpoint) -> Iterator[Problem]:
     causes = [p for p in ck.problems if p.severity == "error" and p.kind.lacks in ("file", "part")]
     lost = {None, *(p.rank for p in causes)} if causes else set()
     if None in lost:
-        lost |= {rank for _, t in tensors_in(ck.tree) for rank in shard_ranks(t.shards)} - set(ck.ranks)
+        lost |= {rank for _, t in tensors_in(ck.tree) for rank in t.every_shard.ranks} - set(ck.ranks)
     for section in sections_of(ck):
         groups: dict[Code, list[Problem]] = {}
         for path, tensor in tensors_of([section]):
@@ -77,7 +77,7 @@ def copy_problems(ck: Checkpoint) -> Iterator[Problem]:
 
 
 def _of_tensor(path: KeyPath, tensor: Tensor) -> Iterator[Problem]:
-    if not tensor.note and not states_one_crc(tensor.shards) and tensor.has_copies:
+    if not tensor.note and not tensor.extents.states_one_crc and tensor.has_copies:
         by_box = grouped(tensor.found, lambda shard: shard.box)
         yield from (p for box, shards in by_box.items() for p in _differing(fqn_of(path), box, shards))
 

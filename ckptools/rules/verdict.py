@@ -12,7 +12,6 @@ from pathlib import Path
 
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
-from ckptools.model.shards import shard_ranks
 from ckptools.model.tensor import Tensor, cover_problem
 from ckptools.model.tree import KeyPath, fqn_of, is_within, tensors_in
 from ckptools.model.verdict import Depth, Verdict, causes_of, consequences_of
@@ -106,8 +105,8 @@ def _is_stated(ck: Checkpoint, rank: int) -> bool:
     if rank not in known:
         tensors = [t for _, t in tensors_of(s for s in sections_of(ck) if s.kind in ("model", "optimizer"))]
         others = set(ck.ranks) - {rank}
-        listed = any(rank in shard_ranks(t.shards) and any(not s.was_read for s in t.on_rank(rank)) for t in tensors)
-        known[rank] = listed or all(_is_of_all(ck, t) or others <= {*shard_ranks(t.shards)} for t in tensors)
+        listed = any(rank in t.every_shard.ranks and any(not s.was_read for s in t.on_rank(rank)) for t in tensors)
+        known[rank] = listed or all(_is_of_all(ck, t) or others <= {*t.every_shard.ranks} for t in tensors)
     return bool(known[rank])
 
 

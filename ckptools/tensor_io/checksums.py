@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ckptools.files.opening import File, OpenFiles
-from ckptools.model.shards import ItemLayout, ItemShards, Shard, Shards, Source, states_any_crc, take, with_bytes
+from ckptools.model.extents import ExtentLayout, Extents, take
+from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.fetch_ahead import Part, Progress, in_ranks
 
@@ -193,7 +194,7 @@ class FileRecords:
     crcs: array[int] = field(default_factory=lambda: array("I"))
     names: list[str] = field(default_factory=list)
 
-    def add(self, starts: Sequence[int], layouts: Sequence[ItemLayout], crcs: Sequence[int]) -> None:
+    def add(self, starts: Sequence[int], layouts: Sequence[ExtentLayout], crcs: Sequence[int]) -> None:
         """Add the records of some items, which may be there already."""
         spans = [layout.record_span for layout in layouts]
         self.starts.extend(map(add, starts, map(itemgetter(0), spans)))
@@ -229,7 +230,7 @@ RecordsByFile = Mapping[Path, FileRecords]
 def records_of(tensors: Iterable[Tensor]) -> dict[Path, FileRecords]:
     """The records with a CRC-32 that the shards of some tensors lie in, in the order of their paths and offsets."""
     found: dict[Path, FileRecords] = defaultdict(FileRecords)
-    stating = [tensor.shards for tensor in tensors if tensor.kind != "meta" and states_any_crc(tensor.shards)]
+    stating = [tensor.extents for tensor in tensors if tensor.kind != "meta" and tensor.extents.states_any_crc]
     for path, starts, layouts, crcs in _by_file(stating):
         if 0 in crcs:
             stated = [i for i, crc in enumerate(crcs) if crc]
@@ -242,8 +243,8 @@ def records_of(tensors: Iterable[Tensor]) -> dict[Path, FileRecords]:
 def count_without(tensors: Iterable[Tensor]) -> int:
     """The number of records with bytes, but without a CRC-32, that the shards of some tensors lie in."""
     found: dict[Path, set[int]] = defaultdict(set)
-    known: Sequence[ItemLayout] = ()
-    for path, starts, layouts, crcs in _by_file([tensor.shards for tensor in tensors]):
+    known: Sequence[ExtentLayout] = ()
+    for path, starts, layouts, crcs in _by_file([tensor.extents for tensor in tensors]):
         if layouts is not known:  # those of all files of a group
             known, spans = layouts, [layout.record_span for layout in layouts]
             at_starts = all(not at and nbytes for at, nbytes in spans)
@@ -253,18 +254,20 @@ def count_without(tensors: Iterable[Tensor]) -> int:
     return sum(map(len, found.values()))
 
 
-def _by_file(several: Iterable[Shards]) -> Iterator[tuple[Path, Sequence[int], Sequence[ItemLayout], Sequence[int]]]:
-    """The items of some tensors, for each file: where they begin, their layouts, and the CRC-32s of their records."""
-    alike: dict[int, list[ItemShards]] = defaultdict(list)
-    for shards in several:
-        if isinstance(shards, ItemShards) and shards.one_layout is not None:
-            alike[id(shards.files)].append(shards)
+def _by_file(
+    several: Iterable[Extents],
+) -> Iterator[tuple[Path, Sequence[int], Sequence[ExtentLayout], Sequence[int]]]:
+    """The extents of some tensors, for each file: where they begin, their layouts, and the CRC-32s of their records."""
+    alike: dict[int, list[Extents]] = defaultdict(list)
+    for extents in several:
+        if extents.one_layout is not None:
+            alike[id(extents.files)].append(extents)
             continue
-        for source in (source for shard in with_bytes(shards) for source in shard.sources):
+        for source in (source for shard in extents.held for source in shard.sources):
             start = source.record_span[0]
-            yield source.path, [start], [ItemLayout.of(source, start)], [source.crc]
+            yield source.path, [start], [ExtentLayout.of(source, start)], [source.crc]
     for group in alike.values():
-        layouts = [layout for shards in group if (layout := shards.one_layout) is not None]
+        layouts = [layout for extents in group if (layout := extents.one_layout) is not None]
         columns = zip(
             zip(*(s.starts for s in group), strict=True), zip(*(s.crcs for s in group), strict=True), strict=True
         )

@@ -25,20 +25,10 @@ from typing import Any, NamedTuple, TypeVar
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
 from ckptools.files.opening import OpenFiles
+from ckptools.model.extents import ExtentFile, ExtentLayout, Extents
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints, is_contiguous
-from ckptools.model.shards import (
-    HoldingFile,
-    ItemLayout,
-    ItemShards,
-    Shard,
-    Shards,
-    Source,
-    read_files,
-    states_any_crc,
-    states_one_crc,
-    with_bytes,
-)
+from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Tensor, TensorKind
 from ckptools.model.tree import KeyPath
 
@@ -141,14 +131,14 @@ def check_copies(tensors: Iterable[tuple[KeyPath, Tensor]]) -> Iterator[Problem]
 
     Replicas have the same places.
     """
-    stating = [(path, tensor) for path, tensor in tensors if tensor.sharded and states_any_crc(tensor.shards)]
-    doubtful = _perhaps_equal(tensor.shards for _, tensor in stating)
+    stating = [(path, tensor) for path, tensor in tensors if tensor.sharded and tensor.extents.states_any_crc]
+    doubtful = _perhaps_equal([tensor.extents for _, tensor in stating])
     if not doubtful:
         return
     places: dict[Path, dict[tuple[KeyPath, Box, str], Facts]] = {}
     ranks: dict[Path, int] = {}
     for path, tensor in stating:
-        for shard, source in _stated(tensor.shards, doubtful):
+        for shard, source in _stated(tensor.extents, doubtful):
             ranks[source.path] = shard.rank or 0
             places.setdefault(source.path, {})[path, shard.box, source.record] = _facts(source, tensor.kind)
     first: dict[object, Path] = {}
@@ -162,7 +152,7 @@ def check_copies(tensors: Iterable[tuple[KeyPath, Tensor]]) -> Iterator[Problem]
         times = Counter(facts[2:] for facts in set(stated.values()))
         elsewhere = (facts[2:] for place, facts in stated.items() if place not in places[other])
         if may_be_a_copy(facts for facts in elsewhere if times[facts] == 1):
-            every = (source for _, tensor in stating for _, source in _stated(tensor.shards, doubtful))
+            every = (source for _, tensor in stating for _, source in _stated(tensor.extents, doubtful))
             yield from perhaps_copied(file, other, ranks[file], (source for source in every if source.path == file))
 
 
@@ -177,13 +167,12 @@ def _facts(source: Source, kind: TensorKind) -> Facts:
     return source.record, source.offset - start if kind == "dtensor" else 0, source.dtype, source.crc, nbytes
 
 
-def _stated(shards: Shards, files: Collection[Path]) -> Iterator[tuple[Shard, Source]]:
+def _stated(extents: Extents, files: Collection[Path]) -> Iterator[tuple[Shard, Source]]:
     """The shards of known ranks whose records in some files state a CRC-32, and where these lie."""
-    if isinstance(shards, ItemShards):
-        wanted = {file for file in set(shards.files) if file.path in files}
-        shards = tuple([shards[i] for i, file in enumerate(shards.files) if file in wanted]) if wanted else ()
-    for shard in with_bytes(shards):
-        if shard.box.numel and shard.rank is not None:
+    wanted = {file for file in extents.distinct_files if file.path in files and file.rank is not None}
+    for i in [i for i, file in enumerate(extents.files) if file in wanted] if wanted else ():
+        shard = extents[i]
+        if shard.box.numel:
             yield from ((shard, source) for source in shard.sources if source.crc and source.path in files)
 
 
@@ -191,27 +180,27 @@ RecordKind = tuple[str, str, int]
 """The name of a record, its dtype, and its size in bytes."""
 
 
-def _perhaps_equal(several: Iterable[Shards]) -> set[Path]:
+def _perhaps_equal(several: Sequence[Extents]) -> set[Path]:
     """The files of which records of a few kinds do not show that no other file states the same checksums.
 
     Files that state the same of all records do so of those of each kind, so kinds that are in many files and have few
     records are enough for most files; and of many records those whose checksum is a multiple of a number.
     """
-    of_kinds: dict[RecordKind, list[Shards]] = defaultdict(list)
-    for shards in several:
-        for kind in _kinds(shards):
-            of_kinds[kind].append(shards)
+    of_kinds: dict[RecordKind, list[Extents]] = defaultdict(list)
+    for extents in several:
+        for kind in _kinds(extents):
+            of_kinds[kind].append(extents)
 
     def few_in_many_files(kind: RecordKind) -> tuple[int, int]:
-        return -len(read_files(of_kinds[kind][:1])), sum(map(len, of_kinds[kind]))
+        return -len(of_kinds[kind][0].read_paths), sum(map(len, of_kinds[kind]))
 
-    files = read_files(shards for of_kind in of_kinds.values() for shards in of_kind)
+    files = set[Path]().union(*(extents.read_paths for extents in several))
     left = set(files)
     for kind in sorted(of_kinds, key=few_in_many_files)[:FIRST_KINDS]:
         stated: dict[Path, set[int]] = defaultdict(set)
         step = ONE_OF if sum(map(len, of_kinds[kind])) > MANY * len(files) else 1
-        for shards in of_kinds[kind]:
-            for path, crc in _crcs(shards, files, kind, step):
+        for extents in of_kinds[kind]:
+            for path, crc in _crcs(extents, files, kind, step):
                 stated[path].add(crc)
         crcs_of = {path: frozenset(crcs) for path, crcs in stated.items()}
         times = Counter(crcs_of.values())
@@ -221,29 +210,27 @@ def _perhaps_equal(several: Iterable[Shards]) -> set[Path]:
     return left
 
 
-def _kinds(shards: Shards) -> set[RecordKind]:
-    if isinstance(shards, ItemShards) and not shards.located:
-        return {_kind(layout) for layout in {id(of): of for of in shards.layouts}.values() if layout is not None}
-    return {_kind(source) for shard in with_bytes(shards) for source in shard.sources}
+def _kinds(extents: Extents) -> set[RecordKind]:
+    others = (source for shard in extents.located.values() for source in shard.sources)
+    return {*map(_kind, extents.distinct_layouts), *map(_kind, others)}
 
 
-def _kind(of: Source | ItemLayout) -> RecordKind:
+def _kind(of: Source | ExtentLayout) -> RecordKind:
     return of.record, of.dtype, of.record_span[1]
 
 
-def _crcs(shards: Shards, files: Collection[Path], kind: RecordKind, step: int) -> Iterator[tuple[Path, int]]:
+def _crcs(extents: Extents, files: Collection[Path], kind: RecordKind, step: int) -> Iterator[tuple[Path, int]]:
     """The checksums of `_stated`, of the records of a kind, with the files that they are in: multiples of `step`."""
-    if isinstance(shards, ItemShards):
-        for i in [i for i, crc in enumerate(shards.crcs) if crc and not crc % step]:
-            file, layout = shards.files[i], shards.layouts[i]
-            if layout is None or i in shards.located or _kind(layout) != kind or 0 in shards.sizes[i]:
-                continue
-            if file.path is not None and file.rank is not None:
-                yield file.path, shards.crcs[i]
-        shards = tuple(shards.located.values())
-    for _, source in _stated(shards, files):
-        if _kind(source) == kind and not source.crc % step:
-            yield source.path, source.crc
+    for i in [i for i, crc in enumerate(extents.crcs) if crc and not crc % step]:
+        file, layout = extents.files[i], extents.layouts[i]
+        if file.path is None or file.rank is None or 0 in extents.sizes[i]:
+            continue
+        if layout is not None and _kind(layout) == kind:
+            yield file.path, extents.crcs[i]
+    for shard in extents.located.values():
+        for source in shard.sources if shard.box.numel and shard.rank is not None else ():
+            if source.path in files and source.crc and not source.crc % step and _kind(source) == kind:
+                yield source.path, source.crc
 
 
 def may_be_a_copy(records: Iterable[Checksum]) -> bool:
@@ -290,29 +277,23 @@ class _Listed(NamedTuple):
     """
 
     name: str
-    shards: ItemShards | Sequence[Shard]
+    shards: Extents
     places: Sequence[int]
 
     @property
     def columns(self) -> tuple[object, ...]:
         """What is the same object in tensors that are cut alike; of other tensors something of their own."""
         of = self.shards
-        if not isinstance(of, ItemShards) or len(self.places) < len(of):
+        if len(self.places) < len(of):
             return (id(self.places),)
         return id(of.files), id(of.offsets), id(of.sizes)
 
     def rows(self) -> Iterator[tuple[Path, int, Ints, Ints]]:
         """The file, the number, the offsets and the sizes of each shard."""
         of = self.shards
-        if isinstance(of, ItemShards):
-            paths = {file: file.path for file in set(of.files)}
-            for i in self.places:
-                if (path := paths[of.files[i]]) is not None:
-                    yield path, i, of.offsets[i], of.sizes[i]
-            return
         for i in self.places:
-            if (source := of[i].source) is not None:
-                yield source.path, i, *of[i].box
+            if (path := of.files[i].path) is not None:
+                yield path, i, of.offsets[i], of.sizes[i]
 
 
 def copied_files(tensors: Iterable[tuple[str, Tensor]], files: OpenFiles) -> list[Problem]:
@@ -321,27 +302,22 @@ def copied_files(tensors: Iterable[tuple[str, Tensor]], files: OpenFiles) -> lis
     Raises:
         ReadError: a file cannot be read.
     """
-    listed = [one for name, tensor in tensors if tensor.sharded for one in _without_checksum(name, tensor.shards)]
+    sharded = ((name, tensor.extents) for name, tensor in tensors if tensor.sharded)
+    listed = [_Listed(name, extents, places) for name, extents in sharded if (places := _without_checksum(extents))]
     alike: dict[int, list[Path]] = defaultdict(list)
     for path, kind in _classes(listed, itemgetter(3)).items():
         alike[kind].append(path)
     several = [paths for paths in alike.values() if len(paths) > 1]
-    places = _classes(listed, itemgetter(2, 3)) if several else {}
+    places_of = _classes(listed, itemgetter(2, 3)) if several else {}
     # Replicas have the same places: one of each set of them is compared.
-    groups = [[*{places[path]: path for path in reversed(paths)}.values()][::-1] for paths in several]
-    return [problem for paths in groups if len(paths) > 1 for problem in _copies_among(paths, listed, files)]
-
-
-def _without_checksum(name: str, shards: Shards) -> Iterator[_Listed]:
-    """The shards with values that follow each other and of which no CRC-32 is stated."""
-    if isinstance(shards, ItemShards):
-        if items := _items_without_checksum(shards):
-            yield _Listed(name, shards, items)
-        shards = tuple(shards.located.values())
-    found = with_bytes(shards)
-    sources = ((i, shard.source) for i, shard in enumerate(found) if shard.source is not None and shard.box.numel)
-    if places := [i for i, source in sources if not source.crc and source.contiguous]:
-        yield _Listed(name, found, places)
+    found: list[Problem] = []
+    for paths in several:
+        firsts: dict[int, Path] = {}
+        for path in paths:
+            firsts.setdefault(places_of[path], path)
+        if len(firsts) > 1:
+            found += _copies_among([*firsts.values()], listed, files)
+    return found
 
 
 def _classes(listed: Iterable[_Listed], what: Callable[[Any], Hashable]) -> dict[Path, int]:
@@ -362,19 +338,18 @@ def _classes(listed: Iterable[_Listed], what: Callable[[Any], Hashable]) -> dict
     return classes
 
 
-def _items_without_checksum(shards: ItemShards) -> Sequence[int]:
-    """The numbers of such shards among items that are like others."""
+def _without_checksum(shards: Extents) -> Sequence[int]:
+    """The numbers of the shards with values that follow each other and of which no CRC-32 is stated."""
     if 0 not in shards.crcs:
         return []
     if shards.one_layout is not None and not any(shards.crcs):
         return range(len(shards)) if _is_packed(shards.one_layout) else ()
-    layouts = {id(layout): layout for layout in shards.layouts if layout is not None}
-    packed = {number for number, layout in layouts.items() if _is_packed(layout)}
+    packed = {id(layout) for layout in shards.distinct_layouts if _is_packed(layout)}
     found = [i for i, number in enumerate(map(id, shards.layouts)) if number in packed and not shards.crcs[i]]
-    return [i for i in found if i not in shards.located and shards.files[i].path is not None]
+    return [i for i in found if shards.files[i].path is not None]
 
 
-def _is_packed(layout: ItemLayout) -> bool:
+def _is_packed(layout: ExtentLayout) -> bool:
     return bool(prod(layout.shape)) and is_contiguous(layout.shape, layout.strides)
 
 
@@ -447,7 +422,7 @@ def copied_partitions(tensors: Iterable[tuple[str, Tensor]], files: OpenFiles) -
     places: dict[Path, set[tuple[str, Box]]] = defaultdict(set)
     ranks: dict[Path, int | None] = {}
     for name, tensor in tensors:
-        for shard in with_bytes(tensor.shards) if tensor.kind == "flat_pieces" else ():
+        for shard in tensor.found if tensor.kind == "flat_pieces" else ():
             for source in (source for source in shard.sources if not source.crc and shard.box.numel):
                 start, length = source.record_span
                 whole = source._replace(offset=start, shape=(length // ITEMSIZE[source.dtype],))
@@ -495,21 +470,21 @@ def equal_copies(tensors: Iterable[tuple[K, Tensor]], files: OpenFiles, right: b
     Nothing is read of copies whose bytes their CRC-32s prove equal. Those are `right` if each that is stated was
     compared with the bytes.
     """
-    listed: dict[tuple[HoldingFile, ...], dict[K, _Copies]] = {}
+    listed: dict[tuple[ExtentFile, ...], dict[K, _Copies]] = {}
     equal = set[K]()
     for key, tensor in tensors:
-        shards = tensor.shards
-        copies = _copies(shards) if isinstance(shards, ItemShards) and len(shards) > 1 else None
-        if copies is None or not isinstance(shards, ItemShards):
+        extents = tensor.extents
+        copies = _copies(extents) if len(extents) > 1 else None
+        if copies is None:
             continue
-        if right and copies.nbytes <= TOLD_BY_CRC and shards.crcs[0] and states_one_crc(shards):
+        if right and copies.nbytes <= TOLD_BY_CRC and extents.crcs[0] and extents.states_one_crc:
             equal.add(key)
         else:
-            listed.setdefault(tuple(shards.files), {})[key] = copies
+            listed.setdefault(tuple(extents.files), {})[key] = copies
     return equal | {key for held_in, copies in listed.items() for key in _equal(held_in, copies, files)}
 
 
-def _copies(shards: ItemShards) -> _Copies | None:
+def _copies(shards: Extents) -> _Copies | None:
     """The copies of a tensor; None where it is not one small array in each of its files."""
     layout = shards.one_layout
     if layout is None or not shards.one_box:
@@ -521,7 +496,7 @@ def _copies(shards: ItemShards) -> _Copies | None:
     return _Copies([start + first for start in shards.starts] if first else shards.starts, nbytes)
 
 
-def _equal(held_in: Sequence[HoldingFile], copies: dict[K, _Copies], files: OpenFiles) -> Iterable[K]:
+def _equal(held_in: Sequence[ExtentFile], copies: dict[K, _Copies], files: OpenFiles) -> Iterable[K]:
     """The keys of tensors that have the same bytes in all files; none where one of these cannot be read."""
     lengths = [one.nbytes for one in copies.values()]
     of_file = zip(*(one.starts for one in copies.values()), strict=True)

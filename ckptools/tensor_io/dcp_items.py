@@ -22,8 +22,9 @@ from ckptools.files import compressed
 from ckptools.files.compressed import ARCHIVE, CompressedItem
 from ckptools.files.opening import File, OpenFiles, Window, reading
 from ckptools.files.zip_archive import CENTRAL, Container
+from ckptools.model.extents import ExtentLayout, Extents
 from ckptools.model.regions import Ints
-from ckptools.model.shards import Encoded, Item, ItemLayout, ItemShards, Shard, Source
+from ckptools.model.shards import Encoded, Item, Shard, Source
 from ckptools.model.tensor import Tensor
 from ckptools.pickles.archive import read_zip
 from ckptools.pickles.classes.tensors import note_on
@@ -75,7 +76,7 @@ def with_source(shard: Shard) -> Shard:
 
 def with_items_read(tensor: Tensor, locator: ItemLocator, files: OpenFiles) -> Tensor:
     """The tensor with its items looked into; those that cannot be read stay as they are."""
-    if not isinstance(tensor.shards, ItemShards):
+    if not isinstance(tensor.shards, Extents):
         return tensor
     shards = [*tensor.shards]
     items = [(i, shard.item) for i, shard in enumerate(shards) if shard.item is not None and not shard.was_read]
@@ -156,7 +157,7 @@ class ItemTemplate:
     tail: bytes
     loose: tuple[int, ...]
     crc_at: int
-    layout: ItemLayout
+    layout: ExtentLayout
 
 
 class ItemLocator:
@@ -168,7 +169,7 @@ class ItemLocator:
 
     def alike(
         self, file: File, starts: Sequence[int], kinds: Sequence[ItemKind | None], first: int = 0
-    ) -> list[tuple[ItemLayout, int]]:
+    ) -> list[tuple[ExtentLayout, int]]:
         """Find the values of items, up to the first that differs from others of its kind in more than its values.
 
         What comes before the values of an item is read with the end of the one before it.
@@ -185,7 +186,7 @@ class ItemLocator:
         Raises:
             ReadError: the file cannot be read.
         """
-        found: list[tuple[ItemLayout, int]] = []
+        found: list[tuple[ExtentLayout, int]] = []
         listed = zip(islice(starts, first, None), map(self._templates.get, islice(kinds, first, None)), strict=True)
         read, number, head = file.read_most, int.from_bytes, b""
         with reading(file.path):
@@ -278,7 +279,7 @@ def _template(window: Window, source: Source) -> ItemTemplate | None:
         pattern += re.escape(directory[done:at]) + b".{4}"
         done = at + 4
     pattern += re.escape(directory[done:])
-    layout = ItemLayout.of(source, window.start)
+    layout = ExtentLayout.of(source, window.start)
     compiled = re.compile(pattern, re.DOTALL)
     head, places = window.read(0, values), tuple(loose.values())
     return ItemTemplate(head, tail, len(directory), compiled, directory, places, loose[source.record], layout)

@@ -19,7 +19,7 @@ from ckptools.dtypes import ITEMSIZE, NAN_BITS
 from ckptools.errors import ReadError
 from ckptools.files.opening import File, OpenFiles
 from ckptools.model.regions import Box, contiguous_strides
-from ckptools.model.shards import ItemShards, Seen, Shard
+from ckptools.model.shards import Seen, Shard
 from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.checksums import Record, read_pieces
 from ckptools.tensor_io.slicing import bands_of, count_bands
@@ -81,8 +81,7 @@ def count_parts(tensor: Tensor, dtype: str) -> int:
     """The number of parts that `parts_of` plans, without planning them."""
     if not tensor.numel:
         return 0
-    shards = tensor.shards
-    kinds = shards.kinds() if isinstance(shards, ItemShards) else None
+    kinds = tensor.extents.kinds()
     if kinds is not None and dtype == tensor.dtype and not tensor.fill:
         one_each = tuple([Shard(Box(sizes, sizes), None, layout.source(Path(), 0, 0)) for sizes, layout in kinds])
         runs = _runs(replace(tensor, shards=one_each), dtype)

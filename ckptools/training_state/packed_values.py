@@ -26,8 +26,9 @@ from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
 from ckptools.files.opening import OpenFiles
 from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.extents import ExtentLayout
 from ckptools.model.regions import Box, Ints
-from ckptools.model.shards import Coding, Encoded, ItemLayout, ScaleCoding, Shard, Source
+from ckptools.model.shards import Coding, Encoded, ScaleCoding, Shard, Source
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import GONE, KeyPath, leaf_at, rebuilt
 from ckptools.pickles.classes.codings import FLOATS
@@ -186,7 +187,7 @@ class _Reader:
             raise _OtherFormError("what describes it is too long")
         if self._compare and shard.source is not None and shard.source.crc:
             record, of = Record.of(shard.source), FileRecords()
-            of.add([0], [ItemLayout.of(shard.source, 0)], [record.crc])
+            of.add([0], [ExtentLayout.of(shard.source, 0)], [record.crc])
             for crc in damaged_records({record.path: of}, self._files, 1, no_progress).values():
                 raise _OtherFormError(f"{record.path.name} is damaged: {record.damage(crc)}")
         return bytes(read_shard(shard, self._files).tobytes())

@@ -16,7 +16,6 @@ from typing import Any, Literal, NamedTuple
 from ckptools.dtypes import is_floating, short
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Rows, displayed, to_dict
-from ckptools.model.shards import ItemShards
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, Lost, NumpyArray, Opaque, children_of, fqn_of, nodes_in, tensors_in
 from ckptools.text import clip_middle, plural, size
@@ -91,9 +90,7 @@ def _class_words(tensor: Tensor) -> str:
 
 def storage_identity(tensor: Tensor) -> Any:
     """An identity that two tied tensors share: the same bytes seen in the same way; None when there are none."""
-    every_item = isinstance(tensor.shards, ItemShards) and tensor.shards.all_read
-    found = tensor.shards[:1] if every_item else tensor.found
-    first = next((source for s in found for source in s.sources), None)
+    first = tensor.first_source
     if first is None or not tensor.numel:
         return None
     return (first.path, first.record, first.offset, first.strides, tensor.shape, tensor.dtype)

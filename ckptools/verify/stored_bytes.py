@@ -21,7 +21,6 @@ from ckptools.files.zip_archive import EOCD, FRONT, Container, archive_before, h
 from ckptools.keys.value_digests import once
 from ckptools.model.checkpoint import Checkpoint, RankFile
 from ckptools.model.problems import Code, Problem
-from ckptools.model.shards import all_here
 from ckptools.model.tensor import Tensor, cover_problem
 from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.rules.tensors import PLACEHOLDER
@@ -44,7 +43,7 @@ def records_of(ck: Checkpoint) -> list[Stored]:
 
 def not_here(ck: Checkpoint) -> int:
     """Number of pieces of tensors that are in no file here; at least one for each file that is missing or damaged."""
-    tensors = (t for _, t in tensors_in(ck.tree) if t.kind != "meta" and not all_here(t.shards))
+    tensors = (t for _, t in tensors_in(ck.tree) if t.kind != "meta" and not t.every_shard.is_here)
     return max(sum(len(t.shards) - len(t.found) for t in tensors), sum(not file.is_here for file in ck.files))
 
 

@@ -15,8 +15,9 @@ import ckptools
 from ckptools.consolidate.selection import Picking
 from ckptools.consolidate.writers import dcp
 from ckptools.files.opening import OpenFiles
+from ckptools.model.extents import Extents
 from ckptools.model.regions import Box, contiguous_strides
-from ckptools.model.shards import Shard, Source, in_columns
+from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Tensor
 from ckptools.tensor_io import stream
 from ckptools.tensor_io.checksums import Record
@@ -116,5 +117,5 @@ def test_tensors_that_come_and_go_are_each_chosen_in_an_order_of_their_own() -> 
         for count in (5, 2, 7, 3) * 20:  # the list of one that is gone leaves its id to a later one
             source = Source(path, 0, "float32", (1,), (1,), "data/0", (0, 4))
             shards = [Shard(Box((n,), (1,)), n, source) for n in range(count)]
-            chosen = picking._preferred(in_columns(shards, "float32", {}))
+            chosen = picking._preferred(Extents.of(shards, "float32"))
             assert sorted(shard.rank for shard in chosen) == [*range(count)]

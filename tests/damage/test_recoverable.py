@@ -46,7 +46,9 @@ def not_here(sound: dict[KeyPath, Tensor], ck: ckptools.Checkpoint) -> list[KeyP
     return [
         path
         for path, tensor in held.items()
-        if path not in here or here[path].shape != tensor.shape or not cover(tensor.shape, here[path].found_boxes).exact
+        if path not in here
+        or here[path].shape != tensor.shape
+        or not cover(tensor.shape, here[path].extents.boxes_read).exact
     ]
 
 

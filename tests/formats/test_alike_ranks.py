@@ -22,7 +22,7 @@ from ckptools.formats.open import open_checkpoint
 from ckptools.formats.reader_worker import Receiver, Sender
 from ckptools.formats.shared import merge
 from ckptools.formats.shared import merge as alike_ranks
-from ckptools.model.shards import ItemShards
+from ckptools.model.extents import Extents
 from ckptools.model.tree import tensors_in
 from ckptools.pickles import reader
 from ckptools.pickles.alike import Pattern
@@ -141,7 +141,7 @@ def test_a_process_answers_with_what_a_file_has_for_itself(world):
 
 def test_shards_of_many_ranks_are_kept_by_column(world):
     tree = open_checkpoint(world, all_ranks=True).tree
-    assert all(isinstance(tensor.shards, ItemShards) for _, tensor in tensors_in(tree["state"]))
+    assert all(isinstance(tensor.shards, Extents) for _, tensor in tensors_in(tree["state"]))
 
 
 @pytest.mark.slow
@@ -200,7 +200,7 @@ def test_the_last_ranks_of_an_uneven_cut_are_joined_with_the_others_by_column(tm
     with one_by_one():
         assert found == told(tmp_path)
     of = dict(tensors_in(open_checkpoint(tmp_path, all_ranks=True, jobs=jobs).tree))
-    assert isinstance(of["model", "a"].shards, ItemShards) and len(of["model", "a"].shards) == WORLD - 2
+    assert isinstance(of["model", "a"].shards, Extents) and len(of["model", "a"].shards) == WORLD - 2
 
 
 def save_uneven(folder: Path, rank: int, rows: int) -> None:

@@ -19,8 +19,9 @@ from ckptools.formats.dcp.files import DataFile
 from ckptools.formats.dcp.metadata import DcpMetadata, StoredItems, TensorMetadata
 from ckptools.formats.dcp.tensors import FoundTensor
 from ckptools.formats.open import open_checkpoint
+from ckptools.model.extents import Extents
 from ckptools.model.problems import Problem
-from ckptools.model.shards import ItemShards, Shard
+from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
 from tests.truth import FIXTURES
@@ -33,7 +34,7 @@ def placed(described: TensorMetadata, stored: StoredItems, size: int) -> tuple[l
     """The shards of `w`, and its fault."""
     metadata = DcpMetadata(Path("x"), None, {"w": described}, (), ("w",), stored, None, {}, (), "", 0, 0.0)
     files = {f"f{n}": DataFile(Path(f"f{n}"), n, size, 0.0, 100) for n in range(2)}
-    found = FoundTensor(described, ItemShards("float32"))
+    found = FoundTensor(described, Extents("float32"))
     tensors._place(found, "w", described, metadata, {name: tensors._holding_files(f) for name, f in files.items()})
     columns = found.shards
     return list(zip(columns.offsets, columns.sizes, columns.starts, columns.lengths, map(str, columns), strict=True)), (
@@ -71,7 +72,7 @@ def test_a_plan_by_column_is_the_plan_shard_by_shard(tmp_path: Path, name: str, 
     folder = FIXTURES / name / "ckpt" if name else saved(tmp_path / "d")
     opened = open_checkpoint(folder, all_ranks=True)
     columns = [tensor for _, tensor in tensors_in(opened.tree)]
-    assert any(isinstance(tensor.shards, ItemShards) for tensor in columns)
+    assert any(isinstance(tensor.shards, Extents) for tensor in columns)
     listed = replace(opened, tree=_listed(opened.tree))
     options = ConsolidateOptions(only="all", dry_run=True, check=check)
     both = [consolidate(ck, tmp_path / "out.pt", options) for ck in (opened, listed)]

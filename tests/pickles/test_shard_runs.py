@@ -15,7 +15,8 @@ import ckptools
 from ckptools.errors import ReadError
 from ckptools.files.opening import File
 from ckptools.files.zip_archive import Container
-from ckptools.model.shards import ItemShards, ShardList
+from ckptools.model.extents import Extents
+from ckptools.model.shards import ShardList
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Opaque, tensors_in
 from ckptools.pickles.archive import locator
@@ -43,7 +44,7 @@ def spelled(node, inside=frozenset()):
         return repr(node)
     if isinstance(node, dict):
         return str([(spelled(k, inside), spelled(v, inside)) for k, v in node.items()])
-    if isinstance(node, (ShardList, ItemShards)):
+    if isinstance(node, (ShardList, Extents)):
         node = tuple(node)
     if isinstance(node, (list, tuple)):
         return f"{type(node).__name__}{[spelled(v, inside) for v in node]}"

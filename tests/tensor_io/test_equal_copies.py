@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ckptools.files.opening import OpenFiles
 from ckptools.model.regions import Box
-from ckptools.model.shards import HoldingFile, ItemShards, Shard, Source, in_columns
+from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.copies import SMALL, equal_copies
 from ckptools.tensor_io.replicas import differing_boxes
@@ -19,7 +19,6 @@ from ckptools.tensor_io.replicas import differing_boxes
 
 def tensors_in(folder: Path, values: list[list[bytes]], width: int) -> dict[str, Tensor]:
     """Tensors of `width` bytes whose copy on each rank is one of `values`, in files with a byte in front."""
-    files: dict[tuple[Path | None, int | None], HoldingFile] = {}
     shards: dict[str, list[Shard]] = {}
     for rank, of_rank in enumerate(values):
         path = folder / f"rank{rank}.bin"
@@ -28,7 +27,7 @@ def tensors_in(folder: Path, values: list[list[bytes]], width: int) -> dict[str,
             at = 1 + i * width
             source = Source(path, at, "uint8", (width,), (1,), f"data/{i}", (at, width), crc32(of_rank[i]))
             shards.setdefault(f"t{i}", []).append(Shard(Box((0,), (width,)), rank, source))
-    return {name: Tensor((width,), "uint8", in_columns(own, "uint8", files)) for name, own in shards.items()}
+    return {name: Tensor((width,), "uint8", tuple(own)) for name, own in shards.items()}
 
 
 VALUES = st.integers(1, 4).flatmap(
@@ -68,8 +67,7 @@ def test_of_a_file_that_was_cut_nothing_is_said(tmp_path: Path) -> None:
 
 
 def test_shards_of_different_regions_are_no_copies(tmp_path: Path) -> None:
-    shards = tensors_in(tmp_path, [[b"aaaa"], [b"aaaa"]], 4)["t0"].shards
-    assert isinstance(shards, ItemShards)
+    shards = tensors_in(tmp_path, [[b"aaaa"], [b"aaaa"]], 4)["t0"].extents
     shards.offsets[1] = (4,)
     with OpenFiles() as files:
         assert not equal_copies([("t0", Tensor((8,), "uint8", shards))], files)

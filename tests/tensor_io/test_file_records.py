@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptools.files.opening import OpenFiles
+from ckptools.model.extents import Extents
 from ckptools.model.regions import Box
-from ckptools.model.shards import Shard, Source, in_columns
+from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Tensor
 from ckptools.tensor_io import checksums
 from ckptools.tensor_io.checksums import Record, count_without, damaged_records, records_of
@@ -38,9 +39,9 @@ one_record = st.tuples(numbers, whats).map(lambda one: [(rank, *one) for rank in
 """One of each rank, as in tensors that are cut alike."""
 
 
-def tensors(folder, drawn, columns):
+def tensors(folder, drawn, shared):
     """One-byte elements of records, in the tensors that list them; of one record all say the same."""
-    files, lists = {}, {}
+    lists = {}
     says = {(rank, number): what for rank, number, what in (one for listed in drawn for one in listed)}
     for listed in drawn:
         shards = []
@@ -51,8 +52,8 @@ def tensors(folder, drawn, columns):
             crc = 0 if says[rank, number] == "none" else crc
             source = Source(path, start, "uint8", (length,), (1,), f"data/{number}", (start, length), crc)
             shards.append(Shard(Box((0,), (length,)), rank, source))
-        kept = in_columns(shards, "uint8", files) if columns else tuple(shards)
-        if columns:
+        kept = Extents.of(shards, "uint8")
+        if shared:
             kept.files = lists.setdefault(tuple(kept.files), kept.files)
         yield Tensor((40,), "uint8", kept, "chunks")
 
@@ -62,12 +63,12 @@ def tensors(folder, drawn, columns):
 @settings(deadline=None)
 def test_records_in_columns_are_those_of_each_shard(together, folder, drawn):
     sources = {Record.of(s.source) for tensor in tensors(folder, drawn, False) for s in tensor.found}
-    for columns in (False, True):
-        found = records_of(tensors(folder, drawn, columns))
+    for shared in (False, True):
+        found = records_of(tensors(folder, drawn, shared))
         columns_of = {path: (of.names, of.starts, of.lengths, of.crcs) for path, of in found.items()}
         rows = [(path, *row) for path, of in columns_of.items() for row in zip(*of, strict=True)]
         assert rows == sorted((tuple(r) for r in sources if r.crc), key=lambda r: (str(r[0]), r[2], r[3]))
-        assert count_without(tensors(folder, drawn, columns)) == sum(not r.crc and r.nbytes > 0 for r in sources)
+        assert count_without(tensors(folder, drawn, shared)) == sum(not r.crc and r.nbytes > 0 for r in sources)
         with pytest.MonkeyPatch.context() as patched, OpenFiles() as files:
             patched.setattr(checksums, "CHUNK", together)
             damaged = damaged_records(found, files, 2, no_progress)

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptools.files.opening import OpenFiles
+from ckptools.model.extents import ExtentFile, ExtentLayout, Extents
 from ckptools.model.regions import Box
-from ckptools.model.shards import HoldingFile, ItemLayout, ItemShards, Shard, Source, in_columns
+from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Tensor
 from ckptools.tensor_io import copies as module
 from ckptools.tensor_io.copies import check_copies, copied_files, may_be_a_copy
@@ -34,15 +35,15 @@ def of_ranks(folder: Path, *pieces: np.ndarray, boxes: tuple[int, ...] | None = 
 
 def by_column(tensor: Tensor) -> Tensor:
     """The same tensor with its shards in columns, as those of items that are like others."""
-    listed = ItemShards("float32")
+    listed = Extents("float32")
     for shard in tensor.found:
         listed.offsets.append(shard.box.offsets)
         listed.sizes.append(shard.box.sizes)
-        listed.files.append(HoldingFile(shard.source.path, shard.rank))
+        listed.files.append(ExtentFile(shard.source.path, shard.rank))
         listed.starts.append(0)
         listed.lengths.append(0)
     listed.expect_layouts()
-    listed.layouts = [ItemLayout.of(shard.source, 0) for shard in tensor.found]
+    listed.layouts = [ExtentLayout.of(shard.source, 0) for shard in tensor.found]
     return replace(tensor, shards=listed)
 
 
@@ -112,15 +113,15 @@ def shards_of_tensors(draw):
     return [[(*shard, crcs[shard[0], shard[3]]) for shard in shards] for shards in listed]
 
 
-def tensors(folder: Path, drawn, columns: bool):
-    files, lists = {}, {}
+def tensors(folder: Path, drawn, shared: bool):
+    lists = {}
     for number, listed in enumerate(drawn):
         shards = []
         for file, at, length, record, crc in listed:
             source = Source(folder / f"{file}.bin", 4 * at, "float32", (length,), (1,), record, (0, 400), crc)
             shards.append(Shard(Box((at,), (length,)), file, source))
-        kept = in_columns(shards, "float32", files) if columns else tuple(shards)
-        for name in ("files", "offsets", "sizes") if columns else ():
+        kept = Extents.of(shards, "float32")
+        for name in ("files", "offsets", "sizes") if shared else ():
             column = getattr(kept, name)
             setattr(kept, name, lists.setdefault(tuple(column), column))
         yield f"t{number}", Tensor((60,), "float32", kept, "chunks")
@@ -151,26 +152,26 @@ def stray(drawn):
 @given(drawn=shards_of_tensors())
 @settings(deadline=None)
 def test_stated_checksums_in_columns_prove_the_copies_that_each_shard_proves(one_of, first, floats, drawn):
-    for columns in (False, True):
+    for shared in (False, True):
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(module, "FIRST_KINDS", first)
             patched.setattr(module, "MANY", 0)
             patched.setattr(module, "ONE_OF", one_of)
-            found = check_copies([((name,), t) for name, t in tensors(floats, drawn, columns)])
+            found = check_copies([((name,), t) for name, t in tensors(floats, drawn, shared)])
             assert [p.rank for p in found] == stray(drawn)
 
 
 def test_tied_weights_in_a_file_each_are_no_copies(floats):
     drawn = [[(0, 0, 20, "a", 5), (1, 20, 20, "a", 6)], [(2, 0, 20, "a", 5), (3, 20, 20, "a", 6)]]
-    assert [*check_copies([((name,), t) for name, t in tensors(floats, drawn, columns=False)])] == []
+    assert [*check_copies([((name,), t) for name, t in tensors(floats, drawn, shared=False)])] == []
     copied = [[(0, 0, 20, "a", 5), (2, 20, 20, "a", 5)], [(1, 0, 20, "a", 5), (3, 20, 20, "a", 6)]]
-    assert [p.rank for p in check_copies([((name,), t) for name, t in tensors(floats, copied, columns=False)])] == [2]
+    assert [p.rank for p in check_copies([((name,), t) for name, t in tensors(floats, copied, shared=False)])] == [2]
 
 
 def test_what_each_file_has_twice_proves_no_copy(floats):
     experts = [[(file, place, 20, record, 5)] for file, place, record in ((0, 0, "a"), (0, 20, "b"))]
     experts = [[*one, (1, one[0][1] + 40, 20, one[0][3], 5)] for one in experts]
-    assert [*check_copies([((name,), t) for name, t in tensors(floats, experts, columns=False)])] == []
+    assert [*check_copies([((name,), t) for name, t in tensors(floats, experts, shared=False)])] == []
 
 
 def same_bytes(drawn):
@@ -207,7 +208,7 @@ def same_bytes(drawn):
 @given(drawn=shards_of_tensors())
 @settings(deadline=None, max_examples=300)
 def test_first_bytes_in_columns_prove_the_copies_that_each_shard_proves(floats, drawn):
-    for columns in (False, True):
+    for shared in (False, True):
         with OpenFiles() as files:
-            found = copied_files([*tensors(floats, drawn, columns)], files)
+            found = copied_files([*tensors(floats, drawn, shared)], files)
         assert sorted(p.rank for p in found) == same_bytes(drawn)

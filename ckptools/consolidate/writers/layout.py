@@ -17,7 +17,6 @@ from ckptools.files.partial_files import write_at
 from ckptools.model.checkpoint import Checkpoint, Filled
 from ckptools.model.problems import Problem
 from ckptools.model.regions import Box
-from ckptools.model.shards import ItemShards, Shard
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of
 from ckptools.tensor_io.stream import Band, Copy, parts_of
@@ -230,13 +229,10 @@ def identity(tensor: Tensor) -> Any:
     """Identity of a tensor's bytes, equal for tied tensors; None for a tensor without bytes."""
     if not tensor.numel:
         return None
-    if isinstance(tensor.shards, ItemShards) and not tensor.shards.located:
-        return (tensor.shape, tensor.dtype, *tensor.shards.identity)
-    return (tensor.shape, tensor.dtype, tuple(map(_place, tensor.shards)))
-
-
-def _place(shard: Shard) -> tuple[object, ...]:
-    return (shard.box, *((source.path, source.offset, source.strides) for source in shard.sources))
+    extents = tensor.extents
+    others = (extents.located[i] for i in sorted(extents.located))
+    sources = tuple([(shard.box, *shard.sources) for shard in others])
+    return (tensor.shape, tensor.dtype, *extents.identity, sources)
 
 
 def output_dtype(path: KeyPath, tensor: Tensor, selection: OutputContents, dtype: str | None) -> str:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from ckptools.errors import ReadError
 from ckptools.files.opening import File
 from ckptools.formats.dcp.items import ItemReader
-from ckptools.model.shards import HoldingFile, ItemShards, take
+from ckptools.model.extents import ExtentFile, Extents, take
 from ckptools.tensor_io.dcp_items import ItemKind, ItemTemplate
 
 AT_ONCE = 4000
@@ -42,9 +42,9 @@ class AlikeItems:
         kind: the number of the kind of each.
     """
 
-    def __init__(self, shards: Mapping[str, ItemShards], places: Mapping[str, Sequence[int]]) -> None:
+    def __init__(self, shards: Mapping[str, Extents], places: Mapping[str, Sequence[int]]) -> None:
         self.shards, self.places = shards, places
-        files, kinds = dict[HoldingFile, int](), dict[ItemKind, int]()
+        files, kinds = dict[ExtentFile, int](), dict[ItemKind, int]()
         file, start, kind = list[int](), list[int](), list[int]()
         for fqn, of_tensor in places.items():
             one = shards[fqn]

@@ -23,8 +23,8 @@ from ckptools.errors import CkptoolsError, ReadError, UnsafePathError
 from ckptools.files.compressed import has_zstd, is_zstd
 from ckptools.files.opening import File, is_plain_path
 from ckptools.model.checkpoint import RankFile
+from ckptools.model.extents import by_value
 from ckptools.model.regions import Ints
-from ckptools.model.shards import by_value
 from ckptools.model.tree import Global, KeyPath, Opaque, TorchName, describe_for_error
 from ckptools.pickles.batches import Batch, gathered, holds_skipped
 from ckptools.pickles.classes.tensors import dtype_of

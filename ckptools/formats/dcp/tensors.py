@@ -25,9 +25,10 @@ from ckptools.formats.dcp.files import DataFile, SuspectFile, bounds_of, is_in_p
 from ckptools.formats.dcp.items import ItemReader, in_safetensors
 from ckptools.formats.dcp.metadata import DcpMetadata, StoredItem, StoredItems, TensorMetadata
 from ckptools.formats.shared.merge import Merge
+from ckptools.model.extents import ExtentFile, ExtentLayout, Extents, by_value, take
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints
-from ckptools.model.shards import HoldingFile, Item, ItemLayout, ItemShards, Shard, by_value, take
+from ckptools.model.shards import Item, Shard
 from ckptools.model.tensor import TangledLayoutError, Tensor, TensorKind, cover
 from ckptools.model.tree import KeyPath, Lost, Opaque, describe_for_error
 from ckptools.pickles.classes.tensors import WHY_NOT, note_on
@@ -55,7 +56,7 @@ Kind = Literal["packed", "archive", "safetensors"]
 Kinds = Mapping[str, Sequence[Kind | None]]
 """How the shards of each tensor are stored: in a compressed archive, in an archive, in a blob of safetensors."""
 
-Located = tuple[HoldingFile, int, str, int, ItemKind | None]
+Located = tuple[ExtentFile, int, str, int, ItemKind | None]
 """An item: a file that is here, a byte offset, fqn and number of its shard; None if it is to be looked at closely."""
 
 
@@ -71,7 +72,7 @@ class FoundTensor:
     """
 
     described: TensorMetadata
-    shards: ItemShards
+    shards: Extents
     bad: str = ""
     why_not: str = ""
     encoded: str = ""
@@ -97,7 +98,7 @@ class Locator:
         if everything:
             self._locate_alike(kinds)
         listed = _in_order(self._listed(kinds, "packed", "archive", "safetensors") if everything else self._some(kinds))
-        packed_in: dict[HoldingFile, list[CompressedItem]] = {}
+        packed_in: dict[ExtentFile, list[CompressedItem]] = {}
         for one in [one for one in listed if one[0].zstd]:
             packed_in.setdefault(one[0], []).append(compressed_item(self._item(one)))
         for fqn in dict.fromkeys(map(itemgetter(2), listed)):
@@ -151,7 +152,7 @@ class Locator:
     def _spread(self, kinds: Kinds, which: Collection[Kind]) -> Iterator[Located]:
         """A sample of the items of some kinds: as many of each file as its share of them, and at least one."""
         listed: list[tuple[str, Sequence[int]]] = []
-        files: list[HoldingFile] = []
+        files: list[ExtentFile] = []
         for fqn, of_tensor in kinds.items():
             places = _places(of_tensor, which)
             listed.append((fqn, places))
@@ -172,7 +173,7 @@ class Locator:
         return shards.files[i], shards.starts[i], fqn, i, self._item_kinds(shards, [i])[0]
 
     @staticmethod
-    def _item_kinds(shards: ItemShards, places: Sequence[int]) -> Sequence[ItemKind | None]:
+    def _item_kinds(shards: Extents, places: Sequence[int]) -> Sequence[ItemKind | None]:
         kinds = zip(take(shards.lengths, places), repeat(shards.dtype), take(shards.sizes, places))
         if not shards.located and not any(file.zstd for file in set(shards.files)):
             return list(kinds)
@@ -216,7 +217,7 @@ class Locator:
         """Locate the items of a file that differ from others in their values only; return the others one by one."""
         starts, kinds, done = [one[1] for one in listed], [one[4] for one in listed], 0
         while done < len(listed):
-            found: Sequence[tuple[ItemLayout, int]] = ()
+            found: Sequence[tuple[ExtentLayout, int]] = ()
             with suppress(ReadError):  # `_locate` meets it again
                 file = self.items.open(_path(listed[done][0]))
                 found = self.items.locator.alike(file, starts, kinds, done)
@@ -232,7 +233,8 @@ class Locator:
         try:
             if packed:
                 compressed.unpack(self.items.open(path), packed, sum(part.limit for part in packed))
-            shard = tensor.shards.located[i] = self.items.locate(fqn, self._shard(one))
+            shard = self.items.locate(fqn, self._shard(one))
+            tensor.shards.place(i, shard)
             tensor.encoded = tensor.encoded or (note_on(shard.encoded) if shard.encoded else "")
         except ReadError as error:
             tensor.bad = tensor.bad or self._shortfall(one)
@@ -257,12 +259,12 @@ def _in_order(found: Iterable[Located]) -> list[Located]:
     return sorted(listed, key=lambda one: of_file[one[0]])
 
 
-def _path(file: HoldingFile) -> Path:
+def _path(file: ExtentFile) -> Path:
     assert file.path is not None
     return file.path
 
 
-def _lengths(shards: ItemShards) -> set[tuple[int, Ints]]:
+def _lengths(shards: Extents) -> set[tuple[int, Ints]]:
     """The lengths of items with the sizes of their shards, equal ones once."""
     return set(zip(shards.lengths, shards.sizes, strict=True))
 
@@ -271,7 +273,7 @@ def _nbytes(dtype: str, sizes: Ints) -> int:
     return prod(sizes) * ITEMSIZE[dtype]
 
 
-def _kinds(shards: ItemShards) -> list[Kind | None]:
+def _kinds(shards: Extents) -> list[Kind | None]:
     """How each shard of a tensor is stored; None for what cannot be read. An archive is longer than its values."""
     alike = {pair for pair in _lengths(shards) if pair[0] == _nbytes(shards.dtype, pair[1])}
     if not alike and not any(file.path is None or file.zstd for file in set(shards.files)):
@@ -324,7 +326,7 @@ def read_tensors(
     files = {name: _holding_files(file) for name, file in here.items()}
     for one in metadata:
         for fqn, described in one.tensors.items():
-            tensor = found.setdefault(fqn, FoundTensor(described, ItemShards(described.dtype or "")))
+            tensor = found.setdefault(fqn, FoundTensor(described, Extents(described.dtype or "")))
             first, shape = tensor.described, described.shape
             if (first.shape, first.dtype) != (shape, described.dtype):
                 text = f"{described.dtype} {list(shape)}, the first rank has {first.dtype} {list(first.shape)}"
@@ -349,16 +351,16 @@ class _HoldingFiles(NamedTuple):
         end: one past the last byte that can be read.
     """
 
-    plain: HoldingFile
-    zstd: HoldingFile
-    lost: HoldingFile
+    plain: ExtentFile
+    zstd: ExtentFile
+    lost: ExtentFile
     end: int
 
 
 def _holding_files(file: DataFile) -> _HoldingFiles:
     end = -1 if file.size is None or file.fault is not None else file.size
-    plain, zstd = HoldingFile(file.path, file.rank), HoldingFile(file.path, file.rank, zstd=True)
-    return _HoldingFiles(plain, zstd, HoldingFile(None, file.rank), end)
+    plain, zstd = ExtentFile(file.path, file.rank), ExtentFile(file.path, file.rank, zstd=True)
+    return _HoldingFiles(plain, zstd, ExtentFile(None, file.rank), end)
 
 
 def _place(
@@ -395,7 +397,7 @@ def _place(
 
 
 def _place_all(
-    shards: ItemShards, fqn: str, described: TensorMetadata, stored: StoredItems, files: Mapping[str, _HoldingFiles]
+    shards: Extents, fqn: str, described: TensorMetadata, stored: StoredItems, files: Mapping[str, _HoldingFiles]
 ) -> bool:
     """Add chunks by column, where each has one plain item, in the same order, that can be read; return whether so."""
     items = stored.items_of(fqn)
@@ -481,7 +483,7 @@ def _problems_of(fqn: str, tensor: FoundTensor) -> Iterator[Problem]:
     if tensor.shards.lie_in_a_row(shape):
         return
     try:
-        covered = cover(shape, tensor.shards.boxes())
+        covered = cover(shape, tensor.shards.boxes)
     except TangledLayoutError as error:
         yield Problem(Code.TENSOR_NOT_JOINED, str(error), None, fqn, "error")
         return

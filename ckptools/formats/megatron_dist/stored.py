@@ -14,9 +14,10 @@ from ckptools.formats.megatron.optimizer import dotted_path
 from ckptools.formats.megatron_dist.buckets import UnjoinedError, in_true_shape, join_buckets
 from ckptools.formats.options import Weights
 from ckptools.formats.shared.merge import MIN_COLUMNS
+from ckptools.model.extents import Extents
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
-from ckptools.model.shards import Holding, Shard, Source, in_columns, in_rank_order
+from ckptools.model.shards import Shard, Source, in_rank_order
 from ckptools.model.tensor import Rounded, Tensor
 from ckptools.model.tree import tensors_in
 
@@ -102,11 +103,11 @@ def _rows_of(tensor: Tensor) -> list[Tensor]:
         first, box = shard.box.offsets[0], Box(shard.box.offsets[1:], shard.box.sizes[1:])
         for n in range(first, min(first + shard.box.sizes[0], len(shards))):
             shards[n].append(Shard(box, shard.rank, _row(shard.source, n - first) if shard.source else None))
-    rows, whole, files = [], Box.whole(tensor.shape[1:]), Holding()
+    rows, whole = [], Box.whole(tensor.shape[1:])
     for mine in shards:
         plain = tensor.kind == "chunks" and all(s.box == whole for s in mine)
         kind = "plain" if plain else tensor.kind
-        kept = in_columns(mine, tensor.dtype, files) if len(mine) >= MIN_COLUMNS else tuple(mine)
+        kept = Extents.of(mine, tensor.dtype) if len(mine) >= MIN_COLUMNS else tuple(mine)
         rows.append(replace(tensor, shape=whole.sizes, shards=kept, kind=kind))
     return rows
 

@@ -24,9 +24,10 @@ from ckptools.files.holes import Holes, Numbers, holes
 from ckptools.files.opening import File, is_remote
 from ckptools.files.storage import SLACK
 from ckptools.model.checkpoint import Checkpoint, Filled
+from ckptools.model.extents import ExtentFile, ExtentLayout, Extents, take
 from ckptools.model.problems import Code, Problem, Severity, worst_first
 from ckptools.model.regions import is_contiguous
-from ckptools.model.shards import HoldingFile, ItemLayout, ItemShards, Shards, Source, take
+from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.tensor_io.checksums import crc32, crc32_combine
@@ -163,9 +164,11 @@ def with_hollow(checkpoint: Checkpoint) -> Checkpoint:
         return checkpoint
     tensors = {fqn_of(path): tensor for path, tensor in tensors_in(checkpoint.tree)}
     extents, numbers = _Extents(), {path: number for number, path in enumerate(found)}
-    known: dict[HoldingFile, int] = {}
+    known: dict[ExtentFile, int] = {}
     for number, tensor in enumerate(tensors.values()):
-        _add_extents(extents, numbers, known, number, tensor.shards)
+        known |= {file: numbers.get(file.path, -1) if file.path else -1 for file in tensor.extents.distinct_files}
+        _add_columns(extents, known, number, tensor.extents)
+        _add_others(extents, numbers, number, tensor.extents.located.values())
     hollow = [*found.values()]
     for number, of_file in extents.by_file():
         hollow[number].look_at(of_file)
@@ -175,14 +178,8 @@ def with_hollow(checkpoint: Checkpoint) -> Checkpoint:
     return replace(checkpoint, hollow=empty, problems=worst_first([*checkpoint.problems, *problems]))
 
 
-def _add_extents(
-    extents: _Extents, files: Mapping[Path, int], known: dict[HoldingFile, int], tensor: int, shards: Shards
-) -> None:
-    """Add where shards lie in some files."""
-    if isinstance(shards, ItemShards):
-        known |= {file: files.get(file.path, -1) if file.path else -1 for file in {*shards.files} - known.keys()}
-        _add_items(extents, known, tensor, shards)
-        shards = tuple(shards.located.values())
+def _add_others(extents: _Extents, files: Mapping[Path, int], tensor: int, shards: Iterable[Shard]) -> None:
+    """Add where the shards lie that are in no columns."""
     for shard in shards:
         for source in shard.sources:
             if source.path in files:
@@ -194,8 +191,8 @@ def _add_extents(
             extents.add(files[item.path], tensor, item.offset, item.offset + item.length)
 
 
-def _add_items(extents: _Extents, files: Mapping[HoldingFile, int], tensor: int, shards: ItemShards) -> None:
-    """Add where items lie: their values where they were read and are like others, else all of them."""
+def _add_columns(extents: _Extents, files: Mapping[ExtentFile, int], tensor: int, shards: Extents) -> None:
+    """Add where shards lie in some files: their values where they were read, else all of their items."""
     first, numbers = len(extents.files), list(map(files.__getitem__, shards.files))
     places: Sequence[int] = range(len(shards))
     if shards.located or -1 in numbers:
@@ -220,7 +217,7 @@ def _add_items(extents: _Extents, files: Mapping[HoldingFile, int], tensor: int,
             extents.stated[first + i] = _Record((shards.starts[places[i]] + at, length), crc)
 
 
-def _values_span(of: Source | ItemLayout) -> tuple[int, int]:
+def _values_span(of: Source | ExtentLayout) -> tuple[int, int]:
     """First byte and number of bytes of values; for values that are not consecutive, those of their record."""
     if not is_contiguous(of.shape, of.strides):
         return of.record_span

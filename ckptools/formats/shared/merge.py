@@ -11,20 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from ckptools.model.extents import ExtentFile, ExtentLayout, Extents
 from ckptools.model.problems import Code, Problem
 from ckptools.model.rank_vote import NAMES, Vote, difference, same_inside, same_value, vote
 from ckptools.model.regions import Box
-from ckptools.model.shards import (
-    Holding,
-    HoldingFile,
-    ItemLayout,
-    ItemShards,
-    Shard,
-    Shards,
-    Source,
-    in_columns,
-    in_rank_order,
-)
+from ckptools.model.shards import Shard, Source, in_rank_order
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Absent, KeyPath, NumpyArray, Opaque, empty_like, fqn_of
 from ckptools.pickles.alike import Alike, CutKind, Pattern, kind_of, remade
@@ -95,7 +86,7 @@ class _Rows(NamedTuple):
 
     Attributes:
         members: as in `_Row`.
-        offsets, sizes, files: as in `ItemShards`.
+        offsets, sizes, files: as in `Extents`.
         locals: the places in the local tensor that occur.
         local_of: which of them each shard has; None for a shard that no file here holds.
         in_order: whether the members are all, each once and in order.
@@ -104,7 +95,7 @@ class _Rows(NamedTuple):
     members: list[int | None]
     offsets: list[tuple[int, ...]]
     sizes: list[tuple[int, ...]]
-    files: list[HoldingFile]
+    files: list[ExtentFile]
     locals: list[Box]
     local_of: list[int | None]
     in_order: bool
@@ -116,8 +107,8 @@ class _Joining:
 
         self.pattern, self.ranked = pattern, ranked
         self.meshes = [alike.meshes for _, alike in ranked]
-        self.files = [HoldingFile(alike.path, rank, has_items=False) for rank, alike in ranked]
-        self.elsewhere: dict[int | None, HoldingFile] = {}
+        self.files = [ExtentFile(alike.path, rank, has_items=False) for rank, alike in ranked]
+        self.elsewhere: dict[int | None, ExtentFile] = {}
         self.starts = np.array([alike.starts for _, alike in ranked], np.uint64).T.copy()
         self.crcs = np.array([alike.crcs for _, alike in ranked], np.uint32).T.copy()
         self.of_kind: dict[CutKind, _Rows] = {}
@@ -165,7 +156,7 @@ class _Joining:
     def _columns(self, rows: Sequence[_Row]) -> _Rows:
         members = [row.member for row in rows]
         files = [
-            self.elsewhere.setdefault(row.rank, HoldingFile(None, row.rank))
+            self.elsewhere.setdefault(row.rank, ExtentFile(None, row.rank))
             if row.member is None
             else self.files[row.member]
             for row in rows
@@ -175,16 +166,16 @@ class _Joining:
         local_of = [None if row.member is None else places[row.local] for row in rows]
         return _Rows(members, offsets, sizes, files, [*places], local_of, members == [*range(len(self.ranked))])
 
-    def _shards(self, source: Source, rows: _Rows) -> Shards:
+    def _shards(self, source: Source, rows: _Rows) -> Extents:
         at = self.pattern.records[source.record]
         starts, crcs = array("Q", self.starts[at].tobytes()), array("I", self.crcs[at].tobytes())
         if not rows.in_order:
             starts = array("Q", [0 if i is None else starts[i] for i in rows.members])
             crcs = array("I", [0 if i is None else crcs[i] for i in rows.members])
-        found: list[ItemLayout] = [ItemLayout.of(source.part(box), source.record_span[0]) for box in rows.locals]
+        found: list[ExtentLayout] = [ExtentLayout.of(source.part(box), source.record_span[0]) for box in rows.locals]
         layouts = [None if place is None else found[place] for place in rows.local_of]
         count = len(rows.members)
-        return ItemShards(source.dtype, rows.offsets, rows.sizes, rows.files, starts, [0] * count, layouts, crcs)
+        return Extents(source.dtype, rows.offsets, rows.sizes, rows.files, starts, [0] * count, layouts, crcs)
 
 
 # -- trees of several ranks --------------------------------------------------------------------------------------------
@@ -214,7 +205,6 @@ class Merge:
     unlike: list[KeyPath] = field(default_factory=list)
     roots: dict[KeyPath, Ranked] = field(default_factory=dict)
     _groups: dict[KeyPath, dict[int, AlikeGroup]] = field(default_factory=dict)
-    _files: Holding = field(default_factory=dict)
 
     @property
     def problems(self) -> list[Problem]:
@@ -347,12 +337,12 @@ class Merge:
         merged = self._tensors(placed, path) if placed else ranked[0][1]
         return replace(merged, contradictions=tuple(wrong)) if isinstance(merged, Tensor) else merged
 
-    def _joined(self, ranked: Sequence[tuple[int, Tensor]]) -> Shards:
+    def _joined(self, ranked: Sequence[tuple[int, Tensor]]) -> Sequence[Shard]:
         """All ranks' own shards, and listed shards that no file has, in rank order."""
         shards = ranked[0][1].shards
-        if len(ranked) == 1 and isinstance(shards, ItemShards):
+        if len(ranked) == 1 and isinstance(shards, Extents):
             return shards
-        if any(isinstance(tensor.shards, ItemShards) for _, tensor in ranked):
+        if any(isinstance(tensor.shards, Extents) for _, tensor in ranked):
             return self._by_column(ranked)
         found: dict[Box, list[Shard]] = {}
         for rank, tensor in ranked:
@@ -364,21 +354,21 @@ class Merge:
         every = (*listed.values(), *(s for of_box in found.values() for s in of_box))
         # Replicas have the order of the ranks already.
         ordered = every if len(found) == 1 and not listed else in_rank_order(every)
-        return in_columns(ordered, ranked[0][1].dtype, self._files) if len(ordered) >= MIN_COLUMNS else ordered
+        return Extents.of(ordered, ranked[0][1].dtype) if len(ordered) >= MIN_COLUMNS else ordered
 
-    def _by_column(self, ranked: Sequence[tuple[int, Tensor]]) -> Shards:
+    def _by_column(self, ranked: Sequence[tuple[int, Tensor]]) -> Extents:
         """The same where the shards of many ranks lie by column."""
         first, dtype = ranked[0][1].shards, ranked[0][1].dtype
-        made = ItemShards(dtype, layouts=[], starts=array("Q"), crcs=array("I"))
+        made = Extents(dtype, layouts=[], starts=array("Q"), crcs=array("I"))
         found = [
-            of if isinstance(of := tensor.shards, ItemShards) else in_columns(_own(rank, tensor), dtype, self._files)
+            tensor.extents if isinstance(tensor.shards, Extents) else Extents.of(_own(rank, tensor), dtype)
             for rank, tensor in ranked
         ]
         if not all(of.all_read for of in found):
-            boxes = set().union(*(tensor.found_boxes for _, tensor in ranked))
+            boxes = set().union(*(tensor.extents.boxes_read for _, tensor in ranked))
             listed = {s.box: s for s in first if not s.was_read and 0 not in s.box.sizes and s.box not in boxes}
-            found = [of.taking(of.read_places) for of in found]
-            made.extend(in_columns([*listed.values()], dtype, self._files))
+            found = [of.read for of in found]
+            made.extend(Extents.of([*listed.values()], dtype))
         for of in found:
             made.extend(of)
         return made.in_rank_order()

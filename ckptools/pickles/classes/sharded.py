@@ -20,7 +20,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ckptools.model.regions import Box, Ints, Run, chunk_runs, grid_boxes, strided_chunk_runs
-from ckptools.model.shards import Shard, ShardList, Shards, in_rank_order
+from ckptools.model.shards import Shard, ShardList, in_rank_order
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Opaque, describe_for_error
 from ckptools.pickles.batches import Batch, gathered
@@ -89,7 +89,7 @@ def describe_sharded_tensor(m: MachineState, shape: Ints, dtype: str, state: Any
     return replace(found, contradictions=tuple([(rank, why) for why in wrong])) if wrong else found
 
 
-def _with_own(shards: tuple[Shard, ...], own: dict[int, Shard]) -> Shards:
+def _with_own(shards: tuple[Shard, ...], own: dict[int, Shard]) -> Sequence[Shard]:
     """A list with this rank's own in their places; one that all ranks share where these follow each other."""
     start, stop = min(own, default=0), max(own, default=-1) + 1
     if stop - start != len(own):
@@ -369,7 +369,7 @@ class DTensorLayout:
     ordered: tuple[Shard, ...]
     spans: dict[tuple[Ints, int | None], tuple[int, int]]
 
-    def with_own(self, own: list[Shard], mesh: Mesh) -> Shards:
+    def with_own(self, own: list[Shard], mesh: Mesh) -> Sequence[Shard]:
         """All shards in the order of their ranks, those of this coordinate as its file has them."""
         span = self.spans.get((mesh.coordinate, mesh.rank)) if mesh.coordinate is not None else None
         if span is not None:

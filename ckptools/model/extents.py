@@ -1,0 +1,399 @@
+"""Extents: where the boxes of a tensor lie, by column. All that is asked of many shards at once is asked of these.
+
+A row is one box: its place in the tensor, the file and the rank that hold it, where it begins there, how the values lie
+behind that, and the CRC-32 of their record. A `Shard` is a view of one row, made when somebody looks at it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Iterator, MutableSequence, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from math import prod
+from operator import itemgetter, le, lt
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar, overload
+
+from ckptools.model.problems import RowMethods
+from ckptools.model.regions import Box, Ints, in_slabs
+from ckptools.model.shards import Item, Shard, ShardList, ShardSequence, Source
+
+# -- columns: equally long lists, where element `i` of each belongs to thing `i` ---------------------------------------
+
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+def by_value(column: Iterable[K]) -> dict[K, list[int]]:
+    """The places of each value of a column."""
+    found: dict[K, list[int]] = defaultdict(list)
+    for place, value in enumerate(column):
+        found[value].append(place)
+    return dict(found)
+
+
+def take(column: Sequence[V], places: Sequence[int]) -> Sequence[V]:
+    """The elements of a column at some places, in their order."""
+    if places == range(len(column)):
+        return column
+    if len(places) < 2:
+        return [column[place] for place in places]
+    found: tuple[V, ...] = itemgetter(*places)(column)
+    return found
+
+
+# -- what many rows have in common -------------------------------------------------------------------------------------
+
+
+class ExtentFile(NamedTuple):
+    """A file with the boxes of one rank.
+
+    Attributes:
+        path: None for boxes that cannot be read: the file is missing, cut before them, or refused, or was not read.
+        rank: the rank that holds them; None where nothing says so.
+        zstd: whether the items were compressed.
+        has_items: whether each box is an archive of its own there (DCP), and not a record of the file's archive.
+    """
+
+    path: Path | None
+    rank: int | None
+    zstd: bool = False
+    has_items: bool = True
+
+
+class ExtentLayout(NamedTuple):
+    """The place of the values behind the first byte of an extent: the same in all that differ in their values only.
+
+    Attributes:
+        dtype: torch's name.
+        shape: sizes per dimension.
+        strides: in elements.
+        offset: byte offset of element [0, …, 0], from where the extent begins.
+        record: name of the record.
+        record_span: `(offset, length)` of that record in bytes, from where the extent begins.
+    """
+
+    dtype: str
+    shape: Ints
+    strides: Ints
+    offset: int
+    record: str
+    record_span: tuple[int, int]
+
+    @classmethod
+    def of(cls, source: Source, start: int) -> ExtentLayout:
+        """The layout of an extent at byte `start` of a file, by its source."""
+        at, nbytes = source.record_span
+        span = at - start, nbytes
+        return cls(source.dtype, source.shape, source.strides, source.offset - start, source.record, span)
+
+    def source(self, path: Path, start: int, crc: int) -> Source:
+        """The source of an extent of this layout at byte `start` of a file, with the CRC-32 of its record."""
+        at, nbytes = self.record_span
+        span = start + at, nbytes
+        return Source(path, start + self.offset, self.dtype, self.shape, self.strides, self.record, span, crc)
+
+
+# -- extents -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class Extents(RowMethods[Shard], ShardSequence):
+    """Where the shards of a tensor lie: shard `i` has element `i` of each column.
+
+    Attributes:
+        dtype: torch's name.
+        offsets: of the shards, in elements of the tensor.
+        sizes: of the shards.
+        files: which hold them.
+        starts: byte offsets of their items, or of the records of their files' archives.
+        lengths: of the items in bytes; 0 where there are none.
+        layouts: where the values lie in those that were read; None for others. Empty while none was.
+        crcs: the CRC-32 of the records of those; 0 where none is stated.
+        located: shards that do not fit into the columns: encoded ones, and those that were looked at one by one.
+    """
+
+    dtype: str
+    offsets: list[Ints] = field(default_factory=list)
+    sizes: list[Ints] = field(default_factory=list)
+    files: list[ExtentFile] = field(default_factory=list)
+    starts: MutableSequence[int] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    layouts: list[ExtentLayout | None] = field(default_factory=list)
+    crcs: array[int] = field(default_factory=lambda: array("I"))
+    located: dict[int, Shard] = field(default_factory=dict)
+    _in_a_row: tuple[int, Ints, bool] | None = field(default=None, init=False, repr=False)
+
+    @classmethod
+    def of(cls, shards: Sequence[Shard], dtype: str) -> Extents:
+        """The extents of some shards, in their order; those that are extents already are returned as they are.
+
+        Args:
+            shards: of one tensor. Of a rank's list of the shards of all ranks, only those of that rank lie in its file.
+            dtype: torch's name for that of the tensor.
+        """
+        if isinstance(shards, Extents):
+            return shards
+        if isinstance(shards, ShardList):
+            shards = shards.own
+        # What has no place in the columns is kept as it is, and nothing of it is in them but its region and its rank.
+        located = {
+            i: shard
+            for i, shard in enumerate(shards)
+            if shard.item is not None
+            or shard.encoded is not None
+            or (shard.source is not None and shard.source.dtype != dtype)
+        }
+        sources = [None if i in located else shard.source for i, shard in enumerate(shards)]
+        known: dict[ExtentLayout, ExtentLayout] = {}
+        layouts = [
+            None if source is None else known.setdefault(of := ExtentLayout.of(source, source.record_span[0]), of)
+            for source in sources
+        ]
+        return cls(
+            dtype,
+            [shard.box.offsets for shard in shards],
+            [shard.box.sizes for shard in shards],
+            [
+                ExtentFile(
+                    shard.file.path if shard.file is not None else None, shard.rank, has_items=shard.item is not None
+                )
+                for shard in shards
+            ],
+            [0 if source is None else source.record_span[0] for source in sources],
+            [0] * len(sources),
+            layouts,
+            array("I", [0 if source is None else source.crc for source in sources]),
+            located,
+        )
+
+    # a sequence of shards
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    @overload
+    def __getitem__(self, place: int) -> Shard: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[Shard, ...]: ...
+    def __getitem__(self, place: int | slice) -> Shard | tuple[Shard, ...]:
+        at = range(len(self))[place]
+        return self._shard(at) if isinstance(at, int) else tuple([self._shard(i) for i in at])
+
+    def __iter__(self) -> Iterator[Shard]:
+        return map(self._shard, range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return tuple(self) == tuple(other) if isinstance(other, Sequence) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+    def item(self, place: int) -> Item | None:
+        """The item of a shard; None where it cannot be read, or is none."""
+        file = self.files[place]
+        if file.path is None or not file.has_items:
+            return None
+        return Item(file.path, self.starts[place], self.lengths[place], self.dtype, self.sizes[place], file.zstd)
+
+    def _shard(self, place: int) -> Shard:
+        known = self.located.get(place)
+        if known is not None:
+            return known
+        box = Box(self.offsets[place], self.sizes[place])
+        return Shard(box, self.files[place].rank, self._source(place), self.item(place))
+
+    def _source(self, place: int) -> Source | None:
+        layout, path = self.layouts[place] if self.layouts else None, self.files[place].path
+        return layout.source(path, self.starts[place], self.crcs[place]) if layout and path else None
+
+    # what was read
+
+    def expect_layouts(self) -> None:
+        """Make room for where the values of shards lie in their items, and for the CRC-32 of their records."""
+        if not self.layouts:
+            self.layouts, self.crcs = [None] * len(self), array("I", [0]) * len(self)
+
+    def place(self, at: int, shard: Shard) -> None:
+        """Note where the values of shard number `at` lie."""
+        source = shard.source
+        if at in self.located or source is None or source.path != self.files[at].path:
+            self.located[at] = shard
+            return
+        self.expect_layouts()
+        self.layouts[at], self.crcs[at] = ExtentLayout.of(source, self.starts[at]), source.crc
+
+    @property
+    def all_read(self) -> bool:
+        """Whether all of them were read."""
+        others = sum(shard.was_read for shard in self.located.values())
+        return len(self) == others + (len(self.layouts) - self.layouts.count(None))
+
+    @property
+    def held(self) -> Iterator[Shard]:
+        """The shards that were read."""
+        if not self.layouts:
+            return map(self._shard, sorted(self.located))
+        return (self._shard(i) for i, layout in enumerate(self.layouts) if layout is not None or i in self.located)
+
+    @property
+    def read(self) -> Extents:
+        """Those that were read."""
+        return self if self.all_read else Extents.of([shard for shard in self.held if shard.was_read], self.dtype)
+
+    @property
+    def are_items(self) -> bool:
+        """Whether each is an archive of its own, which its checkpoint's metadata lists with those of all ranks."""
+        return len(self) > 0 and all(file.has_items for file in self.distinct_files)
+
+    @property
+    def distinct_files(self) -> Iterable[ExtentFile]:
+        """The files that hold them, each once."""
+        return {id(file): file for file in self.files}.values()
+
+    @property
+    def read_paths(self) -> set[Path]:
+        """The files that hold the bytes of shards that were read."""
+        if self.all_read and not self.located:
+            return {file.path for file in self.distinct_files if file.path is not None}
+        return {source.path for shard in self.held for source in shard.sources}
+
+    # regions, ranks, sizes
+
+    @property
+    def boxes(self) -> set[Box]:
+        """The regions of the shards, equal ones once."""
+        return set(map(Box._make, set(zip(self.offsets, self.sizes, strict=True))))
+
+    @property
+    def box_sizes(self) -> set[Ints]:
+        """The sizes of the shards, equal ones once."""
+        return set(self.sizes)
+
+    @property
+    def boxes_read(self) -> set[Box]:
+        """The regions of the shards that were read, equal ones once."""
+        return self.boxes if self.all_read else {shard.box for shard in self.held if shard.was_read}
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether two of those that were read have one region."""
+        if self.all_read:
+            return len(set(zip(self.offsets, self.sizes, strict=True))) < len(self)
+        boxes = [shard.box for shard in self.held if shard.was_read]
+        return len(set(boxes)) < len(boxes)
+
+    def lie_in_a_row(self, shape: Ints) -> bool:
+        """Whether they, or slabs of them, follow each other through a tensor of `shape`; worked out once.
+
+        Then they cover it, each element once; they may not all be read.
+        """
+        if self._in_a_row is None or self._in_a_row[:2] != (len(self), shape):
+            self._in_a_row = len(self), shape, in_slabs(shape, self.offsets, self.sizes)
+        return self._in_a_row[2]
+
+    @property
+    def one_box(self) -> bool:
+        """Whether all of them have one region."""
+        return all(column.count(column[0]) == len(self) > 0 for column in (self.offsets, self.sizes))
+
+    @property
+    def ranks(self) -> set[int | None]:
+        """The ranks that hold them; None among them for those of no rank."""
+        return {file.rank for file in self.distinct_files}
+
+    @property
+    def is_here(self) -> bool:
+        """Whether files that are here hold all of them, as far as is known."""
+        others = self.located
+        if not others:
+            return all(file.path is not None for file in self.distinct_files)
+        return all(others[i].is_here if i in others else f.path is not None for i, f in enumerate(self.files))
+
+    # layouts and checksums
+
+    @property
+    def one_layout(self) -> ExtentLayout | None:
+        """The layout that all of them have; None where one was not read, or has another."""
+        first = self.layouts[0] if self.layouts and not self.located else None
+        return first if self.layouts.count(first) == len(self) else None
+
+    @property
+    def distinct_layouts(self) -> Iterable[ExtentLayout]:
+        """The layouts that occur in the columns, each once."""
+        return [layout for layout in {id(layout): layout for layout in self.layouts}.values() if layout is not None]
+
+    def kinds(self) -> dict[tuple[Ints, ExtentLayout], int] | None:
+        """How many shards have which sizes and layout; None where those of one cannot be found in columns."""
+        if self.located or not self.all_read:
+            return None
+        layouts = {id(layout): layout for layout in self.layouts if layout is not None}
+        counts = Counter(zip(self.sizes, map(id, self.layouts), strict=False))
+        return {(sizes, layouts[number]): count for (sizes, number), count in counts.items()}
+
+    @property
+    def record_sizes(self) -> set[tuple[int, int]]:
+        """Elements of a shard, and bytes of the record that it lies in, of those that were read and are not encoded."""
+        kinds = set(zip(self.sizes, self.layouts, strict=False))
+        found = {(prod(sizes), layout.record_span[1]) for sizes, layout in kinds if layout is not None}
+        others = (s for s in self.located.values() if s.source is not None)
+        return found | {(s.box.numel, s.source.record_span[1]) for s in others if s.source is not None}
+
+    @property
+    def states_any_crc(self) -> bool:
+        """Whether one of them may state a CRC-32."""
+        return bool(self.located) or any(self.crcs)
+
+    @property
+    def states_one_crc(self) -> bool:
+        """Whether all of them state the same CRC-32, or none; False where that is not known."""
+        if self.located:
+            return False
+        return not self.crcs or self.crcs.count(self.crcs[0]) == len(self.crcs)
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """The places of their values, equal for shards that are the same; of those that are all in columns."""
+        layouts = (self.one_layout,) if self.one_layout is not None else tuple(self.layouts)
+        return tuple(self.offsets), tuple(self.files), tuple(self.starts), layouts
+
+    # the same rows in another order
+
+    def in_rank_order(self) -> Extents:
+        """The same shards by rank, those of one rank by offsets; shards without a rank come first."""
+        ranks = [-1 if file.rank is None else file.rank for file in self.files]
+        if all(map(lt, ranks, islice(ranks, 1, None))):
+            return self
+        return self.in_order_of(list(zip(ranks, self.offsets, strict=True)))
+
+    def in_order_of(self, keys: Sequence[Any]) -> Extents:
+        """The same shards, sorted by a key for each of them."""
+        if all(map(le, keys, islice(keys, 1, None))):
+            return self
+        return self.taking(sorted(range(len(keys)), key=keys.__getitem__))
+
+    def taking(self, order: Sequence[int]) -> Extents:
+        """Some of the shards, by their numbers, in that order."""
+        return Extents(
+            dtype=self.dtype,
+            offsets=[self.offsets[i] for i in order],
+            sizes=[self.sizes[i] for i in order],
+            files=[self.files[i] for i in order],
+            starts=[self.starts[i] for i in order],
+            lengths=[self.lengths[i] for i in order],
+            layouts=[self.layouts[i] for i in order] if self.layouts else [],
+            crcs=array("I", [self.crcs[i] for i in order] if self.layouts else []),
+            located={i: self.located[was] for i, was in enumerate(order) if was in self.located},
+        )
+
+    def extend(self, other: Extents) -> None:
+        """Add shards that have columns of layouts, as these do."""
+        self.located |= {len(self) + i: shard for i, shard in other.located.items()}
+        for name in ("offsets", "sizes", "files", "starts", "lengths", "layouts", "crcs"):
+            getattr(self, name).extend(getattr(other, name))
