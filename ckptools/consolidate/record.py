@@ -13,6 +13,7 @@ from ckptools.display.tables import PIPE, Column, Screen, table
 from ckptools.dtypes import short
 from ckptools.errors import NoSpaceError
 from ckptools.keys.paired import Proof
+from ckptools.model.extents import read_paths
 from ckptools.model.problems import Rows, displayed, to_dict
 from ckptools.model.regions import Box, Ints
 from ckptools.model.verdict import Verdict
@@ -214,7 +215,7 @@ class Consolidated:
 
 def planned_reading(jobs: Sequence[Job], targets: Sequence[Path]) -> PlannedReading:
     """The bytes to read to write some tensors into some files."""
-    sources = set[Path]().union(*(job.tensor.extents.read_paths for job in jobs))
+    sources = read_paths(job.tensor.extents for job in jobs)
     return PlannedReading(sum(job.tensor.nbytes for job in jobs), len(sources), PlannedCopies(jobs, targets))
 
 

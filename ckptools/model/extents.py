@@ -15,6 +15,7 @@ from math import prod
 from operator import itemgetter, le, lt
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, overload
+from weakref import WeakValueDictionary
 
 from ckptools.model.problems import RowMethods
 from ckptools.model.regions import Box, Ints, in_slabs
@@ -48,8 +49,9 @@ def take(column: Sequence[V], places: Sequence[int]) -> Sequence[V]:
 # -- what many rows have in common -------------------------------------------------------------------------------------
 
 
-class ExtentFile(NamedTuple):
-    """A file with the boxes of one rank.
+@dataclass(frozen=True, eq=False)
+class ExtentFile:
+    """A file with the boxes of one rank, made by `extent_file`: one object for all that is equal, and equal to itself.
 
     Attributes:
         path: None for boxes that cannot be read: the file is missing, cut before them, or refused, or was not read.
@@ -62,6 +64,16 @@ class ExtentFile(NamedTuple):
     rank: int | None
     zstd: bool = False
     has_items: bool = True
+
+
+_files: WeakValueDictionary[tuple[Path | None, int | None, bool, bool], ExtentFile] = WeakValueDictionary()
+
+
+def extent_file(path: Path | None, rank: int | None, zstd: bool = False, has_items: bool = True) -> ExtentFile:
+    """The `ExtentFile` of these; millions of rows have the few files of a checkpoint, and are grouped by them."""
+    key = path, rank, zstd, has_items
+    found = _files.get(key)
+    return found if found is not None else _files.setdefault(key, ExtentFile(*key))
 
 
 class ExtentLayout(NamedTuple):
@@ -139,36 +151,31 @@ class Extents(RowMethods[Shard], ShardSequence):
             return shards
         if isinstance(shards, ShardList):
             shards = shards.own
-        # What has no place in the columns is kept as it is, and nothing of it is in them but its region and its rank.
-        located = {
-            i: shard
-            for i, shard in enumerate(shards)
-            if shard.item is not None
-            or shard.encoded is not None
-            or (shard.source is not None and shard.source.dtype != dtype)
-        }
-        sources = [None if i in located else shard.source for i, shard in enumerate(shards)]
-        known: dict[ExtentLayout, ExtentLayout] = {}
-        layouts = [
-            None if source is None else known.setdefault(of := ExtentLayout.of(source, source.record_span[0]), of)
-            for source in sources
-        ]
-        return cls(
-            dtype,
-            [shard.box.offsets for shard in shards],
-            [shard.box.sizes for shard in shards],
-            [
-                ExtentFile(
-                    shard.file.path if shard.file is not None else None, shard.rank, has_items=shard.item is not None
-                )
-                for shard in shards
-            ],
-            [0 if source is None else source.record_span[0] for source in sources],
-            [0] * len(sources),
-            layouts,
-            array("I", [0 if source is None else source.crc for source in sources]),
-            located,
-        )
+        made = cls(dtype)
+        layout: ExtentLayout | None = None
+        for i, shard in enumerate(shards):
+            (offsets, sizes), rank, source, item, encoded = shard
+            made.offsets.append(offsets)
+            made.sizes.append(sizes)
+            if source is None or item is not None or encoded is not None or source.dtype != dtype:
+                # What does not fit into the columns is kept as it is; of another rank's there is nothing to keep.
+                if shard.is_here:
+                    made.located[i] = shard
+                file = shard.file
+                made.files.append(extent_file(None if file is None else file.path, rank, False, item is not None))
+                made.starts.append(0)
+                made.layouts.append(None)
+                made.crcs.append(0)
+                continue
+            start = source.record_span[0]
+            own = ExtentLayout.of(source, start)
+            layout = layout if layout == own else own  # one object for equal ones that follow each other
+            made.files.append(extent_file(source.path, rank, has_items=False))
+            made.starts.append(start)
+            made.layouts.append(layout)
+            made.crcs.append(source.crc)
+        made.lengths = [0] * len(made.offsets)
+        return made
 
     # a sequence of shards
 
@@ -253,16 +260,9 @@ class Extents(RowMethods[Shard], ShardSequence):
         return len(self) > 0 and all(file.has_items for file in self.distinct_files)
 
     @property
-    def distinct_files(self) -> Iterable[ExtentFile]:
+    def distinct_files(self) -> set[ExtentFile]:
         """The files that hold them, each once."""
-        return {id(file): file for file in self.files}.values()
-
-    @property
-    def read_paths(self) -> set[Path]:
-        """The files that hold the bytes of shards that were read."""
-        if self.all_read and not self.located:
-            return {file.path for file in self.distinct_files if file.path is not None}
-        return {source.path for shard in self.held for source in shard.sources}
+        return set(self.files)
 
     # regions, ranks, sizes
 
@@ -367,7 +367,8 @@ class Extents(RowMethods[Shard], ShardSequence):
 
     def in_rank_order(self) -> Extents:
         """The same shards by rank, those of one rank by offsets; shards without a rank come first."""
-        ranks = [-1 if file.rank is None else file.rank for file in self.files]
+        rank_of = {file: -1 if file.rank is None else file.rank for file in self.distinct_files}
+        ranks = list(map(rank_of.__getitem__, self.files))
         if all(map(lt, ranks, islice(ranks, 1, None))):
             return self
         return self.in_order_of(list(zip(ranks, self.offsets, strict=True)))
@@ -397,3 +398,14 @@ class Extents(RowMethods[Shard], ShardSequence):
         self.located |= {len(self) + i: shard for i, shard in other.located.items()}
         for name in ("offsets", "sizes", "files", "starts", "lengths", "layouts", "crcs"):
             getattr(self, name).extend(getattr(other, name))
+
+
+def read_paths(several: Iterable[Extents]) -> set[Path]:
+    """The files that hold the bytes of the shards of some tensors and were read."""
+    files, paths = set[ExtentFile](), set[Path]()
+    for extents in several:
+        if extents.all_read and not extents.located:
+            files.update(extents.files)
+        else:
+            paths |= {source.path for shard in extents.held for source in shard.sources}
+    return paths | {file.path for file in files if file.path is not None}

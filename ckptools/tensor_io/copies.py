@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
 from ckptools.files.opening import OpenFiles
-from ckptools.model.extents import ExtentFile, ExtentLayout, Extents
+from ckptools.model.extents import ExtentFile, ExtentLayout, Extents, read_paths
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints, is_contiguous
 from ckptools.model.shards import Shard, Source
@@ -192,9 +192,9 @@ def _perhaps_equal(several: Sequence[Extents]) -> set[Path]:
             of_kinds[kind].append(extents)
 
     def few_in_many_files(kind: RecordKind) -> tuple[int, int]:
-        return -len(of_kinds[kind][0].read_paths), sum(map(len, of_kinds[kind]))
+        return -len(of_kinds[kind][0].distinct_files), sum(map(len, of_kinds[kind]))
 
-    files = set[Path]().union(*(extents.read_paths for extents in several))
+    files = read_paths(several)
     left = set(files)
     for kind in sorted(of_kinds, key=few_in_many_files)[:FIRST_KINDS]:
         stated: dict[Path, set[int]] = defaultdict(set)

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptools.consolidate.writers.layout import identity
-from ckptools.model.extents import ExtentFile, ExtentLayout, Extents
+from ckptools.model.extents import ExtentFile, ExtentLayout, Extents, extent_file, read_paths
 from ckptools.model.regions import Box
 from ckptools.model.shards import Encoded, Item, Shard, ShardList, Source, in_rank_order
 from ckptools.model.tensor import Tensor
 
-FILES = [ExtentFile(Path(f"__{n}_0.distcp"), n) for n in (2, 0, 1)] + [
-    ExtentFile(Path("other"), None), ExtentFile(None, 3), ExtentFile(Path("__4_0.distcp"), 4, zstd=True),
+FILES = [extent_file(Path(f"__{n}_0.distcp"), n) for n in (2, 0, 1)] + [
+    extent_file(Path("other"), None), extent_file(None, 3), extent_file(Path("__4_0.distcp"), 4, zstd=True),
 ]  # fmt: skip
 HOW = ("not read", "read", "like another")
 ROW = st.tuples(st.integers(0, 5), st.integers(0, 3), st.sampled_from(FILES), st.integers(0, 99), st.sampled_from(HOW))
@@ -67,7 +67,7 @@ def test_questions_about_columns_have_the_answers_of_the_shards(rows):
         assert [s for s in extents.held if s.was_read] == read and extents.all_read == (len(read) == len(single))
         assert (extents.boxes_read, extents.has_copies) == (set(boxes), len(set(boxes)) < len(boxes))
         assert tuple(extents.read) == tuple(read)
-        assert extents.read_paths == {s.source.path for s in read}
+        assert read_paths([extents]) == {s.source.path for s in read}
         assert extents.record_sizes == {(s.box.numel, s.source.record_span[1]) for s in read}
         assert extents.states_any_crc >= any(s.source.crc for s in read)
         tensor = Tensor((9,), "float32", single)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptools.files.opening import OpenFiles
-from ckptools.model.extents import ExtentFile, ExtentLayout, Extents
+from ckptools.model.extents import ExtentLayout, Extents, extent_file
 from ckptools.model.regions import Box
 from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Tensor
@@ -39,7 +39,7 @@ def by_column(tensor: Tensor) -> Tensor:
     for shard in tensor.found:
         listed.offsets.append(shard.box.offsets)
         listed.sizes.append(shard.box.sizes)
-        listed.files.append(ExtentFile(shard.source.path, shard.rank))
+        listed.files.append(extent_file(shard.source.path, shard.rank))
         listed.starts.append(0)
         listed.lengths.append(0)
     listed.expect_layouts()

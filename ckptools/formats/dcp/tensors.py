@@ -25,7 +25,7 @@ from ckptools.formats.dcp.files import DataFile, SuspectFile, bounds_of, is_in_p
 from ckptools.formats.dcp.items import ItemReader, in_safetensors
 from ckptools.formats.dcp.metadata import DcpMetadata, StoredItem, StoredItems, TensorMetadata
 from ckptools.formats.shared.merge import Merge
-from ckptools.model.extents import ExtentFile, ExtentLayout, Extents, by_value, take
+from ckptools.model.extents import ExtentFile, ExtentLayout, Extents, by_value, extent_file, take
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints
 from ckptools.model.shards import Item, Shard
@@ -359,8 +359,8 @@ class _HoldingFiles(NamedTuple):
 
 def _holding_files(file: DataFile) -> _HoldingFiles:
     end = -1 if file.size is None or file.fault is not None else file.size
-    plain, zstd = ExtentFile(file.path, file.rank), ExtentFile(file.path, file.rank, zstd=True)
-    return _HoldingFiles(plain, zstd, ExtentFile(None, file.rank), end)
+    plain, zstd = extent_file(file.path, file.rank), extent_file(file.path, file.rank, zstd=True)
+    return _HoldingFiles(plain, zstd, extent_file(None, file.rank), end)
 
 
 def _place(

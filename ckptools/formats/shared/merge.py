@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from ckptools.model.extents import ExtentFile, ExtentLayout, Extents
+from ckptools.model.extents import ExtentFile, ExtentLayout, Extents, extent_file
 from ckptools.model.problems import Code, Problem
 from ckptools.model.rank_vote import NAMES, Vote, difference, same_inside, same_value, vote
 from ckptools.model.regions import Box
@@ -107,8 +107,7 @@ class _Joining:
 
         self.pattern, self.ranked = pattern, ranked
         self.meshes = [alike.meshes for _, alike in ranked]
-        self.files = [ExtentFile(alike.path, rank, has_items=False) for rank, alike in ranked]
-        self.elsewhere: dict[int | None, ExtentFile] = {}
+        self.files = [extent_file(alike.path, rank, has_items=False) for rank, alike in ranked]
         self.starts = np.array([alike.starts for _, alike in ranked], np.uint64).T.copy()
         self.crcs = np.array([alike.crcs for _, alike in ranked], np.uint32).T.copy()
         self.of_kind: dict[CutKind, _Rows] = {}
@@ -155,12 +154,7 @@ class _Joining:
 
     def _columns(self, rows: Sequence[_Row]) -> _Rows:
         members = [row.member for row in rows]
-        files = [
-            self.elsewhere.setdefault(row.rank, ExtentFile(None, row.rank))
-            if row.member is None
-            else self.files[row.member]
-            for row in rows
-        ]
+        files = [extent_file(None, row.rank) if row.member is None else self.files[row.member] for row in rows]
         offsets, sizes = [row.box.offsets for row in rows], [row.box.sizes for row in rows]
         places = {box: i for i, box in enumerate(dict.fromkeys(row.local for row in rows))}
         local_of = [None if row.member is None else places[row.local] for row in rows]
