@@ -333,6 +333,9 @@ class Extents(RowMethods[Shard], ShardSequence):
         """How many shards have which sizes and layout; None where those of one cannot be found in columns."""
         if self.located or not self.all_read:
             return None
+        one = self.one_layout
+        if one is not None:
+            return {(sizes, one): count for sizes, count in Counter(self.sizes).items()}
         layouts = {id(layout): layout for layout in self.layouts if layout is not None}
         counts = Counter(zip(self.sizes, map(id, self.layouts), strict=False))
         return {(sizes, layouts[number]): count for (sizes, number), count in counts.items()}
