@@ -336,9 +336,12 @@ class Extents(RowMethods[Shard], ShardSequence):
         one = self.one_layout
         if one is not None:
             return {(sizes, one): count for sizes, count in Counter(self.sizes).items()}
+        # By number first: to hash a layout for each of a million rows takes long.
         layouts = {id(layout): layout for layout in self.layouts if layout is not None}
-        counts = Counter(zip(self.sizes, map(id, self.layouts), strict=False))
-        return {(sizes, layouts[number]): count for (sizes, number), count in counts.items()}
+        found: Counter[tuple[Ints, ExtentLayout]] = Counter()
+        for (sizes, number), count in Counter(zip(self.sizes, map(id, self.layouts), strict=False)).items():
+            found[sizes, layouts[number]] += count
+        return found
 
     @property
     def record_sizes(self) -> set[tuple[int, int]]:

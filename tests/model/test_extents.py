@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ckptools.consolidate.writers.layout import identity
@@ -57,6 +58,7 @@ def test_columns_hold_the_same_shards(rows):
 
 
 @given(st.lists(ROW, max_size=8))
+@example([(0, 2, FILES[0], 0, HOW[2]), (2, 2, FILES[1], 0, HOW[2]), (4, 1, FILES[2], 0, HOW[2])])
 def test_questions_about_columns_have_the_answers_of_the_shards(rows):
     listed, single = both(rows)
     for extents in (listed, Extents.of(single, "float32")):
@@ -69,6 +71,10 @@ def test_questions_about_columns_have_the_answers_of_the_shards(rows):
         assert tuple(extents.read) == tuple(read)
         assert read_paths([extents]) == {s.source.path for s in read}
         assert extents.record_sizes == {(s.box.numel, s.source.record_span[1]) for s in read}
+        kinds = extents.kinds()
+        if kinds is not None:
+            every = Counter((s.box.sizes, s.source.strides, s.source.record) for s in single if s.source)
+            assert Counter({(sizes, of.strides, of.record): count for (sizes, of), count in kinds.items()}) == every
         assert extents.states_any_crc >= any(s.source.crc for s in read)
         tensor = Tensor((9,), "float32", single)
         assert tensor.found == tuple(read) and tensor.first_source == next((s.source for s in read), None)
