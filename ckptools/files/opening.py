@@ -82,11 +82,6 @@ class File:
             raise _refused(self.path, error) from error
         return b"".join(pieces)
 
-    @property
-    def read_most(self) -> Callable[[int, int], bytes]:
-        """Reads up to a number of bytes at an offset, fewer at the end of the file; raises OSError."""
-        return self._ranges.read
-
     def read_each(self, offsets: Sequence[int], lengths: Sequence[int]) -> bytes:
         """Read exactly so many bytes at each of many offsets, one behind the other; for a file on the local disk."""
         data = b"".join(self.read_rows(offsets, lengths))
@@ -95,9 +90,10 @@ class File:
         return data
 
     def read_rows(self, offsets: Iterable[int], lengths: Iterable[int]) -> list[bytes]:
-        """Read up to so many bytes at each of many offsets, fewer at the end; for a file on the local disk."""
-        assert self.descriptor is not None
+        """Read up to so many bytes at each of many offsets, fewer at the end."""
         with reading(self.path):
+            if self.descriptor is None:
+                return list(map(self._ranges.read, offsets, lengths))
             rows = list(map(os.pread, repeat(self.descriptor), lengths, offsets))
         self._ranges.bytes_read += sum(map(len, rows))
         return rows

@@ -227,15 +227,6 @@ class Extents(RowMethods[Shard], ShardSequence):
         if not self.layouts:
             self.layouts, self.crcs = [None] * len(self), array("I", [0]) * len(self)
 
-    def place(self, at: int, shard: Shard) -> None:
-        """Note where the values of shard number `at` lie."""
-        source = shard.source
-        if at in self.located or source is None or source.path != self.files[at].path:
-            self.located[at] = shard
-            return
-        self.expect_layouts()
-        self.layouts[at], self.crcs[at] = ExtentLayout.of(source, self.starts[at]), source.crc
-
     @property
     def all_read(self) -> bool:
         """Whether all of them were read."""

@@ -9,18 +9,17 @@ Source: torch/distributed/checkpoint/filesystem.py (`_write_item` calls torch.sa
 
 from __future__ import annotations
 
-import re
+import struct
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain, islice, pairwise
 from math import prod
 
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
 from ckptools.files import compressed
 from ckptools.files.compressed import ARCHIVE, CompressedItem
-from ckptools.files.opening import File, OpenFiles, Window, reading
+from ckptools.files.opening import File, OpenFiles, Window
 from ckptools.files.zip_archive import CENTRAL, Container
 from ckptools.model.extents import ExtentLayout, Extents
 from ckptools.model.regions import Ints
@@ -38,6 +37,8 @@ ENDS = 2 << 10
 
 CRC_AT = 16
 """Offset of the checksum in an entry of a zip directory."""
+
+CRC = struct.Struct("<I")
 
 READ = ("data.pkl", "byteorder")
 """Records that reading an archive reads, so that their checksums count."""
@@ -143,9 +144,8 @@ class ItemTemplate:
         head: bytes before the values.
         directory_at: byte offset of the directory in the item.
         nbytes: of the directory and what follows.
-        directory: pattern of the directory and what follows, with any checksums of records that are not read.
-        tail: those bytes of one item.
-        loose: offsets in those bytes of the checksums of records that are not read.
+        directory: the bytes of these, but for the checksums of records that are not read.
+        fixed: what takes those bytes out of a directory.
         crc_at: offset in those bytes of the checksum of the values.
         layout: where the values lie.
     """
@@ -153,9 +153,8 @@ class ItemTemplate:
     head: bytes
     directory_at: int
     nbytes: int
-    directory: re.Pattern[bytes]
-    tail: bytes
-    loose: tuple[int, ...]
+    directory: tuple[bytes, ...]
+    fixed: struct.Struct
     crc_at: int
     layout: ExtentLayout
 
@@ -167,10 +166,14 @@ class ItemLocator:
         self._met: dict[ItemKind, tuple[int, int]] = {}
         self._templates: dict[ItemKind | None, ItemTemplate] = {}
 
+    def knows(self, kind: ItemKind) -> bool:
+        """Whether it is known what the items of a kind have in common, after two of them were located."""
+        return kind in self._templates
+
     def alike(
-        self, file: File, starts: Sequence[int], kinds: Sequence[ItemKind | None], first: int = 0
-    ) -> list[tuple[ExtentLayout, int]]:
-        """Find the values of items, up to the first that differs from others of its kind in more than its values.
+        self, file: File, starts: Sequence[int], kinds: Sequence[ItemKind | None]
+    ) -> list[tuple[ExtentLayout, int] | None]:
+        """Find the values of items that differ from others of their kind in their values only.
 
         What comes before the values of an item is read with the end of the one before it.
 
@@ -178,32 +181,34 @@ class ItemLocator:
             file: their file, open.
             starts: byte offsets of the items, ascending.
             kinds: what each must hold; None for one that is to be looked at closely.
-            first: the number of the first item to look at.
 
         Returns:
-            of each the place of its values, and the CRC-32 of their record.
+            of each the place of its values, and the CRC-32 of their record; None for one that is to be looked at.
 
         Raises:
             ReadError: the file cannot be read.
         """
-        found: list[tuple[ExtentLayout, int]] = []
-        listed = zip(islice(starts, first, None), map(self._templates.get, islice(kinds, first, None)), strict=True)
-        read, number, head = file.read_most, int.from_bytes, b""
-        with reading(file.path):
-            for (start, of), (after, then) in pairwise(chain(listed, [(-1, None)])):
-                if of is None or (head or read(start, len(of.head))) != of.head:
-                    break
-                end, nbytes = start + of.directory_at + of.nbytes, of.nbytes
-                data = read(end - nbytes, nbytes + (len(then.head) if then is not None and after == end else 0))
-                if of.directory.fullmatch(data, 0, nbytes) is None:
-                    break
-                head, crc = data[nbytes:], of.crc_at
-                found.append((of.layout, number(data[crc : crc + 4], "little")))
+        found: list[tuple[ExtentLayout, int] | None] = [None] * len(kinds)
+        templates = map(self._templates.get, kinds)
+        known = [(row, start, of) for row, (start, of) in enumerate(zip(starts, templates, strict=True)) if of]
+        places, lengths, alone = list[int](), list[int](), list[tuple[int, int]]()
+        end = -1
+        for _, start, of in known:
+            if start == end:
+                lengths[-1] += len(of.head)
+            else:
+                alone.append((start, len(of.head)))
+            end = start + of.directory_at + of.nbytes
+            places.append(start + of.directory_at)
+            lengths.append(of.nbytes)
+        behind = file.read_rows(places, lengths)
+        fronts = iter(file.read_rows([start for start, _ in alone], [nbytes for _, nbytes in alone]))
+        head = b""
+        for (row, _, of), data in zip(known, behind, strict=True):
+            front, head = head or next(fronts), data[of.nbytes :]
+            if front == of.head and len(data) >= of.nbytes and of.fixed.unpack_from(data) == of.directory:
+                found[row] = of.layout, *CRC.unpack_from(data, of.crc_at)
         return found
-
-    def template(self, kind: ItemKind) -> ItemTemplate | None:
-        """The common layout of items of a kind of which two were located; None if they have none."""
-        return self._templates.get(kind)
 
     def locate(self, file: File, item: Item) -> Stored:
         """Find the values of an item's tensor, or what it stores instead.
@@ -214,10 +219,9 @@ class ItemLocator:
         if item.zstd:
             return locate(file, item)
         kind = item.length, item.dtype, item.shape
-        for layout, crc in self.alike(file, [item.offset], [kind]):
-            return layout.source(file.path, item.offset, crc)
         if kind in self._templates:
-            return locate(file, item)
+            (known,) = self.alike(file, [item.offset], [kind])
+            return locate(file, item) if known is None else known[0].source(file.path, item.offset, known[1])
         values = self._met.get(kind)
         if values is not None:
             # A kind is looked at closely when it is met again: most kinds of a small checkpoint are not.
@@ -274,15 +278,14 @@ def _template(window: Window, source: Source) -> ItemTemplate | None:
     loose = {name: at for name, at in _checksums(directory, len(container.records)) if name not in READ}
     if source.record not in loose:
         return None
-    pattern, done = b"", 0
+    form, done = "", 0
     for at in loose.values():
-        pattern += re.escape(directory[done:at]) + b".{4}"
+        form += f"{at - done}s4x"
         done = at + 4
-    pattern += re.escape(directory[done:])
-    layout = ExtentLayout.of(source, window.start)
-    compiled = re.compile(pattern, re.DOTALL)
-    head, places = window.read(0, values), tuple(loose.values())
-    return ItemTemplate(head, tail, len(directory), compiled, directory, places, loose[source.record], layout)
+    fixed = struct.Struct(f"<{form}{len(directory) - done}s")
+    head, layout = window.read(0, values), ExtentLayout.of(source, window.start)
+    same = fixed.unpack(directory)
+    return ItemTemplate(head, tail, len(directory), same, fixed, loose[source.record], layout)
 
 
 def _checksums(directory: bytes, count: int) -> Iterator[tuple[str, int]]:

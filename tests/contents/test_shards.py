@@ -15,7 +15,7 @@ from ckptools.contents.text import element_lines
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import NotWholeError, UsageError
 from ckptools.files.opening import File
-from ckptools.formats.dcp import tensors
+from ckptools.formats.dcp import locator
 from ckptools.keys.entries import entries_of
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Tensor
@@ -162,6 +162,6 @@ def test_a_tensor_of_many_items_is_shown_as_one_of_a_few(folder, monkeypatch):
     names = [entry.name for entry in entries_of(ck) if isinstance(entry.value, Tensor)]
     names = names[:: len(names) // 6 + 1]
     few = ckptools.open(folder, all_ranks=True).show(*names, all_ranks=True).to_dict()
-    monkeypatch.setattr(tensors, "MAX_LOCATED", 0)
+    monkeypatch.setattr(locator, "MAX_LOCATED", 0)
     many = ckptools.open(folder).show(*names).to_dict()
     assert names and many["rows"] == few["rows"]

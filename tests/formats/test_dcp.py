@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 import ckptools
 from ckptools.errors import NotWholeError, ReadError, RefusedError, UnsafePathError, UsageError
 from ckptools.files.opening import File
-from ckptools.formats.dcp import tensors
+from ckptools.formats.dcp import locator
 from ckptools.formats.dcp.folder import read_folder
 from ckptools.formats.options import Options
 from ckptools.model.problems import Code
@@ -123,7 +123,7 @@ def test_nested_lists_come_back_and_integer_keys_are_text(saved):
 
 
 def test_of_many_items_none_is_located_and_a_tensor_finds_its_own_when_it_is_loaded(saved, monkeypatch):
-    monkeypatch.setattr(tensors, "MAX_LOCATED", 5)
+    monkeypatch.setattr(locator, "MAX_LOCATED", 5)
     folder = read_folder(saved, Options())
     w = folder.flat["model.w"]
     assert w.shards[0].source is None and w.shards[0].item is not None and same(w, STATE["model"]["w"])
@@ -152,8 +152,8 @@ def test_a_file_in_which_no_item_begins_where_it_should_is_told_without_being_as
 
 
 def test_of_many_items_some_are_looked_at_all_over_the_files(fsdp2, monkeypatch):
-    monkeypatch.setattr(tensors, "MAX_LOCATED", 5)
-    monkeypatch.setattr(tensors, "MAX_LOOKED_AT", 30)
+    monkeypatch.setattr(locator, "MAX_LOCATED", 5)
+    monkeypatch.setattr(locator, "MAX_LOOKED_AT", 30)
     _moved(fsdp2 / "__2_0.distcp")
     (problem,) = [p for p in read_folder(fsdp2, Options()).problems if p.severity == "error" and p.tensor is None]
     assert (problem.code, problem.rank) == ("CK018", 2)
@@ -818,7 +818,7 @@ ADAM = FIXTURES / "torchao-fsdp2-adamw8bit-dcp/ckpt"
 @pytest.mark.parametrize("located", [0, 10_000], ids=["few items are looked at", "all are"])
 @pytest.mark.parametrize("every", [False, True], ids=["one rank", "all ranks"])
 def test_an_item_of_codes_is_shorter_than_its_chunk_and_not_damaged(monkeypatch, located, every):
-    monkeypatch.setattr(tensors, "MAX_LOCATED", located)
+    monkeypatch.setattr(locator, "MAX_LOCATED", located)
     ck = ckptools.open(ADAM, all_ranks=every)
     assert [p.code for p in ck.problems if p.severity == "error"] == []
     assert [p.code for p in ck.problems if "quantized as torchao OptimState8bit" in p.message] == ["CK106"]

@@ -16,14 +16,15 @@ from ckptools.consolidate.options import ConsolidateOptions
 from ckptools.consolidate.run import consolidate
 from ckptools.formats.dcp import tensors
 from ckptools.formats.dcp.files import DataFile
+from ckptools.formats.dcp.locator import FoundTensor, Locator
 from ckptools.formats.dcp.metadata import DcpMetadata, StoredItems, TensorMetadata
-from ckptools.formats.dcp.tensors import FoundTensor
 from ckptools.formats.open import open_checkpoint
 from ckptools.model.extents import Extents
 from ckptools.model.problems import Problem
 from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
+from ckptools.tensor_io.dcp_items import ItemLocator
 from tests.truth import FIXTURES
 
 ROWS = 4
@@ -90,28 +91,30 @@ def _listed(node: object) -> object:
     return {key: _listed(value) for key, value in node.items()} if isinstance(node, dict) else node
 
 
-def located(folder: Path, many: int) -> tuple[list[list[Shard]], tuple[Problem, ...]]:
-    """The shards of all tensors, and the problems; by column from a number of items on."""
-    with mock.patch.object(tensors, "MANY", many):
+def located(folder: Path, closely: bool = False) -> tuple[list[list[Shard]], tuple[Problem, ...]]:
+    """The shards of all tensors, and the problems; each item may be looked at closely."""
+    with pytest.MonkeyPatch.context() as patched:
+        if closely:
+            patched.setattr(ItemLocator, "knows", lambda self, kind: False)
         opened = open_checkpoint(folder, all_ranks=True)
     return [[*tensor.shards] for _, tensor in tensors_in(opened.tree)], opened.problems
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["torch2.13.0-fsdp2-dcp-w3", "dcp-multifile", "dcp-zstd", "torch1.13.1-fsdp1-sharded-dcp-w3"]
 )
-def test_items_of_real_runs_are_located_by_column_as_one_by_one(name: str) -> None:
+def test_items_of_real_runs_are_located_together_as_one_by_one(name: str) -> None:
     folder = FIXTURES / name / "ckpt"
-    assert located(folder, 0) == located(folder, 1 << 30)
+    assert located(folder) == located(folder, closely=True)
 
 
 def test_items_that_are_alike_are_not_looked_at_one_by_one(tmp_path: Path) -> None:
     folder = saved(tmp_path / "d")
-    with mock.patch.object(tensors.Locator, "_locate") as closely:
-        found, _ = located(folder, 0)
-    assert closely.call_count == 1  # the only item of its kind
-    assert [shard.source is not None for shards in found for shard in shards].count(False) == 1
+    looked_at = Locator._look_at
+    with mock.patch.object(Locator, "_look_at", autospec=True, side_effect=looked_at) as closely:
+        found, _ = located(folder)
+    assert closely.call_count == 3  # the first two of a kind, and the only item of another
+    assert all(shard.source is not None for shards in found for shard in shards)
 
 
 @pytest.fixture(scope="module")
@@ -132,4 +135,4 @@ def test_items_with_damaged_bytes_are_located_by_column_as_one_by_one(sound, dam
     for place, value in damage:
         data[int(place * len(data))] = value
     path.write_bytes(data[: len(data) - cut])
-    assert located(path.parent, 0) == located(path.parent, 1 << 30)
+    assert located(path.parent) == located(path.parent, closely=True)

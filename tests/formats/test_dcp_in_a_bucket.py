@@ -9,7 +9,7 @@ import ckptools
 from ckptools.files.opening import location
 from ckptools.files.remote import cached_file
 from ckptools.files.remote.store import Store
-from ckptools.formats.dcp import tensors
+from ckptools.formats.dcp import locator
 from ckptools.formats.dcp.folder import read_folder
 from ckptools.formats.options import Options
 from tests.formats.test_dcp import save
@@ -51,7 +51,7 @@ def test_items_far_apart_are_located_by_one_request_for_each_and_no_values(far_a
 
 
 def test_of_items_far_apart_both_ends_of_some_are_looked_at(far_apart, bucket, requests, monkeypatch):
-    monkeypatch.setattr(tensors, "MAX_REQUESTS", 8)
+    monkeypatch.setattr(locator, "MAX_REQUESTS", 8)
     assert read_folder(location(bucket.put(far_apart)), Options()).problems == ()
     looked_at = [start for start, end in requests if end - start <= 2 * cached_file.SMALL]
     assert 10 <= len(looked_at) <= 17 and max(looked_at) > ITEMS * NBYTES * 3 / 4

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 
 import ckptools
 from ckptools.errors import NotWholeError
-from ckptools.formats.dcp import tensors
+from ckptools.formats.dcp import locator
 from ckptools.model import tensor
 from tests.formats.test_dcp import codes, edit, same, save
 from tests.truth import FIXTURES
@@ -174,7 +174,7 @@ def test_zeros_behind_the_last_item_are_told_and_harm_nothing(even, tmp_path):
     ckptools.consolidate(even, tmp_path / "all.pt", only="all")
 
 
-@pytest.mark.parametrize("most", [tensors.MAX_LOCATED, 0])
+@pytest.mark.parametrize("most", [locator.MAX_LOCATED, 0])
 def test_a_file_that_may_not_be_read_is_told_once(most, large_world, tmp_path, monkeypatch):
     from ckptools.errors import ReadError
     from ckptools.formats.dcp.items import ItemReader
@@ -187,7 +187,7 @@ def test_a_file_that_may_not_be_read_is_told_once(most, large_world, tmp_path, m
         return opened(self, path)
 
     monkeypatch.setattr(ItemReader, "open", refuse)
-    monkeypatch.setattr(tensors, "MAX_LOCATED", most)
+    monkeypatch.setattr(locator, "MAX_LOCATED", most)
     folder = of_two_ranks(tmp_path / "step-3", ({}, {}))
     assert [(p.code, p.rank) for p in ckptools.open(folder).problems if p.tensor is None] == [("CK015", 1)]
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import ckptools
 from ckptools.errors import NotWholeError
-from ckptools.formats.dcp import tensors
+from ckptools.formats.dcp import locator
 from ckptools.formats.megatron_dist.buckets import UnjoinedError, _by_stage, join_buckets
 from ckptools.model.regions import Box, Ints
 from ckptools.model.shards import Shard, Source
@@ -62,7 +62,7 @@ def test_names_by_order_are_called_assumed():
 
 def test_a_moment_of_many_items_finds_its_values_when_it_is_loaded(monkeypatch, large_world):
     every = moments(ckptools.open(SAMPLE, all_ranks=True))
-    monkeypatch.setattr(tensors, "MAX_LOCATED", 5)
+    monkeypatch.setattr(locator, "MAX_LOCATED", 5)
     one = moments(ckptools.open(SAMPLE))
     name = "optim/decoder.layers.1.mlp.linear_fc1.weight/exp_avg"
     assert one[name].resolver is not None and torch.equal(one[name].load(), every[name].load())

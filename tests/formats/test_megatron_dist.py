@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import ckptools
 from ckptools.errors import NotWholeError, ReadError, UnsafePathError, UsageError
 from ckptools.formats import options as limits
-from ckptools.formats.dcp import tensors
+from ckptools.formats.dcp import locator
 from ckptools.formats.megatron_dist import stored as stacked
 from ckptools.formats.megatron_dist.stored import StoredState
 from ckptools.model.regions import Box, contiguous_strides
@@ -85,7 +85,7 @@ def test_any_path_into_a_run_leads_to_the_checkpoint(inside):
 
 def test_a_layer_of_many_items_finds_its_values_when_it_is_loaded(monkeypatch):
     every = ckptools.open(SAMPLE, all_ranks=True)
-    monkeypatch.setattr(tensors, "MAX_LOCATED", 5)
+    monkeypatch.setattr(locator, "MAX_LOCATED", 5)
     monkeypatch.setattr(limits, "MAX_RANKS", 0)
     one = ckptools.open(SAMPLE)
     name = "decoder.layers.1.mlp.linear_fc1.weight"

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ckptools.formats.dcp import tensors as locate
+from ckptools.formats.dcp import locator
 from ckptools.formats.open import open_checkpoint
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import fqn_of, tensors_in
@@ -22,7 +22,7 @@ def tensors(every_item: bool) -> dict[str, Tensor]:
 
 
 def test_items_of_a_large_folder_are_located_where_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locate, "MAX_LOCATED", 0)
+    monkeypatch.setattr(locator, "MAX_LOCATED", 0)
     whole, later = tensors(every_item=True), tensors(every_item=False)
     assert all(tensor.found for tensor in whole.values()) and not any(tensor.found for tensor in later.values())
     for name, tensor in whole.items():
