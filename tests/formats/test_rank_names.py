@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ckptools.errors import ReadError, UnsafePathError, UsageError
 from ckptools.formats.rank_search.rank_groups import only_group
-from ckptools.formats.rank_search.rank_names import check_links, names_in, parse, siblings
+from ckptools.formats.rank_search.rank_names import check_links, numbers_in, parse, siblings
 
 NAMES = [
     ("ep0-ba5-rank3.pt", 3, "", None),
@@ -38,26 +38,13 @@ def test_a_name_proposes_rank_part_and_world_size(name, rank, part, world):
     assert (found.rank, found.part, found.world_size) == (rank, part, world)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "model.pt",
-        "rank.pt",
-        "frank0.pt",
-        "rank0.txt",
-        "rank0.pt.bak",
-        "rank0",
-        "rank12345678.pt",
-        "Rank0.pt",
-        "rank0_x.pt",
-        "rank0.gz",
-        "rank0.pt.zip",
-        "rank0.txt.gz",
-        "latest-rank0",
-        "ep0-rank0",
-        "ep0-ba5-rank0.json",
-    ],
-)
+OTHERS = (
+    "model.pt", "rank.pt", "frank0.pt", "rank0.txt", "rank0.pt.bak", "rank0", "rank12345678.pt", "Rank0.pt",
+    "rank0_x.pt", "rank0.gz", "rank0.pt.zip", "rank0.txt.gz", "latest-rank0", "ep0-rank0", "ep0-ba5-rank0.json",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
 def test_other_names_have_none(name):
     assert parse(Path(name)) is None
 
@@ -80,11 +67,8 @@ def touched(folder, *names):
 
 def test_siblings_are_in_rank_order_and_of_one_checkpoint(tmp_path):
     touched(tmp_path, "a-rank10.pt", "a-rank2.pt", "a-rank0.pt", "b-rank1.pt", "a-rank1.pth", "a.pt")
-    assert [n.path.name for n in siblings(parse(tmp_path / "a-rank2.pt"))] == [
-        "a-rank0.pt",
-        "a-rank2.pt",
-        "a-rank10.pt",
-    ]
+    found = [n.path.name for n in siblings(parse(tmp_path / "a-rank2.pt"))]
+    assert found == ["a-rank0.pt", "a-rank2.pt", "a-rank10.pt"]
 
 
 def test_the_parts_of_a_rank_are_siblings_of_the_same_world(tmp_path):
@@ -93,19 +77,13 @@ def test_the_parts_of_a_rank_are_siblings_of_the_same_world(tmp_path):
     assert [n.path.name for n in siblings(parse(tmp_path / names[4]))] == names
 
 
-def test_a_folder_with_one_checkpoint_gives_it_and_without_gives_none(tmp_path):
+def test_a_folder_gives_its_one_checkpoint_or_asks_which(tmp_path):
     assert only_group(tmp_path) is None
     assert only_group(touched(tmp_path, "rank1.pt", "rank0.pt", "x.txt")).path.name == "rank0.pt"
-
-
-def test_a_folder_with_two_asks_which(tmp_path):
-    with pytest.raises(UsageError, match=r"2 checkpoints.*a-rank0\.pt, b-rank0\.pt"):
-        only_group(touched(tmp_path, "a-rank0.pt", "b-rank0.pt", "b-rank1.pt"))
-
-
-def test_a_folder_that_is_gone_is_one_line(tmp_path):
+    with pytest.raises(UsageError, match=r"2 checkpoints.*: b-rank1\.pt, rank0\.pt"):
+        only_group(touched(tmp_path, "b-rank1.pt", "b-rank2.pt"))
     with pytest.raises(ReadError, match="no such file"):
-        list(names_in(tmp_path / "none"))
+        only_group(tmp_path / "none")
 
 
 def test_a_sibling_that_is_a_link_out_of_the_folder_is_refused_unless_allowed(tmp_path):
@@ -116,3 +94,8 @@ def test_a_sibling_that_is_a_link_out_of_the_folder_is_refused_unless_allowed(tm
     with pytest.raises(UnsafePathError, match="--follow-symlinks"):
         check_links(siblings(parse(folder / "rank0.pt")), asked=folder / "rank0.pt")
     check_links(siblings(parse(folder / "rank0.pt")), asked=folder / "rank1.pt")
+
+
+def test_numbers_behind_words_that_count_steps_are_told_apart():
+    found = [(number[0], steps) for number, steps in numbers_in("ep0-ba5-gpu1-rank3-20240101.pt")]
+    assert found == [("0", True), ("5", True), ("1", False), ("3", False)]

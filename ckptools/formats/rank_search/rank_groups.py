@@ -7,31 +7,27 @@ together, whose rank is the one number in which their names differ, or else in t
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckptools.errors import ReadError, SeveralError, UnsafePathError, UsageError
-from ckptools.files.opening import File, content_of, head_of, reading, real_path, tells_others
-from ckptools.files.zip_archive import Container
+from ckptools.files.opening import reading, real_path, tells_others
 from ckptools.formats.options import Options, is_small
 from ckptools.formats.rank_search.rank_checks import UNNAMED
 from ckptools.formats.rank_search.rank_names import (
-    LEVELS,
-    PathNumber,
     RankName,
     check_links,
-    columns,
     names_in,
+    numbers_in,
     parse,
-    path_parts,
     siblings,
+    with_digits,
 )
 from ckptools.formats.shared.checkpoint_builder import SavedFiles
 from ckptools.formats.shared.several_checkpoints import several
@@ -40,101 +36,11 @@ from ckptools.model.problems import Code, Problem
 from ckptools.model.tree import KeyPath, describe_for_error, leaf_at, tensors_in
 from ckptools.pickles import reader
 from ckptools.pickles.reader import Saved
-from ckptools.training_state.steps import COUNTERS
 
-# -- rank, world size and step in a rank file's pickle, found without interpreting the pickle --------------------------
-# Interpreting takes twenty milliseconds, this one: the search looks for bytes that spell a name, then a small value.
-# Its results are never shown. They are compared with the results of the same search in a file that was interpreted, and
-# where the two differ, the file is read in full, which decides.
-#
-# Source: CPython's Lib/pickletools.py for the opcodes. The names of ranks are those of ProcessGroupState
-# (torch/distributed/_shard/sharded_tensor/metadata.py and api.py) and of DeviceMesh (torch/distributed/device_mesh.py).
-
-PROTOCOLS = (b"\x80\x02", b"\x80\x03")
-"""Protocols with memo opcodes that carry their numbers; torch.save writes protocol 2."""
-
-RANK = (b"global_rank", b"_rank")
-PLACE = b"_coordinate_on_dim"
-WORLD = b"global_world_size"
-SHARED = (b"last_epoch", b"_step_count", b"rank_zero_seed", *(c.encode() for c in COUNTERS))
-"""Counters and seeds that all ranks' files have alike."""
-
-PLACES = rb"(?:q.|r.{4})?\](?:q.|r.{4})?(?P<place>K.a|\((?:K.)+e)"
-
-PUT = re.compile(rb"q.|r.{4}", re.DOTALL)
-GETS = {b"q": b"h", b"r": b"j"}
-"""Opcodes that store a value in the memo, and those that load it, with the same number behind them."""
-
-SMALL = rb"(?:K(.)|M(..)|J(.{4}))"
-"""An opcode with a number; only the widest is signed."""
-
-MAX_SIGNS = 1000
-"""Most places of one name in one pickle; a name with more counts no steps."""
-
-
-class Signs(NamedTuple):
-    """The rank, world size and step in a rank file's pickle.
-
-    Attributes:
-        place: coordinate in the first device mesh; empty where not found.
-        shared: names and numbers that all ranks should have alike, in order.
-    """
-
-    rank: int | None
-    place: tuple[int, ...]
-    shared: tuple[tuple[bytes, int], ...]
-
-
-def signs_in(path: Path) -> Signs | None:
-    """Find the signs in a torch.save file; None where it has to be read in full.
-
-    Raises:
-        ReadError: it is cut short or damaged.
-    """
-    with File(path) as file:
-        if content_of(head_of(file)) != "zip":
-            return None
-        pickle = Container(file).read("data.pkl")
-    return find_signs(pickle) if pickle[:2] in PROTOCOLS else None
-
-
-def find_signs(pickle: bytes) -> Signs:
-    """Find the signs in a pickle of protocol 2 or 3."""
-    rank = next((value for name in RANK for value in _numbers_after(pickle, name, 1)), None)
-    shared = [(WORLD, value) for value in _numbers_after(pickle, WORLD, 1)]
-    shared += [(name, value) for name in SHARED for value in _numbers_after(pickle, name, MAX_SIGNS)]
-    mesh = re.search(re.escape(_spelled(PLACE)) + PLACES, pickle, re.DOTALL)
-    place = tuple(b[0] for b in re.findall(rb"K(.)", mesh["place"], re.DOTALL)) if mesh else ()
-    return Signs(rank, place, tuple(shared))
-
-
-def _spelled(name: bytes) -> bytes:
-    return b"X" + len(name).to_bytes(4, "little") + name
-
-
-def _numbers_after(pickle: bytes, name: bytes, limit: int) -> list[int]:
-    """The first numbers that follow a name, where it is spelled and where the memo gives it again."""
-    spelled = _spelled(name)
-    at = pickle.find(spelled)
-    if at < 0:
-        return []
-    stored = PUT.match(pickle, at + len(spelled))
-    put = stored[0] if stored else b""
-    opcodes = [spelled + put, GETS[put[:1]] + put[1:]] if put else [spelled]
-    after = (re.compile(re.escape(one) + SMALL, re.DOTALL).finditer(pickle, at) for one in opcodes)
-    found = sorted((match for matches in after for match in islice(matches, limit)), key=re.Match.start)
-    return [int.from_bytes(m[m.lastindex or 0], "little", signed=m.lastindex == 3) for m in found[:limit]]
-
-
-# -- the rank files of a checkpoint, by whatever names: `2.pt`, `model-2-of-4.pt`, `node1/gpu0.pt` ---------------------
-# An unknown name is believed where the contents prove it. Candidates are the files whose paths differ from the opened
-# one in numbers only, in its name or in those of the two folders above; numbers of a step or an epoch must be equal.
-# They are the rank files of one checkpoint
-#
-# * where one number is the rank, or one more: the name of a missing rank is then known;
-# * or where there is just one of every rank, all have the same step and world size, and the numbers count as ranks do
-#   on nodes: one is the rank, or two are the node and the place on it;
-# * or where a number behind a word that counts steps (`checkpoint_3.pt`) is the rank in every file's content.
+# -- the rank files of a checkpoint, by names that only their contents prove: `2.pt`, `model-2-of-4.pt`, `part3.pth` ---
+# A number in a file's name is the rank, or one more, where the files beside it that differ in this number alone are no
+# more than the world has ranks, and hold the ranks in their names. The name of a missing rank is then known. Behind a
+# word that counts steps (`checkpoint_3.pt`) each of them has to state the rank.
 #
 # A rank may have several files beside each other, one for each item that was saved: `model_3.pt`, `optimizer_3.pt`.
 #
@@ -143,8 +49,8 @@ def _numbers_after(pickle: bytes, name: bytes, limit: int) -> list[int]:
 MAX_SIBLINGS = 4096
 """Most files that are looked at; above, the user names them by a pattern."""
 
-MAX_SAMPLED = 32
-"""Most files that are read for one number in the path."""
+MAX_SAMPLED = 8
+"""Most files that are read for one number in the name; a small world is read as a whole anyway."""
 
 
 def siblings_by_content(path: Path, saved: Saved, follow_symlinks: bool = False) -> list[RankName]:
@@ -153,13 +59,58 @@ def siblings_by_content(path: Path, saved: Saved, follow_symlinks: bool = False)
     Links are passed over, unless they are to be followed.
     """
     world = max((world for _, world in saved.claims), default=1)
-    if world < 2:
+    folder = path.absolute().parent
+    if world < 2 or "{" in folder.name + path.name or not tells_others(path):
         return []
-    search = _SiblingSearch(path, world, follow_symlinks)
-    numbered = max((search.numbered(column) for column in columns(path)), key=len, default=[])
-    found = numbered if len(numbered) >= world else search.one_of_each(numbered)
-    counted = (search.numbered(column, every_file=True) for column in columns(path, of_steps=True))
-    return _with_items(found or max(counted, key=len, default=[]), saved.tree, world, follow_symlinks)
+    rank_in = cache(_rank_in)
+    beside = list[RankName]()
+    found: dict[bool, list[RankName]] = {True: [], False: []}
+    for number, counts_steps in numbers_in(path.name):
+        names = files_matching(path.parent, with_digits(path, number, "{rank}").name, follow_symlinks=True)
+        names = [n for n in names[:MAX_SIBLINGS] if n.path == path or follow_symlinks or not n.path.is_symlink()]
+        beside += [] if counts_steps else names[:MAX_SAMPLED]
+        group = _of_ranks(names, world, counts_steps, rank_in)
+        found[counts_steps] = max(found[counts_steps], group, key=len)
+    group = found[False] or found[True]
+    lacking = set(range(world)).difference(name.rank for name in group)
+    if group and lacking:
+        # Two numbers may count together, such as those of the node and of the place on it: then no file is missing.
+        for number, _ in numbers_in(folder.name):
+            pattern = f"{with_digits(folder, number, '{rank}').name}/{path.name}"
+            beside += files_matching(folder.parent, pattern, follow_symlinks=True)[:MAX_SAMPLED]
+        own = {name.path for name in group}
+        if any(rank_in(name.path) in lacking for name in beside if name.path not in own):
+            return []
+    return _with_items(group, saved.tree, world, follow_symlinks)
+
+
+def _rank_in(path: Path) -> int | None:
+    """The one rank in a file's content, -1 for none or several; None for a file that cannot be read."""
+    with suppress(ReadError):
+        ranks = {rank for rank, _ in reader.read(path).claims}
+        return -1 if None in ranks or len(ranks) != 1 else ranks.pop()
+    return None
+
+
+def _of_ranks(
+    names: list[RankName], world: int, counts_steps: bool, rank_in: Callable[[Path], int | None]
+) -> list[RankName]:
+    """Files by the ranks in their names where contents have these, or one less; else none.
+
+    Half of the contents do, or together they have all ranks, in another order, as swapped files do.
+    """
+    numbers = [name.rank for name in names]
+    if len(set(numbers)) < len(numbers) or len(numbers) < 2:
+        return []
+    read = names[:: -(-len(names) // MAX_SAMPLED)]
+    for first in (0, 1):
+        if first <= numbers[0] and numbers[-1] < world + first:
+            said = [(name.rank - first, own) for name in read if (own := rank_in(name.path)) is not None]
+            right = sum(rank == own for rank, own in said)
+            swapped = sorted(own for _, own in said) == list(range(world)) and not counts_steps
+            if swapped or (right > 1 and right >= (len(said) if counts_steps else len(said) / 2)):
+                return [name.from_one() for name in names] if first else names
+    return []
 
 
 def are_of_one(files: Sequence[Path]) -> bool:
@@ -173,140 +124,6 @@ def are_of_one(files: Sequence[Path]) -> bool:
     return {name.path for name in siblings_by_content(files[0], saved)} >= set(files)
 
 
-class _SiblingSearch:
-    """The search for the `world` rank files of the checkpoint that a file belongs to."""
-
-    def __init__(self, path: Path, world: int, follow_symlinks: bool) -> None:
-        self._path, self._absolute, self._world, self._follow = path, path.absolute(), world, follow_symlinks
-        self._signs_of = cache(_signs_of)
-
-    def numbered(self, column: PathNumber, every_file: bool = False) -> list[RankName]:
-        """The files that differ in one number, where that is the rank, or one more.
-
-        With `every_file` it is accepted only where every file has the rank, and all the same step.
-        """
-        files = sorted((int(seen[0]), file) for file, seen in self._matching([column]))
-        numbers = [number for number, _ in files]
-        some = files[:: max(1, len(files) // MAX_SAMPLED)]
-        for first in (0, 1):
-            distinct = len(set(numbers)) == len(numbers) > 1
-            if distinct and first <= numbers[0] and numbers[-1] < self._world + first:
-                read = [(number - first, self._signs_of(file)) for number, file in some]
-                signs = [(rank, sign) for rank, sign in read if sign is not None]
-                if _are_ranks(signs, self._world) and (not every_file or _all_say_so(signs)):
-                    return [self._spelled(column, number, file, first) for number, file in files]
-        return []
-
-    def one_of_each(self, numbered: list[RankName]) -> list[RankName]:
-        """The files that differ in any numbers, where there is just one of every rank; else `numbered`.
-
-        Where other files may be of the same checkpoint, `numbered` may lack them, so nothing is proven.
-        """
-        own, known = self._signs_of(self._path), {name.path for name in numbered}
-        for level in range(LEVELS):
-            free = sorted(c for c in columns(self._path) if c.level <= level)
-            found = [(file, seen, self._signs_of(file)) for file, seen in self._matching(free)]
-            ranked = sorted((_place(s), f, seen) for f, seen, s in found if own and s and s.shared == own.shared)
-            places, files = {place for place, _, _ in ranked}, [file for _, file, _ in ranked]
-            complete = len(ranked) == len(places) == self._world and () not in places
-            if complete and count_as_ranks([list(map(int, seen)) for _, _, seen in ranked]):
-                unnamed = str(self._path.with_name(UNNAMED))
-                return [RankName(f, self._path.stem, rank, "", "", None, unnamed) for rank, f in enumerate(files)]
-            others = {place for place, file, _ in ranked if file not in known}
-            if others and known.isdisjoint(file for place, file, _ in ranked if place in others):
-                numbered = []  # of ranks that it lacks; another copy of the same ranks is another checkpoint
-        return numbered
-
-    def _matching(self, free: Iterable[PathNumber]) -> list[tuple[Path, list[str]]]:
-        """Files whose paths differ in some numbers at most, with their numbers, from the left."""
-        wanted = set(free)
-        levels = max((column.level for column in wanted), default=0) + 1
-        found: list[tuple[Path, list[str]]] = [(self._absolute.parents[levels - 1], [])]
-        for level in reversed(range(levels)):
-            part = path_parts(self._path)[level]
-            spans = sorted((c.start, c.end) for c in wanted if c.level == level)
-            starts, ends = [*(start for start, _ in spans), len(part)], [0, *(end for _, end in spans)]
-            between = (re.escape(part[end:start]) for end, start in zip(ends, starts, strict=True))
-            expression = re.compile(r"(\d{1,7})".join(between))
-            found = [entry for folder, seen in found for entry in self._entries(folder, expression, seen)]
-        return [(self._as_given(one), seen) for one, seen in found if one.is_file()]
-
-    def _entries(self, folder: Path, expression: re.Pattern[str], seen: list[str]) -> Iterator[tuple[Path, list[str]]]:
-        if not folder.is_dir():
-            return
-        for entry in islice(folder.iterdir(), MAX_SIBLINGS):
-            fits = expression.fullmatch(entry.name)
-            own = entry == self._absolute or entry in self._absolute.parents
-            if fits and (own or self._follow or not entry.is_symlink()):
-                yield entry, [*seen, *fits.groups()]
-
-    def _as_given(self, found: Path) -> Path:
-        """Spell a file's path as the opened file's path is spelled, absolute or not."""
-        for level in range(min(LEVELS, len(self._path.parts))):
-            above = self._absolute.parents[level]
-            if found.is_relative_to(above):
-                return self._path.parents[level] / found.relative_to(above)
-        return found if self._path.is_absolute() else Path(os.path.relpath(found))
-
-    def _spelled(self, column: PathNumber, number: int, file: Path, first: int) -> RankName:
-        parts, above = path_parts(self._path), self._absolute.parents[column.level]
-        part = parts[column.level]
-        parts[column.level] = f"{part[: column.start]}{{rank}}{part[column.end :]}"
-        spelled = self._as_given(above.joinpath(*reversed(parts[: column.level + 1])))
-        width = column.end - column.start if part[column.start] == "0" else 1
-        return RankName(
-            file, part[: column.start] or above.name, number - first, "", "", None, str(spelled), width, first
-        )
-
-
-def _signs_of(path: Path) -> Signs | None:
-    with suppress(ReadError):
-        return signs_in(path)
-    return None
-
-
-def count_as_ranks(numbers: list[list[int]]) -> bool:
-    """Whether the numbers in the names of all ranks, in rank order, count ranks, or nodes and the places on them.
-
-    They do not for two runs that each lost some ranks and together have one file of every rank.
-    """
-    differing = [list(column) for column in zip(*numbers, strict=True) if len(set(column)) > 1]
-    ranks = [column for column in differing if column in (list(range(len(column))), list(range(1, len(column) + 1)))]
-    others = [column for column in differing if column not in ranks]
-    if len(ranks) > 1 or len(others) > 2 or not all(column[0] in (0, 1) for column in others):
-        return False
-    if len(others) < 2:
-        return bool(ranks) and all(after - before in (0, 1) for column in others for before, after in pairwise(column))
-    nodes, places = others
-    steps = zip(pairwise(nodes), pairwise(places), strict=True)
-    return all((b, there) in ((a, here + 1), (a + 1, places[0])) for (a, b), (here, there) in steps)
-
-
-def _are_ranks(found: list[tuple[int, Signs]], world: int) -> bool:
-    """Whether files have the expected ranks: half of them, or all ranks in another order, as swapped files do.
-
-    Places in a mesh must ascend with the rank.
-    """
-    said = [(rank, sign.rank) for rank, sign in found if sign.rank is not None]
-    if said:
-        swapped = sorted(own for _, own in said) == list(range(world))
-        right = sum(rank == own for rank, own in said)
-        return swapped or (right > 1 and 2 * right >= len(found))
-    places = [sign.place for _, sign in found]
-    return len(places) > 1 and all(places) and all(one < following for one, following in pairwise(places))
-
-
-def _all_say_so(found: Sequence[tuple[int, Signs]]) -> bool:
-    """Whether every file has the expected rank, or a place of its own, and all have the same step."""
-    one_step = len({sign.shared for _, sign in found}) == 1
-    return one_step and all(sign.rank in (None, rank) and (sign.place or sign.rank == rank) for rank, sign in found)
-
-
-def _place(sign: Signs) -> tuple[int, ...]:
-    """The rank, or the place in the mesh, which is ordered as the ranks are; empty where neither is known."""
-    return sign.place if sign.rank is None else (sign.rank,)
-
-
 # -- other items of the same ranks: `model_3.pt`, `optimizer_3.pt`, `step_3.pt` ----------------------------------------
 # Names whose rank is proven by contents show the names of the other items: the same but for the words before the rank.
 # They are of the same checkpoint where they hold other keys; two runs beside each other hold the same ones.
@@ -318,8 +135,8 @@ MAX_ITEMS = 32
 
 def _with_items(group: Sequence[RankName], tree: Any, world: int, follow_symlinks: bool) -> list[RankName]:
     """The rank files of a checkpoint with those of its other items, each with its `part`; unchanged for one item."""
-    own, rank, _ = Path(group[0].spelled).name.partition("{rank}") if group else ("", "", "")
-    families = _families(group[0], world, follow_symlinks) if own and rank else {}
+    own = Path(group[0].spelled).name.partition("{rank}")[0] if group else ""
+    families = _families(group[0], world, follow_symlinks) if own else {}
     known = {path for path, _ in tensors_in(tree)}
     others = {head: names for head, names in families.items() if head != own and _is_item(names, known, world)}
     if not others:

@@ -44,10 +44,7 @@ TEMPORARY = re.compile(
     r".*\.(?:tmp|partial|incomplete)|.*\.tmp[._-][\w.-]*|\.ckptools-.*|tmp-checkpoint-\d+|\.tmp[._-].*", re.DOTALL
 )
 
-LEVELS = 3
-"""Parts of a path whose numbers may differ: the names of the file and of the two folders above."""
-
-NUMBER = re.compile(r"\d{1,7}")
+NUMBER = re.compile(r"(?<!\d)\d{1,7}(?!\d)")
 COUNTS_STEPS = re.compile(r"(?:ep|epoch|ba|batch|step|iter|iteration|checkpoint)[-_=]?\d+", re.IGNORECASE)
 
 
@@ -158,27 +155,13 @@ def unfinished_ranks(of: RankName) -> set[int]:
     return set()
 
 
-class PathNumber(NamedTuple):
-    """A number in a path that may be the rank: `start` and `end` in a part, 0 for the file's name, 1 its folder's."""
-
-    level: int
-    start: int
-    end: int
-
-
-def columns(path: Path, of_steps: bool = False) -> Iterator[PathNumber]:
-    """Yield the numbers of a path that may be a rank; or those behind a word such as `checkpoint`, which counts steps.
-
-    Of the latter only those in the file's name.
-    """
-    for level, part in enumerate(path_parts(path)):
-        steps = [found.span() for found in COUNTS_STEPS.finditer(part)]
-        for found in NUMBER.finditer(part):
-            counts_steps = any(start <= found.start() < end for start, end in steps)
-            if counts_steps is of_steps and not (of_steps and level):
-                yield PathNumber(level, *found.span())
+def numbers_in(name: str) -> Iterator[tuple[re.Match[str], bool]]:
+    """Yield the numbers in a file's name, and whether each counts steps, as behind the word `checkpoint`."""
+    steps = [found.span() for found in COUNTS_STEPS.finditer(name)]
+    for found in NUMBER.finditer(name):
+        yield found, any(start <= found.start() < end for start, end in steps)
 
 
-def path_parts(path: Path) -> list[str]:
-    """The file's name and those of the folders above it, as far as numbers in them may differ."""
-    return list(reversed(path.absolute().parts[1:]))[:LEVELS]
+def with_digits(path: Path, number: re.Match[str], digits: str) -> Path:
+    """The path of a file that has other digits in the place of one number in its name."""
+    return path.with_name(f"{path.name[: number.start()]}{digits}{path.name[number.end() :]}")

@@ -29,7 +29,7 @@ from ckptools.errors import ReadError
 from ckptools.files.opening import File, content_of, head_at, head_of, is_remote, read_json, reading
 from ckptools.files.safetensors_header import read_header
 from ckptools.files.zip_archive import Container
-from ckptools.formats.rank_search.rank_names import columns, parse
+from ckptools.formats.rank_search.rank_names import numbers_in, parse, with_digits
 from ckptools.formats.shared.several_checkpoints import several
 from ckptools.model.checkpoint import KEY
 from ckptools.model.problems import Code, Problem
@@ -423,11 +423,9 @@ def other_parts_beside(path: Path, tree: Any, read_file: Callable[[Path], Saved]
     Saves of one model at several steps have the same names, and are no parts of each other.
     """
     own = {name for model in _models(tree) for name in model}
-    for column in (c for c in columns(path) if c.level == 0):
-        number = int(path.name[column.start : column.end])
-        for other in (n for n in (number - 1, number + 1) if n >= 0):
-            digits = str(other).zfill(column.end - column.start)
-            beside = path.with_name(f"{path.name[: column.start]}{digits}{path.name[column.end :]}")
+    for number in (found for found, counts_steps in numbers_in(path.name) if not counts_steps):
+        for other in (n for n in (int(number[0]) - 1, int(number[0]) + 1) if n >= 0):
+            beside = with_digits(path, number, str(other).zfill(len(number[0])))
             names = _names_in(beside, read_file)
             lacking = [name for name in names if name not in own]
             if lacking and own.difference(names):
