@@ -15,7 +15,7 @@ from ckptools.display.tables import cause_words
 from ckptools.dtypes import ITEMSIZE, can_be_nan
 from ckptools.errors import NotWholeError, RefusedError, UsageError
 from ckptools.files.opening import OpenFiles
-from ckptools.formats.rank_search.signs_of_parts import SLICES
+from ckptools.formats.rank_search.one_of_several import SLICES
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.extents import ExtentFile, Extents
 from ckptools.model.problems import Code, Problem

@@ -1,4 +1,4 @@
-"""Parts of one model that are not joined here: each rank's file of another framework, by names or contents.
+"""Parts of one model that are not joined here: each rank's file of another framework, by their names.
 
 vLLM's and SGLang's `model-rank-0-part-0.safetensors`, DeepSeek's `model0-mp4.safetensors`, TensorRT-LLM's
 `rank0.safetensors`, Fast-LLM's `rank_0.safetensors`, NeMo's `mp_rank_00/model_weights.ckpt`, in a folder or in a
@@ -16,15 +16,8 @@ from typing import Any, NamedTuple
 
 from ckptools.errors import ReadError
 from ckptools.formats.options import Options
+from ckptools.formats.rank_search.one_of_several import DIGITS, PartFiles, not_joined, parts_in, ranks_of
 from ckptools.formats.rank_search.rank_groups import are_of_one
-from ckptools.formats.rank_search.signs_of_parts import (
-    DIGITS,
-    PartFiles,
-    not_joined,
-    parts_by_content,
-    parts_in,
-    ranks_of,
-)
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, was_read
 from ckptools.formats.shared.tensor_parallel import (
     ALL_RANKS,
@@ -53,7 +46,7 @@ KNOWN_BY = (
     "a .nemo of several ranks"
 )
 TRIED = ()
-BY_HAND = ("vLLM", "SGLang", "TensorRT-LLM", "DeepSeek", "Fast-LLM", "NeMo", "SageMaker smp")
+BY_HAND = ("vLLM", "SGLang", "TensorRT-LLM", "DeepSeek", "Fast-LLM", "NeMo")
 JOINS = ()
 
 WORLD = re.compile(r"model\d+-mp(\d{1,4})")
@@ -64,11 +57,11 @@ MAX_READ = 64
 
 
 def detect(path: Path) -> bool:
-    """A folder whose files of weights are all parts, by names or contents, without a statement of how they join.
+    """A folder whose files of weights are all parts by their names, without a statement of how they join.
 
     Of NeMo's `.nemo` of several ranks `torch_file` finds out that it is one.
     """
-    found = _parts(path) if path.is_dir() else None
+    found = parts_in(path) if path.is_dir() else None
     return found is not None and not (found.files[0].suffix != ".safetensors" and are_of_one(found.files))
 
 
@@ -94,10 +87,6 @@ def read(path: Path, options: Options) -> Checkpoint:
         module_order=AS_SAVED,
         bytes_expected=None,
     )
-
-
-def _parts(folder: Path) -> PartFiles | None:
-    return parts_in(folder) or parts_by_content(folder)
 
 
 class _Part(NamedTuple):
@@ -126,7 +115,7 @@ class _ReadParts(NamedTuple):
 def _read(builder: CheckpointBuilder, options: Options) -> _ReadParts:
     from ckptools.formats.hugging_face.model import read_weights
 
-    parts = _parts(builder.path)
+    parts = parts_in(builder.path)
     if parts is None:
         raise ReadError(builder.path, "holds no parts of a model")
     found: dict[str, _Part] = {}

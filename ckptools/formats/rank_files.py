@@ -359,7 +359,12 @@ class _RankGroup:
         self.problems += lost_parts(files) if in_parts else ()
         self.problems += self._left_out()
         if not (sharded or local):
-            self.problems += self._signs_of_more(in_parts, world, sections, all(f.status == "read" for f in files))
+            from ckptools.formats.rank_search.one_of_several import signs_in_rank_files
+
+            read = self.read.saved if all(f.status == "read" for f in files) else {}
+            every = sorted(((self.read.ranks[path], one.tree) for path, one in read.items()), key=lambda i: i[0])
+            alone, stated = len(self.group) == 1, world.sources != FILES_FOUND
+            self.problems += signs_in_rank_files(self.name, alone, every, sections, in_parts, stated)
         self.problems += () if in_parts else rank_checks.check_lacking(merge, tree, sections)
         self.builder.add_rank_values(found)
         self.problems += rank_checks.check_gathered_rng(sections, merge.differing)
@@ -418,21 +423,6 @@ class _RankGroup:
             ranks = named_ranks({name.rank for name in others})
             text = f"files beside it are of {ranks} by their names; left out by --only-this-file"
             yield Problem(Code.NOT_READ, text, files=tuple(name.path.name for name in others))
-
-    def _signs_of_more(
-        self, in_parts: bool, world: Fact, sections: Sequence[Section], every_file: bool
-    ) -> Iterator[Problem]:
-        """Signs, in the files or the name of a single one, of parameters that are in none of them."""
-        from ckptools.formats.rank_search.signs_of_parts import parts_by_rank, signs_of_more
-
-        yield from () if in_parts else parts_by_rank(self.name.path, sections)
-        if not every_file:
-            return
-        ranked = [(self.read.ranks[path], one.tree) for path, one in self.read.saved.items()]
-        yield from signs_of_more(sorted(ranked, key=lambda i: i[0]), in_parts, world.sources != FILES_FOUND)
-        if len(self.group) == 1 and self.name.rank > 0 and world.sources == FILES_FOUND:
-            text = f"rank {self.name.rank}'s file by its name, and no other rank's is here; they may hold more"
-            yield Problem(Code.ONE_OF_SEVERAL, text, severity="warning")
 
     def _world_size(self) -> Fact:
         """The number of ranks that saved the checkpoint, from the best source."""

@@ -9,18 +9,16 @@ so, and theirs proves it (`rank_search.rank_groups`).
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from ckptools.files.opening import content_of, head_at
 from ckptools.formats import rank_files
 from ckptools.formats.options import Options
+from ckptools.formats.rank_search.one_of_several import signs_in_torch_file
 from ckptools.formats.rank_search.rank_groups import siblings_by_content
 from ckptools.formats.rank_search.rank_names import COMPRESSED
-from ckptools.formats.rank_search.signs_of_parts import other_parts_beside, signs_of_a_part, signs_of_more
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, find_step_with_beside, in_form, was_read
 from ckptools.model.checkpoint import Checkpoint, Fact
-from ckptools.model.problems import Code, Problem
 from ckptools.model.tree import tensors_in
 from ckptools.pickles.reader import Saved, holds_ranks
 from ckptools.training_state.optimizers import AS_SAVED
@@ -37,8 +35,6 @@ JOINS = ("model", "optimizer", "rest")
 
 NEMO = ".nemo"
 """What NeMo calls its tars; one with the weights of several ranks is read by `model_parts`."""
-
-PART = re.compile(r"(?<!\d)(\d+)-of-(?!0*1(?!\d))(\d+)(?!\d)|(?<![A-Za-z])rank[_-]?(\d+)")
 
 
 def detect(path: Path) -> bool:
@@ -65,12 +61,7 @@ def read(path: Path, options: Options) -> Checkpoint:
         if group:
             return rank_files.read_group(path, path, group, options)
     builder.add_saved([saved])
-    builder.problems += _part_of_more(path) or _shards_of_one(saved, sharded)
-    if not (sharded or builder.problems):
-        builder.problems += signs_of_a_part(path, saved.tree, options.looks_around)
-    builder.problems += () if sharded else signs_of_more([(0, saved.tree)], in_parts=False, world_stated=True)
-    if options.looks_around and not sharded and not saved.form:
-        builder.problems += other_parts_beside(path, saved.tree, options.read_file)
+    builder.problems += signs_in_torch_file(saved, sharded, options.looks_around, options.read_file)
     claims = sorted({world for _, world in saved.claims})
     sections = find_sections(saved.tree)
     return builder.checkpoint(
@@ -94,25 +85,3 @@ def stem(name: str) -> str:
 def _without_rank(path: Path, saved: Saved) -> Path:
     """The folder, where the number in the file's name is the rank in its content, not a step."""
     return path.parent / "-" if step_in(path.name) in {rank for rank, _ in saved.claims} - {None} else path
-
-
-def _part_of_more(path: Path) -> list[Problem]:
-    """A warning for names such as `x-00001-of-00004.bin` or `mp_rank_00_x.pt`, whose files are not joined here."""
-    found = PART.search(path.name)
-    if not found:
-        return []
-    return [Problem(Code.ONE_OF_SEVERAL, f"its name says {found[0]}: one file of several, and only this one is read")]
-
-
-def _shards_of_one(saved: Saved, sharded: bool) -> list[Problem]:
-    """A warning for shards of a larger world, whose other files have unknown names."""
-    world = max((world for _, world in saved.claims), default=1)
-    if world < 2:
-        return []
-    count = f"at least {world}" if saved.at_least else world
-    what = "the shards" if sharded else "a mesh, and perhaps the part,"
-    text = (
-        f"holds {what} of one rank of {count}, and nothing proves which files hold the others'; "
-        "name them all, or the folder with --ranks PATTERN"
-    )
-    return [Problem(Code.ONE_OF_SEVERAL, text)]

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import ckptools
 from ckptools.errors import NotWholeError
+from ckptools.formats.rank_search.one_of_several import missing_layers
 from ckptools.formats.rank_search.rank_groups import stated_world_size
-from ckptools.formats.rank_search.signs_of_parts import missing_layers
 from tests.formats.stages import Model, save, train_stages, trained
 
 STATED = "ranks hold parameters of their own, and nothing states how many ranks there were"
@@ -44,13 +45,7 @@ def verdict(path: Path) -> tuple[bool | None, str]:
     return ck.whole, ck.verdict.headline
 
 
-def keep(run: Path, *ranks: int) -> Path:
-    for rank in {0, 1, 2} - set(ranks):
-        file(run, rank).unlink()
-    return run
-
-
-# -- files that are lost or copied ---------------------------------------------------------------------------------
+# -- files that are lost or copied -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -71,19 +66,10 @@ def test_a_stage_that_is_cut_is_an_error(rank: int, run: Path) -> None:
 
 
 def test_that_the_last_stage_is_lost_nothing_tells_so_the_rest_is_not_called_whole(run: Path, tmp_path: Path) -> None:
-    keep(run, 0, 1)
+    file(run, 2).unlink()
     text = "2 files, each whole in itself; files that are not here may hold more"
     assert verdict(run) == (None, f"{text}; 1 warning: {STATED}")
     assert STATED in ckptools.consolidate(run, tmp_path / "all.pt").notes
-
-
-def test_a_flipped_bit_in_a_stage_is_found(run: Path) -> None:
-    data = bytearray(file(run, 1).read_bytes())
-    at = data.find(torch.load(file(run, 1))["model"]["blocks.2.0.weight"].numpy().tobytes())
-    data[at] ^= 1
-    file(run, 1).write_bytes(data)
-    errors = [p for p in ckptools.verify(run, deep=True).problems if p.severity == "error"]
-    assert [(p.code, p.rank) for p in errors] == [("CK004", 1)]
 
 
 def test_swapped_stages_are_the_same_model(run: Path, tmp_path: Path) -> None:
@@ -113,13 +99,7 @@ def test_every_stage_on_as_many_ranks_is_no_copy(run: Path) -> None:
     assert told(run) == [STATED]
 
 
-# -- one file alone ------------------------------------------------------------------------------------------------
-
-
-def test_the_first_stage_alone_is_whole_in_itself_and_no_more_is_said(run: Path) -> None:
-    keep(run, 0)
-    text = "whole: one file, rank 0's by its name; that other ranks hold more is not excluded"
-    assert verdict(run)[1] == text
+# -- one file alone ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("rank", "absent"), [(1, "0, 1"), (2, "0..3")])
@@ -130,10 +110,12 @@ def test_a_later_stage_alone_lacks_the_layers_before_it(rank: int, absent: str, 
     assert (told(one), verdict(one)) == ([lacking], (None, f"{text}; 1 warning: {lacking}"))
 
 
-def test_a_higher_rank_in_the_name_speaks_of_lower_ones(tmp_path: Path) -> None:
-    folder = save(tmp_path, [trained(Model(2), seed=1).content])
-    file(folder, 0).rename(file(folder, 3))
-    assert told(file(folder, 3)) == ["rank 3's file by its name, and no other rank's is here; they may hold more"]
+def test_the_rank_in_the_name_of_a_file_alone_speaks_of_others(run: Path, tmp_path: Path) -> None:
+    first = Path(shutil.copy(file(run, 0), tmp_path))
+    text = "whole: one file, rank 0's by its name; that other ranks hold more is not excluded"
+    assert verdict(first)[1] == text
+    fourth = first.rename(file(tmp_path, 3))
+    assert told(fourth) == ["rank 3's file by its name, and no other rank's is here; they may hold more"]
 
 
 def test_one_whole_model_is_called_whole(tmp_path: Path) -> None:
@@ -141,7 +123,7 @@ def test_one_whole_model_is_called_whole(tmp_path: Path) -> None:
     assert verdict(tmp_path / "model.pt") == (True, "whole: one file holds everything")
 
 
-# -- what files say of themselves ----------------------------------------------------------------------------------
+# -- what files say of themselves --------------------------------------------------------------------------------------
 
 
 def stages_with(folder: Path, *fields: dict[str, Any], name: str = "ckpt-rank{}.pt") -> Path:
@@ -169,13 +151,8 @@ def test_a_stated_world_size_tells_of_the_last_rank(tmp_path: Path) -> None:
         "no file ckpt-rank2.pt",
         "ranks hold parameters of their own; those of rank 2 are nowhere else",
     ]
-
-
-def test_a_stated_world_size_that_is_here_makes_it_whole(tmp_path: Path) -> None:
-    assert verdict(stages_with(tmp_path, {"world_size": 2}, {"world_size": 2})) == (
-        True,
-        "whole: all 2 rank files are here, all read",
-    )
+    two = stages_with(tmp_path / "two", {"world_size": 2}, {"world_size": 2})
+    assert verdict(two) == (True, "whole: all 2 rank files are here, all read")
 
 
 def test_files_that_speak_of_other_numbers_of_stages_are_of_two_runs(tmp_path: Path) -> None:
@@ -183,66 +160,69 @@ def test_files_that_speak_of_other_numbers_of_stages_are_of_two_runs(tmp_path: P
     assert told(folder, "error") == ["files speak of 2 and of 3 stages (stage and num_stages)"]
 
 
-# -- files beside one ----------------------------------------------------------------------------------------------
+# -- files beside one --------------------------------------------------------------------------------------------------
 
 
-def test_the_next_number_with_other_parameters_is_named(tmp_path: Path) -> None:
-    stages_with(tmp_path, {}, {}, name="stage_{}.pt")
-    message = told(tmp_path / "stage_0.pt")[0]
-    assert message.startswith("stage_1.pt beside it holds parameters that it lacks (blocks.2.0.weight and ")
+@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
+def test_the_next_number_with_other_parameters_is_named(suffix: str, tmp_path: Path) -> None:
+    for rank, one in enumerate(train_stages(2)):
+        content = one.content["model"]
+        save_file(content, tmp_path / f"stage_{rank}.safetensors")
+        torch.save(content, tmp_path / f"stage_{rank}.pt")
+    problem = ckptools.open(tmp_path / f"stage_0.{suffix}").problems[0]
+    assert (problem.code, problem.severity, verdict(tmp_path / f"stage_0.{suffix}")[0]) == ("CK011", "warning", None)
+    assert problem.message.startswith(f"stage_1.{suffix} beside it holds parameters that it lacks (blocks.2.0.")
     both = ckptools.open([tmp_path / "stage_0.pt", tmp_path / "stage_1.pt"])
     assert (both.in_parts, [p.message for p in both.problems]) == (True, [STATED])
 
 
-def test_the_next_number_with_other_parameters_is_a_warning_with_a_code(tmp_path: Path) -> None:
-    stages_with(tmp_path, {}, {}, name="stage_{}.pt")
-    (beside,) = [p for p in ckptools.open(tmp_path / "stage_0.pt").problems if "stage_1.pt" in p.message]
-    assert (beside.code, beside.severity) == ("CK011", "warning")
+@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
+def test_the_next_number_of_the_same_model_or_of_what_cannot_be_read_is_no_part(suffix: str, tmp_path: Path) -> None:
+    for epoch in (2, 3):
+        content = trained(Model(2), epoch).content["model"]
+        save_file(content, tmp_path / f"m_{epoch}.safetensors")
+        torch.save(content, tmp_path / f"m_{epoch}.pt")
+    (tmp_path / f"m_1.{suffix}").write_bytes(b"PK\3\4")
+    assert verdict(tmp_path / f"m_2.{suffix}") == (True, "whole: one file holds everything")
 
 
-def test_the_next_number_of_the_same_model_is_another_save(tmp_path: Path) -> None:
-    save(tmp_path, [trained(Model(2), seed).content for seed in range(2)], "model_{}.pt")
-    assert verdict(tmp_path / "model_0.pt") == (True, "whole: one file holds everything")
+def test_the_next_version_of_an_adapter_is_no_part(tmp_path: Path) -> None:
+    for version, name in ((1, "a"), (2, "b")):
+        save_file({f"{name}.lora_A.weight": torch.ones(4, 4)}, tmp_path / f"style_v{version}.safetensors")
+    assert verdict(tmp_path / "style_v1.safetensors")[0] is True
 
 
-def test_a_damaged_file_beside_it_is_not_its_matter(tmp_path: Path) -> None:
-    save(tmp_path, [trained(Model(2), seed).content for seed in range(2)], "model_{}.pt")
-    (tmp_path / "model_1.pt").write_bytes(b"PK\3\4")
-    assert verdict(tmp_path / "model_0.pt")[0] is True
+# -- numbers of layers -------------------------------------------------------------------------------------------------
 
 
-# -- numbers of layers -----------------------------------------------------------------------------------------------
+def linears(*numbers: int) -> nn.ModuleDict:
+    return nn.ModuleDict({str(n): nn.Linear(2, 2) for n in numbers})
 
 
-def lazy(module: nn.Module, folder: Path, with_modules: bool = True) -> dict[str, Any]:
-    state = module.state_dict()
-    torch.save(state if with_modules else dict(state), folder / "x.pt")
-    tree: dict[str, Any] = ckptools.open(folder / "x.pt").tree
-    return tree
+@pytest.mark.parametrize(
+    ("modules", "absent"),
+    [
+        ([nn.Sequential(nn.Flatten(), nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))], {}),
+        ([linears(4, 5)], {"the model": "0..3"}),
+        ([linears(0, 1), linears(2, 3)], {}),
+        ([nn.ModuleDict({"layers": nn.ModuleDict({"2": nn.Sequential(nn.Linear(2, 2))})})], {"layers": "0, 1"}),
+    ],
+    ids=["modules without parameters have numbers", "first ones absent", "on several ranks", "below a name"],
+)
+@pytest.mark.parametrize("listed", [True, False])
+def test_absent_numbers_are_found_by_the_modules_that_are_listed_or_else_have_modules_in_them(
+    modules: list[nn.Module], absent: dict[str, str], listed: bool, tmp_path: Path
+) -> None:
+    trees = []
+    for module in modules:
+        state = module.state_dict()
+        torch.save(state if listed else dict(state), tmp_path / "x.pt")
+        trees.append(ckptools.open(tmp_path / "x.pt").tree)
+    expected = absent if listed or "layers" in absent else {}
+    assert missing_layers(trees) == expected
 
 
-@pytest.mark.parametrize("with_modules", [True, False])
-def test_modules_without_parameters_have_numbers_too(with_modules: bool, tmp_path: Path) -> None:
-    net = nn.Sequential(nn.Flatten(), nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
-    assert missing_layers([lazy(net, tmp_path, with_modules)]) == {}
-
-
-def test_a_part_of_a_sequential_lacks_its_first_numbers(tmp_path: Path) -> None:
-    net = nn.Sequential(*(nn.Linear(2, 2) for _ in range(6)))[4:]
-    assert missing_layers([lazy(net, tmp_path)]) == {"the model": "0..3"}
-
-
-def test_layers_are_known_by_modules_in_them_where_none_are_listed(tmp_path: Path) -> None:
-    layers = nn.ModuleDict({"layers": nn.ModuleDict({"2": nn.Sequential(nn.Linear(2, 2))})})
-    assert missing_layers([lazy(layers, tmp_path, with_modules=False)]) == {"layers": "0, 1"}
-
-
-def test_layers_on_several_ranks_are_counted_together(tmp_path: Path) -> None:
-    halves = [nn.Sequential(*(nn.Linear(2, 2) for _ in range(4)))[part] for part in (slice(0, 2), slice(2, 4))]
-    assert missing_layers([lazy(half, tmp_path) for half in halves]) == {}
-
-
-def test_composer_states_its_world_size_in_the_metadata_of_its_state():
+def test_the_world_size_is_stated_at_the_root_or_in_the_metadata_of_composer() -> None:
     assert stated_world_size([{"state": {"metadata": {"world_size": 8}}}]) == 8
     assert stated_world_size([{"world_size": 4}, {"state": {}}]) == 4
     assert stated_world_size([{"state": {"metadata": {"world_size": True}}}, []]) is None

@@ -38,7 +38,7 @@ from ckptools.formats.hugging_face.model import (
     read_model_folders,
 )
 from ckptools.formats.options import Options
-from ckptools.formats.rank_search.signs_of_parts import signs_of_a_part
+from ckptools.formats.rank_search.one_of_several import complements_beside, signs_of_a_slice
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
 from ckptools.formats.shared.companions import (
     CompanionFiles,
@@ -128,7 +128,11 @@ def _parts(model: WeightModel, options: Options) -> list[Problem]:
     """Signs that a lone file is a part of a model that is not joined here."""
     read = model.weight_files
     alone = len(model.files) == len(read) == 1 and model.weights.index is None and not read[0].sharded
-    return list(signs_of_a_part(read[0].path, read[0].tree, options.looks_around)) if alone else []
+    if not alone:
+        return []
+    path, tree = read[0].path, read[0].tree
+    beside = complements_beside(path, tree, options.read_file) if options.looks_around else ()
+    return [*signs_of_a_slice(path, tree, options.looks_around), *beside]
 
 
 def _others(found: Sequence[ModelFiles], models: Sequence[WeightModel]) -> list[Problem]:
