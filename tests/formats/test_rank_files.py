@@ -12,7 +12,6 @@ import torch
 import ckptools
 from ckptools.errors import ReadError, UnsafePathError, UsageError
 from ckptools.formats.rank_search import rank_checks
-from ckptools.formats.rank_search.rank_names import parse
 from ckptools.model.checkpoint import RankFile
 from ckptools.model.problems import Code
 from tests.truth import FIXTURES
@@ -34,28 +33,6 @@ def copy(folder: Path, to: Path) -> Path:
 
 def codes(ck: ckptools.Checkpoint) -> list[str]:
     return [p.code for p in ck.problems]
-
-
-@pytest.mark.parametrize(
-    ("name", "rank", "part", "world"),
-    [
-        ("ep0-ba20500-rank3.pt", 3, "", None),
-        ("rank0.pt", 0, "", None),
-        ("model_world_size_8_rank_7.pt", 7, "model", 8),
-        ("extra_state_world_size_8_rank_0.pt", 0, "extra_state", 8),
-        ("pytorch_model_fsdp_0_rank12.bin", 12, "", None),
-        ("state.rank_2.pth", 2, "", None),
-    ],
-)
-def test_a_name_proposes_rank_part_and_world_size(name, rank, part, world):
-    found = parse(Path(name))
-    assert found is not None
-    assert (found.rank, found.part, found.world_size) == (rank, part, world)
-
-
-@pytest.mark.parametrize("name", ["frank3.pt", "model.pt", "rank.pt", "mp_rank_00_model_states.pt", "rank3.pt.tmp"])
-def test_other_names_have_no_rank(name):
-    assert parse(Path(name)) is None
 
 
 @pytest.mark.slow
@@ -97,12 +74,6 @@ def test_swapped_names_are_told_and_the_content_is_believed(composer):
     straight = ckptools.open(COMPOSER, all_ranks=True)
     fqn = "model.emb.weight"
     assert ck.model[fqn].numpy().tobytes() == straight.model[fqn].numpy().tobytes()
-
-
-def test_the_same_rank_twice_is_an_error(composer):
-    shutil.copy(composer / "ep0-ba5-rank1.pt", composer / "ep0-ba5-rank2.pt")
-    ck = ckptools.open(composer, all_ranks=True)
-    assert "CK009" in codes(ck) and "CK001" in codes(ck)
 
 
 @pytest.mark.parametrize("nbytes", [0, 30_000])
@@ -171,12 +142,6 @@ def test_a_monolithic_rank0_file_is_whole(tmp_path):
     ck = ckptools.open(tmp_path / "ep0-ba5-rank0.pt")
     assert (ck.whole, ck.problems, ck.step.value) == (True, (), 5)
     assert "every tensor whole" in ck.saved_as
-
-
-def test_a_folder_with_two_checkpoints_asks_which(composer):
-    shutil.copy(composer / "ep0-ba5-rank0.pt", composer / "ep0-ba10-rank0.pt")
-    with pytest.raises(UsageError, match=r"2 checkpoints.*ep0-ba10-rank0\.pt.*ep0-ba5-rank0\.pt"):
-        ckptools.open(composer)
 
 
 def test_the_three_files_of_a_verl_rank_are_one_checkpoint(tmp_path):
