@@ -66,12 +66,12 @@ def test_files_that_ranks_share_by_their_names_are_parts_alone_together_and_in_a
     assert alone.whole is False and "part of several files by its name" in alone.problems[0].message
 
 
-def test_what_each_part_holds_is_under_its_own_name_and_a_damaged_one_is_named(tmp_path):
-    for rank in range(3):
-        save(tmp_path / f"model{rank}-mp3.safetensors", slices(rank))
-    (tmp_path / "model2-mp3.safetensors").write_bytes((tmp_path / "model2-mp3.safetensors").read_bytes()[:300])
+@pytest.mark.parametrize("name", ["model{}-mp3.safetensors", "model_{}.safetensors"])
+def test_what_each_part_holds_is_under_its_own_name_and_a_damaged_one_is_named(name, tmp_path):
+    files = [save(tmp_path / name.format(rank), slices(rank)) for rank in range(3)]
+    files[2].write_bytes(files[2].read_bytes()[:100])
     opened = ckptools.open(tmp_path)
-    assert opened.tree["model1-mp3"]["a.weight"].load()[0, 0] == 100
+    assert opened.tree[files[1].stem]["a.weight"].load()[0, 0] == 100
     assert {p.code for p in opened.problems} == {"CK011", "CK002"}
 
 
@@ -142,6 +142,9 @@ def test_rank_files_with_other_bytes_for_the_same_names_are_not_whole(tmp_path):
     opened = ckptools.open(tmp_path)
     assert not opened.whole
     assert "2 of 3 tensors of the model have other bytes on each of 2 ranks" in str(opened.problems[0])
+    for rank in range(2):
+        save(tmp_path / f"rank{rank}.pt", {**slices(0), "a.weight": slices(rank)["a.weight"]})
+    assert "CK011" not in {p.code for p in ckptools.open(tmp_path).problems}
 
 
 def nanotron(folder: Path, stem: str = "model_weight") -> Path:

@@ -88,5 +88,5 @@ def test_a_folder_gives_its_one_checkpoint_or_asks_which(tmp_path):
 
 
 def test_numbers_behind_words_that_count_steps_are_told_apart():
-    found = [(number[0], steps) for number, steps in numbers_in("ep0-ba5-gpu1-rank3-20240101.pt")]
+    found = [(number[0], steps) for number, steps in numbers_in("ep0-ba5-gpu1-rank3-1234567890.pt")]
     assert found == [("0", True), ("5", True), ("1", False), ("3", False)]

@@ -44,7 +44,7 @@ TEMPORARY = re.compile(
     r".*\.(?:tmp|partial|incomplete)|.*\.tmp[._-][\w.-]*|\.ckptools-.*|tmp-checkpoint-\d+|\.tmp[._-].*", re.DOTALL
 )
 
-NUMBER = re.compile(r"(?<!\d)\d{1,7}(?!\d)")
+NUMBER = re.compile(r"(?<!\d)\d{1,9}(?!\d)")
 COUNTS_STEPS = re.compile(r"(?:ep|epoch|ba|batch|step|iter|iteration|checkpoint)[-_=]?\d+", re.IGNORECASE)
 
 
