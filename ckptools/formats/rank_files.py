@@ -26,9 +26,10 @@ from ckptools.formats.rank_search.rank_groups import (
     GroupRead,
     group_in,
     rank_group,
+    siblings_by_content,
     stated_world_size,
 )
-from ckptools.formats.rank_search.rank_names import RankName, parse, siblings, unfinished_ranks
+from ckptools.formats.rank_search.rank_names import RankName, numbers_in, parse, siblings, unfinished_ranks
 from ckptools.formats.shared.checkpoint_builder import (
     CheckpointBuilder,
     find_step_with_beside,
@@ -288,6 +289,9 @@ def read(path: Path, options: Options, by_name: Shapes | None = None) -> Checkpo
     if found is None:
         raise ReadError(path, "no rank in this name, and no rank files in this folder")
     name, group = found
+    if len(group) == 1 and options.looks_around and len(list(numbers_in(name.path.name))) > 1:
+        group = siblings_by_content(name.path, options.read_file(name.path), options.follow_symlinks) or group
+        name = next(n for n in group if n.path == name.path)
     return _opening(builder, name, group, options).checkpoint(by_name)
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptools.errors import ReadError, UsageError
-from ckptools.formats.rank_search.rank_groups import only_group
+from ckptools.formats.rank_search.rank_groups import group_in
 from ckptools.formats.rank_search.rank_names import numbers_in, parse, siblings
 
 NAMES = [
@@ -79,12 +79,12 @@ def test_the_parts_of_a_rank_are_siblings_of_the_same_world(tmp_path):
 
 
 def test_a_folder_gives_its_one_checkpoint_or_asks_which(tmp_path):
-    assert only_group(tmp_path) is None
-    assert only_group(touched(tmp_path, "rank1.pt", "rank0.pt", "x.txt")).path.name == "rank0.pt"
+    assert group_in(tmp_path) is None
+    assert group_in(touched(tmp_path, "rank1.pt", "rank0.pt", "x.txt")).path.name == "rank0.pt"
     with pytest.raises(UsageError, match=r"2 checkpoints.*: b-rank1\.pt, rank0\.pt"):
-        only_group(touched(tmp_path, "b-rank1.pt", "b-rank2.pt"))
+        group_in(touched(tmp_path, "b-rank1.pt", "b-rank2.pt"))
     with pytest.raises(ReadError, match="no such file"):
-        only_group(tmp_path / "none")
+        group_in(tmp_path / "none")
 
 
 def test_numbers_behind_words_that_count_steps_are_told_apart():

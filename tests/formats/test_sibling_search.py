@@ -16,7 +16,7 @@ RUNS = {
     "DTensor": FIXTURES / "torch2.4.1-fsdp2-w3",
 }
 
-NAMES = ["{rank}.pt", "model-{rank}-of-{world}.pt", "m{one:04d}.pt", "ep0/ba5/7b-{rank}.pth"]
+NAMES = ["{rank}.pt", "model-{rank}-of-{world}.pt", "m{one:04d}.pt", "ep0/ba5/7b-{rank}.pth", "node{rank}-rank0.pt"]
 
 
 def copied(name: str, folder: Path, kind: str = "ShardedTensor") -> list[Path]:

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ckptools.errors import ReadError, SeveralError, UnsafePathError, UsageError
+from ckptools.errors import ReadError, UnsafePathError, UsageError
 from ckptools.files.opening import reading, real_path, tells_others
 from ckptools.formats.options import Options, is_small
 from ckptools.formats.rank_search.rank_checks import UNNAMED
@@ -216,34 +216,19 @@ def _is_other_name(path: Path) -> bool:
     return target != path and target.parent == real_path(path.parent) and parse(target) is not None
 
 
-def only_group(folder: Path) -> RankName | None:
-    """A file of the one checkpoint in a folder of rank files; None when it has none.
-
-    Raises:
-        UsageError: it holds several.
-    """
-    groups: dict[tuple[tuple[str, str], int | None], RankName] = {}
-    for name in names_in(folder):
-        if not _is_other_name(name.path):
-            groups.setdefault((name.group, name.world_size), name)
-    if len(groups) > 1:
-        raise several(folder, [name.path for name in groups.values()])
-    return next(iter(groups.values()), None)
-
-
 def group_in(folder: Path) -> RankName | None:
     """A file of the one checkpoint in a folder of rank files, by their names or else by their contents.
 
     Raises:
         UsageError: it holds several.
     """
-    try:
-        return only_group(folder)
-    except SeveralError:
-        names = list(names_in(folder))
-        if not are_of_one([name.path for name in names]):
-            raise
-        return names[0]
+    names = [name for name in names_in(folder) if not _is_other_name(name.path)]
+    groups: dict[tuple[tuple[str, str], int | None], RankName] = {}
+    for name in names:
+        groups.setdefault((name.group, name.world_size), name)
+    if len(groups) > 1 and not are_of_one([name.path for name in names]):
+        raise several(folder, [name.path for name in groups.values()])
+    return next(iter(groups.values()), None)
 
 
 def group_of_files(files: Sequence[Path]) -> list[RankName]:
