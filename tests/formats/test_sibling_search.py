@@ -17,6 +17,8 @@ RUNS = {
 }
 
 NAMES = ["{rank}.pt", "model-{rank}-of-{world}.pt", "m{one:04d}.pt", "ep0/ba5/7b-{rank}.pth", "node{rank}-rank0.pt"]
+NAMES += ["{node}-{local}.pt", "node{node}-gpu{local}-rank{rank}.pt"]
+OF_FOUR = ["rank_{rank}/model.pt", "node{node}/gpu{local}.pt", "tp{local}_pp{node}_rank{rank}.pt"]
 
 
 def copied(name: str, folder: Path, kind: str = "ShardedTensor") -> list[Path]:
@@ -94,11 +96,8 @@ def last_lost(paths: list[Path]) -> None:
         ("{rank}.pt", alone),
         ("{rank}.pt", another_rank_7),
         ("{rank}.pt", renumbered),
-        ("{node}-{local}.pt", None),
         ("{node}-{local}.pt", last_lost),
         ("run{one}-{rank}.pt", None),
-        ("node{node}/gpu{local}.pt", None),
-        ("{rank}/model.pt", None),
     ],
 )
 def test_a_file_whose_siblings_nothing_proves_is_one_of_several(name, change, tmp_path: Path) -> None:
@@ -110,9 +109,19 @@ def test_a_file_whose_siblings_nothing_proves_is_one_of_several(name, change, tm
     assert "one rank of 4, and nothing proves" in checkpoint.problems[0].message
 
 
-@pytest.mark.parametrize("name", ["{node}-{local}.pt", "node{node}/gpu{local}.pt"])
-def test_such_files_are_one_checkpoint_where_they_are_named_together(name: str, tmp_path: Path) -> None:
-    assert ckptools.open(copied(name, tmp_path)).whole
+@pytest.mark.parametrize("name", OF_FOUR)
+def test_every_rank_is_found_by_its_place_on_several_axes(name: str, tmp_path: Path) -> None:
+    paths = copied(name, tmp_path)
+    for path in paths:
+        assert [file.path for file in ckptools.open(path).files] == paths
+    assert ckptools.open(paths).whole
+
+
+@pytest.mark.parametrize("name", ["{node}-{local}.pt", *OF_FOUR])
+def test_a_lost_rank_of_such_files_is_not_made_up_for(name: str, tmp_path: Path) -> None:
+    paths = copied(name, tmp_path)
+    paths[2].unlink()
+    assert not ckptools.open(paths[0]).whole
 
 
 def test_other_steps_are_other_checkpoints(tmp_path: Path) -> None:

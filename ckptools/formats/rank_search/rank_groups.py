@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
-from itertools import islice
+from itertools import islice, pairwise
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ from ckptools.formats.rank_search.rank_names import (
     numbers_in,
     parse,
     siblings,
-    with_digits,
 )
 from ckptools.formats.shared.checkpoint_builder import SavedFiles
 from ckptools.formats.shared.several_checkpoints import several
@@ -63,25 +63,81 @@ def siblings_by_content(path: Path, saved: Saved, follow_symlinks: bool = False)
     if world < 2 or "{" in folder.name + path.name or not tells_others(path):
         return []
     rank_in = cache(_rank_in)
-    beside = list[RankName]()
+    # The file by its name in its folder, and with the folder's name in the one above.
+    above = path.parent.parent if path.parent.name else Path("..")
+    places = (path.parent, path.name, len(path.name)), (above, f"{folder.name}/{path.name}", len(folder.name))
     found: dict[bool, list[RankName]] = {True: [], False: []}
-    for number, counts_steps in numbers_in(path.name):
-        names = files_matching(path.parent, with_digits(path, number, "{rank}").name, follow_symlinks=True)
-        names = [n for n in names[:MAX_SIBLINGS] if n.path == path or follow_symlinks or not n.path.is_symlink()]
-        beside += [] if counts_steps else names[:MAX_SAMPLED]
-        group = _of_ranks(names, world, counts_steps, rank_in)
-        found[counts_steps] = max(found[counts_steps], group, key=len)
+    for root, name, end in places:
+        for number, counts_steps in numbers_in(name[:end]):
+            pattern = f"{name[: number.start()]}{{rank}}{name[number.end() :]}"
+            group = _of_ranks(_beside(path, root, pattern, follow_symlinks), world, counts_steps, rank_in)
+            found[counts_steps] = max(found[counts_steps], group, key=len)
     group = found[False] or found[True]
-    lacking = set(range(world)).difference(name.rank for name in group)
-    if group and lacking:
-        # Two numbers may count together, such as those of the node and of the place on it: then no file is missing.
-        for number, _ in numbers_in(folder.name):
-            pattern = f"{with_digits(folder, number, '{rank}').name}/{path.name}"
-            beside += files_matching(folder.parent, pattern, follow_symlinks=True)[:MAX_SAMPLED]
-        own = {name.path for name in group}
-        if any(rank_in(name.path) in lacking for name in beside if name.path not in own):
-            return []
+    if len(group) < world:
+        for root, name, _ in places:
+            every = _every_rank(path, root, name, world, follow_symlinks, rank_in)
+            if len(every) == world:
+                return every
+            if {rank_in(one.path) for one in every}.difference(rank_in(one.path) for one in group):
+                group = []  # of ranks that it lacks; in which files they are is not proven
     return _with_items(group, saved.tree, world, follow_symlinks)
+
+
+def _beside(path: Path, root: Path, pattern: str, follow_symlinks: bool) -> list[RankName]:
+    """The files below a folder whose paths match a pattern, without links, but for the file itself."""
+    names = files_matching(root, pattern, follow_symlinks=True)[:MAX_SIBLINGS]
+    return [n for n in names if n.path == path or follow_symlinks or not _is_link(n.path, root)]
+
+
+def _is_link(path: Path, root: Path) -> bool:
+    return path.is_symlink() or (path.parent != root and path.parent.is_symlink())
+
+
+def _every_rank(
+    path: Path, root: Path, name: str, world: int, follow_symlinks: bool, rank_in: Callable[[Path], int | None]
+) -> list[RankName]:
+    """The files that differ in any numbers, in the order of the ranks in their contents, where there is one of each.
+
+    Of those that are fewer, the ones whose content has a rank; none where the numbers cannot count ranks.
+    """
+    free = [number.span() for number, counts_steps in numbers_in(name) if not counts_steps]
+    ends, starts = [0, *(end for _, end in free)], [*(start for start, _ in free), len(name)]
+    expression = re.compile(r"(\d{1,9})".join(re.escape(name[a:b]) for a, b in zip(ends, starts, strict=True)))
+    pattern = re.sub(r"\d+", "*", name.partition("/")[0]) + ("/*" if "/" in name else "")
+    with reading(root):
+        entries = sorted(islice(root.glob(pattern), MAX_SIBLINGS))
+    found: dict[int, tuple[Path, list[int]]] = {}
+    fitting = [(one, fits) for one in entries if (fits := expression.fullmatch(one.relative_to(root).as_posix()))]
+    for one, fits in fitting if len(fitting) <= 2 * world else ():
+        rank = rank_in(one) if follow_symlinks or not _is_link(one, root) or one == path else None
+        if rank is not None and 0 <= rank < world:
+            if rank in found:
+                return []
+            found[rank] = one, [*map(int, fits.groups())]
+    ranked = sorted(found.items())
+    if len(ranked) == world and not count_as_ranks([numbers for _, (_, numbers) in ranked]):
+        return []
+    return [RankName(one, path.stem, rank, "", "", None, _unnamed(path)) for rank, (one, _) in ranked]
+
+
+def count_as_ranks(numbers: Sequence[Sequence[int]]) -> bool:
+    """Whether the numbers in the names of all ranks, in rank order, count ranks, or nodes and the places on them.
+
+    They do not for two runs that each lost some ranks and together have one file of every rank.
+    """
+    differing = [list(column) for column in zip(*numbers, strict=True) if len(set(column)) > 1]
+    ranks = [column for column in differing if column in (list(range(len(column))), list(range(1, len(column) + 1)))]
+    others = [column for column in differing if column not in ranks]
+    grid = prod(len(set(column)) for column in others) == len(set(zip(*others, strict=True)))
+    if len(ranks) == 1 and len(others) > 1 and grid:
+        return True  # the rank, and its place on each axis of parallelism
+    if len(ranks) > 1 or len(others) > 2 or not all(column[0] in (0, 1) for column in others):
+        return False
+    if len(others) < 2:
+        return bool(ranks) and all(after - before in (0, 1) for column in others for before, after in pairwise(column))
+    nodes, places = others
+    steps = zip(pairwise(nodes), pairwise(places), strict=True)
+    return all((b, there) in ((a, here + 1), (a + 1, places[0])) for (a, b), (here, there) in steps)
 
 
 def _rank_in(path: Path) -> int | None:
@@ -135,8 +191,8 @@ MAX_ITEMS = 32
 
 def _with_items(group: Sequence[RankName], tree: Any, world: int, follow_symlinks: bool) -> list[RankName]:
     """The rank files of a checkpoint with those of its other items, each with its `part`; unchanged for one item."""
-    own = Path(group[0].spelled).name.partition("{rank}")[0] if group else ""
-    families = _families(group[0], world, follow_symlinks) if own else {}
+    own, rank, _ = Path(group[0].spelled).name.partition("{rank}") if group else ("", "", "")
+    families = _families(group[0], world, follow_symlinks) if own and rank else {}
     known = {path for path, _ in tensors_in(tree)}
     others = {head: names for head, names in families.items() if head != own and _is_item(names, known, world)}
     if not others:
@@ -316,7 +372,8 @@ def _here(folder: Path) -> str:
 def _fitted(folder: Path, pattern: str, path: Path, found: re.Match[str]) -> RankName:
     world = found.groupdict().get("world")
     spelled = str(folder / pattern.replace("{world}", world or ""))
-    head = HOLDER.split(Path(pattern).name)[0]
+    ranked = next(part for part in reversed(Path(pattern).parts) if "{rank}" in part)
+    head = HOLDER.split(ranked)[0]
     return RankName(path, head, int(found["rank"]), "", "", int(world) if world else None, spelled, len(found["rank"]))
 
 
