@@ -40,7 +40,11 @@ from ckptools.pickles.reader import Saved
 # -- the rank files of a checkpoint, by names that only their contents prove: `2.pt`, `model-2-of-4.pt`, `part3.pth` ---
 # A number in a file's name is the rank, or one more, where the files beside it that differ in this number alone are no
 # more than the world has ranks, and hold the ranks in their names. The name of a missing rank is then known. Behind a
-# word that counts steps (`checkpoint_3.pt`) each of them has to state the rank.
+# word that counts steps (`checkpoint_3.pt`) each of them has to state the rank. The number may be in the folder's name
+# too: `rank_2/model.pt`.
+#
+# Or several numbers differ, and there is one file of every rank by its content: the numbers then have to count nodes
+# and places on these, or the axes of a grid, as two runs that each lost some ranks may have one of every rank too.
 #
 # A rank may have several files beside each other, one for each item that was saved: `model_3.pt`, `optimizer_3.pt`.
 #
