@@ -23,7 +23,7 @@ DEVELOPED := --group dev --editable '.[browse,compressed,remote]'
 
 demo: .venv/.installed
 	@rm -rf demo
-	$(BIN)/python -m tests.demo demo
+	$(BIN)/python -m tools.demo demo
 
 # The rooms that every command goes through.
 QUICK := model files keys inspect verify diff contents ls match stats
@@ -63,23 +63,23 @@ changelog: .venv/.installed
 # Runs on two nodes, by spawn, resumed, killed: so many times, each with the bits of the undisturbed run; an hour for ten.
 TIMES ?= 10
 repeat: .venv/.installed
-	$(BIN)/python -m tests.training.repeated --times $(TIMES)
+	$(BIN)/python -m tools.repeated --times $(TIMES)
 
 # Does every command still find in every fixture what it found before, and as fast? Two minutes; run before each push.
 net: .venv/.installed
-	$(BIN)/python -m tests.net
+	$(BIN)/python -m tools.net
 
 bench: .venv/.installed
-	$(BIN)/python -m tests.benchmarks
+	$(BIN)/python -m tools.benchmarks
 
 load: .venv/.installed
-	$(BIN)/python -m tests.benchmarks.load
+	$(BIN)/python -m tools.benchmarks.load
 
 # Seconds for all targets together; what it finds is kept in .fuzz, so that the next run goes on from there.
 SECONDS ?= 600
 fuzz: .venv/.installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group fuzz --editable .
-	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
+	$(BIN)/python -m tools.fuzz --seconds $(SECONDS)
 
 # The oldest versions that pyproject.toml allows, and the newest that there are, each in an environment of its own.
 # Not in every run of the tests: their torch is the one for GPUs, with gigabytes of libraries.
@@ -112,7 +112,7 @@ SAMPLE ?= 200
 SEED ?= 7
 MODULES ?=
 mutants: .venv/.installed
-	$(BIN)/python -m tests.mutants --sample $(SAMPLE) --seed $(SEED) $(MODULES)
+	$(BIN)/python -m tools.mutants --sample $(SAMPLE) --seed $(SEED) $(MODULES)
 
 clean:
 	rm -rf .venv .venv-oldest .venv-newest .venv-nightly demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -14,9 +14,9 @@ import pytest
 
 from ckptools.cli.start import COMMANDS
 from ckptools.formats.registry import FORMATS
-from tests.documents import DOCS, TRAINING, Step, agrees, printed_otherwise, rewritten, run, steps
 from tests.object_store import Bucketful, s3_server, settings
 from tests.truth import FIXTURES
+from tools.documents import DOCS, TRAINING, Step, agrees, printed_otherwise, rewritten, run, steps
 
 README = DOCS.parent / "README.md"
 PROJECT = (README, *(README.with_name(f"{name}.md") for name in ("CONTRIBUTING", "SECURITY", "CHANGELOG")))

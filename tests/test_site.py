@@ -11,7 +11,7 @@ import pytest
 
 from ckptools.cli.start import COMMANDS
 from ckptools.model.problems import Code
-from tests.browser import elements_of, needs_browser
+from tools.browser import elements_of, needs_browser
 
 ROOT = Path(__file__).parent.parent
 

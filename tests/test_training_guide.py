@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.documents import TRAINING, printed_otherwise
+from tools.documents import TRAINING, printed_otherwise
 
 
 @pytest.mark.slow

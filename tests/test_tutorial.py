@@ -9,8 +9,8 @@ from itertools import zip_longest
 import nbformat
 import pytest
 
-from tests.documents import agrees
-from tests.tutorial import TUTORIAL, executed, outputs, shown
+from tools.documents import agrees
+from tools.tutorial import TUTORIAL, executed, outputs, shown
 
 pytestmark = pytest.mark.slow
 

@@ -13,10 +13,10 @@ import pytest
 
 import ckptools
 from tests.api.test_notebook import FILE, HELD
-from tests.browser import elements_of, needs_browser
 from tests.display.made import HOSTILE, broken_run7, checkpoint, hostile, plain
 from tests.display.test_html import ALLOWED, DRAWN
-from tests.tutorial import TUTORIAL, page_of
+from tools.browser import elements_of, needs_browser
+from tools.tutorial import TUTORIAL, page_of
 
 pytestmark = pytest.mark.slow
 

@@ -23,10 +23,10 @@ from ckptools.report.html import PageContents, all_problems, findings, report_pa
 from ckptools.rules.verdict import verdict_of
 from ckptools.text import parse_bytes
 from ckptools.verify.record import Check, Verification, summary
-from tests.browser import elements_of, needs_browser, overflow_of, printed
 from tests.display.made import HOSTILE, broken_run7, checkpoint, hostile, run7, sharded, snapshot
 from tests.display.test_html import Reader
 from tests.truth import FIXTURES
+from tools.browser import elements_of, needs_browser, overflow_of, printed
 
 COMPOSER = FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4"
 ALLOWED = {

@@ -29,9 +29,9 @@ from ckptools.pickles.machine import Machine
 from ckptools.pickles.machine_state import RepeatedRecords
 from ckptools.pickles.reader import AlikeFiles, Saved, first_of_many
 from ckptools.training_state import modules
-from tests.benchmarks.load import MANY
 from tests.pickles.test_shard_runs import spelled
 from tests.truth import FIXTURES
+from tools.benchmarks.load import MANY
 
 WORLD = 20
 FILES = sorted(p for p in FIXTURES.glob("**/*.pt") if p.stat().st_size)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.targets import TARGETS, seeds
+from tools.fuzz.targets import TARGETS, seeds
 
 REGRESSIONS = Path(__file__).parent / "regressions"
 

@@ -24,9 +24,9 @@ from ckptools.training.model import Position, make_scheduler
 from ckptools.training.options import CreateOptions, ModelSize, ParallelOptions, ResumeOptions
 from ckptools.training.resuming import found_at, resume
 from ckptools.training.run import Run, full_state, prepare, save_full_state, train
-from tests.demo import same, tensors
 from tests.training.forked import run_ranks
 from tests.versions import torch_that_trains
+from tools.demo import same, tensors
 
 SMALL = ModelSize(vocab=31, width=20, layers=2, context=7)
 """A model whose runs take a second; two blocks, so that a pipeline of three has a stage with none."""

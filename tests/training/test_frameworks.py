@@ -16,9 +16,9 @@ from safetensors import safe_open
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from tests.demo import same
 from tests.training.rank_files import load
 from tests.training.test_trainer_layouts import files_in
+from tools.demo import same
 
 pytestmark = pytest.mark.slow
 

@@ -16,9 +16,9 @@ from ckptools.errors import UsageError
 from ckptools.training import option_checks
 from ckptools.training.layouts import file_numbers, untied
 from ckptools.training.options import CreateOptions, FileOptions
-from tests.demo import same
 from tests.training.forked import ckptools_forked
 from tests.versions import TORCH
+from tools.demo import same
 
 pytestmark = pytest.mark.slow
 

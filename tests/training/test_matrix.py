@@ -11,9 +11,9 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import ckptools
 from ckptools.training.options import LAYOUTS, STRATEGIES
-from tests.demo import same, tensors
 from tests.training.resumed import equal, gone_on, put
 from tests.training.trainings import FLAT, LOCAL, TRAININGS, Training, to_the_end, written_with
+from tools.demo import same, tensors
 
 NO_OPTIMIZER = ("huggingface",)
 """Layouts that hold the model alone."""

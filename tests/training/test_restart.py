@@ -19,12 +19,12 @@ from typer.testing import CliRunner
 from ckptools.cli import app
 from ckptools.errors import ReadError
 from ckptools.training import output, resuming
-from tests.demo import same, tensors
 from tests.training.dying import die_at
 from tests.training.forked import ckptools_forked
 from tests.training.rank_files import ckptools
 from tests.training.test_command import leftovers
 from tests.versions import torch_that_trains
+from tools.demo import same, tensors
 
 SMALL = ("--world-size", 2, "--vocab", 31, "--width", 20, "--layers", 1, "--context", 7, "--batch", 128)
 ROOT = Path(__file__).parents[2]

@@ -14,8 +14,8 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import ckptools
 from ckptools.training.layouts import versioned
-from tests.demo import same, tensors
 from tests.training.test_matrix import nested
+from tools.demo import same, tensors
 
 pytestmark = pytest.mark.slow
 

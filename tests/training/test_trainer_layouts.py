@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 import ckptools
 from ckptools.cli.commands.create import fold
 from ckptools.training.output import Created
-from tests.demo import same
 from tests.training.conftest import Command
+from tools.demo import same
 
 OBJECTS_OF_A_TRAINER = ("state.callbacks", "state.scaler", "state.integrations")
 """What Composer has an empty entry for, and DCP keeps where it is one object, as up to torch 2.3."""

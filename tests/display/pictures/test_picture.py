@@ -13,10 +13,10 @@ from ckptools.display.drawing import Picture
 from ckptools.errors import OutputExistsError, UsageError
 from ckptools.inspect.html import rank_map
 from ckptools.text import printable
-from tests.browser import elements_of, needs_browser
 from tests.display.made import HOSTILE, checkpoint, hostile, plain, run7
 from tests.display.pictures.svg import SVG, parsed, shown
 from tests.truth import WHOLE
+from tools.browser import elements_of, needs_browser
 
 LONG = "<&'\">" * 2000
 

@@ -1,4 +1,4 @@
-"""`make load`: what big inputs cost. `python -m tests.benchmarks.load scale` prints one section of it.
+"""`make load`: what big inputs cost. `python -m tools.benchmarks.load scale` prints one section of it.
 
 stores: rank files in a bucket of a local S3 server, by requests and bytes, with 20 ms of latency added to each request.
 
@@ -33,11 +33,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckptools.tensor_io.fetch_ahead import in_threads
-from tests.benchmarks import browse, metadata, ranks, scale, stores, weights
-from tests.benchmarks.measure import run, table_as_measured, workplace
+from tools.benchmarks import browse, metadata, ranks, scale, stores, weights
+from tools.benchmarks.measure import run, table_as_measured, workplace
 
 CKPTOOLS = [sys.executable, "-m", "ckptools"]
-PEER = [sys.executable, "-m", "tests.benchmarks.peers"]
+PEER = [sys.executable, "-m", "tools.benchmarks.peers"]
 WORLD = 1024
 PARAMETERS = 580
 """Of the one rank whose pickle is 200 MB."""
@@ -50,7 +50,7 @@ Row = tuple[str, str, str, str, str, str]
 
 def main() -> None:
     """Make the inputs, run every command once, print one table."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.load", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.benchmarks.load", description=__doc__)
     parser.add_argument("--keep", type=Path, help="folder for the inputs, kept for the next run")
     every = {**SECTIONS, **BY_NAME}
     usual = f"all but {', '.join(BY_NAME)} where none is named"

@@ -1,6 +1,6 @@
 """Which tests run a line, and how long each takes: recorded once with coverage's contexts, and kept in `.mutants`.
 
-As a plugin of pytest (`-p tests.mutants.covering`) this names the test that is running, for its process and for the
+As a plugin of pytest (`-p tools.mutants.covering`) this names the test that is running, for its process and for the
 processes that it starts. What a fixture of a module or session runs is counted for all tests of the file.
 """
 
@@ -26,7 +26,7 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 PACKAGE = "ckptools"
 KEPT = ROOT / ".mutants"
-COPIED = (PACKAGE, "tests", "docs", "pyproject.toml", "README.md", "Makefile", "constraints.txt")
+COPIED = (PACKAGE, "tests", "tools", "docs", "pyproject.toml", "README.md", "Makefile", "constraints.txt")
 NAME, RESULTS = "CKPTOOLS_TEST", "CKPTOOLS_TEST_RESULTS"
 SETTINGS = f"""[run]
 source_pkgs = {{package}}
@@ -58,7 +58,7 @@ def record(paths: Sequence[str]) -> None:
     (folder / "settings").write_text(SETTINGS.format(folder=folder, package=PACKAGE))
     environment = {**os.environ, "CI": "1", "PYTHONPATH": str(tree), RESULTS: str(folder / "tests.json")}
     environment["COVERAGE_PROCESS_START"] = str(folder / "settings")
-    command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile", "-p", "tests.mutants.covering", *paths]
+    command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile", "-p", "tools.mutants.covering", *paths]
     options = ["-p", "no:cacheprovider", "-m", "not slow", "-o", "timeout=1200"]
     subprocess.run(
         [*command, *options], cwd=tree, env={**environment, RESULTS: str(folder / "tests.json")}, check=False
@@ -66,7 +66,8 @@ def record(paths: Sequence[str]) -> None:
     data = coverage.Coverage(data_file=folder / "coverage", config_file=False)
     data.combine([str(folder)])
     data.save()
-    shutil.rmtree(tree / "tests")
+    for name in ("tests", "tools"):
+        shutil.rmtree(tree / name)
 
 
 class Recorder:

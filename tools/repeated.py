@@ -20,9 +20,9 @@ import torch
 
 from ckptools.display.tables import Column, table
 from ckptools.training import output
-from tests.demo import same, tensors
 from tests.training.started import finish, free_port, is_free, start
 from tests.training.test_command import leftovers
+from tools.demo import same, tensors
 
 SMALL = ("--vocab", 31, "--width", 20, "--layers", 1, "--context", 7, "--batch", 128)
 STEPS = 6
@@ -159,7 +159,7 @@ def repeat(case: Case, place: Place, times: int, say: Callable[[str], Any]) -> t
 
 def main() -> None:
     """Repeat every case whose name has a word in it; the exit code says whether all went well."""
-    parser = argparse.ArgumentParser(prog="python -m tests.training.repeated", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.repeated", description=__doc__)
     parser.add_argument("--times", type=int, default=10)
     parser.add_argument("word", nargs="?", default="", help="only the cases whose names have it")
     options = parser.parse_args()

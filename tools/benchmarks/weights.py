@@ -12,10 +12,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.benchmarks.measure import Pair, in_turn, peak, run, seconds, table_as_measured
-from tests.benchmarks.scale import CKPTOOLS, hollow
+from tools.benchmarks.measure import Pair, in_turn, peak, run, seconds, table_as_measured
+from tools.benchmarks.scale import CKPTOOLS, hollow
 
-PEER = [sys.executable, "-m", "tests.benchmarks.peers"]
+PEER = [sys.executable, "-m", "tools.benchmarks.peers"]
 RANKS, LAYERS, ROUNDS = 32, 2, 3
 HIDDEN, KEYS, INNER = 4096, 1024, 14336
 """Sizes of Llama 3 8B. Source: its config.json on the Hub."""

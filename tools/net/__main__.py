@@ -1,6 +1,6 @@
 """The net: does ckptools still find in every fixture what it found before? Run it before each push.
 
-`python -m tests.net` compares what the commands answer with tests/net/golden and prints what differs, then measures
+`python -m tools.net` compares what the commands answer with tools/net/golden and prints what differs, then measures
 processor seconds beside a peer. Names of fixtures take these alone, and measure nothing. `--write` writes the golden
 files anew: read their diff. `--of FOLDER --golden FOLDER` does the same with other checkpoints, one in each subfolder.
 
@@ -38,11 +38,11 @@ from typer.testing import CliRunner, Result
 
 import ckptools
 from ckptools.cli import app
-from tests.benchmarks.measure import run
-from tests.benchmarks.ranks import OPEN, PEER
-from tests.benchmarks.scale import CKPTOOLS, hollow
 from tests.damage.damages import Damage, damages
 from tests.truth import ASKED, FIXTURES, LOCAL, OWN_BUFFERS, WHOLE, Known, one_of_each_form
+from tools.benchmarks.measure import run
+from tools.benchmarks.ranks import OPEN, PEER
+from tools.benchmarks.scale import CKPTOOLS, hollow
 
 GOLDEN = Path(__file__).parent / "golden"
 EVERY = (*WHOLE, *LOCAL, *OWN_BUFFERS, *ASKED)
@@ -394,7 +394,7 @@ def prepare() -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.net", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m tools.net", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("names", nargs="*", help="fixtures; all of them where there is none")
     parser.add_argument("--write", action="store_true", help="write the golden files anew")
     parser.add_argument("--of", type=Path, help="folder of other checkpoints, one in each subfolder")

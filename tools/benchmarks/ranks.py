@@ -7,10 +7,10 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from tests.benchmarks.measure import run, table_as_measured
-from tests.benchmarks.scale import CKPTOOLS, hollow
+from tools.benchmarks.measure import run, table_as_measured
+from tools.benchmarks.scale import CKPTOOLS, hollow
 
-PEER = [sys.executable, "-m", "tests.benchmarks.peers"]
+PEER = [sys.executable, "-m", "tools.benchmarks.peers"]
 SMALL, LARGE = (64,), (64, 256, 1024)
 """Worlds of the section that is always run, and of the one that is run by name: 3.3 GB, some minutes of processor."""
 

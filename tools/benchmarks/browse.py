@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.measure import run, table_as_measured
-from tests.benchmarks.scale import CKPTOOLS, SHAPES, hollow
 from tests.browse.terminal import Terminal
+from tools.benchmarks.measure import run, table_as_measured
+from tools.benchmarks.scale import CKPTOOLS, SHAPES, hollow
 
 WORLD = 1024
 TIMES = 5

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ckptools.training.simulated import shapes_from
-from tests.benchmarks.measure import Run, run, table_as_measured
-from tests.benchmarks.scale import CKPTOOLS, hollow, slope_of
+from tools.benchmarks.measure import Run, run, table_as_measured
+from tools.benchmarks.scale import CKPTOOLS, hollow, slope_of
 
-PEER = [sys.executable, "-m", "tests.benchmarks.peers"]
+PEER = [sys.executable, "-m", "tools.benchmarks.peers"]
 SMALL, LARGE = (64, 256), (64, 256, 512)
 """Worlds of the section that is always run, and of the one that is run by name; on 512 ranks a million chunks."""
 

@@ -12,8 +12,8 @@ from typing import Any
 import coverage
 import pytest
 
-from tests.mutants.__main__ import Fault, Verdict, chosen, drawn, failing, report
-from tests.mutants.covering import RESULTS, ROOT, SETTINGS, Recording, _function_at, _moved, _statement_at
+from tools.mutants.__main__ import Fault, Verdict, chosen, drawn, failing, report
+from tools.mutants.covering import RESULTS, ROOT, SETTINGS, Recording, _function_at, _moved, _statement_at
 
 WORDS = '''"""A text."""
 from typing import TYPE_CHECKING
@@ -31,7 +31,7 @@ class C:
 
 def faults_by_line(source: str) -> Any:
     """Import libcst only where a test runs, not where it is collected."""
-    from tests.mutants import faults
+    from tools.mutants import faults
 
     return faults.faults_by_line(source)
 
@@ -79,7 +79,7 @@ def test_the_lines_that_a_test_runs_are_recorded_in_the_processes_that_it_starts
     )
     (tmp_path / "settings").write_text(SETTINGS.format(folder=tmp_path, package="adds"))
     environment = {"COVERAGE_PROCESS_START": tmp_path / "settings", "PYTHONPATH": f"{ROOT}:{tmp_path}"}
-    command = [sys.executable, "-m", "pytest", "-p", "tests.mutants.covering", "-p", "no:cacheprovider", "test_it.py"]
+    command = [sys.executable, "-m", "pytest", "-p", "tools.mutants.covering", "-p", "no:cacheprovider", "test_it.py"]
     subprocess.run(command, cwd=tmp_path, env={**os.environ, **environment, RESULTS: tmp_path / "t"}, check=True)
     data = coverage.Coverage(data_file=tmp_path / "coverage", config_file=False)
     data.combine([str(tmp_path)])
@@ -101,7 +101,7 @@ def test_the_head_of_a_statement_and_the_function_around_it_are_found():
 def test_each_test_function_is_tried_once_before_another_of_its_cases(monkeypatch):
     seconds = {"t::a[1]": 1.0, "t::a[2]": 2.0, "t::b": 30.0, "t::c": 40.0}
     monkeypatch.setattr(Recording, "tests_of", lambda *_: set(seconds))
-    monkeypatch.setattr("tests.mutants.__main__.SECONDS", 60.0)
+    monkeypatch.setattr("tools.mutants.__main__.SECONDS", 60.0)
     fault = Fault(Path("ckptools/text.py"), 1, "", "")
     assert chosen(fault, [Recording(Path(), seconds)]) == ({"t::a[1]": 1.0, "t::b": 30.0}, 4)
 
@@ -123,7 +123,7 @@ def test_all_that_fail_are_named_where_they_are_asked_for(tmp_path):
     ],
 )
 def test_what_fails_or_hangs_is_named(tmp_path, monkeypatch, text, found):
-    monkeypatch.setattr("tests.mutants.__main__.ONE_TEST", 2)
+    monkeypatch.setattr("tools.mutants.__main__.ONE_TEST", 2)
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree" / "test_it.py").write_text(text)
     assert failing(tmp_path / "tree", {"test_it.py::test_a": 0.0}) == ([found] if found else [])

@@ -1,6 +1,6 @@
 """`make fuzz`: coverage-guided fuzzing of everything that reads a stranger's bytes, for a given time.
 
-    python -m tests.fuzz --seconds 3600
+    python -m tools.fuzz --seconds 3600
 
 Each target runs in a process of its own. Inputs that found new code are kept in `.fuzz/<target>` and used again next
 time; an input that fails is written there as `crash-…`, `timeout-…` or `oom-…`, and its command is printed.
@@ -23,7 +23,7 @@ MOST_MEMORY = 1024
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz")
+    parser = argparse.ArgumentParser(prog="python -m tools.fuzz")
     parser.add_argument("--seconds", type=int, default=60, help="for all targets together")
     parser.add_argument("--jobs", type=int, default=2, help="targets that run at once")
     parser.add_argument("--target", action="append", help="one of them; default: all")
@@ -31,7 +31,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.run:
         return run(options.run)
-    from tests.fuzz.targets import TARGETS
+    from tools.fuzz.targets import TARGETS
 
     names = options.target or list(TARGETS)
     each = max(options.seconds * min(options.jobs, len(names)) // len(names), 1)
@@ -52,7 +52,7 @@ def main() -> int:
 
 def start(name: str, seconds: int) -> subprocess.Popen[bytes]:
     """Start one target over its seeds and what earlier runs found."""
-    from tests.fuzz.targets import seeds
+    from tools.fuzz.targets import seeds
 
     corpus = HERE / name / "corpus"
     corpus.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ def start(name: str, seconds: int) -> subprocess.Popen[bytes]:
     command = [
         sys.executable,
         "-m",
-        "tests.fuzz",
+        "tools.fuzz",
         "--run",
         name,
         str(corpus),
@@ -85,7 +85,7 @@ def run(arguments: list[str]) -> int:
     import atheris
 
     with atheris.instrument_imports(include=["ckptools"]):
-        from tests.fuzz.targets import TARGETS
+        from tools.fuzz.targets import TARGETS
     target, _ = TARGETS[arguments[0]]
     atheris.Setup([arguments[0], *arguments[1:]], target)
     atheris.Fuzz()

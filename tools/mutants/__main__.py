@@ -1,6 +1,6 @@
 """`make mutants`: put faults at random into a copy of the package, one at a time; do the tests of that line notice?
 
-    python -m tests.mutants --sample 200 --seed 7 [ckptools/verify ckptools/api/tensor.py]
+    python -m tools.mutants --sample 200 --seed 7 [ckptools/verify ckptools/api/tensor.py]
 
 A line is drawn, then one of the operators that fit it, then one of its changes: a line with a long call counts as
 much as a guard. A fault is noticed where a test fails that passes without it, or hangs.
@@ -31,7 +31,7 @@ import pytest
 import torch  # noqa: F401
 import typer.testing  # noqa: F401
 
-from tests.mutants.covering import KEPT, PACKAGE, ROOT, Recording, copied, record
+from tools.mutants.covering import KEPT, PACKAGE, ROOT, Recording, copied, record
 
 ROOMS = (
     "tensor_io", "training_state", "formats", "keys", "display", "inspect", "verify", "stats", "diff", "match",
@@ -99,7 +99,7 @@ class Verdict:
 
 def drawn(files: Sequence[Path], size: int, seed: int) -> list[Fault]:
     """So many different faults, drawn at random from some modules."""
-    from tests.mutants.faults import faults_by_line  # libcst takes a third of a second, and not all need it
+    from tools.mutants.faults import faults_by_line  # libcst takes a third of a second, and not all need it
 
     chance = random.Random(seed)
     texts = {file: (ROOT / file).read_text() for file in files}
@@ -237,7 +237,7 @@ def _tested(tree: Path, tests: dict[str, float], output: Path, options: list[str
     os.chdir(tree)
     os.environ.update(PYTHONPATH=str(tree), CI="1")  # hypothesis then tries the same examples each time
     sys.path[:] = [str(tree), *(p for p in sys.path if p not in ("", str(ROOT)))]
-    for name in [n for n in sys.modules if n.partition(".")[0] in (PACKAGE, "tests")]:
+    for name in [n for n in sys.modules if n.partition(".")[0] in (PACKAGE, "tests", "tools")]:
         del sys.modules[name]
     sys.modules["__main__"].__spec__ = None  # what tests spawn would run this module again
     multiprocessing.current_process()._config["daemon"] = False  # daemons may start none

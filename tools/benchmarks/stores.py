@@ -17,8 +17,8 @@ from unittest.mock import patch
 
 import ckptools
 from ckptools.text import size
-from tests.benchmarks.measure import Run, run, table_as_measured
 from tests.object_store import BUCKET, Bucketful, s3_server, settings
+from tools.benchmarks.measure import Run, run, table_as_measured
 
 CKPTOOLS = [sys.executable, "-m", "ckptools"]
 WORLD = 256

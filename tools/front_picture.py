@@ -1,4 +1,4 @@
-"""`python -m tests.front_picture`: the picture of the README, `doctor` on a broken run beside its report.
+"""`python -m tools.front_picture`: the picture of the README, `doctor` on a broken run beside its report.
 
 Trains a run, damages it, asks `doctor` on a terminal and writes the report; Chromium takes the picture, light and dark.
 """
@@ -17,7 +17,7 @@ import tempfile
 import termios
 from pathlib import Path
 
-from tests.browser import picture_of
+from tools.browser import picture_of
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 RUN = "create run7 --strategy fsdp1 --world-size 4 --steps 6 --save-every 3 --break truncate:2,missing:3"

@@ -1,4 +1,4 @@
-"""`python -m tests.demo DIR`: the main job from end to end, as `make demo` runs it.
+"""`python -m tools.demo DIR`: the main job from end to end, as `make demo` runs it.
 
 Trains and saves with four ranks, looks into one rank's file, consolidates all of them, and compares the result
 bit for bit with the state that torch itself gathered from the trained model.

@@ -1,6 +1,6 @@
-"""Write the odd checkpoints that lie beside this: two steps of a run in which as much as possible is unusual.
+"""Write the odd checkpoints in tests/odd: two steps of a run in which as much as possible is unusual.
 
-    python -m tests.odd.make
+    python -m tools.odd
 
 They are kept, for each torch writes other bytes.
 """
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parent.parent / "tests" / "odd"
 
 
 def model(step: int) -> OrderedDict[str, torch.Tensor]:

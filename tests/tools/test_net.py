@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.net.__main__ import GOLDEN, compare, fixtures
+from tools.net.__main__ import GOLDEN, compare, fixtures
 
 CASE = min(fixtures(), key=lambda case: (GOLDEN / f"{case.name}.txt").stat().st_size)
 

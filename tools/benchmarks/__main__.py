@@ -13,11 +13,11 @@ from pathlib import Path
 
 import ckptools
 from ckptools.display.tables import Column, table
-from tests.benchmarks.measure import Pair, Run, in_turn, peak, run, seconds, workplace
+from tools.benchmarks.measure import Pair, Run, in_turn, peak, run, seconds, workplace
 
 PYTHON = [sys.executable, "-m"]
 CKPTOOLS = [*PYTHON, "ckptools"]
-PEER = [*PYTHON, "tests.benchmarks.peers"]
+PEER = [*PYTHON, "tools.benchmarks.peers"]
 
 # Sizes of the trained transformer: about 1.3 GB with its two moments, or 25 MB for a quick look.
 LARGE = ["--width", "1030", "--layers", "8", "--vocab", "1999", "--context", "8", "--batch", "1"]
@@ -34,7 +34,7 @@ Row = tuple[str, str, str, str, str, str]
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.benchmarks", description=__doc__)
     parser.add_argument("--small", action="store_true", help="small inputs, for a quick look")
     parser.add_argument("--rounds", type=int, default=5, help="counted pairs of runs")
     parser.add_argument("--keep", type=Path, help="folder for the inputs, kept for the next run")

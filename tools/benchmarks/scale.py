@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.benchmarks.measure import run, table_as_measured
+from tools.benchmarks.measure import run, table_as_measured
 
 CKPTOOLS = [sys.executable, "-m", "ckptools"]
 WORLDS = (64, 256, 1024)
@@ -27,7 +27,7 @@ LLAMA_RANKS = 64
 STAGES = """
 import json, os, sys
 import ckptools
-from tests.benchmarks.measure import high_water
+from tools.benchmarks.measure import high_water
 laps, begun = [], sum(os.times()[:4])
 def lap():
     global begun

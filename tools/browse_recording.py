@@ -1,4 +1,4 @@
-"""`python -m tests.browse.recording docs`: the pictures and the recording of the page of `browse`.
+"""`python -m tools.browse_recording docs`: the pictures and the recording of the page of `browse`.
 
 Pictures are what textual draws of its own screen. The recording is what a real terminal gets, as an asciicast, with the
 seconds of the script instead of those of the machine. Source: docs.asciinema.org/manual/asciicast/v2.

@@ -1,6 +1,6 @@
 """The tutorial notebook: run as a reader would, and what its cells show.
 
-`python -m tests.tutorial` runs docs/tutorial.ipynb and writes into it what its cells show now.
+`python -m tools.tutorial` runs docs/tutorial.ipynb and writes into it what its cells show now.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 
-from tests.documents import masked
+from tools.documents import masked
 
 TUTORIAL = Path(__file__).parent.parent / "docs" / "tutorial.ipynb"
 
