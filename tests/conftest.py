@@ -35,6 +35,7 @@ SKIPS = {
 LONGEST_FIRST = (
     "tests/training/test_matrix.py",
     "tests/damage/test_matrix.py",
+    "tests/damage/test_net.py",
     "tests/test_training_guide.py",
     "tests/test_documents.py",
     "tests/transcripts/test_transcripts.py",
