@@ -44,7 +44,6 @@ def compared(name: str, known: Known, lines: Iterable[str]) -> None:
     assert text.splitlines() == file.read_text(encoding="utf-8").splitlines()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("known", EVERY, ids=lambda known: known.label)
 def test_a_checkpoint_is_read_as_it_was(known):
     compared("sound", known, described(known.open(all_ranks=True)))
@@ -85,7 +84,6 @@ def swapped(file: Path) -> None:
 HARMS: tuple[Callable[[Path], None], ...] = (gone, halved, doubled, swapped)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("known", [k for k in EVERY if k.name in DAMAGED], ids=lambda known: known.label)
 def test_a_damaged_checkpoint_is_read_as_it_was(known, tmp_path):
     """Lines of the facts that damage adds are kept, and those that go."""

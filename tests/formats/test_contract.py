@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from functools import cache
+from pathlib import Path
 
 import pytest
 
 import ckptools
-from ckptools.errors import UnknownFormatError, UsageError, original_of
+from ckptools.errors import CkptoolsError, UnknownFormatError, UsageError, original_of
 from ckptools.formats.registry import FORMATS, recognised
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Tensor
@@ -114,6 +116,39 @@ def test_every_shard_lies_inside_its_file_and_its_tensor(known):
                 assert start + nbytes <= source.path.stat().st_size
                 assert start <= source.offset <= start + nbytes
             assert tensor.note or shard.box.inside(tensor.shape)
+
+
+def one_of_each_kind(known: Known) -> list[Path]:
+    """The last of its files whose names differ in numbers only."""
+    return list({re.sub(r"\d+", "#", str(f.path)): f.path for f in opened_plainly(known, False).files}.values())
+
+
+PARTS = {"accelerate", "byte_checkpoint", "composite", "dcp", "deepspeed", "megatron_dist"}
+"""Formats that have a folder or file in them which another format opens by itself."""
+
+
+def test_any_file_of_a_checkpoint_opens_all_of_it(known):
+    ck = opened_plainly(known, False)
+    for path in one_of_each_kind(known):
+        try:
+            found = ckptools.open(path)
+        except UnknownFormatError:
+            assert ck.format in PARTS
+            continue
+        if found.format == ck.format:
+            assert ({f.path for f in found.files}, found.whole) == ({f.path for f in ck.files}, ck.whole), path
+        else:
+            assert ck.format in PARTS, path
+
+
+def test_one_file_of_several_is_never_whole(known):
+    ck = opened_plainly(known, False)
+    for path in one_of_each_kind(known):
+        try:
+            found = ckptools.open(path, only_this_file=True)
+        except CkptoolsError:
+            continue
+        assert not found.whole or found.format != ck.format or len(found.files) == len(ck.files), path
 
 
 def test_every_leaf_is_in_exactly_one_section(known):
