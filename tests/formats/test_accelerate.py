@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
 import ckptools
-from ckptools.errors import NotWholeError, UnsafePathError
+from ckptools.errors import NotWholeError
 from ckptools.formats import accelerate
 from ckptools.formats.shared.companions import step_of_accelerate
 from ckptools.model.checkpoint import Fact
@@ -62,14 +62,6 @@ def test_an_optimizer_that_is_gone_is_missed_where_its_scheduler_is_here(sample)
     assert (problem.code, problem.tensor) == ("CK001", "optimizer") and "scheduler is here" in problem.message
     (sample / "scheduler.bin").unlink()
     assert "CK001" not in {p.code for p in ckptools.open(sample).problems}
-
-
-def test_the_parts_stand_side_by_side():
-    ck = ckptools.open(SAMPLE)
-    assert list(ck.tree) == ["model", "optimizer", "scheduler", "rng", "custom_checkpoint_0"]
-    assert [s.kind for s in ck.sections] == ["model", "optimizer", "scheduler", "rng", "other"]
-    assert (ck.world_size.value, ck.world_size.sources) == (4, ("RNG files",))
-    assert list(ck.tree["rng"]) == [0, 1, 2, 3] and ck.tree["custom_checkpoint_0"]["n"] == 7
 
 
 def test_the_scheduler_of_all_processes_suggests_the_step_which_is_called_assumed():
@@ -120,28 +112,6 @@ def test_the_number_of_a_save_is_no_step(tmp_path, form):
     assert not any("name" in source for source in ck.step.sources)
 
 
-def test_the_param_groups_are_those_of_the_truth():
-    (optimizer,) = ckptools.open(SAMPLE).optimizers.values()
-    groups = json.loads((SAMPLE.parent / "truth.json").read_text())["param_groups"]
-    assert [(g.lr, list(g.names)) for g in optimizer.param_groups] == [(g["lr"], g["params"]) for g in groups]
-
-
-def test_the_folders_inside_open_as_plain_dcp():
-    for name, key in (("pytorch_model_fsdp_0", "model"), ("optimizer_0", "optimizer")):
-        ck = ckptools.open(SAMPLE / name)
-        assert (ck.format, list(ck.tree)) == ("dcp", [key])
-
-
-@pytest.mark.parametrize("folder", ["pytorch_model_fsdp_0", "optimizer_0"])
-def test_a_missing_file_is_told_with_its_folder(sample, folder):
-    (sample / folder / "__2_0.distcp").unlink()
-    ck = ckptools.open(sample)
-    assert [p.rank for p in ck.problems if p.code == "CK001"] == [2]
-    assert all(p.message.startswith(f"{folder}: ") for p in ck.problems) and not ck.whole
-    with pytest.raises(NotWholeError):
-        ck.consolidate(sample / "out.pt")
-
-
 def test_a_damaged_item_is_called_by_its_name_in_the_whole_tree(sample):
     file = sample / "pytorch_model_fsdp_0" / "__1_0.distcp"
     content = file.read_bytes()
@@ -180,20 +150,6 @@ def test_random_states_that_changed_places_do_not_keep_the_model_from_being_writ
     assert ck.consolidate(tmp_path / "m.pt", only="model").left_out == {}
 
 
-def test_a_damaged_companion_is_named(sample):
-    (sample / "scheduler.bin").write_bytes(b"PK\3\4")
-    (problem,) = ckptools.open(sample).problems
-    assert problem.code == "CK002" and "scheduler.bin" in problem.message
-
-
-def test_a_part_that_is_a_link_out_is_refused_unless_asked_for(sample, tmp_path):
-    (sample / "optimizer_0").rename(tmp_path / "elsewhere")
-    (sample / "optimizer_0").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UnsafePathError, match="follow_symlinks"):
-        ckptools.open(sample)
-    assert ckptools.open(sample, follow_symlinks=True).whole
-
-
 def test_a_second_model_has_a_number(tmp_path):
     for index in (0, 1):
         save(tmp_path / f"pytorch_model_fsdp_{index}", {"model": {"w": torch.full((2,), float(index))}})
@@ -212,14 +168,6 @@ def test_the_trainers_counters_tell_the_step(tmp_path):
     ck = ckptools.open(folder)
     assert (ck.step.value, ck.step.agree, ck.format) == (30, True, "accelerate")
     assert ck.step.sources[0] == "file name" and "trainer_state.global_step" in ck.step.sources
-
-
-def test_as_many_bytes_are_expected_as_all_parts_have(tmp_path):
-    save(tmp_path / "pytorch_model_fsdp_0", {"model": MODEL})
-    save(tmp_path / "optimizer_0", {"optimizer": OPTIMIZER})
-    torch.save({"last_epoch": 3, "base_lrs": [0.1]}, tmp_path / "scheduler.bin")
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert ckptools.open(tmp_path).bytes_expected == sum(path.stat().st_size for path in files) and len(files) == 5
 
 
 def test_a_full_state_dict_is_read_with_the_optimizer_beside(tmp_path):

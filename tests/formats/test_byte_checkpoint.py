@@ -32,23 +32,6 @@ def codes(path: Path) -> set[tuple[str, int | None]]:
     return {(p.code, p.rank) for p in ckptools.open(path, all_ranks=True).problems if p.severity == "error"}
 
 
-def test_the_parts_of_a_step_are_one_checkpoint(step, tmp_path):
-    ck = ckptools.open(step)
-    assert (ck.format, ck.whole, ck.step.value, set(ck.tree)) == (
-        "byte_checkpoint",
-        True,
-        3,
-        {"model", "optimizer", "extra_state"},
-    )
-    assert ck.tree["extra_state"][1]["rank"] == 1
-    ck.consolidate(tmp_path / "out.pt")
-    assert torch.load(tmp_path / "out.pt", weights_only=True)["model"]["up.weight"].shape == (5, 7)
-
-
-def test_the_model_alone_is_a_dcp_folder():
-    assert (ckptools.open(REAL / "model").format, ckptools.open(REAL / "model").whole) == ("dcp", True)
-
-
 @pytest.mark.parametrize(
     ("lost", "found"),
     [
@@ -63,12 +46,6 @@ def test_a_lost_file_is_named(step, lost, found, tmp_path):
     assert found in codes(step)
     with pytest.raises(NotWholeError):
         ckptools.consolidate(step, tmp_path / "out.pt")
-
-
-def test_a_file_that_is_cut_is_no_whole_checkpoint(step):
-    file = step / "model/__0_0.distcp"
-    file.write_bytes(file.read_bytes()[:-4])
-    assert not ckptools.open(step, all_ranks=True).whole
 
 
 def test_a_pickle_of_another_dtype_than_its_chunk_is_refused(step, tmp_path):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ckptools.errors import ReadError, UnsafePathError
+from ckptools.errors import ReadError
 from ckptools.files.opening import read_json
 from ckptools.formats.options import Options
 from ckptools.formats.shared.companions import CompanionFiles, companions_in, read_companions
@@ -138,15 +138,6 @@ def test_a_cut_companion_is_named_and_the_others_are_read(tmp_path, keep, status
     assert (problem.code, problem.severity) == ("CK002", "error") and problem.message.startswith("optimizer.pt ")
     assert [f.status for f in found.files if f.part == "optimizer"] == [status]
     assert list(found.tree) == ["scheduler", "rng", "trainer_state"]
-
-
-def test_a_companion_that_is_a_link_out_of_the_folder_is_refused_unless_asked_for(tmp_path):
-    folder = trainer_folder(tmp_path / "run", world=1)
-    (folder / "optimizer.pt").rename(tmp_path / "blob")
-    (folder / "optimizer.pt").symlink_to(tmp_path / "blob")
-    with pytest.raises(UnsafePathError, match="--follow-symlinks"):
-        read(folder)
-    assert "optimizer" in read(folder, follow_symlinks=True).tree
 
 
 def test_a_companion_that_is_no_file_is_left_alone(tmp_path):

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 import ckptools
-from ckptools.errors import CkptoolsError, NotWholeError, UnsafePathError
-from ckptools.formats import composite
+from ckptools.errors import CkptoolsError, UnsafePathError
 from ckptools.formats.registry import FORMATS, recognised
 from tests.truth import FIXTURES
 
@@ -25,13 +24,6 @@ def step(tmp_path) -> Path:
 
 def of(ck: ckptools.Checkpoint, severity: str) -> list[str]:
     return [p.message for p in ck.problems if p.severity == severity]
-
-
-def test_each_part_is_a_section_by_its_name():
-    ck = ckptools.open(SAMPLE)
-    assert [s.name for s in ck.sections] == ["model", "optim", "scheduler", "train_state", "rng", "dataloader"]
-    assert ck.saved_as.startswith("a composite of parts by their names: model (DCP folder")
-    assert (ck.step.value, ck.world_size.value, ck.whole, ck.problems) == (5, 2, True, ())
 
 
 def test_no_key_of_a_part_is_renamed(step):
@@ -70,16 +62,6 @@ def test_the_model_may_be_of_hugging_face(step):
     assert ck.format == "composite" and "lm_head.weight" in ck.model
 
 
-@pytest.mark.parametrize("file", ["model/.metadata", "model/__1_0.distcp", "optim/.metadata", "optim/__0_0.distcp"])
-def test_a_missing_file_is_named_and_nothing_complete_is_written(step, file, tmp_path):
-    (step / file).unlink()
-    ck = ckptools.open(step)
-    assert (ck.format, ck.whole) == ("composite", False)
-    assert any(text.startswith(f"{file[:5]}") and Path(file).name in text for text in of(ck, "error"))
-    with pytest.raises(NotWholeError):
-        ck.consolidate(tmp_path / "out.pt", only="all")
-
-
 def test_a_rank_without_a_random_state_is_an_error(step):
     (step / "rng/rng_rank_1.pt").unlink()
     ck = ckptools.open(step)
@@ -97,13 +79,6 @@ def test_only_the_lost_part_of_a_rank_is_said_to_be_lost(step, harm, tmp_path):
     done = ck.consolidate(tmp_path / "out.pt", only="all")
     assert list(done.left_out) == ["rng.0"] and not any("shared" in note for note in done.notes)
     assert set(torch.load(tmp_path / "out.pt", weights_only=True)["dataloader"]) == {0, 1}
-
-
-@pytest.mark.parametrize("file", ["optim/__1_0.distcp", "rng/rng_rank_0.pt", "scheduler.pt", "train_state.json"])
-def test_a_cut_file_is_named_and_nothing_is_whole(step, file):
-    (step / file).write_bytes((step / file).read_bytes()[:10])
-    ck = ckptools.open(step)
-    assert ck.whole is False and Path(file).name in of(ck, "error")[0]
 
 
 def test_a_file_in_the_place_of_another_parts_is_a_warning(step):
@@ -198,12 +173,6 @@ def test_what_is_not_sure_to_be_one_checkpoint_is_none(step, change):
     except CkptoolsError:
         return
     assert found is None or found.NAME != "composite"
-
-
-def test_every_format_is_one_of_a_part_or_one_that_is_opened_by_itself():
-    around = {"nemo_automodel", "olmo_local", *(format_.NAME for format_ in FORMATS if format_.recipe)}
-    known = {module.__name__.rpartition(".")[2] for module in (*composite.READERS, *composite.OWN)}
-    assert {format_.NAME for format_ in FORMATS} == known | around | {"composite"}
 
 
 def test_a_run_folder_holds_one_for_each_step(step):

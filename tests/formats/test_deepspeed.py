@@ -342,18 +342,6 @@ def test_a_group_that_is_smaller_than_the_world_has_the_ranks_that_it_is_cut_ove
     assert (wrong(run, ck), ck.problems, ck.world_size.value) == ([], (), 4)
 
 
-def test_consolidating_gives_the_full_values(tmp_path):
-    run = Run(values(SHAPES), GROUPS, 3, 2, torch.bfloat16, shared={"head": "embed"})
-    run.save(tmp_path)
-    ckptools.consolidate(tmp_path, tmp_path / "all.pt")
-    saved = torch.load(tmp_path / "all.pt", weights_only=True)
-    assert all(torch.equal(saved["model"][n], t) for n, t in run.master.items())
-    assert saved["model"]["head"].data_ptr() == saved["model"]["embed"].data_ptr()
-    entry = saved["optimizer"]["state"]["down"]
-    assert all(torch.equal(entry[slot], run.slot("down", slot)) for slot in SLOTS)
-    assert saved["zero_optimizer"]["zero_stage"] == 2 and saved["global_steps"] == 7
-
-
 def test_a_parameter_that_module_does_not_name_is_in_the_model_all_the_same(tmp_path):
     run = Run(values({"a": (7, 3), "b": (4,)}), [["a", "b"]], 2, 1, module={"a": torch.ones(7, 3)})
     assert wrong(run, opened(run, tmp_path)) == []

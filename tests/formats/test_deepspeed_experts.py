@@ -19,9 +19,7 @@ from ckptools.formats.deepspeed.zero_stages import PartitionRun
 from tests.formats.deepspeed_writer import SLOTS, Run, deepspeed_classes, values
 from tests.formats.test_deepspeed import of_torch, raw
 from tests.formats.test_deepspeed_parallel import edited
-from tests.truth import FIXTURES
 
-REAL = FIXTURES / "deepspeed-moe-ep2-z1-fp32" / "ckpt"
 DENSE = {"embed.weight": (11, 5), "gate.wg.weight": (4, 5)}
 
 
@@ -261,8 +259,3 @@ def test_runs_of_fused_experts_keep_every_element(local, each, data):
 @pytest.mark.parametrize(("first", "expected"), [(False, [[0, 2], [1, 3]]), (True, [[0, 1], [2, 3]])])
 def test_ranks_that_share_experts(first, expected):
     assert ExpertLayout(data_first=first).ranks(4, 2) == expected
-
-
-def test_the_real_experts_can_be_opened_by_one_of_their_files():
-    ck = ckptools.open(REAL / "global_step5" / "layer_1_expert_2_mp_rank_00_model_states.pt")
-    assert (ck.format, ck.whole, ck.world_size.value) == ("deepspeed", True, 4)

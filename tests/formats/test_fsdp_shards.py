@@ -19,7 +19,6 @@ from ckptools.formats import fsdp_shards
 from ckptools.formats.wrapped_shards import shard_metadata
 from tests.truth import FIXTURES
 
-NESTED = FIXTURES / "fairscale-fsdp-nested" / "ckpt"
 TIED = FIXTURES / "fairscale-fsdp-tied-w3" / "ckpt"
 
 Wrappers = Mapping[str, Mapping[str, tuple[int, ...]]]
@@ -87,12 +86,6 @@ def saved(folder: Path, world: int = 3) -> Path:
     return save(folder, [fairscale(TWO, world, rank) for rank in range(world)])
 
 
-@pytest.mark.parametrize("path", ["", "checkpoint_5-shard2.pt"])
-def test_a_folder_and_a_file_of_it_open_the_whole(path):
-    ck = ckptools.open(NESTED / path)
-    assert (ck.format, ck.whole, ck.world_size.value, ck.step.value) == ("fsdp_shards", True, 4, 5)
-
-
 def test_a_weight_under_other_names_is_known_by_all_of_them():
     model = ckptools.open(TIED).model
     assert all(torch.equal(model[n].load(), model["embed.weight"].load()) for n in ("head.weight", "out.kernel"))
@@ -150,19 +143,6 @@ def test_an_average_of_the_weights_is_taken_apart_too(tmp_path):
         content["extra_state"] = {"ema": {k: t * 2 for k, t in content["model"].items()}}
     ck = ckptools.open(save(tmp_path / "x", contents))
     assert torch.equal(ck.tree["extra_state"]["ema"]["block.weight"].load(), values(TWO)["block.weight"] * 2)
-
-
-@pytest.mark.parametrize("lost", [0, 1, 2])
-def test_a_missing_rank_is_named_and_nothing_whole_is_written(tmp_path, lost):
-    (saved(tmp_path / "x") / f"checkpoint_7-shard{lost}.pt").unlink()
-    assert "CK001" in {p.code for p in ckptools.open(tmp_path / "x").problems}
-    with pytest.raises(NotWholeError, match=f"rank {lost}"):
-        ckptools.consolidate(tmp_path / "x", tmp_path / "out.pt")
-
-
-def test_one_file_alone_is_not_whole():
-    ck = ckptools.open(NESTED / "checkpoint_5-shard1.pt", only_this_file=True)
-    assert (ck.whole, ck.world_size.value) == (False, 4)
 
 
 def test_a_copy_and_a_rank_whose_padding_is_anothers_are_noticed(tmp_path):

@@ -12,7 +12,6 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 import ckptools
-from ckptools.errors import ReadError
 from ckptools.files.opening import location
 from tests.files.range_server import RangeHandler, range_server, serving
 from tests.truth import FIXTURES
@@ -111,18 +110,3 @@ def test_the_hub_gets_the_token_and_its_storage_does_not(hub, monkeypatch):
     )
     ckptools.open(f"hf://org/name/{MODEL}/ckpt")
     assert hub.tokens == {"Bearer hf_secret"} and set(seen) == {None}
-
-
-@pytest.mark.parametrize(
-    ("url", "reason"),
-    [
-        ("hf://org/private/model.pt", r"access denied by the Hub \(401\)"),
-        ("hf://org/name@other/model.pt", "the Hub answers 404: no such repository or revision"),
-        ("hf://org/name/nothing.pt", "no such file or folder"),
-        ("hf://org", "names no repository"),
-    ],
-)
-def test_what_is_not_there_is_told_in_one_line(hub, url, reason):
-    with pytest.raises(ReadError, match=reason) as error:
-        ckptools.open(url)
-    assert str(error.value).startswith(url) and "\n" not in str(error.value) and "hf_secret" not in str(error.value)

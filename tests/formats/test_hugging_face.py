@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import struct
 from pathlib import Path
@@ -40,10 +39,6 @@ def part(number: int, of: int = 4) -> str:
 
 def codes(ck: ckptools.Checkpoint) -> list[str]:
     return [p.code for p in ck.problems]
-
-
-def kinds(ck: ckptools.Checkpoint) -> list[str]:
-    return list(dict.fromkeys(codes(ck)))
 
 
 def edit(index: Path, **changes: str | None) -> None:
@@ -105,13 +100,6 @@ def test_an_index_tells_which_model_it_is_for(name, found):
 # -- sets of files -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["", INDEX, part(1), part(3)])
-def test_the_folder_the_index_and_any_file_open_the_same_model(llama, name):
-    ck = ckptools.open(llama / name)
-    assert (ck.format, ck.whole, ck.problems, len(ck.model)) == ("hugging_face", True, (), 30)
-    assert ck.saved_as == "4 .safetensors and an index, every tensor whole"
-
-
 @pytest.mark.parametrize("name", ["", "pytorch_model.bin.index.json", "pytorch_model-00001-of-00004.bin"])
 def test_bin_files_are_joined_in_module_order(gpt2, name):
     ck = ckptools.open(gpt2 / name)
@@ -122,24 +110,6 @@ def test_tied_weights_of_a_bin_share_their_bytes():
     model = ckptools.open(GPT2).model
     one, two = model["lm_head.weight"].shards[0].source, model["transformer.wte.weight"].shards[0].source
     assert (one.offset, one.path) == (two.offset, two.path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("index", [True, False])
-@pytest.mark.parametrize("number", [1, 2, 4])
-def test_a_missing_file_is_named_and_nothing_is_written_as_if_it_were_whole(llama, tmp_path, number, index):
-    (llama / part(number)).unlink()
-    if not index:
-        (llama / INDEX).unlink()
-    ck = ckptools.open(llama)
-    assert (kinds(ck), ck.problems[0].message) == (["CK001", "CK107"], f"no file {part(number)}")
-    assert [f.path.name for f in ck.files if f.status == "missing"] == [part(number)]
-    with pytest.raises(NotWholeError, match="allow_missing"):
-        ck.consolidate(tmp_path / "out.safetensors")
-    ck.consolidate(tmp_path / "out.safetensors", allow_missing=True)
-    left = json.loads((tmp_path / "out.safetensors.left-out.json").read_text())["left_out"]
-    named = sum(one["name"] in ckptools.open(LLAMA).model for one in left)
-    assert len(load_file(tmp_path / "out.safetensors")) + (named if index else 0) == (30 if index else len(ck.model))
 
 
 def without_from_index(folder: Path, *files: str) -> None:
@@ -186,20 +156,6 @@ def test_the_index_tells_what_the_missing_file_held(llama):
     assert lost[0].message == f"{INDEX} says that it is in {part(4)}, which is not here or damaged"
 
 
-def test_one_file_without_the_others_is_not_whole(llama, tmp_path):
-    alone = one(tmp_path / "alone", part(3))
-    ck = ckptools.open(alone)
-    assert codes(ck) == ["CK001", "CK001", "CK001", "CK107"]
-    assert codes(ckptools.open(alone, only_this_file=True)) == ["CK011"]
-
-
-def test_only_this_file_is_not_called_whole(llama, tmp_path):
-    ck = ckptools.open(llama / part(2), only_this_file=True)
-    assert (codes(ck), len(ck.files), len(ck.model)) == (["CK011"], 1, 9)
-    with pytest.raises(NotWholeError, match="one file of several"):
-        ck.consolidate(tmp_path / "out.safetensors")
-
-
 def test_numbers_may_begin_at_zero_and_a_number_beyond_them_is_stray(tmp_path):
     for number in (0, 1):
         one(tmp_path, part(number, of=2), f"w{number}")
@@ -212,15 +168,6 @@ def test_many_missing_files_are_one_line(tmp_path):
     one(tmp_path, part(7, of=99_999))
     missing, _ = ckptools.open(tmp_path).problems
     assert missing.message.endswith("and 9993 more") and len(missing.message) < 400
-
-
-def test_a_cut_file_is_named_and_the_others_are_read(llama):
-    (llama / part(2)).write_bytes((llama / part(2)).read_bytes()[:-1])
-    ck = ckptools.open(llama)
-    assert kinds(ck) == ["CK002", "CK107"] and f"{part(2)} safetensors header" in ck.problems[0].message
-    assert "cut short" in ck.problems[0].message and len(ck.model) == 21
-    with pytest.raises(ReadError, match="cut short"):
-        ckptools.open(llama / part(2))
 
 
 def test_a_model_whose_every_file_is_damaged_cannot_be_read(llama):
@@ -322,12 +269,6 @@ def test_the_links_of_a_hugging_face_cache_need_to_be_allowed(llama, tmp_path):
     assert len(ckptools.open(snapshot / part(1), only_this_file=True).model) == 6
 
 
-def test_a_fifo_in_place_of_a_file_is_told_and_not_waited_for(llama):
-    (llama / part(2)).unlink()
-    os.mkfifo(llama / part(2))
-    assert "not a regular file" in ckptools.open(llama).problems[0].message
-
-
 @pytest.mark.parametrize(
     ("data", "what"),
     [
@@ -364,27 +305,6 @@ def test_a_zip_polyglot_under_a_safetensors_name_is_read_as_one_of_them_only(tmp
 
 
 # -- which model of a folder -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "model.safetensors",
-        "pytorch_model.bin",
-        "diffusion_pytorch_model.safetensors",
-        "diffusion_pytorch_model.bin",
-        "adapter_model.safetensors",
-        "adapter_model.bin",
-        "consolidated.safetensors",
-        "model.fp16.safetensors",
-        "anything.safetensors",
-    ],
-)
-def test_a_folder_with_one_model_is_opened(tmp_path, name):
-    one(tmp_path, name)
-    (tmp_path / "config.json").write_text("{}")
-    ck = ckptools.open(tmp_path)
-    assert (ck.format, ck.whole, ck.problems, list(ck.model)) == ("hugging_face", True, (), ["w"])
 
 
 def test_several_models_are_listed_and_none_is_taken(tmp_path):

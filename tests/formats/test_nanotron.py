@@ -16,9 +16,6 @@ from safetensors.torch import save_file
 import ckptools
 from ckptools.errors import NotWholeError
 from ckptools.formats.nanotron import pieces_of
-from tests.truth import FIXTURES
-
-REAL = FIXTURES / "nanotron-tp2pp2" / "ckpt"
 
 
 def pairs(full: tuple[int, ...], dim: int, widths: list[int], rank: int, parts: int) -> tuple[str, list[slice]]:
@@ -121,14 +118,6 @@ def test_slices_are_joined_as_their_headers_say_and_so_is_the_optimizer(tmp_path
     ckptools.consolidate(tmp_path, tmp_path / "out.pt")
     saved = torch.load(tmp_path / "out.pt", weights_only=True)["model"]
     assert all(torch.equal(saved[name], tensor) for name, tensor in full.items())
-
-
-@pytest.mark.parametrize(
-    "path", ["", "model", "model/model/final_layer_norm/pp_block/model_bias.safetensors", "checkpoint_metadata.json"]
-)
-def test_every_way_into_the_real_one(path):
-    ck = ckptools.open(REAL / path)
-    assert (ck.format, ck.whole, ck.step.value) == ("nanotron", True, 5)
 
 
 def test_a_file_without_any_other_slice_is_noticed_when_it_is_missing(tmp_path):

@@ -148,13 +148,6 @@ def test_a_missing_last_rank_is_known_by_the_metadata(root):
     assert [(p.code, p.rank) for p in ckptools.open(root).problems] == [("CK001", 2)] * 3
 
 
-def test_a_cut_rank_is_named(root):
-    path = root / "optim" / "rank2.pt"
-    path.write_bytes(path.read_bytes()[:-500])
-    (problem,) = ckptools.open(root).problems
-    assert (problem.code, problem.rank) == ("CK002", 2)
-
-
 def test_ordinary_state_dicts_in_such_folders_are_put_side_by_side(tmp_path):
     for part, tree in (("model", {"w": torch.ones(3)}), ("optim", {"state": {}, "param_groups": []})):
         (tmp_path / part).mkdir()

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import ckptools
-from ckptools.errors import NotWholeError
 from ckptools.formats.recipes import COMPOSER_FOLDER, OLMO_CORE
 from ckptools.formats.shared import companions
 from ckptools.model.tree import Opaque
@@ -45,16 +44,6 @@ def composer(tmp_path) -> Path:
     (folder / "resumption.pkl").write_bytes(pickle.dumps(resumption))
     (folder / "composer_metadata.json").write_text(json.dumps({"composer_version": "0.24.0", "num_gpus": 8}))
     return folder
-
-
-def test_olmo_core_has_model_optimizer_and_trainer(olmo):
-    ck = ckptools.open(olmo, all_ranks=True)
-    assert (ck.format, list(ck.tree)) == ("olmo_core", ["model", "optim", "train", "metadata"])
-    assert (ck.step.value, ck.world_size.value, ck.world_size.sources) == (7, 2, ("train.world_size",))
-    assert raw(ck.model["w"].load()) == raw(MODEL["w"]) and raw(ck.model["b"].load()) == raw(MODEL["b"])
-    assert raw(ck.optimizers["optim"].state["w"]["exp_avg"].load()) == raw(torch.ones(4, 3))
-    assert ck.optimizers["optim"].param_groups[0].lr == 0.1
-    assert ck.problems == () and ("train", "rng", "python", 1) in [p[:4] for p in ck.differing]
 
 
 def test_olmo_core_is_consolidated_whole(olmo, tmp_path):
@@ -102,15 +91,6 @@ def test_composers_whole_model_is_read_too(composer):
         torch.save(state, composer / name / f"{name}.pt")
     ck = ckptools.open(composer)
     assert raw(ck.model["w"].load()) == raw(MODEL["w"]) and list(ck.optimizers) == ["optim"]
-
-
-def test_a_missing_data_file_is_told_with_its_folder_and_tensor(composer, tmp_path):
-    (composer / "model" / "__0_0.distcp").unlink()
-    ck = ckptools.open(composer)
-    assert not ck.whole and ck.problems[0].message.startswith("model: no file __0_0.distcp")
-    with pytest.raises(NotWholeError):
-        ck.consolidate(tmp_path / "m.pt", only="model")
-    ck.consolidate(tmp_path / "o.pt", only="optimizer")
 
 
 @pytest.mark.parametrize("name", ["model", "optim"])

@@ -21,11 +21,6 @@ def save(folder: Path, *names: str) -> None:
         torch.save({"epoch": 1}, folder / name)
 
 
-def test_files_under_their_own_names_are_no_problem(tmp_path):
-    save(tmp_path, "optim_rank_0.pt", "optim_rank_1.pt")
-    assert found(tmp_path, "optim_rank_0.pt", "optim_rank_1.pt") == []
-
-
 @pytest.mark.parametrize(("placed", "code"), [(True, "CK009"), (False, "CK010")])
 def test_a_copy_over_another_file_is_an_error_where_names_place_what_is_in_them(tmp_path, placed, code):
     save(tmp_path, "layer_03.pt", "layer_04.pt")

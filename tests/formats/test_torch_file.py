@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
-
 import pytest
 import torch
 
 import ckptools
 from ckptools.errors import SeveralError
 from ckptools.formats import torch_file
-
-
-@pytest.mark.parametrize("name", ["pytorch_model-00001-of-00004.bin", "x-1-of-10.pt", "my_rank_00_part.pt"])
-def test_one_file_of_several_is_not_called_whole(tmp_path, name):
-    torch.save({"w": torch.ones(3)}, tmp_path / name)
-    ck = ckptools.open(tmp_path / name)
-    assert (ck.whole, [p.code for p in ck.problems]) == (False, ["CK011"])
 
 
 @pytest.mark.parametrize("name", ["model.pt", "frank1.pt", "step-1-of.pt", "best.ckpt", "model-00001-of-00001.bin"])
@@ -54,13 +45,6 @@ def test_one_file_of_any_name_and_age_is_opened(name, tmp_path):
 )
 def test_a_checkpoint_is_called_by_its_file_without_suffixes(name, stem):
     assert torch_file.stem(name) == stem
-
-
-def test_one_compressed_file_of_several_is_not_called_whole(tmp_path):
-    torch.save({"w": torch.ones(3)}, tmp_path / "x")
-    path = tmp_path / "pytorch_model-00001-of-00004.bin.gz"
-    path.write_bytes(gzip.compress((tmp_path / "x").read_bytes()))
-    assert [p.code for p in ckptools.open(path).problems] == ["CK011"]
 
 
 def test_a_folder_that_holds_others_names_them(tmp_path):
