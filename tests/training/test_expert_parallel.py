@@ -12,9 +12,9 @@ import ckptools
 from ckptools.training.model import MixtureOfExperts
 from ckptools.training.options import CreateOptions, ModelSize
 from ckptools.training.output import Created
-from tests import demo
 from tests.training.forked import create_forked
 from tests.training.rank_files import assert_same_moments, load_all, local_tensors
+from tools import demo
 
 UP = "blocks.0.moe.experts.up"
 

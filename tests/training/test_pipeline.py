@@ -15,9 +15,9 @@ from ckptools.training.model import Transformer
 from ckptools.training.options import CreateOptions, ModelSize
 from ckptools.training.output import Created
 from ckptools.training.strategies import keep_stage
-from tests import demo
 from tests.training.forked import create_forked
 from tests.training.rank_files import assert_same_moments, load_all
+from tools import demo
 
 pytestmark = pytest.mark.slow
 

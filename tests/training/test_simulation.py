@@ -17,10 +17,10 @@ from ckptools.errors import UsageError
 from ckptools.training import create
 from ckptools.training.options import CreateOptions, ParallelOptions, SimulationOptions
 from ckptools.training.output import Created
-from tests import demo
 from tests.training.conftest import Command
 from tests.training.rank_files import load
 from tests.versions import torch_that_trains
+from tools import demo
 
 WORLD = 6
 

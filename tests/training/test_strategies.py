@@ -11,9 +11,9 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor
 
 from ckptools.training.output import Created
-from tests import demo
 from tests.training.conftest import Command
 from tests.training.rank_files import join, load, load_all, local_tensors
+from tools import demo
 
 
 def test_fsdp1_learns(fsdp1: Command) -> None:

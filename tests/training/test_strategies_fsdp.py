@@ -13,11 +13,11 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import ckptools
 from ckptools.training.options import CreateOptions, ParallelOptions
-from tests import demo
 from tests.training.choices import train_all
 from tests.training.forked import run_ranks
 from tests.training.rank_files import ckptools as run_cli
 from tests.training.rank_files import load, load_all, local_tensors
+from tools import demo
 
 pytestmark = pytest.mark.slow
 

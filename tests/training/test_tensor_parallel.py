@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 import ckptools
 from ckptools.cli import app
 from ckptools.training.output import Created
-from tests import demo
 from tests.training.rank_files import assert_same_moments, load, load_all, local_tensors
+from tools import demo
 
 pytestmark = pytest.mark.slow
 
