@@ -70,13 +70,6 @@ def test_what_keep_types_keeps_is_named_with_the_way_to_load_it(tmp_path):
     assert load.endswith('all.pt", weights_only=False)')
 
 
-def test_a_dry_run_prints_the_plan_and_writes_nothing(tmp_path):
-    code, stdout, _ = run(COMPOSER, "-o", tmp_path / "m.pt", "--only", "model", "--dry-run", "--copies")
-    assert code == 0 and list(tmp_path.iterdir()) == []
-    assert "would write" in stdout and "of 4 files" in stdout
-    assert any(line.split()[:2] == ["model.head.weight", "ep0-ba5-rank0.pt"] for line in stdout.splitlines())
-
-
 def test_the_cause_is_below_the_first_line_with_its_way_out_and_what_follows(tmp_path):
     shutil.copytree(COMPOSER, tmp_path / "run")
     (tmp_path / "run" / "ep0-ba5-rank1.pt").unlink()

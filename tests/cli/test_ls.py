@@ -11,10 +11,8 @@ import torch
 from typer.testing import CliRunner
 
 from ckptools.cli import app
-from ckptools.display.tables import Screen
-from ckptools.ls.record import CheckpointRow, LeftOverRow, RunFolder, TrackerRow, run_folder_text
+from ckptools.ls.record import CheckpointRow, LeftOverRow, RunFolder, TrackerRow
 from ckptools.model.problems import Rows
-from tests.display.made import HOSTILE
 from tests.truth import FIXTURES
 
 DCP = FIXTURES / "torch2.13.0-fsdp2-dcp-w3" / "ckpt"
@@ -95,31 +93,6 @@ def made(name: str) -> RunFolder:
     tracker = TrackerRow(name, None, None, "error", f"CK016 names {name}")
     left = LeftOverRow(name, 5, "2026-11-20T01:42:07Z")
     return RunFolder(Path(name), False, Rows([row] * 50), 50, None, "step", Rows([tracker]), Rows([left]), (name,))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", HOSTILE)
-@pytest.mark.parametrize("screen", [Screen(), Screen(80, 40), Screen(200, 40)], ids=str)
-def test_a_name_cannot_act_on_a_terminal_nor_forge_a_line(name, screen):
-    text = run_folder_text(made(name), screen)
-    assert all(line.isprintable() for line in text.splitlines())
-    assert max(map(len, text.splitlines())) <= (screen.width or 10**6)
-    harmless = run_folder_text(made("x" * len(name)), Screen())
-    if screen.width is None:
-        assert text.count("\n") == harmless.count("\n")
-
-
-def test_what_is_wrong_wraps_on_a_terminal_and_is_never_cut():
-    text = run_folder_text(made("step-5"), Screen(80, 40))
-    assert text.count("and a long story") >= 200 // 20 and "of 40 more when piped" in text
-    assert "more when piped" not in run_folder_text(made("step-5"))
-
-
-def test_it_says_how_far_each_checkpoint_was_read(folder):
-    assert "every rank of step 5 was read; 1 other looked into as inspect does; " in run(str(folder))[2]
-    for path in (*folder.glob("a-step/*.distcp"), *folder.glob("b-step/*.distcp")):
-        path.unlink()
-    assert "2 checkpoints looked into as inspect does; " in run(str(folder))[2]
 
 
 def test_ranks_of_one_file_of_several_and_of_none_that_opens_are_told_apart(folder):

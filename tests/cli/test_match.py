@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 
 import ckptools
 from ckptools.cli import app
-from ckptools.display.tables import Screen
 from ckptools.match.record import match_text
 from tests.display.made import HOSTILE
 from tests.schemas import SCHEMAS
@@ -86,28 +85,12 @@ def test_every_format_matches_itself_and_its_safetensors(known, tmp_path):
     assert not any(row.checkpoint_shape for row in found.rows if row.status == "unexpected")
 
 
-def test_a_dtype_that_differs_is_told_and_loads(tmp_path):
-    save_file({"a": torch.zeros(3), "b": torch.zeros(2)}, tmp_path / "f.safetensors")
-    save_file({"a": torch.zeros(3).bfloat16(), "b": torch.zeros(2)}, tmp_path / "h.safetensors")
-    code, out, _ = run(tmp_path / "f.safetensors", "--to", tmp_path / "h.safetensors")
-    assert code == 0 and re.search(r"^dtype +a +1  fp32 +bf16 ", out, re.M)
-
-
 def test_a_checkpoint_that_is_not_whole_says_so_beside_the_answer(tmp_path):
     for rank in (0, 2, 3):
         (tmp_path / f"rank{rank}.pt").write_bytes((FSDP / f"rank{rank}.pt").read_bytes())
     code, out, _ = run(tmp_path, "--to", FSDP)
     assert code == 1 and "NOT WHOLE             ckptools verify says what is wrong; names that only missing" in out
     assert "\nnames fit             21 of 21" in out and "\nloads" not in out
-
-
-def test_filters_choose_what_counts(tied, tmp_path):
-    save_file({"emb.weight": torch.zeros(6, 4)}, tmp_path / "e.safetensors")
-    assert run(tmp_path / "e.safetensors", "--to", tied)[0] == 1
-    assert run(tmp_path / "e.safetensors", "--to", tied, "--filter", "emb.*")[0] == 0
-    assert run(tmp_path / "e.safetensors", "--to", tied, "--exclude", "he*")[0] == 0
-    code, _, err = run(tmp_path / "e.safetensors", "--to", tied, "--filter", "nope")
-    assert (code, err.count("\n")) == (2, 1)
 
 
 def test_what_holds_no_model_says_what_it_holds(tied, tmp_path):
@@ -284,11 +267,6 @@ def test_a_lazy_parameter_is_not_called_equal(tied):
     assert [row.note for row in found.rows if row.status == "unknown"] == [LAZY]
 
 
-def test_rows_are_plain_dicts(tied):
-    (row, *_) = ckptools.open(tied).match({"emb.weight": [6, 4]}).to_dicts()
-    assert row["status"] == "same" and row["model_shape"] == [6, 4] and json.dumps(row)
-
-
 # -- forms of the answer -------------------------------------------------------------------------------------------
 
 
@@ -326,43 +304,7 @@ def test_names_from_files_do_nothing_to_a_terminal(tmp_path):
     assert answer["fix"] == {f"x.{name}.w": f"{name}.w" for name in HOSTILE}
 
 
-@pytest.mark.parametrize("width", [80, 200])
-def test_it_fits_a_terminal_and_is_uncut_in_a_pipe(width):
-    long = {f"decoder.{'very_' * 12}long_layer.{n}.{kind}.weight": [n + 1, 4096] for n in range(60) for kind in "ab"}
-    found: Any = ckptools.open(DDP).match(long)
-    lines = match_text(found, Screen(width, 40)).splitlines()
-    assert max(map(len, lines)) <= width
-    assert all(group.names in match_text(found) for group in found.groups)
-
-
-def test_importing_it_imports_neither_torch_nor_numpy():
-    modules = "ckptools.cli.commands.match, ckptools.match.run, ckptools.torch_engine.module_shapes"
-    code = f"import sys, {modules}; print({{'torch', 'numpy'}} & {{*sys.modules}})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
-
-
 # -- which rows of its table -------------------------------------------------------------------------------------
-
-
-def listed(*words: str) -> list[str]:
-    done = CliRunner().invoke(app, ["match", str(FSDP), "--to", str(GPT2), *words])
-    lines = done.stdout.splitlines()
-    dashes = next((n for n, line in enumerate(lines) if line.startswith("---")), len(lines))
-    return [" ".join(line.split()) for line in lines[dashes + 1 :] if " more; " not in line]
-
-
-@pytest.mark.slow
-def test_groups_are_sorted_and_limited_as_the_rows_of_any_table():
-    every = listed("--limit", "0")
-    keys = [int(line.split()[2]) for line in listed("--sort", "keys")]
-    assert len(every) > 3 and keys == sorted(keys, reverse=True) != sorted(keys)
-    assert listed("--limit", "2") == every[:2] and sorted(listed("--sort", "-names")) == sorted(every)
-
-
-def test_a_limited_table_says_how_the_rest_is_shown():
-    _, out, _ = run(FSDP, "--to", GPT2, "--limit", "2")
-    assert re.search(r"^\d+ more; --limit 0 shows all$", out, re.MULTILINE)
 
 
 @pytest.mark.slow

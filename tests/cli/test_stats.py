@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -204,26 +201,6 @@ def test_odd_rows_of_every_kind_are_drawn(tmp_path):
         and "with bias correction" in out
         and "1 parameter, optimizer: all finite" in out
     )
-
-
-@pytest.mark.slow
-def test_the_command_line_does_not_import_numpy_until_it_reads():
-    code = "import sys, ckptools.cli.commands.stats, ckptools; print({'numpy', 'torch'} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
-    code = "import sys; from ckptools.__main__ import main\ntry: main()\nfinally: print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code, "stats", str(COMPOSER)], capture_output=True, text=True)
-    assert done.stdout.endswith("False\n") and "elements" in done.stdout
-
-
-def test_figures_of_the_command_are_those_of_numpy(tmp_path):
-    values = torch.from_numpy(np.random.default_rng(1).standard_normal((200, 300)))
-    torch.save({"w": values.bfloat16(), "v": values.half()}, tmp_path / "m.pt")
-    for line in run(tmp_path / "m.pt", "--jsonl")[1].splitlines():
-        row = json.loads(line)
-        known = {"bfloat16": values.bfloat16(), "float16": values.half()}[row["dtype"]].double().numpy()
-        assert [row["mean"], row["std"], row["min"]] == pytest.approx(
-            [known.mean(), known.std(), known.min()], rel=1e-9
-        )
 
 
 def test_numbers_of_a_column_end_below_each_other(tmp_path):

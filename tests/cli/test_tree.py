@@ -85,14 +85,6 @@ def test_a_stream_without_box_characters_gets_ascii():
     assert b"\n|- " in done.stdout and b"\\u" not in done.stdout and done.stdout.isascii()
 
 
-@pytest.mark.slow
-def test_it_starts_without_torch_numpy_and_typer():
-    code = "import sys, ckptools.cli as c; c.run(); print({'torch', 'numpy', 'typer'} & {*sys.modules})"
-    command = [sys.executable, "-c", code, "tree", str(FSDP), "--jsonl"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "set()"
-
-
 def test_the_same_is_one_call_in_python():
     import ckptools
 

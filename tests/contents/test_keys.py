@@ -11,7 +11,7 @@ from ckptools.keys.entries import Selection, entries_of
 from ckptools.model.tree import NumpyArray, Opaque
 from ckptools.training_state.sections import measure
 from tests.display.made import checkpoint, plain, sharded
-from tests.truth import FIXTURES, WHOLE
+from tests.truth import WHOLE
 
 KNOWN = pytest.mark.parametrize("known", WHOLE, ids=lambda known: f"{known.name}/{known.path}-{known.weights}")
 
@@ -76,11 +76,3 @@ def test_a_tied_weight_counts_where_the_other_was_not_asked_for():
     tied = plain(4, 2, record="7")
     keys = keys_of(checkpoint({"model": {"emb": tied, "head": tied}}), Selection(("head",)))
     assert (keys.tensors, keys.params) == (1, 8)
-
-
-def test_rows_are_what_pandas_takes():
-    import ckptools
-
-    found = ckptools.open(FIXTURES / "torch2.13.0-fsdp1-sharded-w4").records("model", exclude=["*bias"])
-    assert {row["section"] for row in found.to_dicts()} == {"model"} and len(found.to_dicts()) == len(found.rows) > 3
-    assert not any(name.endswith("bias") for name in (row.name for row in found.rows))

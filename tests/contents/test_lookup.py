@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-import ckptools
 from ckptools.cli.arguments import keys_beginning, sections_beginning
 from ckptools.contents.show import entries_at
 from ckptools.errors import UsageError
@@ -105,15 +104,3 @@ def test_completion_never_raises_and_leaves_out_what_nobody_can_type(tmp_path):
 
     torch.save({"a": torch.zeros(2), "a\x1b[31m": torch.zeros(2), "a\nb": torch.zeros(2)}, tmp_path / "y.pt")
     assert keys_beginning(tmp_path / "y.pt", "a") == ["a"]
-
-
-@pytest.mark.slow
-def test_completion_imports_neither_torch_nor_numpy():
-    import subprocess
-    import sys
-
-    code = "import sys; from ckptools.cli.arguments import keys_beginning as k; n = len(k(sys.argv[1], '')); "
-    code += "print(n > 0, {'torch', 'numpy'} & {*sys.modules})"
-    done = subprocess.run([sys.executable, "-c", code, str(FSDP)], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "True set()"
-    assert ckptools.open(FSDP).records("model").rows

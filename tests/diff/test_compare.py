@@ -436,13 +436,6 @@ def test_of_three_optimizers_none_is_held_against_one_of_another_name(tmp_path):
     assert {row.verdict for row in found.values if row.name.startswith(("x_", "y_"))} == {"only in B"}
 
 
-def test_rows_are_what_pandas_takes(tmp_path):
-    path = saved(tmp_path / "a.pt", state())
-    found = ckptools.diff(path, path, values=True)
-    dicts = found.to_dicts()
-    assert len(dicts) == len(found.tensors) + len(found.values) and dicts[0]["shape_a"] == [3, 4]
-
-
 def test_groups_of_another_number_of_parameters_differ_though_numbers_have_no_names(tmp_path):
     for name, count in (("a.pt", 2), ("b.pt", 3)):
         state = {n: {"exp_avg": torch.ones(4)} for n in range(count)}

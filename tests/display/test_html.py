@@ -120,13 +120,6 @@ def test_an_object_of_another_class_is_a_table_of_its_fields():
     assert {plural(len(found.fields), "field"), *map(str, found.fields)} <= {text.strip() for text in page.text}
 
 
-@pytest.mark.parametrize("values", [None, "0:1"])
-def test_a_tensor_is_shown_by_its_values_or_else_by_its_shards(values):
-    ck = ckptools.open(WHOLE[0].file)
-    page = Reader(ck.show(next(iter(ck.model)), values=values)._repr_html_())
-    assert any(text.startswith("[0:1]") for text in page.text) is (values is not None)
-
-
 def test_no_problems_are_no_table():
     reader = Reader(rows_html(Rows()))
     assert (reader.text[-1], "table" in reader.tags) == ("none", False)
@@ -139,14 +132,6 @@ def test_nothing_is_opened_to_show_it():
         assert "16 sharded, 2 whole" in ck._repr_html_()
         assert "model.emb.weight" in ck.model._repr_html_()
         assert "model.emb.weight" in ck.model._ipython_key_completions_()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("known", WHOLE, ids=lambda known: known.name)
-def test_every_real_checkpoint_has_a_line_and_a_table(known):
-    ck = ckptools.open(known.file)
-    assert repr(ck).startswith("<Checkpoint ") and (known.step is None or f"step {known.step}" in repr(ck))
-    assert Reader(ck._repr_html_()).open == []
 
 
 def test_a_page_holds_so_many_rows_of_all_its_tables():

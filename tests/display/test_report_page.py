@@ -113,10 +113,6 @@ def test_an_error_that_only_a_check_finds_is_in_the_headline_of_a_whole_checkpoi
     assert f"<title>ep0-ba12000: {words}</title>" in html and "whole: all 256" not in shown(html)
 
 
-def test_what_was_not_looked_at_is_said():
-    assert "not judged: finite values" in report_page(found_in(run7()))
-
-
 def test_the_words_are_those_of_inspect_and_verify():
     found = found_in(run7())
     text = shown(report_page(found))
@@ -159,12 +155,6 @@ def test_gaps_of_a_lost_file_are_folded_below_it():
     below = html.partition("is cut short")[2]
     assert below.index("<summary>40 tensors have gaps (CK002 and CK001)</summary>") < below.index("w19 gap 19")
     assert "20 more are in the JSON of this page" in below and "w20 gap 20" not in below.partition("<nav>")[0]
-
-
-def test_where_rows_of_a_table_are_left_out_a_line_below_it_says_how_to_see_them():
-    page = Page("more", Limits(rows=2), headed=True)
-    page.table("t", [Column("a")], [["x"]] * 5, rest="ckptools stats run --limit 0")
-    assert page.html().endswith("3 rows left out; all of them: ckptools stats run --limit 0</div></details></div>")
 
 
 @pytest.mark.slow

@@ -20,7 +20,6 @@ from ckptools.inspect.record import (
     size_expected,
 )
 from ckptools.inspect.sections import section_details, section_text
-from ckptools.model.problems import Code, Problem
 from tests.display.made import (
     HOSTILE,
     alone,
@@ -94,13 +93,6 @@ def test_all_files_of_ranks_that_have_several_are_counted():
     assert headline(report) == ["whole: all 8 files of 4 ranks are here, all read"]
 
 
-def test_files_that_were_not_looked_into_are_not_called_whole():
-    report = inspect_report(unread_run7())
-    assert headline(report) == ["all 256 rank files are here; contents not compared (verify)"]
-    assert "of 255 others only that the file is there and ends well" in read_line(report)
-    assert next_line(report).startswith("next: ckptools verify ")
-
-
 def test_a_lost_file_whose_content_nothing_states_is_not_recoverable():
     here, world = files(5, here=range(4), read=True), run7().world_size._replace(value=5)
     report = inspect_report(run7({"model": {"w": plain(4)}}, files=here, world_size=world, problems=missing(4)))
@@ -110,13 +102,6 @@ def test_a_lost_file_whose_content_nothing_states_is_not_recoverable():
 @pytest.mark.parametrize(("found", "said"), [(1, "of 2.0 KiB"), (2047, ""), (2048, ""), (3000, "")])
 def test_the_size_that_is_expected_is_said_only_where_files_lack_some_of_it(found, said):
     assert size_expected(inspect_report(run7())._replace(bytes_found=found, bytes_expected=2048)) == said
-
-
-def test_a_lone_rank_with_an_error_says_so():
-    wrong = Problem(Code.WORLD_SIZES_DISAGREE, "world sizes [4, 8]")
-    shown = report_text(inspect_report(replace(alone(), problems=(*missing(1), wrong))))
-    assert "NOT WHOLE: rank 1 missing, world sizes [4, 8]\n" in shown
-    assert "CK103" in shown and "CK001  rank 1" in shown
 
 
 def test_what_was_not_read_is_said():

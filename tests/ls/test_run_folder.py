@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +17,6 @@ from ckptools.ls.rows import NO_MODEL, judged
 from ckptools.model.problems import Code, Problem
 from ckptools.model.verdict import Verdict, causes_of
 from ckptools.training.options import CreateOptions, ModelSize, ResumeOptions
-from tests.display.made import HOSTILE
 from tests.formats.deepspeed_writer import deepspeed_classes
 from tests.training.forked import create_forked
 from tests.truth import FIXTURES, WHOLE
@@ -131,28 +127,6 @@ def test_ranks_that_changed_their_names_are_no_damage_of_the_values_but_are_told
     swap(run)
     row = ckptools.checkpoints_in(run).rows[0]
     assert "CK022" in row.codes and row.whole and row.verdict.startswith("whole, not resumable as the files lie: ")
-
-
-@pytest.mark.slow
-def test_a_flipped_bit_is_seen_with_deep_and_only_then(run):
-    path = of_step(run, 6, 1)
-    data = bytearray(path.read_bytes())
-    shards = [s for tensor in ckptools.open(path).model.values() for s in tensor.shards]
-    source = next(s.source for s in shards if s.rank == 1 and s.source is not None and s.box.numel)
-    data[source.offset] ^= 8
-    path.write_bytes(data)
-    assert ckptools.checkpoints_in(run).newest_whole == str(of_step(run, 6))
-    found = ckptools.checkpoints_in(run, deep=True)
-    assert found.newest_whole == str(of_step(run, 4))
-    assert [row.looked_into for row in found.rows] == ["verify --deep", "verify --deep", "inspect"]
-    assert found.rows[0].codes == ("CK004",)
-
-
-def test_a_format_without_checksums_is_said_to_have_none_with_deep(tmp_path):
-    shutil.copytree(FIXTURES / "hf-llama-safetensors-bf16" / "ckpt", tmp_path / "step-5")
-    (row,) = ckptools.checkpoints_in(tmp_path, deep=True).rows
-    assert (row.whole, row.looked_into) == (True, "verify --deep") and row.notes[0].startswith("checksums: ")
-    assert ckptools.checkpoints_in(tmp_path).rows[0].notes == ()
 
 
 def test_a_left_over_folder_beside_single_files_is_no_checkpoint(tmp_path):
@@ -498,17 +472,6 @@ def test_a_dcp_without_its_metadata_is_a_row_that_says_so(tmp_path):
     assert ".metadata" in found.rows[0].why
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", HOSTILE)
-def test_any_name_is_listed_as_it_is(name, folders):
-    try:
-        (folders / "step-2").rename(folders / name)
-    except (OSError, ValueError):  # no file system has such a name; then there is nothing to list
-        assert "/" in name or "\0" in name or len(name.encode("utf-8", "surrogatepass")) > 255 or not name.isascii()
-        return
-    assert name in [row.name for row in ckptools.checkpoints_in(folders).rows]
-
-
 def test_a_folder_without_checkpoints_is_said_to_have_none(tmp_path):
     with pytest.raises(UnknownFormatError, match="no checkpoint"):
         ckptools.checkpoints_in(tmp_path)
@@ -528,30 +491,6 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ReadError, match="no such file or folder") as error:
         ckptools.checkpoints_in(tmp_path / "gone")
     assert error.value.path == tmp_path / "gone"
-
-
-@pytest.mark.slow
-def test_three_hundred_checkpoints_take_no_longer_than_to_look_into_each(tmp_path):
-    source = next(FIXTURES.glob("lightning-trainer-ddp/ckpt/*.ckpt"))
-    paths = [tmp_path / f"epoch={n}-step=5.ckpt" for n in range(300)]
-    for path in paths:
-        os.link(shutil.copy(source, tmp_path / "source"), path)
-    (tmp_path / "source").unlink()
-    started = time.process_time()
-    for path in paths[::10]:
-        ckptools.open(path)
-    one = (time.process_time() - started) / 30
-    started = time.process_time()
-    found = ckptools.checkpoints_in(tmp_path)
-    assert (len(found.rows), found.ok) == (300, True)
-    assert time.process_time() - started < 1.3 * 300 * one + 1
-
-
-@pytest.mark.slow
-def test_listing_imports_neither_torch_nor_numpy(rank_files):
-    code = "import sys, ckptools; ckptools.checkpoints_in(sys.argv[1]); print({'torch', 'numpy'} & {*sys.modules})"
-    done = subprocess.run([sys.executable, "-c", code, str(rank_files)], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
 
 
 def test_a_tracker_in_a_checkpoint_is_compared_with_what_lies_below_it_only(tmp_path):

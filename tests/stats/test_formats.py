@@ -60,12 +60,6 @@ def test_a_lazy_tensor_takes_its_figures_from_the_ranks_that_it_needs(large_worl
         assert repr(found).startswith(f"Stats(rms={rms}, l2=") and f"max={most}, zeros=0, nonfinite=0)" in repr(found)
 
 
-def test_rows_are_plain_dicts(tmp_path):
-    torch.save({"w": torch.ones(2, 3)}, tmp_path / "m.pt")
-    (row,) = ckptools.open(tmp_path / "m.pt").stats(histogram=True).to_dicts()
-    assert (row["name"], row["shape"], row["rms"], sum(row["histogram"])) == ("w", [2, 3], 1.0, 6)
-
-
 def test_a_tied_tensor_is_read_and_summed_once(tmp_path):
     w = torch.ones(100)
     torch.save({"model": {"a": w, "b": w, "c": torch.zeros(4), "n": torch.tensor([1000])}}, tmp_path / "m.pt")

@@ -10,7 +10,6 @@ import torch
 from torch.distributed.tensor import DTensor
 from typer.testing import CliRunner
 
-import ckptools
 from ckptools.cli import app
 from ckptools.training.output import Created
 from tests.training.rank_files import assert_same_moments, load, load_all, local_tensors
@@ -26,13 +25,6 @@ def placements(created: Created, name: str) -> str:
 
 def said_of(value: Any) -> str:
     return str(value.placements) if isinstance(value, DTensor) else "plain"
-
-
-def differing(created: Created, out: Path) -> list[str]:
-    """What ckptools consolidates otherwise than torch gathered it."""
-    ckptools.consolidate(created.first, out)
-    total, different = demo.compare(out, created.out / "full.pt")
-    return different if total == 48 + 3 * 43 else [f"{total} tensors"]
 
 
 def test_tensor_parallel_trains_what_one_process_trains(tp: Created, one_rank: Created) -> None:
@@ -81,15 +73,6 @@ def test_the_embedding_stays_the_head(tp: Created, fsdp2_tp: Created) -> None:
         full = torch.load(created.out / "full.pt")
         assert torch.equal(full["model"]["emb.weight"], full["model"]["head.weight"])
         assert "head.weight" not in full["optimizer"]["state"]
-
-
-def test_parts_join_to_the_gathered_state(tp: Created, fsdp2_tp: Created, tmp_path: Path) -> None:
-    assert differing(tp, tmp_path / "tp.pt") == []
-    assert differing(fsdp2_tp, tmp_path / "fsdp2-tp.pt") == []
-
-
-def test_a_mesh_of_three_dimensions_joins_to_the_gathered_state(hsdp_tp: Created, tmp_path: Path) -> None:
-    assert differing(hsdp_tp, tmp_path / "hsdp-tp.pt") == []
 
 
 def test_replicas_of_shards_hold_the_same_bits(hsdp_tp: Created) -> None:

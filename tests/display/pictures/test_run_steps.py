@@ -71,12 +71,6 @@ def test_a_learning_rate_that_jumps_is_a_break(tmp_path):
     assert "BREAK: lr 1e-05, then 0.001" in picture.text and picture.text.count("BREAK") == 1
 
 
-def test_every_param_group_has_its_line(tmp_path):
-    run = saved(tmp_path / "run", (10, 3e-4, 3e-5), (20, 2e-4, 2e-5))
-    assert [row.lr for row in run.rows] == [(2e-4, 2e-5), (3e-4, 3e-5)]
-    assert sum("lr" in hover for hover in hovers(run.plot.steps())) == 4
-
-
 def test_a_checkpoint_without_an_optimizer_tells_no_rate(tmp_path):
     (tmp_path / "run").mkdir()
     torch.save({"w": torch.ones(2)}, tmp_path / "run" / "a.pt")
@@ -89,12 +83,6 @@ def test_steps_without_a_learning_rate_are_drawn_by_their_time_alone(tmp_path):
     picture = saved(tmp_path / "run", (10,), (20,)).plot.steps()
     assert "no checkpoint has a learning rate" in picture.text and "steps 10 to 20" in picture.text
     assert "learning rate by step" not in shown(picture) and "step by the time" in shown(picture)
-
-
-def test_of_some_checkpoints_without_a_learning_rate_the_others_are_drawn(tmp_path):
-    picture = saved(tmp_path / "run", (10, 3e-4), (20,), (30, 1e-4)).plot.steps()
-    assert sum(": step 20," in hover for hover in hovers(picture)) == 1
-    assert sum(": step 30," in hover for hover in hovers(picture)) == 2
 
 
 def test_one_that_is_not_whole_is_marked(tmp_path):

@@ -88,13 +88,6 @@ def test_the_hatching_stays_inside_of_its_rectangle(width, height):
         assert isclose(x2 - x1, y1 - y2, abs_tol=1e-9)
 
 
-def test_every_rank_has_its_piece_and_the_words_say_the_same():
-    picture = tensor_layout(tensor((33, 3), strip(33, 4)), "up.weight")
-    assert hovers(picture) == [f"rank {r}: {box}" for r, box in strip(33, 4)]
-    assert "4 pieces of [9, 3], [6, 3]\n  [0:9, 0:3]  rank 0\n" in picture.text
-    assert picture.text.endswith("together they hold every element once")
-
-
 def test_what_no_file_that_was_read_holds_is_hatched_and_counted():
     picture = tensor_layout(sharded(32000, 4096, ranks=4))
     assert "HOLES: 98304000 of 131072000 elements are in no file that was read: [8000:32000, 0:4096]" in picture.text
@@ -144,11 +137,6 @@ def test_pieces_that_overlap_are_marked():
     picture = tensor_layout(tensor((32, 20), boxes))
     assert "OVERLAP: [0:20, 0:20] and [16:32, 0:20] share elements" in picture.text
     assert "[16:20, 0:20]: [0:20, 0:20] and [16:32, 0:20] overlap" in hovers(picture)
-
-
-def test_many_copies_are_told_where_they_are_not_drawn():
-    picture = tensor_layout(tensor((5,), [(r, Box((0,), (5,))) for r in range(256)]))
-    assert "ranks 0..255" in picture.text and "248 more copies of each" in shown(picture)
 
 
 def test_a_tensor_of_256_shards_is_drawn_in_runs_of_ranks_that_are_here_or_not():
