@@ -225,10 +225,6 @@ def test_commands_are_listed_by_what_they_are_for_on_any_terminal(columns):
     assert listed == [list(commands) for commands in GROUPS.values()]
 
 
-def test_the_list_of_commands_fits_a_narrow_terminal():
-    assert max(map(len, process("--help", COLUMNS="50").stdout.splitlines())) <= 50
-
-
 FLAGS = {
     "inspect": ["--json", "--all-ranks", "--only-this-file", "--follow-symlinks", "--trust", "-q", "--quiet"],
     "verify": ["--deep", "--values", "--json", "--only-this-file", "--follow-symlinks", "-v", "--verbose", "--debug"],

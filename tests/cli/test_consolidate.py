@@ -83,11 +83,6 @@ def test_the_cause_is_below_the_first_line_with_its_way_out_and_what_follows(tmp
     ]
 
 
-def test_a_lone_shard_is_refused_with_the_ranks_that_are_missing(tmp_path):
-    code, _, stderr = run(f"{COMPOSER}/ep0-ba5-rank0.pt", "-o", tmp_path / "m.pt", "--only-this-file")
-    assert code == 4 and "NOT WHOLE: ranks 1..3 missing; " in stderr.splitlines()[0]
-
-
 @pytest.mark.parametrize(
     ("text", "nbytes"), [("5GB", 5 * 10**9), ("500MiB", 500 * 2**20), ("1.5k", 1500), ("42", 42), ("3 tb", 3 * 10**12)]
 )

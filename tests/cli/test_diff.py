@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from ckptools.cli import app
 from ckptools.cli.commands import diff
-from tests.diff.test_compare import SHARDED, copied, saved, state
+from tests.diff.test_compare import SHARDED, saved, state
 
 
 def run(*arguments: object) -> tuple[int, str, str]:
@@ -77,13 +77,6 @@ def test_what_cannot_be_opened_is_a_line_and_code_3(tmp_path, two):
         code, stdout, stderr = run(*pair)
         assert (code, stdout, stderr.count("\n")) == (3, "", 1) and "no such file" in stderr
     assert json.loads(run(*pair, "--json")[1])["same"] is False
-
-
-def test_a_side_that_lost_a_rank_is_never_the_same(tmp_path):
-    folder = copied(tmp_path)
-    (folder / "rank3.pt").unlink()
-    code, stdout, _ = run(SHARDED, folder, "--values")
-    assert code == 1 and "cannot be compared" in stdout and "B: CK001" in stdout
 
 
 @pytest.mark.parametrize(

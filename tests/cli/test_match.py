@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +19,6 @@ from typer.testing import CliRunner
 import ckptools
 from ckptools.cli import app
 from ckptools.match.record import match_text
-from tests.display.made import HOSTILE
 from tests.schemas import SCHEMAS
 from tests.truth import FIXTURES, WHOLE
 
@@ -83,14 +81,6 @@ def test_every_format_matches_itself_and_its_safetensors(known, tmp_path):
     assert ck.match(ck).loads and (found.same, found.renames) == (found.model_names, ())
     assert {row.status for row in found.rows} <= {"same", "unexpected"}
     assert not any(row.checkpoint_shape for row in found.rows if row.status == "unexpected")
-
-
-def test_a_checkpoint_that_is_not_whole_says_so_beside_the_answer(tmp_path):
-    for rank in (0, 2, 3):
-        (tmp_path / f"rank{rank}.pt").write_bytes((FSDP / f"rank{rank}.pt").read_bytes())
-    code, out, _ = run(tmp_path, "--to", FSDP)
-    assert code == 1 and "NOT WHOLE             ckptools verify says what is wrong; names that only missing" in out
-    assert "\nnames fit             21 of 21" in out and "\nloads" not in out
 
 
 def test_what_holds_no_model_says_what_it_holds(tied, tmp_path):
@@ -294,28 +284,7 @@ def test_no_map_is_written_where_there_is_no_rename_or_two(tied, tmp_path):
     assert "several renames fix as many, and none was chosen" in err and not target.exists()
 
 
-def test_names_from_files_do_nothing_to_a_terminal(tmp_path):
-    state = {f"x.{name}.w": torch.zeros(2) for name in HOSTILE}
-    torch.save(state, tmp_path / "h.pt")
-    (tmp_path / "s.json").write_text(json.dumps({f"{name}.w": [2] for name in HOSTILE}))
-    code, out, err = run(tmp_path / "h.pt", "--to", tmp_path / "s.json")
-    assert code == 1 and all(line.isprintable() for line in (out + err).splitlines())
-    answer = json.loads(run(tmp_path / "h.pt", "--to", tmp_path / "s.json", "--json")[1])
-    assert answer["fix"] == {f"x.{name}.w": f"{name}.w" for name in HOSTILE}
-
-
 # -- which rows of its table -------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_names_are_sorted_and_limited_and_what_is_counted_stays():
-    def told(*words: str) -> Any:
-        return json.loads(CliRunner().invoke(app, ["match", str(FSDP), "--to", str(GPT2), "--json", *words]).stdout)
-
-    every, few = told(), told("--sort", "checkpoint_name", "--limit", "3")
-    names = sorted(row["checkpoint_name"] for row in every["rows"] if row["checkpoint_name"])
-    assert [row["checkpoint_name"] for row in few["rows"]] == names[:3]
-    assert few["model_names"] == every["model_names"] and few["groups"] == every["groups"]
 
 
 @pytest.mark.parametrize("words", [("--sort", "size"), ("--limit", "-1")])

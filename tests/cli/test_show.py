@@ -124,23 +124,9 @@ def test_ranks_that_have_one_state_are_counted_as_one():
     assert run(FSDP, "rng").stdout.splitlines()[0].startswith("torch: 1 distinct of 4; fingerprint rank 0 ")
 
 
-@pytest.mark.slow
-def test_private_values_are_shown_on_request():
-    hidden = run(FSDP, "scheduler")
-    assert "_is_initial" not in hidden.stdout and "_last_lr" in hidden.stdout
-    assert "private values not shown: --private" in hidden.stderr
-    assert "_is_initial" in run(FSDP, "scheduler", "--private").stdout
-    assert "_is_initial" in run(FSDP, "scheduler._is_initial").stdout
-
-
 @pytest.mark.parametrize("words", [(), ("emb.weight", "--values", "x"), ("emb.weight", "--limit", "-1")])
 def test_mistakes_are_usage_errors(words):
     assert run(FSDP, *words).exit_code == 2
-
-
-def test_the_same_is_one_call_in_python():
-    found = ckptools.open(FSDP / "rank0.pt").show("emb.weight", values="0,:2")
-    assert json.loads(json.dumps(found.to_dicts())) == told(FSDP / "rank0.pt", "emb.weight", "--values", "0,:2")["rows"]
 
 
 # -- values that differ between ranks ----------------------------------------------------------------------------

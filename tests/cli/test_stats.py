@@ -143,17 +143,6 @@ def test_where_nothing_can_be_read_there_is_an_error_and_no_table(tmp_path):
     assert run(tmp_path / "none.pt")[0] == 3
 
 
-NAMES = ("\x1b[31mred\x1b[0m", "a\nb", "[bold]x[/bold]", "\u202ex", "k" * 3000)
-
-
-@pytest.mark.parametrize("options", [[], ["--hist"], ["--per-rank"], ["--limit", "1"]], ids=str)
-def test_names_of_files_are_only_names(tmp_path, options):
-    torch.save({name: torch.ones(2) for name in NAMES}, tmp_path / "m.pt")
-    code, out, err = run(tmp_path / "m.pt", *options)
-    assert code == 0 and all(line.isprintable() for line in (out + err).splitlines())
-    assert "\\x1b[31mred" in out and ("--limit" in options or "[bold]x[/bold]" in out)
-
-
 def made():
     figures = (0.02593, 174.1, -0.4213, 0.4213, -1.234e-05, 0.02593)
     row = Stats(

@@ -331,11 +331,3 @@ def test_items_follow_each_other_without_gaps(tmp_path):
         assert place.offset == at
         at += place.length
     assert at == (tmp_path / "x.dcp" / "__0_0.distcp").stat().st_size
-
-
-def test_what_changed_on_the_way_is_said():
-    notes = ckptools.consolidate(COMPOSER.file, "never.dcp", dry_run=True).notes
-    moved = "model is state.model, optimizer is state.optimizers.DecoupledAdamW"
-    assert f"arranged for torch's state_dict API: {moved}" in notes
-    assert any("step is a plain number" in note for note in notes)
-    assert any("lack differentiable, fused, decoupled_weight_decay" in note for note in notes)

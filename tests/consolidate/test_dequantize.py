@@ -65,14 +65,6 @@ def test_what_is_not_quantized_is_written_when_holes_are_allowed(tmp_path):
     assert sorted(done.left_out) == sorted(MOMENTS)
 
 
-def test_the_command_says_what_to_do_and_what_it_has_done(tmp_path):
-    refused = run("consolidate", INT8, "-o", tmp_path / "m.safetensors")
-    assert refused.exit_code == 4 and "consolidate --dequantize" in refused.stderr
-    done = run("consolidate", INT8, "-o", tmp_path / "m.safetensors", "--dequantize")
-    assert done.exit_code == 0
-    assert "note: dequantized, as torchao.quantization.Int8Tensor does: model.block.up.weight and 3 more" in done.stderr
-
-
 def test_a_dry_run_plans_what_would_be_read(tmp_path):
     done = ckptools.open(INT8).consolidate(tmp_path / "m.pt", dequantize=True, dry_run=True, check=True)
     assert (done.tensors, done.checksums.right) == (10, 18)  # 6 plain ones; codes, scales and zero points of 4

@@ -235,16 +235,6 @@ def test_a_row_of_a_dry_run_has_the_dtype_that_would_be_written(tmp_path):
     assert {row.name: row.dtype for row in done.rows} == {"w": "bfloat16", "n": "int64"}
 
 
-@pytest.mark.slow
-def test_what_a_dry_run_would_read_is_told_as_often_as_somebody_asks(tmp_path):
-    source = known("composer-0.13").file
-    planned = ckptools.consolidate(source, tmp_path / "all.pt", dry_run=True).planned
-    assert planned is not None and planned.files == 4
-    assert sum(copy.nbytes for copy in planned.copies) == planned.nbytes == sum(c.nbytes for c in planned.copies)
-    done = ckptools.consolidate(source, tmp_path / "all.pt")
-    assert (done.planned, done.dry_run) == (None, False)
-
-
 def test_keys_that_are_no_texts_have_their_type_in_the_json(tmp_path):
     torch.save({"model": {"w": torch.ones(2)}, "seen": {3: 1, True: 2, "a": 4}}, tmp_path / "run.pt")
     ckptools.consolidate(tmp_path / "run.pt", tmp_path / "out.safetensors", only="all")

@@ -6,10 +6,6 @@ import functools
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -220,28 +216,6 @@ from ckptools.cli import run
 sys.argv = ["ckptools", "consolidate", sys.argv[1], "-o", sys.argv[2]]
 run()
 """
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM] * 8)
-def test_an_interrupt_leaves_nothing_behind(big_run, tmp_path, number):
-    command = [sys.executable, "-m", "ckptools", "consolidate", str(big_run), "-o", str(tmp_path / "out.pt"), "-j", "1"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 20
-    while not list(tmp_path.glob(".*.partial")) and time.monotonic() < deadline:
-        time.sleep(0.001)
-    process.send_signal(number)
-    _, stderr = process.communicate(timeout=60)
-    assert leftovers(tmp_path) == []
-    assert process.returncode == 130 and "interrupted" in stderr
-
-
-@pytest.fixture(scope="module")
-def big_run(tmp_path_factory) -> Path:
-    """A plain checkpoint that takes long enough to be interrupted: many tensors in one .pt."""
-    folder = tmp_path_factory.mktemp("big")
-    torch.save({f"w{i}": torch.full((256, 1024), float(i)) for i in range(400)}, folder / "big.pt")
-    return folder / "big.pt"
 
 
 def test_local_pieces_without_their_shapes_are_refused_in_one_line(tmp_path):

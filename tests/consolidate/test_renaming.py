@@ -11,13 +11,10 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 from torch.distributed import checkpoint as dcp
-from typer.testing import CliRunner
 
 import ckptools
 from ckptools.api.methods import python_words
-from ckptools.cli import app
 from ckptools.errors import NotWholeError, OutputExistsError, ReadError, RefusedError, UsageError
-from tests.display.made import HOSTILE
 from tests.truth import FIXTURES, WHOLE, load_truth
 
 STATE = "model"
@@ -286,23 +283,6 @@ def test_a_map_that_is_there_is_not_overwritten(tmp_path):
     assert read_map(tmp_path / "m.json") == {"ä\n": "b"}
     with pytest.raises(OutputExistsError):
         write_map(tmp_path / "m.json", {"a": "b"})
-
-
-def test_hostile_names_are_renamed_and_told_without_doing_anything(tmp_path):
-    state = {f"x.{name}": torch.full((2,), float(n)) for n, name in enumerate(HOSTILE)}
-    torch.save(state, tmp_path / "h.pt")
-    words = ["consolidate", str(tmp_path / "h.pt"), "-o", str(tmp_path / "o.pt"), "--strip-prefix", "x"]
-    done = CliRunner().invoke(app, words)
-    lines = [*done.stdout.splitlines(), *done.stderr.splitlines()]
-    assert done.exit_code == 0 and all(line.isprintable() for line in lines)
-    assert same(torch.load(tmp_path / "o.pt"), {name.removeprefix("x."): t for name, t in state.items()})
-    refused = CliRunner().invoke(app, [*words[:-2], "--force", "--map", _map(tmp_path, dict.fromkeys(state, "y"))])
-    assert refused.exit_code == 4 and refused.stderr.count("\n") == 1 and refused.stderr.strip().isprintable()
-
-
-def _map(folder: Path, names: dict[str, str]) -> str:
-    (folder / "map.json").write_text(json.dumps(names))
-    return str(folder / "map.json")
 
 
 def test_a_flattened_optimizer_follows_the_names_of_the_model(tmp_path):

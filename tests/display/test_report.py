@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 
 from ckptools.inspect.record import inspect_report
@@ -9,8 +7,6 @@ from ckptools.model.checkpoint import Fact
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tree import NumpyScalar
 from tests.display.made import (
-    alone,
-    broken_run7,
     checkpoint,
     composer_tree,
     group,
@@ -27,44 +23,11 @@ def judged(report):
     return report.verdict.whole, report.verdict.depth, report.verdict.level, report.verdict.headline
 
 
-def test_a_whole_checkpoint_is_whole():
-    report = inspect_report(run7())
-    assert judged(report) == (True, "structure", "good", "whole: all 256 rank files are here, all read")
-    assert (report.ranks.expected, report.ranks.here, report.ranks.read) == (256, 256, 256)
-    assert report.saved is not None and report.saved[0] < report.saved[1]
-
-
 def test_what_was_not_compared_is_neither_whole_nor_wrong():
     report = inspect_report(unread_run7())
     words = "all 256 rank files are here; contents not compared (verify)"
     assert judged(report) == (None, "listed", "doubtful", words)
     assert (report.ranks.expected, report.ranks.here, report.ranks.read) == (256, 256, 1)
-
-
-def test_missing_ranks_make_it_not_whole():
-    report = inspect_report(broken_run7())
-    words = "NOT WHOLE: ranks 201..203 missing, rank 137 cut short or damaged"
-    assert judged(report) == (False, "listed", "bad", words)
-    assert report.ranks.here == 252
-    assert report.bytes_expected is not None and report.bytes_found < report.bytes_expected
-
-
-def test_one_rank_of_256_opened_by_name_is_not_whole_and_the_gaps_that_others_leave_are_no_problems():
-    report = inspect_report(alone())
-    assert judged(report) == (False, "structure", "bad", "NOT WHOLE: ranks 0..6, 8..255 missing")
-    assert Counter((p.code, p.severity) for p in report.problems) == {("CK001", "error"): 255}
-
-
-def test_a_folder_with_one_rank_of_256_is_an_error():
-    report = inspect_report(unread_run7(here={7}, path=alone().path.parent, problems=missing(1)))
-    assert judged(report) == (False, "structure", "bad", "NOT WHOLE: rank 1 missing")
-
-
-def test_another_error_of_a_lone_rank_is_told_beside_the_ranks_that_are_missing():
-    wrong = Problem(Code.WORLD_SIZES_DISAGREE, "sharded tensors speak of world sizes [4, 8]")
-    report = inspect_report(unread_run7(here={7}, path=alone().path, problems=(*missing(1), wrong)))
-    words = "NOT WHOLE: rank 1 missing, sharded tensors speak of world sizes [4, 8]"
-    assert judged(report) == (False, "structure", "bad", words)
 
 
 def test_one_file_does_not_tell_how_many_ranks_trained():

@@ -7,7 +7,7 @@ import torch
 from typer.testing import CliRunner
 
 from ckptools.cli import app
-from ckptools.display.tables import Column, Screen, table
+from ckptools.display.tables import Screen
 from ckptools.inspect.record import (
     SchedulerRow,
     headline,
@@ -104,12 +104,6 @@ def test_the_size_that_is_expected_is_said_only_where_files_lack_some_of_it(foun
     assert size_expected(inspect_report(run7())._replace(bytes_found=found, bytes_expected=2048)) == said
 
 
-def test_what_was_not_read_is_said():
-    assert "of 255 others only that the file is there" in read_line(inspect_report(unread_run7()))
-    assert "others" not in read_line(inspect_report(run7()))
-    assert "others" not in read_line(inspect_report(snapshot()))
-
-
 def test_hyperparameters_that_differ_are_columns_and_the_others_a_line():
     groups = [{**group(0.1, 0.0, [0]), "name": "a"}, {**group(0.1, 0.0, [1]), "momentum": 0.9}]
     report = inspect_report(checkpoint({"o": {"state": {}, "param_groups": groups}}))
@@ -132,16 +126,6 @@ def test_a_terminal_gets_forty_rows_and_a_pipe_all():
     shown = [section_text(inspect_report(ck), section_details(ck, "model"), s) for s in (TERMINAL, Screen())]
     assert "260 more; all of them when piped, as in | less" in shown[0]
     assert (shown[0].count("\n"), shown[1].count("w299")) == (46, 1)
-
-
-def test_a_table_gives_way_in_its_widest_column():
-    columns = (Column("name", "name"), Column("n", "number"))
-    lines = table(columns, [["a" * 50 + "end", "1"]], Screen(30))
-    assert max(map(len, lines)) <= 30 and lines[2].split()[0].endswith("end")
-
-
-def test_a_screen_that_is_too_narrow_still_gets_a_table():
-    assert table((Column("name"), Column("x")), [["abc", "d" * 90]], Screen(5))[0].startswith("name")
 
 
 def test_private_values_of_a_scheduler_are_counted_until_they_are_asked_for():

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import pytest
 from typer.testing import CliRunner
 
-import ckptools
 from ckptools.cli import app
 from ckptools.display.tables import cell_text, rows_text
 from ckptools.errors import UsageError
@@ -59,10 +58,6 @@ def test_a_tsv_has_plain_numbers_and_no_padding():
 def test_rows_of_two_classes_share_the_columns_of_both():
     lines = rows_text(Rows([Row("a", 1), OtherRow("b", "differs")]), "tsv").splitlines()
     assert lines == ["name\tnbytes\tverdict", "a\t1\t-", "b\t-\tdiffers"]
-
-
-def test_no_rows_are_no_table():
-    assert Rows([]).to_markdown() == ""
 
 
 @pytest.mark.parametrize("form", ["github", "tsv", "html", "latex", "grid", "jira"])
@@ -124,9 +119,3 @@ def test_two_forms_and_an_unknown_one_are_refused_before_anything_is_read(tmp_pa
     for words in (["--json", "--table-format", "tsv"], ["--json", "--jsonl"], ["--table-format", "nonsense"]):
         code, shown, error = run("tree", tmp_path / "missing", *words)
         assert (code, shown) == (2, "") and "no such file" not in error
-
-
-def test_a_notebook_gets_the_same_fields_from_python():
-    with ckptools.open(FSDP) as checkpoint:
-        first = checkpoint.verify().checks.to_markdown().splitlines()[0]
-    assert [cell.strip() for cell in first.split("|")[1:-1]][:3] == ["name", "result", "detail"]

@@ -210,15 +210,6 @@ def test_a_local_state_dict_without_an_optimizer_asks_for_shapes(local_states, t
     assert told.problems == () and told.model["head.weight"].shape == (11, 7)
 
 
-def test_a_missing_rank_of_a_local_state_dict_is_named(local_states, tmp_path):
-    folder = Path(shutil.copytree(local_states / "accelerate", tmp_path / "x"))
-    (folder / "pytorch_model_fsdp_rank3.bin").unlink()
-    ck = ckptools.open(folder)
-    assert [(p.code, p.rank) for p in ck.problems if p.severity == "error"] == [("CK001", 3)]
-    with pytest.raises(NotWholeError, match="rank 3"):
-        ck.consolidate(tmp_path / "m.pt", only="model")
-
-
 @pytest.mark.parametrize("name", ["pytorch_model_fsdp_0", "pytorch_model_0", "optimizer_0", "pytorch_model"])
 def test_an_empty_folder_of_such_a_name_is_no_part(tmp_path, name):
     (tmp_path / name).mkdir()

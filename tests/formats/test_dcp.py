@@ -127,12 +127,6 @@ def test_of_many_items_none_is_located_and_a_tensor_finds_its_own_when_it_is_loa
     assert {f.status for f in folder.files if f.rank is not None} == {"seen"}
 
 
-def test_of_few_items_all_are_located(saved):
-    folder = read_folder(saved, Options())
-    assert all(s.source is not None for _, t in tensors_in(folder.flat) for s in t.shards)
-    assert {f.status for f in folder.files} == {"read"}
-
-
 def _moved(file: Path) -> None:
     """The same bytes in another order, as another save of the same size would have them."""
     data = file.read_bytes()
@@ -587,26 +581,6 @@ def test_metadata_that_would_run_code_runs_none_and_is_told(saved, tmp_path):
     ck = ckptools.open(saved)
     assert any(name.endswith(".system") for name in ck.names)
     assert not (tmp_path / "ran").exists()
-
-
-def test_attributes_that_torch_does_not_have_are_kept_for_other_formats(saved):
-    from ckptools.formats.dcp.folder import read_folder
-    from ckptools.formats.options import Options
-
-    edit(saved, lambda m: setattr(m, "mcore_data", {"model.w": 3}))
-    found = read_folder(saved, Options())
-    assert found.extra == {"mcore_data": {"model.w": 3}} and "model.w" in found.flat
-
-
-@pytest.mark.slow
-def test_chunks_that_take_long_to_compare_are_refused_in_time(saved):
-    def tangle(m: Metadata) -> None:
-        _w(m).size = torch.Size([6000, 6000])
-        _w(m).chunks = [_chunk([i, 0], [3000, 1]) for i in range(3000)]
-        info = _info(m, "model.w", [0, 0])
-        m.storage_data |= {MetadataIndex("model.w", [i, 0]): info for i in range(3000)}
-
-    assert "CK106" in codes(ckptools.open(edit(saved, tangle)))
 
 
 def test_chunks_that_cover_a_third_of_a_tensor_are_a_gap_for_every_command(saved, tmp_path):

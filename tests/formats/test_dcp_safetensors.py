@@ -168,24 +168,6 @@ def test_an_output_carries_the_doubt_of_shards_whose_shapes_no_file_states(tmp_p
     assert ckptools.open(tmp_path / "sure.safetensors").whole
 
 
-def test_a_missing_last_rank_is_found_when_shapes_are_told(shards, tmp_path):
-    shapes = {k: list(t.shape) for k, t in ckptools.open(shards).model.items()}
-    (tmp_path / "shapes.json").write_text(json.dumps(shapes))
-    assert ckptools.open(shards, shapes=tmp_path / "shapes.json").problems == ()
-    for part in (1, 2):
-        (shards / name(3, part)).unlink()
-    ck = ckptools.open(shards, shapes=tmp_path / "shapes.json")
-    assert set(codes(ck)) == {"CK101"} and ck.model["embed.weight"].shape == (33, 17)
-    with pytest.raises(NotWholeError, match=r"gap \[\d+:\d+"):
-        ck.consolidate(tmp_path / "out.safetensors")
-
-
-def test_a_tensor_that_was_in_a_lost_file_alone_is_found_when_shapes_are_told(shards, tmp_path):
-    shapes = {k: list(t.shape) for k, t in ckptools.open(shards).model.items()}
-    (tmp_path / "shapes.json").write_text(json.dumps({**shapes, "gone": [3]}))
-    assert "CK107" in codes(ckptools.open(shards, shapes=tmp_path / "shapes.json"))
-
-
 def test_shapes_that_are_smaller_than_the_pieces_contradict_them(shards, tmp_path):
     (tmp_path / "shapes.json").write_text(json.dumps({"embed.weight": [30, 17]}))
     ck = ckptools.open(shards, shapes=tmp_path / "shapes.json")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import pytest
@@ -62,9 +61,3 @@ def test_what_the_state_says_goes_before_files(tmp_path):
     assert (found.value, found.sources, found.at_least) == (4, ("state.metadata.world_size",), False)
     few = ckptools.open(save(tmp_path / "out", {"state": {"metadata": {"world_size": 0, "x": [8]}}})).world_size
     assert (few.value, few.sources) == (1, ("files found",))
-
-
-def test_the_least_number_is_no_number_in_a_list_of_checkpoints(folder):
-    (folder / "__6_0.distcp").touch()
-    (row,) = json.loads(CliRunner().invoke(app, ["ls", str(folder.parent), "--json"]).stdout)["rows"]
-    assert (row["ranks"], row["world_size"]) == (4, None)

@@ -284,13 +284,6 @@ def test_an_optimizer_that_has_not_stepped_has_groups_and_no_state(tmp_path):
     assert len(ck.optimizers["optimizer"].param_groups) == 2
 
 
-def test_client_state_keeps_its_own_names(tmp_path):
-    run = Run(values(SHAPES), GROUPS, 2, 1, extra={"my_epoch": 3, "model": "theirs", "rng": torch.arange(3)})
-    ck = opened(run, tmp_path)
-    assert (ck.tree["my_epoch"], ck.tree["client_state"], wrong(run, ck)) == (3, {"model": "theirs"}, [])
-    assert [s.kind for s in ck.sections if s.name in ("lr_scheduler", "rng")] == ["scheduler", "rng"]
-
-
 def test_without_zero_the_optimizer_stays_as_torch_saved_it(tmp_path):
     model = torch.nn.Linear(5, 3)
     optimizer = torch.optim.AdamW(model.parameters())

@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from typer.testing import CliRunner
 
 import ckptools
-from ckptools.cli import app
 from ckptools.errors import NotWholeError, ReadError
 from ckptools.formats.flat_parameters.parameters import resolve_flat_shards, take_apart
 from ckptools.formats.flat_parameters.units import UnknownLayoutError, infer_flat_layout
@@ -142,14 +140,6 @@ def test_names_may_have_other_outer_modules(saved, tmp_path):
     assert raw(ck.model["head.bias"].load()) == raw(torch.load(saved / "flat.pt")["head.bias"])
 
 
-def test_one_rank_tells_the_shapes_and_finds_the_others(saved):
-    ck = ckptools.open(saved / "flat" / "rank2.pt", shapes=saved / "flat.json")
-    assert ck.model["head.weight"].shape == (11, 7)
-    assert raw(ck.model["head.weight"].load()) == raw(torch.load(saved / "flat.pt")["head.weight"])
-    moment = ck.optimizers["optim"].state["head.weight"]["exp_avg"]
-    assert raw(moment.load()) == raw(torch.load(saved / "flat-moments.pt")["head.weight"]["exp_avg"])
-
-
 # -- what is refused -------------------------------------------------------------------------------------------
 
 
@@ -226,13 +216,6 @@ def test_parameters_of_which_one_rank_holds_nothing_are_not_called_tied(saved):
     assert "has 140 elements" not in notes(ck)
 
 
-def test_the_command_takes_the_shapes(saved, tmp_path):
-    options = ["consolidate", str(saved / "flat"), "-o", str(tmp_path / "m.pt"), "--only", "model"]
-    assert CliRunner().invoke(app, options).exit_code == 4
-    assert CliRunner().invoke(app, [*options, "--shapes", str(saved / "flat.json")]).exit_code == 0
-    assert CliRunner().invoke(app, ["inspect", str(saved / "flat"), "--shapes", "nowhere.json"]).exit_code == 3
-
-
 # -- by hand ---------------------------------------------------------------------------------------------------
 
 
@@ -272,12 +255,6 @@ def test_a_buffer_that_is_told_as_well_is_no_parameter():
     model = {"_flat_param": flat(3, (0, 0, 3)), "mean": Tensor((3,), "float32", ())}
     (unit,) = infer_flat_layout(model, told(w=(3,), mean=(3,)), None)
     assert [m.key for m in unit.members] == ["w"]
-
-
-def test_wrappers_in_the_names_do_not_matter():
-    model = {"a._checkpoint_wrapped_module._flat_param": flat(3, (0, 0, 3))}
-    (unit,) = infer_flat_layout(model, Shapes("told", {"a._orig_mod.w": (3,)}, {}, AS_WRITTEN), None)
-    assert [m.key for m in unit.members] == ["a.w"]
 
 
 def test_a_name_of_very_many_modules_is_refused():

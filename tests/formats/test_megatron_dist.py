@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ckptools
-from ckptools.errors import NotWholeError, ReadError, UsageError
+from ckptools.errors import NotWholeError, ReadError
 from ckptools.formats import options as limits
 from ckptools.formats.dcp import locator
 from ckptools.formats.megatron_dist import stored as stacked
@@ -156,15 +156,6 @@ def test_another_backend_is_refused_in_one_line(config, sample):
     with pytest.raises(ReadError, match=r"metadata\.json: ") as error:
         ckptools.open(sample)
     assert "\n" not in str(error.value)
-
-
-def test_the_tracker_chooses_the_iteration(tmp_path):
-    for n in (10, 20):
-        write(tmp_path / f"iter_00000{n}", {"w": torch.ones(2)}, {"iteration": n})
-    with pytest.raises(UsageError, match=r"2 checkpoints.*iter_0000020, iter_0000010"):
-        ckptools.open(tmp_path)
-    (tmp_path / "latest_checkpointed_iteration.txt").write_text("10")
-    assert ckptools.open(tmp_path).step.value == 10
 
 
 def test_a_tracker_leads_to_a_dcp_folder_without_megatrons_files_too(tmp_path):

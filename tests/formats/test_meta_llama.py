@@ -236,14 +236,6 @@ def test_shapes_that_claim_many_ranks_are_refused_at_once(tmp_path):
         ckptools.open(tmp_path)
 
 
-def test_a_cut_file_is_named(tmp_path):
-    folder = Llama(2, PARAMS).save(tmp_path)
-    data = (folder / "consolidated.01.pth").read_bytes()
-    (folder / "consolidated.01.pth").write_bytes(data[:-100])
-    code, stdout, _ = run("inspect", folder)
-    assert code == 1 and "CK002  rank 1" in stdout
-
-
 @pytest.mark.parametrize(
     ("params", "hidden"),
     [

@@ -96,10 +96,3 @@ def test_a_tar_without_its_configuration_is_no_nemo(tmp_path):
 def test_a_lone_rank_in_a_tar_of_another_name_is_not_called_whole(tmp_path):
     with pytest.raises(ReadError, match=r"model-parallel ranks, as a \.nemo does: call it \.nemo"):
         ckptools.open(nemo(tmp_path / "gpt.tar", "w:", RANKS[0]))
-
-
-def test_a_nemo_that_is_cut_is_refused(tmp_path):
-    path = nemo(tmp_path / "asr.nemo", "w:", "model_weights.ckpt")
-    path.write_bytes(path.read_bytes()[:1500])
-    with pytest.raises(ReadError, match="cut short"):
-        ckptools.open(path)

@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 
 import ckptools
 from ckptools.errors import NotWholeError
-from ckptools.formats import nemo_automodel
 from tests.truth import FIXTURES
 
 SAMPLE = FIXTURES / "nemo-automodel-fsdp2" / "ckpt" / "epoch_0_step_5"
@@ -110,9 +109,3 @@ def test_of_several_steps_the_pointer_names_the_one_that_is_opened(step, text):
     else:
         (step.parent / "LATEST").symlink_to("epoch_0_step_5")
     assert ckptools.open(step.parent).step.value == 5
-
-
-def test_a_folder_with_other_contents_is_left_alone(tmp_path):
-    (tmp_path / "model").mkdir()
-    (tmp_path / "losses.json").write_text("{}")
-    assert not nemo_automodel.detect(tmp_path) and not nemo_automodel.detect(tmp_path / "losses.json")

@@ -124,15 +124,6 @@ def test_one_ranks_files_tell_every_shape_and_find_the_others(made, monkeypatch)
     same_bits(ck.model["emb.weight"][3:5], net().emb.weight.detach()[3:5])
 
 
-def test_it_is_consolidated(made, tmp_path):
-    ckptools.consolidate(made, tmp_path / "all.pt")
-    saved = torch.load(tmp_path / "all.pt")
-    for fqn, parameter in net().named_parameters():
-        same_bits(saved["model"][fqn], parameter.detach())
-        same_bits(saved["optim"]["state"][fqn]["exp_avg"], 10 * parameter.detach())
-    assert saved["optim"]["param_groups"][0]["params"] == [n for n, _ in net().named_parameters()]
-
-
 @pytest.mark.parametrize("part", ["model", "optim"])
 def test_a_missing_rank_is_named_and_nothing_is_written(root, part, tmp_path):
     (root / part / "rank1.pt").unlink()

@@ -146,23 +146,6 @@ def test_equal_valued_shards_are_not_taken_for_replicas():
     assert norm.shape == (17,) and len({s.box for s in norm.shards}) == 3
 
 
-def test_a_dimension_smaller_than_the_world_leaves_ranks_empty():
-    ck = ckptools.open(COMPOSER, all_ranks=True)
-    gate = ck.model["model.gate"]
-    assert gate.shape == (3,) and {s.rank for s in gate.shards} == {0, 1, 2}
-    with pytest.raises(UsageError, match="rank 3 holds nothing"):
-        gate.load(rank=3)
-
-
-def test_a_slice_reads_only_the_rank_files_that_it_needs(composer, large_world):
-    ck = ckptools.open(composer / "ep0-ba5-rank0.pt")
-    (composer / "ep0-ba5-rank3.pt").unlink()
-    embedding = ck.model["model.emb.weight"]
-    assert embedding[0:20].shape == (20, 17)
-    with pytest.raises(Exception, match="no file here holds"):
-        embedding.load()
-
-
 @pytest.mark.slow
 def test_a_forged_world_size_costs_little(tmp_path):
     torch.save({"w": torch.ones(2)}, tmp_path / "model_world_size_9999999_rank_0.pt")

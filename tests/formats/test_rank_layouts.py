@@ -161,18 +161,6 @@ def test_the_step_folder_of_verl_names_actor_and_critic(actor):
         ckptools.open(actor.parent)
 
 
-def test_lora_weights_of_verl_are_tensors_like_others(tmp_path):
-    names = ["base_model.model.q_proj.base_layer.weight", "base_model.model.q_proj.lora_A.default.weight"]
-    save(
-        tmp_path,
-        lambda rank, model, _: {
-            f"model_world_size_{WORLD}_rank_{rank}.pt": dict(zip(names, model.values(), strict=False))
-        },
-    )
-    ck = ckptools.open(tmp_path, all_ranks=True)
-    assert ck.whole and list(ck.model) == names
-
-
 def test_hsdp_of_verl_is_read_with_every_replica(tmp_path):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Replicate

@@ -13,9 +13,7 @@ import torch
 import ckptools
 from ckptools.errors import ReadError, UnknownFormatError, UsageError
 from ckptools.ls.record import CheckpointRow, RunFolder, run_folder_text
-from ckptools.ls.rows import NO_MODEL, judged
-from ckptools.model.problems import Code, Problem
-from ckptools.model.verdict import Verdict, causes_of
+from ckptools.ls.rows import NO_MODEL
 from ckptools.training.options import CreateOptions, ModelSize, ResumeOptions
 from tests.formats.deepspeed_writer import deepspeed_classes
 from tests.training.forked import create_forked
@@ -157,26 +155,6 @@ def test_the_step_of_what_cannot_be_opened_is_that_of_its_folder(tmp_path):
     (tmp_path / "step-7" / "model.pt").write_bytes(b"PK\3\4 and no more")
     torch.save({"model": {"w": torch.ones(2)}, "step": 5}, tmp_path / "older.pt")
     assert [(row.step, row.whole) for row in ckptools.checkpoints_in(tmp_path).rows] == [(7, False), (5, True)]
-
-
-@pytest.mark.slow
-def test_of_many_problems_the_first_are_written_out_and_the_others_are_counted(run):
-    row = ckptools.checkpoints_in(run).rows[0]
-    kinds = (Code.FILE_MISSING, Code.FILE_CUT, Code.MIXED_SAVES, Code.TENSOR_OVERLAP, Code.LAYOUT_DISAGREES)
-    problems = [Problem(kind, f"odd {kind.code}", n, severity="error") for n, kind in enumerate(kinds)]
-    verdict = Verdict(False, None, None, "nothing", "", causes_of(problems))
-    made = judged(row, verdict, [*problems, Problem(Code.UNSAFE_NAME, "names eval", severity="note")], "verify")
-    assert "CK001 rank 0: odd CK001" in made.why and made.why.endswith("(and 2 more)") and made.why.count("odd") == 3
-    assert set(made.codes) == {kind.code for kind in kinds} and made.looked_into == "verify"
-
-
-@pytest.mark.slow
-def test_many_missing_ranks_are_one_cause_of_a_row_with_its_way_out(run):
-    problems = [Problem(Code.FILE_MISSING, f"no file rank{n}.pt", n) for n in range(1, 64)]
-    verdict = Verdict(False, None, None, "nothing", "", causes_of(problems))
-    made = judged(ckptools.checkpoints_in(run).rows[0], verdict, problems, "verify")
-    assert made.why == "CK001 ranks 1..63: no file rankR.pt"
-    assert made.remedy.startswith("put the other 63 rank files beside what is here")
 
 
 @pytest.mark.slow

@@ -312,21 +312,6 @@ def test_a_wall_of_names_becomes_a_few_lines():
     assert lines(names) == [("blocks.{0..11}.attn.{q,k,v,o}.{weight,bias}", 96)]
 
 
-def test_names_that_are_all_different_lose_their_ends():
-    names = [f"{x}.{'y.' * n}{n}w" for x in "ab" for n in range(9)]
-    assert len(lines(names)) <= 6 and sum(keys for _, keys in lines(names)) == 18
-    assert any(text.endswith("*") for text, _ in lines(names))
-
-
-def test_names_of_one_shape_stand_together_where_there_is_room():
-    names = ["a.weight", "a.bias", "b.weight", "b.bias"]
-    assert [text for text, _ in fold(names, [2, 1, 2, 1])] == ["{a,b}.weight", "{a,b}.bias"]
-
-
-def test_a_name_that_stands_alone_is_itself():
-    assert fold(["a.0.b", "c"]) == [("a.0.b", [0]), ("c", [1])]
-
-
 NAMES = st.lists(st.from_regex(r"[a-c0-3]{1,2}(\.[a-c0-3]{1,2}){0,4}", fullmatch=True), unique=True, max_size=60)
 
 

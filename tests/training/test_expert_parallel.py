@@ -8,7 +8,6 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
-import ckptools
 from ckptools.training.model import MixtureOfExperts
 from ckptools.training.options import CreateOptions, ModelSize
 from ckptools.training.output import Created
@@ -75,11 +74,6 @@ def test_what_is_not_an_expert_stays_the_same_on_all_ranks(moe: Created) -> None
 def test_tokens_of_every_rank_reach_every_expert(moe: Created) -> None:
     state = torch.load(moe.out / "full.pt")["optimizer"]["state"]
     assert [bool(expert.any()) for expert in state[UP]["exp_avg"]] == [True] * 4
-
-
-def test_experts_join_to_the_gathered_state(moe: Created, tmp_path: Path) -> None:
-    ckptools.consolidate(moe.first, tmp_path / "joined.pt")
-    assert demo.compare(tmp_path / "joined.pt", moe.out / "full.pt") == (45 + 3 * 40, [])
 
 
 def test_moe_without_a_number_has_four_experts() -> None:

@@ -15,7 +15,6 @@ import ckptools
 from ckptools.training.options import CreateOptions, ParallelOptions
 from tests.training.choices import train_all
 from tests.training.forked import run_ranks
-from tests.training.rank_files import ckptools as run_cli
 from tests.training.rank_files import load, load_all, local_tensors
 from tools import demo
 
@@ -38,8 +37,6 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "hsdp-bf16": ("hsdp", {"precision": "bf16"}),
 }
 
-WHOLE = [name for name in RUNS if not name.startswith(("ddp", "local", "bf16-local"))]
-"""Runs that ckptools joins without being told anything."""
 
 RANK_0 = "ep0-ba2-rank0.pt"
 
@@ -69,11 +66,6 @@ def compared(run: Path, tmp_path: Path, shapes: Path | None = None) -> list[str]
 
 def losses(run: Path) -> list[float]:
     return json.loads(run.with_suffix(".json").read_text())  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize("name", WHOLE)
-def test_what_is_consolidated_is_what_was_trained(name: str, runs: Path, tmp_path: Path) -> None:
-    assert compared(runs / name, tmp_path) == []
 
 
 def test_flat_pieces_are_placed_by_the_optimizer_and_a_frozen_one_by_its_shape(runs: Path, tmp_path: Path) -> None:
@@ -136,11 +128,6 @@ def test_a_mesh_of_two_dimensions_says_what_is_repeated(name: str, runs: Path) -
     assert weight.placements == (Replicate(), Shard(0))
     assert weight.device_mesh.mesh.tolist() == [[0, 1], [2, 3]]
     assert torch.equal(weight._local_tensor, model_of(runs / name, 1)["emb.weight"]._local_tensor)
-
-
-@pytest.mark.parametrize("name", ["hsdp", "hybrid-dtensor"])
-def test_inspect_says_the_mesh(name: str, runs: Path) -> None:
-    assert "(Replicate(), Shard(0)) on 2 x 2 ranks" in run_cli("inspect", runs / name / RANK_0).stdout
 
 
 def test_without_original_parameters_the_frozen_one_is_whole_and_one_group_has_all(runs: Path) -> None:

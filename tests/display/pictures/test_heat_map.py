@@ -63,11 +63,6 @@ def test_each_row_has_its_own_median_and_every_cell_an_outline():
 SIZES = (("a", 1e-3), ("b", 1e3))
 
 
-def test_what_was_read_in_part_is_hatched():
-    picture = heat_map("rms", cells(("h.0.w", 0.5, "?"), ("h.1.w", 0.5, "")))
-    assert "not read in full" in shown(picture) and 'class="grid" pointer-events="none"' in picture.svg
-
-
 def test_layers_stand_in_the_order_of_their_numbers():
     grid = heat_grid(cells(*((f"h.{n}.w", 1.0, "") for n in (10, 9, 2)), ("head", 1.0, "")))
     assert grid.layers == (None, "2", "9", "10") and grid.roles == ("h.*.w", "head")

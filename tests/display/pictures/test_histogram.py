@@ -47,16 +47,6 @@ def test_bars_stand_side_by_side_and_none_that_holds_something_is_invisible(coun
     assert all((at.height >= 1) == bool(count) and at.height <= HIGH for at, count in zip(rects, counts, strict=True))
 
 
-def test_the_values_of_a_tensor_are_counted_in_words_too(tmp_path):
-    values = torch.cat([torch.arange(32.0), torch.tensor([31.0, float("nan")])])
-    torch.save({"w": values}, tmp_path / "a.pt")
-    picture = ckptools.open(tmp_path / "a.pt").plot.histogram("w")
-    assert "34 of 34 elements read, 1 NaN and 0 infinite left out" in picture.text
-    told = [hover.rsplit(": ", 1) for hover in hovers(picture)]
-    assert len(told) == 32 and [n for _, n in told] == ["1 elements"] * 31 + ["2 elements"]
-    assert all(f"{span}: {count.split()[0]}" in picture.text for span, count in told)
-
-
 def drawn(folder, values):
     torch.save({"w": torch.tensor(values, dtype=torch.float64)}, folder / "a.pt")
     return ckptools.open(folder / "a.pt").plot.histogram("w")
@@ -85,12 +75,6 @@ def test_where_nothing_is_finite_there_is_nothing_to_draw(tmp_path):
 def test_the_edges_of_a_range_wider_than_float64_are_finite():
     found = Stats("w", "", None, "float64", (2,), 2, 2, min=-1.7e308, max=1.7e308, histogram=(1, 0, 0, 1))
     assert [one.low for one in value_bins(found)][:3] == pytest.approx([-1.7e308, -0.85e308, 0])
-
-
-def test_zeros_and_nan_are_told_beside_the_norms():
-    picture = norm_bars("norms", stats(0.0, 3.0, None))
-    assert "1 tensor all zero" in picture.text and "1 tensor without a finite norm" in picture.text
-    assert hovers(picture) == ["w1: l2 3"]
 
 
 def test_a_norm_of_a_part_is_told_to_be_one():

@@ -89,12 +89,6 @@ def test_1024_ranks_of_a_mesh_have_a_label_for_each_row_and_none_touches_another
     assert min(b - a for a, b in itertools.pairwise(heights)) >= 12 and "mesh replicate 8" in shown(picture)
 
 
-def test_ranks_that_are_missing_or_cut_are_marked():
-    found = states(broken_run7())
-    assert [rank for rank, state in found.items() if state == "missing"] == [201, 202, 203]
-    assert found[137] == "cut" and found[0] == "fine" and found[1] == "looked at" and len(found) == 256
-
-
 def test_a_file_that_was_only_looked_at_is_not_called_read():
     assert states(unread_run7())[5] == "looked at"
     assert states(run7())[5] == "fine"

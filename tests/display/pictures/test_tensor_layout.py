@@ -107,19 +107,6 @@ def test_ranks_of_which_no_shard_is_listed_are_named():
     assert "no shard is listed of ranks 4..7" in tensor_layout(replace(sharded(4, 3, ranks=4), world_size=8)).text
 
 
-def test_a_shard_outside_of_its_tensor_is_told_and_not_drawn():
-    picture = tensor_layout(tensor((4, 3), [(0, Box((0, 0), (4, 3))), (1, Box((4, 0), (4, 3)))]))
-    assert "OUTSIDE: [4:8, 0:3] does not lie in the tensor" in picture.text
-    assert [hover.partition(":")[0] for hover in hovers(picture)] == ["rank 0"]
-
-
-def test_every_copy_has_a_grid_and_a_copy_that_is_not_here_is_no_hole():
-    picture = tensor_layout(tensor((32, 20), grid(copies=2), absent={5}))
-    assert [h.partition(":")[0] for h in hovers(picture)] == [f"rank {r}" for r in range(8)]
-    assert "each on 2 ranks" in picture.text and "not here: 1 piece of rank 5" in picture.text
-    assert "HOLES" not in picture.text and "rank 5: [0:16, 10:20], in no file that was read" in hovers(picture)
-
-
 def test_a_piece_whose_every_copy_is_away_is_a_hole():
     picture = tensor_layout(tensor((32, 20), grid(copies=2), absent={1, 5}))
     assert "HOLES: 160 of 640 elements are in no file that was read: [0:16, 10:20]" in picture.text
@@ -156,11 +143,6 @@ def test_pieces_of_a_flattened_parameter_are_all_there():
 @pytest.mark.parametrize("made", [tensor((0, 3), []), tensor((), []), plain()], ids=str)
 def test_a_tensor_of_any_size_has_a_picture(made):
     assert shown(tensor_layout(made))
-
-
-def test_a_tensor_that_cannot_be_put_together_says_why():
-    picture = tensor_layout(tensor((8, 3), [], note="no layout is stated"))
-    assert "cannot be put together: no layout is stated" in shown(picture) and "every element" not in picture.text
 
 
 def test_what_looking_into_the_files_found_is_taken(tmp_path):
