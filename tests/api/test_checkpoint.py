@@ -12,7 +12,6 @@ import pytest
 import ckptools
 from ckptools.consolidate.options import ConsolidateOptions
 from ckptools.model.tensor import Tensor as TensorData
-from ckptools.model.tree import tensors_in
 from ckptools.training_state import modules
 from tests.truth import FIXTURES
 
@@ -123,11 +122,6 @@ def test_checksums_make_a_verdict_one_of_the_bytes():
 
 def test_what_readers_return_has_no_methods_that_open_files():
     assert {"load", "numpy", "__array__", "__getitem__"} & set(dir(TensorData)) == set()
-
-
-def test_every_tensor_of_the_tree_can_be_loaded():
-    ck = ckptools.open(SHARDED)
-    assert all(isinstance(t, ckptools.Tensor) for _, t in tensors_in(ck.raw))
 
 
 def parameters(function):

@@ -16,11 +16,8 @@ from typer.testing import CliRunner
 import ckptools
 from ckptools.api.functions import examined as examine
 from ckptools.cli import app
-from ckptools.display.tables import Screen
-from ckptools.doctor.answers import FACTS, IN_STEP, LOADS, NEWEST, WHOLE, Diagnosis, Finding, diagnosis_text
-from ckptools.model.problems import Rows
+from ckptools.doctor.answers import FACTS, IN_STEP, LOADS, NEWEST, WHOLE, Diagnosis, Finding
 from ckptools.model.tree import tensors_in
-from tests.display.made import HOSTILE
 from tests.truth import FIXTURES
 
 COMPOSER = FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4"
@@ -270,14 +267,6 @@ def test_exit_codes_are_those_of_the_answers(run):
     (run / "ep0-ba5-rank1.pt").unlink()
     assert invoke(app, ["doctor", str(run)]).exit_code == 1
     assert invoke(app, ["doctor", str(run / "nowhere")]).exit_code == 3
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-@pytest.mark.parametrize("screen", [Screen(), Screen(80, 40)], ids=str)
-def test_a_name_cannot_act_on_a_terminal(name, screen):
-    finding = Finding(name, False, name, f"{name} {'and more ' * 40}")
-    text = diagnosis_text(Diagnosis(Path(name), False, True, None, Rows([finding]), (name,)), screen)
-    assert all(line.isprintable() for line in text.splitlines())
 
 
 def test_state_without_a_sure_name_leaves_open_whether_it_is_in_step(tmp_path):

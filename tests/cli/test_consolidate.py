@@ -24,7 +24,6 @@ from tests.truth import FIXTURES
 
 COMPOSER = str(FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4")
 HSDP = FIXTURES / "torch2.6.0-fsdp1-hsdp2x2-w4"
-DDP = str(FIXTURES / "torch2.13.0-ddp-w4" / "snapshot.pt")
 
 
 def run(*arguments: object) -> tuple[int, str, str]:
@@ -48,19 +47,6 @@ def test_what_is_not_written_by_default_is_counted_and_named(tmp_path):
     )
     assert "what is no tensor (schedulers.LambdaLR, " in note and note.endswith("; --only all writes everything")
     assert load.startswith("load: ")
-
-
-def test_what_objects_become_is_said_on_stderr(tmp_path):
-    code, stdout, stderr = run(DDP, "-o", tmp_path / "all.pt")
-    assert code == 0 and "left-out.json" not in stdout
-    assert "1 object became dicts and lists of their attributes: argparse.Namespace at args" in stderr
-
-
-def test_what_became_something_else_is_said_in_one_line(tmp_path):
-    _, _, stderr = run(COMPOSER, "-o", tmp_path / "all.pt")
-    note, _ = stderr.splitlines()
-    assert "3 timedeltas became seconds (state.timestamp.Timestamp.total_wct …)" in note
-    assert "4 numpy arrays became tensors (rng.0.numpy.1 …); --keep-types keeps them" in note
 
 
 def test_what_keep_types_keeps_is_named_with_the_way_to_load_it(tmp_path):

@@ -228,13 +228,6 @@ def test_a_shape_that_is_none_is_named_with_what_was_found_there(tied, tmp_path)
     assert f"{tmp_path / 's.json'}: 'here': expected " in err and "found [1.5]" in err
 
 
-def test_what_cannot_be_opened_is_told_by_its_own_name(tied, tmp_path):
-    code, _, err = run(tied, "--to", tmp_path / "nowhere.pt")
-    assert code == 3 and f"{tmp_path / 'nowhere.pt'}: no such file or folder" in err
-    code, _, err = run(tied)
-    assert code == 2
-
-
 # -- in Python -----------------------------------------------------------------------------------------------------
 
 

@@ -67,10 +67,6 @@ def test_an_interrupted_command_ends_like_any_other():
     assert (code, err) == (130, "interrupted; nothing was left behind\n")
 
 
-def test_a_missing_file_is_one_line_on_stderr(tmp_path):
-    assert run(tmp_path / "no.pt", "-c", "1") == (3, "", f"error: {tmp_path / 'no.pt'}: no such file or folder\n")
-
-
 def test_a_file_of_a_foreign_class_is_opened_without_what_torch_would_make_of_it(tmp_path):
     torch.save({"x": os.getcwd, "w": torch.ones(2)}, tmp_path / "a.pt")
     code, out, err = run(tmp_path / "a.pt", "-c", "ck.tree['w'].shape")

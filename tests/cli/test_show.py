@@ -48,15 +48,6 @@ def two_of_four(tmp_path):
     return tmp_path / "rank0.pt"
 
 
-def test_a_tensor_is_shown_with_its_shards_and_a_strip():
-    done = run(FSDP, "emb.weight")
-    lines = done.stdout.splitlines()
-    assert done.exit_code == 0 and lines[0].startswith("emb.weight  fp32 [")
-    assert lines[1].startswith("rms ") and lines[2].startswith("dim 0  [0") and "3]" in lines[2]
-    assert [line.split()[0] for line in lines[-4:]] == ["0", "1", "2", "3"]
-    assert "rank3.pt" in lines[-1]
-
-
 def test_a_tensor_that_is_cut_in_two_dimensions_has_a_grid():
     ck = ckptools.open(MESH, all_ranks=True)
     cut = {n: t for n, t in ck.model.items() if len({s.box.offsets for s in t.shards}) == 4}

@@ -190,9 +190,3 @@ def test_odd_rows_of_every_kind_are_drawn(tmp_path):
         and "with bias correction" in out
         and "1 parameter, optimizer: all finite" in out
     )
-
-
-def test_numbers_of_a_column_end_below_each_other(tmp_path):
-    torch.save({"a": torch.tensor([-1.0, 2.0]), "b": torch.tensor([-1234.0, 0.25])}, tmp_path / "m.pt")
-    head, _, *lines = run(tmp_path / "m.pt")[1].splitlines()
-    assert head.index("min  ") + 3 == lines[0].index("-1  ") + 2 == lines[1].index("-1234  ") + 5

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import types
 import zipfile
-from collections import OrderedDict
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -99,14 +98,6 @@ def test_the_lines_of_today_work_on_the_output(tmp_path):
     group = shard["state"]["optimizers"]["DecoupledAdamW"]["param_groups"][0]
     assert (group["betas"], group["foreach"]) == ((0.9, 0.95), None)
     assert shard["state"]["schedulers"]["LambdaLR"]["lr_lambdas"] == [None]
-
-
-def test_integer_keys_and_ordered_dicts_stay_what_they_were(tmp_path):
-    ckptools.consolidate(known("verl-fsdp1").file, tmp_path / "all.pt")
-    tree = torch.load(tmp_path / "all.pt")
-    assert sorted(tree["optim"]["state"]) == list(range(21))
-    assert tree["optim"]["param_groups"][0]["params"] == list(range(21))
-    assert isinstance(tree["model"], OrderedDict)
 
 
 def test_the_archive_passes_zipfile_and_its_storages_are_aligned(tmp_path):

@@ -15,7 +15,6 @@ from safetensors.torch import save_file
 
 import ckptools
 from ckptools.errors import NotWholeError
-from ckptools.formats import accelerate
 from ckptools.formats.shared.companions import step_of_accelerate
 from ckptools.model.checkpoint import Fact
 from tests.truth import FIXTURES
@@ -208,12 +207,6 @@ def test_a_local_state_dict_without_an_optimizer_asks_for_shapes(local_states, t
     assert any("--shapes" in p.message for p in ck.problems)
     told = ckptools.open(tmp_path, shapes=local_states / "flat_named.pt")
     assert told.problems == () and told.model["head.weight"].shape == (11, 7)
-
-
-@pytest.mark.parametrize("name", ["pytorch_model_fsdp_0", "pytorch_model_0", "optimizer_0", "pytorch_model"])
-def test_an_empty_folder_of_such_a_name_is_no_part(tmp_path, name):
-    (tmp_path / name).mkdir()
-    assert not accelerate.detect(tmp_path)
 
 
 def test_tensors_of_a_registered_object_are_not_the_model(sample, tmp_path):

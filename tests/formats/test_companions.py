@@ -35,11 +35,6 @@ def test_the_rng_of_each_rank_is_kept_by_rank(tmp_path):
     assert [f.rank for f in found.files if f.part == "rng"] == [0, 1, 2]
 
 
-def test_the_rng_of_a_single_process_has_no_rank(tmp_path):
-    found = read(trainer_folder(tmp_path, world=1))
-    assert (set(found.tree["rng"]), found.world_size.value) == ({"python", "cpu"}, None)
-
-
 def test_a_missing_rank_of_the_rng_is_an_error_that_names_the_rank(tmp_path):
     folder = trainer_folder(tmp_path, world=4)
     (folder / "rng_state_2.pth").unlink()

@@ -228,13 +228,6 @@ def test_model_states_of_two_steps_are_an_error(z3):
     assert [(p.code, p.tensor) for p in ck.problems if p.severity == "error"] == [("CK006", "global_steps")]
 
 
-def test_a_tag_that_says_another_step_is_told(tmp_path):
-    folder = copy(Z1, tmp_path / "ckpt")
-    (folder / "global_step5").rename(folder / "global_step6")
-    ck = ckptools.open(folder / "global_step6")
-    assert (ck.step.value, ck.step.agree) == (5, False)
-
-
 @pytest.mark.parametrize(
     ("change", "what"),
     [

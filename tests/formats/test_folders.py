@@ -46,11 +46,6 @@ def test_the_only_file_below_is_opened(tmp_path, name):
     assert ckptools.open(str(tmp_path)).model["w"].load().equal(STATE["model"]["w"])
 
 
-def test_the_only_folder_below_is_opened(tmp_path):
-    ranks(tmp_path / "global_step_3" / "actor")
-    assert ckptools.open(tmp_path).path == tmp_path / "global_step_3" / "actor"
-
-
 def test_only_checkpoints_are_proposed(tmp_path):
     one(tmp_path / "data.pt", {"sampler": [1, 2], "rng": torch.get_rng_state()})
     one(tmp_path / "indices.pt", torch.arange(5))

@@ -106,12 +106,6 @@ def test_bin_files_are_joined_in_module_order(gpt2, name):
     assert (ck.format, ck.whole, len(ck.model), ck.module_order.kept) == ("hugging_face", True, 29, True)
 
 
-def test_tied_weights_of_a_bin_share_their_bytes():
-    model = ckptools.open(GPT2).model
-    one, two = model["lm_head.weight"].shards[0].source, model["transformer.wte.weight"].shards[0].source
-    assert (one.offset, one.path) == (two.offset, two.path)
-
-
 def without_from_index(folder: Path, *files: str) -> None:
     """Take files out of an index, as a tool does that makes it again of what is left."""
     told = json.loads((folder / INDEX).read_text())["weight_map"]
@@ -411,17 +405,6 @@ def test_parameters_are_not_named_by_an_order_that_safetensors_have_lost(tmp_pat
 def test_a_file_opened_by_name_is_the_model_alone(tmp_path):
     folder = trainer_folder(tmp_path, world=1)
     assert set(ckptools.open(folder / "model.safetensors").tree) == set(load_file(folder / "model.safetensors"))
-
-
-def test_everything_is_consolidated_with_its_values(tmp_path):
-    folder = trainer_folder(tmp_path / "in", world=2)
-    ckptools.consolidate(folder, tmp_path / "all.pt")
-    tree = torch.load(tmp_path / "all.pt", weights_only=True)
-    assert tree["trainer_state"]["global_step"] == 3 and list(tree["rng"]) == [0, 1]
-    moments = torch.load(folder / "optimizer.pt", weights_only=True)["state"]
-    assert torch.equal(tree["optimizer"]["state"][2]["exp_avg"], moments[2]["exp_avg"])
-    model = load_file(folder / "model.safetensors")
-    assert all(torch.equal(tree["model"][k], t) for k, t in model.items())
 
 
 def test_a_damaged_optimizer_does_not_keep_the_model_from_being_written(tmp_path):

@@ -16,13 +16,6 @@ def test_an_ordinary_name_is_whole(tmp_path, name):
     assert ckptools.open(tmp_path / name).whole
 
 
-def test_a_bare_state_dict_is_one_model_section(tmp_path):
-    torch.save({"a.weight": torch.ones(2, 3), "a.bias": torch.zeros(2)}, tmp_path / "m.pt")
-    ck = ckptools.open(tmp_path / "m.pt")
-    assert [s.kind for s in ck.sections] == ["model"]
-    assert {k: t.shape for k, t in ck.model.items()} == {"a.weight": (2, 3), "a.bias": (2,)}
-
-
 FORMS = {
     "model.pt": True, "model.pth": True, "pytorch_model.bin": True, "epoch=0-step=10.ckpt": True, "no suffix": True,
     "old.pt": False, "old.pth": False, "old.pth.tar": False,

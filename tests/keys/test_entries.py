@@ -7,7 +7,6 @@ import pytest
 from ckptools import api
 from ckptools.errors import UsageError
 from ckptools.keys.entries import Selection, entries_of, tensor_entries
-from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
 from tests.display.made import checkpoint, plain
 from tests.truth import FIXTURES
@@ -65,7 +64,3 @@ def test_globs_and_sections_choose_entries():
 def test_a_section_that_is_not_there_is_refused_with_those_that_are():
     with pytest.raises(UsageError, match="has no section 'nodel'; there are model, optimizer"):
         names_of(checkpoint({"model": {"w": plain(2)}}), section="nodel")
-
-
-def test_an_entry_of_a_tensor_is_the_tensor(composer):
-    assert all(isinstance(e.value, Tensor) for e in tensor_entries(composer))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import ckptools
 from ckptools.display.drawing import DIVERGING, VIRIDIS
 from ckptools.errors import UsageError
-from ckptools.plots import HeatCell, RowScale, Scale, common_beginning, heat_grid, heat_map
+from ckptools.plots import HeatCell, RowScale, Scale, heat_grid, heat_map
 from tests.display.made import HOSTILE
 from tests.display.pictures.svg import hovers, parsed, shown
 from tests.truth import FIXTURES
@@ -52,25 +52,9 @@ def test_the_median_of_a_row_is_grey_and_forty_times_it_is_the_last_colour(value
     assert colors == [DIVERGING[n] for n in (0, 3, 4, 5, 8)]
 
 
-def test_each_row_has_its_own_median_and_every_cell_an_outline():
-    found = cells(*((f"h.{n}.{role}", size * (40 if n == 3 else 1), "") for n in range(6) for role, size in SIZES))
-    picture = heat_map("rms", found)
-    counts = [picture.svg.count(f'fill="{DIVERGING[n]}" class="rim"') for n in (4, 8)]
-    assert counts == [10 + 1, 2 + 1]  # one of each is in the ramp
-    assert picture.svg.count('class="rim"') == 12 + len(DIVERGING) and "median of the row" in picture.text
-
-
-SIZES = (("a", 1e-3), ("b", 1e3))
-
-
 def test_layers_stand_in_the_order_of_their_numbers():
     grid = heat_grid(cells(*((f"h.{n}.w", 1.0, "") for n in (10, 9, 2)), ("head", 1.0, "")))
     assert grid.layers == (None, "2", "9", "10") and grid.roles == ("h.*.w", "head")
-
-
-def test_what_all_names_begin_with_stands_once():
-    assert common_beginning(["model.layers.*.q.weight", "model.layers.*.up.weight"]) == "model.layers.*."
-    assert common_beginning(["h.*.w"]) == "" == common_beginning(["a.w", "b.w"])
 
 
 def test_letters_and_words_tell_what_is_no_number():

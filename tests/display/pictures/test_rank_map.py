@@ -17,7 +17,7 @@ from ckptools.inspect.html import CELL, Grouping, grouping, places, rank_cells, 
 from ckptools.model.checkpoint import Fact
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
-from tests.display.made import alone, broken_run7, checkpoint, dtensor, files, run7, snapshot, unread_run7
+from tests.display.made import alone, broken_run7, checkpoint, dtensor, files, run7, snapshot
 from tests.display.pictures.svg import hovers, shown
 from tests.truth import FIXTURES
 
@@ -89,26 +89,6 @@ def test_1024_ranks_of_a_mesh_have_a_label_for_each_row_and_none_touches_another
     assert min(b - a for a, b in itertools.pairwise(heights)) >= 12 and "mesh replicate 8" in shown(picture)
 
 
-def test_a_file_that_was_only_looked_at_is_not_called_read():
-    assert states(unread_run7())[5] == "looked at"
-    assert states(run7())[5] == "fine"
-
-
-@pytest.mark.parametrize(
-    ("code", "state"),
-    [
-        (Code.MIXED_SAVES, "step"),
-        (Code.COPIES_DIFFER, "odd"),
-        (Code.BAD_CHECKSUM, "cut"),
-        (Code.NOT_FINITE, "values"),
-        (Code.STEPS_DISAGREE, "other"),
-    ],
-)
-def test_a_problem_marks_every_rank_that_it_is_about(code, state):
-    found = states(run7(), [Problem(code, "", 7), Problem(code, "", ranks=(9, 11))])
-    assert [rank for rank, own in found.items() if own == state] == [7, 9, 11]
-
-
 def test_the_gravest_problem_of_a_rank_is_shown_and_all_are_named():
     cell = rank_cells(alone(), [Problem(Code.NOT_FINITE, "", 7), Problem(Code.FILE_CUT, "", 7)])[7]
     assert cell.state == "cut" and cell.words.endswith("CK201, CK002")
@@ -124,10 +104,6 @@ def test_a_problem_that_most_ranks_share_marks_none_of_them_and_is_in_the_words(
 def test_copies_that_may_differ_make_no_rank_the_odd_one():
     found = states(run7(), [Problem(Code.COPIES_DIFFER, "", 7, severity="warning")])
     assert found[7] == "other" and found[8] == "fine"
-
-
-def test_what_was_verified_was_looked_into():
-    assert set(states(unread_run7(), []).values()) == {"fine"}
 
 
 def test_a_note_is_no_mark():
@@ -149,12 +125,6 @@ def test_a_file_of_no_rank_has_a_cell_where_there_are_no_ranks():
 def of_many_ranks(count, **changes):
     file = run7().files[0]
     return run7(files=tuple(file._replace(rank=rank, **changes) for rank in range(count)))
-
-
-@pytest.mark.parametrize(("count", "most"), [(256, 60_000), (1024, 200_000)])
-def test_many_ranks_make_a_small_picture(count, most):
-    picture = rank_map(of_many_ranks(count, status="missing"))
-    assert len(hovers(picture)) == count and len(picture.svg) < most and len(picture.text) < 200
 
 
 def test_more_cells_than_are_drawn_are_told_in_words():

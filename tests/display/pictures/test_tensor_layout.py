@@ -88,13 +88,6 @@ def test_the_hatching_stays_inside_of_its_rectangle(width, height):
         assert isclose(x2 - x1, y1 - y2, abs_tol=1e-9)
 
 
-def test_what_no_file_that_was_read_holds_is_hatched_and_counted():
-    picture = tensor_layout(sharded(32000, 4096, ranks=4))
-    assert "HOLES: 98304000 of 131072000 elements are in no file that was read: [8000:32000, 0:4096]" in picture.text
-    assert [hover for hover in hovers(picture) if "no file" not in hover] == ["rank 0: [0:8000, 0:4096]"]
-    assert "together they hold every element once" not in picture.text
-
-
 def test_ranks_without_a_piece_are_named():
     assert "no elements: ranks 6, 7" in tensor_layout(tensor((6, 3), strip(6, 8))).text
 
