@@ -15,6 +15,7 @@ import ckptools
 from ckptools.errors import NotWholeError, ReadError, UnknownFormatError, UnsafePathError, UsageError
 from ckptools.formats.hugging_face.files import parse, parse_index
 from ckptools.inspect.record import facts, inspect_report
+from tests.formats.said import said
 from tests.formats.trainer_folder import trainer_folder
 from tests.truth import FIXTURES
 
@@ -125,12 +126,6 @@ def test_files_that_an_index_made_again_hides_are_found_by_the_numbers_of_the_ot
         ck.consolidate(tmp_path / "out.safetensors")
 
 
-def test_a_file_that_is_here_and_that_the_index_hides_is_read_all_the_same(llama):
-    without_from_index(llama, part(2))
-    ck = ckptools.open(llama)
-    assert (len(ck.model), codes(ck)) == (30, ["CK010"]) and "does not name it" in ck.problems[0].message
-
-
 def test_files_of_two_sets_in_one_index_are_counted_apart(llama):
     """A model in four files, and what was trained beside it in two of its own."""
     for number in (1, 2):
@@ -175,44 +170,38 @@ def test_a_model_whose_every_file_is_damaged_cannot_be_read(llama):
         ckptools.open(llama)
 
 
-def test_the_same_tensor_in_two_files_is_refused(llama, tmp_path):
-    one(llama, part(4), "lm_head.weight", "model.embed_tokens.weight")
-    ck = ckptools.open(llama)
-    assert ("CK009", "model.embed_tokens.weight") in [(p.code, p.tensor) for p in ck.problems]
-    with pytest.raises(NotWholeError):
-        ck.consolidate(tmp_path / "out.safetensors", allow_missing=True)
-
-
 # -- the index ---------------------------------------------------------------------------------------------------
 
 
-def test_a_tensor_that_the_index_names_and_no_file_has_is_an_error(llama, tmp_path):
-    edit(llama / INDEX, **{"model.lost": part(2)})
-    (problem,) = ckptools.open(llama).problems
-    assert (problem.code, problem.severity) == ("CK107", "error")
-    assert problem.message == f"{INDEX} says that it is in {part(2)}, which holds no such tensor"
-    with pytest.raises(NotWholeError, match=r"model\.lost"):
-        ckptools.consolidate(llama, tmp_path / "out.safetensors")
-
-
-def test_a_tensor_in_another_file_than_the_index_says_is_read_and_told(llama):
-    edit(llama / INDEX, **{"lm_head.weight": part(1)})
-    ck = ckptools.open(llama)
-    assert (codes(ck), ck.whole, len(ck.model)) == (["CK010"], True, 30)
-
-
-def test_a_tensor_that_the_index_does_not_name_is_read_and_told(llama):
-    edit(llama / INDEX, **{"lm_head.weight": None})
-    ck = ckptools.open(llama)
-    assert codes(ck) == ["CK010"] and "lm_head.weight" in ck.model
-    assert "does not name it" in ck.problems[0].message
-
-
-def test_a_total_size_that_is_not_that_of_the_tensors_is_told(llama):
-    told = json.loads((llama / INDEX).read_text())
+def doubled(folder: Path) -> None:
+    told = json.loads((folder / INDEX).read_text())
     told["metadata"]["total_size"] *= 2
-    (llama / INDEX).write_text(json.dumps(told))
-    assert codes(ckptools.open(llama)) == ["CK010"]
+    (folder / INDEX).write_text(json.dumps(told))
+
+
+EMBEDDING = "model.embed_tokens.weight"
+CONTRADICTIONS = {
+    "a file that it hides": (lambda f: without_from_index(f, part(2)), "CK010", "does not name it"),
+    "a tensor that it hides": (lambda f: edit(f / INDEX, **{"lm_head.weight": None}), "CK010", "does not name it"),
+    "a tensor in another file": (lambda f: edit(f / INDEX, **{"lm_head.weight": part(1)}), "CK010", ""),
+    "another total size": (doubled, "CK010", ""),
+    "a tensor in no file": (lambda f: edit(f / INDEX, lost=part(2)), "CK107 lost", "which holds no such tensor"),
+    "a tensor in two files": (lambda f: one(f, part(4), "lm_head.weight", EMBEDDING), f"CK009 {EMBEDDING}", ""),
+}
+
+
+@pytest.mark.parametrize("what", CONTRADICTIONS)
+def test_an_index_that_the_files_contradict_is_told_and_all_is_read(llama, what, tmp_path):
+    harm, problem, words = CONTRADICTIONS[what]
+    harm(llama)
+    ck = ckptools.open(llama)
+    assert problem in said(ck) and any(words in p.message for p in ck.problems)
+    assert ck.whole == (problem == "CK010")
+    if ck.whole:
+        assert len(ck.model) == 30
+    else:
+        with pytest.raises(NotWholeError):
+            ck.consolidate(tmp_path / "out.safetensors")
 
 
 def test_a_total_size_may_count_tied_weights_once_or_twice_and_bools_as_bits(gpt2):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from ckptools.training import run
@@ -43,9 +41,3 @@ def test_only_the_last_step_is_recorded(pipeline: list[str]) -> None:
 def test_ranks_that_did_the_same_share_a_row() -> None:
     lines = list(run.table([{"send": (1, 5)}, {"recv": (1, 5)}, {"recv": (1, 5)}]))
     assert [line.split(maxsplit=3) for line in lines[1:]] == [["recv", "1", "5", "1, 2"], ["send", "1", "5", "0"]]
-
-
-@pytest.mark.slow
-def test_nothing_is_said_unless_asked(tmp_path: Path) -> None:
-    done = ckptools_forked(1, "create", tmp_path / "run", "--strategy", "ddp", "--steps", 1)
-    assert done.returncode == 0 and "one step" not in done.stdout

@@ -79,15 +79,6 @@ def test_damage_of_a_file_that_is_no_ranks_is_shown(asked: str, code: str, snaps
     assert code in verified(tmp_path / "run", broken)
 
 
-def test_several_damages_are_each_shown(ranks: Path) -> None:
-    found = damage.apply(ranks, "truncate:2,bitflip:1,missing:0", 0, {})
-    assert [(str(b.asked), b.shown[0]) for b in found] == [
-        ("bitflip:1", "CK004"),
-        ("truncate:2", "CK002"),
-        ("missing:0", "CK001"),
-    ]
-
-
 def test_a_file_is_cut_at_half_its_size(ranks: Path) -> None:
     before = (ranks / "ep0-ba5-rank2.pt").read_bytes()
     damage.apply(ranks, "truncate:2", 0, {})
@@ -129,13 +120,6 @@ def test_a_nan_is_one_value_under_a_checksum_that_is_right(ranks: Path) -> None:
     assert sum(counts) == 1
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None
-
-
-def test_a_nan_in_a_dcp_has_a_checksum_that_is_right(dcp: Created, tmp_path: Path) -> None:
-    shutil.copytree(dcp.out, tmp_path / "run")
-    (broken,) = damage.apply(tmp_path / "run", "nan:1", 0, {})
-    assert broken.shown == ("CK201",)
-    assert "CK004" not in verified(tmp_path / "run", broken)
 
 
 @pytest.mark.slow
@@ -217,14 +201,6 @@ def test_what_is_no_ranks_file_is_rank_0s_to_damage(trainers_ddp: Path, tmp_path
     (spoiled,) = damage.apply(tmp_path / "run", "nan:0", 0, {})
     assert (flipped.files, flipped.seen) == ("model.safetensors", "nothing: the files do not show it")
     assert (spoiled.files, spoiled.shown) == ("model.safetensors", ("CK201",))
-
-
-@pytest.mark.slow
-def test_of_files_that_are_no_ranks_the_number_says_which(torch_layouts: Path, tmp_path: Path) -> None:
-    shutil.copytree(torch_layouts / "cut", tmp_path / "run")
-    (broken,) = damage.apply(tmp_path / "run", "missing:3", 0, {})
-    assert broken.files == "model-00003-of-00005.safetensors"  # the index is the first
-    assert not (tmp_path / "run" / broken.files).exists()
 
 
 def test_a_checkpoint_of_which_nothing_is_left_cannot_be_opened(snapshot: Created, tmp_path: Path) -> None:

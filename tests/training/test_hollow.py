@@ -17,7 +17,6 @@ from ckptools.training import create, simulated
 from ckptools.training.options import CreateOptions, FileOptions, SimulationOptions
 from ckptools.training.output import Created
 from ckptools.training.simulated import KNOWN, HollowDcp, HollowRun, llama3, shapes_from
-from tests.training.forked import forkserver
 from tests.training.rank_files import ckptools as command
 from tests.training.rank_files import load
 from tests.truth import FIXTURES
@@ -130,15 +129,6 @@ def test_the_shapes_of_llama_3_have_as_many_elements_as_its_name_says() -> None:
         name: sum(rows * (columns or [1])[0] for rows, *columns in llama3(*KNOWN[name]).values()) for name in KNOWN
     }
     assert counts == {"llama3-8b": 8_030_261_248, "llama3-70b": 70_553_706_496}
-
-
-@pytest.mark.slow
-def test_several_processes_write_what_one_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # Processes that import torch anew are those of test_simulation.
-    forked = forkserver()
-    monkeypatch.setattr(simulated.multiprocessing, "get_context", lambda _: forked)
-    one, two = hollow(tmp_path / "one", world_size=5), hollow(tmp_path / "two", world_size=5, jobs=2)
-    assert [path.read_bytes() for path in one.files] == [path.read_bytes() for path in two.files]
 
 
 @pytest.mark.parametrize(("shape", "says"), [([], "cannot be cut"), ([0, 3], "sizes of at least 1")])

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file
-from torch.distributed.checkpoint import load as dcp_load
 
 import ckptools
 from ckptools.errors import UsageError
@@ -17,7 +15,6 @@ from ckptools.training import option_checks
 from ckptools.training.layouts import file_numbers, untied
 from ckptools.training.options import CreateOptions, FileOptions
 from tests.training.forked import ckptools_forked
-from tests.versions import TORCH
 from tools.demo import same
 
 pytestmark = pytest.mark.slow
@@ -59,17 +56,6 @@ def test_a_file_is_no_larger_than_asked_for(torch_layouts: Path) -> None:
     files = [load_file(path) for path in (torch_layouts / "cut").glob("*.safetensors")]
     assert len(files) == 5
     assert all(sum(tensor.nbytes for tensor in file.values()) <= 200_000 for file in files)
-
-
-def test_torchs_own_reader_joins_the_shards(torch_layouts: Path) -> None:
-    hf_storage = pytest.importorskip("torch.distributed.checkpoint.hf_storage", reason=f"{TORCH} has no hf_storage")
-    state = {name: torch.empty_like(tensor) for name, tensor in truth(torch_layouts).items()}
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        dcp_load(state, storage_reader=hf_storage.HuggingFaceStorageReader(str(torch_layouts / "shards")))
-    finally:
-        dist.destroy_process_group()
-    assert is_truth(state, torch_layouts)
 
 
 def test_shards_lie_below_the_model_that_was_joined_from_them(torch_layouts: Path) -> None:

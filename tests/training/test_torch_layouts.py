@@ -54,14 +54,6 @@ def test_torch_reads_them_back(layout: str, torch_layouts: Path, tmp_path: Path)
     assert different(found, truth(torch_layouts)) == []
 
 
-def test_a_rank_writes_one_file_or_one_for_each_item(torch_layouts: Path) -> None:
-    assert names_in(torch_layouts / "dcp") == [".metadata", "__0_0.distcp", "__1_0.distcp"]
-    items = FileSystemReader(torch_layouts / "several").read_metadata().storage_data
-    files = names_in(torch_layouts / "several")
-    assert len(files) == len(items) + 1
-    assert {info.relative_path for info in items.values()} == set(files) - {".metadata"}
-
-
 def test_tensors_are_archives_or_safetensors(torch_layouts: Path) -> None:
     for layout, as_safetensors in (("dcp", False), ("safetensors", True)):
         assert (b"DCP_SHARDING_INFO" in (torch_layouts / layout / "__0_0.distcp").read_bytes()) is as_safetensors
@@ -126,8 +118,3 @@ def load_trainer(folder: Path, rank: int) -> dict[str, Any]:
 
 def test_a_random_state_without_a_gpu_says_so() -> None:
     assert versioned({})["cuda"] is None
-
-
-def test_olmo_is_opened_as_what_it_is(torch_layouts: Path) -> None:
-    checkpoint = ckptools.open(torch_layouts / "olmo")
-    assert (checkpoint.format, checkpoint.world_size.value, checkpoint.step.value) == ("olmo_core", 2, 2)
