@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -208,6 +209,15 @@ def test_a_frozen_parameter_that_the_optimizer_state_lacks_is_left_alone(saved):
     assert "norm.bias: FSDP1 local state" in notes(ck)
     placed = {k: raw(t.load()) for k, t in ck.model.items() if k != "norm.bias"}
     assert placed == {k: raw(t) for k, t in truth.items() if k != "norm.bias"}
+
+
+@pytest.mark.parametrize("name", ["flat", "orig"])
+def test_a_missing_rank_is_a_gap_that_names_it(saved, name, tmp_path):
+    shutil.copytree(saved / name, tmp_path / "run")
+    (tmp_path / "run" / "rank1.pt").unlink()
+    ck = ckptools.open(tmp_path / "run", all_ranks=True, shapes=saved / f"{name}.json")
+    with pytest.raises(NotWholeError, match=r"rank 1 missing.*gap"):
+        ck.consolidate(tmp_path / "m.pt", only="model")
 
 
 def test_parameters_of_which_one_rank_holds_nothing_are_not_called_tied(saved):
