@@ -14,6 +14,7 @@ import subprocess
 import sys
 import types
 import zipfile
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -28,6 +29,8 @@ from safetensors.torch import load_file, save_file
 import ckptools
 from ckptools.consolidate.record import Consolidated
 from ckptools.errors import ReadError
+from ckptools.model.tree import fqn_of
+from ckptools.training_state.optimizers import Optimizer
 from tests.pickles.test_machine import Called
 from tests.truth import LOCAL, WHOLE, Known, load_truth
 
@@ -85,6 +88,25 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Known], tuple[Co
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fixture", WHOLE, ids=lambda k: k.name)
+def test_a_full_pt_has_the_same_tree_and_every_value(fixture, full):
+    done, path = full(fixture)
+    before, after = ckptools.open(fixture.file, all_ranks=True), ckptools.open(path)
+    assert [s.path for s in before.sections if fqn_of(s.path) not in done.left_out] == [s.path for s in after.sections]
+    assert list(before.optimizers) == list(after.optimizers)
+    for a, b in zip(before.optimizers.values(), after.optimizers.values(), strict=True):
+        check_state(a, b)
+
+
+def check_state(a: Optimizer, b: Optimizer) -> None:
+    assert list(a.state) == list(b.state)
+    for fqn, slots in a.state.items():
+        for slot, value in slots.items():
+            other = b.state[fqn][slot]
+            assert raw(value.load()) == raw(other.load()) if hasattr(value, "load") else value == other
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fixture", WHOLE, ids=lambda k: k.name)
 def test_a_full_pt_is_read_by_plain_torch_load(fixture, full):
     done, path = full(fixture)
     assert done.needs == ()
@@ -98,6 +120,14 @@ def test_the_lines_of_today_work_on_the_output(tmp_path):
     group = shard["state"]["optimizers"]["DecoupledAdamW"]["param_groups"][0]
     assert (group["betas"], group["foreach"]) == ((0.9, 0.95), None)
     assert shard["state"]["schedulers"]["LambdaLR"]["lr_lambdas"] == [None]
+
+
+def test_integer_keys_and_ordered_dicts_stay_what_they_were(tmp_path):
+    ckptools.consolidate(known("verl-fsdp1").file, tmp_path / "all.pt")
+    tree = torch.load(tmp_path / "all.pt")
+    assert sorted(tree["optim"]["state"]) == list(range(21))
+    assert tree["optim"]["param_groups"][0]["params"] == list(range(21))
+    assert isinstance(tree["model"], OrderedDict)
 
 
 def test_the_archive_passes_zipfile_and_its_storages_are_aligned(tmp_path):

@@ -169,6 +169,14 @@ def test_what_is_no_manifest_is_refused_in_one_line(text, tmp_path):
         ckptools.verify(SOURCE, manifest=tmp_path / "m.json")
 
 
+def test_a_tensor_with_a_hole_is_left_out_and_its_hole_is_listed(holed, tmp_path):
+    done = ckptools.consolidate(holed, tmp_path / "out.pt", allow_missing=True)
+    told = json.loads((tmp_path / "out.pt.left-out.json").read_text())
+    rows = {row["name"]: row for row in told["missing"]}
+    assert rows["model.up.weight" if "model.up.weight" in rows else next(iter(rows))]["filled_with"] is None
+    assert set(rows) <= set(done.left_out) and all(row["regions"][0]["sizes"] for row in rows.values())
+
+
 @pytest.mark.parametrize(("fill", "value"), [("nan", float("nan")), ("zero", 0.0)])
 @pytest.mark.parametrize("out", ["out.pt", "out.safetensors"])
 def test_holes_are_filled_when_that_is_asked_for_and_nothing_else_changes(fill, value, out, holed, tmp_path):

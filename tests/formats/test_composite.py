@@ -11,6 +11,7 @@ import torch
 
 import ckptools
 from ckptools.errors import CkptoolsError, UnsafePathError
+from ckptools.formats import composite
 from ckptools.formats.registry import FORMATS, recognised
 from tests.truth import FIXTURES
 
@@ -167,3 +168,9 @@ def test_what_is_not_sure_to_be_one_checkpoint_is_none(step, change):
     except CkptoolsError:
         return
     assert found is None or found.NAME != "composite"
+
+
+def test_every_format_is_one_of_a_part_or_one_that_is_opened_by_itself():
+    around = {"nemo_automodel", "olmo_local", *(format_.NAME for format_ in FORMATS if format_.recipe)}
+    known = {module.__name__.rpartition(".")[2] for module in (*composite.READERS, *composite.OWN)}
+    assert {format_.NAME for format_ in FORMATS} == known | around | {"composite"}
