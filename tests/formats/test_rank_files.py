@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import ckptools
-from ckptools.errors import ReadError, UsageError
+from ckptools.errors import ReadError
 from ckptools.formats.rank_search import rank_checks
 from ckptools.model.checkpoint import RankFile
 from ckptools.model.problems import Code
