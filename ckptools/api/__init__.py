@@ -35,10 +35,10 @@ def _html_of(value: Any) -> str:
     return html_of(value)
 
 
-def _markdown_of(rows: Any) -> str:
+def _table_of(rows: Any, table_format: str) -> str:
     from ckptools.display.tables import rows_text
 
-    return rows_text(rows, "github")
+    return rows_text(rows, table_format)
 
 
-show_with(_html_of, _markdown_of)
+show_with(_html_of, _table_of)

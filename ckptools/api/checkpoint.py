@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from ckptools.api.methods import ValueMethods, in_python
 from ckptools.api.state_dict import RandomStates, RawTree, StateDict
+from ckptools.api.tensor import Tensor
 from ckptools.files.opening import check_path, path_of
 from ckptools.model import checkpoint as checkpoint_data
 from ckptools.model.checkpoint import RankFile
 from ckptools.model.problems import Problem, Rows, as_html
 from ckptools.model.tree import fqn_of
 from ckptools.tensor_io.fetch_ahead import Progress
+from ckptools.text import no_such_key
 from ckptools.training_state.sections import Section, model_of, rng_of, schedulers_of, section_name, sections_of
 
 if TYPE_CHECKING:
@@ -242,6 +244,56 @@ class Checkpoint(ValueMethods, checkpoint_data.Checkpoint):
 
         return CheckpointPlots(self, self)
 
+    # by name
+
+    @cached_property
+    def _by_name(self) -> dict[str, tuple[str, Any]]:
+        """What is at each name that begins with the section, with the name that `records` has for it."""
+        from ckptools.keys.entries import entries_of
+
+        found: dict[str, tuple[str, Any]] = {}
+        for entry in entries_of(self):
+            begins = entry.name == entry.section or entry.name.startswith(f"{entry.section}.")
+            found[entry.name if begins else f"{entry.section}.{entry.name}"] = entry.name, entry.value
+        return found
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        """The names with the section, by those that `records` has."""
+        return {known: name for name, (known, _) in self._by_name.items()}
+
+    def __getitem__(self, name: str) -> Any:
+        """What is at a name: a lazy tensor or a value; at the beginning of names, such as a section's, a mapping.
+
+        The section may be left out where `records` has no section: `ck["model.embed.weight"]` is `ck["embed.weight"]`.
+
+        Raises:
+            KeyError: nothing is there; the message has the nearest name.
+        """
+        full = self._names.get(name, name)
+        if full in self._by_name:
+            known, value = self._by_name[full]
+            return replace(value, name=known) if isinstance(value, Tensor) else value
+        below = {one[len(name) + 1 :]: v for one, (_, v) in self._by_name.items() if one.startswith(f"{name}.")}
+        if not below:
+            raise KeyError(no_such_key(name, self._by_name))
+        return StateDict(name, below, f"{name}.")
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_name or name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_name)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return [*self._by_name]
+
     def close(self) -> None:
         """Forget what was read of other ranks' files; lazy tensors that need them read them again."""
         if self.resolver is not None:
@@ -255,6 +307,12 @@ class Checkpoint(ValueMethods, checkpoint_data.Checkpoint):
 
     def _with_all_ranks(self) -> checkpoint_data.Checkpoint:
         return self if self.all_ranks or self.resolver is None else self.resolver.all_ranks()
+
+    def __str__(self) -> str:
+        """The text that `ckptools inspect` prints."""
+        from ckptools.inspect.record import inspect_report, report_text
+
+        return report_text(inspect_report(self))
 
     def __repr__(self) -> str:
         from ckptools.display.tables import checkpoint_line

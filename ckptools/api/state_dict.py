@@ -40,6 +40,15 @@ class StateDict(Mapping[str, Any]):
         """The value at `key`, or `default`."""
         return self[key] if key in self._values else default
 
+    def load(self) -> dict[str, Any]:
+        """The same mapping with every tensor read as a `torch.Tensor`, for `load_state_dict`.
+
+        Raises:
+            NotWholeError: no file that is here holds some of a tensor.
+            ReadError: a file cannot be read, or a tensor cannot be put together; the message says why.
+        """
+        return {key: value.load() if isinstance(value, Tensor) else value for key, value in self.items()}
+
     def __contains__(self, key: object) -> bool:
         return key in self._values
 

@@ -204,6 +204,10 @@ class Consolidated:
         converted = [{"from": old, "to": new, "tensors": n} for (old, new), n in self.converted.items()]
         return {**{name: getattr(self, name) for name in names}, "converted": converted, "planned": self.planned}
 
+    def __str__(self) -> str:
+        """The text that the command prints."""
+        return "\n".join(summary(self))
+
     def _summary(self) -> str:
         verb = "would write" if self.dry_run else "wrote"
         left = f", {plural(len(self.left_out), 'name')} LEFT OUT" if self.left_out else ""

@@ -96,6 +96,12 @@ class Keys:
     sections: Rows[KeySection]
     rows: Rows[KeyRow]
 
+    def __str__(self) -> str:
+        """The text that the command prints."""
+        from ckptools.contents.text import tree_text
+
+        return tree_text(self)
+
     def _summary(self) -> str:
         found = f"{plural(len(self.rows), 'key')}, {plural(self.tensors, 'tensor')}, {size(self.bytes)}"
         return f"{clip_middle(self.name, 60)}: {found}"
@@ -254,6 +260,12 @@ class Shown:
     def problems(self) -> bool:
         """Whether a part of the requested keys could not be read."""
         return any(row.problem or row.missing for row in self.rows)
+
+    def __str__(self) -> str:
+        """The text that the command prints."""
+        from ckptools.contents.text import shown_text
+
+        return shown_text(self)
 
     def _summary(self) -> str:
         wrong = ", not all of it readable" if self.problems else ""

@@ -187,6 +187,12 @@ class Difference:
     seconds: float = 0.0
     proof: Proof | None = None
 
+    def __str__(self) -> str:
+        """The text that the command prints."""
+        from ckptools.diff.text import difference_text
+
+        return difference_text(self, self.tensors)
+
     def _summary(self) -> str:
         found = {True: "the same", False: self.unlike, None: "nothing that was compared differs"}[self.same]
         return f"{clip_middle(self.a.name, 30)} and {clip_middle(self.b.name, 30)}: {found}"

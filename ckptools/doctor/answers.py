@@ -73,6 +73,10 @@ class Diagnosis:
     next: tuple[str, ...] = ()
     seconds: float = 0.0
 
+    def __str__(self) -> str:
+        """The text that the command prints."""
+        return diagnosis_text(self)
+
     def _summary(self) -> str:
         wrong = [row.question for row in self.rows if row.ok is False]
         doubtful = [row.question for row in self.rows if row.doubtful]

@@ -131,6 +131,10 @@ class RunFolder:
         """Whether at least one checkpoint could be opened."""
         return any(row.format for row in self.rows)
 
+    def __str__(self) -> str:
+        """The text that the command prints."""
+        return run_folder_text(self)
+
     def _summary(self) -> str:
         newest = f"newest whole {self.newest_whole}" if self.newest_whole else "NONE IS WHOLE"
         found = plural(self.checkpoints, "checkpoint")

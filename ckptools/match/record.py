@@ -149,6 +149,10 @@ class Match:
             return f"with load_state_dict: {facts[0]}; {self.apart}; {way}"
         return "; ".join([*facts, *([self.while_loading] if self.while_loading else [])])
 
+    def __str__(self) -> str:
+        """The text that the command prints."""
+        return match_text(self)
+
     def _summary(self) -> str:
         renamed = f", {self.renamed} more after a rename" if self.renamed else ""
         return f"{'loads' if self.loads else 'DOES NOT LOAD'}: {self.same} of {self.model_names} names{renamed}"

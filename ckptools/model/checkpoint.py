@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from operator import index
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -322,6 +323,22 @@ class Fact(NamedTuple):
     def exact(self) -> Any:
         """The value; None where it may be more."""
         return None if self.at_least else self.value
+
+    def __int__(self) -> int:
+        """The value, if it is a number."""
+        return int(self.value)
+
+    def __index__(self) -> int:
+        return index(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        """A fact equals a fact of the same value and sources, and a number that is its value."""
+        if isinstance(other, (int, float)):
+            return bool(self.value == other)
+        return tuple(self) == tuple(other) if isinstance(other, Fact) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.value)
 
     def _summary(self) -> str:
         return f"{self.words}: {few(self.sources) or 'stated nowhere'}{'' if self.agree else '; CONTRADICTED'}"

@@ -65,18 +65,18 @@ SCALARS = frozenset({str, int, float, bool, type(None)})
 """Types that are plain as they are: most fields of the rows of a large checkpoint."""
 
 _html_of: Callable[[Any], str] | None = None
-_markdown_of: Callable[[Any], str] = repr
+_table_of: Callable[[Any, str], str] | None = None
 
 
-def show_with(html_of: Callable[[Any], str], markdown_of: Callable[[Any], str]) -> None:
+def show_with(html_of: Callable[[Any], str], table_of: Callable[[Any, str], str]) -> None:
     """Set the functions that show records elsewhere.
 
     Args:
         html_of: makes the HTML of a record for a notebook.
-        markdown_of: makes a Markdown table of rows.
+        table_of: makes a table of rows in one of tabulate's formats.
     """
-    global _html_of, _markdown_of  # the one place where a view comes down to the data
-    _html_of, _markdown_of = html_of, markdown_of
+    global _html_of, _table_of  # the one place where a view comes down to the data
+    _html_of, _table_of = html_of, table_of
 
 
 def as_html(value: Any) -> str | None:
@@ -215,7 +215,11 @@ class RowMethods(Generic[Row]):
 
     def to_markdown(self) -> str:
         """A table in Markdown, such as for an issue: the fields of `to_dicts`, with values as on a screen."""
-        return _markdown_of(self)
+        return repr(self) if _table_of is None else _table_of(self, "github")
+
+    def __str__(self) -> str:
+        """The same table as on a screen, for `print`; the `repr` of no rows."""
+        return (_table_of(self, "simple") if _table_of is not None else "") or repr(self)
 
 
 class Rows(RowMethods[Row], tuple[Row, ...]):

@@ -471,6 +471,13 @@ class NumpyArray:
         return f"NumpyArray({self.dtype!r}, {list(self.shape)})"
 
 
+NUMBERS = {
+    "f2": "e", "f4": "f", "f8": "d", "b1": "?",
+    "i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I", "u8": "Q",
+}  # fmt: skip
+"""numpy's dtypes of one number, as `struct` calls them."""
+
+
 class NumpyScalar:
     """A numpy scalar, described.
 
@@ -486,6 +493,16 @@ class NumpyScalar:
         self.dtype = dtype
         self.data = data
         self.record = record
+
+    @property
+    def number(self) -> int | float | bool | None:
+        """The number that it is; None for other dtypes."""
+        form = NUMBERS.get(self.dtype.lstrip("<>|="))
+        if form is None or len(self.data) != struct.calcsize(form):
+            return None
+        order = ">" if self.dtype.startswith(">") else "<"
+        found: int | float | bool = struct.unpack(order + form, self.data)[0]
+        return found
 
     def __repr__(self) -> str:
         return f"NumpyScalar({self.dtype!r})"

@@ -210,6 +210,10 @@ class Statistics(Generic[Row]):
         """Whether nothing is wrong: all is finite, and nothing is zero that should not be."""
         return not self.nonfinite and not any(one.severity == "error" for one in self.suspects)
 
+    def __str__(self) -> str:
+        """The text that the command prints."""
+        return statistics_text(self)
+
     def _summary(self) -> str:
         odd = f", {self.nonfinite} NOT FINITE" if self.nonfinite else ""
         part = f", {self.incomplete} not read in full" if self.incomplete else ""

@@ -13,7 +13,7 @@ from ckptools.model.checkpoint import Checkpoint, GivenNames, ModuleOrder
 from ckptools.model.problems import Rows, displayed, to_dict
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import KeyPath, describe_for_error, fqn_of
+from ckptools.model.tree import KeyPath, NumpyScalar, describe_for_error, fqn_of
 from ckptools.text import clip_middle, plural
 from ckptools.training_state.sections import (
     STATE,
@@ -520,7 +520,7 @@ def nested(value: Mapping[str, Any]) -> Mapping[str, Any]:
 @displayed
 @dataclass(frozen=True, repr=False)
 class ParamGroup(Mapping[str, Any]):
-    """One param group: its hyperparameters as a mapping, and as attributes (`group.lr`).
+    """One param group: its hyperparameters as a mapping, and as attributes (`group.lr`); numpy's numbers as Python's.
 
     Attributes:
         names: fqns of its parameters, `?` and the id where the name is unknown.
@@ -530,7 +530,9 @@ class ParamGroup(Mapping[str, Any]):
     names: tuple[str, ...]
 
     def __getitem__(self, key: str) -> Any:
-        return self.values_[key]
+        value = self.values_[key]
+        number = value.number if isinstance(value, NumpyScalar) else None
+        return value if number is None else number
 
     def __iter__(self) -> Any:
         return iter(self.values_)
@@ -540,7 +542,7 @@ class ParamGroup(Mapping[str, Any]):
 
     def __getattr__(self, name: str) -> Any:
         try:
-            return self.values_[name]
+            return self[name]
         except KeyError:
             raise AttributeError(name) from None
 

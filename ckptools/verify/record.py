@@ -134,6 +134,10 @@ class Verification:
         """A plain dict per check, with its problems, for `pandas.DataFrame` and the like."""
         return self.checks.to_dicts()
 
+    def __str__(self) -> str:
+        """The text that the command prints."""
+        return verification_text(self)
+
     def _summary(self) -> str:
         failed = sum(c.result == "FAIL" for c in self.checks)
         found = f"{failed} of {plural(len(self.checks), 'check')} failed" if failed else "no check failed"
