@@ -66,7 +66,7 @@ def test_rank_files_that_are_named_are_opened_as_one_checkpoint_with_the_query_o
 def test_of_one_rank_file_it_is_said_that_no_others_can_be_listed(web):
     code, out = run("verify", f"{web.address}/{RANKS}/rank0.pt?{SECRET}", "--json")
     assert code == 1
-    assert "none of the named files is of this rank, and the server lists no others" in out
+    assert "no file of this rank among the named ones, and the server lists no others" in out
     assert "no file rank1.pt" not in out
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from ckptools.model.problems import Code, Problem
 from ckptools.model.rank_vote import Vote, same_records, vote
 from ckptools.model.tensor import Tensor, cover_problem
 from ckptools.model.tree import Absent, KeyPath, fqn_of, leaf_at, tensors_in
+from ckptools.rules.files import FileClaims, beyond, missing, twice
 from ckptools.text import few, spans
 from ckptools.training_state.optimizers import UNNAMED as NUMBERED
 from ckptools.training_state.rank_values import RUN_NAMES, Shared, counts_steps, is_own
@@ -47,43 +47,32 @@ def check_files(
     for file in files:
         part = file.part if file.part in keys else None
         if file.status == "missing":
-            yield Problem(Code.FILE_MISSING, _missing(file, here), file.rank, part)
-        else:
-            yield from _check_file(file, part, faults, world, sharded, 0 if in_parts else usual)
-    for (rank, part), count in Counter((f.rank, f.part) for f in files).items():
-        if count > 1:
-            paths = [f.path for f in files if (f.rank, f.part) == (rank, part)]
-            text = f"{count} files say they are rank {rank}{' of ' + part if part else ''}: "
-            yield Problem(Code.STRAY_FILE, text + ", ".join(path.name for path in paths[:4]), _astray(paths, rank))
+            yield _missing(file, part, here)
+        elif file.status in ("cut", "bad"):
+            yield faults[file.path].problem(file.path.name, file.rank, part)
+        elif file.rank is not None and file.rank >= world and sharded:
+            yield from beyond([FileClaims(file.path, file.rank, {"rank": file.rank})], {"rank": world})
+        elif not in_parts and not file.part and file.nbytes < usual * ODD_SIZE:
+            text = f"{file.path.name} has {file.nbytes} bytes, others {usual}"
+            yield Problem(Code.ODD_FILE_SIZE, text, file.rank)
+    yield from twice(_claims(file, file.rank) for file in files if file.rank is not None)
 
 
-def _astray(paths: Sequence[Path], rank: int | None) -> int | None:
-    """The rank whose file was overwritten, where another's name holds a duplicate; else `rank`."""
-    named = [name.rank for name in map(parse, paths) if name is not None]
-    others = [n for n in named if n != rank]
-    return others[0] if len(named) == 2 and len(others) == 1 else rank
+def _claims(file: RankFile, rank: int) -> FileClaims:
+    """The claims of a rank's file: its name may state another rank than its content does."""
+    named, part = parse(file.path), {"part": file.part} if file.part else {}
+    return FileClaims(file.path, rank, {"rank": named.rank if named else rank, **part}, {"rank": rank})
 
 
-def _missing(file: RankFile, here: Collection[Path]) -> str:
-    if file.path.name == UNNAMED:
+def _missing(file: RankFile, part: str | None, here: Collection[Path]) -> Problem:
+    name, left = file.path.name, unfinished(file.path)
+    if name == UNNAMED:
         others = "" if tells_others(file.path) else ", and the server lists no others"
-        return f"none of the named files is of this rank{others}"
+        return missing(f"file of this rank among the named ones{others}", file.rank, part)
     if file.path in here:
-        return f"no file holds it; {file.path.name} holds another"
-    left = unfinished(file.path)
-    return f"no file {file.path.name}" + (f"; {few(left)} is here, whose write was not finished" if left else "")
-
-
-def _check_file(
-    file: RankFile, part: str | None, faults: Mapping[Path, Fault], world: int, sharded: bool, usual: int
-) -> Iterator[Problem]:
-    name = file.path.name
-    if file.status in ("cut", "bad"):
-        yield faults[file.path].problem(name, file.rank, part)
-    elif file.rank is not None and file.rank >= world and sharded:
-        yield Problem(Code.STRAY_FILE, f"{name} is rank {file.rank} of a world of {world}", file.rank)
-    elif not file.part and file.nbytes < usual * ODD_SIZE:
-        yield Problem(Code.ODD_FILE_SIZE, f"{name} has {file.nbytes} bytes, others {usual}", file.rank)
+        return missing(f"file holds it; {name} holds another", file.rank, part)
+    more = f"; {few(left)} is here, whose write was not finished" if left else ""
+    return missing(f"file {name}", file.rank, part, more=more, files=(name,))
 
 
 def compare_ranks(merge: Merge, tree: Any, more: Mapping[KeyPath, Vote[Any]] | None = None) -> RankDifferences:

@@ -27,6 +27,7 @@ from ckptools.model.tensor import Rounded
 from ckptools.model.tree import KeyPath
 from ckptools.pickles import reader
 from ckptools.pickles.reader import Saved
+from ckptools.rules.files import FileClaims, misplaced, missing
 from ckptools.text import plural
 from ckptools.training_state import modules
 from ckptools.training_state.sections import Section
@@ -97,39 +98,23 @@ class SalvagingReader:
         return f"{path.name} is cut short: {nbytes}; what is in front of the cut is read (--salvage)"
 
 
-# -- files that torch saved under the name of another: swapped with it, or a copy of it --------------------------------
+# -- files that torch saved under the name of another ------------------------------------------------------------------
 # A torch.save archive keeps the name of the file that it was written to as that of its root folder (`root_of`). What a
 # file holds often fits every rank alike, above all flat partitions and random states, so that nothing else tells.
+# Numbers of steps are no claim, since a whole checkpoint may be renamed; nor is anything of a file whose content states
+# its rank, by which it is judged.
 
 NUMBER = re.compile(r"[0-9]+")
 
 
-def swapped_files(saved: Iterable[Saved], placed: bool = True) -> Iterator[Problem]:
-    """Problems of files of one checkpoint whose archive has the name of another rank, stage, layer or part.
-
-    Where the file of that name is here too, both cannot be what they are called: an error. Where it is not, somebody
-    may have renumbered them: a warning, as it is where files are not `placed` by their names, since stages of a
-    pipeline have names of their own in them; unless files have each other's names: a resume by rank loads a wrong one.
-    Numbers of steps are nothing, since a whole checkpoint may be renamed, and a file whose content states its rank is
-    judged by that.
-    """
-    read = list(saved)
-    here = {one.path for one in read}
-    others = {one.path: name for one in read if len(read) > 1 and (name := "" if one.claims else _other_name(one))}
-    for path, other in others.items():
-        both, text = path.with_name(other) in here, f"{path.name} was saved as {other}"
-        text += ", which is here too: swapped with it, or a copy of it" if both else ""
-        exchanged = path.name in {name for one, name in others.items() if one.parent == path.parent}
-        kind = Code.NAMED_AS_ANOTHER_RANK if both and exchanged else Code.NAME_CONTRADICTS
-        kind = Code.STRAY_FILE if both and placed else kind
-        yield Problem(kind, text, files=(path.name,), found=other, expected=path.name)
-
-
-def _other_name(saved: Saved) -> str:
-    """The name that a file was saved under, where it differs in a number that counts no steps; else empty."""
-    stem, dot, suffix = saved.path.name.rpartition(".")
-    same = dot and NUMBER.sub("#", stem) == NUMBER.sub("#", saved.root)
-    return saved.root + dot + suffix if same and _numbers(stem) != _numbers(saved.root) else ""
+def archive_claims(saved: Saved, rank: int | None = None, tensor: str | None = None) -> FileClaims:
+    """The claims of a torch.save file: its name, and the one that it was saved under where that is of the same kind."""
+    (stem, dot, suffix), name = saved.path.name.rpartition("."), saved.path.name
+    of_a_kind = dot and not saved.claims and NUMBER.sub("#", stem) == NUMBER.sub("#", saved.root)
+    other = name if _numbers(stem) == _numbers(saved.root) else saved.root + dot + suffix
+    named = {"folder": str(saved.path.parent), "file": name}
+    held = {"file": other} if of_a_kind else {}
+    return FileClaims(saved.path, rank, named, held, f"was saved as {other}", tensor=tensor)
 
 
 def _numbers(name: str) -> list[str]:
@@ -207,6 +192,20 @@ def looked_at(
     if path in faults:
         return RankFile(path, rank, part, faults[path].status if size else "cut", size, modified)
     return RankFile(path, rank, part, "read" if read else "listed" if only_listed else "seen", size, modified)
+
+
+def lost_files(
+    files: Iterable[RankFile],
+    faults: Mapping[Path, Fault],
+    name: Callable[[RankFile], str] = lambda file: file.path.name,
+    tensor: Callable[[RankFile], str | None] = lambda file: None,
+) -> Iterator[Problem]:
+    """Problems of listed files that are missing, cut or damaged; arguments as for `FileSet.add_missing`."""
+    for file in files:
+        if file.status == "missing":
+            yield missing(f"file {name(file)}", file.rank, tensor(file), files=(name(file),))
+        elif file.status in ("cut", "bad"):
+            yield faults[file.path].problem(name(file), file.rank, tensor(file))
 
 
 class SavedFiles:
@@ -307,7 +306,8 @@ class FileSet:
     ) -> None:
         """List a file that is not here, with its problem; `more` goes on in the message, else as `add_fault`."""
         self.files.append(RankFile(path, rank, part, "missing", 0, None))
-        self.problems.append(Problem(Code.FILE_MISSING, f"no file {name or path.name}{more}", rank, tensor))
+        name = name or path.name
+        self.problems.append(missing(f"file {name}", rank, tensor, more=more, files=(name,)))
 
 
 # -- the builder -------------------------------------------------------------------------------------------------------
@@ -357,9 +357,12 @@ class CheckpointBuilder(FileSet):
         self.names |= dict.fromkeys(names)
 
     def add_saved(self, saved: Iterable[Saved], placed: bool = True) -> None:
-        """Count torch.save files that were read, and note those that were saved as others; see `swapped_files`."""
+        """Count torch.save files that were read, and judge the names that they were saved under.
+
+        `placed` says whether names place what files hold; stages of a pipeline have names of their own in them.
+        """
         read = list(saved)
-        self.problems += swapped_files(read, placed)
+        self.problems += misplaced(map(archive_claims, read), by_content=not placed, sure=False)
         for one in read:
             self.add_read(1, one.bytes_read, one.names)
 

@@ -32,11 +32,11 @@ from ckptools.errors import ReadError
 from ckptools.files.opening import File, content_of, head_of, read_json, reading
 from ckptools.files.zip_archive import MAX_PICKLE
 from ckptools.formats.options import Options
-from ckptools.formats.shared.checkpoint_builder import FileSet, swapped_files
+from ckptools.formats.shared.checkpoint_builder import FileSet, archive_claims
 from ckptools.model.checkpoint import Fact
 from ckptools.model.problems import Code, Problem
 from ckptools.pickles.machine import Machine, load_checked
-from ckptools.pickles.reader import Saved
+from ckptools.rules.files import FileClaims, misplaced, missing
 from ckptools.text import few, first_few
 from ckptools.training_state.sections import is_optimizer
 
@@ -71,7 +71,7 @@ class CompanionFiles(FileSet):
         tree: by name, such as `optimizer`; `rng` by rank where ranks have their own.
         names: dotted names that their pickles mention.
         world_size: ranks that left RNG states; no value when there are none by rank.
-        saved: the torch.save files among them that were read.
+        claims: of the torch.save files among them that were read.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -80,7 +80,7 @@ class CompanionFiles(FileSet):
         self.names: list[str] = []
         self.world_size = Fact(None)
         self.bytes_read = 0
-        self.saved: list[Saved] = []
+        self.claims: list[FileClaims] = []
 
     @property
     def from_accelerate(self) -> bool:
@@ -89,10 +89,7 @@ class CompanionFiles(FileSet):
 
     def swapped(self) -> Iterator[Problem]:
         """Files that were saved under the name of another, each with its key and rank: the rest is not concerned."""
-        known = {file.path.name: file for file in self.files}
-        for problem in swapped_files(self.saved):
-            file = known[problem.files[0]]
-            yield replace(problem, tensor=file.part, rank=file.rank)
+        return misplaced(self.claims, sure=False)
 
     def read(self, companion: Companion, options: Options, name: str = "") -> Any:
         """Read one companion and note what it cost; None, and a problem that calls it `name`, if it is unreadable."""
@@ -107,7 +104,7 @@ class CompanionFiles(FileSet):
                 self.names += (named.dotted for named in machine.globals.values())
             else:
                 saved = options.read_file(path)
-                self.saved.append(saved)
+                self.claims.append(archive_claims(saved, rank, key))
                 self.names += saved.names
                 self.bytes_read += saved.bytes_read
                 tree = saved.tree
@@ -199,8 +196,8 @@ def read_companions(folder: Path, options: Options, ranks: int = 0) -> Companion
     found.problems += _gaps(here)
     names = {companion.path.name for companion in here}
     if "scheduler.pt" in names and any(n.startswith("rng_state") for n in names) and "trainer_state.json" not in names:
-        text = "no file trainer_state.json, which the Trainer writes last; the save may have been interrupted"
-        found.problems.append(Problem(Code.FILE_MISSING, text, None, "trainer_state", severity="warning"))
+        more = ", which the Trainer writes last; the save may have been interrupted"
+        found.problems.append(missing("file trainer_state.json", None, "trainer_state", more=more, severity="warning"))
     # An optimizer under the name of a scheduler, and the reverse: swapped with it, or a copy of it.
     for key, value in found.tree.items():
         steps = isinstance(value, Mapping) and "last_epoch" in value
@@ -272,8 +269,8 @@ def without_optimizer(folder: Path, tree: Mapping[str, Any], models: Collection[
         entries = list(folder.iterdir()) if "scheduler" in tree else []
     may_have = (p for p in entries if p.is_dir() and not p.name.startswith("pytorch_model_") and p.name not in models)
     if entries and not any(p.name.startswith("optimizer") for p in entries) and not any(may_have):
-        text = "no file or folder of an optimizer, though that of its scheduler is here"
-        yield Problem(Code.FILE_MISSING, text, None, "optimizer", severity="warning")
+        more = ", though that of its scheduler is here"
+        yield missing("file or folder of an optimizer", None, "optimizer", more=more, severity="warning")
 
 
 def _gaps(here: list[Companion]) -> Iterator[Problem]:
@@ -287,4 +284,4 @@ def _gaps(here: list[Companion]) -> Iterator[Problem]:
         lacking = sorted(set(range(max(have))) - set(have))
         names = [f"{kind}_{n}{suffix}" if n or kind == "custom_checkpoint" else f"{kind}{suffix}" for n in lacking]
         if names:
-            yield Problem(Code.FILE_MISSING, f"no file {few(names, 3)}, and later ones are here", None, kind)
+            yield missing(f"file {few(names, 3)}", None, kind, more=", and later ones are here")

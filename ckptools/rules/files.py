@@ -1,0 +1,149 @@
+"""Whose file a file is, decided once for every format: missing, beyond the others, here twice, in another's place.
+
+A format says of each of its files which place its name gives it and which place its content states (`FileClaims`);
+where a claim stands in a file is the format's own. What follows from claims is decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+from ckptools.model.problems import Code, Problem, Severity, grouped
+from ckptools.text import few
+
+Place = Mapping[str, int | str]
+"""Where a file belongs, by axis: `{"rank": 3}`, `{"layer": 2, "expert": 7}`."""
+
+NOWHERE: Place = MappingProxyType({})
+
+Key = frozenset[tuple[str, int | str]]
+
+
+class FileClaims(NamedTuple):
+    """What the name of a file and its content say of its place.
+
+    Attributes:
+        path: the file.
+        rank: the rank whose file it counts as.
+        named: its place by its name.
+        held: its place by its content, as far as that states it; the axes that it does not state are as in the name.
+        says: what the content says, in words; `holds rank 2` where it is empty.
+        name: what the file is called in messages, if not by its own name.
+        tensor: the part of the tree that it holds.
+    """
+
+    path: Path
+    rank: int | None
+    named: Place
+    held: Place = NOWHERE
+    says: str = ""
+    name: str = ""
+    tensor: str | None = None
+
+    def __str__(self) -> str:
+        return self.name or self.path.name
+
+    @property
+    def own(self) -> Key:
+        """Its place by its name."""
+        return frozenset(self.named.items())
+
+    @property
+    def stated(self) -> Key:
+        """Its place by its content, and by its name as far as that says nothing."""
+        return frozenset({**self.named, **self.held}.items())
+
+    @property
+    def astray(self) -> bool:
+        """Whether its content states another place than its name."""
+        return self.stated != self.own
+
+
+def missing(
+    name: str,
+    rank: int | None = None,
+    tensor: str | None = None,
+    *,
+    more: str = "",
+    severity: Severity = "error",
+    files: tuple[str, ...] = (),
+    ranks: tuple[int, ...] = (),
+    contents: str = "",
+) -> Problem:
+    """The problem of a file or a folder that is not here.
+
+    Args:
+        name: what is not here, with its kind: `file rank3.pt`, `folder optim`.
+        rank: whose it is.
+        tensor: the part of the tree that it alone holds.
+        more: goes on in the message: what says that it should be here.
+        severity: of the problem.
+        files: the names of the files.
+        ranks: the ranks whose values it holds, if there are several.
+        contents: how the message ends, if it says what the file holds.
+    """
+    text = f"no {name}{more}{contents}"
+    return Problem(Code.FILE_MISSING, text, rank, tensor, severity, files, ranks, contents=contents)
+
+
+def beyond(rows: Iterable[FileClaims], sizes: Place, by: str = "", severity: Severity = "error") -> Iterator[Problem]:
+    """Files whose place, by their names, is none of this save; `by` says what states the size of each axis."""
+    for row in rows:
+        for axis, size in sizes.items():
+            if int(row.named.get(axis, 0)) >= int(size):
+                text = f"{row} is {axis} {row.named[axis]} of {size}{by}"
+                yield Problem(Code.STRAY_FILE, text, row.rank, row.tensor, severity, (str(row),))
+                break
+
+
+def twice(rows: Iterable[FileClaims]) -> Iterator[Problem]:
+    """Several files of one place, by their content; it is a problem of the one that was overwritten, by its name."""
+    for alike in grouped(rows, lambda row: row.stated).values():
+        if len(alike) > 1:
+            astray = [row for row in alike if row.astray]
+            rank = astray[0].named["rank"] if len(astray) == 1 and "rank" in astray[0].named else alike[0].rank
+            names, place = tuple(map(str, alike)), {**alike[0].named, **alike[0].held}
+            text = f"{len(alike)} files say they are {_words(place)}: {few(names)}"
+            yield Problem(Code.STRAY_FILE, text, None if rank is None else int(rank), files=names)
+
+
+def misplaced(rows: Iterable[FileClaims], *, by_content: bool = False, sure: bool = True) -> Iterator[Problem]:
+    """Files whose content states another place than their name: swapped with the file of that place, or copies of it.
+
+    Args:
+        rows: all files that were read.
+        by_content: whether tensors are placed by what the content states; a copy is then found by `twice`.
+        sure: whether the claim is no mere name, which a lone file may have lost when it was renamed.
+    """
+    rows = list(rows)
+    if len(rows) < 2 and not sure:
+        return
+    here, claimed = {row.own: row for row in reversed(rows)}, {row.stated for row in rows if row.astray}
+    for row in (row for row in rows if row.astray):
+        other = here.get(row.stated)
+        swapped = other is not None and other.stated == row.own
+        copied = other is not None and not other.astray and (by_content or bool(other.held))
+        if by_content:
+            exchanged = other is not None and row.own in claimed
+            kind = Code.NAMED_AS_ANOTHER_RANK if exchanged or (sure and not copied) else Code.NAME_CONTRADICTS
+        else:
+            kind = Code.STRAY_FILE if sure or other is not None else Code.NAME_CONTRADICTS
+        text = f"{row} {row.says or f'holds {_words(row.held)}'}"
+        if by_content and sure:
+            text += "; the content is believed"
+        elif other is not None:
+            fate = "swapped with it" if swapped else "a copy of it" if copied else "swapped with it, or a copy of it"
+            text += f", and {other} is here too: {fate}"
+        found, expected = _fact(row.held), _fact({axis: row.named[axis] for axis in row.held})
+        yield Problem(kind, text, row.rank, row.tensor, files=(str(row),), found=found, expected=expected)
+
+
+def _words(place: Place) -> str:
+    return ", ".join(f"{axis} {at}" for axis, at in place.items())
+
+
+def _fact(place: Place) -> int | str:
+    return next(iter(place.values())) if len(place) == 1 else _words(place)
