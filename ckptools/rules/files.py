@@ -30,7 +30,8 @@ class FileClaims(NamedTuple):
         rank: the rank whose file it counts as.
         named: its place by its name.
         held: its place by its content, as far as that states it; the axes that it does not state are as in the name.
-        says: what the content says, in words; `holds rank 2` where it is empty.
+        by: what in its content says so.
+        verb: what it does with the place by its content.
         name: what the file is called in messages, if not by its own name.
         tensor: the part of the tree that it holds.
     """
@@ -39,7 +40,8 @@ class FileClaims(NamedTuple):
     rank: int | None
     named: Place
     held: Place = NOWHERE
-    says: str = ""
+    by: str = ""
+    verb: str = "holds"
     name: str = ""
     tensor: str | None = None
 
@@ -131,13 +133,14 @@ def misplaced(rows: Iterable[FileClaims], *, by_content: bool = False, sure: boo
             kind = Code.NAMED_AS_ANOTHER_RANK if exchanged or (sure and not copied) else Code.NAME_CONTRADICTS
         else:
             kind = Code.STRAY_FILE if sure or other is not None else Code.NAME_CONTRADICTS
-        text = f"{row} {row.says or f'holds {_words(row.held)}'}"
+        odd = [axis for axis, at in row.held.items() if row.named[axis] != at]
+        text = f"{row} {row.verb} {_words({axis: row.held[axis] for axis in odd})}" + (f" ({row.by})" if row.by else "")
         if by_content and sure:
             text += "; the content is believed"
         elif other is not None:
             fate = "swapped with it" if swapped else "a copy of it" if copied else "swapped with it, or a copy of it"
             text += f", and {other} is here too: {fate}"
-        found, expected = _fact(row.held), _fact({axis: row.named[axis] for axis in row.held})
+        found, expected = (_fact({axis: place[axis] for axis in odd}) for place in (row.held, row.named))
         yield Problem(kind, text, row.rank, row.tensor, files=(str(row),), found=found, expected=expected)
 
 

@@ -129,7 +129,7 @@ def test_files_of_two_expert_ranks_that_were_swapped_are_noticed_by_their_argume
     one.write_bytes(other.read_bytes())
     other.write_bytes(kept)
     problems = ckptools.open(tmp_path, all_ranks=True).problems
-    assert sum("another expert-parallel rank" in p.message for p in problems) == 2
+    assert sum("holds expert-parallel rank" in p.message for p in problems) == 2
 
 
 def test_a_file_copied_over_another_expert_ranks_is_noticed_by_its_checksums(tmp_path):

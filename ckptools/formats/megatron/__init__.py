@@ -29,12 +29,13 @@ from ckptools.formats.megatron.model import Model, check_values, choose_weights,
 from ckptools.formats.megatron.optimizer import Optimizers
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search import rank_checks
-from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, looked_at
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, looked_at, lost_files
 from ckptools.formats.shared.merge import Merge
 from ckptools.formats.shared.tensor_parallel import read_rules
 from ckptools.model.checkpoint import Checkpoint, ModuleOrder, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.pickles.reader import Saved
+from ckptools.rules.files import beyond, misplaced, twice
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
 
@@ -91,7 +92,7 @@ class _MegatronFolder:
         self, builder: CheckpointBuilder, folder: Path, found: list[RankFolder], asked: RankFolder, options: Options
     ) -> None:
         self.builder, self.problems = builder, builder.problems
-        self.folder, self.options = folder, options
+        self.folder, self.found, self.options = folder, found, options
         self.assumed_names: frozenset[str] = frozenset()
         self.faults: dict[Path, Fault] = {}
         self.rules = read_rules(options.rules)
@@ -104,10 +105,7 @@ class _MegatronFolder:
         if size > 1 and not FOLDER.fullmatch(asked.name):
             text = f"one of {size} ranks' files; its folder's name mp_rank_* says which one: put it back there"
             self.problems.append(Problem(Code.STRAY_FILE, text))
-        self.places: dict[Coordinates, RankFolder] = {}
-        for member in found:
-            if self.places.setdefault(self.grid.place(member), member) is not member:
-                self.problems.append(Problem(Code.STRAY_FILE, f"{member.name} and another folder are the same rank"))
+        self.places = {self.grid.place(member): member for member in reversed(found)}
         self.saved: dict[Coordinates, Saved] = {}
         self.flat: dict[str, Any] = {}
         # The first tensor-parallel rank of each stage has every name and shape.
@@ -149,8 +147,13 @@ class _MegatronFolder:
         found = rank_checks.compare_ranks(merge, self._tree(merge))
         tree = found.tree
         files = tuple(self._files())
-        self.problems += [*self._check_files(files), *self._check_stages(files)]
-        self.problems += folders.check_arguments(self.grid, {at: s.tree for at, s in self.saved.items()})
+        self.problems += lost_files(files, self.faults, lambda file: f"{file.path.parent.name}/{file.path.name}")
+        self.problems += self._check_stages(files)
+        args = {at: folders.arguments(saved.tree) for at, saved in self.saved.items()}
+        self.problems += folders.check_arguments(self.grid, args)
+        claims = list(folders.claims_of(self.grid, self.found, args))
+        sizes = Coordinates(self.grid.pp, self.grid.ep, self.grid.tp).by_axis()
+        self.problems += [*beyond(claims, sizes, ", as args state"), *twice(claims), *misplaced(claims)]
         self.problems += check_values(self.args, tree, self.grid)
         self.builder.add_rank_values(found)
         self.builder.add_saved(self.saved.values())
@@ -201,19 +204,6 @@ class _MegatronFolder:
                 continue
             for path, part in ((member.path, ""), *((path, "optim") for path in member.optimizer)):
                 yield looked_at(path, self.grid.rank(at), part, self.faults, len(self.places), at in self.saved)
-
-    def _check_files(self, files: Sequence[RankFile]) -> Iterator[Problem]:
-        for file in files:
-            name = f"{file.path.parent.name}/{file.path.name}"
-            if file.status == "missing":
-                yield Problem(Code.FILE_MISSING, f"no file {name}", file.rank)
-            elif file.status in ("cut", "bad"):
-                yield self.faults[file.path].problem(name, file.rank)
-        grid = self.grid
-        for at, member in self.places.items():
-            if at.tp >= grid.tp or at.pp >= grid.pp or at.ep >= grid.ep:
-                text = f"{member.name} is outside of the grid of {grid.sizes} that args state"
-                yield Problem(Code.STRAY_FILE, text, grid.rank(at))
 
     def _check_stages(self, files: Sequence[RankFile]) -> Iterator[Problem]:
         """A stage, or its experts, without a readable file leave no gap in any tensor: whole weights are absent."""

@@ -13,7 +13,7 @@ Source: megatron/training/checkpointing.py (`get_checkpoint_name`), megatron/cor
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,9 +22,10 @@ from ckptools.errors import ReadError
 from ckptools.files.opening import check_stays_inside, reading
 from ckptools.formats.shared.several_checkpoints import ASTRAY, several, text_of
 from ckptools.model.checkpoint import Fact
-from ckptools.model.problems import Code, Problem
+from ckptools.model.problems import Code, Problem, grouped
 from ckptools.model.regions import Ints
 from ckptools.model.tree import Opaque, describe_for_error
+from ckptools.rules.files import FileClaims
 
 FOLDER = re.compile(r"mp_rank_(\d{2,7})(?:_(\d{3,7}))?(?:_(\d{3,7}))?")
 MODEL_FILES = ("model_optim_rng.pt", "model_rng.pt")
@@ -54,6 +55,10 @@ class Coordinates(NamedTuple):
     pp: int
     ep: int
     tp: int
+
+    def by_axis(self) -> dict[str, int]:
+        """The same, each with the name of its axis."""
+        return dict(zip(("pipeline stage", "expert-parallel rank", "tensor-parallel rank"), self, strict=True))
 
 
 class Grid(NamedTuple):
@@ -192,30 +197,34 @@ SAME = (
 )  # fmt: skip
 
 
-def check_arguments(grid: Grid, trees: Mapping[Coordinates, Any]) -> Iterator[Problem]:
-    """Files whose arguments are from another run, or from another rank than their folder's."""
-    args = {at: arguments(tree) for at, tree in trees.items()}
+def check_arguments(grid: Grid, args: Mapping[Coordinates, Mapping[str, Any]]) -> Iterator[Problem]:
+    """Files whose arguments are from another run."""
     first = next(iter(args.values()), {})
     for at, own in args.items():
         odd = next((name for name in SAME if setting(own, name) != setting(first, name)), None)
         if odd is not None:
             text = f"{grid.folder(at)}: args.{odd} is {setting(own, odd)}, the first file's is {setting(first, odd)}"
             yield Problem(Code.WORLD_SIZES_DISAGREE, f"{text}; the files are not of one run", grid.rank(at))
+
+
+def claims_of(
+    grid: Grid, found: Iterable[RankFolder], args: Mapping[Coordinates, Mapping[str, Any]]
+) -> Iterator[FileClaims]:
+    """What the folders' names and their files' arguments, which state the rank that wrote each, say of their places.
+
+    A converter writes every file from one process, so equal ranks prove nothing.
+    """
     ranks = {at: rank for at, own in args.items() if type(rank := own.get("rank")) is int}
-    # A converter writes every file from one process, so equal ranks prove nothing.
-    if len(set(ranks.values())) < len(args) or len(ranks) < 2:
-        return
-    for at, rank in ranks.items():
-        if rank % grid.tp != at.tp:
-            text = f"{grid.folder(at)} was written by rank {rank} (args.rank), another tensor-parallel rank"
-            yield Problem(Code.STRAY_FILE, f"{text} than its name says", grid.rank(at))
-        elif grid.cp == 1 and rank // grid.etp % grid.ep != at.ep:
-            text = f"{grid.folder(at)} was written by rank {rank} (args.rank), another expert-parallel rank"
-            yield Problem(Code.STRAY_FILE, f"{text} than its name says", grid.rank(at))
-        elif any(before > rank for other, before in ranks.items() if other[1:] == at[1:] and other.pp < at.pp):
-            # Whatever the order of ranks, those of a later stage have higher numbers.
-            text = f"{grid.folder(at)} was written by rank {rank} (args.rank), one of an earlier pipeline stage"
-            yield Problem(Code.STRAY_FILE, f"{text} than its name says", grid.rank(at))
+    alike = grouped(ranks, lambda at: (ranks[at] // grid.etp % grid.ep if grid.cp == 1 else at.ep, ranks[at] % grid.tp))
+    held: dict[Coordinates, Coordinates] = {}
+    for (ep, tp), places in alike.items() if 1 < len(set(ranks.values())) == len(args) else ():
+        # Whatever the order of ranks, those of a later stage have higher numbers.
+        by_rank = zip(sorted(places, key=ranks.__getitem__), sorted(at.pp for at in places), strict=True)
+        held |= {at: Coordinates(pp, ep, tp) for at, pp in by_rank}
+    for member in found:
+        at = grid.place(member)
+        stated, by = (held[at].by_axis(), f"args.rank {ranks[at]}") if at in held else ({}, "")
+        yield FileClaims(member.path, grid.rank(at), at.by_axis(), stated, by, name=member.name)
 
 
 # -- the run: its tracker and iterations -------------------------------------------------------------------------------

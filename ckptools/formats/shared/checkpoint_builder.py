@@ -114,7 +114,7 @@ def archive_claims(saved: Saved, rank: int | None = None, tensor: str | None = N
     other = name if _numbers(stem) == _numbers(saved.root) else saved.root + dot + suffix
     named = {"folder": str(saved.path.parent), "file": name}
     held = {"file": other} if of_a_kind else {}
-    return FileClaims(saved.path, rank, named, held, f"was saved as {other}", tensor=tensor)
+    return FileClaims(saved.path, rank, named, held, verb="was saved as", tensor=tensor)
 
 
 def _numbers(name: str) -> list[str]:
