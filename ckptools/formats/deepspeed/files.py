@@ -34,6 +34,7 @@ from ckptools.formats.shared.several_checkpoints import ASTRAY, several, text_of
 from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder, RankFile
 from ckptools.model.problems import Code, Problem, worst_first
 from ckptools.model.tree import describe_for_error
+from ckptools.rules.files import FileClaims, beyond
 from ckptools.text import few, plural
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
@@ -323,16 +324,14 @@ def leftover_files(files: Files, ranks: RankLayout, worlds: Mapping[int, int], b
     The parameters are cut over `worlds`. Without a pipeline, `base` states the number of model-parallel ranks.
     """
     stated = base.number("mp_world_size") if base.module is not None else None
-    for name in (*files.of("model"), *files.of("optim")):
-        if stated and name.place[0] >= stated:
-            text = f"{name.path.name} is model-parallel rank {name.place[0]} of {stated} (mp_world_size)"
-            yield Problem(Code.STRAY_FILE, text, ranks.of(name.place))
+    names = (*files.of("model"), *files.of("optim"))
+    rows = [FileClaims(n.path, ranks.of(n.place), {"model-parallel rank": n.place[0]}) for n in names]
+    yield from beyond(rows, {"model-parallel rank": stated} if stated else {}, " (mp_world_size)")
     for name in files.of("optim"):
         mp, dp = name.place
-        world = worlds.get(mp, 0)
-        if world <= dp < ranks.dp:
-            text = f"{name.path.name} is rank {dp} of a group of {world}"
-            yield Problem(Code.STRAY_FILE, text, ranks.of((mp, dp)))
+        if dp < ranks.dp:
+            row = FileClaims(name.path, ranks.of(name.place), {"rank of a group": dp})
+            yield from beyond([row], {"rank of a group": worlds.get(mp, 0)})
 
 
 def expected_bytes(files: Iterable[RankFile]) -> int:
@@ -394,10 +393,9 @@ def with_state_beside(made: Checkpoint, path: Path, tag: Path, options: Options)
 def _of_too_many(made: Checkpoint, found: CompanionFiles) -> Iterator[Problem]:
     """Random states of ranks that the tag folder does not have, left from another save."""
     world = made.world_size.exact
-    for file in found.files if isinstance(world, int) else ():
-        if file.rank is not None and file.rank >= world:
-            text = f"{file.path.name} is of rank {file.rank}, and {plural(world, 'rank')} saved {made.name}"
-            yield Problem(Code.STRAY_FILE, text, file.rank, file.part, severity="warning")
+    if isinstance(world, int):
+        rows = (FileClaims(f.path, f.rank, {"rank": f.rank}, tensor=f.part) for f in found.files if f.rank is not None)
+        yield from beyond(rows, {"rank": world}, f", and {plural(world, 'rank')} saved {made.name}", "warning")
 
 
 def _of_another_step(made: Checkpoint, found: CompanionFiles) -> Iterator[Problem]:

@@ -43,6 +43,7 @@ from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Rounded, Tensor
+from ckptools.rules.files import misplaced
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
 
@@ -381,7 +382,7 @@ class TagFolder:
         self.problems += weights.without_frozen(self.base, self.stage)
         self.builder.add_rank_values(found)
         self.problems += leftover_files(self.files, self.ranks, self.worlds, self.base)
-        self.problems += weights.check_files(self.expert_trees)
+        self.problems += misplaced(weights.claims_of(self.expert_trees))
         self.builder.add_saved(self.files.saved.values())
         return self.builder.checkpoint(
             name=self.files.folder.name,

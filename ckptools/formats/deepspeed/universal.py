@@ -39,6 +39,7 @@ from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
 from ckptools.model.shards import Shard
 from ckptools.model.tensor import Rounded, Tensor
+from ckptools.rules.files import missing
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
 
@@ -116,7 +117,7 @@ class _UniversalFolder:
             if file.status == "missing":
                 part = f"model.{name.parent.name}" if name.stem == MASTER else f"optimizer.state.{name.parent.name}"
                 whose = "optimizer.param_groups" if file.path == self.common else part
-                yield Problem(Code.FILE_MISSING, f"no file {name}", None, whose)
+                yield missing(f"file {name}", None, whose, files=(str(name),))
             elif file.status in ("cut", "bad"):
                 yield self.files.faults[file.path].problem(str(name))
         yield from (

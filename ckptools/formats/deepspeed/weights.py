@@ -18,6 +18,7 @@ real files of 0.19.8.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -29,6 +30,7 @@ from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints
 from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor
+from ckptools.rules.files import FileClaims, missing
 from ckptools.tensor_io.copies import Checksum, may_be_a_copy, perhaps_copied, stated_checksum, stated_sources
 from ckptools.text import few
 from ckptools.training_state.sections import storage_identity
@@ -176,11 +178,11 @@ def missing_layers(layers: Layers, shapes: Mapping[str, Ints]) -> Iterator[Probl
         if number.isdecimal() and int(number) not in layers:
             lost.setdefault(int(number), []).append(fqn)
     for n, names in sorted(lost.items()):
-        text = f"no file layer_{n:02d}-model_states.pt, which had {few(names, MAX_NAMED)} as the module had it"
-        yield Problem(Code.FILE_MISSING, f"{text}; what else was in it is not known")
+        name, more = f"layer_{n:02d}-model_states.pt", f", which had {few(names, MAX_NAMED)} as the module had it"
+        yield missing(f"file {name}", more=f"{more}; what else was in it is not known", files=(name,))
     for name, parameters in _tied(shapes).items():
         if not any(_holds(state, parameters) for state in layers.values()):
-            yield Problem(Code.FILE_MISSING, f"no file of a layer here holds {TIED}{name}, which several layers share")
+            yield missing(f"file of a layer here holds {TIED}{name}", more=", which several layers share")
 
 
 def misplaced_layers(layers: Layers, shapes: Mapping[str, Ints]) -> Iterator[Problem]:
@@ -427,18 +429,24 @@ def _stacked(experts: Mapping[int, Tensor]) -> Tensor:
     return Tensor(shape, first.dtype, tuple(shards), "chunks")
 
 
-def check_files(files: Iterable[tuple[StateName, Mapping[Any, Any]]]) -> Iterator[Problem]:
-    """Files of experts that hold another expert's or layer's weights than their name says."""
-    layers: dict[str, int] = {}
+def claims_of(files: Iterable[tuple[StateName, Mapping[Any, Any]]]) -> Iterator[FileClaims]:
+    """The claims of experts' files: their names, and the module and number in the key of their first weight.
+
+    A module is that of the layer of most files with its weights.
+    """
+    layers: dict[str, Counter[int]] = {}
+    found: list[tuple[StateName, str, int]] = []
     for name, tree in files:
-        keys = ((key, NATIVE.fullmatch(key) or FUSED.fullmatch(key)) for key in tree if isinstance(key, str))
-        for key, named in keys:
-            if named is None or name.layer is None:
-                continue
-            prefix = named.groupdict().get("prefix") or named["name"].rpartition(".")[0]
-            if int(named["number"]) != name.expert or layers.setdefault(prefix, name.layer) != name.layer:
-                yield Problem(Code.STRAY_FILE, f"{name.path.name} holds {key}, another expert's; one is a copy")
-                break
+        keys = (NATIVE.fullmatch(key) or FUSED.fullmatch(key) for key in tree if isinstance(key, str))
+        first = next(filter(None, keys), None)
+        if first is not None and name.layer is not None:
+            prefix = first.groupdict().get("prefix") or first["name"].rpartition(".")[0]
+            layers.setdefault(prefix, Counter())[name.layer] += 1
+            found.append((name, prefix, int(first["number"])))
+    for name, prefix, number in found:
+        named = {"layer": name.layer or 0, "expert": name.expert or 0, "model-parallel rank": name.mp or 0}
+        held = {"layer": layers[prefix].most_common(1)[0][0], "expert": number}
+        yield FileClaims(name.path, None, named, held)
 
 
 def missing_files(names: Iterable[StateName], experts: ExpertLayout) -> Iterator[str]:
