@@ -44,6 +44,7 @@ from ckptools.pickles.classes.sharded import Placement, local_runs
 from ckptools.pickles.machine import Machine, load_checked
 from ckptools.pickles.objects import MAX_MESH
 from ckptools.pickles.reader import Saved
+from ckptools.rules.files import FileClaims, Place, misplaced, missing, twice
 from ckptools.text import and_others, few, first_few
 from ckptools.training_state.optimizers import AS_SAVED, SORTED
 from ckptools.training_state.sections import find_sections
@@ -523,11 +524,12 @@ class _ItemsFolder:
         self.files = builder.files
         self.here: dict[str, set[int]] = {}
         self.saved: list[Saved] = []
+        self.claims: list[FileClaims] = []
         self.metadata = self._metadata()
         self.items = named_files(folder, self.metadata)
         if self.metadata is None and "safetensors" in self._kinds():
-            text = f"no {METADATA} that can be read; it alone says how ranks cut what they have in safetensors"
-            self.problems.append(Problem(Code.FILE_MISSING, text))
+            more = " that can be read; it alone says how ranks cut what they have in safetensors"
+            self.problems.append(missing(METADATA, more=more, files=(METADATA,)))
         if only is not None:
             chosen = {name: {r: f for r, f in files.items() if f.path == only} for name, files in self.items.items()}
             self.items = {name: files for name, files in chosen.items() if files}
@@ -561,6 +563,7 @@ class _ItemsFolder:
 
     def checkpoint(self) -> Checkpoint:
         ranked = self._ranked()
+        self.problems += [*misplaced(self.claims, by_content=True), *twice(self.claims)]
         if not ranked:
             raise ReadError(self.folder, f"none of its files can be read: {few([p.message for p in self.problems])}")
         for name in dict.fromkeys(name for _, tree in ranked for name in tree):
@@ -611,11 +614,10 @@ class _ItemsFolder:
             except ReadError as error:
                 self.builder.add_fault(file.path, error, file.rank, name, tensor=self._state_of(name))
                 continue
-            if rank in found:
-                text = f"{file.path.name} holds rank {rank}, as another file does"
-                self.problems.append(Problem(Code.STRAY_FILE, text, rank))
-            elif file.kind != "raw":
-                found[rank] = tree
+            named: Place = {"item": name, "rank": file.rank}
+            self.claims.append(FileClaims(file.path, file.rank, named, {"rank": rank}))
+            if file.kind != "raw":
+                found.setdefault(rank, tree)
             if wrong:
                 text = f"{file.path.name} is not what {METADATA} says: {wrong[0]}{and_others(len(wrong) - 1)}"
                 self.problems.append(Problem(Code.LAYOUT_DISAGREES, text, rank))
@@ -655,12 +657,7 @@ class _ItemsFolder:
         if self.metadata is not None and worlds - {self.world.value}:
             text = f"{file.path.name} is of a world of {max(worlds)}, {METADATA} of {self.world.value}"
             self.problems.append(Problem(Code.WORLD_SIZES_DISAGREE, text, file.rank))
-        if len(said) != 1 or file.rank in said:
-            return file.rank
-        (rank,) = said
-        text = f"{file.path.name} holds rank {rank}; the content is believed"
-        self.problems.append(Problem(Code.NAMED_AS_ANOTHER_RANK, text, file.rank, found=rank, expected=file.rank))
-        return rank
+        return said.pop() if len(said) == 1 else file.rank
 
     def _state_of(self, name: str) -> str | None:
         """The item to name in a problem, where none of its tensors has a gap if a rank's file is lost."""
