@@ -23,7 +23,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, product
+from itertools import product
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,6 +44,7 @@ from ckptools.model.shards import Shard, Source, in_rank_order
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import leaf_at
 from ckptools.pickles.reader import Saved
+from ckptools.rules.files import FileClaims, misplaced, missing
 from ckptools.text import few
 from ckptools.training_state.optimizers import SORTED
 from ckptools.training_state.sections import find_sections
@@ -163,6 +164,12 @@ class Slice:
         """The shards of a tensor that is cut as this one is."""
         for local, whole in self.pieces:
             yield Shard(whole, rank, source.part(local))
+
+    def claims(self, rank: int | None, tensor: str) -> FileClaims:
+        """The tensor-parallel rank in the file's name, and the one of its first piece: those of all ranks are equal."""
+        first, (pp, tp) = self.pieces[0].whole, self.place or (0, 0)
+        held = next((start // n for start, n in zip(first.offsets, first.sizes, strict=True) if start and n), 0)
+        return FileClaims(self.source.path, rank, {"pp-rank": pp, "tp-rank": tp}, {"tp-rank": held}, tensor=tensor)
 
     def shards_of_run(self, source: Source, start: int, rank: int | None) -> Iterator[Shard]:
         """The shards of a run of this slice, flattened, which begins at element `start`."""
@@ -288,12 +295,8 @@ class Weights:
         if odd is not None:
             text = f"{odd.source.dtype} {list(odd.shape)}, another file says {first.source.dtype} {list(first.shape)}"
             self.problems.append(Problem(Code.LAYOUT_DISAGREES, text, folder.rank(odd.place), f"model.{fqn}"))
-        # Tensor-parallel ranks have their slices in order, so a header in another rank's place is another rank's.
-        placed = sorted((s.place, s.pieces[0].whole.offsets) for s in slices if s.place is not None)
-        swapped = next((p for (_, a), (p, b) in pairwise(placed) if a >= b), None) if fqn not in self.notes else None
-        if swapped is not None and odd is None:
-            text = f"the file of tp-rank {swapped[1]} holds the slice of another rank than its name says"
-            self.problems.append(Problem(Code.STRAY_FILE, text, folder.rank(swapped), f"model.{fqn}"))
+        elif fqn not in self.notes:
+            self.problems += misplaced(s.claims(folder.rank(s.place), f"model.{fqn}") for s in slices)
         note = self.notes.get(fqn, "") or ("its files contradict each other" if odd is not None else "")
         shards = [s for cut in slices for s in cut.shards(cut.source, folder.rank(cut.place))]
         return joined(first, first.source.dtype, () if note else shards, folder.tp, note)
@@ -367,8 +370,8 @@ class OptimizerFiles:
         found = read_json(path) if path.is_file() else {}
         stated = leaf_at(found, ("configs", "param_name_to_dp_rank_offsets"))
         if not isinstance(stated, dict):
-            text = f"optimizer/{CONFIG} has no param_name_to_dp_rank_offsets, which ZeRO-1 writes"
-            self.problems.append(Problem(Code.FILE_MISSING, text, severity="warning"))
+            name, more = "param_name_to_dp_rank_offsets", f" in optimizer/{CONFIG}, which ZeRO-1 writes"
+            self.problems.append(missing(name, more=more, severity="warning"))
         return stated if isinstance(stated, dict) else {}
 
     def _read(self) -> Iterator[tuple[OptimizerRank, dict[Any, Any]]]:
@@ -578,8 +581,8 @@ class _NanotronFolder:
             for name in [*self._lost_of_ranks(part)]:
                 self.found.add_missing(name)
         if not any(file.part.startswith("lr_scheduler/") for file in self.found.builder.files):
-            text = "no file in lr_scheduler/, which every save with an optimizer writes unless it is told not to"
-            self.problems.append(Problem(Code.FILE_MISSING, text, severity="warning"))
+            more = ", which every save with an optimizer writes unless it is told not to"
+            self.problems.append(missing("file in lr_scheduler/", more=more, severity="warning"))
 
     def _lost_of_ranks(self, part: str) -> Iterator[str]:
         """The names of files of a part that are missing, where the names of the others count the ranks."""

@@ -145,7 +145,7 @@ def misplaced(rows: Iterable[FileClaims], *, by_content: bool = False, sure: boo
 
 
 def _words(place: Place) -> str:
-    return ", ".join(f"{axis} {at}" for axis, at in place.items())
+    return ", ".join(at if isinstance(at, str) else f"{axis} {at}" for axis, at in place.items())
 
 
 def _fact(place: Place) -> int | str:

@@ -147,7 +147,7 @@ def test_one_ranks_file_under_two_names_is_an_error(tmp_path, stage, others):
     shutil.copy(tag / OPTIM.format(1), tag / OPTIM.format(2))
     ck = ckptools.open(tag, all_ranks=True)
     assert told(ck) == [*others, ("CK009", None)]
-    assert any(f"{OPTIM.format(2)} was saved as file {OPTIM.format(1)}, and" in p.message for p in ck.problems)
+    assert any(f"{OPTIM.format(2)} was saved as {OPTIM.format(1)}, and" in p.message for p in ck.problems)
     with pytest.raises(NotWholeError):
         ckptools.consolidate(tag, tmp_path / "out.pt")
 
