@@ -37,6 +37,7 @@ from ckptools.model.regions import Box, Ints
 from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor, cover_problem
 from ckptools.model.tree import describe_for_error
+from ckptools.rules.files import FileClaims, misplaced, missing
 from ckptools.rules.stated_model import stated_shapes
 from ckptools.text import plural
 from ckptools.training_state.optimizers import SORTED
@@ -211,8 +212,9 @@ class _SafetensorsPieces:
             parts = {f.part for f in files if f.rank == rank}
             absent = len(set(range(1, min(files[0].parts, MAX_RANKS) + 1)) - parts)
             if absent:
-                text = f"has {len(parts)} of {files[0].parts} files; a rank that owns nothing of a file writes none"
-                self.problems.append(Problem(Code.FILE_MISSING, text, rank, severity="warning"))
+                what = f"file of {plural(absent, 'part')} of {files[0].parts} of this rank"
+                more = "; a rank that owns nothing of a part writes none"
+                self.problems.append(missing(what, rank, more=more, severity="warning"))
 
     def _check_copies(self) -> None:
         """Files with the same pieces: DCP writes each once, so one was copied over another."""
@@ -224,11 +226,12 @@ class _SafetensorsPieces:
                     pieces.setdefault(shard.source.path, set()).add((name, shard.box))
                     ranks[shard.source.path] = shard.rank
         first: dict[frozenset[tuple[str, Box]], Path] = {}
-        for path in sorted(pieces):
-            other = first.setdefault(frozenset(pieces[path]), path)
-            if other != path:
-                text = f"{path.name} has the pieces of {other.name}, and each is written once; one is a copy"
-                self.problems.append(Problem(Code.STRAY_FILE, text, ranks[path]))
+        others = {path: first.setdefault(frozenset(pieces[path]), path) for path in sorted(pieces)}
+        verb, by = "has the pieces of", "each piece is written once"
+        self.problems += misplaced(
+            FileClaims(path, ranks[path], {"file": path.name}, {"file": other.name}, by, verb)
+            for path, other in others.items()
+        )
 
     def _check_names(self) -> None:
         """Find tensors that only lost files had, which leave no gap."""

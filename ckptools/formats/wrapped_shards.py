@@ -17,6 +17,7 @@ from ckptools.model.regions import Box, Ints
 from ckptools.model.shards import Shard, Source, in_rank_order
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, empty_like, fqn_of
+from ckptools.rules.files import FileClaims, misplaced
 from ckptools.text import few, plural
 from ckptools.training_state.optimizers import name_parameters, order_of, without_wrappers
 from ckptools.training_state.sections import find_sections, is_flat_optimizer
@@ -215,6 +216,7 @@ class WrappedRanks:
 
     def __init__(self, ranked: Sequence[tuple[int, Path, Any]], ranks: int) -> None:
         self.problems: list[Problem] = []
+        self.paths = {rank: path for rank, path, _ in ranked}
         self.stated = {rank: _stated(path, tree) for rank, path, tree in ranked}
         first = min(self.stated)
         self.first: ShardMetadata = self.stated[first]
@@ -253,8 +255,9 @@ class WrappedRanks:
             if odd:
                 parameter = stated.parameters[odd[0]]
                 expected = self.lengths[odd[0]] - self._count(rank, parameter)
-                text = f"{odd[0]} ends in {parameter.padding} elements of padding, this rank's has {expected}"
-                self.problems.append(Problem(Code.STRAY_FILE, f"{text}: it is another rank's file", rank))
+                by = f"{odd[0]} ends in {parameter.padding} elements of padding, this rank's has {expected}"
+                claims = FileClaims(self.paths[rank], rank, {"rank": rank}, {"rank": "another rank"}, by)
+                self.problems += misplaced([claims])
 
     def _pads(self, rank: int, parameter: FlattenedParameter) -> bool:
         """Whether a rank's parameter has the padding that its place demands."""

@@ -178,7 +178,7 @@ def test_a_rank_that_lacks_one_of_its_files_is_told(shards):
     (shards / name(2, 1)).unlink()
     ck = ckptools.open(shards)
     told = next(p for p in ck.problems if p.code == "CK001")
-    assert (told.rank, told.severity) == (2, "warning") and "has 1 of 2 files" in told.message
+    assert (told.rank, told.severity) == (2, "warning") and "no file of 1 part of 2" in told.message
     assert not ck.whole
 
 
@@ -186,7 +186,8 @@ def test_a_file_that_is_a_copy_of_another_of_its_rank_is_noticed(shards):
     one, other = (shards / f"shard-00004-model-0000{n}-of-00002.safetensors" for n in (1, 2))
     shutil.copy(one, other)
     found = [p.message for p in ckptools.open(shards).problems if p.code == "CK009"]
-    assert found == [f"{other.name} has the pieces of {one.name}, and each is written once; one is a copy"]
+    (text,) = found
+    assert text.startswith(f"{other.name} has the pieces of {one.name}") and text.endswith("a copy of it")
 
 
 def test_pieces_that_overlap_are_refused(shards, tmp_path):
