@@ -146,8 +146,7 @@ def read(path: Path, options: Options) -> Checkpoint:
                 parts.problems.append(Problem(Code.MODEL_PART_MISSING, text, None, one.key))
     parts.add_parts(optimizers)
     for folder in _bare_folders(path):
-        text = lacks_metadata(folder)
-        parts.problems.append(Problem(Code.FILE_MISSING, text))
+        parts.problems.append(lacks_metadata(folder))
     companions = read_companions(path, options, max(parts.writers.ranks, default=-1) + 1)
     parts.add_companions(companions)
     parts.problems += without_optimizer(path, parts.tree)

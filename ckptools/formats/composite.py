@@ -44,6 +44,7 @@ from ckptools.formats.rank_search.rank_names import parse
 from ckptools.formats.recipe import RANK, Part, PartsBuilder
 from ckptools.model.checkpoint import Checkpoint, Fact
 from ckptools.model.problems import Code, Problem, Severity
+from ckptools.rules.files import missing
 from ckptools.text import few
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
@@ -110,9 +111,9 @@ class NamedPart(NamedTuple):
         elif self.format is None:
             with reading(path):
                 empty = not any(path.iterdir())
-            text = f"the folder {path.name} {'is empty' if empty else 'holds nothing of a format that a part may have'}"
+            more = f" with anything in it{'' if empty else ' of a format that a part may have'}"
             severity: Severity = "error" if self.key in OPTIMIZERS else "warning"
-            parts.problems.append(Problem(Code.FILE_MISSING, text, None, self.key, severity, (path.name,)))
+            parts.problems.append(missing(path.name, None, self.key, kind="folder", more=more, severity=severity))
         else:
             # All ranks, so that no tensor has to search for the rest of it from inside of this folder.
             of_ranks, alone = self.format is rank_files, path.is_file()
@@ -214,5 +215,4 @@ def _contradictions(tree: Mapping[str, Any], here: set[str]) -> Iterator[Problem
             text = f"holds nothing that is known to be {'an' if kind == 'optimizer' else 'a'} {kind}"
             yield Problem(Code.NAME_CONTRADICTS, text, None, key)
     if not here.isdisjoint(SCHEDULERS) and here.isdisjoint(OPTIMIZERS):
-        text = "a scheduler is here, and the optimizer whose learning rates it sets is not"
-        yield Problem(Code.FILE_MISSING, text, severity="warning")
+        yield missing("optimizer, whose learning rates the scheduler here sets", kind="", severity="warning")

@@ -212,9 +212,10 @@ class _SafetensorsPieces:
             parts = {f.part for f in files if f.rank == rank}
             absent = len(set(range(1, min(files[0].parts, MAX_RANKS) + 1)) - parts)
             if absent:
-                what = f"file of {plural(absent, 'part')} of {files[0].parts} of this rank"
-                more = "; a rank that owns nothing of a part writes none"
-                self.problems.append(missing(what, rank, more=more, severity="warning"))
+                text = (
+                    f"file of {plural(absent, 'part')} of {files[0].parts}; a rank that owns nothing of it writes none"
+                )
+                self.problems.append(missing(text, rank, kind="", severity="warning"))
 
     def _check_copies(self) -> None:
         """Files with the same pieces: DCP writes each once, so one was copied over another."""

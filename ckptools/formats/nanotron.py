@@ -370,8 +370,8 @@ class OptimizerFiles:
         found = read_json(path) if path.is_file() else {}
         stated = leaf_at(found, ("configs", "param_name_to_dp_rank_offsets"))
         if not isinstance(stated, dict):
-            name, more = "param_name_to_dp_rank_offsets", f" in optimizer/{CONFIG}, which ZeRO-1 writes"
-            self.problems.append(missing(name, more=more, severity="warning"))
+            text = f"param_name_to_dp_rank_offsets in optimizer/{CONFIG}, which ZeRO-1 writes"
+            self.problems.append(missing(text, kind="", severity="warning"))
         return stated if isinstance(stated, dict) else {}
 
     def _read(self) -> Iterator[tuple[OptimizerRank, dict[Any, Any]]]:
@@ -581,8 +581,8 @@ class _NanotronFolder:
             for name in [*self._lost_of_ranks(part)]:
                 self.found.add_missing(name)
         if not any(file.part.startswith("lr_scheduler/") for file in self.found.builder.files):
-            more = ", which every save with an optimizer writes unless it is told not to"
-            self.problems.append(missing("file in lr_scheduler/", more=more, severity="warning"))
+            text = "file in lr_scheduler/, which every save with an optimizer writes unless it is told not to"
+            self.problems.append(missing(text, kind="", severity="warning"))
 
     def _lost_of_ranks(self, part: str) -> Iterator[str]:
         """The names of files of a part that are missing, where the names of the others count the ranks."""

@@ -37,6 +37,7 @@ from ckptools.model.checkpoint import Checkpoint, Fact
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
+from ckptools.rules.files import missing
 from ckptools.text import few, plural
 from ckptools.training_state.optimizers import SORTED, nested
 from ckptools.training_state.sections import is_optimizer
@@ -141,8 +142,8 @@ class _AutomodelFolder:
         self._add_rest(states, world.value)
         self.parts.check_tree()
         if STEP.fullmatch(self.folder.name) and SCHEDULER not in self.parts.tree:
-            text = f"no file {SCHEDULER}.pt, which says where training goes on"
-            self.problems.append(Problem(Code.FILE_MISSING, text, severity="warning"))
+            more = ", which says where training goes on"
+            self.problems.append(missing(f"{SCHEDULER}.pt", more=more, severity="warning"))
         if (self.folder / INCOMPLETE).exists():
             text = f"{INCOMPLETE} is here, which is removed when all of it is written: the save was interrupted"
             self.problems.append(Problem(Code.MODEL_PART_MISSING, text, severity="warning"))
@@ -157,7 +158,7 @@ class _AutomodelFolder:
         if not folder.is_dir() or looks_like_dcp(folder):
             self.parts.add(Part((MODEL,), MODEL, PartsBuilder.add_dcp, "error", WRITTEN))
         elif not _holds_weights(folder):
-            self.problems.append(Problem(Code.FILE_MISSING, f"the folder {MODEL} holds no weights", None, MODEL))
+            self.problems.append(missing(f"weights in the folder {MODEL}", None, MODEL, kind=""))
         elif dcp_safetensors.detect(folder):
             self.parts.add(Part((MODEL,), MODEL, partial(self._add_shards, shapes, world), needed=True))
         else:

@@ -26,6 +26,7 @@ from ckptools.formats.shared.companions import Companion, CompanionFiles, unlike
 from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder, RankFile
 from ckptools.model.problems import Code, Problem, Severity
 from ckptools.model.tree import leaf_at
+from ckptools.rules.files import missing
 from ckptools.text import few
 from ckptools.training_state.optimizers import AS_SAVED
 from ckptools.training_state.sections import find_sections
@@ -193,8 +194,8 @@ class PartsBuilder:
         if path is None:
             if part.missing is not None:
                 absent = next(below for below in self._way(paths[0]) if not below.exists())
-                text = f"no {'file' if absent.suffix else 'folder'} {self._name(absent)}{part.why}"
-                self.problems.append(Problem(Code.FILE_MISSING, text, None, name, part.missing))
+                at, kind = self._name(absent), "file" if absent.suffix else "folder"
+                self.problems.append(missing(at, None, name, kind=kind, more=part.why, severity=part.missing))
             return
         self.check_link(path.parent if RANK in path.name else path)
         try:
@@ -254,7 +255,7 @@ class PartsBuilder:
             self.add_file(path, key)
             return
         if not is_dcp(path):
-            self.problems.append(Problem(Code.FILE_MISSING, lacks_metadata(path), None, key or path.name))
+            self.problems.append(lacks_metadata(path, key or path.name))
             return
         found = read_folder(path, self.options)
         self.files += (f._replace(part="/".join(filter(None, (path.name, f.part)))) for f in found.files)
@@ -397,8 +398,8 @@ class PartsBuilder:
             path = spelled.with_name(spelled.name.replace(RANK, str(rank)))
             if path not in known:
                 self.files.append(RankFile(path, rank, key, "missing", 0, None))
-            text = f"no file {path.parent.name}/{path.name}{why}"
-            self.problems.append(Problem(Code.FILE_MISSING, text, rank, key, severity))
+            name = f"{path.parent.name}/{path.name}"
+            self.problems.append(missing(name, rank, key, more=why, severity=severity))
 
     def checkpoint(
         self,

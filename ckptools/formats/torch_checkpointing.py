@@ -529,7 +529,7 @@ class _ItemsFolder:
         self.items = named_files(folder, self.metadata)
         if self.metadata is None and "safetensors" in self._kinds():
             more = " that can be read; it alone says how ranks cut what they have in safetensors"
-            self.problems.append(missing(METADATA, more=more, files=(METADATA,)))
+            self.problems.append(missing(METADATA, more=more))
         if only is not None:
             chosen = {name: {r: f for r, f in files.items() if f.path == only} for name, files in self.items.items()}
             self.items = {name: files for name, files in chosen.items() if files}

@@ -42,6 +42,7 @@ from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, Lost, Opaque, describe_for_error, fqn_of, leaf_at, tensors_in
 from ckptools.pickles.classes.tensors import WHY_NOT
 from ckptools.pickles.reader import Saved
+from ckptools.rules.files import missing
 from ckptools.text import few, plural, spans
 from ckptools.training_state.rank_values import Shared
 from ckptools.training_state.sections import find_sections
@@ -551,7 +552,7 @@ def _check_file(location: str, file: StoredFile) -> Iterator[Problem]:
         # A lost tensor leaves a gap, a lost object does not.
         name = file.holds[0] if file.needed is None else None
         contents = f", which holds {content}"
-        yield Problem(Code.FILE_MISSING, f"no file {location}{contents}", rank, name, ranks=ranks, contents=contents)
+        yield missing(location, rank, name, ranks=ranks, contents=contents)
     elif file.needed is not None and file.size < file.needed:
         text, contents = f"{location} is cut short: {file.size} bytes of {file.needed}", f"; it holds {content}"
         yield Problem(Code.FILE_CUT, text + contents, rank, ranks=ranks, contents=contents)

@@ -6,7 +6,7 @@ where a claim stands in a file is the format's own. What follows from claims is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -65,30 +65,40 @@ class FileClaims(NamedTuple):
 
 
 def missing(
-    name: str,
+    name: str | Sequence[str],
     rank: int | None = None,
     tensor: str | None = None,
     *,
+    kind: str = "file",
     more: str = "",
     severity: Severity = "error",
-    files: tuple[str, ...] = (),
     ranks: tuple[int, ...] = (),
     contents: str = "",
 ) -> Problem:
-    """The problem of a file or a folder that is not here.
+    """The problem of something that is not here.
 
     Args:
-        name: what is not here, with its kind: `file rank3.pt`, `folder optim`.
+        name: of a file or folder, or the names of several; without a `kind`, what else is not here.
         rank: whose it is.
         tensor: the part of the tree that it alone holds.
+        kind: `file` or `folder`, or empty for what has no name of its own.
         more: goes on in the message: what says that it should be here.
         severity: of the problem.
-        files: the names of the files.
         ranks: the ranks whose values it holds, if there are several.
         contents: how the message ends, if it says what the file holds.
     """
-    text = f"no {name}{more}{contents}"
+    names = (name,) if isinstance(name, str) else tuple(name)
+    text = f"no {f'{kind} ' if kind else ''}{few(names)}{more}{contents}"
+    files = names if kind else ()
     return Problem(Code.FILE_MISSING, text, rank, tensor, severity, files, ranks, contents=contents)
+
+
+def strays(
+    names: Sequence[str], why: str, rank: int | None = None, tensor: str | None = None, severity: Severity = "error"
+) -> Iterator[Problem]:
+    """The problem of files that are not of this save, or hold what others do; none where there are no such files."""
+    if names:
+        yield Problem(Code.STRAY_FILE, f"{few(names, 3)}: {why}", rank, tensor, severity, tuple(names))
 
 
 def beyond(rows: Iterable[FileClaims], sizes: Place, by: str = "", severity: Severity = "error") -> Iterator[Problem]:

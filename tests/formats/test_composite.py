@@ -102,7 +102,7 @@ def test_what_none_may_have_lost_is_a_warning(step):
     ck = ckptools.open(step)
     assert [text.partition(",")[0] for text in of(ck, "warning")] == [
         "no file dataloader/dataloader_rank_1.pt",
-        "a scheduler is here",
+        "no optimizer",
     ]
 
 
@@ -111,7 +111,7 @@ def test_an_optimizer_that_no_format_recognises_is_named(step):
     (step / "optim").mkdir()
     (step / "x").rename(step / "optim" / "step_5")
     ck = ckptools.open(step)
-    assert ck.whole is False and "optim holds nothing of a format" in of(ck, "error")[0]
+    assert ck.whole is False and "no folder optim with anything in it of a format" in of(ck, "error")[0]
 
 
 def test_what_belongs_to_no_part_is_named(step):

@@ -26,9 +26,14 @@ def told(*problems: Problem) -> list[tuple[str, int | None, str]]:
 
 
 def test_a_missing_file_is_told_with_what_says_so_and_what_it_holds():
-    problem = missing("file a.pt", 3, more=", which `latest` names", contents="; it holds w", files=("a.pt",))
+    problem = missing("a.pt", 3, more=", which `latest` names", contents="; it holds w")
     assert told(problem) == [("CK001", 3, "no file a.pt, which `latest` names; it holds w")]
     assert (problem.fact, problem.files, problem.severity) == ("no file a.pt, which `latest` names", ("a.pt",), "error")
+
+
+def test_several_files_are_told_at_once_and_what_has_no_name_is_no_file():
+    assert (p := missing(["a", "b"], kind="folder")).message == "no folder a, b" and p.files == ("a", "b")
+    assert (p := missing("optimizer", kind="")).message == "no optimizer" and p.files == ()
 
 
 def test_a_file_beyond_the_size_of_an_axis_is_told_once():

@@ -24,6 +24,7 @@ from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tree import describe_for_error
 from ckptools.pickles.reader import Saved
+from ckptools.rules.files import missing
 from ckptools.text import few
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
@@ -46,9 +47,7 @@ JOINS = ("model", "optimizer", "rest")
 COMPANION = "meta.pt"
 """Lightning's file for everything that is not sharded."""
 
-LACKING = (
-    f"no file {COMPANION}: Lightning, which calls its parts model and optimizer_0, keeps steps and schedulers there"
-)
+LACKING = ": Lightning, which calls its parts model and optimizer_0, keeps steps and schedulers there"
 """Source: lightning/pytorch/strategies/fsdp.py and model_parallel.py, `save_checkpoint`: it writes both, always."""
 
 
@@ -100,7 +99,7 @@ def _with_companion(found: Folder, options: Options) -> tuple[dict[str, Any], Sa
     path = found.path / COMPANION
     if not path.exists():
         lacks = {"model", "optimizer_0"} <= found.tree.keys() <= {"model", *(f"optimizer_{n}" for n in range(64))}
-        return found.tree, None, [Problem(Code.FILE_MISSING, LACKING, severity="warning")] if lacks else []
+        return found.tree, None, [missing(COMPANION, more=LACKING, severity="warning")] if lacks else []
     options.check_link(path, found.path)
     try:
         saved = options.read_file(path)

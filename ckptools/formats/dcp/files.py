@@ -40,6 +40,7 @@ from ckptools.model.checkpoint import Fact, RankFile
 from ckptools.model.problems import Code, Problem, Severity
 from ckptools.model.shards import Item, Source
 from ckptools.model.tensor import Tensor
+from ckptools.rules.files import missing, strays
 from ckptools.rules.optimizers import ELEMENTWISE
 from ckptools.tensor_io.dcp_items import OtherItemError
 from ckptools.tensor_io.fetch_ahead import Part
@@ -98,10 +99,10 @@ def _without_metadata(names: set[str]) -> str:
     return f"{what} without .metadata, the only list of what they hold, which DCP writes last: {UNFINISHED}"
 
 
-def lacks_metadata(folder: Path) -> str:
-    """The message on a part of a checkpoint that is a DCP folder without its metadata."""
-    text = f"no file {folder.name}/{METADATA}, the only list of what the .distcp files there hold"
-    return f"{text}, which DCP writes last: {UNFINISHED}"
+def lacks_metadata(folder: Path, part: str | None = None) -> Problem:
+    """The problem of a part of a checkpoint that is a DCP folder without its metadata."""
+    more = f", the only list of what the .distcp files there hold, which DCP writes last: {UNFINISHED}"
+    return missing(f"{folder.name}/{METADATA}", None, part, more=more)
 
 
 def looks_like_dcp(folder: Path) -> bool:
@@ -229,8 +230,9 @@ def check_data_files(files: Mapping[str, DataFile], names_in_file: Callable[[str
             continue
         lost = few(names_in_file(name), MAX_NAMED)
         if file.size is None:
-            kind, text, contents = Code.FILE_MISSING, f"no file {name}", f", which holds {lost}"
-        elif file.fault is not None:
+            yield missing(name, file.rank, contents=f", which holds {lost}")
+            continue
+        if file.fault is not None:
             kind, text, contents = file.fault.kind, f"{name} {file.fault.reason}", f"; it should hold {lost}"
         else:
             text, contents = f"{name} is cut short: {file.size} bytes of at least {file.needed}", f"; it holds {lost}"
@@ -252,10 +254,8 @@ def other_data_files(folder: Path, named: Iterable[str]) -> tuple[dict[str, Data
 
 def check_strays(stray: Sequence[str]) -> Iterable[Problem]:
     """Problems of data files from another save, or another rank, in the same folder."""
-    if stray:
-        listed = few(stray, MAX_NAMED)
-        text = f"{listed}: not named by the metadata, perhaps left over from another save into this folder"
-        yield Problem(Code.STRAY_FILE, text, rank_of(stray[0]), severity="warning")
+    why = "not named by the metadata, perhaps left over from another save into this folder"
+    return strays(stray, why, rank_of(stray[0]) if stray else None, severity="warning")
 
 
 # -- detection of data files that the metadata does not describe: exchanged between ranks, or from another save --------

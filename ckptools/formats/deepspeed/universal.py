@@ -117,7 +117,7 @@ class _UniversalFolder:
             if file.status == "missing":
                 part = f"model.{name.parent.name}" if name.stem == MASTER else f"optimizer.state.{name.parent.name}"
                 whose = "optimizer.param_groups" if file.path == self.common else part
-                yield missing(f"file {name}", None, whose, files=(str(name),))
+                yield missing(str(name), None, whose)
             elif file.status in ("cut", "bad"):
                 yield self.files.faults[file.path].problem(str(name))
         yield from (

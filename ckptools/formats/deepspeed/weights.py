@@ -178,11 +178,11 @@ def missing_layers(layers: Layers, shapes: Mapping[str, Ints]) -> Iterator[Probl
         if number.isdecimal() and int(number) not in layers:
             lost.setdefault(int(number), []).append(fqn)
     for n, names in sorted(lost.items()):
-        name, more = f"layer_{n:02d}-model_states.pt", f", which had {few(names, MAX_NAMED)} as the module had it"
-        yield missing(f"file {name}", more=f"{more}; what else was in it is not known", files=(name,))
+        more = f", which had {few(names, MAX_NAMED)} as the module had it; what else was in it is not known"
+        yield missing(f"layer_{n:02d}-model_states.pt", more=more)
     for name, parameters in _tied(shapes).items():
         if not any(_holds(state, parameters) for state in layers.values()):
-            yield missing(f"file of a layer here holds {TIED}{name}", more=", which several layers share")
+            yield missing(f"file of a layer here holds {TIED}{name}, which several layers share", kind="")
 
 
 def misplaced_layers(layers: Layers, shapes: Mapping[str, Ints]) -> Iterator[Problem]:

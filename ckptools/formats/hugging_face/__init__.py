@@ -50,6 +50,7 @@ from ckptools.formats.shared.companions import (
 )
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.problems import Code, Problem
+from ckptools.rules.files import missing
 from ckptools.text import few
 from ckptools.training_state.optimizers import AS_SAVED, SORTED
 from ckptools.training_state.sections import find_sections
@@ -97,8 +98,8 @@ def read(path: Path, options: Options) -> Checkpoint:
         models = dict(read_model_folders(folders, options, builder.problems))
         return _checkpoint(builder, path.absolute().name, models, read_companions(path, options))
     if not found:
-        text = f"no file {LOST}, and no other weights; what training left of it is here"
-        builder.problems.append(Problem(Code.FILE_MISSING, text))
+        more = ", and no other weights; what training left of it is here"
+        builder.problems.append(missing(LOST, more=more))
         companions = read_companions(path, options)
         companions.files.insert(0, RankFile(builder.path / LOST, None, "", "missing", 0, None))
         return _checkpoint(builder, path.absolute().name, {}, companions)

@@ -42,6 +42,7 @@ from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor
 from ckptools.pickles.classes.tensors import TORCHAO, of_class
 from ckptools.pickles.machine import gc_paused
+from ckptools.rules.files import missing, strays
 from ckptools.text import few
 
 # -- tensors of torchao's classes, of which safetensors files hold the parts -------------------------------------------
@@ -244,7 +245,7 @@ class WeightModel(FileSet):
         """
         index, unnamed = None, list[Path]()
         if self.weights.index is None:
-            here, missing = [f.path for f in self.weights.files], self._gaps()
+            here, absent = [f.path for f in self.weights.files], self._gaps()
         else:
             self._check_link(self.weights.index)
             index = read_index(self.weights.index)
@@ -254,19 +255,19 @@ class WeightModel(FileSet):
             unnamed = [] if self._is_alone else missing_of_sets(named)
             paths = [*named, *unnamed]
             here = [path for path in paths if path.exists()]
-            missing = sorted({*paths}.difference(here))
-            unnamed = [path for path in missing if path in unnamed]
-        names = [path.name for path in missing]
-        if missing and not here:
+            absent = sorted({*paths}.difference(here))
+            unnamed = [path for path in absent if path in unnamed]
+        names = [path.name for path in absent]
+        if absent and not here:
             raise ReadError(self.path, f"nothing of the model is here; no file {few(names)}")
-        self.files += (RankFile(path, None, "", "missing", 0, None) for path in missing)
+        self.files += (RankFile(path, None, "", "missing", 0, None) for path in absent)
         lines = [(name,) for name in names] if len(names) <= MAX_LINES else [tuple(names)]
         unlisted = {path.name for path in unnamed}
         for line in lines:
             counted = f", which the others' names count and {index.path.name} does not name" if index else ""
-            text = f"no file {few(line)}{counted if unlisted.issuperset(line) else ''}"
-            self.problems.append(Problem(Code.FILE_MISSING, text, files=line))
-        return index, here, missing, unnamed
+            more = counted if unlisted.issuperset(line) else ""
+            self.problems.append(missing(line, more=more))
+        return index, here, absent, unnamed
 
     @property
     def _is_alone(self) -> bool:
@@ -278,8 +279,7 @@ class WeightModel(FileSet):
         if self._is_alone:
             return []
         beyond = [f.path.name for f in self.weights.files if f.number is not None and f.number > int(f.total or 0)]
-        if beyond:
-            self.problems.append(Problem(Code.STRAY_FILE, f"{few(beyond)}: a number beyond how many there are"))
+        self.problems += strays(beyond, "a number beyond how many there are")
         return missing_files(self.weights.files)
 
     def _check_link(self, path: Path) -> None:
@@ -308,8 +308,8 @@ class WeightModel(FileSet):
                 raise ReadError(one.path, f"holds a {type(one.tree).__name__}, not the names and tensors of a model")
             for name, value in one.tree.items():
                 if name in where:
-                    text = f"is in {where[name]} and in {one.path.name}; the first is shown"
-                    self.problems.append(Problem(Code.STRAY_FILE, text, None, str(name)))
+                    both = (where[name], one.path.name)
+                    self.problems += strays(both, "both hold it; the first is shown", tensor=str(name))
                     continue
                 tree[name], where[name] = value, one.path.name
         return tree
@@ -452,7 +452,7 @@ def read_model_folders(
         options.check_link(one, one.parent)
         found = model_files_in(one)
         if not found:
-            problems.append(Problem(Code.FILE_MISSING, f"no weights in {one.name}, which has a config", None, one.name))
+            problems.append(missing(f"weights in {one.name}, which has a config", None, one.name, kind=""))
             continue
         try:
             for name, weights in models_of_folder(one, found).items():

@@ -35,7 +35,7 @@ from ckptools.formats.shared.tensor_parallel import read_rules
 from ckptools.model.checkpoint import Checkpoint, ModuleOrder, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.pickles.reader import Saved
-from ckptools.rules.files import beyond, misplaced, twice
+from ckptools.rules.files import beyond, misplaced, strays, twice
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
 
@@ -103,8 +103,8 @@ class _MegatronFolder:
         if size > folders.MAX_RANKS:
             raise ReadError(first.path, f"args state {size} model-parallel ranks; no cluster has so many")
         if size > 1 and not FOLDER.fullmatch(asked.name):
-            text = f"one of {size} ranks' files; its folder's name mp_rank_* says which one: put it back there"
-            self.problems.append(Problem(Code.STRAY_FILE, text))
+            why = f"one of {size} ranks' files; its folder's name mp_rank_* says which one: put it back there"
+            self.problems += strays([asked.path.name], why)
         self.places = {self.grid.place(member): member for member in reversed(found)}
         self.saved: dict[Coordinates, Saved] = {}
         self.flat: dict[str, Any] = {}

@@ -45,6 +45,7 @@ from ckptools.model.checkpoint import Checkpoint, Fact
 from ckptools.model.problems import Code, Problem, Severity
 from ckptools.model.tree import describe_for_error
 from ckptools.pickles.reader import Saved
+from ckptools.rules.files import missing
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
 
@@ -169,9 +170,7 @@ def _common(found: Folder, config: Mapping[str, Any], options: Options) -> tuple
             return None, []
         contents = ", which holds args, iteration, param groups and scheduler, but no weights"
         severity: Severity = "error" if "common_backend" in config else "warning"
-        return None, [
-            Problem(Code.FILE_MISSING, f"no file {COMMON}{contents}", None, WITHOUT, severity, contents=contents)
-        ]
+        return None, [missing(COMMON, None, WITHOUT, severity=severity, contents=contents)]
     options.check_link(path, found.path)
     try:
         saved = options.read_file(path)

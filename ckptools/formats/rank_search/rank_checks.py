@@ -68,11 +68,11 @@ def _missing(file: RankFile, part: str | None, here: Collection[Path]) -> Proble
     name, left = file.path.name, unfinished(file.path)
     if name == UNNAMED:
         others = "" if tells_others(file.path) else ", and the server lists no others"
-        return missing(f"file of this rank among the named ones{others}", file.rank, part)
+        return missing(f"file of this rank among the named ones{others}", file.rank, part, kind="")
     if file.path in here:
-        return missing(f"file holds it; {name} holds another", file.rank, part)
+        return missing(f"file holds it; {name} holds another", file.rank, part, kind="")
     more = f"; {few(left)} is here, whose write was not finished" if left else ""
-    return missing(f"file {name}", file.rank, part, more=more, files=(name,))
+    return missing(name, file.rank, part, more=more)
 
 
 def compare_ranks(merge: Merge, tree: Any, more: Mapping[KeyPath, Vote[Any]] | None = None) -> RankDifferences:

@@ -203,7 +203,7 @@ def lost_files(
     """Problems of listed files that are missing, cut or damaged; arguments as for `FileSet.add_missing`."""
     for file in files:
         if file.status == "missing":
-            yield missing(f"file {name(file)}", file.rank, tensor(file), files=(name(file),))
+            yield missing(name(file), file.rank, tensor(file))
         elif file.status in ("cut", "bad"):
             yield faults[file.path].problem(name(file), file.rank, tensor(file))
 
@@ -306,8 +306,7 @@ class FileSet:
     ) -> None:
         """List a file that is not here, with its problem; `more` goes on in the message, else as `add_fault`."""
         self.files.append(RankFile(path, rank, part, "missing", 0, None))
-        name = name or path.name
-        self.problems.append(missing(f"file {name}", rank, tensor, more=more, files=(name,)))
+        self.problems.append(missing(name or path.name, rank, tensor, more=more))
 
 
 # -- the builder -------------------------------------------------------------------------------------------------------

@@ -197,7 +197,7 @@ def read_companions(folder: Path, options: Options, ranks: int = 0) -> Companion
     names = {companion.path.name for companion in here}
     if "scheduler.pt" in names and any(n.startswith("rng_state") for n in names) and "trainer_state.json" not in names:
         more = ", which the Trainer writes last; the save may have been interrupted"
-        found.problems.append(missing("file trainer_state.json", None, "trainer_state", more=more, severity="warning"))
+        found.problems.append(missing("trainer_state.json", None, "trainer_state", more=more, severity="warning"))
     # An optimizer under the name of a scheduler, and the reverse: swapped with it, or a copy of it.
     for key, value in found.tree.items():
         steps = isinstance(value, Mapping) and "last_epoch" in value
@@ -269,8 +269,8 @@ def without_optimizer(folder: Path, tree: Mapping[str, Any], models: Collection[
         entries = list(folder.iterdir()) if "scheduler" in tree else []
     may_have = (p for p in entries if p.is_dir() and not p.name.startswith("pytorch_model_") and p.name not in models)
     if entries and not any(p.name.startswith("optimizer") for p in entries) and not any(may_have):
-        more = ", though that of its scheduler is here"
-        yield missing("file or folder of an optimizer", None, "optimizer", more=more, severity="warning")
+        text = "file or folder of an optimizer, though that of its scheduler is here"
+        yield missing(text, None, "optimizer", kind="", severity="warning")
 
 
 def _gaps(here: list[Companion]) -> Iterator[Problem]:
@@ -284,4 +284,4 @@ def _gaps(here: list[Companion]) -> Iterator[Problem]:
         lacking = sorted(set(range(max(have))) - set(have))
         names = [f"{kind}_{n}{suffix}" if n or kind == "custom_checkpoint" else f"{kind}{suffix}" for n in lacking]
         if names:
-            yield missing(f"file {few(names, 3)}", None, kind, more=", and later ones are here")
+            yield missing(names, None, kind, more=", and later ones are here")
