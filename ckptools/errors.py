@@ -62,10 +62,10 @@ def _restored(kind: type[CkptoolsError], message: str, facts: Mapping[str, Any])
     return error
 
 
-ReadErrorKind = Literal["absent", "no access", "cut", "unfinished", "damaged"]
+ReadErrorKind = Literal["absent", "no access", "cut", "unfinished", "damaged", "contradicts"]
 """Why a file cannot be read: there is none; the system did not let us, so that nothing is known of the content; it is
 empty or ends too early; the file that its writer writes last is not there; its content is something else than it claims
-to be."""
+to be, or than the metadata beside it says."""
 
 
 class ReadError(CkptoolsError):

@@ -27,14 +27,14 @@ from urllib.parse import unquote
 
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError, UnsafePathError
-from ckptools.files.opening import File, is_plain_path, parse_json, status_inside
+from ckptools.files.opening import File, is_plain_path, parse_json
 from ckptools.formats import torch_file
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search import rank_checks
-from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, file_now
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, StatedFile, file_now
 from ckptools.formats.shared.merge import Merge, put
 from ckptools.formats.torch_checkpointing import check_cover, with_lost
-from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder, RankFile
+from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints, contiguous_strides
 from ckptools.model.shards import Shard, Source
@@ -42,7 +42,6 @@ from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, Lost, Opaque, describe_for_error, fqn_of, leaf_at, tensors_in
 from ckptools.pickles.classes.tensors import WHY_NOT
 from ckptools.pickles.reader import Saved
-from ckptools.rules.files import missing
 from ckptools.text import few, plural, spans
 from ckptools.training_state.rank_values import Shared
 from ckptools.training_state.sections import find_sections
@@ -251,28 +250,16 @@ _ABSENT = object()
 
 
 @dataclass
-class StoredFile:
-    """A file that the manifest names.
+class StoredFile(StatedFile):
+    """A file that the manifest names: what lies in it takes the bytes that it needs, unless torch.save wrote it.
 
     Attributes:
-        size: bytes; None when it is missing.
-        needed: bytes that its tensors take; None for a file that torch.save wrote.
-        holds: the names of its values.
-        bad: the fault of its content, once it was read.
+        ranks: whose it is.
+        names: of its values.
     """
 
-    path: Path
-    size: int | None
-    modified: float | None
-    needed: int | None
     ranks: set[int] = field(default_factory=set)
-    holds: list[str] = field(default_factory=list)
-    bad: Problem | None = None
-
-    @property
-    def is_sound(self) -> bool:
-        """Whether it is here and long enough; a file that is not is never read."""
-        return self.size is not None and self.bad is None and self.size >= (self.needed or 0)
+    names: list[str] = field(default_factory=list)
 
 
 class RankTrees:
@@ -402,7 +389,7 @@ class RankTrees:
 
     def _shard(self, piece: StoredBox, rank: int, at: KeyPath) -> Shard:
         file = self._file(piece.location, rank, at)
-        if not file.is_sound:
+        if not file.holds(file.needed):
             self.lost.setdefault(at, []).append(Shard(piece.box, rank, None))
             return self.lost[at][-1]
         start, end = piece.span or (0, piece.nbytes)
@@ -425,7 +412,7 @@ class RankTrees:
     def _read(self, rank: int, location: str, at: KeyPath) -> Saved | None:
         """The content of a torch.save file; None, and a problem, where it cannot be read."""
         file = self._file(location, rank, at)
-        if file.size is None or file.bad is not None:
+        if not file.holds(0):
             return None
         if file.path not in self.saved:
             try:
@@ -433,23 +420,31 @@ class RankTrees:
             except UnsafePathError:
                 raise
             except ReadError as error:
-                file.bad = Fault.of(error, file.path).problem(location, rank, fqn_of(at))
+                file.fault = Fault.of(error, file.path)
                 return None
         return self.saved[file.path]
 
     def _file(self, location: str, rank: int, at: KeyPath) -> StoredFile:
         """The file of a rank's entry; its size and time are looked up once."""
         if location not in self.files:
-            self.files[location] = self._looked_at(location)
+            path, needed = self.folder / location, self.needed.get(location, 0)
+            self.files[location] = StoredFile.found(path, self.folder, rank, needed, self.options.follow_symlinks)
         file = self.files[location]
         file.ranks.add(rank)
-        file.holds.append(fqn_of(at))
+        file.rank = rank if len(file.ranks) == 1 else None
+        file.names.append(fqn_of(at))
         return file
 
-    def _looked_at(self, location: str) -> StoredFile:
-        path, needed = self.folder / location, self.needed.get(location)
-        found = status_inside(path, self.folder, self.options.follow_symlinks)
-        return StoredFile(path, found.st_size if found else None, found.st_mtime if found else None, needed)
+    def check_files(self) -> Iterator[Problem]:
+        """Files that are missing, cut, damaged, or longer than what lies in them."""
+        for location, file in self.files.items():
+            content, ranks = few(list(dict.fromkeys(file.names)), 2), tuple(sorted(file.ranks))
+            raw = location in self.needed
+            # Lost raw elements leave a gap, a lost object does not.
+            yield from file.problems(location, content, None if raw else file.names[0], ranks)
+            if raw and file.size is not None and file.size > file.needed:
+                text = f"{location} has {file.size} bytes, and what lies in it takes {file.needed}: it is another file"
+                yield Problem(Code.METADATA_CONTRADICTS, text, file.rank, ranks=ranks)
 
 
 # -- the folder --------------------------------------------------------------------------------------------------------
@@ -508,7 +503,7 @@ def read(path: Path, options: Options) -> Checkpoint:
     files = trees.files.items()
     builder.problems += [
         *_ranks_lacking(manifest),
-        *(p for named in files for p in _check_file(*named)),
+        *trees.check_files(),
         *trees.problems,
     ]
     builder.add_rank_values(found)
@@ -520,7 +515,10 @@ def read(path: Path, options: Options) -> Checkpoint:
     builder.problems += check_cover(tensors_in(found.tree))
     builder.add_read(1, manifest.nbytes)
     builder.add_saved(trees.saved.values())
-    listed = [file_now(metadata, None, "metadata", "read"), *(_listed(*named) for named in files)]
+    listed = [
+        file_now(metadata, None, "metadata", "read"),
+        *(file.listed(location.split("/")[0]) for location, file in files),
+    ]
     return builder.checkpoint(
         name=folder.absolute().name or "checkpoint",
         saved_as=f"torchsnapshot {manifest.version[:20]}",
@@ -531,36 +529,6 @@ def read(path: Path, options: Options) -> Checkpoint:
         module_order=AS_LISTED,
         bytes_expected=sum(file.needed or file.size or 0 for _, file in files) + manifest.nbytes,
     )
-
-
-def _rank_of(file: StoredFile) -> int | None:
-    """The rank whose values a file holds; None where several share it."""
-    return next(iter(file.ranks)) if len(file.ranks) == 1 else None
-
-
-def _listed(location: str, file: StoredFile) -> RankFile:
-    part = location.split("/")[0]
-    if file.size is None:
-        return RankFile(file.path, _rank_of(file), part, "missing", 0, None)
-    return RankFile(file.path, _rank_of(file), part, "read" if file.is_sound else "cut", file.size, file.modified)
-
-
-def _check_file(location: str, file: StoredFile) -> Iterator[Problem]:
-    """A file that is missing, cut, or longer than its content."""
-    content, rank, ranks = few(list(dict.fromkeys(file.holds)), 2), _rank_of(file), tuple(sorted(file.ranks))
-    if file.size is None:
-        # A lost tensor leaves a gap, a lost object does not.
-        name = file.holds[0] if file.needed is None else None
-        contents = f", which holds {content}"
-        yield missing(location, rank, name, ranks=ranks, contents=contents)
-    elif file.needed is not None and file.size < file.needed:
-        text, contents = f"{location} is cut short: {file.size} bytes of {file.needed}", f"; it holds {content}"
-        yield Problem(Code.FILE_CUT, text + contents, rank, ranks=ranks, contents=contents)
-    elif file.needed is not None and file.size > file.needed:
-        text = f"{location} has {file.size} bytes, and what lies in it takes {file.needed}: it is another file"
-        yield Problem(Code.METADATA_CONTRADICTS, text, rank, ranks=ranks)
-    if file.bad is not None:
-        yield file.bad
 
 
 def _ranks_lacking(manifest: SnapshotManifest) -> Iterator[Problem]:

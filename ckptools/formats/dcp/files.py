@@ -14,10 +14,10 @@ import struct
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
@@ -27,16 +27,15 @@ from ckptools.files.opening import (
     Window,
     check_stays_inside,
     content_of,
-    is_remote,
     reading,
-    status_inside,
 )
 from ckptools.files.storage import UNFINISHED
 from ckptools.files.zip_archive import END_RECORD, EOCD, archive_before, find_directory
 from ckptools.formats.dcp.items import PICKLE, ItemReader
 from ckptools.formats.dcp.metadata import DcpMetadata, StoredItem
+from ckptools.formats.shared.checkpoint_builder import Fault, StatedFile
 from ckptools.formats.shared.several_checkpoints import several
-from ckptools.model.checkpoint import Fact, RankFile
+from ckptools.model.checkpoint import Fact
 from ckptools.model.problems import Code, Problem, Severity
 from ckptools.model.shards import Item, Source
 from ckptools.model.tensor import Tensor
@@ -132,62 +131,13 @@ def dcp_folder_of(path: Path) -> Path | None:
     return steps[0] if steps else None
 
 
-class FileFault(NamedTuple):
-    """Why the whole content of a data file is refused, even where items look right.
-
-    Attributes:
-        reason: the end of a sentence that begins with the file's name.
-    """
-
-    kind: Code
-    reason: str
-
-    @classmethod
-    def contradicts(cls, why: str) -> FileFault:
-        """Return the fault of a file that contradicts the metadata."""
-        return cls(Code.FILE_CONTRADICTS, f"is not the file that the metadata describes: {why}")
+DataFile = StatedFile
+"""A `.distcp` file that the metadata names, found or missing; `rank` wrote it."""
 
 
-@dataclass(frozen=True, slots=True)
-class DataFile:
-    """A `.distcp` file that the metadata names, found or missing.
-
-    Attributes:
-        rank: who wrote it.
-        size: bytes; None when it is missing.
-        modified: file time; None when it is missing.
-        needed: bytes that it must have.
-        fault: why all of its content is refused.
-    """
-
-    path: Path
-    rank: int | None
-    size: int | None
-    modified: float | None
-    needed: int
-    fault: FileFault | None = None
-
-    def holds(self, end: int) -> bool:
-        """Whether the file is here, reaches to byte `end`, and is not refused."""
-        return self.size is not None and end <= self.size and self.fault is None
-
-    @property
-    def state(self) -> str:
-        """Its fault in a few words, or `whole`."""
-        if self.size is None:
-            return "missing"
-        if self.fault is None:
-            return "cut short" if self.size < self.needed else "whole"
-        return "unreadable" if self.fault.kind is Code.FILE_UNREADABLE else "not the one that was saved"
-
-    def rank_file(self, all_seen: bool) -> RankFile:
-        """Return the file for the checkpoint's list; it counts as read where every item was looked at."""
-        if self.size is None:
-            return RankFile(self.path, self.rank, "", "missing", 0, None)
-        status: Literal["read", "seen", "cut", "bad"] = "read" if all_seen else "seen"
-        status = "cut" if self.size < self.needed else status
-        status = "bad" if self.fault else status
-        return RankFile(self.path, self.rank, "", status, self.size, self.modified)
+def contradicts(why: str) -> Fault:
+    """The fault of a file whose whole content is refused, even where items look right."""
+    return Fault(f"is not the file that the metadata describes: {why}", "contradicts")
 
 
 def find_data_files(folder: Path, needed: Mapping[str, int], follow_symlinks: bool) -> dict[str, DataFile]:
@@ -196,29 +146,12 @@ def find_data_files(folder: Path, needed: Mapping[str, int], follow_symlinks: bo
     Raises:
         UnsafePathError: one is a link out of the folder, or no regular file.
     """
-    return {name: _data_file(folder, name, n, follow_symlinks) for name, n in needed.items()}
+    return {
+        name: DataFile.found(folder / name, folder, rank_of(name), n, follow_symlinks) for name, n in needed.items()
+    }
 
 
-def _data_file(folder: Path, name: str, needed: int, follow_symlinks: bool) -> DataFile:
-    path = folder / name
-    status = status_inside(path, folder, follow_symlinks)
-    if status is None:
-        return DataFile(path, rank_of(name), None, None, needed)
-    return DataFile(path, rank_of(name), status.st_size, status.st_mtime, needed, _refused(path))
-
-
-def _refused(path: Path) -> FileFault | None:
-    """The fault of a local file without read permission; files in a store are not tried one by one."""
-    if is_remote(path):
-        return None
-    try:
-        File(path).close()
-    except ReadError as error:
-        return FileFault(Code.FILE_UNREADABLE, error.reason)
-    return None
-
-
-def with_faults(files: Mapping[str, DataFile], faults: Mapping[Path, FileFault]) -> dict[str, DataFile]:
+def with_faults(files: Mapping[str, DataFile], faults: Mapping[Path, Fault]) -> dict[str, DataFile]:
     """The files, with the faults that were found in them."""
     return {name: replace(f, fault=f.fault or faults.get(f.path)) for name, f in files.items()}
 
@@ -226,18 +159,8 @@ def with_faults(files: Mapping[str, DataFile], faults: Mapping[Path, FileFault])
 def check_data_files(files: Mapping[str, DataFile], names_in_file: Callable[[str], list[str]]) -> Iterable[Problem]:
     """Problems of data files that are missing, cut, or from another save, with the names that they should hold."""
     for name, file in files.items():
-        if file.state == "whole":
-            continue
-        lost = few(names_in_file(name), MAX_NAMED)
-        if file.size is None:
-            yield missing(name, file.rank, contents=f", which holds {lost}")
-            continue
-        if file.fault is not None:
-            kind, text, contents = file.fault.kind, f"{name} {file.fault.reason}", f"; it should hold {lost}"
-        else:
-            text, contents = f"{name} is cut short: {file.size} bytes of at least {file.needed}", f"; it holds {lost}"
-            kind = Code.FILE_CUT
-        yield Problem(kind, text + contents, file.rank, contents=contents, found=file.size, expected=file.needed)
+        if file.state != "whole":  # the names in it take a while to find
+            yield from file.problems(name, few(names_in_file(name), MAX_NAMED))
 
 
 def other_data_files(folder: Path, named: Iterable[str]) -> tuple[dict[str, DataFile], list[str]]:
@@ -247,7 +170,7 @@ def other_data_files(folder: Path, named: Iterable[str]) -> tuple[dict[str, Data
         ReadError: one cannot be looked at.
     """
     names = sorted(name for name in names_in(folder) - set(named) if DATA.fullmatch(name))
-    found = {name: _data_file(folder, name, 0, follow_symlinks=True) for name in names}
+    found = {name: DataFile.found(folder / name, folder, rank_of(name), 0, True) for name in names}
     empty = {name: file for name, file in found.items() if file.size == 0}
     return empty, [name for name in names if name not in empty]
 
@@ -295,7 +218,7 @@ class SuspectFile(NamedTuple):
 
 def check_sizes(
     files: Mapping[str, DataFile], last: Mapping[str, StoredItem], items: ItemReader, longer: bool = False
-) -> tuple[dict[Path, FileFault], list[Problem]]:
+) -> tuple[dict[Path, Fault], list[Problem]]:
     """Return faults of files with a wrong length that must be refused, and warnings for other wrong lengths.
 
     Args:
@@ -304,7 +227,7 @@ def check_sizes(
         items: reads those files.
         longer: whether they may go on behind it.
     """
-    faults, problems = dict[Path, FileFault](), list[Problem]()
+    faults, problems = dict[Path, Fault](), list[Problem]()
     for name, file in files.items():
         if file.size is None or file.size == file.needed or file.fault is not None:
             continue
@@ -316,13 +239,13 @@ def check_sizes(
                 continue  # the header of the blob states its end
             if why := _of_another_length(opened, file.size, last[name]):
                 text = f"{file.size} bytes, expected {file.needed}, {why}"
-                faults[file.path] = FileFault.contradicts(text)
+                faults[file.path] = contradicts(text)
             elif file.size > file.needed:
                 text = f"{name} has {file.size - file.needed} bytes behind its last item, all zeros"
                 problems.append(Problem(Code.ODD_FILE_SIZE, text, file.rank))
         except ReadError as error:
             if error.kind == "no access":
-                faults[file.path] = FileFault(Code.FILE_UNREADABLE, error.reason)
+                faults[file.path] = Fault(error.reason, "no access")
     return faults, problems
 
 
@@ -343,18 +266,18 @@ def _has_safetensors(file: File, size: int, last: StoredItem) -> bool:
 
 def other_files(
     suspects: Sequence[SuspectFile], metadata: Sequence[DcpMetadata], items: ItemReader
-) -> dict[Path, FileFault]:
+) -> dict[Path, Fault]:
     """Faults of files to refuse, by the first unreadable item of each."""
-    faults: dict[Path, FileFault] = {}
+    faults: dict[Path, Fault] = {}
     first = {suspect.path: suspect for suspect in sorted(suspects, key=lambda s: s.place.offset, reverse=True)}
     for path, suspect in first.items():
         error = suspect.error
         if error is not None and error.kind == "no access":
-            faults[path] = FileFault(Code.FILE_UNREADABLE, error.reason)
+            faults[path] = Fault(error.reason, "no access")
         elif isinstance(error, OtherItemError):
-            faults[path] = FileFault.contradicts(f"{suspect.fqn}: {error.reason}")
+            faults[path] = contradicts(f"{suspect.fqn}: {error.reason}")
         elif why := _another_archive(suspect, metadata, items):
-            faults[path] = FileFault.contradicts(why)
+            faults[path] = contradicts(why)
     return faults
 
 

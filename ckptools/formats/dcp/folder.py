@@ -127,7 +127,7 @@ def read_folder(folder: Path, options: Options) -> Folder:
         path=folder,
         tree=found.tree,
         flat=flat,
-        files=(*(one.rank_file for one in metadata), *(file.rank_file(tensors.all_seen) for file in files.values())),
+        files=(*(one.rank_file for one in metadata), *(file.listed(read=tensors.all_seen) for file in files.values())),
         problems=(*problems, *mixed, *found.problems, *contradiction, *check_strays(stray)),
         names=tuple(dict.fromkeys(n for one in metadata for n in one.names) | items.names),
         writer=metadata[0].writer,

@@ -6,12 +6,12 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from ckptools.errors import CkptoolsError, ReadError, ReadErrorKind
-from ckptools.files.opening import check_stays_inside, read_json, reading
+from ckptools.files.opening import File, check_stays_inside, is_remote, read_json, reading, status_inside
 from ckptools.files.remote.path import RemotePath
 from ckptools.formats.rank_search.rank_names import COUNTS_STEPS
 from ckptools.model.checkpoint import (
@@ -132,8 +132,9 @@ KINDS: Mapping[ReadErrorKind, Code] = {
     "cut": Code.FILE_CUT,
     "unfinished": Code.FILE_MISSING,
     "damaged": Code.FILE_CUT,
+    "contradicts": Code.FILE_CONTRADICTS,
 }
-"""Problem codes of files that cannot be read, by the kind of error."""
+"""Problem codes of files that cannot be read, or are not what the metadata says, by the kind of fault."""
 
 
 class Fault(NamedTuple):
@@ -155,6 +156,95 @@ class Fault(NamedTuple):
     def problem(self, name: str, rank: int | None = None, tensor: str | None = None) -> Problem:
         """Return the fault as a problem; `name` is the file's name in the message."""
         return Problem(KINDS[self.kind], f"{name} {self.reason}", rank, tensor)
+
+
+Found = TypeVar("Found", bound="StatedFile")
+
+
+@dataclass(slots=True)
+class StatedFile:
+    """A file that the metadata of a checkpoint names, found or missing.
+
+    Attributes:
+        rank: whose it is; None where it is several ranks'.
+        size: bytes; None when it is missing.
+        modified: file time; None when it is missing.
+        needed: bytes that it must have; 0 where the metadata does not say.
+        fault: why all of its content is refused.
+    """
+
+    path: Path
+    rank: int | None
+    size: int | None
+    modified: float | None
+    needed: int
+    fault: Fault | None = None
+
+    @classmethod
+    def found(
+        cls: type[Found], path: Path, folder: Path, rank: int | None, needed: int, follow_symlinks: bool
+    ) -> Found:
+        """Look for a file; a local one without read permission is refused, those in a store are not tried one by one.
+
+        Raises:
+            ReadError: it cannot be looked at.
+            UnsafePathError: it is a link out of the folder, or no regular file.
+        """
+        status = status_inside(path, folder, follow_symlinks)
+        if status is None:
+            return cls(path, rank, None, None, needed)
+        fault = None
+        if not is_remote(path):
+            try:
+                File(path).close()
+            except ReadError as error:
+                fault = Fault(error.reason, "no access")
+        return cls(path, rank, status.st_size, status.st_mtime, needed, fault)
+
+    def holds(self, end: int) -> bool:
+        """Whether the file is here, reaches to byte `end`, and is not refused."""
+        return self.size is not None and end <= self.size and self.fault is None
+
+    @property
+    def state(self) -> str:
+        """Its fault in a few words, or `whole`."""
+        if self.size is None:
+            return "missing"
+        if self.fault is None:
+            return "whole" if self.holds(self.needed) else "cut short"
+        return "unreadable" if self.fault.kind == "no access" else "not the one that was saved"
+
+    def listed(self, part: str = "", read: bool = True) -> RankFile:
+        """Return the file for the checkpoint's list; it counts as `read` where every value in it was looked at."""
+        if self.size is None:
+            return RankFile(self.path, self.rank, part, "missing", 0, None)
+        whole: Literal["read", "seen"] = "read" if read else "seen"
+        status = self.fault.status if self.fault else whole if self.holds(self.needed) else "cut"
+        return RankFile(self.path, self.rank, part, status, self.size, self.modified)
+
+    def problems(
+        self, name: str, content: str, tensor: str | None = None, ranks: tuple[int, ...] = ()
+    ) -> Iterator[Problem]:
+        """The problem of a file that is missing, cut or refused.
+
+        Args:
+            name: of the file in messages.
+            content: names of the values that it should hold.
+            tensor: the value that it alone holds.
+            ranks: whose it is, if it is several ranks'.
+        """
+        if self.size is None:
+            yield missing(name, self.rank, tensor, ranks=ranks, contents=f", which holds {content}")
+            return
+        if self.fault is not None:
+            kind, text, contents = KINDS[self.fault.kind], self.fault.reason, f"; it should hold {content}"
+        elif not self.holds(self.needed):
+            text, contents = f"is cut short: {self.size} bytes of at least {self.needed}", f"; it holds {content}"
+            kind = Code.FILE_CUT
+        else:
+            return
+        text, found, expected = f"{name} {text}{contents}", self.size, self.needed
+        yield Problem(kind, text, self.rank, tensor, ranks=ranks, contents=contents, found=found, expected=expected)
 
 
 def was_read(saved: Saved, rank: int | None = None, part: str = "") -> RankFile:
