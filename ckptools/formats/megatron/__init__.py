@@ -18,7 +18,7 @@ megatron/checkpointing.py of v1.0 to core 0.5; checked on files of core 0.12.1 a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,10 @@ from ckptools.formats.megatron.model import Model, check_values, choose_weights,
 from ckptools.formats.megatron.optimizer import Optimizers
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search import rank_checks
-from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, looked_at, lost_files
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault
 from ckptools.formats.shared.merge import Merge
 from ckptools.formats.shared.tensor_parallel import read_rules
-from ckptools.model.checkpoint import Checkpoint, ModuleOrder, RankFile
+from ckptools.model.checkpoint import Checkpoint, ModuleOrder
 from ckptools.model.problems import Code, Problem
 from ckptools.pickles.reader import Saved
 from ckptools.rules.files import beyond, misplaced, strays, twice
@@ -146,9 +146,8 @@ class _MegatronFolder:
         merge = Merge()
         found = rank_checks.compare_ranks(merge, self._tree(merge))
         tree = found.tree
-        files = tuple(self._files())
-        self.problems += lost_files(files, self.faults, lambda file: f"{file.path.parent.name}/{file.path.name}")
-        self.problems += self._check_stages(files)
+        self._add_files()
+        self.problems += self._check_stages()
         args = {at: folders.arguments(saved.tree) for at, saved in self.saved.items()}
         self.problems += folders.check_arguments(self.grid, args)
         claims = list(folders.claims_of(self.grid, self.found, args))
@@ -161,13 +160,12 @@ class _MegatronFolder:
             name=self.folder.name,
             saved_as=f"Megatron-LM, {self.grid.sizes}",
             tree=tree,
-            files=files,
             world_size=self.grid.world,
             step=find_step(self.folder, find_sections(tree)),
             module_order=JOINED,
             all_ranks=self.all_ranks,
             assumed_names=self.assumed_names,
-            bytes_expected=rank_checks.expected_bytes(files),
+            bytes_expected=rank_checks.expected_bytes(self.builder.files),
         )
 
     def _tree(self, merge: Merge) -> dict[Any, Any]:
@@ -194,20 +192,20 @@ class _MegatronFolder:
         self.problems += [*model.problems, *optimizers.problems, *optimizers.merge.problems]
         return tree
 
-    def _files(self) -> Iterator[RankFile]:
+    def _add_files(self) -> None:
         for at in sorted({*self.places, *self.grid.every()}):
-            member = self.places.get(at)
-            if member is None:
-                if not self.options.only_this_file:
-                    missing = self.folder / self.grid.folder(at) / MODEL_FILES[0]
-                    yield RankFile(missing, self.grid.rank(at), "", "missing", 0, None)
-                continue
-            for path, part in ((member.path, ""), *((path, "optim") for path in member.optimizer)):
-                yield looked_at(path, self.grid.rank(at), part, self.faults, len(self.places), at in self.saved)
+            member, rank = self.places.get(at), self.grid.rank(at)
+            if member is not None:
+                for path, part in ((member.path, ""), *((path, "optim") for path in member.optimizer)):
+                    name, count = f"{member.name}/{path.name}", len(self.places)
+                    self.builder.add_seen(path, rank, part, self.faults, count, at in self.saved, name=name)
+            elif not self.options.only_this_file:
+                name = f"{self.grid.folder(at)}/{MODEL_FILES[0]}"
+                self.builder.add_missing(self.folder / name, rank, name=name)
 
-    def _check_stages(self, files: Sequence[RankFile]) -> Iterator[Problem]:
+    def _check_stages(self) -> Iterator[Problem]:
         """A stage, or its experts, without a readable file leave no gap in any tensor: whole weights are absent."""
-        here = {file.rank for file in files if file.is_here and not file.part}
+        here = {file.rank for file in self.builder.files if file.is_here and not file.part}
         alone = " with --only-this-file" if self.options.only_this_file else ""
         for stage in range(self.grid.pp):
             places = (Coordinates(stage, e, t) for e in range(self.grid.ep) for t in range(self.grid.tp))

@@ -284,20 +284,6 @@ def looked_at(
     return RankFile(path, rank, part, "read" if read else "listed" if only_listed else "seen", size, modified)
 
 
-def lost_files(
-    files: Iterable[RankFile],
-    faults: Mapping[Path, Fault],
-    name: Callable[[RankFile], str] = lambda file: file.path.name,
-    tensor: Callable[[RankFile], str | None] = lambda file: None,
-) -> Iterator[Problem]:
-    """Problems of listed files that are missing, cut or damaged; arguments as for `FileSet.add_missing`."""
-    for file in files:
-        if file.status == "missing":
-            yield missing(name(file), file.rank, tensor(file))
-        elif file.status in ("cut", "bad"):
-            yield faults[file.path].problem(name(file), file.rank, tensor(file))
-
-
 class SavedFiles:
     """The torch.save files of one checkpoint, of which not all are read: what was, and why others could not be.
 
@@ -383,6 +369,22 @@ class FileSet:
         fault = Fault.of(error, path)
         self.problems.append(fault.problem(name or path.name, rank, tensor))
         self.files.append(file_now(path, rank, part, fault.status))
+
+    def add_seen(
+        self,
+        path: Path,
+        rank: int | None,
+        part: str,
+        faults: dict[Path, Fault],
+        files: int,
+        read: bool = False,
+        *,
+        name: str = "",
+    ) -> None:
+        """List a file that was read, or is looked at now as `looked_at` does it, with the problem of its fault."""
+        self.files.append(looked_at(path, rank, part, faults, files, read))
+        if path in faults:
+            self.problems.append(faults[path].problem(name or path.name, rank))
 
     def add_missing(
         self,
