@@ -106,7 +106,7 @@ def beyond(rows: Iterable[FileClaims], sizes: Place, by: str = "", severity: Sev
     for row in rows:
         for axis, size in sizes.items():
             if int(row.named.get(axis, 0)) >= int(size):
-                text = f"{row} is {axis} {row.named[axis]} of {size}{by}"
+                text = f"{row} is {axis} {row.named[axis]}, and the save has {size}{by}"
                 yield Problem(Code.STRAY_FILE, text, row.rank, row.tensor, severity, (str(row),))
                 break
 
@@ -144,13 +144,14 @@ def misplaced(rows: Iterable[FileClaims], *, by_content: bool = False, sure: boo
         else:
             kind = Code.STRAY_FILE if sure or other is not None else Code.NAME_CONTRADICTS
         odd = [axis for axis, at in row.held.items() if row.named[axis] != at]
-        text = f"{row} {row.verb} {_words({axis: row.held[axis] for axis in odd})}" + (f" ({row.by})" if row.by else "")
+        held, named = ({axis: place[axis] for axis in odd} for place in (row.held, row.named))
+        text = f"{row} {row.verb} {_words(held)}" + (f" ({row.by})" if row.by else "")
         if by_content and sure:
             text += "; the content is believed"
         elif other is not None:
             fate = "swapped with it" if swapped else "a copy of it" if copied else "swapped with it, or a copy of it"
-            text += f", and {other} is here too: {fate}"
-        found, expected = (_fact({axis: place[axis] for axis in odd}) for place in (row.held, row.named))
+            text += f", {'which' if _words(held) == str(other) else f'and {other}'} is here too: {fate}"
+        found, expected = _fact(held), _fact(named)
         yield Problem(kind, text, row.rank, row.tensor, files=(str(row),), found=found, expected=expected)
 
 

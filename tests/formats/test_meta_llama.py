@@ -209,7 +209,7 @@ def test_a_file_copied_over_another_is_told(tmp_path):
     folder = Llama(2, PARAMS).save(tmp_path)
     shutil.copy(folder / "consolidated.00.pth", folder / "consolidated.01.pth")
     code, stdout, _ = run("verify", folder)
-    assert code == 1 and "consolidated.00.pth is here too: a copy of it" in stdout
+    assert code == 1 and "consolidated.00.pth, which is here too: a copy of it" in stdout
     assert run("consolidate", folder, "-o", tmp_path / "x.pt")[0] == 4
 
 

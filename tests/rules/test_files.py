@@ -39,7 +39,7 @@ def test_several_files_are_told_at_once_and_what_has_no_name_is_no_file():
 def test_a_file_beyond_the_size_of_an_axis_is_told_once():
     rows = [FileClaims(Path(f"{tp}-{pp}"), tp, {"stage": pp, "slice": tp}) for tp, pp in ((0, 0), (2, 2), (0, 1))]
     found = list(beyond(rows, {"slice": 2, "stage": 2}, " (args)"))
-    assert told(*found) == [("CK009", 2, "2-2 is slice 2 of 2 (args)")]
+    assert told(*found) == [("CK009", 2, "2-2 is slice 2, and the save has 2 (args)")]
     assert [p.files for p in found] == [("2-2",)]
 
 

@@ -35,7 +35,7 @@ from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder, RankFile
 from ckptools.model.problems import Code, Problem, worst_first
 from ckptools.model.tree import describe_for_error
 from ckptools.rules.files import FileClaims, beyond
-from ckptools.text import few, plural
+from ckptools.text import few
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
 
@@ -395,7 +395,7 @@ def _of_too_many(made: Checkpoint, found: CompanionFiles) -> Iterator[Problem]:
     world = made.world_size.exact
     if isinstance(world, int):
         rows = (FileClaims(f.path, f.rank, {"rank": f.rank}, tensor=f.part) for f in found.files if f.rank is not None)
-        yield from beyond(rows, {"rank": world}, f", and {plural(world, 'rank')} saved {made.name}", "warning")
+        yield from beyond(rows, {"rank": world}, f" in {made.name}", "warning")
 
 
 def _of_another_step(made: Checkpoint, found: CompanionFiles) -> Iterator[Problem]:

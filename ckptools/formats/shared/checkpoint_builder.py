@@ -450,10 +450,14 @@ class CheckpointBuilder(FileSet):
     def add_saved(self, saved: Iterable[Saved], placed: bool = True) -> None:
         """Count torch.save files that were read, and judge the names that they were saved under.
 
-        `placed` says whether names place what files hold; stages of a pipeline have names of their own in them.
+        `placed` says whether names place what files hold; stages of a pipeline have names of their own in them. Of a
+        file whose place is known to be another's, by its content, that is enough.
         """
         read = list(saved)
-        self.problems += misplaced(map(archive_claims, read), by_content=not placed, sure=False)
+        errors = (p for p in self.problems if p.kind is Code.STRAY_FILE and p.severity == "error")
+        told = {name for problem in errors for name in problem.files}
+        claims = (row._replace(held={}) if str(row) in told else row for row in map(archive_claims, read))
+        self.problems += misplaced(claims, by_content=not placed, sure=False)
         for one in read:
             self.add_read(1, one.bytes_read, one.names)
 
