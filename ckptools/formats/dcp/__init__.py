@@ -19,11 +19,10 @@ from ckptools.errors import ReadError
 from ckptools.formats.dcp.files import MAX_NAMED, dcp_folder_of, names_in
 from ckptools.formats.dcp.folder import PLANNED, Folder, read_folder, world_size_of
 from ckptools.formats.options import Options
-from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, was_read
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tree import describe_for_error
-from ckptools.pickles.reader import Saved
 from ckptools.rules.files import missing
 from ckptools.text import few
 from ckptools.training_state.sections import find_sections
@@ -72,49 +71,45 @@ def read(path: Path, options: Options) -> Checkpoint:
     if folder is None:
         raise ReadError(path, "neither .metadata nor .distcp files in this folder")
     found = read_folder(folder, options)
-    tree, companion, problems = _with_companion(found, options)
-    builder.problems += [*found.problems, *problems, *_not_read(found)]
+    builder.add_read(found.files_read, found.bytes_read, found.names)
+    builder.problems += found.problems
+    tree = _with_companion(builder, found, options)
+    builder.problems += _not_read(found)
     builder.differing += found.differing
     builder.per_rank |= found.per_rank
     builder.unequal |= found.unequal
-    builder.add_read(found.files_read, found.bytes_read, found.names)
-    beside = [companion] if companion else []
-    builder.add_saved(beside)
     return builder.checkpoint(
         name=folder.resolve().name,
         saved_as=f"DCP folder, {found.writer}",
         tree=tree,
-        files=[*found.files, *map(was_read, beside)],
+        files=[*found.files, *builder.files],
         world_size=world_size_of(found.writers, tree),
         step=found.step or find_step(folder, find_sections(tree)),
         module_order=PLANNED,
         text_keys=True,
         all_ranks=options.all_ranks,
-        bytes_expected=found.bytes_expected + sum(s.nbytes for s in beside),
+        bytes_expected=found.bytes_expected + sum(file.nbytes for file in builder.files),
     )
 
 
-def _with_companion(found: Folder, options: Options) -> tuple[dict[str, Any], Saved | None, list[Problem]]:
+def _with_companion(builder: CheckpointBuilder, found: Folder, options: Options) -> dict[str, Any]:
     """Add the keys of `meta.pt` to the tree, without replacing DCP's own."""
     path = found.path / COMPANION
     if not path.exists():
-        lacks = {"model", "optimizer_0"} <= found.tree.keys() <= {"model", *(f"optimizer_{n}" for n in range(64))}
-        return found.tree, None, [missing(COMPANION, more=LACKING, severity="warning")] if lacks else []
-    options.check_link(path, found.path)
-    try:
-        saved = options.read_file(path)
-    except ReadError as error:
-        return found.tree, None, [Fault.of(error, path).problem(f"{COMPANION}:")]
-    if not isinstance(saved.tree, dict):
-        text = f"{COMPANION} holds a {type(saved.tree).__name__}"
-        return found.tree, saved, [Problem(Code.METADATA_CONTRADICTS, text, severity="warning")]
-    both = [k for k in saved.tree if k in found.tree]
-    text = f"{describe_for_error(both[:8])} are in {COMPANION} and in the DCP itself; the DCP's are taken"
-    return (
-        {**found.tree, **{k: v for k, v in saved.tree.items() if k not in both}},
-        saved,
-        [Problem(Code.METADATA_CONTRADICTS, text, severity="warning") for _ in both[:1]],
-    )
+        if {"model", "optimizer_0"} <= found.tree.keys() <= {"model", *(f"optimizer_{n}" for n in range(64))}:
+            builder.problems.append(missing(COMPANION, more=LACKING, severity="warning"))
+        return found.tree
+    saved = builder.read_beside(path, options)
+    held = saved.tree if saved is not None else {}
+    if not isinstance(held, dict):
+        text = f"{COMPANION} holds a {type(held).__name__}"
+        builder.problems.append(Problem(Code.METADATA_CONTRADICTS, text, severity="warning"))
+        return found.tree
+    both = [key for key in held if key in found.tree]
+    if both:
+        text = f"{describe_for_error(both[:8])} are in {COMPANION} and in the DCP itself; the DCP's are taken"
+        builder.problems.append(Problem(Code.METADATA_CONTRADICTS, text, severity="warning"))
+    return found.tree | {key: value for key, value in held.items() if key not in both}
 
 
 def _not_read(found: Folder) -> list[Problem]:

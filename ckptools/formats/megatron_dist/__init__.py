@@ -40,11 +40,10 @@ from ckptools.formats.megatron import folders
 from ckptools.formats.megatron.folders import arguments, setting
 from ckptools.formats.megatron_dist.stored import COMMON_KEY, StoredState, join_in_tree
 from ckptools.formats.options import Options
-from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, file_now, was_read
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, file_now
 from ckptools.model.checkpoint import Checkpoint, Fact
 from ckptools.model.problems import Code, Problem, Severity
 from ckptools.model.tree import describe_for_error
-from ckptools.pickles.reader import Saved
 from ckptools.rules.files import missing
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
@@ -102,12 +101,12 @@ def read(path: Path, options: Options) -> Checkpoint:
     folder = folders.find_iteration(inside, _holds(inside), options.follow_symlinks)
     config = _config(folder, options)
     found = read_folder(folder, options)
-    common, problems = _common(found, config, options)
+    builder.add_read(found.files_read, found.bytes_read, found.names)
+    common = _common(builder, found, config, options)
     stored = None
-    tree, lacking = (found.tree, []) if config else join_in_tree(found.tree)
-    problems += lacking
+    tree, problems = (found.tree, list[Problem]()) if config else join_in_tree(found.tree)
     if config:
-        stored = StoredState(found.flat, found.extra.get("mcore_data"), common.tree if common else None)
+        stored = StoredState(found.flat, found.extra.get("mcore_data"), common)
         tree = stored.tree(options.weights)
         damage = [p for p in found.problems if p.severity == "error" and (p.tensor or "").startswith("optimizer.")]
         if damage and options.weights == "fp32" and not stored.masters_whole:
@@ -116,23 +115,20 @@ def read(path: Path, options: Options) -> Checkpoint:
         problems += stored.problems
     builder.problems += [*found.problems, *problems]
     builder.differing += found.differing
-    builder.add_read(found.files_read, found.bytes_read, found.names)
-    beside = [common] if common else []
-    builder.add_saved(beside)
+    of_backend = [file_now(folder / CONFIG, None, "", "read")] if config else []
     digests, beside_them = _stated_digests(folder, options)
     builder.problems += beside_them
-    of_backend = [file_now(folder / CONFIG, None, "", "read")] if config else []
     return builder.checkpoint(
         name=folder.resolve().name,
         saved_as=f"Megatron-LM {TORCH_DIST if config else _plain_format(tree)}, {found.writer}",
         tree=tree,
-        files=[*found.files, *of_backend, *map(was_read, beside)],
+        files=[*found.files, *of_backend, *builder.files],
         world_size=_world(tree, found),
         step=find_step(folder, find_sections(tree)),
         module_order=PLANNED,
         text_keys=True,
         all_ranks=options.all_ranks,
-        bytes_expected=found.bytes_expected + sum(s.nbytes for s in beside),
+        bytes_expected=found.bytes_expected + sum(file.nbytes for file in builder.files),
         assumed_names=stored.by_order if stored else (),
         rounded=stored.rounded if stored else (),
         stated_digests=digests,
@@ -162,24 +158,23 @@ def _plain_format(tree: Mapping[Any, Any]) -> str:
     return stated if stated in ("torch_dcp", "fsdp_dtensor") else "torch_dcp"
 
 
-def _common(found: Folder, config: Mapping[str, Any], options: Options) -> tuple[Saved | None, list[Problem]]:
+def _common(
+    builder: CheckpointBuilder, found: Folder, config: Mapping[str, Any], options: Options
+) -> dict[Any, Any] | None:
     """Read the values common to all ranks, where they have a file of their own."""
     path = found.path / COMMON
     if not path.exists():
-        if not config or COMMON_KEY in found.flat:
-            return None, []
-        contents = ", which holds args, iteration, param groups and scheduler, but no weights"
-        severity: Severity = "error" if "common_backend" in config else "warning"
-        return None, [missing(COMMON, None, WITHOUT, severity=severity, contents=contents)]
-    options.check_link(path, found.path)
-    try:
-        saved = options.read_file(path)
-    except ReadError as error:
-        return None, [Fault.of(error, path).problem(f"{COMMON}:", None, WITHOUT)]
-    if isinstance(saved.tree, dict):
-        return saved, []
+        if config and COMMON_KEY not in found.flat:
+            contents = ", which holds args, iteration, param groups and scheduler, but no weights"
+            severity: Severity = "error" if "common_backend" in config else "warning"
+            builder.problems.append(missing(COMMON, None, WITHOUT, severity=severity, contents=contents))
+        return None
+    saved = builder.read_beside(path, options, WITHOUT)
+    if saved is None or isinstance(saved.tree, dict):
+        return None if saved is None else saved.tree
     text = f"{COMMON} holds a {type(saved.tree).__name__}, expected a dict"
-    return None, [Problem(Code.FILE_CUT, text, None, WITHOUT)]
+    builder.problems.append(Problem(Code.FILE_CUT, text, None, WITHOUT))
+    return None
 
 
 def _stated_digests(folder: Path, options: Options) -> tuple[dict[Path, str], list[Problem]]:

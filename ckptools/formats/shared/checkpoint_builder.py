@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from ckptools.errors import CkptoolsError, ReadError, ReadErrorKind
 from ckptools.files.opening import File, check_stays_inside, is_remote, read_json, reading, status_inside
 from ckptools.files.remote.path import RemotePath
+from ckptools.formats.options import Options
 from ckptools.formats.rank_search.rank_names import COUNTS_STEPS
 from ckptools.model.checkpoint import (
     Checkpoint,
@@ -460,6 +461,23 @@ class CheckpointBuilder(FileSet):
         self.problems += misplaced(claims, by_content=not placed, sure=False)
         for one in read:
             self.add_read(1, one.bytes_read, one.names)
+
+    def read_beside(self, path: Path, options: Options, tensor: str | None = None) -> Saved | None:
+        """Read and list a torch.save file beside the others, which alone holds a part; None where it cannot be read.
+
+        Raises:
+            ReadError: it is the file that the user named.
+            UnsafePathError: it is a link out of its folder.
+        """
+        options.check_link(path, path.parent)
+        try:
+            saved = options.read_file(path)
+        except ReadError as error:
+            self.add_fault(path, error, name=f"{path.name}:", tensor=tensor)
+            return None
+        self.files.append(was_read(saved))
+        self.add_saved([saved])
+        return saved
 
     def add_rank_values(self, found: RankDifferences | CheckpointBuilder) -> None:
         """Note what ranks have for themselves, and what they should not."""
