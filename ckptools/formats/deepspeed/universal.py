@@ -34,12 +34,11 @@ from ckptools.formats.deepspeed.zero_stages import (
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search import rank_checks
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
-from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
+from ckptools.model.checkpoint import Checkpoint, Fact
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
 from ckptools.model.shards import Shard
 from ckptools.model.tensor import Rounded, Tensor
-from ckptools.rules.files import missing
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
 
@@ -93,36 +92,23 @@ class _UniversalFolder:
 
     def checkpoint(self) -> Checkpoint:
         tree = self._tree()
-        files = tuple(self._files())
+        self._add_files()
         sections = find_sections(tree)
-        self.problems += self._check_files(files)
+        self.problems += (
+            Problem(Code.FILE_CONTRADICTS, f"{path.relative_to(self.folder)} holds no {what}; it is another file")
+            for path, what in self._of_another_kind()
+        )
         self.builder.add_saved(self.files.saved.values())
         world = (self.base.number("dp_world_size") or 1) * (self.base.number("mp_world_size") or 1)
         return self.builder.checkpoint(
             name=self.folder.name,
             saved_as="DeepSpeed universal checkpoint, one file per parameter and slot",
             tree=tree,
-            files=files,
             world_size=Fact(world, ("dp_world_size",) if "dp_world_size" in self.base.tree else ()),
             step=find_step(path_of_step(self.folder), tuple(s for s in sections if s.path == ("global_steps",))),
             module_order=GROUPED,
-            bytes_expected=rank_checks.expected_bytes(files),
+            bytes_expected=rank_checks.expected_bytes(self.builder.files),
             rounded=Rounded.pairs(self._masters, {} if self.sharded else self.base.module or {}, "model."),
-        )
-
-    def _check_files(self, files: tuple[RankFile, ...]) -> Iterator[Problem]:
-        """Problems of missing and damaged files, by their path in the folder: many have the same name."""
-        for file in files:
-            name = file.path.relative_to(self.folder)
-            if file.status == "missing":
-                part = f"model.{name.parent.name}" if name.stem == MASTER else f"optimizer.state.{name.parent.name}"
-                whose = "optimizer.param_groups" if file.path == self.common else part
-                yield missing(str(name), None, whose)
-            elif file.status in ("cut", "bad"):
-                yield self.files.faults[file.path].problem(str(name))
-        yield from (
-            Problem(Code.FILE_CONTRADICTS, f"{path.relative_to(self.folder)} holds no {what}; it is another file")
-            for path, what in self._of_another_kind()
         )
 
     def _of_another_kind(self) -> Iterator[tuple[Path, str]]:
@@ -210,16 +196,19 @@ class _UniversalFolder:
         note = f"{slot}.pt holds {list(value.shape)}, param_shapes has {list(shape)}; the files are not of one run"
         return replace(value, shards=(), note=note)
 
-    def _files(self) -> Iterator[RankFile]:
+    def _add_files(self) -> None:
+        """List every file by its path in the folder: many have the same name."""
         parts = {file.path: f"{file.fqn}/{file.slot}" for file in self.slot_files}
-        for name in self.files.names:
-            yield self.files.status(name.path, None, name.path.name.removesuffix(".pt"))
-        for path in self.own_files:
-            yield self.files.status(path, None, parts.get(path, path.stem))
-        for fqn, slot in self._slots_not_here():
-            yield RankFile(self.folder / "zero" / fqn / f"{slot}.pt", None, f"{fqn}/{slot}", "missing", 0, None)
-        if not self.common.is_file():
-            yield RankFile(self.common, None, self.common.stem, "missing", 0, None)
+        for path in (*(name.path for name in self.files.names), *self.own_files):
+            file = self.files.status(path, None, parts.get(path, path.name.removesuffix(".pt")))
+            self.builder.add_listed(file, self.files.faults, str(path.relative_to(self.folder)))
+        lost = {
+            f"{fqn}/{slot}": f"model.{fqn}" if slot == MASTER else f"optimizer.state.{fqn}"
+            for fqn, slot in self._slots_not_here()
+        }
+        lost |= {} if self.common.is_file() else {self.common.stem: "optimizer.param_groups"}
+        for part, key in lost.items():
+            self.builder.add_missing(self.folder / f"zero/{part}.pt", None, part, name=f"zero/{part}.pt", tensor=key)
 
     def _slots_not_here(self) -> Iterator[tuple[str, str]]:
         """Missing fp32 copies, and slots that other parameters have: the flat state has each for every parameter."""

@@ -29,7 +29,7 @@ from ckptools.formats.megatron.model import Model, check_values, choose_weights,
 from ckptools.formats.megatron.optimizer import Optimizers
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search import rank_checks
-from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, looked_at
 from ckptools.formats.shared.merge import Merge
 from ckptools.formats.shared.tensor_parallel import read_rules
 from ckptools.model.checkpoint import Checkpoint, ModuleOrder
@@ -197,8 +197,8 @@ class _MegatronFolder:
             member, rank = self.places.get(at), self.grid.rank(at)
             if member is not None:
                 for path, part in ((member.path, ""), *((path, "optim") for path in member.optimizer)):
-                    name, count = f"{member.name}/{path.name}", len(self.places)
-                    self.builder.add_seen(path, rank, part, self.faults, count, at in self.saved, name=name)
+                    seen = looked_at(path, rank, part, self.faults, len(self.places), at in self.saved)
+                    self.builder.add_listed(seen, self.faults, f"{member.name}/{path.name}")
             elif not self.options.only_this_file:
                 name = f"{self.grid.folder(at)}/{MODEL_FILES[0]}"
                 self.builder.add_missing(self.folder / name, rank, name=name)

@@ -371,21 +371,11 @@ class FileSet:
         self.problems.append(fault.problem(name or path.name, rank, tensor))
         self.files.append(file_now(path, rank, part, fault.status))
 
-    def add_seen(
-        self,
-        path: Path,
-        rank: int | None,
-        part: str,
-        faults: dict[Path, Fault],
-        files: int,
-        read: bool = False,
-        *,
-        name: str = "",
-    ) -> None:
-        """List a file that was read, or is looked at now as `looked_at` does it, with the problem of its fault."""
-        self.files.append(looked_at(path, rank, part, faults, files, read))
-        if path in faults:
-            self.problems.append(faults[path].problem(name or path.name, rank))
+    def add_listed(self, file: RankFile, faults: Mapping[Path, Fault], name: str = "") -> None:
+        """List a file that was read or looked at, with the problem of its fault, which calls it `name`."""
+        self.files.append(file)
+        if file.path in faults:
+            self.problems.append(faults[file.path].problem(name or file.path.name, file.rank))
 
     def add_missing(
         self,
