@@ -156,7 +156,9 @@ def test_a_forged_world_size_costs_little(tmp_path):
 def test_a_file_copied_over_anothers_is_said_to_hold_another_rank(tmp_path):
     folder = shutil.copytree(FSDP2, tmp_path / "run")
     shutil.copy(folder / "rank0.pt", folder / "rank2.pt")
-    told = {p.code: p.message for p in ckptools.open(folder, all_ranks=True).problems}
+    problems = ckptools.open(folder, all_ranks=True).problems
+    told = {p.code: p.message for p in problems}
+    assert {p.rank for p in problems} == {2}
     assert told["CK001"] == "no file holds it; rank2.pt holds another"
     assert told["CK009"] == "2 files say they are rank 0: rank0.pt, rank2.pt"
 
