@@ -326,6 +326,14 @@ def test_meta_pt_is_missed_where_the_parts_are_called_as_lightning_calls_them(tm
     assert found == ([("CK001", "warning")] if "optimizer_0" in keys else [])
 
 
+def test_a_damaged_meta_pt_is_listed_and_the_rest_is_read(tmp_path):
+    folder = Path(shutil.copytree(FABRIC, tmp_path / "ckpt"))
+    os.truncate(folder / "meta.pt", 99)
+    ck = ckptools.open(folder)
+    assert (ck.files[-1].path.name, ck.files[-1].status) == ("meta.pt", "cut")
+    assert [(p.code, p.message.partition(" ")[0]) for p in ck.problems] == [("CK002", "meta.pt:")]
+
+
 def test_meta_pt_does_not_take_the_place_of_what_dcp_holds(tmp_path):
     folder = copy(FABRIC, tmp_path / "ckpt")
     torch.save({"model": "another", "step": 5}, folder / "meta.pt")

@@ -164,6 +164,7 @@ def test_a_lost_object_is_named_and_the_model_written(snapshot, harm, tmp_path):
     path.unlink() if harm == "missing" else path.write_bytes(path.read_bytes()[:99])
     ck = ckptools.open(snapshot)
     assert errors(ck) == {("CK001" if harm == "missing" else "CK002", 1)} and ck.whole is False
+    assert [file.status for file in ck.files if file.path == path] == [harm]
     ckptools.consolidate(snapshot, tmp_path / "out.safetensors")
 
 

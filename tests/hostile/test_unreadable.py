@@ -107,6 +107,15 @@ def test_a_file_of_a_dcp_that_may_not_be_read_is_named(dcp, name, code):
     assert "permission denied" in done.stdout + done.stderr and name in done.stdout + done.stderr
 
 
+def test_a_file_of_a_snapshot_that_may_not_be_read_is_named_when_it_is_opened(tmp_path):
+    folder = Path(shutil.copytree(FIXTURES / "torchsnapshot-fsdp1" / "ckpt", tmp_path / "snapshot"))
+    file = max((folder / "batched").iterdir(), key=lambda path: path.stat().st_size)
+    file.chmod(0)
+    done = ckptools("inspect", folder)
+    assert done.returncode == 1 and "CK015" in done.stdout
+    assert f"{file.relative_to(folder)} cannot be read: permission denied" in done.stdout
+
+
 def test_a_folder_that_may_not_be_entered_is_one_line(dcp):
     dcp.chmod(0)
     done = ckptools("inspect", dcp)

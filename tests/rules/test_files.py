@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+import ckptools
 from ckptools.model.problems import Problem
 from ckptools.rules.files import FileClaims, beyond, misplaced, missing, twice
 
@@ -97,3 +99,11 @@ def test_a_claim_that_a_renamed_file_makes_is_an_error_only_if_the_file_of_that_
 def test_names_that_changed_in_a_circle_are_those_of_other_ranks_where_the_content_places_tensors():
     names = [saved_as("a0", "a1"), saved_as("a1", "a2"), saved_as("a2", "a0")]
     assert {p.code for p in misplaced(names, by_content=True, sure=False)} == {"CK022"}
+
+
+def test_no_format_decides_it_by_itself():
+    folder = Path(ckptools.__file__).parent
+    decided = re.compile(r"Problem\(\s*Code\.(FILE_MISSING|STRAY_FILE|NAMED_AS_ANOTHER_RANK)\b")
+    here = {path.relative_to(folder).as_posix() for path in folder.rglob("*.py") if decided.search(path.read_text())}
+    # Files that hold equal bytes are found among tensors.
+    assert here - {"tensor_io/copies.py", "formats/model_parts.py"} == {"rules/files.py"}
