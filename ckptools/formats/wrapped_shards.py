@@ -17,7 +17,7 @@ from ckptools.model.regions import Box, Ints
 from ckptools.model.shards import Shard, Source, in_rank_order
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, empty_like, fqn_of
-from ckptools.rules.files import FileClaims, misplaced
+from ckptools.rules.files import ANOTHER, FileClaims, misplaced
 from ckptools.text import few, plural
 from ckptools.training_state.optimizers import name_parameters, order_of, without_wrappers
 from ckptools.training_state.sections import find_sections, is_flat_optimizer
@@ -256,7 +256,7 @@ class WrappedRanks:
                 parameter = stated.parameters[odd[0]]
                 expected = self.lengths[odd[0]] - self._count(rank, parameter)
                 by = f"{odd[0]} ends in {parameter.padding} elements of padding, this rank's has {expected}"
-                claims = FileClaims(self.paths[rank], rank, {"rank": rank}, {"rank": "another rank"}, by)
+                claims = FileClaims(self.paths[rank], rank, {"rank": rank}, ANOTHER, by)
                 self.problems += misplaced([claims])
 
     def _pads(self, rank: int, parameter: FlattenedParameter) -> bool:

@@ -19,6 +19,9 @@ Place = Mapping[str, int | str]
 
 NOWHERE: Place = MappingProxyType({})
 
+ANOTHER: Place = MappingProxyType({"rank": "another rank"})
+"""The place by the content of a file that shows no more than that it is not the one of its name."""
+
 Key = frozenset[tuple[str, int | str]]
 
 

@@ -28,7 +28,7 @@ from ckptools.model.tensor import Rounded
 from ckptools.model.tree import KeyPath
 from ckptools.pickles import reader
 from ckptools.pickles.reader import Saved
-from ckptools.rules.files import FileClaims, misplaced, missing
+from ckptools.rules.files import ANOTHER, FileClaims, misplaced, missing
 from ckptools.text import plural
 from ckptools.training_state import modules
 from ckptools.training_state.sections import Section
@@ -445,8 +445,8 @@ class CheckpointBuilder(FileSet):
         file whose place is known to be another's, by its content, that is enough.
         """
         read = list(saved)
-        errors = (p for p in self.problems if p.kind is Code.STRAY_FILE and p.severity == "error")
-        told = {name for problem in errors for name in problem.files}
+        placed_anew = (p for p in self.problems if p.kind is Code.STRAY_FILE and p.found not in (None, ANOTHER["rank"]))
+        told = {name for problem in placed_anew for name in problem.files}
         claims = (row._replace(held={}) if str(row) in told else row for row in map(archive_claims, read))
         self.problems += misplaced(claims, by_content=not placed, sure=False)
         for one in read:
