@@ -35,7 +35,7 @@ from tools.mutants.covering import KEPT, PACKAGE, ROOT, Recording, copied, recor
 
 ROOMS = (
     "tensor_io", "training_state", "formats", "keys", "display", "inspect", "verify", "stats", "diff", "match",
-    "consolidate", "contents", "ls", "plots", "doctor", "report", "api",
+    "consolidate", "contents", "ls", "plots.py", "doctor", "report", "api",
 )  # fmt: skip
 ENOUGH = 0.85
 PROCESSES = 2
