@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -198,43 +199,66 @@ def test_a_folder_for_each_step_is_a_checkpoint_each(folders):
     assert [row.name for row in found.rows] == ["step-6", "step-4", "step-2"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("text", "severity", "says"),
-    [
-        ("step-6", "", ""),
-        ("step-4", "warning", "names step 4; the newest whole one is step 6"),
-        ("step-8", "error", "which is not here"),
-        ("../elsewhere", "error", "not the plain name"),
-        ("aside", "error", "holds no checkpoint"),
-    ],
-)
-def test_a_tracker_that_lies_is_told(text, severity, says, folders):
-    (folders / "aside").mkdir()
-    (folders / "latest").write_text(text)
+def lose(run: Path) -> None:
+    (run / "step-6" / "rank1.pt").unlink()
+
+
+def below(name: str, *steps: int, lost: bool = False) -> Callable[[Path], None]:
+    """Move checkpoints into a folder; the newest of them may lose a rank."""
+
+    def move(run: Path) -> None:
+        (run / name).mkdir()
+        for step in steps:
+            (run / f"step-{step}").rename(run / name / f"step-{step}")
+        if lost:
+            lose(run / name)
+
+    return move
+
+
+def nothing(_: Path) -> None:
+    pass
+
+
+def twice(run: Path) -> None:
+    shutil.copytree(run / "step-6", run / "step-6-copy")
+
+
+OLDER = "CK016 names step {}; the newest whole one is step {}"
+TRACKED: dict[str, tuple[Callable[[Path], None], str, str, str, int | None, str]] = {
+    "the newest": (nothing, "latest", "step-6", "", 6, ""),
+    "an older one": (nothing, "latest", "step-4", "warning", 4, OLDER.format(4, 6)),
+    "one that is not here": (nothing, "latest", "step-8", "error", None, "CK016 .*which is not here"),
+    "a place elsewhere": (nothing, "latest", "../elsewhere", "error", None, "CK016 .*not the plain name"),
+    "a folder without any": (
+        lambda run: (run / "aside").mkdir(),
+        "latest",
+        "aside",
+        "error",
+        None,
+        "holds no checkpoint",
+    ),
+    "one that is not whole": (lose, "latest", "step-6", "error", 6, "CK016 .*is not whole"),
+    "an older one of those that are whole": (lose, "latest", "step-2", "warning", 2, OLDER.format(2, 4)),
+    "a folder of several, of which one is whole": (below("all", 4, 6, lost=True), "latest", "all", "", 4, ""),
+    "an older one beside it": (below("b", 2, 4), "b/latest", "step-2", "warning", 2, OLDER.format(2, 4)),
+    "one of two of the newest step": (twice, "latest", "step-6", "", 6, ""),
+    "the other of two of the newest step": (twice, "latest", "step-6-copy", "", 6, ""),
+}
+"""What is done to a run, the tracker and its text, and what is told of it: severity, step, and words."""
+
+
+@pytest.mark.parametrize("what", TRACKED)
+def test_a_tracker_is_held_against_the_checkpoints(what, folders):
+    prepare, path, text, severity, step, words = TRACKED[what]
+    prepare(folders)
+    (folders / path).write_text(text)
     found = ckptools.checkpoints_in(folders)
     (tracker,) = found.trackers
-    assert (tracker.name, tracker.severity) == ("latest", severity)
-    assert says in tracker.problem and ("CK016" in tracker.problem) == bool(severity)
-    assert found.ok == (severity != "error") and found.newest_whole == str(folders / "step-6")
-
-
-@pytest.mark.slow
-def test_a_tracker_of_a_checkpoint_that_is_not_whole_leads_astray(folders):
-    (folders / "latest").write_text("step-6")
-    (folders / "step-6" / "rank1.pt").unlink()
-    (tracker,) = ckptools.checkpoints_in(folders).trackers
-    assert (tracker.severity, tracker.step) == ("error", 6) and "is not whole" in tracker.problem
-
-
-def test_a_tracker_of_a_folder_with_several_checkpoints_means_the_newest_that_is_whole(folders):
-    (folders / "all").mkdir()
-    for step in (4, 6):
-        (folders / f"step-{step}").rename(folders / "all" / f"step-{step}")
-    (folders / "all" / "step-6" / "rank1.pt").unlink()
-    (folders / "latest").write_text("all")
-    (tracker,) = ckptools.checkpoints_in(folders).trackers
-    assert (tracker.severity, tracker.step, tracker.problem) == ("", 4, "")
+    assert (tracker.name.endswith("latest"), tracker.severity, tracker.step) == (True, severity, step)
+    assert re.search(words, tracker.problem) if words else tracker.problem == ""
+    whole = all(row.whole for row in found.rows)
+    assert found.ok == (whole and severity != "error")
 
 
 @pytest.mark.slow
@@ -243,23 +267,6 @@ def test_a_tracker_of_an_older_checkpoint_is_a_warning_in_words(folders):
     lines = run_folder_text(ckptools.checkpoints_in(folders)).splitlines()
     assert "  tracker (warning) latest: CK016 names step 4; the newest whole one is step 6" in lines
     assert any(line.split()[-4:] == ["step-4", "latest", "points", "here"] for line in lines)
-
-
-def test_a_tracker_of_an_older_checkpoint_is_compared_with_the_newest_whole_one(folders):
-    (folders / "latest").write_text("step-2")
-    (folders / "step-6" / "rank1.pt").unlink()
-    (tracker,) = ckptools.checkpoints_in(folders).trackers
-    assert tracker.problem == "CK016 names step 2; the newest whole one is step 4"
-
-
-@pytest.mark.slow
-def test_a_tracker_below_is_compared_with_those_beside_it_though_the_newest_whole_one_is_elsewhere(folders):
-    (folders / "below").mkdir()
-    for step in (2, 4):
-        (folders / f"step-{step}").rename(folders / "below" / f"step-{step}")
-    (folders / "below" / "latest").write_text("step-2")
-    (tracker,) = ckptools.checkpoints_in(folders).trackers
-    assert tracker.problem == "CK016 names step 2; the newest whole one is step 4"
 
 
 def test_checkpoints_without_a_step_are_in_the_order_of_their_times_and_called_by_their_names(tmp_path):
@@ -279,17 +286,6 @@ def test_a_checkpoint_without_a_step_comes_after_those_that_have_one(run):
     found = ckptools.checkpoints_in(run)
     assert (steps(found), found.ordered_by) == ([6, 4, 2, None], "step")
     assert found.newest_whole == str(of_step(run, 6))
-
-
-@pytest.mark.slow
-def test_of_two_checkpoints_of_the_newest_step_a_tracker_may_name_either(folders):
-    shutil.copytree(folders / "step-6", folders / "step-6-copy")
-    found = {}
-    for name in ("step-6", "step-6-copy"):
-        (folders / "latest").write_text(name)
-        (tracker,) = ckptools.checkpoints_in(folders).trackers
-        found[name] = (tracker.severity, tracker.step, tracker.problem)
-    assert set(found.values()) == {("", 6, "")}
 
 
 @pytest.mark.slow
