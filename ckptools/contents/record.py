@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from ckptools.dtypes import short
 from ckptools.keys.value_digests import StreamRow
-from ckptools.model.problems import Rows, displayed
+from ckptools.model.problems import Rows, as_text, displayed
 from ckptools.model.regions import Ints
 from ckptools.text import clip, clip_middle, few, plural, shape, size, spans
 
@@ -98,9 +98,7 @@ class Keys:
 
     def __str__(self) -> str:
         """The text that the command prints."""
-        from ckptools.contents.text import tree_text
-
-        return tree_text(self)
+        return as_text(self)
 
     def _summary(self) -> str:
         found = f"{plural(len(self.rows), 'key')}, {plural(self.tensors, 'tensor')}, {size(self.bytes)}"
@@ -263,9 +261,7 @@ class Shown:
 
     def __str__(self) -> str:
         """The text that the command prints."""
-        from ckptools.contents.text import shown_text
-
-        return shown_text(self)
+        return as_text(self)
 
     def _summary(self) -> str:
         wrong = ", not all of it readable" if self.problems else ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 from ckptools.keys.paired import Proof
-from ckptools.model.problems import Rows, displayed
+from ckptools.model.problems import Rows, as_text, displayed
 from ckptools.model.regions import Ints
 from ckptools.text import clip_middle, few
 
@@ -189,9 +189,7 @@ class Difference:
 
     def __str__(self) -> str:
         """The text that the command prints."""
-        from ckptools.diff.text import difference_text
-
-        return difference_text(self, self.tensors)
+        return as_text(self)
 
     def _summary(self) -> str:
         found = {True: "the same", False: self.unlike, None: "nothing that was compared differs"}[self.same]

@@ -65,23 +65,32 @@ SCALARS = frozenset({str, int, float, bool, type(None)})
 """Types that are plain as they are: most fields of the rows of a large checkpoint."""
 
 _html_of: Callable[[Any], str] | None = None
+_text_of: Callable[[Any], str] = repr
 _table_of: Callable[[Any, str], str] | None = None
 
 
-def show_with(html_of: Callable[[Any], str], table_of: Callable[[Any, str], str]) -> None:
+def show_with(
+    html_of: Callable[[Any], str], text_of: Callable[[Any], str], table_of: Callable[[Any, str], str]
+) -> None:
     """Set the functions that show records elsewhere.
 
     Args:
         html_of: makes the HTML of a record for a notebook.
+        text_of: makes the text of a record that its command prints.
         table_of: makes a table of rows in one of tabulate's formats.
     """
-    global _html_of, _table_of  # the one place where a view comes down to the data
-    _html_of, _table_of = html_of, table_of
+    global _html_of, _text_of, _table_of  # the one place where a view comes down to the data
+    _html_of, _text_of, _table_of = html_of, text_of, table_of
 
 
 def as_html(value: Any) -> str | None:
     """The HTML of a value for a notebook; None, for which it shows the `repr`, before `show_with` was called."""
     return None if _html_of is None else _html_of(value)
+
+
+def as_text(value: Any) -> str:
+    """The text that the command prints of a record; its `repr` before `show_with` was called."""
+    return _text_of(value)
 
 
 def displayed(record: Class) -> Class:

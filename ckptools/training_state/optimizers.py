@@ -520,7 +520,7 @@ def nested(value: Mapping[str, Any]) -> Mapping[str, Any]:
 @displayed
 @dataclass(frozen=True, repr=False)
 class ParamGroup(Mapping[str, Any]):
-    """One param group: its hyperparameters as a mapping, and as attributes (`group.lr`); numpy's numbers as Python's.
+    """One param group: its hyperparameters as a mapping; and as attributes (`group.lr`), numpy's numbers as Python's.
 
     Attributes:
         names: fqns of its parameters, `?` and the id where the name is unknown.
@@ -530,9 +530,7 @@ class ParamGroup(Mapping[str, Any]):
     names: tuple[str, ...]
 
     def __getitem__(self, key: str) -> Any:
-        value = self.values_[key]
-        number = value.number if isinstance(value, NumpyScalar) else None
-        return value if number is None else number
+        return self.values_[key]
 
     def __iter__(self) -> Any:
         return iter(self.values_)
@@ -542,9 +540,11 @@ class ParamGroup(Mapping[str, Any]):
 
     def __getattr__(self, name: str) -> Any:
         try:
-            return self[name]
+            value = self.values_[name]
         except KeyError:
             raise AttributeError(name) from None
+        number = value.number if isinstance(value, NumpyScalar) else None
+        return value if number is None else number
 
     def to_dict(self) -> dict[str, Any]:
         """Its hyperparameters as plain data, and the names of its parameters as `params`."""

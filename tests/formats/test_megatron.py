@@ -407,10 +407,10 @@ VOCABULARY = "model.embedding.word_embeddings.weight"
 OPTIMIZER = "optimizer"
 UNLIKE = "rank 1 has float16 [8, 6], another rank has float32 [8, 6]"
 HARMS: tuple[tuple[Run, Harm, str, str], ...] = (
-    (Run(), copied("mp_rank_00", "mp_rank_00_000"), "CK009", "mp_rank_00_000 and another folder are the same rank"),
-    (TP2, copied("mp_rank_01", "mp_rank_02"), "CK009 2", "mp_rank_02 is outside of the grid"),
-    (TP2, swapped("mp_rank_00", "mp_rank_01"), "CK009 1", "another tensor-parallel rank"),
-    (PP4, swapped("mp_rank_00_001", "mp_rank_00_002"), "CK009 2", "an earlier pipeline stage"),
+    (Run(), copied("mp_rank_00", "mp_rank_00_000"), "CK009 0", "tensor-parallel rank 0: mp_rank_00, mp_rank_00_000"),
+    (TP2, copied("mp_rank_01", "mp_rank_02"), "CK009 2", "mp_rank_02 is tensor-parallel rank 2, and the save has 2"),
+    (TP2, swapped("mp_rank_00", "mp_rank_01"), "CK009 1", "mp_rank_01 holds tensor-parallel rank 0"),
+    (PP4, swapped("mp_rank_00_001", "mp_rank_00_002"), "CK009 2", "mp_rank_00_002 holds pipeline stage 1"),
     (TP2, lambda f: torch.save([1], f / "mp_rank_01" / RNG), "CK002 1", "expected a dict with a model, found a list"),
     (TP2, of("01", lambda t: t.update(iteration=6)), "CK006 iteration", "not of one step"),
     (TP2, of("01", lambda t: vars(t["args"]).update(hidden_size=24)), "CK103 1", "args.hidden_size is 24"),
