@@ -188,8 +188,8 @@ class ShownKey(NamedTuple):
     """One key with its value or shards; the first fields are those of `KeyRow`.
 
     Attributes:
-        value: a plain value in full; None for a tensor or an object of a foreign class. If ranks have different
-            values, that of the lowest rank.
+        value: a plain value in full, or that of a tensor without dimensions; None for other tensors and for objects of
+            foreign classes. If ranks have different values, that of the lowest rank.
         shards: the shards of a tensor in rank order; empty for other values.
         holes: regions of a tensor that are in no file here.
         missing: number of elements in them.

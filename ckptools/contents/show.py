@@ -465,6 +465,8 @@ def _with_figures(shown: ShownKey, tensor: Tensor) -> ShownKey:
     from ckptools.stats.figures import tensor_stats
 
     found = tensor_stats(tensor, shown.name)
+    if not tensor.shape and found.elements and tensor.dtype not in UNDECODED:
+        shown = shown._replace(value=elements(tensor, "..."))
     figures = {name: getattr(found, name) for name in FIGURES}
     return shown._replace(
         statistics=figures if found.elements else None,

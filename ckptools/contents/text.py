@@ -319,7 +319,9 @@ def _in_full(value: Any, note: str, kind: str) -> str:
     if isinstance(value, list):
         inside = ", ".join(value_text(item, FULL) for item in value)
         return f"{note}: [{inside}]" if note else f"[{inside}]"
-    return f"{note}: {value}" if kind == "bytes" else value_text(value, FULL)
+    if isinstance(value, str) and kind != "str":  # a date, a complex number: as text, and not in quotes
+        return f"{note}: {value}" if kind == "bytes" else clip(value, FULL)
+    return value_text(value, FULL)
 
 
 def stream_lines(streams: Sequence[StreamRow]) -> Iterator[str]:
@@ -339,7 +341,9 @@ def _tensor_lines(row: ShownKey, screen: Screen) -> Iterator[str]:
     marked: tuple[tuple[str, Mark], ...] = ((row.note, ""), (holes_line(row), "bad"), (row.problem, "bad"))
     for line, mark in marked:
         yield from wrapped("", printable(line), screen, mark=mark) if line else ()
-    if row.statistics is not None:
+    if row.value is not None:
+        yield f"value {row.value}"
+    elif row.statistics is not None:
         yield from wrapped("", figures_line(row.statistics), screen)
     if row.values is not None:
         yield f"[{printable(row.slice)}]"

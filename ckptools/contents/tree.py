@@ -11,6 +11,7 @@ from struct import calcsize, unpack
 from typing import Any
 
 from ckptools.contents.record import KeyRow, Keys, KeySection, Totals
+from ckptools.display.tables import object_text, value_text
 from ckptools.errors import CkptoolsError
 from ckptools.keys.entries import (
     EVERYTHING,
@@ -155,6 +156,9 @@ MAX_FULL = 10_000
 MAX_TEXT = 200
 """At most this many characters are a short text."""
 
+MAX_MEMBERS = 16
+"""Values of a set that are spelled out."""
+
 TYPES = (
     (Tensor, "tensor"), (bool, "bool"), (int, "int"), (float, "float"), (str, "str"), ((bytes, bytearray), "bytes"),
     (Mapping, "dict"), (list, "list"), (tuple, "tuple"), ((set, frozenset), "set"), (timedelta, "timedelta"),
@@ -292,6 +296,8 @@ def described(value: Any) -> str:
     value = scalar(value)
     crc = fingerprint(value)
     behind = "" if crc is None else f", crc {crc:08x}"
+    if isinstance(value, (set, frozenset)) and len(value) <= MAX_MEMBERS:
+        return value_text(sorted(value, key=repr), MAX_TEXT).replace("[", "{", 1)[:-1] + "}"
     if isinstance(value, (list, tuple, set, frozenset)):
         return plural(len(value), "value" if crc is None else "integer") + behind
     if isinstance(value, NumpyArray):
@@ -304,6 +310,6 @@ def described(value: Any) -> str:
     if isinstance(value, int):
         return f"an integer of {value.bit_length()} bits"
     if isinstance(value, Opaque):
-        return clip(value.name, MAX_TEXT)
+        return clip(object_text(value), MAX_TEXT)
     other = value.dotted if isinstance(value, Global) else f"numpy {getattr(value, 'dtype', type(value).__name__)}"
     return clip(other, MAX_TEXT)

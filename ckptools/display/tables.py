@@ -356,7 +356,7 @@ def described(value: Any) -> str | None:
     if isinstance(value, (bytes, bytearray)):
         return plural(len(value), "byte")
     if isinstance(value, Opaque):
-        return f"<{value.name}{_arguments(value)}>"
+        return f"<{object_text(value)}>"
     if isinstance(value, Global):
         return f"<{value.dotted}>"
     if isinstance(value, (TorchName, Device, NumpyDtype)):
@@ -366,10 +366,22 @@ def described(value: Any) -> str | None:
     return None
 
 
-def _arguments(value: Opaque) -> str:
+PATHS = tuple(f"pathlib.{kind}" for kind in ("Path", "PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"))
+
+MAX_PATH = 160
+"""Characters of a path, or of another only argument."""
+
+
+def object_text(value: Opaque) -> str:
+    """An object by its class, and by its arguments if these are few and plain: `run.Phase('train')`, a path as one."""
     from ckptools.keys.entries import is_brief
 
-    return f"({', '.join(value_text(a, 40) for a in value.args)})" if value.args and is_brief(value) else ""
+    if not value.args or not is_brief(value):
+        return value.name
+    args = value.args
+    if value.name in PATHS and all(isinstance(part, str) for part in args):
+        args = ("/".join(args).replace("//", "/", 1),)
+    return f"{value.name}({', '.join(value_text(a, 40 if len(args) > 1 else MAX_PATH) for a in args)})"
 
 
 def value_text(value: Any, width: int = 80, depth: int = 2) -> str:

@@ -67,7 +67,8 @@ def test_a_value_is_given_in_full_up_to_a_limit(value, full):
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ([1] * 9, "9 integers, crc fc30d2f1"), ([1, "a"], "2 values"), ([1.5], "1 value"), ({1, 2}, "2 values"),
+        ([1] * 9, "9 integers, crc fc30d2f1"), ([1, "a"], "2 values"), ([1.5], "1 value"), ({1, 2}, "{1, 2}"),
+        (set(range(17)), "17 values"),
         (KEYS, "numpy <u4 [624], crc ccbf2b8e"), (b"a", "1 byte"), (bytearray(3), "3 bytes"),
         (b"\x80\x02}q\x00X\x04\x00\x00\x00stepq\x01K\x02s.", "20 bytes, a pickle of step 2"),
         ("x" * 300, f"300 characters: {'x' * 197}..."), (1 << 512, "an integer of 513 bits"), (Opaque("a.B"), "a.B"),

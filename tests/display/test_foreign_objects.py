@@ -35,7 +35,7 @@ FIELDS = {
     "loop.me": "<__main__.Loop>",
     "loop.epoch": 4,
     "act.2.min": 0.0,
-    "out": "<pathlib.PurePosixPath('/', 'runs', '7')>",
+    "out": "<pathlib.PurePosixPath('/runs/7')>",
     "numpy.int": -7,
     "numpy.flag": True,
     "numpy.text": "héllo",
