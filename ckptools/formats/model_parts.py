@@ -34,6 +34,7 @@ from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.pickles import reader
+from ckptools.rules.files import missing
 from ckptools.text import plural
 from ckptools.training_state.optimizers import AS_SAVED
 from ckptools.training_state.sections import find_sections
@@ -168,7 +169,7 @@ def _joined(builder: CheckpointBuilder, parts: _ReadParts, options: Options) -> 
     least = 1 + max(ranks.values())
     world = max(parts.world or least, least)
     lost = [rank for rank in range(min(world, MAX_READ)) if rank not in ranks.values()]
-    builder.problems += (Problem(Code.FILE_MISSING, "no file of this rank", rank) for rank in lost)
+    builder.problems += (missing("file of this rank", rank, kind="") for rank in lost)
     if parts.world is None:
         builder.problems.append(Problem(Code.ONE_OF_SEVERAL, ALL_RANKS, severity="warning"))
     elif parts.world < least:

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from ckptools.consolidate.options import ConsolidateOptions
 from ckptools.consolidate.run import consolidate
 from ckptools.formats.dcp import tensors
-from ckptools.formats.dcp.files import DataFile
 from ckptools.formats.dcp.locator import FoundTensor, Locator
 from ckptools.formats.dcp.metadata import DcpMetadata, StoredItems, TensorMetadata
 from ckptools.formats.open import open_checkpoint
+from ckptools.formats.shared.checkpoint_builder import StatedFile
 from ckptools.model.extents import Extents
 from ckptools.model.problems import Problem
 from ckptools.model.shards import Shard
@@ -34,7 +34,7 @@ ITEM = st.tuples(st.integers(0, 3), st.sampled_from(["w", "v"]), st.integers(0, 
 def placed(described: TensorMetadata, stored: StoredItems, size: int) -> tuple[list[object], str]:
     """The shards of `w`, and its fault."""
     metadata = DcpMetadata(Path("x"), None, {"w": described}, (), ("w",), stored, None, {}, (), "", 0, 0.0)
-    files = {f"f{n}": DataFile(Path(f"f{n}"), n, size, 0.0, 100) for n in range(2)}
+    files = {f"f{n}": StatedFile(Path(f"f{n}"), n, size, 0.0, 100) for n in range(2)}
     found = FoundTensor(described, Extents("float32"))
     tensors._place(found, "w", described, metadata, {name: tensors._holding_files(f) for name, f in files.items()})
     columns = found.shards

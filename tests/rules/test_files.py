@@ -106,4 +106,4 @@ def test_no_format_decides_it_by_itself():
     decided = re.compile(r"Problem\(\s*Code\.(FILE_MISSING|STRAY_FILE|NAMED_AS_ANOTHER_RANK)\b")
     here = {path.relative_to(folder).as_posix() for path in folder.rglob("*.py") if decided.search(path.read_text())}
     # Files that hold equal bytes are found among tensors.
-    assert here - {"tensor_io/copies.py", "formats/model_parts.py"} == {"rules/files.py"}
+    assert here - {"tensor_io/copies.py"} == {"rules/files.py"}

@@ -131,46 +131,42 @@ def dcp_folder_of(path: Path) -> Path | None:
     return steps[0] if steps else None
 
 
-DataFile = StatedFile
-"""A `.distcp` file that the metadata names, found or missing; `rank` wrote it."""
-
-
 def contradicts(why: str) -> Fault:
     """The fault of a file whose whole content is refused, even where items look right."""
     return Fault(f"is not the file that the metadata describes: {why}", "contradicts")
 
 
-def find_data_files(folder: Path, needed: Mapping[str, int], follow_symlinks: bool) -> dict[str, DataFile]:
+def find_data_files(folder: Path, needed: Mapping[str, int], follow_symlinks: bool) -> dict[str, StatedFile]:
     """Find the data files that the metadata names; `needed` has the bytes that each must have.
 
     Raises:
         UnsafePathError: one is a link out of the folder, or no regular file.
     """
     return {
-        name: DataFile.found(folder / name, folder, rank_of(name), n, follow_symlinks) for name, n in needed.items()
+        name: StatedFile.found(folder / name, folder, rank_of(name), n, follow_symlinks) for name, n in needed.items()
     }
 
 
-def with_faults(files: Mapping[str, DataFile], faults: Mapping[Path, Fault]) -> dict[str, DataFile]:
+def with_faults(files: Mapping[str, StatedFile], faults: Mapping[Path, Fault]) -> dict[str, StatedFile]:
     """The files, with the faults that were found in them."""
     return {name: replace(f, fault=f.fault or faults.get(f.path)) for name, f in files.items()}
 
 
-def check_data_files(files: Mapping[str, DataFile], names_in_file: Callable[[str], list[str]]) -> Iterable[Problem]:
+def check_data_files(files: Mapping[str, StatedFile], names_in_file: Callable[[str], list[str]]) -> Iterable[Problem]:
     """Problems of data files that are missing, cut, or from another save, with the names that they should hold."""
     for name, file in files.items():
         if file.state != "whole":  # the names in it take a while to find
             yield from file.problems(name, few(names_in_file(name), MAX_NAMED))
 
 
-def other_data_files(folder: Path, named: Iterable[str]) -> tuple[dict[str, DataFile], list[str]]:
+def other_data_files(folder: Path, named: Iterable[str]) -> tuple[dict[str, StatedFile], list[str]]:
     """Data files that the metadata does not name: empty ones, of ranks that had nothing to write, and strays.
 
     Raises:
         ReadError: one cannot be looked at.
     """
     names = sorted(name for name in names_in(folder) - set(named) if DATA.fullmatch(name))
-    found = {name: DataFile.found(folder / name, folder, rank_of(name), 0, True) for name in names}
+    found = {name: StatedFile.found(folder / name, folder, rank_of(name), 0, True) for name in names}
     empty = {name: file for name, file in found.items() if file.size == 0}
     return empty, [name for name in names if name not in empty]
 
@@ -217,7 +213,7 @@ class SuspectFile(NamedTuple):
 
 
 def check_sizes(
-    files: Mapping[str, DataFile], last: Mapping[str, StoredItem], items: ItemReader, longer: bool = False
+    files: Mapping[str, StatedFile], last: Mapping[str, StoredItem], items: ItemReader, longer: bool = False
 ) -> tuple[dict[Path, Fault], list[Problem]]:
     """Return faults of files with a wrong length that must be refused, and warnings for other wrong lengths.
 

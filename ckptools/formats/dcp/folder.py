@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckptools.formats.dcp.files import (
-    DataFile,
     by_rank,
     check_data_files,
     check_sizes,
@@ -34,7 +33,7 @@ from ckptools.formats.dcp.metadata import ContradictionError, DcpMetadata, Store
 from ckptools.formats.dcp.tensors import read_objects, read_tensors
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search.rank_checks import compare_ranks
-from ckptools.formats.shared.checkpoint_builder import RankDifferences
+from ckptools.formats.shared.checkpoint_builder import RankDifferences, StatedFile
 from ckptools.formats.shared.merge import Merge
 from ckptools.formats.shared.provenance import of_folder
 from ckptools.model.checkpoint import Fact, ModuleOrder, RankFile
@@ -144,7 +143,7 @@ def read_folder(folder: Path, options: Options) -> Folder:
 
 
 def _counters(
-    objects: Mapping[str, Any], metadata: Iterable[DcpMetadata], here: Mapping[str, DataFile]
+    objects: Mapping[str, Any], metadata: Iterable[DcpMetadata], here: Mapping[str, StatedFile]
 ) -> list[tuple[Path, int]]:
     """Objects that count steps, and the files that they lie in."""
     names = (*COUNTERS, "last_epoch")

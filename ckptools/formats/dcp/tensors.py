@@ -17,10 +17,11 @@ from ckptools.dtypes import QUANTIZED
 from ckptools.errors import ReadError
 from ckptools.files import compressed
 from ckptools.files.compressed import CompressedItem
-from ckptools.formats.dcp.files import DataFile, SuspectFile
+from ckptools.formats.dcp.files import SuspectFile
 from ckptools.formats.dcp.items import ItemReader, in_safetensors
 from ckptools.formats.dcp.locator import FoundTensor, Locator
 from ckptools.formats.dcp.metadata import DcpMetadata, StoredItem, StoredItems, TensorMetadata
+from ckptools.formats.shared.checkpoint_builder import StatedFile
 from ckptools.formats.shared.merge import Merge
 from ckptools.model.extents import ExtentFile, Extents, extent_file, take
 from ckptools.model.problems import Code, Problem
@@ -55,7 +56,7 @@ class TensorsRead:
 
 
 def read_tensors(
-    metadata: Sequence[DcpMetadata], here: Mapping[str, DataFile], items: ItemReader, everything: bool
+    metadata: Sequence[DcpMetadata], here: Mapping[str, StatedFile], items: ItemReader, everything: bool
 ) -> TensorsRead:
     """Read the tensors of a DCP folder.
 
@@ -101,7 +102,7 @@ class _HoldingFiles(NamedTuple):
     end: int
 
 
-def _holding_files(file: DataFile) -> _HoldingFiles:
+def _holding_files(file: StatedFile) -> _HoldingFiles:
     end = -1 if file.size is None or file.fault is not None else file.size
     plain, zstd = extent_file(file.path, file.rank), extent_file(file.path, file.rank, zstd=True)
     return _HoldingFiles(plain, zstd, extent_file(None, file.rank), end)
@@ -169,7 +170,7 @@ def _why_not(described: TensorMetadata) -> str:
     return "" if described.layout == "strided" else WHY_NOT["sparse"]
 
 
-def _files_with_overlaps(metadata: Sequence[DcpMetadata], here: Mapping[str, DataFile]) -> set[Path]:
+def _files_with_overlaps(metadata: Sequence[DcpMetadata], here: Mapping[str, StatedFile]) -> set[Path]:
     """Files in which an item begins before another has ended, as the tensors of one safetensors blob do too."""
     listed: dict[str, list[tuple[StoredItems, Sequence[int]]]] = {}
     for one in metadata:
@@ -258,7 +259,7 @@ MAX_LOST = 100
 
 def read_objects(
     metadata: Sequence[DcpMetadata],
-    here: Mapping[str, DataFile],
+    here: Mapping[str, StatedFile],
     items: ItemReader,
     everything: bool,
     merge: Merge,
@@ -305,7 +306,7 @@ _NOWHERE = StoredItem("", 0, 0)
 
 
 class _Objects:
-    def __init__(self, here: Mapping[str, DataFile], items: ItemReader, budget: int | None) -> None:
+    def __init__(self, here: Mapping[str, StatedFile], items: ItemReader, budget: int | None) -> None:
         self.here, self.items, self.budget = here, items, budget
         self.lost: list[Problem] = []
         self.unread = 0
