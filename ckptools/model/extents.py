@@ -138,6 +138,7 @@ class Extents(RowMethods[Shard], ShardSequence):
     crcs: array[int] = field(default_factory=lambda: array("I"))
     located: dict[int, Shard] = field(default_factory=dict)
     _in_a_row: tuple[int, Ints, bool] | None = field(default=None, init=False, repr=False)
+    _counted: tuple[list[ExtentLayout | None], int, int, bool] | None = field(default=None, init=False, repr=False)
 
     @classmethod
     def of(cls, shards: Sequence[Shard], dtype: str) -> Extents:
@@ -227,11 +228,20 @@ class Extents(RowMethods[Shard], ShardSequence):
         if not self.layouts:
             self.layouts, self.crcs = [None] * len(self), array("I", [0]) * len(self)
 
+    def _layouts_counted(self) -> tuple[int, bool]:
+        """How many rows have a layout, and whether all have the same; worked out once for a list of layouts."""
+        known = self._counted
+        if known is None or known[0] is not self.layouts or known[1] != len(self.layouts):
+            count = len(self.layouts) - self.layouts.count(None)
+            alike = bool(self.layouts) and self.layouts.count(self.layouts[0]) == len(self)
+            known = self._counted = self.layouts, len(self.layouts), count, alike
+        return known[2], known[3]
+
     @property
     def all_read(self) -> bool:
         """Whether all of them were read."""
-        others = sum(shard.was_read for shard in self.located.values())
-        return len(self) == others + (len(self.layouts) - self.layouts.count(None))
+        others = sum(shard.was_read for shard in self.located.values()) if self.located else 0
+        return len(self) == others + self._layouts_counted()[0]
 
     @property
     def held(self) -> Iterator[Shard]:
@@ -312,8 +322,7 @@ class Extents(RowMethods[Shard], ShardSequence):
     @property
     def one_layout(self) -> ExtentLayout | None:
         """The layout that all of them have; None where one was not read, or has another."""
-        first = self.layouts[0] if self.layouts and not self.located else None
-        return first if self.layouts.count(first) == len(self) else None
+        return self.layouts[0] if not self.located and self._layouts_counted()[1] else None
 
     @property
     def distinct_layouts(self) -> Iterable[ExtentLayout]:
