@@ -34,7 +34,7 @@ import typer.testing  # noqa: F401
 from tools.mutants.covering import KEPT, PACKAGE, ROOT, Recording, copied, record
 
 ROOMS = (
-    "tensor_io", "training_state", "formats", "keys", "display", "inspect", "verify", "stats", "diff", "match",
+    "tensor_io", "training_state", "rules", "formats", "keys", "display", "inspect", "verify", "stats", "diff", "match",
     "consolidate", "contents", "ls", "plots.py", "doctor", "report", "api",
 )  # fmt: skip
 ENOUGH = 0.85
