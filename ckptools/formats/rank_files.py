@@ -289,7 +289,8 @@ def read(path: Path, options: Options, by_name: Shapes | None = None) -> Checkpo
     if found is None:
         raise ReadError(path, "no rank in this name, and no rank files in this folder")
     name, group = found
-    if len(group) == 1 and options.looks_around and len(list(numbers_in(name.path.name))) > 1:
+    others = [number for number, counts_steps in numbers_in(name.path.name) if not counts_steps]
+    if len(group) == 1 and options.looks_around and len(others) > 1:
         group = siblings_by_content(name.path, options.read_file(name.path), options.follow_symlinks) or group
         name = next(n for n in group if n.path == name.path)
     return _opening(builder, name, group, options).checkpoint(by_name)

@@ -110,7 +110,7 @@ def _layout(how: str, tensors: list[Tensor], group: int | None) -> ShardingRow:
 
 def _pieces(tensor: Tensor) -> list[tuple[int, ...]]:
     """Sizes of the distinct pieces: a replica on another rank is the same piece, an empty one is none."""
-    if tensor.lies_in_a_row:
+    if tensor.extents.lie_in_a_row(tensor.shape):  # whether they were read or not
         return tensor.extents.sizes
     return [box.sizes for box in tensor.every_shard.boxes if box.numel]
 

@@ -251,6 +251,11 @@ class Extents(RowMethods[Shard], ShardSequence):
         return (self._shard(i) for i, layout in enumerate(self.layouts) if layout is not None or i in self.located)
 
     @property
+    def perhaps_encoded(self) -> Iterable[Shard]:
+        """The shards that are in no columns."""
+        return self.located.values()
+
+    @property
     def read(self) -> Extents:
         """Those that were read."""
         return self if self.all_read else Extents.of([shard for shard in self.held if shard.was_read], self.dtype)

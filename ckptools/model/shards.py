@@ -270,6 +270,11 @@ class ShardSequence(Sequence[Shard]):
         return self
 
     @property
+    def perhaps_encoded(self) -> Iterable[Shard]:
+        """The shards among which the encoded ones are."""
+        return self.held
+
+    @property
     def boxes(self) -> set[Box]:
         """The regions of the shards, equal ones once."""
         return {shard.box for shard in self}

@@ -142,12 +142,15 @@ class Tensor:
     @property
     def lies_in_a_row(self) -> bool:
         """Whether those pieces, or slabs of them, follow each other through the tensor, and cover it once."""
+        if len(self.shards) == 1:  # most tensors of most checkpoints, which need no columns for it
+            (only,) = self.shards
+            return only.was_read and only.box.sizes == self.shape and not any(only.box.offsets)
         return self.extents.all_read and self.extents.lie_in_a_row(self.shape)
 
     @property
     def has_copies(self) -> bool:
         """Whether a region is in several of those pieces."""
-        return not self.lies_in_a_row and self.extents.has_copies
+        return len(self.shards) > 1 and not self.lies_in_a_row and self.extents.has_copies
 
     @property
     def unread(self) -> bool:
@@ -167,7 +170,8 @@ class Tensor:
     @property
     def encoded_as(self) -> tuple[Encoded, ...]:
         """The encoded forms that are stored instead of values, one of each class."""
-        found = {s.encoded.name: s.encoded for s in self.extents.located.values() if s.encoded is not None}
+        shards = self.shards.perhaps_encoded if isinstance(self.shards, ShardSequence) else self.shards
+        found = {s.encoded.name: s.encoded for s in shards if s.encoded is not None}
         return tuple(found.values())
 
     def on_rank(self, rank: int) -> tuple[Shard, ...]:

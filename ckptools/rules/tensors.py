@@ -77,7 +77,7 @@ def copy_problems(ck: Checkpoint) -> Iterator[Problem]:
 
 
 def _of_tensor(path: KeyPath, tensor: Tensor) -> Iterator[Problem]:
-    if not tensor.note and not tensor.extents.states_one_crc and tensor.has_copies:
+    if not tensor.note and tensor.has_copies and not tensor.extents.states_one_crc:
         by_box = grouped(tensor.found, lambda shard: shard.box)
         yield from (p for box, shards in by_box.items() for p in _differing(fqn_of(path), box, shards))
 

@@ -74,6 +74,7 @@ class ItemRows:
         starts: the byte offset of each.
         forms: how each is stored; None for one that cannot be read.
         kinds: the kind of each archive that may differ from others in its values only; None for other items.
+        distinct_kinds: those that occur.
         layouts: where its values lie, once that is known.
         crcs: the CRC-32 of their record.
     """
@@ -84,6 +85,7 @@ class ItemRows:
         self.starts: list[int] = []
         self.forms: list[Form | None] = []
         self.kinds: list[ItemKind | None] = []
+        self.distinct_kinds = set[ItemKind]()
         for extents in shards.values():
             self.files += extents.files
             self.starts += extents.starts
@@ -94,12 +96,16 @@ class ItemRows:
 
     def _add_kinds(self, extents: Extents) -> None:
         """Add how the items of a tensor are stored. An archive is longer than its values."""
-        pairs = list(zip(extents.lengths, extents.sizes, strict=True))
-        kinds = {pair: (pair[0], extents.dtype, pair[1]) for pair in set(pairs)}
+        kinds = {
+            (length, sizes): (length, extents.dtype, sizes)
+            for length, sizes in set(zip(extents.lengths, extents.sizes, strict=True))
+        }
+        pairs = zip(extents.lengths, extents.sizes, strict=True)
         bare = {pair for pair in kinds if pair[0] == prod(pair[1]) * ITEMSIZE[extents.dtype]}
+        self.distinct_kinds.update(kind for pair, kind in kinds.items() if pair not in bare)
         if not bare and not extents.located and all(file.path and not file.zstd for file in extents.distinct_files):
-            self.forms += ["archive"] * len(pairs)
-            self.kinds += map(kinds.__getitem__, pairs)
+            self.forms += ["archive"] * len(extents)
+            self.kinds += [*kinds.values()] * len(extents) if len(kinds) == 1 else map(kinds.__getitem__, pairs)
             return
         for i, (file, pair) in enumerate(zip(extents.files, pairs, strict=True)):
             form: Form = "packed" if file.zstd else "safetensors" if pair in bare else "archive"
@@ -190,9 +196,8 @@ class Locator:
 
     def _short(self, archives: Sequence[int]) -> Iterator[int]:
         """The archives that have fewer bytes than their chunks."""
-        kinds = take(self.rows.kinds, archives)
-        short = {kind for kind in {*kinds} if kind and kind[0] < prod(kind[2]) * ITEMSIZE[kind[1]]}
-        return (row for row, kind in zip(archives, kinds, strict=True) if kind in short) if short else iter(())
+        short = {kind for kind in self.rows.distinct_kinds if kind[0] < prod(kind[2]) * ITEMSIZE[kind[1]]}
+        return (row for row in archives if self.rows.kinds[row] in short) if short else iter(())
 
     def _spread(self, rows: Sequence[int]) -> list[int]:
         """A sample of some items: as many of each file as its share of them, and at least one."""
