@@ -49,6 +49,9 @@ def take(column: Sequence[V], places: Sequence[int]) -> Sequence[V]:
 # -- what many rows have in common -------------------------------------------------------------------------------------
 
 
+LOCAL = type(Path())
+
+
 @dataclass(frozen=True, eq=False)
 class ExtentFile:
     """A file with the boxes of one rank, made by `extent_file`: one object for all that is equal, and equal to itself.
@@ -66,14 +69,15 @@ class ExtentFile:
     has_items: bool = True
 
 
-_files: WeakValueDictionary[tuple[Path | None, int | None, bool, bool], ExtentFile] = WeakValueDictionary()
+_files: WeakValueDictionary[tuple[Path | int | None, int | None, bool, bool], ExtentFile] = WeakValueDictionary()
 
 
 def extent_file(path: Path | None, rank: int | None, zstd: bool = False, has_items: bool = True) -> ExtentFile:
     """The `ExtentFile` of these; millions of rows have the few files of a checkpoint, and are grouped by them."""
-    key = path, rank, zstd, has_items
+    # The path of a file in a store knows what was fetched of it: an equal one of another opening must not stand for it.
+    key = path if path is None or type(path) is LOCAL else id(path), rank, zstd, has_items
     found = _files.get(key)
-    return found if found is not None else _files.setdefault(key, ExtentFile(*key))
+    return found if found is not None else _files.setdefault(key, ExtentFile(path, rank, zstd, has_items))
 
 
 class ExtentLayout(NamedTuple):

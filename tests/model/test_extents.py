@@ -116,3 +116,14 @@ def test_columns_are_sorted_by_rank_and_offsets(rows):
 def test_a_place_behind_the_last_shard_is_an_index_error():
     with pytest.raises(IndexError):
         both([])[0][0]
+
+
+class InAStore(type(Path())):
+    """A path with a state of its own, as that of a file in a store."""
+
+
+def test_a_file_is_one_object_for_all_its_rows_but_not_for_two_openings_in_a_store():
+    assert extent_file(Path("a"), 0) is extent_file(Path("a"), 0) is not extent_file(Path("a"), 1)
+    first, again = InAStore("a"), InAStore("a")
+    kept = extent_file(first, 0)
+    assert extent_file(first, 0) is kept and extent_file(again, 0).path is again
