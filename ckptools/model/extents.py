@@ -248,7 +248,7 @@ class Extents(RowMethods[Shard], ShardSequence):
         return len(self) == others + self._layouts_counted()[0]
 
     @property
-    def held(self) -> Iterator[Shard]:
+    def seen(self) -> Iterator[Shard]:
         """The shards that were read."""
         if not self.layouts:
             return map(self._shard, sorted(self.located))
@@ -262,7 +262,7 @@ class Extents(RowMethods[Shard], ShardSequence):
     @property
     def read(self) -> Extents:
         """Those that were read."""
-        return self if self.all_read else Extents.of([shard for shard in self.held if shard.was_read], self.dtype)
+        return self if self.all_read else Extents.of([shard for shard in self.seen if shard.was_read], self.dtype)
 
     @property
     def are_items(self) -> bool:
@@ -289,14 +289,14 @@ class Extents(RowMethods[Shard], ShardSequence):
     @property
     def boxes_read(self) -> set[Box]:
         """The regions of the shards that were read, equal ones once."""
-        return self.boxes if self.all_read else {shard.box for shard in self.held if shard.was_read}
+        return self.boxes if self.all_read else {shard.box for shard in self.seen if shard.was_read}
 
     @property
     def has_copies(self) -> bool:
         """Whether two of those that were read have one region."""
         if self.all_read:
             return len(set(zip(self.offsets, self.sizes, strict=True))) < len(self)
-        boxes = [shard.box for shard in self.held if shard.was_read]
+        boxes = [shard.box for shard in self.seen if shard.was_read]
         return len(set(boxes)) < len(boxes)
 
     def lie_in_a_row(self, shape: Ints) -> bool:
@@ -422,5 +422,5 @@ def read_paths(several: Iterable[Extents]) -> set[Path]:
         if extents.all_read and not extents.located:
             files.update(extents.files)
         else:
-            paths |= {source.path for shard in extents.held for source in shard.sources}
+            paths |= {source.path for shard in extents.seen for source in shard.sources}
     return paths | {file.path for file in files if file.path is not None}

@@ -265,14 +265,14 @@ class ShardSequence(Sequence[Shard]):
     __slots__ = ()
 
     @property
-    def held(self) -> Iterable[Shard]:
+    def seen(self) -> Iterable[Shard]:
         """The shards of which more may be known than where they belong."""
         return self
 
     @property
     def perhaps_encoded(self) -> Iterable[Shard]:
         """The shards among which the encoded ones are."""
-        return self.held
+        return self.seen
 
     @property
     def boxes(self) -> set[Box]:
@@ -314,7 +314,7 @@ class ShardList(ShardSequence):
         self.listed, self.start, self.stop, self.own = listed, start, stop, own
 
     @property
-    def held(self) -> tuple[Shard, ...]:
+    def seen(self) -> tuple[Shard, ...]:
         """Those that stand in the place of listed ones."""
         return self.own
 

@@ -128,16 +128,16 @@ class Tensor:
     @property
     def found(self) -> tuple[Shard, ...]:
         """The pieces whose bytes are in files that were read."""
-        return tuple([shard for shard in self._held if shard.was_read])
+        return tuple([shard for shard in self._seen if shard.was_read])
 
     @property
     def first_source(self) -> Source | None:
         """Where the first of those pieces, or of what is stored in its place, begins; None where none was read."""
-        return next((source for shard in self._held for source in shard.sources), None)
+        return next((source for shard in self._seen for source in shard.sources), None)
 
     @property
-    def _held(self) -> Iterable[Shard]:
-        return self.shards.held if isinstance(self.shards, ShardSequence) else self.shards
+    def _seen(self) -> Iterable[Shard]:
+        return self.shards.seen if isinstance(self.shards, ShardSequence) else self.shards
 
     @property
     def lies_in_a_row(self) -> bool:

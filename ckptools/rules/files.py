@@ -32,7 +32,7 @@ class FileClaims(NamedTuple):
         path: the file.
         rank: the rank whose file it counts as.
         named: its place by its name.
-        held: its place by its content, as far as that states it; the axes that it does not state are as in the name.
+        inside: its place by its content, as far as that states it; the axes that it does not state are as in the name.
         by: what in its content says so.
         verb: what it does with the place by its content.
         name: what the file is called in messages, if not by its own name.
@@ -42,7 +42,7 @@ class FileClaims(NamedTuple):
     path: Path
     rank: int | None
     named: Place
-    held: Place = NOWHERE
+    inside: Place = NOWHERE
     by: str = ""
     verb: str = "holds"
     name: str = ""
@@ -59,7 +59,7 @@ class FileClaims(NamedTuple):
     @property
     def stated(self) -> Key:
         """Its place by its content, and by its name as far as that says nothing."""
-        return frozenset({**self.named, **self.held}.items())
+        return frozenset({**self.named, **self.inside}.items())
 
     @property
     def astray(self) -> bool:
@@ -120,7 +120,7 @@ def twice(rows: Iterable[FileClaims]) -> Iterator[Problem]:
         if len(alike) > 1:
             astray = [row for row in alike if row.astray]
             rank = astray[0].named["rank"] if len(astray) == 1 and "rank" in astray[0].named else alike[0].rank
-            names, place = tuple(map(str, alike)), {**alike[0].named, **alike[0].held}
+            names, place = tuple(map(str, alike)), {**alike[0].named, **alike[0].inside}
             text = f"{len(alike)} files say they are {_words(place)}: {few(names)}"
             yield Problem(Code.STRAY_FILE, text, None if rank is None else int(rank), files=names)
 
@@ -140,21 +140,21 @@ def misplaced(rows: Iterable[FileClaims], *, by_content: bool = False, sure: boo
     for row in (row for row in rows if row.astray):
         other = here.get(row.stated)
         swapped = other is not None and other.stated == row.own
-        copied = other is not None and not other.astray and (by_content or bool(other.held))
+        copied = other is not None and not other.astray and (by_content or bool(other.inside))
         if by_content:
             exchanged = other is not None and row.own in claimed
             kind = Code.NAMED_AS_ANOTHER_RANK if exchanged or (sure and not copied) else Code.NAME_CONTRADICTS
         else:
             kind = Code.STRAY_FILE if sure or other is not None else Code.NAME_CONTRADICTS
-        odd = [axis for axis, at in row.held.items() if row.named[axis] != at]
-        held, named = ({axis: place[axis] for axis in odd} for place in (row.held, row.named))
-        text = f"{row} {row.verb} {_words(held)}" + (f" ({row.by})" if row.by else "")
+        odd = [axis for axis, at in row.inside.items() if row.named[axis] != at]
+        inside, named = ({axis: place[axis] for axis in odd} for place in (row.inside, row.named))
+        text = f"{row} {row.verb} {_words(inside)}" + (f" ({row.by})" if row.by else "")
         if by_content and sure:
             text += "; the content is believed"
         elif other is not None:
             fate = "swapped with it" if swapped else "a copy of it" if copied else "swapped with it, or a copy of it"
-            text += f", {'which' if _words(held) == str(other) else f'and {other}'} is here too: {fate}"
-        found, expected = _fact(held), _fact(named)
+            text += f", {'which' if _words(inside) == str(other) else f'and {other}'} is here too: {fate}"
+        found, expected = _fact(inside), _fact(named)
         yield Problem(kind, text, row.rank, row.tensor, files=(str(row),), found=found, expected=expected)
 
 

@@ -263,7 +263,7 @@ def _by_file(
         if extents.one_layout is not None:
             alike[id(extents.files)].append(extents)
             continue
-        for source in (source for shard in extents.held for source in shard.sources):
+        for source in (source for shard in extents.seen for source in shard.sources):
             start = source.record_span[0]
             yield source.path, [start], [ExtentLayout.of(source, start)], [source.crc]
     for group in alike.values():

@@ -13,7 +13,7 @@ from ckptools.pickles import reader
 
 
 def held(path: Path) -> Any:
-    return archive_claims(reader.read(path)).held.get("file")
+    return archive_claims(reader.read(path)).inside.get("file")
 
 
 def save(folder: Path, name: str) -> Path:

@@ -66,7 +66,7 @@ def test_questions_about_columns_have_the_answers_of_the_shards(rows):
         assert extents.ranks == {s.rank for s in single} and extents.is_here == all(s.is_here for s in single)
         read = [s for s in single if s.was_read]
         boxes = [s.box for s in read]
-        assert [s for s in extents.held if s.was_read] == read and extents.all_read == (len(read) == len(single))
+        assert [s for s in extents.seen if s.was_read] == read and extents.all_read == (len(read) == len(single))
         assert (extents.boxes_read, extents.has_copies) == (set(boxes), len(set(boxes)) < len(boxes))
         assert tuple(extents.read) == tuple(read)
         assert read_paths([extents]) == {s.source.path for s in read}

@@ -83,7 +83,7 @@ def test_a_file_of_a_place_that_has_no_other_is_told_alone(by_content, code):
 
 def test_what_the_content_does_not_state_is_as_in_the_name():
     rows = [FileClaims(Path(f"{s}{t}"), None, {"stage": s, "slice": t}) for s in (0, 1) for t in (0, 1)]
-    rows[3] = rows[3]._replace(held={"slice": 0}, by="args.rank 2")
+    rows[3] = rows[3]._replace(inside={"slice": 0}, by="args.rank 2")
     assert [p.message for p in misplaced(rows)] == [
         "11 holds slice 0 (args.rank 2), and 10 is here too: swapped with it, or a copy of it"
     ]

@@ -445,8 +445,8 @@ def claims_of(files: Iterable[tuple[StateName, Mapping[Any, Any]]]) -> Iterator[
             found.append((name, prefix, int(first["number"])))
     for name, prefix, number in found:
         named = {"layer": name.layer or 0, "expert": name.expert or 0, "model-parallel rank": name.mp or 0}
-        held = {"layer": layers[prefix].most_common(1)[0][0], "expert": number}
-        yield FileClaims(name.path, None, named, held)
+        inside = {"layer": layers[prefix].most_common(1)[0][0], "expert": number}
+        yield FileClaims(name.path, None, named, inside)
 
 
 def missing_files(names: Iterable[StateName], experts: ExpertLayout) -> Iterator[str]:

@@ -114,8 +114,8 @@ def archive_claims(saved: Saved, rank: int | None = None, tensor: str | None = N
     of_a_kind = dot and not saved.claims and NUMBER.sub("#", stem) == NUMBER.sub("#", saved.root)
     other = name if _numbers(stem) == _numbers(saved.root) else saved.root + dot + suffix
     named = {"folder": str(saved.path.parent), "file": name}
-    held = {"file": other} if of_a_kind else {}
-    return FileClaims(saved.path, rank, named, held, verb="was saved as", tensor=tensor)
+    inside = {"file": other} if of_a_kind else {}
+    return FileClaims(saved.path, rank, named, inside, verb="was saved as", tensor=tensor)
 
 
 def _numbers(name: str) -> list[str]:
@@ -447,7 +447,7 @@ class CheckpointBuilder(FileSet):
         read = list(saved)
         placed_anew = (p for p in self.problems if p.kind is Code.STRAY_FILE and p.found not in (None, ANOTHER["rank"]))
         told = {name for problem in placed_anew for name in problem.files}
-        claims = (row._replace(held={}) if str(row) in told else row for row in map(archive_claims, read))
+        claims = (row._replace(inside={}) if str(row) in told else row for row in map(archive_claims, read))
         self.problems += misplaced(claims, by_content=not placed, sure=False)
         for one in read:
             self.add_read(1, one.bytes_read, one.names)
