@@ -157,7 +157,7 @@ MAX_TEXT = 200
 """At most this many characters are a short text."""
 
 MAX_MEMBERS = 16
-"""Values of a set that are spelled out."""
+"""Most values of a set of which the first are spelled out."""
 
 TYPES = (
     (Tensor, "tensor"), (bool, "bool"), (int, "int"), (float, "float"), (str, "str"), ((bytes, bytearray), "bytes"),
@@ -296,8 +296,8 @@ def described(value: Any) -> str:
     value = scalar(value)
     crc = fingerprint(value)
     behind = "" if crc is None else f", crc {crc:08x}"
-    if isinstance(value, (set, frozenset)) and len(value) <= MAX_MEMBERS:
-        return value_text(sorted(value, key=repr), MAX_TEXT).replace("[", "{", 1)[:-1] + "}"
+    if isinstance(value, (set, frozenset)) and 0 < len(value) <= MAX_MEMBERS:
+        return value_text(value, MAX_TEXT)
     if isinstance(value, (list, tuple, set, frozenset)):
         return plural(len(value), "value" if crc is None else "integer") + behind
     if isinstance(value, NumpyArray):

@@ -366,7 +366,7 @@ def described(value: Any) -> str | None:
     return None
 
 
-PATHS = tuple(f"pathlib.{kind}" for kind in ("Path", "PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"))
+PATHS = ("pathlib.PosixPath", "pathlib.PurePosixPath")
 
 MAX_PATH = 160
 """Characters of a path, or of another only argument."""
@@ -404,6 +404,7 @@ def _shown(value: Any, width: int, depth: int) -> str:
         return "{" + _joined([f"{key_name(k)}: {value_text(v, width, depth - 1)}" for k, v in some], len(value)) + "}"
     if isinstance(value, (list, tuple, set, frozenset)):
         first, last = "()" if isinstance(value, tuple) else "[]" if isinstance(value, list) else "{}"
+        value = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
         if not depth:
             return first + plural(len(value), "value") + last
         return first + _joined([value_text(v, width, depth - 1) for v in islice(value, MAX_ITEMS)], len(value)) + last
