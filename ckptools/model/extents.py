@@ -129,7 +129,7 @@ class Extents(RowMethods[Shard], ShardSequence):
         lengths: of the items in bytes; 0 where there are none.
         layouts: where the values lie in those that were read; None for others. Empty while none was.
         crcs: the CRC-32 of the records of those; 0 where none is stated.
-        located: shards that do not fit into the columns: encoded ones, and those that were looked at one by one.
+        located: shards that do not fit into the columns: encoded or compressed ones, and those of another dtype.
     """
 
     dtype: str
@@ -227,11 +227,6 @@ class Extents(RowMethods[Shard], ShardSequence):
 
     # what was read
 
-    def expect_layouts(self) -> None:
-        """Make room for where the values of shards lie in their items, and for the CRC-32 of their records."""
-        if not self.layouts:
-            self.layouts, self.crcs = [None] * len(self), array("I", [0]) * len(self)
-
     def _layouts_counted(self) -> tuple[int, bool]:
         """How many rows have a layout, and whether all have the same; worked out once for a list of layouts."""
         known = self._counted
@@ -249,7 +244,7 @@ class Extents(RowMethods[Shard], ShardSequence):
 
     @property
     def seen(self) -> Iterator[Shard]:
-        """The shards that were read."""
+        """The shards that were read, and others that are in no columns."""
         if not self.layouts:
             return map(self._shard, sorted(self.located))
         return (self._shard(i) for i, layout in enumerate(self.layouts) if layout is not None or i in self.located)

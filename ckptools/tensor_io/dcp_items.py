@@ -191,21 +191,21 @@ class ItemLocator:
         found: list[tuple[ExtentLayout, int] | None] = [None] * len(kinds)
         templates = map(self._templates.get, kinds)
         known = [(row, start, of) for row, (start, of) in enumerate(zip(starts, templates, strict=True)) if of]
-        places, lengths, alone = list[int](), list[int](), list[tuple[int, int]]()
+        places, lengths, follows = list[int](), list[int](), list[bool]()
         end = -1
         for _, start, of in known:
+            follows.append(start == end)
             if start == end:
                 lengths[-1] += len(of.head)
-            else:
-                alone.append((start, len(of.head)))
             end = start + of.directory_at + of.nbytes
             places.append(start + of.directory_at)
             lengths.append(of.nbytes)
         behind = file.read_rows(places, lengths)
+        alone = [(start, len(of.head)) for (_, start, of), after in zip(known, follows, strict=True) if not after]
         fronts = iter(file.read_rows([start for start, _ in alone], [nbytes for _, nbytes in alone]))
         head = b""
-        for (row, _, of), data in zip(known, behind, strict=True):
-            front, head = head or next(fronts), data[of.nbytes :]
+        for (row, _, of), data, after in zip(known, behind, follows, strict=True):
+            front, head = head if after else next(fronts), data[of.nbytes :]
             if front == of.head and len(data) >= of.nbytes and of.fixed.unpack_from(data) == of.directory:
                 found[row] = of.layout, *CRC.unpack_from(data, of.crc_at)
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def both(rows: list[tuple[int, int, ExtentFile, int, str]]) -> tuple[Extents, tu
         listed.starts.append(start)
         listed.lengths.append(4 * size)
     if any(one.source is not None and row[-1] != "read" for one, row in zip(single, rows, strict=True)):
-        listed.expect_layouts()
+        listed.layouts, listed.crcs = [None] * len(single), array("I", bytes(4 * len(single)))
     for n, (_, _, _, start, how) in enumerate(rows):
         source = single[n].source
         if source is not None and how == "read":
