@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import islice, pairwise
@@ -78,11 +78,12 @@ def siblings_by_content(path: Path, saved: Saved, follow_symlinks: bool = False)
             found[counts_steps] = max(found[counts_steps], group, key=len)
     group = found[False] or found[True]
     if len(group) < world:
+        known = {one.path: one.rank for one in group}  # by names that some contents prove: these are not read again
         for root, name, _ in places:
-            every = _every_rank(path, root, name, world, follow_symlinks, rank_in)
+            every = _every_rank(path, root, name, world, follow_symlinks, known, rank_in)
             if len(every) == world:
                 return every
-            if {rank_in(one.path) for one in every}.difference(rank_in(one.path) for one in group):
+            if {one.rank for one in every} - {*known.values()}:
                 group = []  # of ranks that it lacks; in which files they are is not proven
     return _with_items(group, saved.tree, world, follow_symlinks)
 
@@ -98,7 +99,13 @@ def _is_link(path: Path, root: Path) -> bool:
 
 
 def _every_rank(
-    path: Path, root: Path, name: str, world: int, follow_symlinks: bool, rank_in: Callable[[Path], int | None]
+    path: Path,
+    root: Path,
+    name: str,
+    world: int,
+    follow_symlinks: bool,
+    known: Mapping[Path, int],
+    rank_in: Callable[[Path], int | None],
 ) -> list[RankName]:
     """The files that differ in any numbers, in the order of the ranks in their contents, where there is one of each.
 
@@ -113,7 +120,9 @@ def _every_rank(
     found: dict[int, tuple[Path, list[int]]] = {}
     fitting = [(one, fits) for one in entries if (fits := expression.fullmatch(one.relative_to(root).as_posix()))]
     for one, fits in fitting if len(fitting) <= 2 * world else ():
-        rank = rank_in(one) if follow_symlinks or not _is_link(one, root) or one == path else None
+        if one != path and not follow_symlinks and _is_link(one, root):
+            continue
+        rank = known[one] if one in known else rank_in(one)
         if rank is not None and 0 <= rank < world:
             if rank in found:
                 return []
