@@ -231,7 +231,8 @@ class _LlamaFolder:
             if self.saved and not self.options.all_ranks:
                 return
             saved = self.contents.read(file, must=rank == asked or len(self.files) == 1)
-            self.saved |= {} if saved is None else {rank: saved}
+            if saved is not None:
+                self.saved[rank] = saved
         if not self.saved:
             raise ReadError(self.path, "none of its consolidated.NN.pth files can be read")
 

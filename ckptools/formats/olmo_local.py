@@ -99,7 +99,8 @@ class _OlmoFolder:
         for key, name in self.files.items():
             if options.all_ranks or key[1] == asked:
                 saved = self.contents.read(name.path, must=key[1] == asked)
-                self.saved |= {} if saved is None else {key: saved}
+                if saved is not None:
+                    self.saved[key] = saved
 
     def _found(self) -> Iterator[tuple[tuple[str, int], RankName]]:
         for part in PARTS:

@@ -480,7 +480,7 @@ MAX_BYTES = 1 << 17
 """Bytes that are matched at once: about 1,000 records, at which Python ends its batches too."""
 
 MIN_KNOWN = 4
-"""RecordRows that are worth it to be known again by themselves, where others follow."""
+"""Rows that are worth it to be known again by themselves, where others follow."""
 
 MAX_VALUES_KNOWN = 100_000
 """Spellings of tuples and texts that are kept."""

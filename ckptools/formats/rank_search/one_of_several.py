@@ -345,8 +345,8 @@ def signs_of_more(ranked: Ranked, in_parts: bool, world_stated: bool) -> Iterato
         yield Problem(Code.MODEL_PART_MISSING, text, severity="warning")
     # Ranks with the same parameters, where other parameters are on fewer ranks: a file may be another's copy.
     same: dict[tuple[str, ...], list[int]] = {}
-    for rank, held in models.items() if in_parts else ():
-        same.setdefault(tuple(sorted(name for model in held for name in model)), []).append(rank)
+    for rank, of_rank in models.items() if in_parts else ():
+        same.setdefault(tuple(sorted(name for model in of_rank for name in model)), []).append(rank)
     if len(set(map(len, same.values()))) > 1:
         several_ranks = few([f"ranks {spans(ranks)}" for ranks in same.values() if len(ranks) > 1], MAX_NAMED)
         text = f"{several_ranks} hold the same parameters, and others are on fewer ranks; a file may be a copy"
