@@ -50,9 +50,13 @@ ONE_FILE = ("_version", "dtypes", "errors", "option", "text", "__init__", "__mai
 """Rooms of one file each, which may use those that stand before them in their layer."""
 
 
+HELD_BY_USERS = ("model.checkpoint", "model.tensor", "model.lazy_array", "diff.record", "ls.record")
+"""What users hold, and everything passes around: their methods import rooms above them when they are called."""
+
+
 def module_of(path: Path) -> str:
     """`formats.dcp.items`; of a package its own name, and `__init__` of ckptools itself."""
-    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    parts = path.relative_to(PACKAGE).with_suffix("").parts if path.is_relative_to(PACKAGE) else (path.stem,)
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
 
@@ -60,9 +64,13 @@ MODULES = {module_of(path): path for path in FILES}
 
 
 def imported(path: Path) -> set[str]:
-    """The modules of ckptools that a file names in any import, however deep inside of it."""
+    """The modules of ckptools that a file names in any import, however deep inside of it.
+
+    Of modules whose methods import rooms above them, those that it imports at its top.
+    """
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    for node in tree.body if module_of(path) in HELD_BY_USERS else ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: imports are written in full"
             named = [f"{node.module}.{alias.name}" for alias in node.names]

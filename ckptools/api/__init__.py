@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckptools.api.checkpoint import Checkpoint as Checkpoint
 from ckptools.api.functions import checkpoints_in as checkpoints_in
 from ckptools.api.functions import consolidate as consolidate
 from ckptools.api.functions import diff as diff
@@ -18,12 +17,13 @@ from ckptools.api.functions import open as open
 from ckptools.api.functions import report as report
 from ckptools.api.functions import stats as stats
 from ckptools.api.functions import verify as verify
-from ckptools.api.tensor import Tensor as Tensor
 from ckptools.api.watching import watch as watch
 from ckptools.errors import CkptoolsError as CkptoolsError
+from ckptools.model.checkpoint import Checkpoint as Checkpoint
 from ckptools.model.problems import Problem as Problem
 from ckptools.model.problems import show_with
 from ckptools.model.shards import Shard as Shard
+from ckptools.model.tensor import Tensor as Tensor
 from ckptools.model.tree import Opaque as Opaque
 from ckptools.torch_engine.offline import load_shard as load_shard
 from ckptools.torch_engine.offline import offline as offline

@@ -5,16 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import update_wrapper
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from ckptools.api.checkpoint import Checkpoint, side_of
-from ckptools.api.methods import in_python
-from ckptools.api.plots import Difference, RunFolder, with_plots
-from ckptools.api.tensor import with_lazy_tensors
 from ckptools.display.next_command import command_arguments, instead_of_writing, next_command, quoted
 from ckptools.doctor.answers import (
     LOADS,
@@ -27,12 +23,13 @@ from ckptools.doctor.answers import (
     values_finding,
     whole_finding,
 )
-from ckptools.errors import CkptoolsError, ReadError, SeveralError
+from ckptools.errors import CkptoolsError, ReadError, SeveralError, in_python
 from ckptools.files.opening import check_path, content_of, head_at, location, path_of, real_path, what_is
 from ckptools.formats.rank_search.rank_names import parse
 from ckptools.ls import rows
-from ckptools.ls.record import RunFolder as RecordRunFolder
+from ckptools.ls.record import RunFolder
 from ckptools.ls.rows import UNORDERED, is_wrong, step_or_name
+from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Rows
 from ckptools.model.verdict import Verdict
 from ckptools.tensor_io.fetch_ahead import Progress
@@ -41,9 +38,9 @@ from ckptools.training_state.steps import step_in
 from ckptools.verify.record import Verification
 
 if TYPE_CHECKING:
+    from ckptools.diff.record import Difference
     from ckptools.formats.options import Reader, Weights
     from ckptools.formats.shared.given_names_and_shapes import NamesFrom, ShapesFrom
-    from ckptools.model.checkpoint import Checkpoint as CheckpointData
 
 
 # -- opening a checkpoint, or listing those of a run -------------------------------------------------------------------
@@ -93,23 +90,11 @@ def open(
     """
     given = locals()  # the arguments, and nothing else yet
     from ckptools.formats.open import open_checkpoint
+    from ckptools.formats.shards_of_other_ranks import with_other_ranks
     from ckptools.training_state import modules
 
     given["read_file"] = read_file or modules.read_file
-    return with_methods(open_checkpoint(**given))
-
-
-def with_methods(data: CheckpointData) -> Checkpoint:
-    """The checkpoint that a reader made, with methods; the tensors in its tree are replaced by ones that load."""
-    from ckptools.formats.shards_of_other_ranks import Resolver
-
-    resolver = Resolver(data.path, data.options, data.files)
-    found = {f.name: getattr(data, f.name) for f in fields(data) if f.init}
-    found["tree"] = with_lazy_tensors(data.tree, None if data.all_ranks else resolver, data.files)
-    for name in ("per_rank", "unequal"):
-        by_path = getattr(data, name).items()
-        found[name] = {key: {r: with_lazy_tensors(v, None, data.files) for r, v in of.items()} for key, of in by_path}
-    return Checkpoint(**found, resolver=resolver)
+    return with_other_ranks(open_checkpoint(**given))
 
 
 @in_python
@@ -136,7 +121,7 @@ def checkpoints_in(
         ReadError: it cannot be listed.
         UsageError: it is no folder.
     """
-    return with_plots(rows.checkpoints_in(**locals()), RunFolder)
+    return rows.checkpoints_in(**locals())
 
 
 # -- the first questions in one go: whole? newest whole? do the facts agree? does it load? are its counters in step?
@@ -186,7 +171,7 @@ class _Examination:
     commands: list[str] = field(default_factory=list)
     checkpoint: Checkpoint | None = None
     error: CkptoolsError | None = None
-    run: RecordRunFolder | None = None
+    run: RunFolder | None = None
     verdict: Verdict | None = None
 
     @property
@@ -244,7 +229,7 @@ class _Examination:
             if row.format and beside and other is not None and other.group == name.group:
                 self.checkpoint = open(row.path, all_ranks=True, **_of_run(self.how))
 
-    def _run_folder(self) -> RecordRunFolder | None:
+    def _run_folder(self) -> RunFolder | None:
         """The other checkpoints of its run; None where there are none."""
         folder = None if self.run is not None else self._folder_around()
         if folder is None:
@@ -497,11 +482,11 @@ def diff(
         ReadError: one of them cannot be opened.
         UsageError: neither has such a section or key, or a tolerance is negative.
     """
-    from ckptools.diff.compare import Wanted, compare
+    from ckptools.diff.compare import Wanted, compare, side_of
     from ckptools.keys.entries import Selection
 
     wanted = Wanted(values, rtol, atol, every_byte, Selection.given(filter, exclude, section), jobs)
-    return with_plots(compare(side_of(a), side_of(b), wanted, progress), Difference)
+    return compare(side_of(a), side_of(b), wanted, progress)
 
 
 @in_python

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
-from ckptools.api.methods import ValueMethods
-from ckptools.diff import record as difference_data
+from ckptools.diff.record import Difference
 from ckptools.errors import UsageError
-from ckptools.ls import record as run_folder_data
-from ckptools.model import checkpoint as checkpoint_data
+from ckptools.ls.record import RunFolder
+from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Problem
 from ckptools.model.tensor import Tensor
 from ckptools.text import clip_middle, few, plural
@@ -19,8 +17,6 @@ if TYPE_CHECKING:
     from ckptools.display.drawing import Picture
     from ckptools.keys.entries import Entry
     from ckptools.tensor_io.fetch_ahead import Progress
-
-Plotted = TypeVar("Plotted")
 
 Figure = Literal["rms", "update", "ratio"]
 FIGURES: Mapping[Figure, str] = {
@@ -33,9 +29,8 @@ FIGURES: Mapping[Figure, str] = {
 class CheckpointPlots:
     """The pictures of a checkpoint. Each shows itself in a notebook, has `.text`, and `.save("x.svg")`."""
 
-    def __init__(self, data: checkpoint_data.Checkpoint, methods: ValueMethods) -> None:
-        self._data = data
-        self._checkpoint = methods
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
 
     def ranks(self, problems: Iterable[Problem] | None = None) -> Picture:
         """A cell for each rank: whole, missing, cut, odd one out, of another step. Nothing more is read for it.
@@ -46,7 +41,7 @@ class CheckpointPlots:
         """
         from ckptools.inspect.html import rank_map
 
-        return rank_map(self._data, problems)
+        return rank_map(self._checkpoint, problems)
 
     def layout(self, key: str) -> Picture:
         """Which rank holds which part of a tensor, to scale: copies of it, and holes hatched.
@@ -64,7 +59,7 @@ class CheckpointPlots:
         """The bytes of each section by dtype, as those of the global tensors."""
         from ckptools.inspect.html import bytes_by_section
 
-        return bytes_by_section(self._read if self._data.in_parts else self._data)
+        return bytes_by_section(self._read if self._checkpoint.in_parts else self._checkpoint)
 
     def heat(
         self,
@@ -94,7 +89,7 @@ class CheckpointPlots:
             cells = rms_cells(self._checkpoint.stats(**asked))
         else:
             cells = moment_cells(self._checkpoint.moments(**asked), figure)
-        return heat_map(f"{FIGURES[figure]} of {self._data.name}", cells, absolute)
+        return heat_map(f"{FIGURES[figure]} of {self._checkpoint.name}", cells, absolute)
 
     def histogram(self, key: str) -> Picture:
         """Draw how the values of a tensor are spread between the smallest and the largest. Reads them twice.
@@ -127,10 +122,10 @@ class CheckpointPlots:
         from ckptools.stats.picture import norm_bars
 
         found = self._checkpoint.stats(filter=filter, exclude=exclude, section=section, jobs=jobs, progress=progress)
-        return norm_bars(f"l2 norms of tensors of {self._data.name}", found)
+        return norm_bars(f"l2 norms of tensors of {self._checkpoint.name}", found)
 
     @property
-    def _read(self) -> checkpoint_data.Checkpoint:
+    def _read(self) -> Checkpoint:
         return self._checkpoint._with_all_ranks()
 
     def _tensor(self, key: str) -> Entry:
@@ -155,7 +150,7 @@ class CheckpointPlots:
 class DifferencePlots:
     """The pictures of what differs between two checkpoints."""
 
-    def __init__(self, difference: difference_data.Difference) -> None:
+    def __init__(self, difference: Difference) -> None:
         self._difference = difference
 
     def heat(self) -> Picture:
@@ -179,7 +174,7 @@ class DifferencePlots:
 class RunPlots:
     """The pictures of a run."""
 
-    def __init__(self, run: run_folder_data.RunFolder) -> None:
+    def __init__(self, run: RunFolder) -> None:
         self._run = run
 
     def steps(self) -> Picture:
@@ -190,26 +185,3 @@ class RunPlots:
 
     def __repr__(self) -> str:
         return "<plots: steps()>"
-
-
-class Difference(difference_data.Difference):
-    """The result of `diff`; `.plot.heat()` draws it."""
-
-    @property
-    def plot(self) -> DifferencePlots:
-        """Its pictures."""
-        return DifferencePlots(self)
-
-
-class RunFolder(run_folder_data.RunFolder):
-    """The checkpoints of a run; `.plot.steps()` draws them."""
-
-    @property
-    def plot(self) -> RunPlots:
-        """Its pictures."""
-        return RunPlots(self)
-
-
-def with_plots(record: Any, kind: type[Plotted]) -> Plotted:
-    """A record as one of the class that has its pictures."""
-    return kind(**{field.name: getattr(record, field.name) for field in fields(record) if field.init})

@@ -11,7 +11,8 @@ from ckptools.consolidate.writers.layout import OutputContents, WriteOptions
 from ckptools.dtypes import ITEMSIZE, SHORT, is_floating
 from ckptools.errors import RefusedError, UsageError
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.tree import KeyPath, describe_for_error, empty_like, leaf_at, with_leaves
+from ckptools.model.key_path import KeyPath
+from ckptools.model.tree import describe_for_error, empty_like, leaf_at, with_leaves
 from ckptools.option import option
 from ckptools.text import clip, few, parse_bytes
 from ckptools.training_state.optimizers import UNNAMED, Naming, optimizers_of, without_ddp

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 
 from ckptools._version import __version__
 from ckptools.consolidate.writers.layout import OutputContents
-from ckptools.model.checkpoint import OTHER, Checkpoint, Filled, LeftOut, Origin, Provenance
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.key_path import KeyPath, fqn_of
 from ckptools.model.problems import Code
-from ckptools.model.tree import KeyPath, fqn_of, tensors_in
+from ckptools.model.provenance import OTHER, Filled, LeftOut, Origin, Provenance
+from ckptools.model.tree import tensors_in
 from ckptools.text import few, plural
 
 CODES = frozenset(code.code for code in Code)

@@ -45,8 +45,10 @@ from ckptools.dtypes import NO_NUMBERS, short
 from ckptools.errors import RefusedError, UsageError
 from ckptools.files.opening import OpenFiles, is_remote
 from ckptools.formats.open import with_all_ranks
-from ckptools.model.checkpoint import FILE_NAME, Checkpoint
-from ckptools.model.tree import fqn_of, tensors_in
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.key_path import fqn_of
+from ckptools.model.provenance import FILE_NAME
+from ckptools.model.tree import tensors_in
 from ckptools.rules.verdict import verdict_of
 from ckptools.tensor_io.fetch_ahead import Progress, no_progress
 from ckptools.text import plural

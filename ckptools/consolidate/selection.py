@@ -17,23 +17,22 @@ from ckptools.errors import NotWholeError, RefusedError, UsageError
 from ckptools.files.opening import OpenFiles
 from ckptools.formats.rank_search.one_of_several import SLICES
 from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.cover import cover, cover_problem
 from ckptools.model.extents import ExtentFile, Extents
+from ckptools.model.key_path import KeyPath, fqn_of, is_within
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
 from ckptools.model.shards import Shard
-from ckptools.model.tensor import Tensor, cover, cover_problem
+from ckptools.model.tensor import Tensor
 from ckptools.model.tree import (
     OMEGACONF,
     Global,
-    KeyPath,
     Lost,
     NumpyArray,
     NumpyScalar,
     Opaque,
     describe_for_error,
     empty_like,
-    fqn_of,
-    is_within,
     plain,
     walk,
 )

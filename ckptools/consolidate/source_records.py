@@ -24,12 +24,15 @@ from ckptools.errors import CkptoolsError, DamagedError, RefusedError, UsageErro
 from ckptools.files.opening import OpenFiles, location, real_path
 from ckptools.formats.open import open_again
 from ckptools.formats.options import Options
-from ckptools.model.checkpoint import Checkpoint, Origin
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.cover import cover, cover_problem
+from ckptools.model.key_path import KeyPath, fqn_of
 from ckptools.model.problems import Code, Problem, grouped
+from ckptools.model.provenance import Origin
 from ckptools.model.regions import Box
 from ckptools.model.shards import Shard
-from ckptools.model.tensor import Tensor, cover, cover_problem
-from ckptools.model.tree import KeyPath, describe_for_error, fqn_of, walk
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import describe_for_error, walk
 from ckptools.tensor_io.checksums import (
     Record,
     count_without,

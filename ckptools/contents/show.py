@@ -29,11 +29,13 @@ from ckptools.keys.entries import (
 from ckptools.keys.sharding import placement
 from ckptools.keys.value_digests import content_of, stream_rows
 from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.cover import Cover, TangledLayoutError, cover
+from ckptools.model.key_path import KeyPath, is_within
 from ckptools.model.problems import Rows, grouped
 from ckptools.model.regions import Box, Ints
 from ckptools.model.shards import Shard, Source, in_rank_order
-from ckptools.model.tensor import Cover, TangledLayoutError, Tensor, cover
-from ckptools.model.tree import Absent, KeyPath, is_within
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import Absent
 from ckptools.tensor_io.dcp_items import ItemLocator, with_items_read, with_source
 from ckptools.tensor_io.slicing import slicing_of
 from ckptools.text import few, first_few, named_ranks, no_such_key, plural, printable, shape, size

@@ -28,19 +28,18 @@ from ckptools.keys.entries import (
 )
 from ckptools.keys.sharding import placement
 from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.key_path import KeyPath, fqn_of
 from ckptools.model.problems import Rows, grouped
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import (
     NUMPY_CODES,
     Device,
     Global,
-    KeyPath,
     NumpyArray,
     NumpyDtype,
     NumpyScalar,
     Opaque,
     TorchName,
-    fqn_of,
     scalar,
 )
 from ckptools.rules.verdict import verdict_of

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ckptools.diff import sides
-from ckptools.diff.digest_file import read_digest_file
+from ckptools.diff.digest_file import is_digest_file, read_digest_file
 from ckptools.diff.plain_values import container_notes, container_rows, group_rows, value_rows
 from ckptools.diff.record import DIFFERENT, UNPROVEN, Difference, TensorDifference, Tolerance, ValueDifference
 from ckptools.diff.sides import UNSURE, Contents, SideTensor, SideValue, contents_of
@@ -17,7 +17,8 @@ from ckptools.diff.tensor_values import Reading, compare_tensors, difference_of_
 from ckptools.diff.tensor_values import value_rows as tensor_value_rows
 from ckptools.diff.text import subject_rows
 from ckptools.errors import UsageError
-from ckptools.files.opening import OpenFiles
+from ckptools.files.opening import OpenFiles, check_path, path_of
+from ckptools.formats.open import open_checkpoint
 from ckptools.keys.entries import ALL, EVERYTHING, KINDS, Selection
 from ckptools.keys.value_digests import text_of
 from ckptools.model.checkpoint import Checkpoint
@@ -25,6 +26,7 @@ from ckptools.model.problems import Rows
 from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.fetch_ahead import Progress, no_progress, thread_count
 from ckptools.text import shape
+from ckptools.training_state import modules
 
 Row = TypeVar("Row", TensorDifference, ValueDifference)
 
@@ -78,6 +80,16 @@ def compare(a: Checkpoint | Path, b: Checkpoint | Path, wanted: Wanted, progress
         found = _Comparison(left, right, wanted, reading).found()
     notes = (*found.notes, f"A was made of B; compared key by key: {why_not}") if why_not else found.notes
     return replace(found, notes=notes, seconds=opening + time.perf_counter() - started)
+
+
+def side_of(side: Checkpoint | str | Path) -> Checkpoint | Path:
+    """A side of a comparison: a checkpoint with every rank's structure read, or the path of a file of digests."""
+    if isinstance(side, Checkpoint):
+        return side._with_all_ranks()
+    check_path(side)
+    if side != "" and is_digest_file(path_of(side)):
+        return path_of(side)
+    return open_checkpoint(side, all_ranks=True, read_file=modules.read_file)
 
 
 class _Comparison:

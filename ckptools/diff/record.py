@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from ckptools.keys.paired import Proof
 from ckptools.model.problems import Rows, as_text, displayed
 from ckptools.model.regions import Ints
 from ckptools.text import clip_middle, few
+
+if TYPE_CHECKING:
+    from ckptools.api.plots import DifferencePlots
 
 Verdict = Literal[
     "same", "same checksum", "within tolerance", "not compared", "differs", "only in A", "only in B",
@@ -186,6 +189,13 @@ class Difference:
     bytes_not_read: int = 0
     seconds: float = 0.0
     proof: Proof | None = None
+
+    @property
+    def plot(self) -> DifferencePlots:
+        """Its picture: `difference.plot.heat()`."""
+        from ckptools.api.plots import DifferencePlots
+
+        return DifferencePlots(self)
 
     def __str__(self) -> str:
         """The text that the command prints."""

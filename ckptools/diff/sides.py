@@ -41,10 +41,12 @@ from ckptools.keys.value_digests import (
     traits_of,
 )
 from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.cover import cover_problem
+from ckptools.model.key_path import KeyPath, fqn_of
 from ckptools.model.problems import grouped
 from ckptools.model.rank_vote import vote
-from ckptools.model.tensor import Tensor, cover_problem
-from ckptools.model.tree import Absent, KeyPath, fqn_of, leaf_at
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import Absent, leaf_at
 from ckptools.tensor_io.fetch_ahead import fetched, parts_of_all
 from ckptools.text import few, plural
 from ckptools.training_state.optimizers import ddp_prefix, optimizers_of, without_wrappers

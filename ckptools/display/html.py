@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ckptools.display.drawing import Picture, mark_of
 from ckptools.display.tables import Column, cell_text, columns_of, fields_of, key_name, value_text
 from ckptools.dtypes import short
-from ckptools.model.checkpoint import RankFile
+from ckptools.model.facts import RankFile
 from ckptools.model.problems import Problem, Rows, record_fields
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Opaque

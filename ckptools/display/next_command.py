@@ -10,9 +10,10 @@ from ckptools.dtypes import can_be_nan
 from ckptools.files.opening import tells_others
 from ckptools.formats.shared.checkpoint_builder import SalvagingReader
 from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.cover import can_be_read
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
-from ckptools.model.tensor import Tensor, can_be_read
+from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
 from ckptools.rules.verdict import is_alone, verdict_of
 from ckptools.text import printable

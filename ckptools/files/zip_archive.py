@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ckptools.errors import SAVE_FAILED, ReadError
 from ckptools.files.opening import File, Window, head_of, what_is
-from ckptools.model.checkpoint import FILE_NAME
+from ckptools.model.provenance import FILE_NAME
 from ckptools.model.tree import describe_for_error
 from ckptools.text import plural
 

@@ -42,7 +42,8 @@ from ckptools.formats.dcp.files import looks_like_dcp
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search.rank_names import parse
 from ckptools.formats.recipe import RANK, Part, PartsBuilder
-from ckptools.model.checkpoint import Checkpoint, Fact
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.facts import Fact
 from ckptools.model.problems import Code, Problem, Severity
 from ckptools.rules.files import missing
 from ckptools.text import few

@@ -31,11 +31,13 @@ from ckptools.formats.options import Options
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
 from ckptools.formats.shared.given_names_and_shapes import shapes_from_checkpoint
 from ckptools.formats.shared.model_config import config_beside
-from ckptools.model.checkpoint import Checkpoint, Fact, ModelConfig
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.cover import cover_problem
+from ckptools.model.facts import Fact, ModelConfig
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints
 from ckptools.model.shards import Shard
-from ckptools.model.tensor import Tensor, cover_problem
+from ckptools.model.tensor import Tensor
 from ckptools.model.tree import describe_for_error
 from ckptools.rules.files import FileClaims, misplaced, missing
 from ckptools.rules.stated_model import stated_shapes

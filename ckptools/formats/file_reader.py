@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptools.formats.options import OnFile, Reader
-from ckptools.model.checkpoint import Said
+from ckptools.model.provenance import Said
 from ckptools.pickles.archive import FetchAhead
 from ckptools.pickles.machine_state import RepeatedRecords
 from ckptools.pickles.reader import AlikeFiles, Saved, first_of_many

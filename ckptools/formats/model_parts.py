@@ -30,7 +30,8 @@ from ckptools.formats.shared.tensor_parallel import (
     read_rules,
     unjoined_tensor,
 )
-from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.facts import Fact, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.pickles import reader

@@ -37,7 +37,8 @@ from ckptools.formats.rank_search import rank_checks
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
 from ckptools.formats.shared.merge import Merge
 from ckptools.formats.shared.tensor_parallel import BoxPair
-from ckptools.model.checkpoint import Checkpoint, Fact
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.facts import Fact
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints
 from ckptools.model.shards import Shard, Source, in_rank_order

@@ -33,8 +33,9 @@ from ckptools.formats.flat_parameters import parameters
 from ckptools.formats.options import Options
 from ckptools.formats.recipe import RANK, Part, PartsBuilder
 from ckptools.formats.shared.given_names_and_shapes import Shapes
-from ckptools.model.checkpoint import Checkpoint, Fact
-from ckptools.model.problems import Code, Problem
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.facts import Fact
+from ckptools.model.problems import Code, Problem, Rows
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
 from ckptools.rules.files import missing
@@ -185,7 +186,7 @@ class _AutomodelFolder:
             made = dcp_safetensors.read(folder, replace(self.options, shapes=given))
         if world.sources != FOUND and world.value == made.world_size.value and not lost:
             # Files of each rank's own count the ranks, so that the last one is here.
-            made = replace(made, problems=tuple(p for p in made.problems if p.kind is not Code.SIZE_UNSTATED))
+            made = replace(made, problems=Rows(p for p in made.problems if p.kind is not Code.SIZE_UNSTATED))
         parts.add_checkpoint(made, MODEL)
         self.problems += self._names_lacking(folder, here, set(shapes), lost)
 

@@ -34,7 +34,8 @@ from ckptools.formats.rank_search import rank_checks
 from ckptools.formats.rank_search.rank_names import RankName, check_links, names_in, parse, siblings
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, SavedFiles
 from ckptools.formats.shared.merge import Merge
-from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.facts import Fact, RankFile
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Opaque, describe_for_error, tensors_in

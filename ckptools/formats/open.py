@@ -19,7 +19,8 @@ from ckptools.formats.shared.checkpoint_builder import SalvagingReader
 from ckptools.formats.shared.model_config import with_config
 from ckptools.formats.shared.provenance import with_provenance
 from ckptools.formats.shared.several_checkpoints import check_not_astray, tracker_in
-from ckptools.model.checkpoint import Checkpoint, GivenNames
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.facts import GivenNames
 from ckptools.pickles.machine import gc_paused
 from ckptools.rules import with_problems
 from ckptools.training_state import modules

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ckptools.files.opening import check_stays_inside
-from ckptools.model.checkpoint import GivenNames, Said
+from ckptools.model.facts import GivenNames
+from ckptools.model.provenance import Said
 from ckptools.pickles.reader import Saved
 from ckptools.training_state import modules
 

@@ -46,10 +46,12 @@ from ckptools.formats.shared.tensor_parallel import (
     read_rules,
 )
 from ckptools.formats.wrapped_shards import wrapped_ranks
-from ckptools.model.checkpoint import Checkpoint, Fact, GivenNames, RankFile
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.facts import Fact, GivenNames, RankFile
+from ckptools.model.key_path import KeyPath, fqn_of
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import KeyPath, fqn_of, tensors_in, with_leaves
+from ckptools.model.tree import tensors_in, with_leaves
 from ckptools.pickles.alike import Alike
 from ckptools.text import named_ranks
 from ckptools.training_state.optimizers import (

@@ -31,7 +31,7 @@ from typing import IO, Any
 from ckptools.errors import CkptoolsError
 from ckptools.files.opening import COMPRESSIONS, content_of, head_at, path_of
 from ckptools.files.remote.path import RemotePath
-from ckptools.model.checkpoint import Said
+from ckptools.model.provenance import Said
 from ckptools.model.regions import Box
 from ckptools.model.shards import Coding, Encoded, Item, ScaleCoding, Shard, ShardList, Source
 from ckptools.model.tensor import Tensor
@@ -155,7 +155,7 @@ NAMES: dict[tuple[str, str], Callable[..., Any]] = {(c.__module__, c.__qualname_
 _LEAST: dict[Any, int] = {str: MANY_CHARACTERS, tuple: MANY_SHARDS, bytes: MANY}
 """Length of a value that may be sent once."""
 
-_tensor = attrgetter(*(field.name for field in fields(Tensor) if field.init))
+_tensor = attrgetter(*(field.name for field in fields(Tensor) if field.init and field.name != "origin"))
 _shard_list = attrgetter("listed", "start", "stop", "own")
 
 

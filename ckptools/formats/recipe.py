@@ -23,7 +23,8 @@ from ckptools.formats.dcp.folder import PLANNED, Folder, Writers, read_folder, w
 from ckptools.formats.options import Options
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, file_now
 from ckptools.formats.shared.companions import Companion, CompanionFiles, unlike_states
-from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder, RankFile
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.facts import Fact, ModuleOrder, RankFile
 from ckptools.model.problems import Code, Problem, Severity
 from ckptools.model.tree import leaf_at
 from ckptools.rules.files import missing

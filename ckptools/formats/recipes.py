@@ -11,7 +11,7 @@ from ckptools.files.opening import head_at, is_plain_name, read_json
 from ckptools.formats.dcp.files import METADATA
 from ckptools.formats.recipe import Part, PartsBuilder, Recipe, stated
 from ckptools.formats.shared.checkpoint_builder import file_now
-from ckptools.model.checkpoint import Fact
+from ckptools.model.facts import Fact
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tree import leaf_at
 from ckptools.text import few, plural

@@ -6,20 +6,22 @@ names group-local ranks, flat parameters get their names from all ranks together
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeAlias
 
 from ckptools.formats.open import open_again
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search.rank_groups import rank_group
 from ckptools.formats.rank_search.rank_names import RankName
-from ckptools.model.checkpoint import Checkpoint, RankFile
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.facts import RankFile
+from ckptools.model.key_path import KeyPath
 from ckptools.model.regions import Box
-from ckptools.model.tensor import UNLISTED, Tensor
-from ckptools.model.tree import KeyPath, leaf_at
+from ckptools.model.tensor import UNLISTED, Tensor, TensorOrigin
+from ckptools.model.tree import Opaque, leaf_at
 from ckptools.pickles.reader import Saved
 
 JOINED = ("flat_pieces", "tensor_parallel")
@@ -27,8 +29,6 @@ JOINED = ("flat_pieces", "tensor_parallel")
 
 MAX_FILES = 8
 """Up to this many rank files are kept separately; above, all are read and merged into one."""
-
-AnyTensor = TypeVar("AnyTensor", bound=Tensor)
 
 
 class Resolver:
@@ -53,7 +53,7 @@ class Resolver:
             self._saved.clear()
         return self._whole
 
-    def with_sources(self, tensor: AnyTensor, key: KeyPath, box: Box) -> AnyTensor:
+    def with_sources(self, tensor: Tensor, key: KeyPath, box: Box) -> Tensor:
         """Add the sources of the shards that meet `box` to a tensor as one rank's file has it."""
         wanted = {s.rank for s in tensor.shards if not s.was_read and (not box.sizes or s.box.intersect(box))}
         unlisted = not tensor.shards or tensor.kind in UNLISTED or None in wanted
@@ -63,7 +63,7 @@ class Resolver:
             tensor = self.with_rank(tensor, key, rank)
         return tensor
 
-    def with_rank(self, tensor: AnyTensor, key: KeyPath, rank: int) -> AnyTensor:
+    def with_rank(self, tensor: Tensor, key: KeyPath, rank: int) -> Tensor:
         """Add the shards of one rank, from its file if it exists."""
         members = self._files_of(tensor)
         if not members or self._whole is not None:
@@ -117,7 +117,7 @@ class Resolver:
         named = all(n.rank_in_name for n in members) and (any(not n.rank for n in members) or not members[0].spelled)
         return members if named else []
 
-    def _from_all_ranks(self, tensor: AnyTensor, key: KeyPath) -> AnyTensor:
+    def _from_all_ranks(self, tensor: Tensor, key: KeyPath) -> Tensor:
         found = leaf_at(self.all_ranks().tree, key)
         if not isinstance(found, Tensor):
             return tensor
@@ -132,3 +132,60 @@ def _unchanged(file: RankFile) -> bool:
     except OSError:
         return file.status == "missing"
     return (status.st_size, status.st_mtime) == (file.nbytes, file.modified)
+
+
+def with_other_ranks(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint whose tensors find their shards in files that were not read when it was opened.
+
+    Each tensor of its trees learns where it was found, in place: a state dict keeps its class and what else is known
+    of it.
+    """
+    resolver = Resolver(checkpoint.path, checkpoint.options, checkpoint.files)
+    lost = tuple(file for file in checkpoint.files if not file.is_here)
+    _tell_origins(checkpoint.tree, None if checkpoint.all_ranks else resolver, lost)
+    for of_ranks in (checkpoint.per_rank, checkpoint.unequal):
+        for by_rank in of_ranks.values():
+            for value in by_rank.values():
+                _tell_origins(value, None, lost)
+    return replace(checkpoint, other_ranks=resolver)
+
+
+_Trail: TypeAlias = "tuple[_Trail, Any] | None"
+"""A place in a tree: the trail of its holder, and its key there. Key paths of a deep tree would fill the memory."""
+
+
+def _tell_origins(tree: Any, resolver: Resolver | None, lost: tuple[RankFile, ...]) -> None:
+    """Tell every tensor in a tree its key and the files where more of it may be. Iterative, as objects nest deeply."""
+    stack: list[tuple[Any, _Trail]] = [(tree, None)]
+    met: set[int] = set()
+    while stack:
+        value, trail = stack.pop()
+        if id(value) in met or not isinstance(value, _HOLDERS):
+            continue
+        met.add(id(value))
+        if isinstance(value, Tensor):
+            complete = value.shards and value.kind not in UNLISTED and value.every_shard.is_here
+            others, gone = (None, ()) if complete else (resolver, lost)
+            value.found_at(TensorOrigin(_key_path(trail), "", others, gone))
+        else:
+            stack += reversed(list(_children(value, trail)))
+
+
+_HOLDERS = (dict, list, tuple, Opaque, Tensor)
+
+
+def _children(value: Any, trail: _Trail) -> Iterator[tuple[Any, _Trail]]:
+    """What holds other things in a holder, with where it is; an object's parts have the object's own place."""
+    if isinstance(value, Opaque):
+        yield from ((part, trail) for part in (value.args, value.state, value.items, value.keywords))
+    else:
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        yield from ((child, (trail, key)) for key, child in items if isinstance(child, _HOLDERS))
+
+
+def _key_path(trail: _Trail) -> KeyPath:
+    keys: list[Any] = []
+    while trail is not None:
+        trail, key = trail
+        keys.append(key)
+    return tuple(reversed(keys))

@@ -34,12 +34,15 @@ from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, was_re
 from ckptools.formats.shared.companions import unlike_states
 from ckptools.formats.shared.merge import Merge, put
 from ckptools.formats.shared.tensor_parallel import BoxPair
-from ckptools.model.checkpoint import Checkpoint, Fact
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.cover import cover_problem
+from ckptools.model.facts import Fact
+from ckptools.model.key_path import KeyPath, fqn_of
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints, grid_boxes
 from ckptools.model.shards import Shard, Source, in_rank_order
-from ckptools.model.tensor import Tensor, TensorKind, cover_problem
-from ckptools.model.tree import Absent, KeyPath, describe_for_error, fqn_of, leaf_at, tensors_in
+from ckptools.model.tensor import Tensor, TensorKind
+from ckptools.model.tree import Absent, describe_for_error, leaf_at, tensors_in
 from ckptools.pickles.classes.sharded import Placement, local_runs
 from ckptools.pickles.machine import Machine, load_checked
 from ckptools.pickles.objects import MAX_MESH

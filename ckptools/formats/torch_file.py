@@ -18,7 +18,8 @@ from ckptools.formats.rank_search.one_of_several import signs_in_torch_file
 from ckptools.formats.rank_search.rank_groups import siblings_by_content
 from ckptools.formats.rank_search.rank_names import COMPRESSED
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, find_step_with_beside, in_form, was_read
-from ckptools.model.checkpoint import Checkpoint, Fact
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.facts import Fact
 from ckptools.model.tree import tensors_in
 from ckptools.pickles.reader import Saved, holds_ranks
 from ckptools.training_state.optimizers import AS_SAVED

@@ -34,12 +34,14 @@ from ckptools.formats.rank_search import rank_checks
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, StatedFile, file_now
 from ckptools.formats.shared.merge import Merge, put
 from ckptools.formats.torch_checkpointing import check_cover, with_lost
-from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder
-from ckptools.model.problems import Code, Problem
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.facts import Fact, ModuleOrder
+from ckptools.model.key_path import KeyPath, fqn_of
+from ckptools.model.problems import Code, Problem, Rows
 from ckptools.model.regions import Box, Ints, contiguous_strides
 from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import KeyPath, Lost, Opaque, describe_for_error, fqn_of, leaf_at, tensors_in
+from ckptools.model.tree import Lost, Opaque, describe_for_error, leaf_at, tensors_in
 from ckptools.pickles.classes.tensors import WHY_NOT
 from ckptools.pickles.reader import Saved
 from ckptools.text import few, plural, spans
@@ -490,7 +492,7 @@ def read(path: Path, options: Options) -> Checkpoint:
             raise ReadError(path, text)
         made = torch_file.read(path, options)
         problem = Problem(Code.ONE_OF_SEVERAL, f"{path.name} is one file of a snapshot, and only this one is read")
-        return replace(made, problems=(problem, *made.problems))
+        return replace(made, problems=Rows((problem, *made.problems)))
     builder, metadata = CheckpointBuilder(NAME, folder), folder / METADATA
     options.check_link(metadata, folder)
     manifest = read_manifest(metadata)

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckptools.errors import ReadError
 from ckptools.formats.flat_parameters import parameters
 from ckptools.formats.flat_parameters.units import Member, Unit, end_to_end
-from ckptools.model.checkpoint import Fact, ModuleOrder
+from ckptools.model.facts import Fact, ModuleOrder
+from ckptools.model.key_path import KeyPath, fqn_of
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints
 from ckptools.model.shards import Shard, Source, in_rank_order
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import KeyPath, empty_like, fqn_of
+from ckptools.model.tree import empty_like
 from ckptools.rules.files import ANOTHER, FileClaims, misplaced
 from ckptools.text import few, plural
 from ckptools.training_state.optimizers import name_parameters, order_of, without_wrappers

@@ -43,7 +43,8 @@ from ckptools.inspect.record import (
     section_cells,
 )
 from ckptools.inspect.sections import TENSOR_COLUMNS, named_tensors, tensor_cells
-from ckptools.model.checkpoint import Checkpoint, RankFile
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.facts import RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Ints
 from ckptools.model.tree import tensors_in

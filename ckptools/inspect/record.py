@@ -16,10 +16,13 @@ from ckptools.display.next_command import command_arguments, next_command
 from ckptools.display.tables import PIPE, Column, Screen, broken, cause_lines, key_name, table, value_text, wrapped
 from ckptools.files.opening import common_folder
 from ckptools.keys.sharding import ShardingRow, sharding_name, sharding_rows
-from ckptools.model.checkpoint import Checkpoint, Fact, Provenance
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.facts import Fact
+from ckptools.model.key_path import KeyPath, fqn_of
 from ckptools.model.problems import Problem, Severity, worst_first
+from ckptools.model.provenance import Provenance
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import KeyPath, NumpyArray, fqn_of, nodes_in, scalar, tensors_in, walk
+from ckptools.model.tree import NumpyArray, nodes_in, scalar, tensors_in, walk
 from ckptools.model.verdict import Verdict, causes_of, consequences_of
 from ckptools.pickles.foreign_names import foreign_classes, foreign_problems, suspicious_names
 from ckptools.rules.verdict import verdict_of

@@ -15,18 +15,16 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from ckptools.errors import UsageError
 from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.key_path import Key, KeyPath, fqn_of
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import (
     MAX_UNFOLDING,
     Global,
-    Key,
-    KeyPath,
     Lost,
     NumpyArray,
     Opaque,
     children_of,
     describe_for_error,
-    fqn_of,
     leaf_at,
     of_kinds,
     plain,

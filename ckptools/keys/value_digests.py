@@ -25,14 +25,15 @@ from ckptools.errors import CkptoolsError, ReadError
 from ckptools.files.opening import OpenFiles
 from ckptools.keys.entries import LONG, children_inside, is_brief, is_plain, rank_leaves
 from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.cover import cover_problem
+from ckptools.model.key_path import KeyPath
 from ckptools.model.problems import Rows, displayed
 from ckptools.model.shards import Shard
-from ckptools.model.tensor import Tensor, cover_problem
+from ckptools.model.tensor import Tensor
 from ckptools.model.tree import (
     Cycle,
     Device,
     Global,
-    KeyPath,
     Lost,
     NumpyArray,
     NumpyDtype,

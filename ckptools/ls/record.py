@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ckptools.display.drawing import Mark
 from ckptools.display.tables import MAX_LINE, PIPE, WAYS_OUT, Column, Screen, table, wrapped
@@ -14,6 +14,9 @@ from ckptools.formats.shared.several_checkpoints import By
 from ckptools.model.problems import Rows, Severity, displayed, grouped
 from ckptools.model.verdict import Depth
 from ckptools.text import clip, clip_middle, duration, few, moment, plural, printable, size
+
+if TYPE_CHECKING:
+    from ckptools.api.plots import RunPlots
 
 LookedInto = Literal["nothing", "inspect", "verify", "verify --deep", "verify --values", "verify --deep --values"]
 """How far a checkpoint was read: the command that reads as much."""
@@ -125,6 +128,13 @@ class RunFolder:
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
     wrong_not_older: tuple[str, ...] = ()
+
+    @property
+    def plot(self) -> RunPlots:
+        """Its picture: `run.plot.steps()`."""
+        from ckptools.api.plots import RunPlots
+
+        return RunPlots(self)
 
     @property
     def readable(self) -> bool:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, overload
 from weakref import WeakValueDictionary
 
-from ckptools.model.problems import RowMethods
 from ckptools.model.regions import Box, Ints, in_slabs
 from ckptools.model.shards import Item, Shard, ShardList, ShardSequence, Source
 
@@ -117,7 +116,7 @@ class ExtentLayout(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Extents(RowMethods[Shard], ShardSequence):
+class Extents(ShardSequence):
     """Where the shards of a tensor lie: shard `i` has element `i` of each column.
 
     Attributes:

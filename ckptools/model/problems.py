@@ -430,9 +430,9 @@ class Problem:
         return "  ".join([self.code, *where, self.message])
 
 
-def worst_first(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+def worst_first(problems: Iterable[Problem]) -> Rows[Problem]:
     """Errors, then warnings, then notes, each in the order in which they were found."""
-    return tuple(sorted(problems, key=lambda p: ("error", "warning", "note").index(p.severity)))
+    return Rows(sorted(problems, key=lambda p: ("error", "warning", "note").index(p.severity)))
 
 
 # -- the way out of a cause: what to do about each kind of problem, with what the ranks have where they differ ---------

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
+from ckptools.model.key_path import fqn_of
 from ckptools.model.problems import Differing
 from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor
@@ -21,7 +22,6 @@ from ckptools.model.tree import (
     TorchName,
     describe_for_error,
     first_difference,
-    fqn_of,
     scalar,
 )
 from ckptools.text import clip, clip_middle, number, plural, printable, spans, told_apart

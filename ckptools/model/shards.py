@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, overload
 
 from ckptools.dtypes import ITEMSIZE
-from ckptools.model.problems import displayed
+from ckptools.model.problems import RowMethods, displayed
 from ckptools.model.regions import Box, Ints, contiguous_strides, is_contiguous
 from ckptools.text import clip_middle
 from ckptools.text import shape as shape_text
@@ -259,7 +259,7 @@ def in_rank_order(shards: Iterable[Shard]) -> tuple[Shard, ...]:
     return tuple([found[i] for i in sorted(range(len(keys)), key=keys.__getitem__)])
 
 
-class ShardSequence(Sequence[Shard]):
+class ShardSequence(RowMethods[Shard], Sequence[Shard]):
     """The shards of a tensor, where there may be too many for an object each."""
 
     __slots__ = ()

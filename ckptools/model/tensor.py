@@ -1,23 +1,29 @@
-"""The one in-memory model of all formats: a checkpoint is a tree of plain values with lazy tensors as leaves.
-
-Readers make it, views and checks read it, consolidate plans from it. Everything here is data: it can be
-printed, compared, pickled. Nothing here opens a file, and torch is not needed.
-"""
+"""A lazy tensor: known by shape, dtype and where its pieces lie, and loaded when its user asks for values."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import islice, pairwise
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from ckptools.dtypes import ITEMSIZE, short
+from ckptools.errors import NotWholeError, RefusedError, UsageError
 from ckptools.model.extents import Extents
-from ckptools.model.problems import Code, Problem, displayed, to_dict
-from ckptools.model.regions import Box, Ints, Run, in_slabs
+from ckptools.model.facts import RankFile
+from ckptools.model.key_path import KeyPath, fqn_of
+from ckptools.model.lazy_array import ArrayMethods, Transposed
+from ckptools.model.problems import Rows, displayed, to_dict
+from ckptools.model.regions import Box, Ints
 from ckptools.model.shards import Encoded, Shard, ShardSequence, Source
-from ckptools.text import and_others, first_few, plural, shape, size, spans
+from ckptools.text import clip_middle, few, plural, shape, size
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import torch
+
+    from ckptools.stats.record import Stats
 
 TensorKind = Literal[
     "plain", "sharded_tensor", "dtensor", "checkpointable", "chunks", "tensor_parallel", "flat_pieces", "meta",
@@ -55,10 +61,45 @@ class Coded(NamedTuple):
         return f"{self.part if self.part == CODES else f'a part ({self.part})'} of {self.scheme}"
 
 
+class OtherFiles(Protocol):
+    """What finds shards in files of a checkpoint that were not read yet."""
+
+    def with_sources(self, tensor: Tensor, key: KeyPath, box: Box) -> Tensor:
+        """Add the sources of the shards that meet `box`."""
+
+    def with_rank(self, tensor: Tensor, key: KeyPath, rank: int) -> Tensor:
+        """Add the shards of one rank."""
+
+    def lost(self, key: KeyPath) -> Mapping[int, str]:
+        """The ranks whose file of a tensor is `missing`, `cut` or `bad`."""
+
+
+class TensorOrigin(NamedTuple):
+    """Where in an opened checkpoint a tensor was found.
+
+    Attributes:
+        key: its key path in the checkpoint's tree.
+        name: the name that every command has for it; empty where it comes out of the raw tree.
+        other_files: finds its shards in files that were not read yet; None where every shard has its bytes.
+        files_lost: files of the checkpoint that were missing, cut or bad when it was opened.
+    """
+
+    key: KeyPath = ()
+    name: str = ""
+    other_files: OtherFiles | None = None
+    files_lost: tuple[RankFile, ...] = ()
+
+
+NOWHERE = TensorOrigin()
+
+FATES = {"missing": "missing", "cut": "cut short or damaged", "bad": "not readable"}
+"""The fate of a file, by its status."""
+
+
 @displayed
 @dataclass(frozen=True, slots=True, repr=False)
-class Tensor:
-    """A tensor known by shape, dtype and where its pieces lie. Its values stay on disk.
+class Tensor(ArrayMethods):
+    """A tensor of a checkpoint, known by shape, dtype and where its pieces lie. Its values stay on disk until `load`.
 
     A whole tensor is the case "one shard covering everything"; a replica is a shard with an equal box.
 
@@ -78,6 +119,7 @@ class Tensor:
         contradictions: why pieces of it do not fit, each with its rank; these are not among the shards that are here.
         detail: for kinds whose bytes are not a dense array, the parts as the file has them.
         attributes: attributes that were saved with it, and its class where that only wraps the values.
+        origin: where in an opened checkpoint it was found.
     """
 
     shape: Ints
@@ -95,6 +137,7 @@ class Tensor:
     contradictions: tuple[tuple[int | None, str], ...] = ()
     detail: Any = field(default=None, compare=False, repr=False)
     attributes: Any = field(default=None, compare=False, repr=False)
+    origin: TensorOrigin = field(default=NOWHERE, compare=False, repr=False)
     _extents: Extents | None = field(default=None, init=False, compare=False, repr=False)
 
     @property
@@ -155,12 +198,23 @@ class Tensor:
     @property
     def unread(self) -> bool:
         """Whether files that were not read yet may hold pieces whose bytes are not known here."""
-        return False
+        return self.origin.other_files is not None
 
     @property
     def lost(self) -> Mapping[int, str]:
         """Ranks whose file of it is known to be `missing`, `cut` or `bad`, while others were not read yet."""
-        return {}
+        others = self.origin.other_files
+        return {} if others is None else others.lost(self.origin.key)
+
+    @property
+    def key(self) -> KeyPath:
+        """Its key path in the tree of the checkpoint that was opened."""
+        return self.origin.key
+
+    @property
+    def name(self) -> str:
+        """The name that every command has for it; that of its place in the raw tree where it comes out of that."""
+        return self.origin.name or fqn_of(self.origin.key)
 
     @property
     def sharded(self) -> bool:
@@ -178,19 +232,161 @@ class Tensor:
         """The pieces that `rank` holds; empty for a rank that owns nothing."""
         return tuple(s for s in self.shards if s.rank == rank)
 
+    def found_at(self, origin: TensorOrigin) -> None:
+        """Tell it where in an opened checkpoint it was found, and make its few shards rows that a notebook shows."""
+        object.__setattr__(self, "origin", origin)
+        if isinstance(self.shards, tuple):
+            object.__setattr__(self, "shards", Rows(self.shards))
+
+    def called(self, name: str) -> Tensor:
+        """The same tensor under the name that a command has for it."""
+        return replace(self, origin=self.origin._replace(name=name))
+
+    def __bool__(self) -> bool:
+        # What reads a checkpoint asks of any value whether there is one; whoever holds the tensor means its elements.
+        return self.origin is NOWHERE or ArrayMethods.__bool__(self)
+
+    def load(self, rank: int | None = None) -> torch.Tensor:
+        """Read the values as a `torch.Tensor` of the global shape.
+
+        Args:
+            rank: read only the local tensor of this rank.
+
+        Raises:
+            NotWholeError: no file that is here holds some of it.
+            ReadError: a file cannot be read, or the tensor cannot be put together; the message says why.
+            UsageError: `rank` holds nothing of it.
+        """
+        from ckptools.tensor_io import read
+
+        with self._naming_files():
+            if rank is None:
+                loaded: torch.Tensor = read.load(self._with_box(Box.whole(self.shape)))
+            else:
+                loaded = read.load(self._with_rank(rank), rank)
+        return loaded
+
+    def numpy(self) -> npt.NDArray[Any]:
+        """Read the values as a numpy array; bfloat16 and fp8, which numpy lacks, become float32 exactly.
+
+        Raises:
+            NotWholeError, ReadError: as `load`.
+            UsageError: numpy has nothing like its dtype.
+        """
+        from ckptools.tensor_io import read
+
+        with self._naming_files():
+            return read.to_numpy(self._with_box(Box.whole(self.shape)))
+
+    def item(self) -> bool | int | float | complex:
+        """Read the value of a tensor of one element, whatever its dimensions, as Python's number.
+
+        Raises:
+            NotWholeError, ReadError: as `load`.
+            UsageError: it has several elements, or none.
+        """
+        if self.numel != 1:
+            reason = f"item() is for a tensor of one element, and this one is {shape(self.shape)}; use .load()"
+            raise UsageError(self.name or "tensor", reason)
+        value: bool | int | float | complex = self.load().item()
+        return value
+
+    def dequantize(self) -> torch.Tensor:
+        """Read the values of a quantized tensor as its class computes them; of any other, what `load` reads.
+
+        Raises:
+            NotWholeError, ReadError: as `load`; also where ckptools does not know how the class computes them.
+            RefusedError: it holds the codes of a quantized weight, and its scales are tensors of their own.
+        """
+        if self.coded is not None and self.are_codes:
+            text = f"holds {self.coded.words}, and this tensor alone makes no values"
+            raise RefusedError(None, f"{self.name or 'the tensor'} {text}; .load() has the codes")
+        from ckptools.tensor_io import read
+        from ckptools.tensor_io.read import dequantized
+
+        others, box = self.origin.other_files, Box.whole(self.shape)
+        found = self if others is None else others.with_sources(self, self.origin.key, box)
+        with self._naming_files():
+            loaded: torch.Tensor = read.load(dequantized(found))
+        return loaded
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        """Read a slice as a `torch.Tensor`: only the shards, and only the bytes, that it needs.
+
+        Args:
+            index: ints, slices (with any step) and `...`, as numpy means them.
+
+        Raises:
+            IndexError: an int is beyond the end.
+            NotWholeError, ReadError: as `load`.
+            UsageError: another kind of index.
+        """
+        from ckptools.tensor_io import read
+        from ckptools.tensor_io.slicing import slicing_of
+
+        cut = slicing_of(self.shape, index)
+        with self._naming_files():
+            loaded: torch.Tensor = read.load_slice(self._with_box(cut.box), cut)
+        return loaded
+
+    @property
+    def T(self) -> Transposed:  # noqa: N802  # as numpy and torch call it
+        """Its dimensions in reverse order; nothing is read before values are asked for."""
+        return Transposed(self)
+
+    def stats(self, rank: int | None = None, histogram: bool = False) -> Stats:
+        """Take rms, norm, extremes, mean, standard deviation, zeros, NaN and infinities of the values, in float64.
+
+        What cannot be read is said in `problem`; the figures are of `elements` of its `numel` elements then.
+
+        Args:
+            rank: only of what this rank holds.
+            histogram: count also how many elements lie in each of equal parts of their range, which reads them twice.
+        """
+        from ckptools.stats.figures import tensor_stats
+
+        found = self._with_box(Box.whole(self.shape)) if rank is None else self._with_rank(rank)
+        return tensor_stats(found, self.name, histogram, rank)
+
     def to_dict(self) -> dict[str, Any]:
         """Its dtype, shape, elements, bytes, how it is cut, and why it cannot be loaded."""
         return to_dict(self)
 
     def _record(self) -> dict[str, Any]:
-        names = ("dtype", "shape", "numel", "nbytes", "kind", "placements", "mesh", "world_size", "parameter", "note")
+        names = (
+            *("name", "dtype", "shape", "numel", "nbytes", "kind"),
+            *("placements", "mesh", "world_size", "parameter", "note"),
+        )
         return {**{name: getattr(self, name) for name in names}, "shards": len(self.shards)}
 
     def _summary(self) -> str:
-        known = f"{short(self.dtype)} {shape(self.shape)}, {size(self.nbytes)}, {plural(len(self.shards), 'shard')}"
+        name = f"{clip_middle(self.name, 60)}: " if self.name else ""
+        known = (
+            f"{name}{short(self.dtype)} {shape(self.shape)}, {size(self.nbytes)}, {plural(len(self.shards), 'shard')}"
+        )
         gone = 0 if self.unread or self.every_shard.is_here else len(self.shards) - len(self.found)
         missing = f", {gone} NOT HERE" if gone and self.kind != "meta" else ""
-        return f"{known}{missing}, {'CANNOT BE LOADED' if self.note else 'not loaded'}"
+        return f"{name}{known}{missing}, {'CANNOT BE LOADED' if self.note else 'not loaded'}"
+
+    @contextmanager
+    def _naming_files(self) -> Iterator[None]:
+        """Name the tensor in errors about a hole, and the lost files that may have had the missing elements."""
+        try:
+            yield
+        except NotWholeError as error:
+            ranks = {s.rank for s in self.shards if not s.is_here} - {None}
+            lost = [f for f in self.origin.files_lost if f.rank in ranks] or self.origin.files_lost
+            which = few([f"{f.path.name} is {FATES[f.status]}" for f in lost])
+            reason = error.reason + f"; {which}" * bool(lost)
+            raise NotWholeError(self.name or "tensor", reason, error.problems) from None
+
+    def _with_box(self, box: Box) -> Tensor:
+        others = self.origin.other_files
+        return self if others is None or self.note else others.with_sources(self, self.origin.key, box)
+
+    def _with_rank(self, rank: int) -> Tensor:
+        others = self.origin.other_files
+        return self if others is None else others.with_rank(self, self.origin.key, rank)
 
 
 ROUNDED_TO = ("bfloat16", "float16", "float32")
@@ -222,175 +418,3 @@ class Rounded(NamedTuple):
                 continue
             if copy.dtype == "float32" and weight.dtype in ROUNDED_TO and copy.shape == weight.shape:
                 yield cls(f"{prefix}{name}", copy, weight)
-
-
-# -- check that boxes cover every element of a tensor exactly once; else find gaps and overlaps ------------------------
-
-
-class Cover(NamedTuple):
-    """The elements of a tensor that a set of boxes leaves out, and the boxes that overlap.
-
-    Attributes:
-        missing: number of elements that no box holds.
-        gaps: boxes that hold the missing elements; the first `MAX_NAMED` when there are overlaps too.
-        overlaps: pairs of different boxes that share elements; at most `MAX_NAMED`.
-        outside: boxes that do not lie in the tensor.
-    """
-
-    missing: int
-    gaps: tuple[Box, ...]
-    overlaps: tuple[tuple[Box, Box], ...]
-    outside: tuple[Box, ...]
-
-    @property
-    def exact(self) -> bool:
-        """Whether every element is in exactly one box."""
-        return not (self.missing or self.overlaps or self.outside)
-
-
-MAX_NAMED = 8
-MAX_COMPARISONS = 2_000_000
-"""A real layout needs a few comparisons per box; a layout built to waste time is refused."""
-
-
-class TangledLayoutError(ValueError):
-    """A layout so tangled that finding overlaps would take too long; no framework writes one."""
-
-
-def cover(shape: Sequence[int], boxes: Iterable[Box]) -> Cover:
-    """Check that `boxes` cover every element of a tensor of `shape` once, or say what is wrong.
-
-    Boxes without elements are left out of it. Equal boxes are an overlap: replicas are for the caller to fold.
-
-    Raises:
-        TangledLayoutError: this would take too long.
-    """
-    boxes = list(boxes)
-    if in_slabs(tuple(shape), [b.offsets for b in boxes], [b.sizes for b in boxes]):
-        return Cover(0, (), (), ())
-    filled = [b for b in boxes if b.numel or not b.inside(shape)]
-    outside = tuple(b for b in filled if not b.inside(shape))[:MAX_NAMED]
-    inside = [b for b in filled if b.inside(shape)]
-    overlaps = tuple(islice(_overlapping(inside, len(shape)), MAX_NAMED))
-    if not overlaps:
-        missing = prod(shape) - sum(b.numel for b in inside)
-        gaps = _named_gaps(shape, inside) if missing else ()
-        return Cover(missing, gaps, (), outside)
-    gaps = _named_gaps(shape, inside)
-    return Cover(sum(g.numel for g in gaps), gaps[:MAX_NAMED], overlaps, outside)
-
-
-def _overlapping(boxes: list[Box], ndim: int) -> Iterator[tuple[Box, Box]]:
-    """Pairs that meet; a sweep along the dimension in which the boxes begin at the most places."""
-    if not ndim:
-        yield from pairwise(boxes)
-        return
-    dim = max(range(ndim), key=lambda d: len({b.offsets[d] for b in boxes}))
-    active: list[Box] = []
-    compared = 0
-    for box in sorted(boxes, key=lambda b: b.offsets[dim]):
-        active = [a for a in active if a.offsets[dim] + a.sizes[dim] > box.offsets[dim]]
-        compared += len(active)
-        if compared > MAX_COMPARISONS:
-            raise TangledLayoutError(f"{len(boxes)} boxes, too tangled to find overlaps")
-        yield from ((a, box) for a in active if _meet(a, box))
-        active.append(box)
-
-
-def _meet(a: Box, b: Box) -> bool:
-    pairs = zip(a.offsets, a.sizes, b.offsets, b.sizes, strict=True)
-    return all(ao < bo + bs and bo < ao + asz for ao, asz, bo, bs in pairs)
-
-
-def _named_gaps(shape: Sequence[int], boxes: Sequence[Box]) -> tuple[Box, ...]:
-    """The rest of the tensor without the boxes, as disjoint boxes in order."""
-    dims = sorted(range(len(shape)), key=lambda d: -len({b.offsets[d] for b in boxes}))
-    holes = _holes(shape, list(boxes), dims, [MAX_COMPARISONS])
-    at = [dims.index(d) for d in range(len(shape))]
-    spans = ([hole[i] for i in at] for hole in holes)
-    gaps = [Box(tuple(a for a, _ in hole), tuple(b - a for a, b in hole)) for hole in spans]
-    return tuple(sorted((g for g in gaps if g.numel), key=lambda g: g.offsets))
-
-
-Hole = tuple[Run, ...]
-"""`(first, one past the last)` index along each of some dimensions."""
-
-
-def _holes(shape: Sequence[int], boxes: list[Box], dims: Sequence[int], budget: list[int]) -> list[Hole]:
-    """Holes that `boxes` leave along `dims`: a sweep along the first, the others within each of its slabs.
-
-    Raises:
-        TangledLayoutError: the budget of comparisons is spent.
-    """
-    if not boxes:
-        return [tuple((0, shape[d]) for d in dims)]
-    if not dims:
-        return []
-    d, rest = dims[0], dims[1:]
-    cuts = sorted({0, shape[d], *(b.offsets[d] for b in boxes), *(b.offsets[d] + b.sizes[d] for b in boxes)})
-    waiting = sorted(boxes, key=lambda b: -b.offsets[d])
-    active: list[Box] = []
-    holes: list[Hole] = []
-    last: tuple[int, int, list[Hole]] = (0, 0, [])
-    for low, high in pairwise(cuts):
-        active = [b for b in active if b.offsets[d] + b.sizes[d] > low]
-        while waiting and waiting[-1].offsets[d] == low:
-            active.append(waiting.pop())
-        inner = _holes(shape, active, rest, budget)
-        budget[0] -= 1 + len(active) + len(inner)
-        if budget[0] < 0:
-            raise TangledLayoutError(f"{len(boxes)} boxes, too tangled to find gaps")
-        if inner != last[2]:
-            holes += (((last[0], last[1]), *hole) for hole in last[2])
-            last = (low, low, inner)
-        last = (last[0], high, inner)
-    return holes + [((last[0], last[1]), *hole) for hole in last[2]]
-
-
-# -- of a tensor's shards: the problem that says what is missing or overlaps -------------------------------------------
-
-
-def cover_problem(tensor: Tensor, fqn: str) -> Problem | None:
-    """Why a tensor cannot be put together whole, or None."""
-    if tensor.contradictions:
-        rank, why = tensor.contradictions[0]
-        alike = tuple([r for r, other in tensor.contradictions if other == why and r is not None])
-        more = and_others(len(tensor.contradictions) - max(len(alike), 1))
-        one = rank if len(alike) < 2 else None
-        return Problem(Code.LAYOUT_DISAGREES, f"{why}{more}", one, fqn, ranks=alike)
-    if tensor.note:
-        return Problem(Code.TENSOR_NOT_JOINED, tensor.note, None, fqn)
-    if tensor.lies_in_a_row:
-        return None
-    try:
-        covered = cover(tensor.shape, tensor.extents.boxes_read)
-    except TangledLayoutError as error:
-        return Problem(Code.TENSOR_NOT_JOINED, str(error), None, fqn, "error")
-    if covered.exact:
-        return None
-    if covered.outside:
-        box = covered.outside[0]
-        text = f"a shard at {box}{_whose(tensor, box)} outside of {list(tensor.shape)}"
-        return Problem(Code.TENSOR_OVERLAP, text, None, fqn)
-    if covered.overlaps:
-        a, b = covered.overlaps[0]
-        text = f"shards {a}{_whose(tensor, a)} and {b}{_whose(tensor, b)} overlap"
-        return Problem(Code.TENSOR_OVERLAP, text, None, fqn)
-    ranks = sorted({s.rank for s in tensor.shards if not s.was_read and s.rank is not None})
-    whose = f", held by rank {spans(ranks)}" if ranks else ""
-    where = first_few(covered.gaps, 3)
-    text = f"gap {where}: {covered.missing} of {tensor.numel} elements are in no file here{whose}"
-    return Problem(Code.TENSOR_GAP, text, ranks[0] if ranks else None, fqn)
-
-
-def can_be_read(shape: Ints, boxes: Iterable[Box]) -> bool:
-    """Whether boxes cover a tensor; False also where finding out would take too long."""
-    try:
-        return cover(shape, set(boxes)).exact
-    except TangledLayoutError:
-        return False
-
-
-def _whose(tensor: Tensor, box: Box) -> str:
-    ranks = sorted({s.rank for s in tensor.shards if s.box == box and s.rank is not None})
-    return f" (rank {', '.join(map(str, ranks[:8]))})" if ranks else ""

@@ -9,24 +9,10 @@ from copy import copy
 from itertools import chain
 from typing import Any
 
+from ckptools.model.key_path import Key, KeyPath
 from ckptools.model.problems import MAX_LINE, as_html, to_plain
 from ckptools.model.tensor import Tensor
 from ckptools.text import clip, clip_middle, printable
-
-Key = Any
-"""One step of a key path: usually a str, an int for optimizer ids and list positions."""
-
-KeyPath = tuple[Key, ...]
-
-
-def fqn_of(path: KeyPath) -> str:
-    """Join a key path for people. Inside ckptools pass the tuple: keys may hold dots."""
-    return ".".join(map(str, path))
-
-
-def is_within(name: str, part: str) -> bool:
-    """Whether a dotted name is that of a part, or of something in it."""
-    return f"{name}.".startswith(f"{part}.")
 
 
 def walk(tree: Any) -> Iterator[tuple[KeyPath, Any]]:

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 from ckptools.errors import ReadError
 from ckptools.files.opening import File, content_of, head_of
 from ckptools.files.zip_archive import Container, root_of
-from ckptools.model.checkpoint import FILE_NAME
+from ckptools.model.key_path import KeyPath
+from ckptools.model.provenance import FILE_NAME
 from ckptools.model.regions import Box, Ints
 from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import Global, KeyPath, Opaque, TreeLimitError, check_tree_limits, of_kinds, tensors_in
+from ckptools.model.tree import Global, Opaque, TreeLimitError, check_tree_limits, of_kinds, tensors_in
 from ckptools.pickles.archive import check_byte_order, locator
 from ckptools.pickles.batches import ONE_INT, next_opcode
 from ckptools.pickles.classes import sharded

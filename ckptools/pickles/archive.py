@@ -18,7 +18,7 @@ from ckptools.files.opening import HEAD, File, Window, content_of, head_of
 from ckptools.files.partial_files import room_in, temporary_file
 from ckptools.files.remote.path import RemotePath
 from ckptools.files.zip_archive import STRUCTURE, Container
-from ckptools.model.checkpoint import FILE_NAME, MAX_BYTES, Said
+from ckptools.model.provenance import FILE_NAME, MAX_BYTES, Said
 from ckptools.model.tree import Opaque, describe_for_error
 from ckptools.pickles.classes.tensors import rebuilds, strided_tensor
 from ckptools.pickles.legacy import read_stream

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+from ckptools.model.key_path import KeyPath, fqn_of
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import KeyPath, Lost, Opaque, fqn_of
+from ckptools.model.tree import Lost, Opaque
 from ckptools.text import and_more, clip_middle, plural
 
 MAX_VISITED = 2_000_000

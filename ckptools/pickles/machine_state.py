@@ -12,7 +12,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckptools.model.checkpoint import Said
+from ckptools.model.provenance import Said
 from ckptools.model.regions import Box, Ints
 from ckptools.model.shards import Shard
 from ckptools.model.tree import Global, NumpyScalar, Opaque, describe_for_error

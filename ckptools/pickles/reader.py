@@ -13,7 +13,7 @@ from ckptools.errors import CkptoolsError
 from ckptools.files import zip_archive
 from ckptools.files.opening import COMPRESSIONS, File, content_of, head_of
 from ckptools.files.remote.path import RemotePath
-from ckptools.model.checkpoint import Said
+from ckptools.model.provenance import Said
 from ckptools.model.tree import TreeLimitError, tensors_in
 from ckptools.pickles.alike import Alike
 from ckptools.pickles.archive import read_archive

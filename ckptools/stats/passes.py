@@ -20,10 +20,11 @@ from ckptools.errors import ReadError, original_of
 from ckptools.files.opening import OpenFiles
 from ckptools.keys.entries import Entry, Selection
 from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.cover import cover, cover_problem
 from ckptools.model.problems import Code, grouped
 from ckptools.model.regions import Box
 from ckptools.model.shards import Shard, Source
-from ckptools.model.tensor import Tensor, cover, cover_problem
+from ckptools.model.tensor import Tensor
 from ckptools.tensor_io import fetch_ahead
 from ckptools.tensor_io.dcp_items import with_source
 from ckptools.tensor_io.elements import BAND, Piece, pieces_of, raw_bands

@@ -17,9 +17,10 @@ import numpy.typing as npt
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import NotWholeError, ReadError, UsageError
 from ckptools.files.opening import File, OpenFiles
+from ckptools.model.cover import cover
 from ckptools.model.regions import Box, Ints, contiguous_strides
 from ckptools.model.shards import Coding, Encoded, Seen, Shard, Source
-from ckptools.model.tensor import Tensor, cover
+from ckptools.model.tensor import Tensor
 from ckptools.pickles.classes.tensors import note_on
 from ckptools.tensor_io import dcp_items
 from ckptools.tensor_io.numbers import Raw, decoded, raw_dtype

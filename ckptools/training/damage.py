@@ -17,14 +17,15 @@ from math import prod
 from pathlib import Path
 
 from ckptools import api
-from ckptools.api.checkpoint import Checkpoint
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import CkptoolsError, UsageError
 from ckptools.files.opening import File, Window
 from ckptools.files.zip_archive import Container, checksum_places
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.key_path import fqn_of
 from ckptools.model.problems import Code, Problem
 from ckptools.model.shards import Shard, Source
-from ckptools.model.tree import fqn_of, tensors_in
+from ckptools.model.tree import tensors_in
 from ckptools.tensor_io.checksums import crc32
 from ckptools.text import few
 from ckptools.training.options import CreateOptions

@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckptools.errors import ReadError
+from ckptools.model.key_path import KeyPath
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import KeyPath, Opaque, nodes_in
+from ckptools.model.tree import Opaque, nodes_in
 from ckptools.pickles import reader
 from ckptools.pickles.foreign_names import classes_and_places
 from ckptools.pickles.machine_state import PickleError, RepeatedRecords

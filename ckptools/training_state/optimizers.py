@@ -9,11 +9,13 @@ from typing import Any, Literal, NamedTuple
 
 from ckptools.dtypes import is_floating
 from ckptools.errors import RefusedError
-from ckptools.model.checkpoint import Checkpoint, GivenNames, ModuleOrder
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.facts import GivenNames, ModuleOrder
+from ckptools.model.key_path import KeyPath, fqn_of
 from ckptools.model.problems import Rows, displayed, to_dict
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import KeyPath, NumpyScalar, describe_for_error, fqn_of
+from ckptools.model.tree import NumpyScalar, describe_for_error
 from ckptools.text import clip_middle, plural
 from ckptools.training_state.sections import (
     STATE,

@@ -27,10 +27,11 @@ from ckptools.errors import ReadError
 from ckptools.files.opening import OpenFiles
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.extents import ExtentLayout
+from ckptools.model.key_path import KeyPath
 from ckptools.model.regions import Box, Ints
 from ckptools.model.shards import Coding, Encoded, ScaleCoding, Shard, Source
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import GONE, KeyPath, leaf_at, rebuilt
+from ckptools.model.tree import GONE, leaf_at, rebuilt
 from ckptools.pickles.classes.codings import FLOATS
 from ckptools.pickles.classes.tensors import note_on
 from ckptools.tensor_io.checksums import FileRecords, Record, damaged_records

@@ -18,9 +18,11 @@ from ckptools.formats.shared.checkpoint_builder import KINDS
 from ckptools.keys.entries import EVERYTHING
 from ckptools.keys.value_digests import NUMBERS, ByRank, Owner, random_states
 from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.cover import cover_problem
+from ckptools.model.key_path import fqn_of
 from ckptools.model.problems import Code, Problem, Rows, grouped
-from ckptools.model.tensor import Tensor, cover_problem
-from ckptools.model.tree import fqn_of, tensors_in
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import tensors_in
 from ckptools.pickles.foreign_names import foreign_classes, foreign_problems, suspicious_names
 from ckptools.rules.optimizers import is_lbfgs, optimizer_problems
 from ckptools.rules.verdict import verdict_of

@@ -19,10 +19,13 @@ from ckptools.errors import ReadError, original_of
 from ckptools.files.opening import File, OpenFiles, Window, reading
 from ckptools.files.zip_archive import EOCD, FRONT, Container, archive_before, has_local_header
 from ckptools.keys.value_digests import once
-from ckptools.model.checkpoint import Checkpoint, RankFile
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.cover import cover_problem
+from ckptools.model.facts import RankFile
+from ckptools.model.key_path import fqn_of
 from ckptools.model.problems import Code, Problem
-from ckptools.model.tensor import Tensor, cover_problem
-from ckptools.model.tree import fqn_of, tensors_in
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import tensors_in
 from ckptools.rules.tensors import PLACEHOLDER
 from ckptools.tensor_io.checksums import CHUNK, Record, Stored, crc32, read_pieces, stored_records, without_records
 from ckptools.tensor_io.fetch_ahead import Part, copies_of, fetched_runs

@@ -10,9 +10,8 @@ import torch
 from typer.testing import CliRunner
 
 import ckptools
-from ckptools.api.methods import python_words
 from ckptools.cli import app
-from ckptools.errors import UsageError
+from ckptools.errors import UsageError, python_words
 
 
 @pytest.fixture

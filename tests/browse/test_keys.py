@@ -13,7 +13,7 @@ from ckptools.browse.session import glob_of
 from ckptools.cli import app
 from ckptools.contents.tree import keys_of
 from ckptools.files.opening import File
-from ckptools.model.checkpoint import Fact
+from ckptools.model.facts import Fact
 from tests.browse.driven import Driven, drive, pressed
 from tests.display.made import checkpoint, files, plain, run7
 from tests.truth import FIXTURES

@@ -10,7 +10,7 @@ import pytest
 import ckptools
 from ckptools import Checkpoint
 from ckptools.errors import NotWholeError
-from ckptools.model.checkpoint import Fact, RankFile
+from ckptools.model.facts import Fact, RankFile
 from ckptools.model.regions import Box, contiguous_strides
 from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Tensor

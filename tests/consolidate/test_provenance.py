@@ -19,7 +19,7 @@ from ckptools.cli import app
 from ckptools.consolidate.provenance import record_of
 from ckptools.consolidate.writers.layout import OutputContents
 from ckptools.errors import NotWholeError, OutputExistsError
-from ckptools.model.checkpoint import Origin
+from ckptools.model.provenance import Origin
 from tests.consolidate import dcp_resume
 from tests.truth import FIXTURES
 

@@ -13,8 +13,7 @@ from torch import nn
 from torch.distributed import checkpoint as dcp
 
 import ckptools
-from ckptools.api.methods import python_words
-from ckptools.errors import NotWholeError, OutputExistsError, ReadError, RefusedError, UsageError
+from ckptools.errors import NotWholeError, OutputExistsError, ReadError, RefusedError, UsageError, python_words
 from tests.truth import FIXTURES, WHOLE, load_truth
 
 STATE = "model"

@@ -7,8 +7,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from ckptools.api.checkpoint import Checkpoint
-from ckptools.model.checkpoint import Fact, RankFile, ReadCost
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.facts import Fact, RankFile, ReadCost
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, contiguous_strides
 from ckptools.model.shards import Shard, Source

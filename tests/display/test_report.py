@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ckptools.inspect.record import inspect_report
-from ckptools.model.checkpoint import Fact
+from ckptools.model.facts import Fact
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tree import NumpyScalar
 from tests.display.made import (

@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ckptools
-from ckptools.api.tensor import with_lazy_tensors
 from ckptools.errors import CkptoolsError, ReadError
 from ckptools.files.opening import File
 from ckptools.files.zip_archive import Container, probe
@@ -34,7 +33,7 @@ def good(tmp_path_factory):
 
 
 def values(path):
-    tree = with_lazy_tensors(reader.read(path).tree)
+    tree = reader.read(path).tree
     return {k: v.load().tolist() if isinstance(v, Tensor) else v for k, v in tree.items()}
 
 
@@ -246,7 +245,7 @@ def test_a_sparse_file_beyond_4_gib_is_read_through_zip64(tmp_path):
         locator = struct.pack("<4sLQL", b"PK\6\7", 0, start + len(directory), 1)
         end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, *[len(order)] * 2, len(directory), 0xFFFFFFFF, 0)
         file.write(directory + end64 + locator + end)
-    assert with_lazy_tensors(reader.read(path).tree)["w"].load().tolist() == [0, 1, 2, 3]
+    assert reader.read(path).tree["w"].load().tolist() == [0, 1, 2, 3]
 
 
 def test_a_directory_of_a_million_and_more_records_is_refused(tmp_path):

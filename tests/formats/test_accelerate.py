@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 import ckptools
 from ckptools.errors import NotWholeError
 from ckptools.formats.shared.companions import step_of_accelerate
-from ckptools.model.checkpoint import Fact
+from ckptools.model.facts import Fact
 from tests.truth import FIXTURES
 
 SAMPLE = FIXTURES / "accelerate-fsdp2" / "ckpt"

@@ -10,7 +10,7 @@ import pytest
 import ckptools
 from ckptools.errors import ReadError
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, file_now
-from ckptools.model.checkpoint import Fact, ModuleOrder
+from ckptools.model.facts import Fact, ModuleOrder
 from ckptools.model.problems import Code, Problem
 
 FORMATS = Path(ckptools.__file__).parent / "formats"

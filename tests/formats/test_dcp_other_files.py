@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 import ckptools
 from ckptools.errors import NotWholeError
 from ckptools.formats.dcp import locator
-from ckptools.model import tensor
+from ckptools.model import cover
 from tests.formats.test_dcp import codes, edit, same, save
 from tests.truth import FIXTURES
 
@@ -194,7 +194,7 @@ def test_a_compressed_item_that_does_not_begin_where_it_should_tells_of_another_
 
 
 def test_chunks_too_many_to_compare_are_told_with_the_name_of_their_tensor(even, monkeypatch):
-    monkeypatch.setattr(tensor, "MAX_COMPARISONS", 0)
+    monkeypatch.setattr(cover, "MAX_COMPARISONS", 0)
     edit(even, lambda m: m.state_dict_metadata["model.a"].chunks.pop())
     told = [(p.code, p.tensor) for p in ckptools.open(even).problems if "too tangled to find gaps" in p.message]
     assert told == [("CK106", "model.a")]

@@ -22,10 +22,11 @@ from ckptools.formats import options as limits
 from ckptools.formats.megatron.folders import grid_of
 from ckptools.formats.megatron.model import Layers, chunks_of, rule_of
 from ckptools.formats.shared.tensor_parallel import GATED, ROWS, JoinRule, RankPiece, UnlikeError, join
-from ckptools.model.checkpoint import Fact
+from ckptools.model.cover import cover
+from ckptools.model.facts import Fact
 from ckptools.model.regions import Box, contiguous_strides
 from ckptools.model.shards import Shard, Source
-from ckptools.model.tensor import Tensor, cover
+from ckptools.model.tensor import Tensor
 from tests.formats.megatron_runs import Run, full_model, master, moments_of, save
 from tests.formats.said import said
 from tests.truth import FIXTURES

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import ckptools
 from ckptools.cli import app
-from ckptools.model.checkpoint import MAX_NAMED, Filled, LeftOut, Origin, Provenance
+from ckptools.model.provenance import MAX_NAMED, Filled, LeftOut, Origin, Provenance
 from tests.truth import FIXTURES
 
 SOUND = Provenance("0.1.0", "model", (Origin("ep0-ba5", "rank_files", 5, 4),))

@@ -12,7 +12,7 @@ import torch
 import ckptools
 from ckptools.errors import ReadError
 from ckptools.formats.rank_search import rank_checks
-from ckptools.model.checkpoint import RankFile
+from ckptools.model.facts import RankFile
 from ckptools.model.problems import Code
 from tests.truth import FIXTURES
 

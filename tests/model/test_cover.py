@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ckptools.model.cover import MAX_NAMED, TangledLayoutError, cover
 from ckptools.model.regions import Box, in_slabs
-from ckptools.model.tensor import MAX_NAMED, TangledLayoutError, cover
 
 shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ckptools.model.cover import TangledLayoutError, cover
 from ckptools.model.regions import (
     Box,
     chunk,
@@ -19,7 +20,6 @@ from ckptools.model.regions import (
     span_boxes,
     strided_chunk_runs,
 )
-from ckptools.model.tensor import TangledLayoutError, cover
 
 shapes = st.lists(st.integers(0, 6), max_size=4).map(tuple)
 

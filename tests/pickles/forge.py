@@ -14,7 +14,7 @@ import torch
 
 from ckptools.errors import CkptoolsError
 from ckptools.files.opening import LEGACY_MAGIC
-from ckptools.model.tensor import cover_problem
+from ckptools.model.cover import cover_problem
 from ckptools.model.tree import tensors_in
 from ckptools.pickles import reader
 

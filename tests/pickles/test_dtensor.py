@@ -16,10 +16,10 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import ckptools
 from ckptools.errors import ReadError
+from ckptools.model.cover import cover
 from ckptools.model.regions import grid_boxes
 from ckptools.model.shards import Shard as Piece
 from ckptools.model.shards import in_rank_order
-from ckptools.model.tensor import cover
 from ckptools.model.tree import tensors_in
 from ckptools.pickles import reader
 from ckptools.pickles.classes.sharded import DTensorLayout, Placement, _all_shards, _spans, local_runs

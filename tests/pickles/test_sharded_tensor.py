@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptools.model.tensor import cover
+from ckptools.model.cover import cover
 from ckptools.model.tree import tensors_in
 from ckptools.pickles import reader
 from ckptools.pickles.machine import Machine

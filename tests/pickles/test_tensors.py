@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ckptools
-from ckptools.api.tensor import with_lazy_tensors
 from ckptools.dtypes import ITEMSIZE, QUANTIZED
 from ckptools.errors import CkptoolsError, ReadError
 from ckptools.model.tensor import Tensor
@@ -29,7 +28,7 @@ def saved(tmp_path, value):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.save(value, tmp_path / "t.pt")
-    return with_lazy_tensors(reader.read(tmp_path / "t.pt").tree)
+    return reader.read(tmp_path / "t.pt").tree
 
 
 def same_bits(a, b):
@@ -217,7 +216,7 @@ def test_an_expanded_scalar_of_2_to_40_elements_costs_nothing_to_open(tmp_path):
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_every_pickle_protocol_is_read(tmp_path, protocol):
     torch.save({"w": BASE, "p": torch.nn.Parameter(BASE)}, tmp_path / "t.pt", pickle_protocol=protocol)
-    tree = with_lazy_tensors(reader.read(tmp_path / "t.pt").tree)
+    tree = reader.read(tmp_path / "t.pt").tree
     same_bits(tree["w"].load(), BASE)
 
 
@@ -278,7 +277,7 @@ def test_a_view_is_accepted_when_and_only_when_it_lies_in_its_storage(tmp_path, 
     reach = offset + sum((n - 1) * s for n, s in dims)
     if legal and (not all(size) or reach < numel):
         expected = torch.from_numpy(data).as_strided(size, stride, offset) if all(size) else torch.empty(size)
-        same_bits(with_lazy_tensors(reader.read(path).tree).load(), expected)
+        same_bits(reader.read(path).tree.load(), expected)
     else:
         assert one_line(path)
 

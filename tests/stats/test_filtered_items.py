@@ -8,8 +8,9 @@ import pytest
 
 from ckptools.formats.dcp import locator
 from ckptools.formats.open import open_checkpoint
+from ckptools.model.key_path import fqn_of
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import fqn_of, tensors_in
+from ckptools.model.tree import tensors_in
 from ckptools.stats.figures import tensor_stats
 from tests.truth import FIXTURES
 

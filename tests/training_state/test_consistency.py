@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckptools.model.checkpoint import Fact
+from ckptools.model.facts import Fact
 from ckptools.rules.optimizers import ELEMENTWISE, optimizer_problems, step_problems
 from tests.display.made import checkpoint, group, plain, snapshot
 

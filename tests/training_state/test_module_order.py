@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import ckptools
-from ckptools.model.checkpoint import ModuleOrder
+from ckptools.model.facts import ModuleOrder
 from ckptools.model.tensor import Tensor
 from ckptools.training_state.optimizers import AS_SAVED, believed, model_for_names
 from tests.state_dicts import state_dict

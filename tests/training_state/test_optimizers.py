@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ckptools
-from ckptools.model.checkpoint import ModuleOrder
+from ckptools.model.facts import ModuleOrder
 from ckptools.model.regions import Box
 from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Tensor

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import ckptools
 from ckptools.cli import app
 from ckptools.errors import NotWholeError, RefusedError, UsageError
-from ckptools.model.checkpoint import ModelConfig
+from ckptools.model.facts import ModelConfig
 from ckptools.training_state.quantized_weights import method_of
 from tests.quantized import COLUMNS, FP8, LAYERS, ROWS, WAYS, codes, folder, made
 from tests.truth import FIXTURES

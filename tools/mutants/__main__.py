@@ -1,6 +1,6 @@
 """`make mutants`: put faults at random into a copy of the package, one at a time; do the tests of that line notice?
 
-    python -m tools.mutants --sample 200 --seed 7 [ckptools/verify ckptools/api/tensor.py]
+    python -m tools.mutants --sample 200 --seed 7 [ckptools/verify ckptools/model/tensor.py]
 
 A line is drawn, then one of the operators that fit it, then one of its changes: a line with a long call counts as
 much as a guard. A fault is noticed where a test fails that passes without it, or hangs.

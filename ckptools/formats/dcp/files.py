@@ -35,7 +35,7 @@ from ckptools.formats.dcp.items import PICKLE, ItemReader
 from ckptools.formats.dcp.metadata import DcpMetadata, StoredItem
 from ckptools.formats.shared.checkpoint_builder import Fault, StatedFile
 from ckptools.formats.shared.several_checkpoints import several
-from ckptools.model.checkpoint import Fact
+from ckptools.model.facts import Fact
 from ckptools.model.problems import Code, Problem, Severity
 from ckptools.model.shards import Item, Source
 from ckptools.model.tensor import Tensor

@@ -36,9 +36,10 @@ from ckptools.formats.rank_search.rank_checks import compare_ranks
 from ckptools.formats.shared.checkpoint_builder import RankDifferences, StatedFile
 from ckptools.formats.shared.merge import Merge
 from ckptools.formats.shared.provenance import of_folder
-from ckptools.model.checkpoint import Fact, ModuleOrder, RankFile
+from ckptools.model.facts import Fact, ModuleOrder, RankFile
+from ckptools.model.key_path import KeyPath
 from ckptools.model.problems import Code, Problem
-from ckptools.model.tree import KeyPath, leaf_at
+from ckptools.model.tree import leaf_at
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import COUNTERS
 

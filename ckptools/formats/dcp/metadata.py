@@ -22,10 +22,11 @@ from typing import Any
 from ckptools.errors import CkptoolsError, ReadError, UnsafePathError
 from ckptools.files.compressed import has_zstd, is_zstd
 from ckptools.files.opening import File, is_plain_path
-from ckptools.model.checkpoint import RankFile
 from ckptools.model.extents import by_value
+from ckptools.model.facts import RankFile
+from ckptools.model.key_path import KeyPath
 from ckptools.model.regions import Ints
-from ckptools.model.tree import Global, KeyPath, Opaque, TorchName, describe_for_error
+from ckptools.model.tree import Global, Opaque, TorchName, describe_for_error
 from ckptools.pickles.batches import Batch, gathered, holds_skipped
 from ckptools.pickles.classes.tensors import dtype_of
 from ckptools.pickles.machine import Machine, load_checked

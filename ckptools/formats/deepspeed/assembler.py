@@ -25,12 +25,12 @@ from ckptools.formats.deepspeed.zero_stages import (
 from ckptools.formats.flat_parameters.units import RunBox, flat_source
 from ckptools.formats.shared.merge import Merge
 from ckptools.formats.shared.tensor_parallel import BoxPair
+from ckptools.model.key_path import KeyPath
 from ckptools.model.problems import Code, Problem
 from ckptools.model.rank_vote import Vote, same_value, vote
 from ckptools.model.regions import Box, Ints, chunk, contiguous_strides
 from ckptools.model.shards import Shard, Source, in_rank_order
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import KeyPath
 from ckptools.tensor_io.copies import stated_checksum
 
 # -- how tensor-parallel ranks cut each parameter, as `universal_checkpoint_info` of the model states says -------------

@@ -31,8 +31,9 @@ from ckptools.formats.rank_search import rank_checks
 from ckptools.formats.shared.checkpoint_builder import SavedFiles
 from ckptools.formats.shared.companions import CompanionFiles, companions_in, path_that_states_a_step, read_companions
 from ckptools.formats.shared.several_checkpoints import ASTRAY, several, text_of
-from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder, RankFile
-from ckptools.model.problems import Code, Problem, worst_first
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.facts import Fact, ModuleOrder, RankFile
+from ckptools.model.problems import Code, Problem, Rows, worst_first
 from ckptools.model.tree import describe_for_error
 from ckptools.rules.files import FileClaims, beyond
 from ckptools.text import few
@@ -380,7 +381,7 @@ def with_state_beside(made: Checkpoint, path: Path, tag: Path, options: Options)
     return replace(
         made,
         tree=tree,
-        files=(*made.files, *found.files),
+        files=Rows((*made.files, *found.files)),
         problems=worst_first(problems),
         names=tuple(dict.fromkeys([*made.names, *found.names])),
         world_size=made.world_size._replace(sources=(*made.world_size.sources, *found.world_size.sources)),

@@ -45,11 +45,11 @@ from ckptools.formats.flat_parameters.units import (
     units_of,
 )
 from ckptools.formats.shared.given_names_and_shapes import Shapes
-from ckptools.model.checkpoint import GivenNames, ModuleOrder
+from ckptools.model.facts import GivenNames, ModuleOrder
+from ckptools.model.key_path import KeyPath
 from ckptools.model.regions import Box, Ints, chunk
 from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import KeyPath
 from ckptools.tensor_io.copies import is_constant
 from ckptools.training_state.optimizers import (
     AS_SAVED,
@@ -160,7 +160,7 @@ def resolve_optimizer(
             for slot, tensor in entry.items() if isinstance(entry, MutableMapping) else ():
                 if isinstance(tensor, Tensor) and _is_run(tensor):
                     found = _run_of(tensor, member, unit) if member and unit else None
-                    entry[slot] = found or _unplaced(tensor)
+                    entry[slot] = _unplaced(tensor) if found is None else found
     elif originals == {False}:
         by_key = {u.key: u for u in units}
         flat = {u.key: as_moment(u) for u in units}
@@ -512,8 +512,8 @@ def _resolve_optimizer(
         for slot, tensor in entry.items() if isinstance(entry, MutableMapping) else ():
             if isinstance(tensor, Tensor) and tensor.kind == "plain" and tensor.shape and not tensor.note:
                 placed = _placed(tensor, shape, sharded, all_ranks)
-                entry[slot] = placed or tensor
-                unplaced += [] if placed else [(entry, slot, tensor)]
+                entry[slot] = tensor if placed is None else placed
+                unplaced += [(entry, slot, tensor)] if placed is None else []
     if unplaced and not (all_ranks and _is_copied_whole(optimizer["state"])):
         why = UNPLACED_PIECE if model is None else f"{UNPLACED_PIECE}; {ADVICE}"
         for entry, slot, tensor in unplaced:

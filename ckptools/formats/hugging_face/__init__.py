@@ -48,7 +48,8 @@ from ckptools.formats.shared.companions import (
     step_of_accelerate,
     without_optimizer,
 )
-from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.facts import Fact, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.rules.files import missing
 from ckptools.text import few

@@ -35,8 +35,9 @@ from ckptools.formats.hugging_face.files import (
 from ckptools.formats.options import Options
 from ckptools.formats.shared.checkpoint_builder import Fault, FileSet
 from ckptools.formats.shared.companions import companions_in
-from ckptools.model.checkpoint import KEY, RankFile, Said
+from ckptools.model.facts import RankFile
 from ckptools.model.problems import Code, Problem
+from ckptools.model.provenance import KEY, Said
 from ckptools.model.regions import Box, Ints
 from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor
@@ -137,7 +138,7 @@ def _problems(tree: Mapping[Any, Any], described: Mapping[str, Description]) -> 
 def _joined_tensor(tree: Mapping[Any, Any], one: Description) -> Tensor:
     """The tensor that parts make."""
     parts: dict[str, Any] = {part: tree[key] for part, key in one.parts.items() if key in tree}
-    first: Tensor = parts.get(CODES) or next(iter(parts.values()))
+    first: Tensor = parts[CODES] if CODES in parts else next(iter(parts.values()))
     state = {**{key: _attribute(value) for key, value in one.attributes.items()}, **parts}
     name = f"{TORCHAO}{one.kind}"
     if len(parts) < len(one.parts):

@@ -32,7 +32,8 @@ from ckptools.formats.rank_search import rank_checks
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, looked_at
 from ckptools.formats.shared.merge import Merge
 from ckptools.formats.shared.tensor_parallel import read_rules
-from ckptools.model.checkpoint import Checkpoint, ModuleOrder
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.facts import ModuleOrder
 from ckptools.model.problems import Code, Problem
 from ckptools.pickles.reader import Saved
 from ckptools.rules.files import beyond, misplaced, strays, twice

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from ckptools.errors import ReadError
 from ckptools.files.opening import check_stays_inside, reading
 from ckptools.formats.shared.several_checkpoints import ASTRAY, several, text_of
-from ckptools.model.checkpoint import Fact
+from ckptools.model.facts import Fact
 from ckptools.model.problems import Code, Problem, grouped
 from ckptools.model.regions import Ints
 from ckptools.model.tree import Opaque, describe_for_error

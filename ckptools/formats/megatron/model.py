@@ -24,7 +24,7 @@ from ckptools.formats.shared.tensor_parallel import (
     join,
     unjoined_tensor,
 )
-from ckptools.model.checkpoint import ModuleOrder
+from ckptools.model.facts import ModuleOrder
 from ckptools.model.problems import Code, Problem
 from ckptools.model.rank_vote import same_value, vote
 from ckptools.model.tensor import Tensor

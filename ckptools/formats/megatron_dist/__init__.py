@@ -41,7 +41,8 @@ from ckptools.formats.megatron.folders import arguments, setting
 from ckptools.formats.megatron_dist.stored import COMMON_KEY, StoredState, join_in_tree
 from ckptools.formats.options import Options
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, file_now
-from ckptools.model.checkpoint import Checkpoint, Fact
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.facts import Fact
 from ckptools.model.problems import Code, Problem, Severity
 from ckptools.model.tree import describe_for_error
 from ckptools.rules.files import missing

@@ -32,8 +32,8 @@ from ckptools.files.opening import File, content_of, head_at, is_remote, read_js
 from ckptools.files.safetensors_header import read_header
 from ckptools.formats.rank_search.rank_names import RankName, numbers_in, parse, with_digits
 from ckptools.formats.shared.several_checkpoints import several
-from ckptools.model.checkpoint import KEY
 from ckptools.model.problems import Code, Problem
+from ckptools.model.provenance import KEY
 from ckptools.model.rank_vote import same_records
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in

@@ -10,11 +10,13 @@ from ckptools.files.opening import tells_others
 from ckptools.formats.rank_search.rank_names import parse, unfinished
 from ckptools.formats.shared.checkpoint_builder import Fault, RankDifferences
 from ckptools.formats.shared.merge import Merge, put
-from ckptools.model.checkpoint import RankFile
+from ckptools.model.cover import cover_problem
+from ckptools.model.facts import RankFile
+from ckptools.model.key_path import KeyPath, fqn_of
 from ckptools.model.problems import Code, Problem
 from ckptools.model.rank_vote import Vote, same_records, vote
-from ckptools.model.tensor import Tensor, cover_problem
-from ckptools.model.tree import Absent, KeyPath, fqn_of, leaf_at, tensors_in
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import Absent, leaf_at, tensors_in
 from ckptools.rules.files import FileClaims, beyond, missing, twice
 from ckptools.text import few, spans
 from ckptools.training_state.optimizers import UNNAMED as NUMBERED

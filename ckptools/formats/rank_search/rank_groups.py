@@ -32,8 +32,9 @@ from ckptools.formats.rank_search.rank_names import (
 from ckptools.formats.shared.checkpoint_builder import SavedFiles
 from ckptools.formats.shared.several_checkpoints import several
 from ckptools.formats.wrapped_shards import stated_claim
+from ckptools.model.key_path import KeyPath
 from ckptools.model.problems import Code, Problem
-from ckptools.model.tree import KeyPath, describe_for_error, leaf_at, tensors_in
+from ckptools.model.tree import describe_for_error, leaf_at, tensors_in
 from ckptools.pickles import reader
 from ckptools.pickles.reader import Saved
 

@@ -15,17 +15,11 @@ from ckptools.files.opening import File, check_stays_inside, is_remote, read_jso
 from ckptools.files.remote.path import RemotePath
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search.rank_names import COUNTS_STEPS
-from ckptools.model.checkpoint import (
-    Checkpoint,
-    Fact,
-    GivenNames,
-    ModuleOrder,
-    RankFile,
-    ReadCost,
-)
-from ckptools.model.problems import Code, Problem, worst_first
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.facts import Fact, GivenNames, ModuleOrder, RankFile, ReadCost
+from ckptools.model.key_path import KeyPath
+from ckptools.model.problems import Code, Problem, Rows, worst_first
 from ckptools.model.tensor import Rounded
-from ckptools.model.tree import KeyPath
 from ckptools.pickles import reader
 from ckptools.pickles.reader import Saved
 from ckptools.rules.files import ANOTHER, FileClaims, misplaced, missing
@@ -91,7 +85,7 @@ class SalvagingReader:
             return checkpoint
         marked = {file.path: file._replace(status="cut") for file in cut}
         problems = [Problem(Code.FILE_CUT, self._words(file.path), file.rank) for file in cut]
-        files = tuple(marked.get(file.path, file) for file in checkpoint.files)
+        files = Rows(marked.get(file.path, file) for file in checkpoint.files)
         return replace(checkpoint, files=files, problems=worst_first([*checkpoint.problems, *problems]))
 
     def _words(self, path: Path) -> str:
@@ -510,7 +504,7 @@ class CheckpointBuilder(FileSet):
             format=self.format,
             saved_as=saved_as,
             tree=tree,
-            files=tuple(self.files if files is None else files),
+            files=Rows(self.files if files is None else files),
             world_size=world_size,
             step=by_majority(step, self.unequal),
             module_order=module_order,

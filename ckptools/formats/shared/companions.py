@@ -33,7 +33,7 @@ from ckptools.files.opening import File, content_of, head_of, read_json, reading
 from ckptools.files.zip_archive import MAX_PICKLE
 from ckptools.formats.options import Options
 from ckptools.formats.shared.checkpoint_builder import FileSet, archive_claims
-from ckptools.model.checkpoint import Fact
+from ckptools.model.facts import Fact
 from ckptools.model.problems import Code, Problem
 from ckptools.pickles.machine import Machine, load_checked
 from ckptools.rules.files import FileClaims, misplaced, missing

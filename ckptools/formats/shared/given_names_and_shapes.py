@@ -30,7 +30,8 @@ from typing import Any, Protocol, Union
 from ckptools.dtypes import is_floating
 from ckptools.errors import ReadError, UsageError
 from ckptools.files.opening import read_json
-from ckptools.model.checkpoint import Checkpoint, GivenNames, ModuleOrder
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.facts import GivenNames, ModuleOrder
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import describe_for_error

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ckptools.model.extents import ExtentFile, ExtentLayout, Extents, extent_file
+from ckptools.model.key_path import KeyPath, fqn_of
 from ckptools.model.problems import Code, Problem
 from ckptools.model.rank_vote import NAMES, Vote, difference, same_inside, same_value, vote
 from ckptools.model.regions import Box
 from ckptools.model.shards import Shard, Source, in_rank_order
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import Absent, KeyPath, NumpyArray, Opaque, empty_like, fqn_of
+from ckptools.model.tree import Absent, NumpyArray, Opaque, empty_like
 from ckptools.pickles.alike import Alike, CutKind, Pattern, kind_of, remade
 
 # -- the trees of ranks whose files are alike, joined by columns: no object for each shard, whatever the ranks ---------

@@ -20,7 +20,8 @@ from typing import Any
 from ckptools.errors import ReadError
 from ckptools.files.opening import is_remote, leads_out, read_json
 from ckptools.formats.options import Options
-from ckptools.model.checkpoint import ADAPTER_CONFIG, Checkpoint, ModelConfig
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.facts import ADAPTER_CONFIG, ModelConfig
 from ckptools.model.problems import Code, Problem, worst_first
 
 CONFIG = "config.json"

@@ -14,14 +14,16 @@ from typing import Any
 
 from ckptools.errors import ReadError
 from ckptools.files.opening import File, JsonError, check_stays_inside, is_remote, parse_json
-from ckptools.model.checkpoint import (
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.key_path import fqn_of
+from ckptools.model.problems import Code, Problem, worst_first
+from ckptools.model.provenance import (
     FILE_NAME,
     MAX_BYTES,
     MAX_NAMED,
     MAX_SIDE_FILE,
     OTHER,
     SCHEMA,
-    Checkpoint,
     Filled,
     LeftOut,
     Origin,
@@ -30,8 +32,7 @@ from ckptools.model.checkpoint import (
     joined,
     of_side_file,
 )
-from ckptools.model.problems import Code, Problem, worst_first
-from ckptools.model.tree import describe_for_error, fqn_of, tensors_in
+from ckptools.model.tree import describe_for_error, tensors_in
 from ckptools.text import few, plural, printable
 
 FILLS = {"zero": "zeros", "nan": "NaN"}

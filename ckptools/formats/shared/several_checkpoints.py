@@ -30,7 +30,7 @@ from ckptools.files.opening import (
 )
 from ckptools.formats.rank_search.rank_names import parse
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import Code, Problem
+from ckptools.model.problems import Code, Problem, Rows
 from ckptools.model.tree import describe_for_error
 from ckptools.text import few
 from ckptools.training_state.steps import step_in
@@ -259,7 +259,7 @@ def with_links(checkpoint: Checkpoint, folder: Path, links: str) -> Checkpoint:
 
 
 def _with_note(checkpoint: Checkpoint, text: str) -> Checkpoint:
-    return replace(checkpoint, problems=(*checkpoint.problems, Problem(Code.NOT_READ, text)))
+    return replace(checkpoint, problems=Rows((*checkpoint.problems, Problem(Code.NOT_READ, text))))
 
 
 def listed(folder: Path, found: Sequence[Path]) -> str:

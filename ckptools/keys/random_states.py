@@ -1,85 +1,28 @@
-"""The mappings of a checkpoint as users hold them: a state dict, and the random states of every rank.
-
-They show themselves, complete their keys, and name the nearest of one that is not there.
-"""
+"""The saved random states as users hold them: rank to generator to state, each with a fingerprint."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ckptools.api.tensor import Tensor, with_lazy_tensors
-from ckptools.model import tensor as tensor_data
+from ckptools.files.opening import OpenFiles
+from ckptools.keys.value_digests import (
+    Owner,
+    StateLeaf,
+    StreamRow,
+    generator_leaves,
+    holds_state,
+    states_in,
+    stream_rows,
+)
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import Rows, as_html, displayed, line_of, to_dict, to_plain
-from ckptools.text import clip_middle, few, no_such_key, plural
+from ckptools.model.problems import Rows, as_html, displayed, line_of, to_dict
+from ckptools.model.state_dict import StateDict
+from ckptools.model.tensor import Tensor
+from ckptools.text import few, plural
 from ckptools.training_state.sections import Section, sections_of_kind
-
-if TYPE_CHECKING:
-    from ckptools.keys.value_digests import Owner, StateLeaf, StreamRow
-
-
-class StateDict(Mapping[str, Any]):
-    """A part of a checkpoint by name, such as the state dict of its model. Errors about unknown names give the nearest.
-
-    `name` is for its `repr`; the names of its tensors begin with `prefix`, before their keys.
-    """
-
-    def __init__(self, name: str, values: Mapping[Any, Any], prefix: str = "") -> None:
-        self._name, self._values, self._prefix = name, values, prefix
-
-    def __getitem__(self, key: str) -> Any:
-        if key in self._values:
-            value = self._values[key]
-            return replace(value, name=f"{self._prefix}{key}") if isinstance(value, Tensor) else value
-        raise KeyError(no_such_key(key, map(str, self._values)))
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """The value at `key`, or `default`."""
-        return self[key] if key in self._values else default
-
-    def load(self) -> dict[str, Any]:
-        """The same mapping with every tensor read as a `torch.Tensor`, for `load_state_dict`.
-
-        Raises:
-            NotWholeError: no file that is here holds some of a tensor.
-            ReadError: a file cannot be read, or a tensor cannot be put together; the message says why.
-        """
-        return {key: value.load() if isinstance(value, Tensor) else value for key, value in self.items()}
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._values
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def _ipython_key_completions_(self) -> list[str]:
-        return [str(k) for k in self._values]
-
-    def __repr__(self) -> str:
-        tensors = sum(isinstance(v, tensor_data.Tensor) for v in self._values.values())
-        name = clip_middle(self._name or "values", 60)
-        counts = [plural(len(self), "key"), *([plural(tensors, "tensor")] if tensors else [])]
-        return line_of(f"{name}:", ", ".join(counts))
-
-    def _repr_html_(self) -> str | None:
-        return as_html(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Its values as texts, numbers, and lists and dicts of these; of a tensor what is known of it."""
-        return {str(key): to_plain(value) for key, value in self.items()}
-
-
-class RawTree(dict[Any, Any]):
-    """The tree of a file, which a notebook shows as folds."""
-
-    def _repr_html_(self) -> str | None:
-        return as_html(self)
 
 
 @displayed
@@ -141,14 +84,9 @@ class RandomStates(Mapping[int | str | None, StateDict]):
     @cached_property
     def rows(self) -> Rows[StreamRow]:
         """A row for each generator: of how many ranks there is a state, and how many of these differ."""
-        from ckptools.keys.value_digests import stream_rows
-
         return stream_rows(self._checkpoint, {section.name for section in sections_of_kind(self._checkpoint, "rng")})
 
     def _of_section(self, section: Section) -> dict[str, list[RandomState]]:
-        from ckptools.files.opening import OpenFiles
-        from ckptools.keys.value_digests import generator_leaves, holds_state, states_in
-
         found: dict[str, list[RandomState]] = {}
         with OpenFiles() as files:
             for stream, leaves in generator_leaves(self._checkpoint, section).items():
@@ -197,10 +135,10 @@ def _of_rank(rank: Owner) -> str:
 def _own(leaf: StateLeaf) -> Any:
     """The value of a leaf; of a tensor that several ranks hold whole, that of its rank."""
     value = leaf.value
-    if not isinstance(value, tensor_data.Tensor):
+    if not isinstance(value, Tensor):
         return value
     mine = value.on_rank(leaf.rank) if isinstance(leaf.rank, int) else ()
-    return with_lazy_tensors(replace(value, shards=mine) if mine else value)
+    return replace(value, shards=mine) if mine else value
 
 
 def _rebuilt(parts: list[tuple[tuple[Any, ...], Any]]) -> Any:
