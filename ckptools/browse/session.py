@@ -313,7 +313,7 @@ class Session:
 
     def diagnose(self, job: BackgroundJob) -> Diagnosis:
         """What `doctor` says of a path that cannot be opened."""
-        from ckptools.api.functions import examined
+        from ckptools.doctor.examination import examined
 
         with self.timed():
             return examined(self.path, on_found=job.on_file)

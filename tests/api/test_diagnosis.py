@@ -14,9 +14,9 @@ import torch.distributed.checkpoint as dcp
 from typer.testing import CliRunner
 
 import ckptools
-from ckptools.api.functions import examined as examine
 from ckptools.cli import app
 from ckptools.doctor.answers import FACTS, IN_STEP, LOADS, NEWEST, WHOLE, Diagnosis, Finding
+from ckptools.doctor.examination import examined as examine
 from ckptools.model.tree import tensors_in
 from tests.truth import FIXTURES
 

@@ -22,9 +22,9 @@ def doctor(
 
     Exit code: 0 nothing is wrong (warnings may be shown), 1 something is, 2 usage, 3 it cannot be opened.
     """
-    from ckptools.api.functions import examined as examine
     from ckptools.cli.printing import CountLine, ProgressLine
     from ckptools.doctor.answers import diagnosis_text
+    from ckptools.doctor.examination import examined as examine
 
     counted, read = CountLine("looked into", "checkpoint"), ProgressLine()
     with answered_in_json(form.json, "ckptools/doctor/1", "ok", paths), counted, read:

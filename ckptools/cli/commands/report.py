@@ -93,7 +93,7 @@ def _write(checkpoint: Checkpoint, out: str, force: bool, interactive: bool, *, 
 
 def _reported(error: ReadError, paths: Sequence[str], out: str, force: bool, opening: OpeningOptions) -> CkptoolsError:
     """The error, after a page was written that says so: who gets it by mail must not take an older one for this."""
-    from ckptools.api.functions import examined
+    from ckptools.doctor.examination import examined
     from ckptools.files.partial_files import write_text
     from ckptools.report.html import unreadable_page
 
