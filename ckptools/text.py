@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
+from typing import Any
 
 CUT = "..."
 MOST = 6
@@ -24,6 +25,22 @@ MAX_BITS = 512
 """A longer integer is described: printing one takes time quadratic in its length, and Python refuses it."""
 
 # -- names -------------------------------------------------------------------------------------------------------------
+
+
+Key = Any
+"""One step of a key path: usually a str, an int for optimizer ids and list positions."""
+
+KeyPath = tuple[Key, ...]
+
+
+def fqn_of(path: KeyPath) -> str:
+    """Join a key path for people. Inside ckptools pass the tuple: keys may hold dots."""
+    return ".".join(map(str, path))
+
+
+def is_within(name: str, part: str) -> bool:
+    """Whether a dotted name is that of a part, or of something in it."""
+    return f"{name}.".startswith(f"{part}.")
 
 
 def printable(text: str) -> str:

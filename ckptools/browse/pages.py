@@ -17,12 +17,11 @@ from ckptools.display.next_command import quoted
 from ckptools.display.tables import Screen, cause_words, table, wrapped
 from ckptools.inspect.record import optimizer_lines, report_text, scheduler_words
 from ckptools.model.facts import RankFile
-from ckptools.model.key_path import KeyPath, fqn_of
 from ckptools.model.problems import Problem, to_dict
 from ckptools.model.tensor import Tensor
 from ckptools.model.verdict import consequences_of, problems_by_cause
 from ckptools.stats.record import Stats, histogram
-from ckptools.text import clip_middle, count, moment, number, plural, printable, size
+from ckptools.text import KeyPath, clip_middle, count, fqn_of, moment, number, plural, printable, size
 
 if TYPE_CHECKING:
     from ckptools.inspect.html import Grouping, RankCell

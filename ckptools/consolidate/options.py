@@ -11,10 +11,9 @@ from ckptools.consolidate.writers.layout import OutputContents, WriteOptions
 from ckptools.dtypes import ITEMSIZE, SHORT, is_floating
 from ckptools.errors import RefusedError, UsageError
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.key_path import KeyPath
 from ckptools.model.tree import describe_for_error, empty_like, leaf_at, with_leaves
 from ckptools.option import option
-from ckptools.text import clip, few, parse_bytes
+from ckptools.text import KeyPath, clip, few, parse_bytes
 from ckptools.training_state.optimizers import UNNAMED, Naming, optimizers_of, without_ddp
 from ckptools.training_state.sections import Section, flat_key, is_flat_optimizer, sections_of_kind
 

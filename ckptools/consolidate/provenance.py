@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from ckptools._version import __version__
 from ckptools.consolidate.writers.layout import OutputContents
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.key_path import KeyPath, fqn_of
 from ckptools.model.problems import Code
 from ckptools.model.provenance import OTHER, Filled, LeftOut, Origin, Provenance
 from ckptools.model.tree import tensors_in
-from ckptools.text import few, plural
+from ckptools.text import KeyPath, few, fqn_of, plural
 
 CODES = frozenset(code.code for code in Code)
 """Keys of left-out values without a name."""

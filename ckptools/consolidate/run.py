@@ -46,12 +46,11 @@ from ckptools.errors import RefusedError, UsageError
 from ckptools.files.opening import OpenFiles, is_remote
 from ckptools.formats.open import with_all_ranks
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.key_path import fqn_of
 from ckptools.model.provenance import FILE_NAME
 from ckptools.model.tree import tensors_in
 from ckptools.rules.verdict import verdict_of
 from ckptools.tensor_io.fetch_ahead import Progress, no_progress
-from ckptools.text import plural
+from ckptools.text import fqn_of, plural
 from ckptools.training_state.sections import sections_of, sections_of_kind
 
 if TYPE_CHECKING:

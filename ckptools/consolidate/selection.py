@@ -19,7 +19,6 @@ from ckptools.formats.rank_search.one_of_several import SLICES
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import cover, cover_problem
 from ckptools.model.extents import ExtentFile, Extents
-from ckptools.model.key_path import KeyPath, fqn_of, is_within
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
 from ckptools.model.shards import Shard
@@ -43,7 +42,18 @@ from ckptools.tensor_io import replicas
 from ckptools.tensor_io.checksums import Record, damaged_records, records_of
 from ckptools.tensor_io.copies import copies_without_checksums
 from ckptools.tensor_io.fetch_ahead import no_progress
-from ckptools.text import and_others, clip_middle, few, first_few, named_ranks, plural, printable
+from ckptools.text import (
+    KeyPath,
+    and_others,
+    clip_middle,
+    few,
+    first_few,
+    fqn_of,
+    is_within,
+    named_ranks,
+    plural,
+    printable,
+)
 from ckptools.training_state.rank_values import NOTHING, RankValues, own_paths
 from ckptools.training_state.sections import Section, sections_of, sections_of_kind, tensors_of
 

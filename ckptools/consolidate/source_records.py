@@ -26,7 +26,6 @@ from ckptools.formats.open import open_again
 from ckptools.formats.options import Options
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import cover, cover_problem
-from ckptools.model.key_path import KeyPath, fqn_of
 from ckptools.model.problems import Code, Problem, grouped
 from ckptools.model.provenance import Origin
 from ckptools.model.regions import Box
@@ -44,7 +43,7 @@ from ckptools.tensor_io.checksums import (
     without_records,
 )
 from ckptools.tensor_io.fetch_ahead import Progress, in_ranks
-from ckptools.text import and_others, few, plural
+from ckptools.text import KeyPath, and_others, few, fqn_of, plural
 
 Right = Mapping[Path, Collection[int]]
 """Records that match their stated CRC-32: their offsets, by file."""

@@ -30,7 +30,6 @@ from ckptools.keys.sharding import placement
 from ckptools.keys.value_digests import content_of, stream_rows
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import Cover, TangledLayoutError, cover
-from ckptools.model.key_path import KeyPath, is_within
 from ckptools.model.problems import Rows, grouped
 from ckptools.model.regions import Box, Ints
 from ckptools.model.shards import Shard, Source, in_rank_order
@@ -38,7 +37,7 @@ from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Absent
 from ckptools.tensor_io.dcp_items import ItemLocator, with_items_read, with_source
 from ckptools.tensor_io.slicing import slicing_of
-from ckptools.text import few, first_few, named_ranks, no_such_key, plural, printable, shape, size
+from ckptools.text import KeyPath, few, first_few, is_within, named_ranks, no_such_key, plural, printable, shape, size
 from ckptools.training_state.sections import sections_of
 
 if TYPE_CHECKING:

@@ -28,7 +28,6 @@ from ckptools.keys.entries import (
 )
 from ckptools.keys.sharding import placement
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.key_path import KeyPath, fqn_of
 from ckptools.model.problems import Rows, grouped
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import (
@@ -43,7 +42,7 @@ from ckptools.model.tree import (
     scalar,
 )
 from ckptools.rules.verdict import verdict_of
-from ckptools.text import MAX_BITS, clip, plural, shape
+from ckptools.text import MAX_BITS, KeyPath, clip, fqn_of, plural, shape
 from ckptools.training_state.sections import sections_of, sections_of_kind, storage_identity
 
 # -- what bytes in a checkpoint hold that `pickle.dumps` or `torch.save` wrote: a loader's place, a module's extra state

@@ -11,10 +11,9 @@ from ckptools.diff.record import Subject, ValueDifference, Verdict
 from ckptools.diff.sides import ContainerForm, Contents, SideContainer, SideGroup, SideValue
 from ckptools.keys.entries import LONG
 from ckptools.keys.value_digests import MAX_TEXT, UNREAD, Content, apart, digest_of, kind_of, text_of
-from ckptools.model.key_path import fqn_of
 from ckptools.model.regions import Box
 from ckptools.model.tree import Found, NumpyArray, NumpyScalar, first_difference
-from ckptools.text import CUT, clip, common_prefix, few, plural
+from ckptools.text import CUT, clip, common_prefix, few, fqn_of, plural
 
 ByRank = Mapping[int | None, Content]
 KEYS = "a key is a number on one side and its text on the other"

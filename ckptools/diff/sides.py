@@ -42,13 +42,12 @@ from ckptools.keys.value_digests import (
 )
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import cover_problem
-from ckptools.model.key_path import KeyPath, fqn_of
 from ckptools.model.problems import grouped
 from ckptools.model.rank_vote import vote
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Absent, leaf_at
 from ckptools.tensor_io.fetch_ahead import fetched, parts_of_all
-from ckptools.text import few, plural
+from ckptools.text import KeyPath, few, fqn_of, plural
 from ckptools.training_state.optimizers import ddp_prefix, optimizers_of, without_wrappers
 from ckptools.training_state.rank_values import is_own
 from ckptools.training_state.sections import Section, is_flat_optimizer, sections_of

@@ -48,12 +48,11 @@ from ckptools.formats.shared.tensor_parallel import (
 from ckptools.formats.wrapped_shards import wrapped_ranks
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.facts import Fact, GivenNames, RankFile
-from ckptools.model.key_path import KeyPath, fqn_of
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in, with_leaves
 from ckptools.pickles.alike import Alike
-from ckptools.text import named_ranks
+from ckptools.text import KeyPath, fqn_of, named_ranks
 from ckptools.training_state.optimizers import (
     AS_SAVED,
     UNNAMED,

@@ -18,11 +18,11 @@ from ckptools.formats.rank_search.rank_groups import rank_group
 from ckptools.formats.rank_search.rank_names import RankName
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.facts import RankFile
-from ckptools.model.key_path import KeyPath
 from ckptools.model.regions import Box
 from ckptools.model.tensor import UNLISTED, Tensor, TensorOrigin
 from ckptools.model.tree import Opaque, leaf_at
 from ckptools.pickles.reader import Saved
+from ckptools.text import KeyPath
 
 JOINED = ("flat_pieces", "tensor_parallel")
 """Kinds of tensors that one file alone does not place: the format joins them when it reads every rank."""

@@ -37,7 +37,6 @@ from ckptools.formats.shared.tensor_parallel import BoxPair
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import cover_problem
 from ckptools.model.facts import Fact
-from ckptools.model.key_path import KeyPath, fqn_of
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints, grid_boxes
 from ckptools.model.shards import Shard, Source, in_rank_order
@@ -48,7 +47,7 @@ from ckptools.pickles.machine import Machine, load_checked
 from ckptools.pickles.objects import MAX_MESH
 from ckptools.pickles.reader import Saved
 from ckptools.rules.files import FileClaims, Place, misplaced, missing, twice
-from ckptools.text import and_others, few, first_few
+from ckptools.text import KeyPath, and_others, few, first_few, fqn_of
 from ckptools.training_state.optimizers import AS_SAVED, SORTED
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step

@@ -36,7 +36,6 @@ from ckptools.formats.shared.merge import Merge, put
 from ckptools.formats.torch_checkpointing import check_cover, with_lost
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.facts import Fact, ModuleOrder
-from ckptools.model.key_path import KeyPath, fqn_of
 from ckptools.model.problems import Code, Problem, Rows
 from ckptools.model.regions import Box, Ints, contiguous_strides
 from ckptools.model.shards import Shard, Source
@@ -44,7 +43,7 @@ from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Lost, Opaque, describe_for_error, leaf_at, tensors_in
 from ckptools.pickles.classes.tensors import WHY_NOT
 from ckptools.pickles.reader import Saved
-from ckptools.text import few, plural, spans
+from ckptools.text import KeyPath, few, fqn_of, plural, spans
 from ckptools.training_state.rank_values import Shared
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step

@@ -12,14 +12,13 @@ from ckptools.errors import ReadError
 from ckptools.formats.flat_parameters import parameters
 from ckptools.formats.flat_parameters.units import Member, Unit, end_to_end
 from ckptools.model.facts import Fact, ModuleOrder
-from ckptools.model.key_path import KeyPath, fqn_of
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints
 from ckptools.model.shards import Shard, Source, in_rank_order
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import empty_like
 from ckptools.rules.files import ANOTHER, FileClaims, misplaced
-from ckptools.text import few, plural
+from ckptools.text import KeyPath, few, fqn_of, plural
 from ckptools.training_state.optimizers import name_parameters, order_of, without_wrappers
 from ckptools.training_state.sections import find_sections, is_flat_optimizer
 

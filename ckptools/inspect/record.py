@@ -18,7 +18,6 @@ from ckptools.files.opening import common_folder
 from ckptools.keys.sharding import ShardingRow, sharding_name, sharding_rows
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.facts import Fact
-from ckptools.model.key_path import KeyPath, fqn_of
 from ckptools.model.problems import Problem, Severity, worst_first
 from ckptools.model.provenance import Provenance
 from ckptools.model.tensor import Tensor
@@ -26,7 +25,7 @@ from ckptools.model.tree import NumpyArray, nodes_in, scalar, tensors_in, walk
 from ckptools.model.verdict import Verdict, causes_of, consequences_of
 from ckptools.pickles.foreign_names import foreign_classes, foreign_problems, suspicious_names
 from ckptools.rules.verdict import verdict_of
-from ckptools.text import clip_name, count, duration, few, period, plural, printable, size
+from ckptools.text import KeyPath, clip_name, count, duration, few, fqn_of, period, plural, printable, size
 from ckptools.training_state.modules import module_problems
 from ckptools.training_state.optimizers import Optimizer, ParamGroup, group_ids, moments_of, nested, optimizers_of
 from ckptools.training_state.sections import (

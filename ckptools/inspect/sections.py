@@ -16,10 +16,9 @@ from ckptools.keys.entries import fingerprint, is_private_value, leaves_of
 from ckptools.keys.sharding import placement
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.facts import Fact, RankFile
-from ckptools.model.key_path import KeyPath, fqn_of
 from ckptools.model.problems import Problem, to_dict
 from ckptools.model.tensor import Tensor
-from ckptools.text import moment_utc, plural, printable, shape, size
+from ckptools.text import KeyPath, fqn_of, moment_utc, plural, printable, shape, size
 from ckptools.training_state.optimizers import moments_of, optimizers_of
 from ckptools.training_state.sections import Section, sections_of
 

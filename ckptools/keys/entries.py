@@ -15,7 +15,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from ckptools.errors import UsageError
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.key_path import Key, KeyPath, fqn_of
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import (
     MAX_UNFOLDING,
@@ -30,7 +29,7 @@ from ckptools.model.tree import (
     plain,
     scalar,
 )
-from ckptools.text import MAX_BITS
+from ckptools.text import MAX_BITS, Key, KeyPath, fqn_of
 from ckptools.training_state.optimizers import Optimizer, nested, optimizers_of
 from ckptools.training_state.sections import (
     Section,

@@ -26,7 +26,6 @@ from ckptools.files.opening import OpenFiles
 from ckptools.keys.entries import LONG, children_inside, is_brief, is_plain, rank_leaves
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import cover_problem
-from ckptools.model.key_path import KeyPath
 from ckptools.model.problems import Rows, displayed
 from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor
@@ -46,7 +45,7 @@ from ckptools.model.tree import (
 )
 from ckptools.tensor_io.fetch_ahead import Part, fetched, parts_of_all
 from ckptools.tensor_io.stream import shard_bytes, tensor_bytes
-from ckptools.text import CUT, MAX_BITS, clip, common_prefix, few, plural, shape, told_apart
+from ckptools.text import CUT, MAX_BITS, KeyPath, clip, common_prefix, few, plural, shape, told_apart
 from ckptools.training_state.sections import Section, sections_of_kind, stream_of, twister_of
 
 MAX_ITEMS = 4_000_000

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
-from ckptools.model.key_path import fqn_of
 from ckptools.model.problems import Differing
 from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor
@@ -24,7 +23,7 @@ from ckptools.model.tree import (
     first_difference,
     scalar,
 )
-from ckptools.text import clip, clip_middle, number, plural, printable, spans, told_apart
+from ckptools.text import clip, clip_middle, fqn_of, number, plural, printable, spans, told_apart
 
 T = TypeVar("T")
 

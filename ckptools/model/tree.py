@@ -9,10 +9,9 @@ from copy import copy
 from itertools import chain
 from typing import Any
 
-from ckptools.model.key_path import Key, KeyPath
 from ckptools.model.problems import MAX_LINE, as_html, to_plain
 from ckptools.model.tensor import Tensor
-from ckptools.text import clip, clip_middle, printable
+from ckptools.text import Key, KeyPath, clip, clip_middle, printable
 
 
 def walk(tree: Any) -> Iterator[tuple[KeyPath, Any]]:

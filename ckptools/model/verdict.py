@@ -7,9 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from ckptools.model.key_path import is_within
 from ckptools.model.problems import Code, Problem, Severity, displayed, remedy_of, to_dict
-from ckptools.text import and_more, and_others, clip, clip_middle, few, named_ranks, plural, printable
+from ckptools.text import and_more, and_others, clip, clip_middle, few, is_within, named_ranks, plural, printable
 
 # -- causes: problems grouped by what is behind them, each with the way out, and the consequences of lost files apart
 

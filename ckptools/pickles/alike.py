@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from ckptools.errors import ReadError
 from ckptools.files.opening import File, content_of, head_of
 from ckptools.files.zip_archive import Container, root_of
-from ckptools.model.key_path import KeyPath
 from ckptools.model.provenance import FILE_NAME
 from ckptools.model.regions import Box, Ints
 from ckptools.model.shards import Shard, Source
@@ -28,6 +27,7 @@ from ckptools.pickles.classes.tensors import REBUILD
 from ckptools.pickles.machine import Handler, Machine, Stack, gc_paused
 from ckptools.pickles.machine_state import BEGIN_RUNS, FREE_WORK, RUN, WORK_PER_BYTE, Locate, PickleError
 from ckptools.pickles.objects import Claim, Mesh, Storage, attributes, attributes_in, claims_of, mesh_of
+from ckptools.text import KeyPath
 
 # -- how a pickle is spelled: its opcodes one after the other, compared with another pickle that differs in values only
 # The files of ranks differ in a few numbers and texts: the rank, its place in a mesh, random states. Everything between

@@ -9,11 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from ckptools.model.key_path import KeyPath, fqn_of
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Lost, Opaque
-from ckptools.text import and_more, clip_middle, plural
+from ckptools.text import KeyPath, and_more, clip_middle, fqn_of, plural
 
 MAX_VISITED = 2_000_000
 """Containers and foreign objects that are looked at; what a foreign object holds has no other limit."""

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.key_path import fqn_of
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Lost, scalar
-from ckptools.text import plural
+from ckptools.text import fqn_of, plural
 from ckptools.training_state.optimizers import Optimizer, ParamGroup, optimizers_of
 from ckptools.training_state.sections import model_of
 from ckptools.training_state.steps import RANKS_DIFFER, contradiction

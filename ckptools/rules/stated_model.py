@@ -18,11 +18,10 @@ from typing import Any, NamedTuple
 from ckptools.dtypes import is_floating
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.facts import ADAPTER_CONFIG, ModelConfig
-from ckptools.model.key_path import fqn_of
 from ckptools.model.problems import Code, Problem, Severity
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
-from ckptools.text import few, first_few, plural
+from ckptools.text import few, first_few, fqn_of, plural
 from ckptools.training_state.modules import Stack, absent_layers, experts_of, holes_in, lacking_layers, stacks_of
 from ckptools.training_state.sections import sections_of_kind
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from ckptools.dtypes import ITEMSIZE, is_floating
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import cover_problem
-from ckptools.model.key_path import KeyPath, fqn_of
 from ckptools.model.problems import Code, Problem, grouped, worst_first
 from ckptools.model.rank_vote import vote
 from ckptools.model.regions import Box
@@ -16,7 +15,7 @@ from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in, with_leaves
 from ckptools.rules.verdict import is_placed
-from ckptools.text import few
+from ckptools.text import KeyPath, few, fqn_of
 from ckptools.training_state.optimizers import optimizers_of
 from ckptools.training_state.rank_values import Shared
 from ckptools.training_state.sections import sections_of, sections_of_kind, tensors_of

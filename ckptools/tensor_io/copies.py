@@ -26,11 +26,11 @@ from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
 from ckptools.files.opening import OpenFiles
 from ckptools.model.extents import ExtentFile, ExtentLayout, Extents, read_paths
-from ckptools.model.key_path import KeyPath
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints, is_contiguous
 from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Tensor, TensorKind
+from ckptools.text import KeyPath
 
 Checksum = tuple[str, int, int]
 """`(dtype, CRC-32, bytes)`: the facts that a container states of a tensor."""

@@ -22,9 +22,9 @@ from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
 from ckptools.files.opening import File
 from ckptools.files.remote.path import RemotePath, stores_are_used
-from ckptools.model.key_path import KeyPath
 from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor
+from ckptools.text import KeyPath
 
 # -- work shared out to a few threads: the first failure, or an interrupt, ends it in good order -----------------------
 # Python raises KeyboardInterrupt between any two steps of the main thread, also inside the code that hands work to

@@ -22,12 +22,11 @@ from ckptools.errors import CkptoolsError, UsageError
 from ckptools.files.opening import File, Window
 from ckptools.files.zip_archive import Container, checksum_places
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.key_path import fqn_of
 from ckptools.model.problems import Code, Problem
 from ckptools.model.shards import Shard, Source
 from ckptools.model.tree import tensors_in
 from ckptools.tensor_io.checksums import crc32
-from ckptools.text import few
+from ckptools.text import few, fqn_of
 from ckptools.training.options import CreateOptions
 
 # -- kinds of damage: one function for each, and the table `KINDS` that names them -------------------------------------

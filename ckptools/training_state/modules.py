@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckptools.errors import ReadError
-from ckptools.model.key_path import KeyPath
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Opaque, nodes_in
@@ -30,6 +29,7 @@ from ckptools.pickles import reader
 from ckptools.pickles.foreign_names import classes_and_places
 from ckptools.pickles.machine_state import PickleError, RepeatedRecords
 from ckptools.pickles.reader import Saved
+from ckptools.text import KeyPath
 from ckptools.training_state.sections import find_sections
 
 MAX_DEPTH = 100

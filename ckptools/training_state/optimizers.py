@@ -11,12 +11,11 @@ from ckptools.dtypes import is_floating
 from ckptools.errors import RefusedError
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.facts import GivenNames, ModuleOrder
-from ckptools.model.key_path import KeyPath, fqn_of
 from ckptools.model.problems import Rows, displayed, to_dict
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import NumpyScalar, describe_for_error
-from ckptools.text import clip_middle, plural
+from ckptools.text import KeyPath, clip_middle, fqn_of, plural
 from ckptools.training_state.sections import (
     STATE,
     flat_key,

@@ -27,7 +27,6 @@ from ckptools.errors import ReadError
 from ckptools.files.opening import OpenFiles
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.extents import ExtentLayout
-from ckptools.model.key_path import KeyPath
 from ckptools.model.regions import Box, Ints
 from ckptools.model.shards import Coding, Encoded, ScaleCoding, Shard, Source
 from ckptools.model.tensor import Tensor
@@ -38,6 +37,7 @@ from ckptools.tensor_io.checksums import FileRecords, Record, damaged_records
 from ckptools.tensor_io.dcp_items import with_source
 from ckptools.tensor_io.fetch_ahead import no_progress
 from ckptools.tensor_io.read import read_shard
+from ckptools.text import KeyPath
 from ckptools.training_state.quantized_weights import QuantizedWeight, bitsandbytes_in
 
 NF4 = (

@@ -31,11 +31,10 @@ from typing import Any, NamedTuple
 from ckptools.dtypes import ITEMSIZE, is_floating, short
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.facts import ModelConfig, Scheme
-from ckptools.model.key_path import fqn_of
 from ckptools.model.problems import Code, Problem, Severity
 from ckptools.model.tensor import CODES, Coded, Tensor
 from ckptools.model.tree import nodes_in, of_kinds, rebuilt
-from ckptools.text import and_others, few, plural
+from ckptools.text import and_others, few, fqn_of, plural
 from ckptools.training_state.sections import Section, sections_of_kind
 
 FP8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")

@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.key_path import KeyPath
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import children_of, leaf_at, nodes_in, tensors_in
+from ckptools.text import KeyPath
 from ckptools.training_state.sections import Section, is_gathered, sections_of, tensors_of
 from ckptools.training_state.steps import COUNTERS
 

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.facts import Fact
-from ckptools.model.key_path import KeyPath, fqn_of
 from ckptools.model.rank_vote import vote
 from ckptools.model.tree import scalar, walk
+from ckptools.text import KeyPath, fqn_of
 from ckptools.training_state.optimizers import nested, optimizers_of
 from ckptools.training_state.sections import Section, sections_of_kind
 

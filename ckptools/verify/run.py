@@ -19,7 +19,6 @@ from ckptools.keys.entries import EVERYTHING
 from ckptools.keys.value_digests import NUMBERS, ByRank, Owner, random_states
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import cover_problem
-from ckptools.model.key_path import fqn_of
 from ckptools.model.problems import Code, Problem, Rows, grouped
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
@@ -31,7 +30,7 @@ from ckptools.tensor_io.checksums import Record, Stored, without_records
 from ckptools.tensor_io.copies import copies_without_checksums, equal_copies
 from ckptools.tensor_io.fetch_ahead import Progress, copies_of, in_ranks, no_progress, thread_count
 from ckptools.tensor_io.stream import shard_bytes
-from ckptools.text import first_few, plural
+from ckptools.text import first_few, fqn_of, plural
 from ckptools.training_state.modules import module_problems
 from ckptools.training_state.optimizers import nested, optimizers_of
 from ckptools.training_state.sections import sections_of_kind

@@ -22,7 +22,6 @@ from ckptools.keys.value_digests import once
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import cover_problem
 from ckptools.model.facts import RankFile
-from ckptools.model.key_path import fqn_of
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
@@ -31,7 +30,7 @@ from ckptools.tensor_io.checksums import CHUNK, Record, Stored, crc32, read_piec
 from ckptools.tensor_io.fetch_ahead import Part, copies_of, fetched_runs
 from ckptools.tensor_io.replicas import differing_boxes
 from ckptools.tensor_io.stream import MANIFEST_SCHEMA, file_digest, tensor_digest
-from ckptools.text import and_more, duration, few, plural, size
+from ckptools.text import and_more, duration, few, fqn_of, plural, size
 from ckptools.training_state.rank_values import RankValues, Shared
 from ckptools.training_state.sections import sections_of, sections_of_kind, tensors_of
 from ckptools.verify.record import Check, judged, not_judged

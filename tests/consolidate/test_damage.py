@@ -19,11 +19,11 @@ from ckptools.cli import app
 from ckptools.consolidate.source_records import BytesRead, SourceRecords, joined_pieces
 from ckptools.errors import DamagedError, NotWholeError
 from ckptools.files.opening import OpenFiles
-from ckptools.model.key_path import fqn_of
 from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
 from ckptools.tensor_io.checksums import Record, crc32, stored_records
+from ckptools.text import fqn_of
 from tests.truth import FIXTURES
 
 OUTPUTS = ("out.pt", "out.safetensors", "out.dcp")

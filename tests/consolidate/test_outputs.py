@@ -29,7 +29,7 @@ from safetensors.torch import load_file, save_file
 import ckptools
 from ckptools.consolidate.record import Consolidated
 from ckptools.errors import ReadError
-from ckptools.model.key_path import fqn_of
+from ckptools.text import fqn_of
 from ckptools.training_state.optimizers import Optimizer
 from tests.pickles.test_machine import Called
 from tests.truth import LOCAL, WHOLE, Known, load_truth

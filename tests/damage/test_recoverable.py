@@ -13,8 +13,8 @@ import pytest
 import ckptools
 from ckptools.errors import CkptoolsError
 from ckptools.model.cover import cover
-from ckptools.model.key_path import KeyPath
 from ckptools.model.tensor import Tensor
+from ckptools.text import KeyPath
 from ckptools.training_state.sections import sections_of, tensors_of
 from tests.truth import ASKED, FIXTURES, LOCAL, WHOLE, Known, one_of_each_form
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from ckptools.errors import CkptoolsError, original_of
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.key_path import KeyPath, fqn_of
 from ckptools.model.shards import Encoded, Shard, Source
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import NumpyArray, NumpyScalar, walk
 from ckptools.rules.verdict import verdict_of
+from ckptools.text import KeyPath, fqn_of
 from ckptools.training_state.optimizers import optimizers_of
 from ckptools.training_state.sections import sections_of
 

@@ -8,10 +8,10 @@ import pytest
 
 from ckptools.formats.dcp import locator
 from ckptools.formats.open import open_checkpoint
-from ckptools.model.key_path import fqn_of
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
 from ckptools.stats.figures import tensor_stats
+from ckptools.text import fqn_of
 from tests.truth import FIXTURES
 
 FOLDER = FIXTURES / "torch2.13.0-fsdp2-dcp-w3" / "ckpt"

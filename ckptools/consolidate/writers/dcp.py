@@ -39,13 +39,12 @@ from ckptools.consolidate.writers.pickle_emitter import Call, Emitter, Instance
 from ckptools.consolidate.writers.pt import Packed, pack
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import RefusedError
-from ckptools.model.key_path import KeyPath, fqn_of
 from ckptools.model.provenance import FILE_NAME as RECORD
 from ckptools.model.regions import Box
 from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Global, Size, TorchName
-from ckptools.text import first_few, plural
+from ckptools.text import KeyPath, first_few, fqn_of, plural
 from ckptools.training_state.optimizers import GIVE, Naming, ddp_prefix, group_ids, without_wrappers
 from ckptools.training_state.sections import GROUPS, STATE, Section, is_flat_optimizer, sections_of_kind
 

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 from ckptools.dtypes import ITEMSIZE, is_floating
 from ckptools.files.partial_files import write_at
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.key_path import KeyPath, fqn_of
 from ckptools.model.problems import Problem
 from ckptools.model.provenance import Filled
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.stream import Band, Copy, parts_of
+from ckptools.text import KeyPath, fqn_of
 from ckptools.training_state.sections import Section
 
 LEFT_OUT = "left-out."

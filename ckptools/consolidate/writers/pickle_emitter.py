@@ -18,11 +18,10 @@ from math import prod
 from typing import Any
 
 from ckptools.dtypes import ITEMSIZE, LEGACY_STORAGE
-from ckptools.model.key_path import KeyPath, fqn_of
 from ckptools.model.regions import contiguous_strides
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Size, TorchName
-from ckptools.text import clip, plural
+from ckptools.text import KeyPath, clip, fqn_of, plural
 
 # -- conversion of a tree for plain `torch.load(path)`: values that it does not accept become the nearest that it does
 # From torch 2.6 on, torch.load accepts only types on its own list: tensors, torch's small types, numbers, text, dicts

@@ -28,11 +28,11 @@ from ckptools.consolidate.writers.pickle_emitter import LEFT_OUT, BytesTensor, E
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import RefusedError
 from ckptools.files.zip_archive import CENTRAL, DESCRIPTOR, EOCD, EOCD64, EOCD64_LOCATOR, LOCAL, MAX_32
-from ckptools.model.key_path import KeyPath, fqn_of
 from ckptools.model.provenance import FILE_NAME, Provenance
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import empty_like
 from ckptools.tensor_io.checksums import crc32
+from ckptools.text import KeyPath, fqn_of
 
 # -- writer of torch.save's zip container: a place for every zip entry, and the bytes around the tensors ---------------
 # Members are stored uncompressed and begin at multiples of 64 bytes, padded through the local header's extra field (tag

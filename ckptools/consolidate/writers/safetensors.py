@@ -35,10 +35,10 @@ from ckptools.consolidate.writers.layout import (
 )
 from ckptools.dtypes import ITEMSIZE, SAFETENSORS
 from ckptools.errors import RefusedError
-from ckptools.model.key_path import fqn_of
 from ckptools.model.provenance import KEY, Provenance
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Size, TorchName, tensors_in
+from ckptools.text import fqn_of
 
 MAX_HEADER = 100_000_000
 """Largest header in bytes that the format's own library reads."""

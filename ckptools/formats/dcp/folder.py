@@ -37,9 +37,9 @@ from ckptools.formats.shared.checkpoint_builder import RankDifferences, StatedFi
 from ckptools.formats.shared.merge import Merge
 from ckptools.formats.shared.provenance import of_folder
 from ckptools.model.facts import Fact, ModuleOrder, RankFile
-from ckptools.model.key_path import KeyPath
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tree import leaf_at
+from ckptools.text import KeyPath
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import COUNTERS
 

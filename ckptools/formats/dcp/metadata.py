@@ -24,7 +24,6 @@ from ckptools.files.compressed import has_zstd, is_zstd
 from ckptools.files.opening import File, is_plain_path
 from ckptools.model.extents import by_value
 from ckptools.model.facts import RankFile
-from ckptools.model.key_path import KeyPath
 from ckptools.model.regions import Ints
 from ckptools.model.tree import Global, Opaque, TorchName, describe_for_error
 from ckptools.pickles.batches import Batch, gathered, holds_skipped
@@ -32,6 +31,7 @@ from ckptools.pickles.classes.tensors import dtype_of
 from ckptools.pickles.machine import Machine, load_checked
 from ckptools.pickles.machine_state import UnusualError
 from ckptools.pickles.objects import attributes
+from ckptools.text import KeyPath
 from ckptools.training_state.sections import is_optimizer
 
 

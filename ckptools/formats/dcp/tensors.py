@@ -25,14 +25,13 @@ from ckptools.formats.shared.checkpoint_builder import StatedFile
 from ckptools.formats.shared.merge import Merge
 from ckptools.model.cover import TangledLayoutError, cover
 from ckptools.model.extents import ExtentFile, Extents, extent_file, take
-from ckptools.model.key_path import KeyPath
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Tensor, TensorKind
 from ckptools.model.tree import Lost, Opaque, describe_for_error
 from ckptools.pickles.classes.tensors import WHY_NOT
 from ckptools.tensor_io.fetch_ahead import Part, fetched
-from ckptools.text import first_few
+from ckptools.text import KeyPath, first_few
 
 # -- the tensors -------------------------------------------------------------------------------------------------------
 

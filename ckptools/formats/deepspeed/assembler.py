@@ -25,13 +25,13 @@ from ckptools.formats.deepspeed.zero_stages import (
 from ckptools.formats.flat_parameters.units import RunBox, flat_source
 from ckptools.formats.shared.merge import Merge
 from ckptools.formats.shared.tensor_parallel import BoxPair
-from ckptools.model.key_path import KeyPath
 from ckptools.model.problems import Code, Problem
 from ckptools.model.rank_vote import Vote, same_value, vote
 from ckptools.model.regions import Box, Ints, chunk, contiguous_strides
 from ckptools.model.shards import Shard, Source, in_rank_order
 from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.copies import stated_checksum
+from ckptools.text import KeyPath
 
 # -- how tensor-parallel ranks cut each parameter, as `universal_checkpoint_info` of the model states says -------------
 # AutoTP training writes it since 0.18.9, Megatron-DeepSpeed as client state before. Every list in it is of patterns

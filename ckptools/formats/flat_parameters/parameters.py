@@ -46,11 +46,11 @@ from ckptools.formats.flat_parameters.units import (
 )
 from ckptools.formats.shared.given_names_and_shapes import Shapes
 from ckptools.model.facts import GivenNames, ModuleOrder
-from ckptools.model.key_path import KeyPath
 from ckptools.model.regions import Box, Ints, chunk
 from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.copies import is_constant
+from ckptools.text import KeyPath
 from ckptools.training_state.optimizers import (
     AS_SAVED,
     believed,

@@ -23,10 +23,10 @@ from ckptools.formats.megatron.folders import Coordinates
 from ckptools.formats.megatron.model import HALF, MASTER, Model, ValuesByRank
 from ckptools.formats.shared.merge import Merge
 from ckptools.formats.shared.tensor_parallel import REPLICATED, RankPiece, UnlikeError, join
-from ckptools.model.key_path import KeyPath, fqn_of
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Opaque, describe_for_error, tensors_in
+from ckptools.text import KeyPath, fqn_of
 from ckptools.training_state.optimizers import name_parameters
 
 FP32_COPIES = ("fp32_from_fp16_params", "fp32_from_fp16")

@@ -12,13 +12,12 @@ from ckptools.formats.shared.checkpoint_builder import Fault, RankDifferences
 from ckptools.formats.shared.merge import Merge, put
 from ckptools.model.cover import cover_problem
 from ckptools.model.facts import RankFile
-from ckptools.model.key_path import KeyPath, fqn_of
 from ckptools.model.problems import Code, Problem
 from ckptools.model.rank_vote import Vote, same_records, vote
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Absent, leaf_at, tensors_in
 from ckptools.rules.files import FileClaims, beyond, missing, twice
-from ckptools.text import few, spans
+from ckptools.text import KeyPath, few, fqn_of, spans
 from ckptools.training_state.optimizers import UNNAMED as NUMBERED
 from ckptools.training_state.rank_values import RUN_NAMES, Shared, counts_steps, is_own
 from ckptools.training_state.sections import Section, find_sections, is_gathered

@@ -32,11 +32,11 @@ from ckptools.formats.rank_search.rank_names import (
 from ckptools.formats.shared.checkpoint_builder import SavedFiles
 from ckptools.formats.shared.several_checkpoints import several
 from ckptools.formats.wrapped_shards import stated_claim
-from ckptools.model.key_path import KeyPath
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tree import describe_for_error, leaf_at, tensors_in
 from ckptools.pickles import reader
 from ckptools.pickles.reader import Saved
+from ckptools.text import KeyPath
 
 # -- the rank files of a checkpoint, by names that only their contents prove: `2.pt`, `model-2-of-4.pt`, `part3.pth` ---
 # A number in a file's name is the rank, or one more, where the files beside it that differ in this number alone are no

@@ -17,13 +17,12 @@ from ckptools.formats.options import Options
 from ckptools.formats.rank_search.rank_names import COUNTS_STEPS
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.facts import Fact, GivenNames, ModuleOrder, RankFile, ReadCost
-from ckptools.model.key_path import KeyPath
 from ckptools.model.problems import Code, Problem, Rows, worst_first
 from ckptools.model.tensor import Rounded
 from ckptools.pickles import reader
 from ckptools.pickles.reader import Saved
 from ckptools.rules.files import ANOTHER, FileClaims, misplaced, missing
-from ckptools.text import plural
+from ckptools.text import KeyPath, plural
 from ckptools.training_state import modules
 from ckptools.training_state.sections import Section
 from ckptools.training_state.steps import by_majority, find_step

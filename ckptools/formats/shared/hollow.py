@@ -25,7 +25,6 @@ from ckptools.files.opening import File, is_remote
 from ckptools.files.storage import SLACK
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.extents import ExtentFile, ExtentLayout, Extents, take
-from ckptools.model.key_path import fqn_of
 from ckptools.model.problems import Code, Problem, Severity, worst_first
 from ckptools.model.provenance import Filled
 from ckptools.model.regions import is_contiguous
@@ -33,7 +32,7 @@ from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
 from ckptools.tensor_io.checksums import crc32, crc32_combine
-from ckptools.text import and_others, few, size
+from ckptools.text import and_others, few, fqn_of, size
 
 MAX_READ = 1 << 20
 """Most bytes outside of holes that are read to check one record's checksum."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ckptools.model.extents import ExtentFile, ExtentLayout, Extents, extent_file
-from ckptools.model.key_path import KeyPath, fqn_of
 from ckptools.model.problems import Code, Problem
 from ckptools.model.rank_vote import NAMES, Vote, difference, same_inside, same_value, vote
 from ckptools.model.regions import Box
@@ -20,6 +19,7 @@ from ckptools.model.shards import Shard, Source, in_rank_order
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Absent, NumpyArray, Opaque, empty_like
 from ckptools.pickles.alike import Alike, CutKind, Pattern, kind_of, remade
+from ckptools.text import KeyPath, fqn_of
 
 # -- the trees of ranks whose files are alike, joined by columns: no object for each shard, whatever the ranks ---------
 # What this returns is what `Merge` would make of the trees one by one, but for plain values, which are the first

@@ -15,7 +15,6 @@ from typing import Any
 from ckptools.errors import ReadError
 from ckptools.files.opening import File, JsonError, check_stays_inside, is_remote, parse_json
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.key_path import fqn_of
 from ckptools.model.problems import Code, Problem, worst_first
 from ckptools.model.provenance import (
     FILE_NAME,
@@ -33,7 +32,7 @@ from ckptools.model.provenance import (
     of_side_file,
 )
 from ckptools.model.tree import describe_for_error, tensors_in
-from ckptools.text import few, plural, printable
+from ckptools.text import few, fqn_of, plural, printable
 
 FILLS = {"zero": "zeros", "nan": "NaN"}
 BEFORE = "left out by consolidate"
