@@ -35,7 +35,7 @@ LAYERS = (
     ("explain", "stats"),
     ("inspect", "verify", "diff", "match", "consolidate"),
     ("contents", "ls"),
-    ("plots",),
+    ("pictures",),
     ("doctor", "watch"),
     ("report",),
     ("api",),

@@ -30,7 +30,7 @@ from ckptools.torch_engine.offline import offline as offline
 
 
 def _html_of(value: Any) -> str:
-    from ckptools.api.notebook_html import html_of
+    from ckptools.api.notebook import html_of
 
     return html_of(value)
 

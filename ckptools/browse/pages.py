@@ -24,9 +24,9 @@ from ckptools.stats.record import Stats, histogram
 from ckptools.text import KeyPath, clip_middle, count, fqn_of, moment, number, plural, printable, size
 
 if TYPE_CHECKING:
-    from ckptools.inspect.html import Grouping, RankCell
     from ckptools.keys.entries import Entry
     from ckptools.ls.record import CheckpointRow, RunFolder
+    from ckptools.pictures.rank_map import Grouping, RankCell
 
 
 MARKS = {"error": "bad", "warning": "warn", "note": "dim"}
@@ -176,7 +176,7 @@ def _problems(problems: Sequence[Problem], screen: Screen, rank: int | None, nam
 
 def ranks(session: Session, looked: Looked) -> ListPage:
     """Every rank with its state; beside it the map of all by the axes of the mesh, and the rank's problems."""
-    from ckptools.inspect.html import STATES, grouping, rank_cells
+    from ckptools.pictures.rank_map import STATES, grouping, rank_cells
 
     cells = rank_cells(looked.checkpoint)
     how = grouping(looked.checkpoint, sum(cell.rank is not None for cell in cells))
@@ -209,7 +209,7 @@ def rank_grid(cells: Sequence[RankCell], how: Grouping, at: int, width: int) -> 
 
     `at` is the one that is marked by a `>`; where two columns for each cell are too wide, by `@` in its place.
     """
-    from ckptools.inspect.html import STATES
+    from ckptools.pictures.rank_map import STATES
 
     wide = 2 if 2 * how.group + 6 <= width else 1
     fitting = max((width - 6) // (wide * how.group + 1), 1)

@@ -13,7 +13,7 @@ from ckptools.model.regions import Ints
 from ckptools.text import clip_middle, few
 
 if TYPE_CHECKING:
-    from ckptools.api.plots import DifferencePlots
+    from ckptools.pictures.plots import DifferencePlots
 
 Verdict = Literal[
     "same", "same checksum", "within tolerance", "not compared", "differs", "only in A", "only in B",
@@ -193,7 +193,7 @@ class Difference:
     @property
     def plot(self) -> DifferencePlots:
         """Its picture: `difference.plot.heat()`."""
-        from ckptools.api.plots import DifferencePlots
+        from ckptools.pictures.plots import DifferencePlots
 
         return DifferencePlots(self)
 

@@ -437,7 +437,7 @@ FORMS: dict[type | None, RecordForm] = {
         _section_cells,
     ),
 }  # fmt: skip
-"""Tables of the records that users meet most; the HTML of a feature and `api/notebook_html.py` add others."""
+"""Tables of the records that users meet most; the HTML of a feature and `api/notebook.py` add others."""
 
 TABLES: dict[type | None, Callable[[Page, str, Sequence[Any], bool], None]] = {
     Problem: lambda page, _, rows, opened: problem_table(page, rows, opened)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptools.display.drawing import HEADLINES, painted
 from ckptools.display.next_command import command_arguments, next_command
@@ -42,6 +42,9 @@ from ckptools.training_state.sections import (
     storage_identity,
     stream_of,
 )
+
+if TYPE_CHECKING:
+    from ckptools.display.html import Page
 from ckptools.training_state.steps import COUNTERS, EPOCH_COUNTERS, RANKS_DIFFER, learning_rates
 
 # -- sections in short, for the record of `inspect`: a few words for each, and rows for optimizers and schedulers ------
@@ -640,3 +643,31 @@ def read_line(report: Report) -> str:
 def next_line(report: Report) -> str:
     """The next command that users want; "" if none would work."""
     return f"next: {report.next}" if report.next else ""
+
+
+# -- param groups and facts as tables of a page ------------------------------------------------------------------------
+
+
+FACT_COLUMNS = (Column(""), Column(""), Column("from"))
+
+
+def group_rows(groups: Sequence[ParamGroup]) -> list[GroupRow]:
+    """Param groups as rows, without the number of elements, which would need the model."""
+    return [
+        GroupRow({k: v for k, v in group.items() if k != "params"}, len(group.names), None, group.names)
+        for group in groups
+    ]
+
+
+def group_table(page: Page, title: str, groups: Sequence[GroupRow], opened: bool = False) -> None:
+    """Param groups: hyperparameters that differ between them as columns, the others in a line below."""
+    names = group_columns(groups)
+    columns = [Column("group", "number"), *(Column(TITLES.get(name, name)) for name in names)]
+    columns += [Column("params", "number"), Column("tensors", "number")]
+    cells = [group_cells(n, group, names) for n, group in enumerate(groups)]
+    if all(group.params is None for group in groups):
+        del columns[-2]
+        cells = [[*row[:-2], row[-1]] for row in cells]
+    page.table(title, columns, cells, opened=opened)
+    if same := in_all_groups(groups):
+        page.line(f"all groups: {same}", "dim")

@@ -16,7 +16,7 @@ from ckptools.model.verdict import Depth
 from ckptools.text import clip, clip_middle, duration, few, moment, plural, printable, size
 
 if TYPE_CHECKING:
-    from ckptools.api.plots import RunPlots
+    from ckptools.pictures.plots import RunPlots
 
 LookedInto = Literal["nothing", "inspect", "verify", "verify --deep", "verify --values", "verify --deep --values"]
 """How far a checkpoint was read: the command that reads as much."""
@@ -132,7 +132,7 @@ class RunFolder:
     @property
     def plot(self) -> RunPlots:
         """Its picture: `run.plot.steps()`."""
-        from ckptools.api.plots import RunPlots
+        from ckptools.pictures.plots import RunPlots
 
         return RunPlots(self)
 

@@ -21,18 +21,25 @@ from ckptools.model.tensor import OtherFiles, Rounded, Tensor
 from ckptools.text import KeyPath, fqn_of, no_such_key
 
 if TYPE_CHECKING:
-    from ckptools.api.plots import CheckpointPlots
     from ckptools.consolidate.record import Consolidated
     from ckptools.contents.record import Keys, Shown
     from ckptools.diff.record import Difference
     from ckptools.keys.random_states import RandomStates
     from ckptools.match.record import Match
     from ckptools.model.verdict import Verdict
+    from ckptools.pictures.plots import CheckpointPlots
     from ckptools.stats.record import DeadRows, Moments, Statistics, Stats
     from ckptools.tensor_io.fetch_ahead import Progress
     from ckptools.training_state.optimizers import Optimizer
     from ckptools.training_state.sections import Section
     from ckptools.verify.record import Verification
+
+
+INSIDE = frozenset({
+    "assumed_names", "bytes_expected", "differing", "hollow", "in_parts", "names_given", "options", "other_ranks",
+    "rounded", "stated_digests", "structure_read", "text_keys", "tree", "unequal", "worked_out",
+})  # fmt: skip
+"""Fields of a checkpoint for other rooms, which completion does not propose."""
 
 
 class OtherRanks(OtherFiles, Protocol):
@@ -562,7 +569,7 @@ class Checkpoint:
     @property
     def plot(self) -> CheckpointPlots:
         """Its pictures, such as `ck.plot.ranks()`, `ck.plot.layout(key)` and `ck.plot.heat("rms")`."""
-        from ckptools.api.plots import CheckpointPlots
+        from ckptools.pictures.plots import CheckpointPlots
 
         return CheckpointPlots(self)
 
@@ -615,6 +622,10 @@ class Checkpoint:
 
     def _ipython_key_completions_(self) -> list[str]:
         return [*self._by_name]
+
+    def __dir__(self) -> list[str]:
+        """What users call; the facts that only other rooms ask for are left out."""
+        return sorted(set(super().__dir__()) - INSIDE)
 
     def close(self) -> None:
         """Forget what was read of other ranks' files; lazy tensors that need them read them again."""

@@ -185,6 +185,13 @@ def _reversed(values: torch.Tensor) -> torch.Tensor:
 # -- the tensor --------------------------------------------------------------------------------------------------------
 
 
+INSIDE = frozenset({
+    "called", "coded", "contradictions", "detail", "encoded_as", "every_shard", "extents", "fill", "first_source",
+    "found", "found_at", "has_copies", "lies_in_a_row", "origin",
+})  # fmt: skip
+"""Fields of a tensor for other rooms, which completion does not propose."""
+
+
 class OtherFiles(Protocol):
     """What finds shards in files of a checkpoint that were not read yet."""
 
@@ -355,6 +362,10 @@ class Tensor(ArrayMethods):
     def on_rank(self, rank: int) -> tuple[Shard, ...]:
         """The pieces that `rank` holds; empty for a rank that owns nothing."""
         return tuple(s for s in self.shards if s.rank == rank)
+
+    def __dir__(self) -> list[str]:
+        """What users call; the facts that only other rooms ask for are left out."""
+        return sorted(set(object.__dir__(self)) - INSIDE)
 
     def found_at(self, origin: TensorOrigin) -> None:
         """Tell it where in an opened checkpoint it was found, and make its few shards rows that a notebook shows."""

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, get_args
 
 from ckptools._version import __version__
 from ckptools.consolidate import output_place
-from ckptools.contents.html import tensor_layout
 from ckptools.contents.text import TreeForm, tree_text
 from ckptools.contents.tree import keys_of
 from ckptools.display.drawing import HEADLINES, MARKS, Picture
@@ -28,11 +27,12 @@ from ckptools.dtypes import short
 from ckptools.errors import UsageError
 from ckptools.explain import Explanation, explanation
 from ckptools.files.partial_files import check_place_of_file, write_text
-from ckptools.inspect.html import FACT_COLUMNS, bytes_by_section, group_table, rank_map
 from ckptools.inspect.record import (
+    FACT_COLUMNS,
     SECTION_COLUMNS,
     Report,
     facts,
+    group_table,
     inspect_report,
     scheduler_words,
     section_cells,
@@ -44,10 +44,12 @@ from ckptools.keys.sharding import placement
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem, Rows, grouped, worst_first
 from ckptools.model.verdict import Cause, Consequence, Verdict, causes_of, consequences_of
-from ckptools.plots import heat_map, rms_cells
+from ckptools.pictures.heat_map import heat_map, rms_cells
+from ckptools.pictures.rank_map import bytes_by_section, rank_map
+from ckptools.pictures.tensor_layout import tensor_layout
+from ckptools.pictures.value_bars import norm_bars
 from ckptools.stats.figures import statistics
 from ckptools.stats.passes import parts_of
-from ckptools.stats.picture import norm_bars
 from ckptools.stats.record import Statistics, Stats, statistics_table, suspect_table
 from ckptools.text import count, few, moment, moment_utc, period, plural, size
 from ckptools.training_state.sections import sections_of_kind

@@ -12,6 +12,7 @@ import pytest
 import ckptools
 from ckptools.consolidate.options import ConsolidateOptions
 from ckptools.formats.open import open_checkpoint
+from ckptools.model.checkpoint import INSIDE
 from ckptools.training_state import modules
 from tests.truth import FIXTURES
 
@@ -123,6 +124,15 @@ def test_checksums_make_a_verdict_one_of_the_bytes():
 def test_what_a_reader_returns_is_of_the_class_that_users_hold():
     assert type(open_checkpoint(RANK0)) is type(ckptools.open(RANK0)) is ckptools.Checkpoint
     assert type(open_checkpoint(RANK0).model["gate"]) is ckptools.Tensor
+
+
+def test_completion_proposes_what_users_call_and_nothing_for_other_rooms():
+    ck = ckptools.open(RANK0)
+    public = {name for name in dir(ck) if not name.startswith("_")}
+    assert {"model", "step", "files", "verify", "consolidate", "raw"} <= public and "worked_out" not in public
+    assert set(vars(ckptools.Checkpoint)) | {field.name for field in fields(ckptools.Checkpoint)} >= INSIDE
+    tensor = {name for name in dir(ck.model["gate"]) if not name.startswith("_")}
+    assert {"shape", "dtype", "load", "shards", "stats"} <= tensor and "extents" not in tensor
 
 
 def parameters(function):

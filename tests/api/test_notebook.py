@@ -16,8 +16,8 @@ import torch
 from IPython.core.formatters import DisplayFormatter
 
 import ckptools
+from ckptools.api.notebook import optimizer_html
 from ckptools.contents.text import SHARD_COLUMNS
-from ckptools.inspect.html import optimizer_html
 from ckptools.keys.entries import entries_of
 from ckptools.model.tensor import Tensor
 from tests.display.made import checkpoint, plain

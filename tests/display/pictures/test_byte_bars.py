@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptools.display.drawing import WIDTH
-from ckptools.inspect.html import NAMES, SIZES, ByteBar, byte_bars, bytes_by_section, part_widths
+from ckptools.pictures.rank_map import NAMES, SIZES, ByteBar, byte_bars, bytes_by_section, part_widths
 from tests.display.made import checkpoint, plain
 from tests.display.pictures.svg import hovers
 

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from ckptools.contents.html import tensor_layout
 from ckptools.display.drawing import Picture
-from ckptools.inspect.html import bytes_by_section, rank_map
-from ckptools.ls.picture import run_steps
 from ckptools.model.problems import Code, Problem, Rows
 from ckptools.model.regions import Box, chunk
 from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor
-from ckptools.plots import HeatCell, heat_map
-from ckptools.stats.picture import norm_bars, value_histogram
+from ckptools.pictures.heat_map import HeatCell, heat_map
+from ckptools.pictures.rank_map import bytes_by_section, rank_map
+from ckptools.pictures.run_steps import run_steps
+from ckptools.pictures.tensor_layout import tensor_layout
+from ckptools.pictures.value_bars import norm_bars, value_histogram
 from ckptools.stats.record import Statistics, Stats
 from tests.display.made import checkpoint, composer_tree, files, plain, source
 from tests.display.pictures.test_run_steps import saved

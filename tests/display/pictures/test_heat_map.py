@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import ckptools
 from ckptools.display.drawing import DIVERGING, VIRIDIS
 from ckptools.errors import UsageError
-from ckptools.plots import HeatCell, RowScale, Scale, heat_grid, heat_map
+from ckptools.pictures.heat_map import HeatCell, RowScale, Scale, heat_grid, heat_map
 from tests.display.made import HOSTILE
 from tests.display.pictures.svg import hovers, parsed, shown
 from tests.truth import FIXTURES

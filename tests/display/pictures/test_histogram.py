@@ -14,7 +14,7 @@ import ckptools
 from ckptools.display.drawing import WIDTH
 from ckptools.errors import UsageError
 from ckptools.model.problems import Rows
-from ckptools.stats.picture import ENDS, HIGH, LEFT, Bin, bar_rects, norm_bars, norm_rows, round_ticks, value_bins
+from ckptools.pictures.value_bars import ENDS, HIGH, LEFT, Bin, bar_rects, norm_bars, norm_rows, round_ticks, value_bins
 from ckptools.stats.record import Statistics, Stats
 from tests.display.pictures.svg import hovers, parsed, shown
 from tests.truth import FIXTURES

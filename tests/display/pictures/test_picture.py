@@ -8,10 +8,10 @@ from html.parser import HTMLParser
 import pytest
 
 import ckptools
-from ckptools.contents.html import tensor_layout
 from ckptools.display.drawing import Picture
 from ckptools.errors import OutputExistsError, UsageError
-from ckptools.inspect.html import rank_map
+from ckptools.pictures.rank_map import rank_map
+from ckptools.pictures.tensor_layout import tensor_layout
 from ckptools.text import printable
 from tests.display.made import HOSTILE, checkpoint, hostile, plain, run7
 from tests.display.pictures.svg import SVG, parsed, shown

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 import ckptools
 from ckptools.display.drawing import WIDTH
-from ckptools.inspect.html import CELL, Grouping, grouping, places, rank_cells, rank_map
 from ckptools.model.facts import Fact
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
+from ckptools.pictures.rank_map import CELL, Grouping, grouping, places, rank_cells, rank_map
 from tests.display.made import alone, broken_run7, checkpoint, dtensor, files, run7, snapshot
 from tests.display.pictures.svg import hovers, shown
 from tests.truth import FIXTURES

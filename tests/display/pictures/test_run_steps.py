@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckptools
-from ckptools.ls.picture import Point, axis, breaks_of, points_of, run_steps
+from ckptools.pictures.run_steps import Point, axis, breaks_of, points_of, run_steps
 from tests.display.made import HOSTILE
 from tests.display.pictures.svg import hovers, parsed, shown
 

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckptools
-from ckptools.contents.html import ACROSS, GRID, STRIP, _line_length, box_rects, tensor_layout
 from ckptools.contents.show import layout_of, shard_rows
 from ckptools.display.drawing import WIDTH, Rect, hatch_lines
 from ckptools.model.regions import Box, chunk
 from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor
+from ckptools.pictures.tensor_layout import ACROSS, GRID, STRIP, _line_length, box_rects, tensor_layout
 from tests.display.made import plain, sharded, source
 from tests.display.pictures.svg import hovers, shown
 from tests.truth import FIXTURES

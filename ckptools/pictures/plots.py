@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from ckptools.contents.show import entries_at, shard_rows
 from ckptools.diff.record import Difference
 from ckptools.errors import UsageError
+from ckptools.keys.entries import tensor_entries
 from ckptools.ls.record import RunFolder
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Problem
 from ckptools.model.tensor import Tensor
+from ckptools.pictures.heat_map import change_cells, heat_map, moment_cells, rms_cells
+from ckptools.pictures.rank_map import bytes_by_section, rank_map
+from ckptools.pictures.run_steps import run_steps
+from ckptools.pictures.tensor_layout import tensor_layout
+from ckptools.pictures.value_bars import norm_bars, value_histogram
+from ckptools.stats.figures import tensor_stats
 from ckptools.text import clip_middle, few, plural
 
 if TYPE_CHECKING:
@@ -39,8 +47,6 @@ class CheckpointPlots:
             problems: what is wrong, such as `ck.verify().problems`, which looks into every file; None for those
                 that opening it found.
         """
-        from ckptools.inspect.html import rank_map
-
         return rank_map(self._checkpoint, problems)
 
     def layout(self, key: str) -> Picture:
@@ -49,16 +55,11 @@ class CheckpointPlots:
         Raises:
             UsageError: no tensor has this name, as `ck.records()` has it.
         """
-        from ckptools.contents.html import tensor_layout
-        from ckptools.contents.show import shard_rows
-
         entry = self._tensor(key)
         return tensor_layout(entry.value, entry.name, shard_rows(entry.value))
 
     def bytes(self) -> Picture:
         """The bytes of each section by dtype, as those of the global tensors."""
-        from ckptools.inspect.html import bytes_by_section
-
         return bytes_by_section(self._read if self._checkpoint.in_parts else self._checkpoint)
 
     def heat(
@@ -80,8 +81,6 @@ class CheckpointPlots:
         Raises:
             UsageError: there is no such figure, or no optimizer has such moments.
         """
-        from ckptools.plots import heat_map, moment_cells, rms_cells
-
         if figure not in FIGURES:
             raise UsageError(None, f"{figure!r} is no figure of a heat map; there are {', '.join(FIGURES)}")
         asked: dict[str, Any] = {"filter": filter, "exclude": exclude, "jobs": jobs, "progress": progress}
@@ -97,9 +96,6 @@ class CheckpointPlots:
         Raises:
             UsageError: no tensor has this name, as `ck.records()` has it.
         """
-        from ckptools.stats.figures import tensor_stats
-        from ckptools.stats.picture import value_histogram
-
         entry = self._tensor(key)
         return value_histogram(tensor_stats(entry.value, entry.name, histogram=True))
 
@@ -119,8 +115,6 @@ class CheckpointPlots:
         Raises:
             UsageError: there is no such section.
         """
-        from ckptools.stats.picture import norm_bars
-
         found = self._checkpoint.stats(filter=filter, exclude=exclude, section=section, jobs=jobs, progress=progress)
         return norm_bars(f"l2 norms of tensors of {self._checkpoint.name}", found)
 
@@ -129,9 +123,6 @@ class CheckpointPlots:
         return self._checkpoint._with_all_ranks()
 
     def _tensor(self, key: str) -> Entry:
-        from ckptools.contents.show import entries_at
-        from ckptools.keys.entries import tensor_entries
-
         entries = tensor_entries(self._read)
         found = next((entry for entry in entries if entry.name == key), None)
         if found is not None:
@@ -159,8 +150,6 @@ class DifferencePlots:
         Raises:
             UsageError: values were not compared.
         """
-        from ckptools.plots import change_cells, heat_map
-
         found = self._difference
         if not found.values_compared:
             raise UsageError(None, "values were not compared, so no change is known: diff(a, b, values=True)")
@@ -179,8 +168,6 @@ class RunPlots:
 
     def steps(self) -> Picture:
         """Learning rate by step, and step by time, of every checkpoint: a bad resume is a break."""
-        from ckptools.ls.picture import run_steps
-
         return run_steps(self._run)
 
     def __repr__(self) -> str:

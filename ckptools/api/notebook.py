@@ -1,0 +1,305 @@
+"""The HTML that a notebook shows of anything that users get hold of, by its class; no file is read for it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from functools import singledispatch
+from itertools import islice
+from typing import Any
+
+from ckptools.consolidate.record import Consolidated, consolidation_html
+from ckptools.contents.record import KeyRow, Keys, ShardRow, Shown
+from ckptools.contents.show import stated_row
+from ckptools.contents.text import (
+    SHARD_COLUMNS,
+    element_lines,
+    figures_line,
+    holes_line,
+    shard_cells,
+    shard_map,
+    stream_lines,
+    tensor_facts,
+)
+from ckptools.diff.record import Difference
+from ckptools.diff.text import difference_html
+from ckptools.display.drawing import (
+    MARKS,
+)
+from ckptools.display.html import (
+    BRANCHES,
+    DICTS,
+    FORMS,
+    MAX_ROWS,
+    MAX_TEXT,
+    TABLES,
+    Page,
+    RecordForm,
+    opaque_html,
+    problem_table,
+    record_html,
+    row_table,
+    rows_html,
+    section_html,
+    value_table,
+    values_html,
+)
+from ckptools.display.tables import Column, checkpoint_line, value_text
+from ckptools.doctor.answers import Diagnosis, diagnosis_html
+from ckptools.dtypes import short
+from ckptools.inspect.record import (
+    FACT_COLUMNS,
+    SECTION_COLUMNS,
+    Report,
+    facts,
+    group_rows,
+    group_table,
+    inspect_report,
+    scheduler_words,
+    section_cells,
+)
+from ckptools.inspect.sections import TENSOR_COLUMNS, named_tensors, tensor_cells
+from ckptools.keys.sharding import placement
+from ckptools.keys.value_digests import StreamRow
+from ckptools.ls.record import COLUMNS, CheckpointRow, RunFolder, cells_of, run_folder_html
+from ckptools.match.record import Match, match_html
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.problems import RowMethods, Rows, grouped
+from ckptools.model.shards import Shard
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import Opaque
+from ckptools.pictures.rank_map import rank_map
+from ckptools.pictures.tensor_layout import tensor_layout
+from ckptools.stats.record import Statistics, statistics_html
+from ckptools.text import few, named_ranks, plural, shape, size
+from ckptools.training_state.optimizers import Optimizer, ParamGroup
+from ckptools.training_state.sections import Section, sections_of_kind
+from ckptools.verify.record import Check, Verification, check_table, verification_html
+
+# -- a checkpoint ------------------------------------------------------------------------------------------------------
+
+
+def checkpoint_html(ck: Checkpoint) -> str:
+    """Render a checkpoint: its problems, facts and contents."""
+    report = inspect_report(ck)
+    models = {section.name for section in sections_of_kind(ck, "model")}
+    page = Page(lambda title: _command(report, title if title in models else ""))
+    page.line(checkpoint_line(ck))
+    page.line(report.verdict.headline, MARKS[report.verdict.level])
+    problem_table(page, report.problems, opened=report.verdict.level == "bad")
+    if len(ck.files) > 1:
+        page.picture(rank_map(ck), opened=report.verdict.level == "bad")
+    page.table("what it is", FACT_COLUMNS, list(facts(report)))
+    page.table("sections", SECTION_COLUMNS, section_cells(report.sections), opened=True)
+    for optimizer in report.optimizers:
+        group_table(page, f"param groups of {optimizer.section}", optimizer.groups)
+    for scheduler in report.schedulers:
+        page.line(f"{scheduler.section}: {scheduler_words(scheduler)}")
+    for section in sections_of_kind(ck, "model"):
+        rows = [tensor_cells(*named) for named in islice(named_tensors(section.value), MAX_ROWS)]
+        total = next(s.size.tensors for s in report.sections if s.path == section.path)
+        page.table(section.name, TENSOR_COLUMNS, rows, total)
+    return page.html()
+
+
+def _command(report: Report, section: str) -> str:
+    """The command that shows every row of a section, or of the tables of `inspect`."""
+    more = f" --section {shlex.quote(section)}" if section else ""
+    return f"ckptools inspect {report.arguments or 'FILES'}{more}"
+
+
+def optimizer_html(optimizer: Optimizer) -> str:
+    """Render an optimizer: its param groups, and its state for each parameter."""
+    page = Page(".state and .param_groups of this")
+    page.line(repr(optimizer))
+    if optimizer.naming.note:
+        page.line(optimizer.naming.note, "warn" if optimizer.naming.unnamed or optimizer.naming.assumed else "")
+    group_table(page, plural(len(optimizer.param_groups), "param group"), group_rows(optimizer.param_groups), True)
+    value_table(page, f"state of {plural(len(optimizer.state), 'parameter')}", optimizer.state, opened=False)
+    return page.html()
+
+
+TABLES[ParamGroup] = lambda page, title, rows, opened: group_table(
+    page, title or plural(len(rows), "param group"), group_rows(rows), opened
+)
+
+
+# -- keys and tensors --------------------------------------------------------------------------------------------------
+
+
+ELEMENT_ROWS = 40
+"""Lines of a tensor's elements."""
+
+FEW = 16
+"""At most this many shards are shown unfolded."""
+
+LOST = {
+    "missing": "MISSING: no file of {ranks} is here",
+    "cut": "CUT: a file ends too early, that of {ranks}",
+    "bad": "BAD: a file cannot be read, that of {ranks}",
+}
+"""Remarks on ranks by the status of their files (`RankFile.status`)."""
+
+
+def keys_html(found: Keys) -> str:
+    """Render the keys of a checkpoint, a table for each section."""
+    page = Page(DICTS)
+    page.line(repr(found))
+    sections = grouped(found.rows, lambda row: row.section)
+    for name, rows in sections.items():
+        row_table(page, f"{name}: {plural(len(rows), 'key')}", Rows(rows), opened=len(sections) == 1)
+    return page.html()
+
+
+def shown_html(found: Shown) -> str:
+    """Render some keys: random states as fingerprints, tensors with their shards, values."""
+    page = Page(DICTS)
+    page.line(repr(found))
+    for line in stream_lines(found.streams):
+        page.line(line)
+    tensors = [row for row in found.rows if row.type == "tensor" and (row.kind != "rng" or len(found.rows) == 1)]
+    for row in tensors[:MAX_ROWS]:
+        page.line(f"{row.name}  {tensor_facts(row)}")
+        for text in filter(None, (row.note, holes_line(row), row.problem)):
+            page.line(text, "bad")
+        if row.statistics is not None:
+            page.line(figures_line(row.statistics))
+        if row.values is not None:
+            lines = list(element_lines(row.values, row.dtype))
+            left = len(lines) - ELEMENT_ROWS
+            page.lines([f"[{row.slice}]", *lines[:ELEMENT_ROWS], *([f"{left} more lines"] if left > 0 else [])])
+        else:
+            page.lines(shard_map(row.shape or (), row.shards))
+        cells = list(map(shard_cells, row.shards[:MAX_ROWS]))
+        page.table(plural(len(row.shards), "shard"), SHARD_COLUMNS, cells, len(row.shards), len(tensors) == 1)
+    others = {row.name: row.note or row.value for row in found.rows if row.type != "tensor"}
+    if others:
+        value_table(page, plural(len(others), "value"), others)
+    return page.html()
+
+
+def _key_cells(row: KeyRow) -> list[str]:
+    value = row.note or ("" if row.type == "tensor" else value_text(row.value, MAX_TEXT))
+    tensor = row.type == "tensor"
+    known = [shape(row.shape) if row.shape is not None else "", short(row.dtype) if tensor else row.dtype]
+    tied = f"tied to {row.tied}" if row.tied else ""
+    return [row.name, row.type, *known, size(row.bytes) if tensor else "", row.layout, tied or value]
+
+
+def _stream_cells(row: StreamRow) -> list[str]:
+    prints = [f"rank {rank} {known}" for rank, known in row.fingerprints.items()]
+    return [row.stream, str(row.ranks), str(row.distinct), row.problem or few(prints, 20)]
+
+
+FORMS[KeyRow] = RecordForm(
+    "key",
+    (
+        Column("key", "name"),
+        Column("type"),
+        Column("shape", "number"),
+        Column("dtype"),
+        Column("size", "number"),
+        Column("layout"),
+        Column("value"),
+    ),
+    _key_cells,
+)
+FORMS[StreamRow] = RecordForm(
+    "generator",
+    (Column("generator"), Column("ranks", "number"), Column("distinct", "number"), Column("fingerprints")),
+    _stream_cells,
+)
+
+
+# -- a tensor ----------------------------------------------------------------------------------------------------------
+
+
+def tensor_html(tensor: Tensor) -> str:
+    """Render a tensor with a picture of its layout and a row for each shard.
+
+    If only some ranks' files were read, a part is a hole only if its file is known to be missing or unreadable: the
+    bytes of others may be in the files that were not read.
+    """
+    page = Page("to_dicts() of .shards")
+    page.line(repr(tensor))
+    if tensor.note:
+        page.line(tensor.note, "bad")
+    page.line(placement(tensor))
+    if tensor.shards:
+        unread = tensor.unread and not all(shard.is_here for shard in tensor.shards)
+        page.picture(tensor_layout(tensor, rows=_stated_rows(tensor) if unread else None))
+    _remarks(page, tensor)
+    shard_table(page, tensor.shards, tensor)
+    return page.html()
+
+
+def _stated_rows(tensor: Tensor) -> Iterator[ShardRow]:
+    """Rows of its shards, assuming that files exist unless they are known to be missing or unreadable."""
+    for shard in tensor.shards:
+        gone = shard.rank is not None and tensor.lost.get(shard.rank) in ("missing", "bad")
+        yield stated_row(shard, tensor.dtype)._replace(status="missing" if gone else "here")
+
+
+def _remarks(page: Page, tensor: Tensor) -> None:
+    ranks = {shard.rank for shard in tensor.shards if shard.rank is not None and not shard.is_here}
+    if not tensor.unread:
+        _remark(page, "MISSING: no file here holds the shards of {ranks}", ranks)
+        return
+    for status, words in LOST.items():
+        _remark(page, words, {rank for rank in ranks if tensor.lost.get(rank) == status})
+    _remark(page, "{ranks}: not read yet; the place of each shard is taken from other files", ranks - set(tensor.lost))
+
+
+def _remark(page: Page, words: str, ranks: AbstractSet[int]) -> None:
+    if ranks:
+        page.verdict(words.format(ranks=named_ranks(ranks)))
+
+
+def shard_table(page: Page, shards: Sequence[Shard], tensor: Tensor | None = None) -> None:
+    """Add a row for each of the first shards."""
+    dtype = tensor.dtype if tensor is not None else ""
+    rows = [shard_cells(stated_row(shard, dtype), _absent(shard, tensor)) for shard in shards[:MAX_ROWS]]
+    page.table(plural(len(shards), "shard"), SHARD_COLUMNS, rows, len(shards), opened=len(shards) <= FEW)
+
+
+def _absent(shard: Shard, tensor: Tensor | None) -> str:
+    if tensor is None:
+        return "in no file that was read"
+    lost = "" if shard.rank is None else tensor.lost.get(shard.rank, "")
+    return lost.upper() or ("not read yet" if tensor.unread else "MISSING")
+
+
+TABLES[Shard] = lambda page, _, shards, __: shard_table(page, shards)
+
+
+# -- by class ----------------------------------------------------------------------------------------------------------
+
+
+@singledispatch
+def html_of(value: Any) -> str:
+    """The HTML of a value; for a record of an unlisted class each of its fields."""
+    return record_html(value)
+
+
+html_of.register(Checkpoint, checkpoint_html)
+html_of.register(Tensor, tensor_html)
+html_of.register(Mapping, values_html)
+html_of.register(Section, section_html)
+html_of.register(Opaque, opaque_html)
+html_of.register(RowMethods, rows_html)
+html_of.register(Optimizer, optimizer_html)
+html_of.register(Verification, verification_html)
+html_of.register(Diagnosis, diagnosis_html)
+html_of.register(RunFolder, run_folder_html)
+html_of.register(Keys, keys_html)
+html_of.register(Shown, shown_html)
+html_of.register(Statistics, statistics_html)
+html_of.register(Difference, difference_html)
+html_of.register(Match, match_html)
+html_of.register(Consolidated, consolidation_html)
+
+# Their texts do not import what makes HTML, for the sake of the command line.
+FORMS[CheckpointRow] = RecordForm("checkpoint", COLUMNS, cells_of)
+TABLES[Check] = check_table
+BRANCHES[Optimizer] = lambda found: {"param_groups": found.param_groups, "state": found.state}
