@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -303,12 +304,12 @@ def _by_rank(row: ShownKey, wide: int) -> Iterator[tuple[str, str, str]]:
     if not row.ranks:
         yield row.name, "-", _brief(row, wide)
     for of in row.ranks:
-        yield row.name, spans(of.ranks), of.note or value_text(of.value, wide)
+        yield row.name, spans(of.ranks), of.note or _words(of.value, row.type, wide)
 
 
 def _brief(row: ShownKey, wide: int) -> str:
     if row.type != "tensor":
-        return row.note or value_text(row.value, wide)
+        return row.note or _words(row.value, row.type, wide)
     crcs = dict.fromkeys(shard.crc for shard in row.shards if shard.crc)
     return f"{short(row.dtype)} {shape(row.shape or ())}" + (f", crc {', '.join(crcs)}" if crcs else "")
 
@@ -319,9 +320,14 @@ def _in_full(value: Any, note: str, kind: str) -> str:
     if isinstance(value, list):
         inside = ", ".join(value_text(item, FULL) for item in value)
         return f"{note}: [{inside}]" if note else f"[{inside}]"
-    if isinstance(value, str) and kind != "str":  # a date, a complex number: as text, and not in quotes
-        return f"{note}: {value}" if kind == "bytes" else clip(value, FULL)
-    return value_text(value, FULL)
+    return f"{note}: {value}" if kind == "bytes" else _words(value, kind, FULL)
+
+
+def _words(value: Any, kind: str, width: int) -> str:
+    """A value of a record in at most `width` characters: a date or a complex number without quotes, a time as one."""
+    if kind == "timedelta" and isinstance(value, (int, float)):
+        return str(timedelta(seconds=value))
+    return clip(value, width) if isinstance(value, str) and kind != "str" else value_text(value, width)
 
 
 def stream_lines(streams: Sequence[StreamRow]) -> Iterator[str]:

@@ -366,22 +366,17 @@ def described(value: Any) -> str | None:
     return None
 
 
-PATHS = ("pathlib.PosixPath", "pathlib.PurePosixPath")
-
 MAX_PATH = 160
 """Characters of a path, or of another only argument."""
 
 
 def object_text(value: Opaque) -> str:
     """An object by its class, and by its arguments if these are few and plain: `run.Phase('train')`, a path as one."""
-    from ckptools.keys.entries import is_brief
+    from ckptools.keys.entries import brief_args
 
-    if not value.args or not is_brief(value):
-        return value.name
-    args = value.args
-    if value.name in PATHS and all(isinstance(part, str) for part in args):
-        args = ("/".join(args).replace("//", "/", 1),)
-    return f"{value.name}({', '.join(value_text(a, 40 if len(args) > 1 else MAX_PATH) for a in args)})"
+    args = brief_args(value)
+    words = ", ".join(value_text(a, 40 if len(args) > 1 else MAX_PATH) for a in args)
+    return f"{value.name}({words})" if args else value.name
 
 
 def value_text(value: Any, width: int = 80, depth: int = 2) -> str:

@@ -335,6 +335,17 @@ def is_brief(value: Opaque) -> bool:
     return bare and len(value.args) <= MAX_BRIEF and all(is_plain(a) or isinstance(a, Global) for a in value.args)
 
 
+PATHS = ("pathlib.PosixPath", "pathlib.PurePosixPath")
+
+
+def brief_args(value: Opaque) -> tuple[Any, ...]:
+    """The few plain arguments of a foreign object, those of a path joined to one; none of an object that has more."""
+    args: tuple[Any, ...] = value.args if is_brief(value) else ()
+    if value.name in PATHS and args and all(isinstance(part, str) for part in args):
+        return ("/".join(args).replace("//", "/", 1),)
+    return args
+
+
 def leaves_of(tree: Any) -> Iterator[tuple[KeyPath, Any]]:
     """Walk a subtree in order, lazily; a long run of plain values is a leaf.
 

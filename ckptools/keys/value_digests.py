@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from ckptools.errors import CkptoolsError, ReadError
 from ckptools.files.opening import OpenFiles
-from ckptools.keys.entries import LONG, children_inside, is_brief, is_plain, rank_leaves
+from ckptools.keys.entries import LONG, brief_args, children_inside, is_plain, rank_leaves
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import cover_problem
 from ckptools.model.problems import Rows, displayed
@@ -504,7 +504,7 @@ def text_of(value: Any) -> str:
         except (TypeError, ValueError, IndexError):
             return text_of(value.data)
     if isinstance(value, Opaque):
-        args = ", ".join(map(text_of, value.args)) if is_brief(value) and value.args else ""
+        args = ", ".join(map(text_of, brief_args(value)))
         name = canonical(value.name)[:MAX_TEXT]
         return f"{name}({args})" if args else f"<{name}>"
     if isinstance(value, int) and value.bit_length() > MAX_BITS:
