@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have, each with its help and completion; others: `shared_options.py`.
+"""Arguments and options that several commands have, each with its help and completion; others: `options.py`.
 
 What commands are called with most often, paths and flags, is not parsed; so their modules do not import this.
 """

@@ -22,7 +22,7 @@ from ckptools.text import clip_middle, duration, encodable, plural, printable, s
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from ckptools.cli.shared_options import OpeningOptions, RowOptions, TableOptions
+    from ckptools.cli.options import OpeningOptions, RowOptions, TableOptions
     from ckptools.formats.options import Reader
     from ckptools.model.checkpoint import Checkpoint
 

@@ -13,9 +13,9 @@ import typer
 import typer.core
 
 from ckptools.cli import arguments
+from ckptools.cli.options import OutputOptions, records_of, spellings
 from ckptools.cli.printing import show
 from ckptools.cli.running import one_line_errors
-from ckptools.cli.shared_options import OutputOptions, records_of, spellings
 from ckptools.cli.versions import version_line
 from ckptools.model.problems import grouped
 

@@ -89,7 +89,7 @@ def plain_arguments(name: str, words: Sequence[str]) -> dict[str, Any] | None:
     # On Windows, typer finds what a `*` in a path stands for.
     if not first or len(values) < len(first) or (len(values) > len(first) and not repeats) or os.name == "nt":
         return None
-    from ckptools.cli.shared_options import flags_of
+    from ckptools.cli.options import flags_of
 
     known = flags_of(function_of(name))
     if not known.keys() >= set(options):

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 import ckptools
 from ckptools.cli import app
+from ckptools.cli.options import OpeningOptions
 from ckptools.cli.printing import CountLine, ProgressLine, opened
-from ckptools.cli.shared_options import OpeningOptions
 from ckptools.consolidate.options import ConsolidateOptions, write_options
 from ckptools.errors import ReadError, UsageError
 from ckptools.formats.open import open_again

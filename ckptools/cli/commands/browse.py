@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from ckptools.cli.shared_options import OpeningOptions
+from ckptools.cli.options import OpeningOptions
 from ckptools.errors import UsageError
 
 if TYPE_CHECKING:

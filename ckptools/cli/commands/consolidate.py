@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ckptools.cli.arguments import AsJson, CheckpointPaths
+from ckptools.cli.options import OpeningOptions
 from ckptools.cli.printing import Printing, answered_in_json, opened, say, screen, show
-from ckptools.cli.shared_options import OpeningOptions
 from ckptools.consolidate.options import ConsolidateOptions
 from ckptools.display.drawing import mark_of
 from ckptools.display.tables import wrapped

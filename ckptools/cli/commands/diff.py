@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckptools.cli.options import AnswerOptions, OpeningOptions, RowOptions, SelectionOptions
 from ckptools.cli.printing import answered_in_json, arranged, opened, remark, show_answer
-from ckptools.cli.shared_options import AnswerOptions, OpeningOptions, RowOptions, SelectionOptions
 from ckptools.errors import UsageError
 from ckptools.files.opening import path_of
 from ckptools.option import option

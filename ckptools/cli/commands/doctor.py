@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ckptools.cli.options import AnswerOptions, OpeningOptions
 from ckptools.cli.printing import answered_in_json, say, show_answer
-from ckptools.cli.shared_options import AnswerOptions, OpeningOptions
 
 if TYPE_CHECKING:
     from ckptools.cli.arguments import AnyPaths, DeepAnswers, LoadsInto

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from ckptools.cli.options import OpeningOptions, TableOptions
 from ckptools.cli.printing import answered_in_json, opened, remark, remark_private, screen, show
-from ckptools.cli.shared_options import OpeningOptions, TableOptions
 from ckptools.errors import UsageError
 from ckptools.text import encodable
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ckptools.cli.options import AnswerOptions, RowOptions, RunOptions
 from ckptools.cli.printing import answered_in_json, arranged, remark, say, show_answer
-from ckptools.cli.shared_options import AnswerOptions, RowOptions, RunOptions
 
 if TYPE_CHECKING:
     from ckptools.cli.arguments import DeepOfNewest, RunFolderPath

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ckptools.cli.arguments import CheckpointPaths
+from ckptools.cli.options import AnswerOptions, OpeningOptions, RowOptions, SelectionOptions
 from ckptools.cli.printing import answered_in_json, arranged, opened, remark, show_answer
-from ckptools.cli.shared_options import AnswerOptions, OpeningOptions, RowOptions, SelectionOptions
 from ckptools.text import plural, printable
 
 if TYPE_CHECKING:

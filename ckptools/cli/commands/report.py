@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ckptools.cli.options import OpeningOptions
 from ckptools.cli.printing import opened, remark, screen, show
-from ckptools.cli.shared_options import OpeningOptions
 from ckptools.errors import CkptoolsError, ReadError
 from ckptools.text import encodable, printable
 

@@ -14,8 +14,8 @@ from typing import Annotated, Any
 import typer
 
 from ckptools.cli.arguments import CheckpointPaths
+from ckptools.cli.options import OpeningOptions
 from ckptools.cli.printing import remark
-from ckptools.cli.shared_options import OpeningOptions
 from ckptools.errors import ReadError, RefusedError
 
 Command = Annotated[

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ckptools.cli.options import AnswerOptions, OpeningOptions
 from ckptools.cli.printing import answered_in_json, opened, remark, remark_private, show_answer
-from ckptools.cli.shared_options import AnswerOptions, OpeningOptions
 from ckptools.errors import UsageError
 from ckptools.option import option
 from ckptools.text import plural

@@ -6,8 +6,8 @@ import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ckptools.cli.options import AnswerOptions, OpeningOptions, RowOptions, SelectionOptions
 from ckptools.cli.printing import answered_in_json, arranged, opened, remark, show_answer
-from ckptools.cli.shared_options import AnswerOptions, OpeningOptions, RowOptions, SelectionOptions
 from ckptools.errors import ReadError, UsageError
 from ckptools.option import option
 from ckptools.text import duration, plural, size

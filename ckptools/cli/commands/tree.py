@@ -6,8 +6,8 @@ import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ckptools.cli.options import AnswerOptions, OpeningOptions, RowOptions, SelectionOptions
 from ckptools.cli.printing import answered_in_json, arranged, opened, remark, remark_private, show_answer
-from ckptools.cli.shared_options import AnswerOptions, OpeningOptions, RowOptions, SelectionOptions
 from ckptools.errors import UsageError
 from ckptools.option import option
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ckptools.cli.options import OpeningOptions, TableOptions
 from ckptools.cli.printing import answered_in_json, opened, show, show_answer
-from ckptools.cli.shared_options import OpeningOptions, TableOptions
 
 if TYPE_CHECKING:
     from ckptools.cli.arguments import CheckpointPaths, Deep, Ignored, ManifestFile, Values

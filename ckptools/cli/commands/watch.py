@@ -9,8 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from ckptools.cli.options import EventOptions, RunOptions
 from ckptools.cli.printing import answered_in_json, remark, say, show_answer
-from ckptools.cli.shared_options import EventOptions, RunOptions
 from ckptools.errors import UsageError
 from ckptools.text import encodable
 from ckptools.watch.run import WatchOptions
