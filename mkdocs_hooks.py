@@ -60,8 +60,6 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     path = page.file.src_uri
     for there, here in MOVED:
         markdown = markdown.replace(f"]({there}", f"]({here}")
-    if path == "verify.md":
-        markdown = re.sub(r"^\| (CK\d+) \|", r"| [\1](problems/\1.md) |", markdown, flags=re.MULTILINE)
     if path.removesuffix(".md") in COMMANDS:
         markdown += f"\n\n## All options\n\n```text\n{_help_of(path.removesuffix('.md'))}\n```\n"
     if path.startswith("families/"):

@@ -1,6 +1,6 @@
-"""The commands of the guide to training print what it shows.
+"""The commands of the page of `create` print what it shows.
 
-It starts some thirty trainings, as many as all other guides together take: a process of its own can run it.
+It starts a dozen trainings, more than any other page: a process of its own can run it.
 """
 
 from __future__ import annotations
@@ -14,5 +14,5 @@ from tools.documents import TRAINING, printed_otherwise
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_every_command_of_the_guide_prints_what_the_guide_shows(tmp_path: Path) -> None:
+def test_every_command_of_the_page_prints_what_the_page_shows(tmp_path: Path) -> None:
     assert printed_otherwise(TRAINING, tmp_path) == []

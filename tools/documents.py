@@ -27,7 +27,7 @@ from ckptools.__main__ import main
 from tests.training.forked import forkserver, run_ranks
 
 DOCS = Path(__file__).parent.parent / "docs"
-TRAINING = DOCS / "training.md"
+TRAINING = DOCS / "create.md"
 
 Mask = tuple[str, str | Callable[[re.Match[str]], str]]
 
