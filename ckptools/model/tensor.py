@@ -496,9 +496,7 @@ class Tensor(ArrayMethods):
 
     def _summary(self) -> str:
         name = f"{clip_middle(self.name, 60)}: " if self.name else ""
-        known = (
-            f"{name}{short(self.dtype)} {shape(self.shape)}, {size(self.nbytes)}, {plural(len(self.shards), 'shard')}"
-        )
+        known = f"{short(self.dtype)} {shape(self.shape)}, {size(self.nbytes)}, {plural(len(self.shards), 'shard')}"
         gone = 0 if self.unread or self.every_shard.is_here else len(self.shards) - len(self.found)
         missing = f", {gone} NOT HERE" if gone and self.kind != "meta" else ""
         return f"{name}{known}{missing}, {'CANNOT BE LOADED' if self.note else 'not loaded'}"

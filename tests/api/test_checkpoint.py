@@ -126,6 +126,10 @@ def test_what_a_reader_returns_is_of_the_class_that_users_hold():
     assert type(open_checkpoint(RANK0).model["gate"]) is ckptools.Tensor
 
 
+def test_a_tensor_says_its_name_once():
+    assert repr(ckptools.open(RANK0).model["gate"]) == "<Tensor gate: fp32 [3], 12 B, 3 shards, not loaded>"
+
+
 def test_completion_proposes_what_users_call_and_nothing_for_other_rooms():
     ck = ckptools.open(RANK0)
     public = {name for name in dir(ck) if not name.startswith("_")}
