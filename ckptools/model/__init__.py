@@ -1,1 +1,1 @@
-"""The one in-memory model of all formats: data only, no file is opened here."""
+"""The in-memory model that every format fills: data only, no file is opened here."""

@@ -1,7 +1,7 @@
-"""An opened checkpoint, as everything here passes it around and as users hold it.
+"""`Checkpoint`: an opened checkpoint, the object that users hold and every feature takes.
 
-It is data: its tree, its files, and what is known of how it was saved. Its methods show, check and write it; each
-imports the room that does so when it is called, so that opening a checkpoint stays cheap.
+It is data: a tree, a list of files, and facts about the save. Its methods show, check and write it. Each method
+imports its feature when called, so that opening a checkpoint stays cheap.
 """
 
 from __future__ import annotations
@@ -43,57 +43,58 @@ INSIDE = frozenset({
 
 
 class OtherRanks(OtherFiles, Protocol):
-    """What reads the files of a checkpoint that were not read when it was opened."""
+    """Reads the rank files that were not read when the checkpoint was opened."""
 
     def all_ranks(self) -> Checkpoint:
         """The checkpoint with every rank's structure."""
 
     def close(self) -> None:
-        """Forget what was read."""
+        """Drop what was read from other ranks' files."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A distributed checkpoint: a tree of plain values whose tensors are lazy, and what is known of how it was saved.
+    """A distributed checkpoint: a tree of plain values and lazy tensors, and facts about how it was saved.
 
-    A context manager: `with ckptools.open(path) as ck:` forgets at its end what was read of other ranks' files.
+    A context manager: `with ckptools.open(path) as ck:` drops at its end what was read from other ranks' files.
 
     Attributes:
-        path: what was opened.
-        name: what it is called, without rank and suffix: `ep0-ba5`.
+        path: the path that was opened.
+        name: name of the checkpoint without rank and suffix: `ep0-ba5`.
         format: name of the format's module, such as `rank_files`.
-        saved_as: for people: `per-rank .pt, ShardedTensor (FSDP1)`.
+        saved_as: the format in words: `per-rank .pt, ShardedTensor (FSDP1)`.
         tree: nested dicts, lists and tuples; leaves are plain values, `Tensor` or `Opaque`.
         files: every rank file, found or missing, in rank order.
-        world_size: ranks it was saved by, and what says so.
-        step: training step, and what says so.
-        module_order: whether the format keeps the order in which the module has its parameters, and why.
-        problems: what is wrong, the worst first; `Code` explains their codes.
+        world_size: number of ranks that saved it, and its sources.
+        step: training step, and its sources.
+        module_order: whether the format keeps the order of the module's parameters, and why.
+        problems: the problems found, the worst first; `Code` explains their codes.
         names: dotted names of every class and function that the files mention.
         all_ranks: whether every rank's file was read, so that `tree` has the shards of all ranks.
         differing: key paths of values outside model, optimizer and scheduler that differ between the ranks; the
-            tree holds the lowest rank's.
-        per_rank: what each rank has at a key path, where the tree holds the lowest rank's: random states, positions in
-            the data and what else differs outside model, optimizer and scheduler; tensors as that rank's file has them.
-        unequal: the same where all should have one value, where only some have any (`Absent` stands for the others),
-            and where a foreign object holds other values: to look at, while `per_rank` is kept in what is written.
-        bytes_expected: bytes that all files together should have; None when unknown.
-        cost: what opening it cost.
-        assumed_names: parameters whose optimizer state has a number in the files, and got its name by order when it
-            was read.
+            tree has the lowest rank's value.
+        per_rank: each rank's value at a key path where the tree has the lowest rank's: random states, positions in
+            the data and other values outside model, optimizer and scheduler that differ; tensors as in that rank's
+            file.
+        unequal: the same for values that all ranks should share, for values that only some ranks have (`Absent`
+            stands for the others), and for foreign objects that differ. `consolidate` writes `per_rank`, not `unequal`.
+        bytes_expected: total size that all files should have; None when unknown.
+        cost: files, bytes and seconds that opening it took.
+        assumed_names: parameters whose optimizer state is numbered in the files and was given names by order.
         names_given: names that the user gave for optimizer state that is keyed by number.
-        rounded: fp32 copies that round to weights if the layout that was found is right; verify and consolidate look.
-        stated_digests: SHA-256 of files beside each other, as one of them states it; `verify --deep` compares.
-        in_parts: whether ranks' files hold parameters of their own, such as stages of a pipeline.
-        text_keys: whether its format makes a text of every key of a dict, so that 1 and "1" look the same in it.
-        stated_versions: of what wrote it, as files beside it state them, by where: `config.json.transformers_version`.
-        provenance: what it was made of, where `consolidate` wrote it; None where its files do not say.
-        config: what a Hugging Face `config.json` beside it says of its model; None without one.
-        quantized: how its quantized weights are stored, for each way how many; see `training_state.quantized_weights`.
-        hollow: tensors with zeros that lie in holes of sparse files and were never written.
-        options: how it was opened, so that it can be opened again with all ranks.
-        other_ranks: reads other ranks' files when their shards are asked for, each once; None where a format made it.
-        worked_out: what was worked out of it once, by name: its sections, its optimizers.
+        rounded: fp32 copies that round to their weights if the inferred layout is right; verify and consolidate check.
+        stated_digests: SHA-256 of files, as another file states them; `verify --deep` compares.
+        in_parts: whether ranks' files hold different parameters, such as stages of a pipeline.
+        text_keys: whether the format turns every dict key into text, so that 1 and "1" look the same.
+        stated_versions: versions of the libraries that wrote it, by where they are stated:
+            `config.json.transformers_version`.
+        provenance: the sources of an output of `consolidate`; None where its files state none.
+        config: the Hugging Face `config.json` beside it; None without one.
+        quantized: each way in which its weights are quantized, with a count; see `training_state.quantized_weights`.
+        hollow: tensors whose zeros lie in holes of sparse files and were never written.
+        options: the options of `open`, so that it can be opened again with all ranks.
+        other_ranks: reads other ranks' files when their shards are needed, each once; None before `open` sets it.
+        worked_out: cached results by name, such as its sections and its optimizers.
     """
 
     path: Path
@@ -134,29 +135,29 @@ class Checkpoint:
 
     @property
     def structure_read(self) -> bool:
-        """Whether the structure of every file was read, and not only that of some."""
+        """Whether the structure of every file was read."""
         return self.all_ranks or all(f.status not in ("seen", "listed") for f in self.files)
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Ranks whose files are there and not cut."""
+        """Ranks whose files are present and not cut."""
         return tuple(sorted({f.rank for f in self.files if f.rank is not None and f.is_here}))
 
     @property
     def raw(self) -> Any:
-        """The tree as the file has it: nested dicts, lists and tuples with plain values and lazy tensors."""
+        """The tree as in the file: nested dicts, lists and tuples with plain values and lazy tensors."""
         return RawTree(self.tree) if isinstance(self.tree, dict) else self.tree
 
     @property
     def verdict(self) -> Verdict:
-        """Whether it is whole, recoverable and joinable, how far that was looked into, and why not."""
+        """The verdict: whether it is whole, recoverable and joinable, how far that was checked, and why not."""
         from ckptools.rules.verdict import verdict_of
 
         return verdict_of(self)
 
     @property
     def whole(self) -> bool | None:
-        """Whether everything that was saved is here and of one save; None where that is not proven."""
+        """Whether everything that was saved is present and of one save; None where that is not proven."""
         return self.verdict.whole
 
     @cached_property
@@ -172,7 +173,7 @@ class Checkpoint:
 
     @cached_property
     def model(self) -> Mapping[str, Any]:
-        """The model's state dict: fqn to lazy tensor. Of several models the names are prefixed with the section."""
+        """The model's state dict: fqn to lazy tensor. With several models, names are prefixed with the section."""
         from ckptools.training_state.sections import model_of
 
         models = self.of_kind("model")
@@ -180,10 +181,10 @@ class Checkpoint:
 
     @cached_property
     def optimizers(self) -> Mapping[str, Optimizer]:
-        """The optimizers by class name or key, their state by fqn where names are known.
+        """The optimizers by class name or key; their state is keyed by fqn where names are known.
 
         Raises:
-            RefusedError: the names that were given when it was opened do not fit.
+            RefusedError: the names given to `open` do not fit.
         """
         from ckptools.training_state.optimizers import optimizers_of
 
@@ -199,7 +200,7 @@ class Checkpoint:
 
     @cached_property
     def rng(self) -> RandomStates:
-        """The saved random states: rank to generator to state, each with a fingerprint. Every rank's file is read."""
+        """The saved random states: rank to generator to state, each with a fingerprint. Reads every rank's file."""
         from ckptools.keys.random_states import RandomStates
         from ckptools.training_state.sections import rng_of
 
@@ -214,19 +215,19 @@ class Checkpoint:
         exclude: str | Iterable[str] = (),
         private: bool = False,
     ) -> Keys:
-        """Every key with kind, shape, dtype, size and layout: what `ckptools tree` shows.
+        """List every key with kind, shape, dtype, size and layout, as `ckptools tree` shows them.
 
-        `pandas.DataFrame(ck.records("model").to_dicts())` is a table of the model's tensors. It is not called `tree`,
-        for that is the tree that the file holds.
+        `pandas.DataFrame(ck.records("model").to_dicts())` is a table of the model's tensors. (`ck.tree` is the tree of
+        values itself.)
 
         Args:
             section: a kind of section (`model`, `optimizer`, `scheduler`, `rng`, `other`), or the name of one.
-            filter: globs of which a name must match one, such as `blocks.*.weight`; none means all.
-            exclude: globs of which a name may match none.
-            private: also values whose names begin with `_`; those that a glob spells are there anyway.
+            filter: globs, such as `blocks.*.weight`; a name must match at least one of them. No glob selects all.
+            exclude: globs; a name that matches any of them is left out.
+            private: include values whose names begin with `_`; a glob that begins with `_` selects them in any case.
 
         Raises:
-            UsageError: it has no such section.
+            UsageError: there is no such section.
         """
         from ckptools.contents.tree import keys_of
         from ckptools.keys.entries import Selection
@@ -235,19 +236,19 @@ class Checkpoint:
 
     @in_python
     def show(self, *keys: str, values: str | None = None, private: bool = False, all_ranks: bool = False) -> Shown:
-        """What is at some keys: values in full, tensors with their shards and, where they are small, a few figures.
+        """Show the values at some keys: plain values in full, tensors with their shards and, where small, statistics.
 
-        What cannot be read of a tensor is said in its row. Where ranks hold different values, `ranks` of the row has
-        each with its ranks. Other ranks' files are read where there are at most 64, or a key needs it.
+        A tensor's row states why it cannot be read. Where ranks have different values, `ranks` of the row lists each
+        value with its ranks. With at most 64 ranks every file is read; with more, only if a key needs it.
 
         Args:
-            keys: names as `records` has them, beginnings of names (`rng`), kinds of sections, or globs.
-            values: a slice of each tensor whose elements are read, such as `0:4,:8`; only their bytes are.
+            keys: names as in `records`, prefixes of names (`rng`), kinds of sections, or globs.
+            values: a slice of each tensor to read, such as `0:4,:8`; only its bytes are read.
             private: show also values whose names begin with `_`.
-            all_ranks: read every rank's file, also of more than 64 for what all ranks should share.
+            all_ranks: read every rank's file, also with more than 64 ranks, to compare values that all should share.
 
         Raises:
-            UsageError: nothing is at a key, or it is no slice of its tensor.
+            UsageError: a key matches nothing, or the slice does not fit its tensor.
         """
         from ckptools.contents.show import show
 
@@ -264,19 +265,19 @@ class Checkpoint:
         jobs: int | None = None,
         progress: Progress | None = None,
     ) -> Verification:
-        """Check whether it is whole, unharmed and coherent. What cannot be read on the way is a problem found.
+        """Check whether it is whole, undamaged and consistent. An unreadable file is reported as a problem.
 
         Args:
-            deep: read every tensor's bytes and compare the CRC-32 that the container carries.
+            deep: read every tensor's bytes and compare the CRC-32 that the container states.
             values: look for NaN and infinities.
-            manifest: a JSON that `consolidate(manifest=True)` wrote; every tensor and file in it is compared.
+            manifest: a JSON that `consolidate(manifest=True)` wrote; compare every tensor and file in it.
             ignore: codes of problems that are not counted.
             jobs: threads.
-            progress: called with bytes read and the file they are in.
+            progress: called with the bytes read and the current file.
 
         Raises:
             ReadError: it cannot be opened, or the manifest cannot be read.
-            UsageError: a code that does not exist.
+            UsageError: a code does not exist.
         """
         from ckptools.verify import run
 
@@ -294,21 +295,21 @@ class Checkpoint:
         optimizer: bool = False,
         world_size: int | None = None,
     ) -> Match:
-        """Compare its model's names and shapes with those that another model expects; no values are read.
+        """Compare its model's names and shapes with those that another model expects; reads no values.
 
         Args:
-            to: an `nn.Module` (on the meta device too), a state dict, shapes by name, a checkpoint; the path of one, of
-                a Hugging Face `config.json` or of a JSON of name to shape; or `"package.module:function"`, which is
-                imported, and called with no arguments on torch's meta device.
-            filter: globs of the names that count, on either side; without any, all do.
-            exclude: globs of names that do not count.
-            section: name of the model's section, where it holds several models.
-            optimizer: compare groups and state of the optimizer too; the function of `to` returns `(model, optimizer)`.
-            world_size: say whether as many ranks resume from it: random states, files, the torch that is here.
+            to: an `nn.Module` (on the meta device too), a state dict, shapes by name, or a checkpoint; the path of a
+                checkpoint, of a Hugging Face `config.json` or of a JSON of name to shape; or
+                `"package.module:function"`, which is imported and called without arguments on torch's meta device.
+            filter: globs of the names to compare, on either side; without any, all are compared.
+            exclude: globs of names to leave out.
+            section: name of the model's section, if it holds several models.
+            optimizer: compare the optimizer's groups and state too; the function of `to` returns `(model, optimizer)`.
+            world_size: report whether this many ranks can resume from it: random states, files, the installed torch.
 
         Raises:
             ReadError: `to` cannot be read, or the function raises; or one of the two has no model.
-            UsageError: one of the two has several models; or no name counts.
+            UsageError: one of the two has several models; or no name is left to compare.
         """
         from ckptools.keys.entries import Selection
         from ckptools.match.run import match
@@ -330,7 +331,7 @@ class Checkpoint:
         jobs: int | None = None,
         progress: Progress | None = None,
     ) -> Difference:
-        """Compare it with another, as `ckptools.diff(self, other)`, which says what the arguments are."""
+        """Compare it with another checkpoint; `ckptools.diff(self, other)` explains the arguments."""
         from ckptools.diff.compare import Wanted, compare, side_of
         from ckptools.keys.entries import Selection
 
@@ -349,18 +350,18 @@ class Checkpoint:
         jobs: int | None = None,
         progress: Progress | None = None,
     ) -> Statistics[Stats]:
-        """Take rms, norm, extremes, mean, standard deviation, zeros, NaN and infinities of tensors, in float64.
+        """Compute rms, norm, extremes, mean, standard deviation, zeros, NaN and infinities of tensors, in float64.
 
-        What cannot be read is said in the `problem` of its row. `.to_dicts()` of the answer is a table for pandas.
+        `problem` of a row states what could not be read. `.to_dicts()` of the result is a table for pandas.
 
         Args:
-            filter: globs of which a name must match one; `*` matches dots too.
-            exclude: globs of which a name may match none.
+            filter: globs; a name must match at least one of them. `*` matches dots too.
+            exclude: globs; a name that matches any of them is left out.
             section: a kind of section, or the name of one; None for the model, if there is one.
-            per_rank: a row for what each rank holds of a tensor, instead of one for all of it.
-            histogram: count also how many elements lie in each of equal parts of their range, which reads them twice.
+            per_rank: one row for each rank's part of a tensor, instead of one row for the whole tensor.
+            histogram: also count the elements in equal parts of their range, which reads them twice.
             jobs: threads.
-            progress: called with bytes read and the tensor they are of.
+            progress: called with the bytes read and the current tensor.
 
         Raises:
             UsageError: there is no such section.
@@ -405,7 +406,7 @@ class Checkpoint:
         jobs: int | None = None,
         progress: Progress | None = None,
     ) -> Statistics[DeadRows]:
-        """Find rows of matrices that are all zero, or whose second moment is, as of rows that never got a gradient.
+        """Find rows of matrices that are all zero, or whose second moments are, so that they never got a gradient.
 
         The arguments are those of `stats`.
 
@@ -432,17 +433,16 @@ class Checkpoint:
         jobs: int | None = None,
         progress: Progress | None = None,
     ) -> Path:
-        """Write a page of HTML: the verdict, problems, facts, param groups and pictures, with JSON for programs in it.
+        """Write a page of HTML: the verdict, problems, facts, param groups and pictures, and JSON for programs.
 
-        One file that needs no network and no script. It is written whatever is wrong with the checkpoint. The arguments
-        are those of `verify`; `values` also puts figures of every tensor on the page. `force` overwrites the file. An
-        `interactive` page has one script, by which tables sort and filter, and what is about one rank is marked.
+        It is one file that needs no network and no script, and it is written for any checkpoint, however damaged. The
+        arguments are those of `verify`; `values` also puts every tensor's statistics on the page. `force` overwrites
+        the file. An `interactive` page has one script, which sorts and filters tables and highlights a rank.
 
         Raises:
-            OutputExistsError: it is there already, or in the way of the checkpoint's files.
-            ReadError, WriteError: a file cannot be read or written; nothing that looks finished is left.
-            UsageError: its name ends in something else than `.html`, there is no folder for it, or a code that does not
-                exist.
+            OutputExistsError: the file exists, or is one of the checkpoint's.
+            ReadError, WriteError: a file cannot be read or written; no partial page is left.
+            UsageError: the name does not end in `.html`, its folder does not exist, or a code does not exist.
         """
         from ckptools.report.html import write_report
 
@@ -465,12 +465,12 @@ class Checkpoint:
     ) -> Path:
         """Write a JSON with the SHA-256 of every tensor, whatever its layout, and a digest of every plain value.
 
-        `ckptools.diff` takes it in the place of the checkpoint, on a machine that does not see that. `force` overwrites
-        a file that is there.
+        `ckptools.diff` accepts it in place of the checkpoint, on a machine that cannot see the checkpoint. `force`
+        overwrites an existing file.
 
         Raises:
-            OutputExistsError: the file is there.
-            UsageError: there is no folder for it.
+            OutputExistsError: the file exists.
+            UsageError: its folder does not exist.
             WriteError: it cannot be written.
         """
         from ckptools.diff.digest_file import write_digest_file
@@ -512,52 +512,51 @@ class Checkpoint:
         """Write its full tensors into one `.pt`, one or several `.safetensors`, or a DCP folder to resume from.
 
         Args:
-            out: the file or folder to write; its suffix (`.dcp` for a folder) says the format. With a `/` at its end,
-                or where it is a folder, `model.safetensors` or `model.pt` in it.
-            format: `pt`, `safetensors` or `dcp`, where no suffix says it; a file gets that suffix.
+            out: the file or folder to write; its suffix (`.dcp` for a folder) gives the format. If it ends in `/` or is
+                a folder, `model.safetensors` or `model.pt` is written in it.
+            format: `pt`, `safetensors` or `dcp`, if the suffix does not give it; a file gets that suffix.
             only: `model` (the bare state dict), `optimizer`, or `all` (the same tree); or a glob, such as `blocks.*`,
-                for those names of the model that match. Default: `model` for `.safetensors`, else `all`.
-            map: new names of the model by old ones, or the path of a JSON of them: `match(...).fix` is one.
+                for the names of the model that match. Default: `model` for `.safetensors`, else `all`.
+            map: new names of the model by old ones, or the path of a JSON of them, such as `match(...).fix`.
             like: a Hugging Face folder, or its `config.json`: `out` is a folder with the same names, shapes, dtypes and
                 files, the config and the tokenizer. The set is complete, or it is refused.
-            assume: with `like`, take what only shapes or a trainer's defaults speak for.
-            strip_prefix: a beginning of names that goes, such as `module.`.
-            rename: `OLD=NEW` for a tensor or module, `OLD.=NEW.` for the beginning of names; behind `map` and
-                `strip_prefix`, in this order. The state of an optimizer follows the names of the model.
+            assume: with `like`, accept pairs for which only shapes or a trainer's defaults speak.
+            strip_prefix: a prefix to remove from names, such as `module.`.
+            rename: `OLD=NEW` for a tensor or module, `OLD.=NEW.` for a prefix of names; applied in this order, after
+                `map` and `strip_prefix`. Optimizer state follows the names of the model.
             dtype: torch dtype for the floating-point tensors of the model, such as `bfloat16`.
             max_shard_size: bytes of tensors per file of safetensors (which get a Hugging Face index) or of a DCP, or a
                 text such as `5GB`.
             tied: for safetensors: `keep` writes a tied weight under each name, `drop` only under the first.
-            keep_types: keep what plain `torch.load` does not make (timedeltas, numpy's values …) in a `.pt`, instead
-                of the nearest that it does.
+            keep_types: in a `.pt`, keep values that plain `torch.load` refuses (timedeltas, numpy's values …) instead
+                of converting them to the nearest type that it accepts.
             force: overwrite an existing output.
             allow_missing: leave out tensors that are not whole, and list them, instead of refusing.
             fill: with `allow_missing`: `nan` or `zero` to put into holes, which are listed; without it a tensor with
                 a hole is left out.
-            fill_from: another checkpoint of the same run, from which regions are taken that are missing or damaged;
-                each is listed, the output says so and is not whole. One of another run is refused.
-            dequantize: write the values of quantized tensors, as their class (torchao's) computes them; else they are
-                refused.
-            prefer_rank: where ranks hold different copies of a tensor that should be equal, take this rank's.
-            check: let the format's own library read the output back before it gets its name, and compare it with the
+            fill_from: another checkpoint of the same run, from which missing or damaged regions are taken; each is
+                listed, and the output says that it is not whole. A checkpoint of another run is refused.
+            dequantize: write the values of quantized tensors, as their class (torchao's) computes them; without it they
+                are refused.
+            prefer_rank: take this rank's copy of a tensor whose copies differ.
+            check: read the output back with the format's own library before it gets its name, and compare it with the
                 shards; for a dry run, compare the source with its checksums.
             unchecked: do not compare the source with the checksums that it states.
-            manifest: write sha256 of every tensor and file into a JSON beside the output.
-            provenance: let the output say where it comes from (name, step, ranks), what was filled in and left out.
+            manifest: write the SHA-256 of every tensor and file into a JSON beside the output.
+            provenance: record in the output its source (name, step, ranks), filled values and omissions.
             dry_run: plan and check, write nothing.
-            resume: keep what is written when it does not come to its end, and take up what the same call has kept.
+            resume: keep a partial output if interrupted, and continue the partial output of the same call.
             jobs: threads.
-            progress: called with bytes written, or read back, and the tensor they belong to.
+            progress: called with the bytes written, or read back, and the current tensor.
 
         Raises:
-            NotWholeError: something is missing, overlaps, contradicts, or was found damaged before anything was
-                written.
-            DamagedError: a record is not what its checksum says.
-            OutputExistsError, NoSpaceError: the output is in the way or does not fit.
-            ReadError, WriteError: a file cannot be read or written; nothing that looks finished is left.
-            UsageError: options that do not fit together.
+            NotWholeError: a tensor is missing, overlaps, contradicts, or was found damaged before anything was written.
+            DamagedError: a zip entry does not match its checksum.
+            OutputExistsError, NoSpaceError: the output exists, or does not fit on the disk.
+            ReadError, WriteError: a file cannot be read or written; no partial output gets the output's name.
+            UsageError: the options contradict each other.
         """
-        given = locals()  # the arguments, and nothing else yet
+        given = locals()  # the arguments, before any other local
         from ckptools.consolidate.options import ConsolidateOptions
         from ckptools.consolidate.run import consolidate as write
         from ckptools.files.opening import check_path
@@ -577,7 +576,7 @@ class Checkpoint:
 
     @cached_property
     def _by_name(self) -> dict[str, tuple[str, Any]]:
-        """What is at each name that begins with the section, with the name that `records` has for it."""
+        """Value or tensor by full name, which begins with the section, each with its name in `records`."""
         from ckptools.keys.entries import entries_of
 
         found: dict[str, tuple[str, Any]] = {}
@@ -588,16 +587,16 @@ class Checkpoint:
 
     @cached_property
     def _names(self) -> dict[str, str]:
-        """The names with the section, by those that `records` has."""
+        """Full names, with the section, by their names in `records`."""
         return {known: name for name, (known, _) in self._by_name.items()}
 
     def __getitem__(self, name: str) -> Any:
-        """What is at a name: a lazy tensor or a value; at the beginning of names, such as a section's, a mapping.
+        """Return the lazy tensor or value of a name; for a prefix of names, such as a section, a mapping.
 
         The section may be left out where `records` has no section: `ck["model.embed.weight"]` is `ck["embed.weight"]`.
 
         Raises:
-            KeyError: nothing is there; the message has the nearest name.
+            KeyError: there is no such name; the message gives the nearest.
         """
         full = self._names.get(name, name)
         if full in self._by_name:
@@ -628,7 +627,7 @@ class Checkpoint:
         return sorted(set(super().__dir__()) - INSIDE)
 
     def close(self) -> None:
-        """Forget what was read of other ranks' files; lazy tensors that need them read them again."""
+        """Drop what was read from other ranks' files; lazy tensors that need them read them again."""
         if self.other_ranks is not None:
             self.other_ranks.close()
 
@@ -656,12 +655,12 @@ class Checkpoint:
         return as_html(self)
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        """The map of its ranks beside the HTML, from which code hosts strip drawings."""
+        """A picture of its ranks beside the HTML, because code hosts strip drawings from HTML."""
         return {"image/svg+xml": self.plot.ranks().svg} if len(self.files) > 1 else {}
 
 
 def _with_states(optimizer: Optimizer) -> Optimizer:
-    """The optimizer with the state of each parameter as a mapping that shows itself."""
+    """Wrap each parameter's state in a mapping with a `repr` of its own."""
     from ckptools.training_state.sections import section_name
 
     path = f"{section_name(optimizer.path)}.state"

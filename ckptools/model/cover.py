@@ -1,4 +1,4 @@
-"""Whether boxes cover every element of a tensor exactly once; else the gaps and overlaps, and the problem they are."""
+"""Check that boxes cover every element of a tensor exactly once; report gaps and overlaps as a problem."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ckptools.text import and_others, first_few, spans
 
 
 class Cover(NamedTuple):
-    """The elements of a tensor that a set of boxes leaves out, and the boxes that overlap.
+    """The elements of a tensor that no box of a set covers, and the boxes that overlap.
 
     Attributes:
-        missing: number of elements that no box holds.
-        gaps: boxes that hold the missing elements; the first `MAX_NAMED` when there are overlaps too.
+        missing: number of elements that no box covers.
+        gaps: boxes of the missing elements; the first `MAX_NAMED` when there are overlaps too.
         overlaps: pairs of different boxes that share elements; at most `MAX_NAMED`.
-        outside: boxes that do not lie in the tensor.
+        outside: boxes that reach beyond the tensor.
     """
 
     missing: int
@@ -44,12 +44,12 @@ class TangledLayoutError(ValueError):
 
 
 def cover(shape: Sequence[int], boxes: Iterable[Box]) -> Cover:
-    """Check that `boxes` cover every element of a tensor of `shape` once, or say what is wrong.
+    """Check that `boxes` cover every element of a tensor of `shape` once, or describe gaps and overlaps.
 
-    Boxes without elements are left out of it. Equal boxes are an overlap: replicas are for the caller to fold.
+    Empty boxes are ignored. Equal boxes count as an overlap: the caller folds replicas.
 
     Raises:
-        TangledLayoutError: this would take too long.
+        TangledLayoutError: finding the overlaps would take too long.
     """
     boxes = list(boxes)
     if in_slabs(tuple(shape), [b.offsets for b in boxes], [b.sizes for b in boxes]):
@@ -67,7 +67,7 @@ def cover(shape: Sequence[int], boxes: Iterable[Box]) -> Cover:
 
 
 def _overlapping(boxes: list[Box], ndim: int) -> Iterator[tuple[Box, Box]]:
-    """Pairs that meet; a sweep along the dimension in which the boxes begin at the most places."""
+    """Yield pairs of boxes that intersect: a sweep along the dimension with the most distinct starts."""
     if not ndim:
         yield from pairwise(boxes)
         return
@@ -89,7 +89,7 @@ def _meet(a: Box, b: Box) -> bool:
 
 
 def _named_gaps(shape: Sequence[int], boxes: Sequence[Box]) -> tuple[Box, ...]:
-    """The rest of the tensor without the boxes, as disjoint boxes in order."""
+    """The region of the tensor that no box covers, as disjoint boxes in order."""
     dims = sorted(range(len(shape)), key=lambda d: -len({b.offsets[d] for b in boxes}))
     holes = _holes(shape, list(boxes), dims, [MAX_COMPARISONS])
     at = [dims.index(d) for d in range(len(shape))]
@@ -103,7 +103,7 @@ Hole = tuple[Run, ...]
 
 
 def _holes(shape: Sequence[int], boxes: list[Box], dims: Sequence[int], budget: list[int]) -> list[Hole]:
-    """Holes that `boxes` leave along `dims`: a sweep along the first, the others within each of its slabs.
+    """Gaps that `boxes` leave along `dims`: a sweep along the first dimension, recursing within each slab.
 
     Raises:
         TangledLayoutError: the budget of comparisons is spent.
@@ -133,11 +133,11 @@ def _holes(shape: Sequence[int], boxes: list[Box], dims: Sequence[int], budget: 
     return holes + [((last[0], last[1]), *hole) for hole in last[2]]
 
 
-# -- of a tensor's shards: the problem that says what is missing or overlaps -------------------------------------------
+# -- the problem of a tensor whose shards leave gaps or overlap --------------------------------------------------------
 
 
 def cover_problem(tensor: Tensor, fqn: str) -> Problem | None:
-    """Why a tensor cannot be put together whole, or None."""
+    """The problem that keeps a tensor from being put together, or None."""
     if tensor.contradictions:
         rank, why = tensor.contradictions[0]
         alike = tuple([r for r, other in tensor.contradictions if other == why and r is not None])
@@ -170,7 +170,7 @@ def cover_problem(tensor: Tensor, fqn: str) -> Problem | None:
 
 
 def can_be_read(shape: Ints, boxes: Iterable[Box]) -> bool:
-    """Whether boxes cover a tensor; False also where finding out would take too long."""
+    """Whether boxes cover a tensor; False also if the check would take too long."""
     try:
         return cover(shape, set(boxes)).exact
     except TangledLayoutError:

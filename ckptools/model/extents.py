@@ -1,7 +1,7 @@
-"""Extents: where the boxes of a tensor lie, by column. All that is asked of many shards at once is asked of these.
+"""Extents: the location of each shard of a tensor, stored by column, for fast answers about many shards.
 
-A row is one box: its place in the tensor, the file and the rank that hold it, where it begins there, how the values lie
-behind that, and the CRC-32 of their record. A `Shard` is a view of one row, made when somebody looks at it.
+A row is one shard: its box in the tensor, its file and rank, its byte offset in the file, the layout of its values, and
+the CRC-32 of its zip entry. A `Shard` is a view of one row, made on access.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ V = TypeVar("V")
 
 
 def by_value(column: Iterable[K]) -> dict[K, list[int]]:
-    """The places of each value of a column."""
+    """The indices of each value of a column."""
     found: dict[K, list[int]] = defaultdict(list)
     for place, value in enumerate(column):
         found[value].append(place)
@@ -36,7 +36,7 @@ def by_value(column: Iterable[K]) -> dict[K, list[int]]:
 
 
 def take(column: Sequence[V], places: Sequence[int]) -> Sequence[V]:
-    """The elements of a column at some places, in their order."""
+    """The elements of a column at some indices, in their order."""
     if places == range(len(column)):
         return column
     if len(places) < 2:
@@ -45,7 +45,7 @@ def take(column: Sequence[V], places: Sequence[int]) -> Sequence[V]:
     return found
 
 
-# -- what many rows have in common -------------------------------------------------------------------------------------
+# -- values that many rows share ---------------------------------------------------------------------------------------
 
 
 LOCAL = type(Path())
@@ -53,13 +53,13 @@ LOCAL = type(Path())
 
 @dataclass(frozen=True, eq=False)
 class ExtentFile:
-    """A file with the boxes of one rank, made by `extent_file`: one object for all that is equal, and equal to itself.
+    """A file with the shards of one rank. `extent_file` makes one object per distinct value, equal only to itself.
 
     Attributes:
-        path: None for boxes that cannot be read: the file is missing, cut before them, or refused, or was not read.
-        rank: the rank that holds them; None where nothing says so.
-        zstd: whether the items were compressed.
-        has_items: whether each box is an archive of its own there (DCP), and not a record of the file's archive.
+        path: None for shards that cannot be read: the file is missing, cut before them, refused, or was not read.
+        rank: the rank of the shards; None where no file states it.
+        zstd: whether the items are compressed.
+        has_items: whether each shard is an archive of its own in the file (DCP), not an entry of the file's archive.
     """
 
     path: Path | None
@@ -72,23 +72,23 @@ _files: WeakValueDictionary[tuple[Path | int | None, int | None, bool, bool], Ex
 
 
 def extent_file(path: Path | None, rank: int | None, zstd: bool = False, has_items: bool = True) -> ExtentFile:
-    """The `ExtentFile` of these; millions of rows have the few files of a checkpoint, and are grouped by them."""
-    # The path of a file in a store knows what was fetched of it: an equal one of another opening must not stand for it.
+    """Return the one `ExtentFile` of these values: millions of rows share the few files of a checkpoint."""
+    # A remote path caches fetched bytes: an equal path of an earlier `open` must not stand in for it.
     key = path if path is None or type(path) is LOCAL else id(path), rank, zstd, has_items
     found = _files.get(key)
     return found if found is not None else _files.setdefault(key, ExtentFile(path, rank, zstd, has_items))
 
 
 class ExtentLayout(NamedTuple):
-    """The place of the values behind the first byte of an extent: the same in all that differ in their values only.
+    """Where the values lie behind the first byte of an extent; extents that differ only in values share it.
 
     Attributes:
         dtype: torch's name.
         shape: sizes per dimension.
         strides: in elements.
-        offset: byte offset of element [0, …, 0], from where the extent begins.
-        record: name of the record.
-        record_span: `(offset, length)` of that record in bytes, from where the extent begins.
+        offset: byte offset of element [0, …, 0], from the start of the extent.
+        record: name of the zip entry.
+        record_span: `(offset, length)` of that entry in bytes, from the start of the extent.
     """
 
     dtype: str
@@ -100,13 +100,13 @@ class ExtentLayout(NamedTuple):
 
     @classmethod
     def of(cls, source: Source, start: int) -> ExtentLayout:
-        """The layout of an extent at byte `start` of a file, by its source."""
+        """The layout of a source whose extent begins at byte `start` of its file."""
         at, nbytes = source.record_span
         span = at - start, nbytes
         return cls(source.dtype, source.shape, source.strides, source.offset - start, source.record, span)
 
     def source(self, path: Path, start: int, crc: int) -> Source:
-        """The source of an extent of this layout at byte `start` of a file, with the CRC-32 of its record."""
+        """The source of an extent with this layout at byte `start` of a file; `crc` is that of its zip entry."""
         at, nbytes = self.record_span
         span = start + at, nbytes
         return Source(path, start + self.offset, self.dtype, self.shape, self.strides, self.record, span, crc)
@@ -117,18 +117,18 @@ class ExtentLayout(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Extents(ShardSequence):
-    """Where the shards of a tensor lie: shard `i` has element `i` of each column.
+    """The location of each shard of a tensor: row `i` of every column belongs to shard `i`.
 
     Attributes:
         dtype: torch's name.
         offsets: of the shards, in elements of the tensor.
         sizes: of the shards.
-        files: which hold them.
-        starts: byte offsets of their items, or of the records of their files' archives.
-        lengths: of the items in bytes; 0 where there are none.
-        layouts: where the values lie in those that were read; None for others. Empty while none was.
-        crcs: the CRC-32 of the records of those; 0 where none is stated.
-        located: shards that do not fit into the columns: encoded or compressed ones, and those of another dtype.
+        files: the file of each shard.
+        starts: byte offsets of the shards' items, or of their entries in the files' archives.
+        lengths: of the items in bytes; 0 for shards that are not items.
+        layouts: where the values of each read shard lie; None for unread shards. Empty while no shard is read.
+        crcs: the CRC-32 of each read shard's zip entry; 0 where none is stated.
+        located: shards that the columns cannot describe: encoded, compressed, or of another dtype.
     """
 
     dtype: str
@@ -145,10 +145,10 @@ class Extents(ShardSequence):
 
     @classmethod
     def of(cls, shards: Sequence[Shard], dtype: str) -> Extents:
-        """The extents of some shards, in their order; those that are extents already are returned as they are.
+        """Build the extents of some shards, in their order; extents are returned unchanged.
 
         Args:
-            shards: of one tensor. Of a rank's list of the shards of all ranks, only those of that rank lie in its file.
+            shards: of one tensor. From a rank file's list of all ranks' shards, only that rank's own are taken.
             dtype: torch's name for that of the tensor.
         """
         if isinstance(shards, Extents):
@@ -162,7 +162,7 @@ class Extents(ShardSequence):
             made.offsets.append(offsets)
             made.sizes.append(sizes)
             if source is None or item is not None or encoded is not None or source.dtype != dtype:
-                # What does not fit into the columns is kept as it is; of another rank's there is nothing to keep.
+                # A shard that does not fit into the columns is kept whole; another rank's shard is never kept.
                 if shard.is_here:
                     made.located[i] = shard
                 file = shard.file
@@ -173,7 +173,7 @@ class Extents(ShardSequence):
                 continue
             start = source.record_span[0]
             own = ExtentLayout.of(source, start)
-            layout = layout if layout == own else own  # one object for equal ones that follow each other
+            layout = layout if layout == own else own  # one object for equal layouts in a row
             made.files.append(extent_file(source.path, rank, has_items=False))
             made.starts.append(start)
             made.layouts.append(layout)
@@ -207,7 +207,7 @@ class Extents(ShardSequence):
         return repr(tuple(self))
 
     def item(self, place: int) -> Item | None:
-        """The item of a shard; None where it cannot be read, or is none."""
+        """The item of a shard; None for a shard that cannot be read or is not an item."""
         file = self.files[place]
         if file.path is None or not file.has_items:
             return None
@@ -224,10 +224,10 @@ class Extents(ShardSequence):
         layout, path = self.layouts[place] if self.layouts else None, self.files[place].path
         return layout.source(path, self.starts[place], self.crcs[place]) if layout and path else None
 
-    # what was read
+    # shards that were read
 
     def _layouts_counted(self) -> tuple[int, bool]:
-        """How many rows have a layout, and whether all have the same; worked out once for a list of layouts."""
+        """The number of rows that have a layout, and whether all layouts are equal; cached per list of layouts."""
         known = self._counted
         if known is None or known[0] is not self.layouts or known[1] != len(self.layouts):
             count = len(self.layouts) - self.layouts.count(None)
@@ -237,66 +237,66 @@ class Extents(ShardSequence):
 
     @property
     def all_read(self) -> bool:
-        """Whether all of them were read."""
+        """Whether every shard was read."""
         others = sum(shard.was_read for shard in self.located.values()) if self.located else 0
         return len(self) == others + self._layouts_counted()[0]
 
     @property
     def seen(self) -> Iterator[Shard]:
-        """The shards that were read, and others that are in no columns."""
+        """The shards that were read, and the shards that the columns cannot describe."""
         if not self.layouts:
             return map(self._shard, sorted(self.located))
         return (self._shard(i) for i, layout in enumerate(self.layouts) if layout is not None or i in self.located)
 
     @property
     def perhaps_encoded(self) -> Iterable[Shard]:
-        """The shards that are in no columns."""
+        """The shards that the columns cannot describe."""
         return self.located.values()
 
     @property
     def read(self) -> Extents:
-        """Those that were read."""
+        """The extents of the shards that were read."""
         return self if self.all_read else Extents.of([shard for shard in self.seen if shard.was_read], self.dtype)
 
     @property
     def are_items(self) -> bool:
-        """Whether each is an archive of its own, which its checkpoint's metadata lists with those of all ranks."""
+        """Whether each shard is an archive of its own, as in a DCP, whose metadata lists every rank's shards."""
         return len(self) > 0 and all(file.has_items for file in self.distinct_files)
 
     @property
     def distinct_files(self) -> set[ExtentFile]:
-        """The files that hold them, each once."""
+        """The distinct files of the shards."""
         return set(self.files)
 
     # regions, ranks, sizes
 
     @property
     def boxes(self) -> set[Box]:
-        """The regions of the shards, equal ones once."""
+        """The distinct boxes of the shards."""
         return set(map(Box._make, set(zip(self.offsets, self.sizes, strict=True))))
 
     @property
     def box_sizes(self) -> set[Ints]:
-        """The sizes of the shards, equal ones once."""
+        """The distinct sizes of the shards."""
         return set(self.sizes)
 
     @property
     def boxes_read(self) -> set[Box]:
-        """The regions of the shards that were read, equal ones once."""
+        """The distinct boxes of the shards that were read."""
         return self.boxes if self.all_read else {shard.box for shard in self.seen if shard.was_read}
 
     @property
     def has_copies(self) -> bool:
-        """Whether two of those that were read have one region."""
+        """Whether two shards that were read have one box."""
         if self.all_read:
             return len(set(zip(self.offsets, self.sizes, strict=True))) < len(self)
         boxes = [shard.box for shard in self.seen if shard.was_read]
         return len(set(boxes)) < len(boxes)
 
     def lie_in_a_row(self, shape: Ints) -> bool:
-        """Whether they, or slabs of them, follow each other through a tensor of `shape`; worked out once.
+        """Whether the shards, or slabs of them, follow each other through a tensor of `shape`; cached.
 
-        Then they cover it, each element once; they may not all be read.
+        If so, they cover each element once, even where some shards were not read.
         """
         if self._in_a_row is None or self._in_a_row[:2] != (len(self), shape):
             self._in_a_row = len(self), shape, in_slabs(shape, self.offsets, self.sizes)
@@ -304,17 +304,17 @@ class Extents(ShardSequence):
 
     @property
     def one_box(self) -> bool:
-        """Whether all of them have one region."""
+        """Whether all shards have one box."""
         return all(column.count(column[0]) == len(self) > 0 for column in (self.offsets, self.sizes))
 
     @property
     def ranks(self) -> set[int | None]:
-        """The ranks that hold them; None among them for those of no rank."""
+        """The ranks of the shards; None stands for shards without a rank."""
         return {file.rank for file in self.distinct_files}
 
     @property
     def is_here(self) -> bool:
-        """Whether files that are here hold all of them, as far as is known."""
+        """Whether every shard is in a file that is present, as far as is known."""
         others = self.located
         if not others:
             return all(file.path is not None for file in self.distinct_files)
@@ -324,16 +324,16 @@ class Extents(ShardSequence):
 
     @property
     def one_layout(self) -> ExtentLayout | None:
-        """The layout that all of them have; None where one was not read, or has another."""
+        """The layout that all shards share; None if one was not read or has another layout."""
         return self.layouts[0] if not self.located and self._layouts_counted()[1] else None
 
     @property
     def distinct_layouts(self) -> Iterable[ExtentLayout]:
-        """The layouts that occur in the columns, each once."""
+        """The distinct layouts in the columns."""
         return [layout for layout in {id(layout): layout for layout in self.layouts}.values() if layout is not None]
 
     def kinds(self) -> dict[tuple[Ints, ExtentLayout], int] | None:
-        """How many shards have which sizes and layout; None where those of one cannot be found in columns."""
+        """The number of shards by sizes and layout; None if the columns cannot describe every shard."""
         if self.located or not self.all_read:
             return None
         one = self.one_layout
@@ -348,7 +348,7 @@ class Extents(ShardSequence):
 
     @property
     def record_sizes(self) -> set[tuple[int, int]]:
-        """Elements of a shard, and bytes of the record that it lies in, of those that were read and are not encoded."""
+        """`(elements of the shard, bytes of its zip entry)` of each read shard that is not encoded."""
         kinds = set(zip(self.sizes, self.layouts, strict=False))
         found = {(prod(sizes), layout.record_span[1]) for sizes, layout in kinds if layout is not None}
         others = (s for s in self.located.values() if s.source is not None)
@@ -356,19 +356,19 @@ class Extents(ShardSequence):
 
     @property
     def states_any_crc(self) -> bool:
-        """Whether one of them may state a CRC-32."""
+        """Whether a shard may state a CRC-32."""
         return bool(self.located) or any(self.crcs)
 
     @property
     def states_one_crc(self) -> bool:
-        """Whether all of them state the same CRC-32, or none; False where that is not known."""
+        """Whether all shards state the same CRC-32, or none states one; False where that is unknown."""
         if self.located:
             return False
         return not self.crcs or self.crcs.count(self.crcs[0]) == len(self.crcs)
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """The places of their values, equal for shards that are the same; of those that are all in columns."""
+        """A key that is equal for shards at the same locations; only for shards that the columns describe."""
         layouts = (self.one_layout,) if self.one_layout is not None else tuple(self.layouts)
         return tuple(self.offsets), tuple(self.files), tuple(self.starts), layouts
 
@@ -383,13 +383,13 @@ class Extents(ShardSequence):
         return self.in_order_of(list(zip(ranks, self.offsets, strict=True)))
 
     def in_order_of(self, keys: Sequence[Any]) -> Extents:
-        """The same shards, sorted by a key for each of them."""
+        """The same shards, sorted by a key per shard."""
         if all(map(le, keys, islice(keys, 1, None))):
             return self
         return self.taking(sorted(range(len(keys)), key=keys.__getitem__))
 
     def taking(self, order: Sequence[int]) -> Extents:
-        """Some of the shards, by their numbers, in that order."""
+        """Some of the shards, by index, in that order."""
         return Extents(
             dtype=self.dtype,
             offsets=[self.offsets[i] for i in order],
@@ -403,14 +403,14 @@ class Extents(ShardSequence):
         )
 
     def extend(self, other: Extents) -> None:
-        """Add shards that have columns of layouts, as these do."""
+        """Append the rows of other extents; both must have columns of layouts."""
         self.located |= {len(self) + i: shard for i, shard in other.located.items()}
         for name in ("offsets", "sizes", "files", "starts", "lengths", "layouts", "crcs"):
             getattr(self, name).extend(getattr(other, name))
 
 
 def read_paths(several: Iterable[Extents]) -> set[Path]:
-    """The files that hold the bytes of the shards of some tensors and were read."""
+    """The files that were read and have the bytes of some tensors' shards."""
     files, paths = set[ExtentFile](), set[Path]()
     for extents in several:
         if extents.all_read and not extents.located:

@@ -1,4 +1,4 @@
-"""The facts of a checkpoint beside its tensors: step, world size, files, given names, quantization. Data only."""
+"""Facts of a checkpoint other than its tensors: step, world size, files, given names, quantization. Data only."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ckptools.text import clip_middle, few, plural, size
 
 @displayed
 class Fact(NamedTuple):
-    """A value and where it comes from.
+    """A value and its sources.
 
     Attributes:
         value: the value; None when it is unknown.
-        sources: what says so, such as `("file name", "state.timestamp.batch")`.
+        sources: where the value is stated, such as `("file name", "state.timestamp.batch")`.
         agree: False when the sources contradict each other.
-        at_least: whether it may be more than the value, which is all that the sources prove.
+        at_least: whether the value is only a lower bound.
     """
 
     value: Any
@@ -36,7 +36,7 @@ class Fact(NamedTuple):
 
     @property
     def exact(self) -> Any:
-        """The value; None where it may be more."""
+        """The value; None if it is only a lower bound."""
         return None if self.at_least else self.value
 
     def __int__(self) -> int:
@@ -47,7 +47,7 @@ class Fact(NamedTuple):
         return index(self.value)
 
     def __eq__(self, other: object) -> bool:
-        """A fact equals a fact of the same value and sources, and a number that is its value."""
+        """Equal to a fact with the same value and sources, and to its own value if that is a number."""
         if isinstance(other, (int, float)):
             return bool(self.value == other)
         return tuple(self) == tuple(other) if isinstance(other, Fact) else NotImplemented
@@ -66,7 +66,7 @@ class RankFile(NamedTuple):
     Attributes:
         path: the file, as found.
         rank: its rank, from the content if that states it, else from the name; None for a monolithic file.
-        part: what of the checkpoint it holds when a rank has several files (`model`, `optim`), else "".
+        part: the part of the checkpoint in it when a rank has several files (`model`, `optim`), else "".
         status: `read` in full, `seen` (directory checked only), `listed` (in a store, only its
             name and size are known), `cut`, `missing`, or `bad`.
         nbytes: size in bytes, 0 when missing.
@@ -82,7 +82,7 @@ class RankFile(NamedTuple):
 
     @property
     def is_here(self) -> bool:
-        """Whether it is there, and nothing wrong is known of it."""
+        """Whether the file is present and not known to be damaged."""
         return self.status in ("read", "seen", "listed")
 
     def _summary(self) -> str:
@@ -108,11 +108,11 @@ NOTHING_READ = ReadCost(0, 0.0, 0)
 
 
 class ModuleOrder(NamedTuple):
-    """Whether names stand in the order of the module.
+    """Whether the format keeps names in the order of the module.
 
     Attributes:
-        kept: whether they do.
-        why: what kept the order or lost it, as the end of a sentence that begins with "since".
+        kept: whether it does.
+        why: the reason, as the end of a sentence that begins with "since".
     """
 
     kept: bool
@@ -124,8 +124,8 @@ class GivenNames:
     """Names of parameters that the user gave, in the optimizer's order, in the module's, or both.
 
     Attributes:
-        given_by: where they come from, for messages.
-        listed: names in the optimizer's order, by param group; one group stands for all where groups are not known.
+        given_by: their source, for messages.
+        listed: names in the optimizer's order, by param group; a single group if the groups are unknown.
         shapes: shape by name in the order of the module.
         buffers: whether `shapes` has the module's buffers too.
     """
@@ -138,14 +138,14 @@ class GivenNames:
 
 @displayed
 class Scheme(NamedTuple):
-    """One way in which weights of a checkpoint are quantized.
+    """A way in which some weights of a checkpoint are quantized.
 
     Attributes:
-        words: what it is, for people: `fp8, block scales 16 x 16`.
-        weights: how many are stored so.
-        stated_by: the file that says so; "" where only the names and dtypes of the parts do.
-        known_by: the ends of the names of the parts that lie beside the codes: `weight_scale_inv`.
-        dequantized: whether `consolidate --dequantize` writes their values.
+        words: its description for people: `fp8, block scales 16 x 16`.
+        weights: number of weights quantized this way.
+        stated_by: the file that states it; "" if it is inferred from the names and dtypes of the parts.
+        known_by: suffixes of the names of the tensors that lie beside the codes: `weight_scale_inv`.
+        dequantized: whether `consolidate --dequantize` can write the values.
     """
 
     words: str
@@ -165,11 +165,11 @@ class ModelConfig(NamedTuple):
     """The content of a `config.json`.
 
     Attributes:
-        name: how it is called from the checkpoint's folder: `config.json`.
+        name: its path relative to the checkpoint's folder: `config.json`.
         content: its values by key.
-        quantization: how the weights are quantized, by the config or by the `hf_quant_config.json` beside it; empty
-            where neither says that they are.
-        quantization_in: the file that says so.
+        quantization: the quantization that the config or the `hf_quant_config.json` beside it states; empty if
+            neither file states any.
+        quantization_in: the file that states it.
         adapter: the content of PEFT's `adapter_config.json` beside it; empty where there is none.
     """
 

@@ -1,4 +1,4 @@
-"""The problems of a checkpoint: the one table of their codes, and the record of one of them."""
+"""The problems of a checkpoint: the table of their codes, and the record of a problem."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any, Generic, Literal, NamedTuple, SupportsIndex, TypeVar, ov
 from ckptools.errors import SAVE_FAILED
 from ckptools.text import and_more, clip, named_ranks, plural, printable
 
-# -- how much of a checkpoint a rule or a check looked at: all of it, a part, or nothing -------------------------------
+# -- how much of a checkpoint a rule or a check covered: all of it, a part, or nothing ---------------------------------
 
 
 class Looked(NamedTuple):
-    """How many of some files, tensors, records or counters were looked at.
+    """The number of files, tensors, zip entries or counters that a check covered.
 
     Attributes:
-        looked_at: how many were looked at.
-        of: how many there are.
-        rest: why not the rest.
+        looked_at: number that it looked at.
+        of: total number.
+        rest: why it did not look at the rest.
     """
 
     looked_at: int
@@ -31,14 +31,14 @@ class Looked(NamedTuple):
 
     @property
     def result(self) -> Literal["ok", "partly", "not judged"]:
-        """What nothing found amounts to: `ok` only if everything was looked at."""
+        """The result of a check without findings: `ok` only if everything was looked at."""
         if not self.looked_at:
             return "not judged"
         return "ok" if self.looked_at == self.of else "partly"
 
     @property
     def words(self) -> str:
-        """Why not everything was looked at; empty if it was."""
+        """Why the check did not cover everything; empty if it did."""
         if self.result == "ok":
             return ""
         return self.rest if not self.looked_at else f"{self.looked_at} of {self.of} looked at: {self.rest}"
@@ -48,9 +48,9 @@ class Looked(NamedTuple):
 
 
 # -- records: data with named fields, which show themselves in one line at a prompt and as a table in a notebook -------
-# The model must not import what makes tables, so `api` calls `show_with` once, with a function that imports it when a
-# notebook asks. Wrapping every record instead would give users a second class of each to learn. Before that call, a
-# notebook shows the line.
+# The model must not import the code that makes tables, so `api` calls `show_with` once, with functions that import it
+# when a notebook asks. Wrapping every record instead would give users a second class of each to learn. Before that
+# call, a notebook shows the line.
 
 
 Class = TypeVar("Class", bound=type)
@@ -59,10 +59,10 @@ MAX_LINE = 120
 """Characters of a `repr`."""
 
 MAX_TEXT = 40
-"""Characters of a text in it."""
+"""At most this many characters of a text in a `repr`."""
 
 SCALARS = frozenset({str, int, float, bool, type(None)})
-"""Types that are plain as they are: most fields of the rows of a large checkpoint."""
+"""Types that need no conversion: most fields of a large checkpoint's rows have one of them."""
 
 _html_of: Callable[[Any], str] | None = None
 _text_of: Callable[[Any], str] = repr
@@ -72,31 +72,31 @@ _table_of: Callable[[Any, str], str] | None = None
 def show_with(
     html_of: Callable[[Any], str], text_of: Callable[[Any], str], table_of: Callable[[Any, str], str]
 ) -> None:
-    """Set the functions that show records elsewhere.
+    """Set the functions that render records as HTML, text and tables.
 
     Args:
         html_of: makes the HTML of a record for a notebook.
         text_of: makes the text of a record that its command prints.
         table_of: makes a table of rows in one of tabulate's formats.
     """
-    global _html_of, _text_of, _table_of  # the one place where a view comes down to the data
+    global _html_of, _text_of, _table_of  # the one place where the model learns of a view
     _html_of, _text_of, _table_of = html_of, text_of, table_of
 
 
 def as_html(value: Any) -> str | None:
-    """The HTML of a value for a notebook; None, for which it shows the `repr`, before `show_with` was called."""
+    """The HTML of a value for a notebook; None before `show_with` was called, so that the `repr` is shown."""
     return None if _html_of is None else _html_of(value)
 
 
 def as_text(value: Any) -> str:
-    """The text that the command prints of a record; its `repr` before `show_with` was called."""
+    """The text of a record as its command prints it; its `repr` before `show_with` was called."""
     return _text_of(value)
 
 
 def displayed(record: Class) -> Class:
-    """Give a class of records a `repr` of one line, a table in a notebook, and `to_dict`.
+    """Give a class of records a one-line `repr`, a table in a notebook, and `to_dict`.
 
-    The line has what its method `_summary` returns, and without one its fields.
+    The line shows the result of its method `_summary`, or else its fields.
     """
     if not hasattr(record, "to_dict"):
         record.to_dict = to_dict  # type: ignore[attr-defined]
@@ -106,12 +106,12 @@ def displayed(record: Class) -> Class:
 
 
 def one_line(record: Any) -> str:
-    """A record in at most 120 characters that are safe to print: `<RankFile rank 3: read, 301.3 MiB>`."""
+    """Render a record in at most 120 characters that are safe to print: `<RankFile rank 3: read, 301.3 MiB>`."""
     return line_of(type(record).__name__, record._summary() if hasattr(record, "_summary") else _fields_in_line(record))
 
 
 def line_of(kind: str, words: str) -> str:
-    """Make a `repr` of at most 120 characters of a class name and what describes the object."""
+    """Make a `repr` of at most 120 characters: a class name and a description."""
     return f"<{clip(printable(f'{kind} {words}'.rstrip()), MAX_LINE - 2)}>"
 
 
@@ -121,7 +121,7 @@ def _fields_in_line(record: Any) -> str:
 
 
 def _brief(value: Any) -> str:
-    """A field in a few characters, in time that the file cannot choose."""
+    """Render a field in a few characters, in time that the file cannot inflate."""
     if isinstance(value, (str, Path)):
         return clip(str(value), MAX_TEXT)
     if isinstance(value, (list, tuple)) and len(value) <= 8 and all(type(v) is int for v in value):
@@ -137,10 +137,10 @@ def _brief(value: Any) -> str:
 
 
 def to_dict(record: Any) -> dict[str, Any]:
-    """The fields of a record as a plain dict; those that its method `_record` names, where it has one.
+    """The fields of a record as a plain dict; the result of its method `_record`, if it has one.
 
     Raises:
-        TypeError: it is no record.
+        TypeError: the object is not a record.
     """
     if hasattr(record, "_record"):
         return {str(name): to_plain(value) for name, value in record._record().items()}
@@ -151,7 +151,7 @@ def to_dict(record: Any) -> dict[str, Any]:
 
 
 def record_fields(value: Any) -> tuple[str, ...] | None:
-    """The names of a record's public fields, which begin with no `_`; None where a value is no record."""
+    """The names of a record's public fields (without leading `_`); None if the value is not a record."""
     kind: type = type(value)
     return _fields_of(kind)
 
@@ -168,7 +168,7 @@ def _fields_of(record: type) -> tuple[str, ...] | None:
 
 
 def to_plain(value: Any) -> Any:
-    """A field of a record as texts, numbers, flags, None, and lists and dicts of these."""
+    """Convert a field of a record to texts, numbers, flags, None, and lists and dicts of these."""
     if type(value) in SCALARS:
         return value
     if hasattr(value, "_record") or record_fields(value) is not None:
@@ -190,7 +190,7 @@ Key = TypeVar("Key")
 
 
 def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
-    """The rows of each key, in the order in which each is first met."""
+    """Group rows by key, in the order in which the keys first occur."""
     found: dict[Key, list[Row]] = {}
     for row in rows:
         found.setdefault(key(row), []).append(row)
@@ -198,7 +198,7 @@ def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Ro
 
 
 class RowMethods(Generic[Row]):
-    """What a sequence of records offers a notebook."""
+    """Methods that a sequence of records has in a notebook."""
 
     __slots__ = ()
 
@@ -209,7 +209,7 @@ class RowMethods(Generic[Row]):
         return as_html(self)
 
     def sort(self, by: str, reverse: bool = False) -> Rows[Row]:
-        """The rows sorted by a field, such as `rows.sort("nbytes", reverse=True)[:10]`; those without a value are last.
+        """Sort the rows by a field, such as `rows.sort("nbytes", reverse=True)[:10]`; rows without a value come last.
 
         Raises:
             AttributeError: the rows have no such field.
@@ -219,15 +219,15 @@ class RowMethods(Generic[Row]):
         return Rows([*sorted(known, key=lambda r: getattr(r, by), reverse=reverse), *missing])
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """A plain dict per row: texts, numbers, flags, None, and lists and dicts of these."""
+        """Convert each row to a plain dict: texts, numbers, flags, None, and lists and dicts of these."""
         return [to_dict(row) for row in self]
 
     def to_markdown(self) -> str:
-        """A table in Markdown, such as for an issue: the fields of `to_dicts`, with values as on a screen."""
+        """Make a Markdown table of the fields of `to_dicts`, with values as on a screen."""
         return repr(self) if _table_of is None else _table_of(self, "github")
 
     def __str__(self) -> str:
-        """The same table as on a screen, for `print`; the `repr` of no rows."""
+        """The table as on a screen, for `print`; the `repr` if there are no rows."""
         return (_table_of(self, "simple") if _table_of is not None else "") or repr(self)
 
 
@@ -266,23 +266,25 @@ def _is_missing(value: Any) -> bool:
 Severity = Literal["error", "warning", "note"]
 
 Forbids = Literal["nothing", "complete output", "any output"]
-"""What an error forbids `consolidate` to write: `complete output` is left to `--allow-missing`; nothing talks away what
-forbids `any output`, since the files are not of one checkpoint or contradict each other."""
+"""What an error forbids `consolidate` to write. `--allow-missing` permits `complete output`; no option permits
+`any output`, because the files are not of one checkpoint or contradict each other.
+"""
 
 Lacks = Literal["nothing", "file", "part", "value", "tensor", "elements"]
-"""What of a checkpoint cannot be had: a whole file, a part whose names are not even known, a plain value, a tensor, or
-some elements of one."""
+"""What a problem makes unavailable: a whole file, a part with unknown names, a plain value, a tensor, or some
+elements of a tensor.
+"""
 
 
 class Code(Enum):
     """Every problem that a checkpoint can have, with its code and usual severity.
 
     Attributes:
-        code: stable, such as `CK001`; what is printed, and what `--ignore` takes.
-        meaning: what it stands for, in a few words.
-        severity: an error is something wrong; a warning may be; a note is for information.
-        forbids: what an error of this kind forbids `consolidate` to write.
-        lacks: what cannot be had because of it.
+        code: stable, such as `CK001`; printed in messages and accepted by `--ignore`.
+        meaning: a description in a few words.
+        severity: an error is surely wrong; a warning may be; a note is for information.
+        forbids: output that an error of this kind forbids `consolidate` to write.
+        lacks: part of the checkpoint that the problem makes unavailable.
     """
 
     FILE_MISSING = "CK001", "file missing", "error", "complete output", "file"
@@ -339,19 +341,19 @@ class Code(Enum):
 
     @property
     def spoils(self) -> bool:
-        """Whether a checkpoint with an error of this kind is not whole: not all that was saved is here, or of it."""
+        """Whether an error of this kind makes a checkpoint not whole: data is missing, or is of another save."""
         return self.forbids != "nothing"
 
 
 class Differing(NamedTuple):
-    """What ranks have of one thing that should be the same on all of them.
+    """The values that ranks have of a thing that all ranks should share.
 
     Attributes:
-        name: of the thing, in a word or two: `lr`.
+        name: name of the thing, in a word or two: `lr`.
         values: the values in words, each with its ranks; without the usual one.
-        usual: the value that more than half of the ranks have; "" where no value has so many.
-        hidden: how many more ranks have values that are not listed.
-        plain: whether it is a plain value; else it is of a tensor, of which `consolidate` can take one copy.
+        usual: the value that more than half of the ranks have; "" without such a majority.
+        hidden: number of further ranks whose values are not listed.
+        plain: whether it is a plain value; else a tensor, of which `consolidate` can take one copy.
     """
 
     name: str
@@ -364,21 +366,22 @@ class Differing(NamedTuple):
 @displayed
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that is wrong with a checkpoint, or that its user should know.
+    """Something wrong with a checkpoint, or a note for its user.
 
     Attributes:
-        kind: which of the known problems it is.
+        kind: its entry in the table of known problems.
         message: one line: expected, found, what to do.
         rank: the rank it is about.
         tensor: fqn of the tensor it is about.
-        severity: as the kind has it, unless this one is more or less grave.
-        files: names of files that it is about, also of those that the message only counts.
-        ranks: ranks that it is about, where they are several; also those that the message only counts.
-        replicated: whether other files hold what it is about, unharmed.
-        differing: what each rank has, where ranks should have the same.
-        contents: how the message ends, where it says what the file contains; what follows from its loss says so too.
-        found: the rank, name or size that a file has by its content.
-        expected: the one that it should have.
+        severity: that of its kind, unless this problem is more or less grave.
+        files: names of the files it is about, including those that the message only counts.
+        ranks: the ranks it is about, if there are several, including those that the message only counts.
+        replicated: whether other files hold undamaged copies of the affected values.
+        differing: each rank's value, where ranks should share one.
+        contents: the last part of the message, which states the content of a lost file; problems that follow from
+            the loss repeat it.
+        found: the rank, name or size that the file's content states.
+        expected: the rank, name or size that the file should have.
     """
 
     kind: Code
@@ -405,7 +408,7 @@ class Problem:
 
     @property
     def fact(self) -> str:
-        """The message without the contents of the file."""
+        """The message without the part about a lost file's content."""
         return self.message.removesuffix(self.contents)
 
     def to_dict(self) -> dict[str, Any]:
@@ -421,7 +424,7 @@ class Problem:
 
     @property
     def all_ranks(self) -> tuple[int, ...]:
-        """Every rank that it is about; none where it is about no rank's own files."""
+        """Every rank that it is about; empty for a problem that concerns no rank's own files."""
         return self.ranks or (() if self.rank is None else (self.rank,))
 
     def __str__(self) -> str:
@@ -431,18 +434,18 @@ class Problem:
 
 
 def worst_first(problems: Iterable[Problem]) -> Rows[Problem]:
-    """Errors, then warnings, then notes, each in the order in which they were found."""
+    """Sort problems: errors, then warnings, then notes, each in the order in which they were found."""
     return Rows(sorted(problems, key=lambda p: ("error", "warning", "note").index(p.severity)))
 
 
-# -- the way out of a cause: what to do about each kind of problem, with what the ranks have where they differ ---------
+# -- remedies: the user's next step for each kind of problem, with the ranks' values where they differ -----------------
 
 
 ORIGIN = "where it was saved"
 AGAIN = f"copy {{files}} again from {ORIGIN}"
 WHICH_COPY = "; verify --deep finds a damaged copy, --prefer-rank takes one"
 AFTER_DEEP = "; --prefer-rank takes one"
-"""The same where every copy was just read."""
+"""The same, if every copy was just read."""
 BACK = "consolidate again once the files that were lost are back"
 EARLIER = "go back to an earlier checkpoint"
 REMEDIES = {
@@ -488,20 +491,20 @@ REMEDIES = {
     Code.OPTIMIZER_STATE_UNNAMED: "give the names with --names",
     Code.UNSAFE_NAME: "do not load it with torch.load(weights_only=False); ckptools runs nothing of it",
 }
-"""The way out of a cause; `{files}` stands for the files of its ranks."""
+"""The user's next step by kind of problem; `{files}` stands for the files of its ranks."""
 
 WITHOUT_MAJORITY = {
     Code.MIXED_SAVES: "put the files of one save together: {values}",
     Code.COPIES_DIFFER: f"find out which is right: {{values}}{WHICH_COPY}",
 }
-"""The way out where ranks have different values, and no value has a majority; `{values}` stands for them."""
+"""The next step if no value has a majority among the ranks; `{values}` stands for the values."""
 
 MAX_DIFFERING = 3
-"""Values that differ, in a way out."""
+"""At most this many differing values are named in a remedy."""
 
 
 def remedy_of(kind: Code, group: Sequence[Problem]) -> str:
-    """The way out of problems of one kind with one cause; "" where none is known."""
+    """The next step for problems of one kind with one cause; "" if none is known."""
     ranks = {rank for p in group for rank in p.all_ranks}
     several = len(ranks or {name for p in group for name in p.files}) > 1
     files = f"the file{'s' if several else ''}" + (f" of {named_ranks(ranks)}" if ranks else "")
@@ -523,7 +526,7 @@ def remedy_of(kind: Code, group: Sequence[Problem]) -> str:
 
 
 def _values(group: Sequence[Problem]) -> str:
-    """What ranks have of values that differ: `its lr is 0.02, others have 0.003`; one of each set of ranks."""
+    """Describe ranks' differing values: `its lr is 0.02, others have 0.003`; once per set of ranks."""
     first = {p.all_ranks: p.differing for p in reversed(group) if p.differing}
     if len(first) == 1 == len({p.all_ranks for p in group}):
         (found,) = first.values()
@@ -535,7 +538,7 @@ def _values(group: Sequence[Problem]) -> str:
 
 
 def _listed(found: Differing) -> str:
-    """Say who has what, without blame: `lr is 0.003 (rank 0) or 0.02 (rank 1)`."""
+    """List the values with their ranks: `lr is 0.003 (rank 0) or 0.02 (rank 1)`."""
     values = [f"{value} ({named_ranks(ranks)})" for value, ranks in found.values]
     values += [f"other values ({plural(found.hidden, 'more rank')})"] if found.hidden else []
     values += [f"{found.usual} (others)"] if found.usual else []

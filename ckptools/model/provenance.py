@@ -1,4 +1,4 @@
-"""The provenance of an output of `consolidate`: its sources, and which values are not from a checkpoint. Data only."""
+"""The provenance of an output of `consolidate`: its sources, and the values that no checkpoint had. Data only."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from ckptools.text import clip, clip_middle, plural, printable
 
 SCHEMA = "ckptools/provenance/1"
 KEY = "ckptools"
-"""Its name in the metadata of a safetensors file."""
+"""Key of the record in the metadata of a safetensors file."""
 
 FILE_NAME = "ckptools.json"
-"""Its name as an entry of a `.pt`, and as a file of a DCP folder."""
+"""Name of the record as an entry of a `.pt`, and as a file of a DCP folder."""
 
 OTHER = "other"
-"""The fill of a tensor with values of another checkpoint of the run."""
+"""The `fill` of a tensor whose missing values came from another checkpoint of the run."""
 
 MAX_BYTES = 1 << 20
-"""Bytes of a record that are read; what is written stays far below."""
+"""At most this many bytes of a record are read; records that ckptools writes stay far below."""
 
 MAX_NAMED = 200
-"""Tensors that a record names of each kind; the others are counted, and all are in the side file."""
+"""A record names at most this many tensors of each kind and counts the others; the side file lists all."""
 
 MAX_NAME, MAX_WHY, MAX_SOURCES = 400, 300, 8
-"""Characters of a name and of a reason, and how many sources are named, each that of the one before."""
+"""Characters of a name and of a reason; and sources that are listed, each the source of the one before."""
 
 
 class Said(NamedTuple):
-    """The record of a file as it stands there.
+    """The provenance record as text, or why it cannot be read.
 
     Attributes:
         text: the JSON.
-        fault: why the text cannot be had; "" where it can.
+        fault: why the text cannot be read; "" if it can.
     """
 
     text: str
@@ -45,13 +45,13 @@ class Said(NamedTuple):
 
 @displayed
 class Origin(NamedTuple):
-    """A checkpoint that an output was made of.
+    """A checkpoint from which an output was made.
 
     Attributes:
-        name: what it was called, without a folder.
+        name: its name without a folder.
         format: name of its format.
         step: its training step; None when unknown.
-        world_size: ranks that saved it; None when unknown.
+        world_size: number of ranks that saved it; None when unknown.
     """
 
     name: str
@@ -73,8 +73,8 @@ class Filled(NamedTuple):
 
     Attributes:
         name: fqn in the output.
-        fill: `nan` or `zero`, which stands in their place; `other` for values of another checkpoint of the run.
-        elements: how many there are of them.
+        fill: `nan` or `zero`, the value of the filled elements; `other` for values of another checkpoint of the run.
+        elements: number of filled elements.
         numel: elements of the tensor.
         origin: that other checkpoint in words, such as `ep0-ba4-rank0.pt, step 4, 2 ranks`.
     """
@@ -87,12 +87,12 @@ class Filled(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """Something that the source has, or should have, and the output has not.
+    """A tensor or value of the source that the output lacks.
 
     Attributes:
-        name: fqn that it would have; "" where not even that is known.
+        name: the fqn that it would have; "" if even that is unknown.
         why: the reason.
-        lost: whether the source had lost it; else the format has no place for it.
+        lost: whether the source had lost it; else the output's format cannot store it.
     """
 
     name: str
@@ -103,17 +103,17 @@ class LeftOut(NamedTuple):
 @displayed
 @dataclass(frozen=True)
 class Provenance:
-    """The origin of an output, and the values in it that differ from what was saved.
+    """The origin of an output, and the values in it that differ from the saved ones.
 
     Attributes:
-        version: of the ckptools that wrote it.
-        part: what of the source it holds: `model`, `optimizer`, `all`, or a glob of names.
-        sources: the checkpoint that it was made of; behind it what that was made of, and so on.
+        version: version of the ckptools that wrote it.
+        part: the part of the source in the output: `model`, `optimizer`, `all`, or a glob of names.
+        sources: the checkpoint that it was made of, then the sources of that checkpoint, and so on.
         filled: tensors with values that were in no file.
-        left_out: what the output lacks.
-        more_filled: tensors with such values that are not named.
-        more_lost: things that the source had lost, and are not named.
-        unsure: why the source may have held more than is known, so that the output may lack it.
+        left_out: tensors and values that the output lacks.
+        more_filled: number of further filled tensors that are not named.
+        more_lost: number of further losses of the source that are not named.
+        unsure: why the source may have had more data than is known, so that the output may lack it.
     """
 
     version: str
@@ -127,7 +127,7 @@ class Provenance:
 
     @property
     def by(self) -> str:
-        """The writer of it and the sources of its source: `by ckptools 0.1.0; that of ep0-ba5, step 5`."""
+        """The version that wrote it and the source's own sources: `by ckptools 0.1.0; that of ep0-ba5, step 5`."""
         before = [f"that of {source}" for source in self.sources[1:]]
         return "; ".join([f"by ckptools {clip(printable(self.version), 40)}", *before])
 
@@ -135,7 +135,7 @@ class Provenance:
         return ", ".join([*map(str, self.sources[:1]), self.by])
 
     def to_dict(self) -> dict[str, Any]:
-        """As `inspect --json` has it."""
+        """The record as in `inspect --json`."""
         return to_dict(self)
 
     def _record(self) -> dict[str, Any]:
@@ -152,7 +152,7 @@ class Provenance:
         return str(self)
 
     def to_json(self) -> str:
-        """The record as it is written: at most `MAX_NAMED` names of a kind, so that it stays below `MAX_BYTES`."""
+        """The record as written: at most `MAX_NAMED` names of a kind, so that it stays below `MAX_BYTES`."""
         filled, more_filled = _within(self.filled, self.more_filled)
         lost, more_lost = _within([one for one in self.left_out if one.lost], self.more_lost)
         others, _ = _within([one for one in self.left_out if not one.lost], 0)
@@ -171,7 +171,7 @@ class Provenance:
 
 
 def _without_empty(one: Filled) -> dict[str, Any]:
-    """The fields as they are written: the origin only where there is one."""
+    """The fields as written; the origin only if there is one."""
     made = one._replace(origin=clip(one.origin, MAX_NAME))._asdict()
     return made if one.origin else {name: value for name, value in made.items() if name != "origin"}
 
@@ -181,13 +181,12 @@ def _clipped(origin: Origin) -> Origin:
 
 
 def _within(entries: Sequence[Any], more: int) -> tuple[list[Any], int]:
-    """The entries that are named, and the number of the others."""
     kept = [one for one in entries if len(one.name) <= MAX_NAME][:MAX_NAMED]
     return kept, more + len(entries) - len(kept)
 
 
 def joined(records: Iterable[Provenance]) -> Provenance | None:
-    """The record of an output in several files: what any of them says; None where none says anything."""
+    """Merge the records of an output's files; None if no file has one."""
     found = list(dict.fromkeys(records))
     if len(found) < 2:
         return found[0] if found else None
@@ -204,7 +203,7 @@ def joined(records: Iterable[Provenance]) -> Provenance | None:
     )
 
 
-# -- the side file `OUT.left-out.json`, which lists what was not written and every hole that was filled ----------------
+# -- the side file `OUT.left-out.json`, which lists all omissions and every filled hole --------------------------------
 
 
 LEFT_OUT_SCHEMA = "ckptools/left-out/1"

@@ -1,4 +1,4 @@
-"""Several ranks hold one thing: whether their values are the same, and which ranks the majority contradicts."""
+"""Compare the values that several ranks have of one thing, and find the ranks that the majority contradicts."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from ckptools.text import clip, clip_middle, fqn_of, number, plural, printable, 
 T = TypeVar("T")
 
 MAX_VALUES = 8
-"""At most this many distinct values are grouped; ranks with further ones are counted apart."""
+"""At most this many distinct values are grouped; ranks with further values are counted apart."""
 
 MAX_SHOWN = 4
-"""Values that a message shows."""
+"""At most this many values are shown in a message."""
 
 MAX_WORDS = 60
 """Characters of a value in a message."""
 
 MAX_FEW_WORDS = 40
-"""Characters of a value, or of its name, in a way out."""
+"""Characters of a value, or of its name, in a remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vote(Generic[T]):
-    """Which values ranks have of one thing.
+    """The distinct values that ranks have of one thing.
 
     Attributes:
-        groups: the distinct values, each with the ranks that have it, in the order of their first rank.
+        groups: the distinct values, each with its ranks, in the order of their first rank.
         ungrouped: ranks that have further values.
     """
 
@@ -59,20 +59,20 @@ class Vote(Generic[T]):
 
     @property
     def majority(self) -> tuple[T, tuple[int, ...]] | None:
-        """The value that more than half of the ranks have, and those ranks; None where no value has so many."""
+        """The value that more than half of the ranks have, and those ranks; None without such a majority."""
         count = sum(len(ranks) for _, ranks in self.groups) + len(self.ungrouped)
         return next((group for group in self.groups if 2 * len(group[1]) > count), None)
 
     @property
     def _others(self) -> tuple[Sequence[tuple[T, tuple[int, ...]]], int]:
-        """The first values that are not the majority's, with their ranks; and how many ranks have further ones."""
+        """The first values that are not the majority's, with their ranks; and how many ranks have further values."""
         usual = self.majority
         groups = [group for group in self.groups if group is not usual]
         return groups[:MAX_SHOWN], sum(len(ranks) for _, ranks in groups[MAX_SHOWN:]) + len(self.ungrouped)
 
     @property
     def odd(self) -> tuple[int, ...]:
-        """The ranks that the majority contradicts; none where there is no majority."""
+        """The ranks that the majority contradicts; empty without a majority."""
         usual = self.majority
         if usual is None:
             return ()
@@ -83,7 +83,7 @@ class Vote(Generic[T]):
         """Describe the votes: `rank 1: 0.02, others: 0.003`; without a majority `rank 0: 0.003, rank 1: 0.02`.
 
         Args:
-            words: how a value is shown; as in other messages by default.
+            words: renders a value; by default as in other messages.
         """
         usual = self.majority
         shown, hidden = self._others
@@ -95,11 +95,11 @@ class Vote(Generic[T]):
         return found + more + (f", others: {texts[-1]}" if usual else "")
 
     def differing(self, name: str, words: Callable[[T], str] | None = None, plain: bool = True) -> Differing:
-        """The same as data, for the way out; numbers have six digits where they differ in those.
+        """The votes as data, for the remedy; numbers have six digits if the values differ within those.
 
         Args:
             name: of the thing.
-            words: how a value is shown.
+            words: renders a value.
             plain: whether it is a plain value, not a tensor.
         """
         usual = self.majority
@@ -118,14 +118,14 @@ def _in_few_words(value: Any) -> str:
 
 
 def in_words(value: Any) -> str:
-    """A plain value in a message, on one line; a dict or a foreign object by what it is."""
+    """Render a plain value for a message, on one line; a dict or a foreign object by its class and size."""
     value = scalar(value)
     named = isinstance(value, (Opaque, TorchName, Device, NumpyArray, NumpyDtype))
     return clip(printable(repr(value) if named else describe_for_error(value)), MAX_WORDS)
 
 
 def words_apart(values: Sequence[Any], width: int) -> list[str]:
-    """Values in a message; of two that a cut would show alike, the first place where they differ."""
+    """Render values for a message; values that clipping would make equal show their first difference."""
     cut = [clip(in_words(value), width) for value in values]
     shown = list(cut)
     for n, value in enumerate(values):
@@ -145,7 +145,7 @@ def words_apart(values: Sequence[Any], width: int) -> list[str]:
 def vote(ranked: Sequence[tuple[int, T]], same: Callable[[T, T], bool]) -> Vote[T]:
     """Group ranks by the value they have."""
     groups: list[tuple[T, list[int]]] = []
-    by_object: dict[int, list[int]] = {}  # what ranks repeat is often one object: a random state is compared once
+    by_object: dict[int, list[int]] = {}  # Ranks often share one object: then a random state is compared once.
     ungrouped: list[int] = []
     for rank, value in ranked:
         members = by_object.get(id(value))
@@ -162,20 +162,20 @@ def vote(ranked: Sequence[tuple[int, T]], same: Callable[[T, T], bool]) -> Vote[
     return Vote(tuple((value, tuple(ranks)) for value, ranks in groups), tuple(ungrouped))
 
 
-# -- the same value: pickled values, foreign objects, and stated facts of tensors --------------------------------------
+# -- equality: pickled values, foreign objects, and stated facts of tensors --------------------------------------------
 
 
 NAMES = (Global, TorchName, Device)
-"""Stand-ins that are keys by identity, so that two files have two of one name."""
+"""Stand-ins that are dict keys by identity, so that two files have two objects for one name."""
 
 
 def _only_ints(values: Sequence[Any]) -> bool:
-    """Python's random state is 625 of them, and a file may hold those of 1,024 ranks: too many to take one by one."""
+    """Whether all values are ints: a Python random state has 625, too many to compare singly for 1,024 ranks."""
     return set(map(type, values)) == {int}
 
 
 def same_value(a: Any, b: Any) -> bool:
-    """Whether two values are the same, NaN included; foreign objects by name, tensors by what is stated of them."""
+    """Whether two values are equal, NaN included; foreign objects by name, tensors by their stated facts."""
     if a is b:
         return True
     if type(a) is not type(b):
@@ -231,7 +231,7 @@ def same_inside(a: Any, b: Any) -> bool:
 
 
 def _children_of_both(x: Any, y: Any) -> list[tuple[Any, Any]] | None:
-    """Pairs of values at the same keys of two containers; None where keys or classes differ."""
+    """Pairs of values at the same keys of two containers; None if keys or classes differ."""
     if isinstance(x, Opaque):
         if x.name != y.name:
             return None
@@ -245,9 +245,9 @@ def _children_of_both(x: Any, y: Any) -> list[tuple[Any, Any]] | None:
 
 
 def difference(a: Tensor, b: Any) -> tuple[str, str] | None:
-    """How two ranks describe one tensor differently, the second first; None when they agree.
+    """How two ranks' descriptions of one tensor differ, the second rank's first; None if they agree.
 
-    Plain tensors of different shapes are no contradiction yet: they may be pieces of a flattened parameter.
+    Plain tensors of different shapes do not contradict each other: they may be pieces of a flattened parameter.
     """
     if not isinstance(b, Tensor):
         return f"a {type(b).__name__}", "a tensor"
@@ -265,7 +265,7 @@ def difference(a: Tensor, b: Any) -> tuple[str, str] | None:
 
 
 def same_records(shards: Iterable[Shard]) -> bool:
-    """Whether the records that shards lie in have one checksum and length, as far as they state any."""
+    """Whether the zip entries of some shards have one checksum and length, as far as they state any."""
     stated = {
         tuple((source.crc, source.record_span[1]) for source in s.sources)
         for s in shards

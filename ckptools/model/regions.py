@@ -32,7 +32,7 @@ class Box(NamedTuple):
 
     @classmethod
     def whole(cls, shape: Sequence[int]) -> Box:
-        """The region of a tensor of `shape` that is all of it."""
+        """The region that covers all of a tensor of `shape`."""
         return cls((0,) * len(shape), tuple(shape))
 
     @property
@@ -46,7 +46,7 @@ class Box(NamedTuple):
         return tuple(o + s for o, s in zip(self.offsets, self.sizes, strict=True))
 
     def inside(self, shape: Sequence[int]) -> bool:
-        """Whether this lies in a tensor of `shape`."""
+        """Whether the box lies within a tensor of `shape`."""
         return (
             len(self.offsets) == len(self.sizes) == len(shape)
             and min(self.offsets, default=0) >= 0
@@ -55,7 +55,7 @@ class Box(NamedTuple):
         )
 
     def intersect(self, other: Box) -> Box | None:
-        """The common region, or None when it is empty."""
+        """The common region of two boxes, or None when it is empty."""
         offsets = tuple(map(max, self.offsets, other.offsets))
         ends = tuple(map(min, self.ends, other.ends))
         if any(a >= b for a, b in zip(offsets, ends, strict=True)):
@@ -63,11 +63,11 @@ class Box(NamedTuple):
         return Box(offsets, tuple(b - a for a, b in zip(offsets, ends, strict=True)))
 
     def seen_from(self, other: Box) -> Box:
-        """The same region with its place in `other`."""
+        """The same region with offsets relative to `other`."""
         return Box(tuple(a - b for a, b in zip(self.offsets, other.offsets, strict=True)), self.sizes)
 
     def index_of(self, flat: int) -> Ints:
-        """Index in the tensor of an element of this region, by its place in the region in row-major order."""
+        """The index in the tensor of element `flat` of this region, counted in row-major order."""
         index: list[int] = []
         for n, offset in zip(reversed(self.sizes), reversed(self.offsets), strict=True):
             flat, place = divmod(flat, n)
@@ -79,9 +79,9 @@ class Box(NamedTuple):
 
 
 def in_a_row(shape: Sequence[int], offsets: Sequence[Ints], sizes: Sequence[Ints]) -> bool:
-    """Whether boxes follow each other along one dimension and span the others, which is how most tensors are cut.
+    """Whether boxes follow each other along one dimension and span the others, as most tensors are cut.
 
-    Then they cover a tensor of `shape`, each element once.
+    If so, they cover each element of a tensor of `shape` once.
     """
     whole, kinds = tuple(shape), {*sizes}
     if not offsets or {*map(len, offsets), *map(len, kinds)} != {len(whole)}:
@@ -101,9 +101,9 @@ def in_a_row(shape: Sequence[int], offsets: Sequence[Ints], sizes: Sequence[Ints
 
 
 def in_slabs(shape: Ints, offsets: Sequence[Ints], sizes: Sequence[Ints]) -> bool:
-    """Whether boxes follow each other as in `in_a_row`, or slabs of them do that are each covered in the same way.
+    """Whether boxes follow each other as in `in_a_row`, or form slabs that are each covered that way.
 
-    Layers of a stacked weight are such slabs, and the tiles of a grid. False proves nothing.
+    Layers of a stacked weight are such slabs, and so are the tiles of a grid. False proves nothing.
     """
     if in_a_row(shape, offsets, sizes):
         return True
@@ -117,7 +117,7 @@ def in_slabs(shape: Ints, offsets: Sequence[Ints], sizes: Sequence[Ints]) -> boo
         starts, lengths = [run[0] for run in runs], [run[1] for run in runs]
         if len(runs) < 2 or min(lengths) <= 0 or [*starts, length] != [0, *map(add, starts, lengths)]:
             continue
-        # Each box is in one slab, so that nothing but the slabs need be covered.
+        # Each box is in exactly one slab, so it suffices that every slab is covered.
         rest = [[*map(_without(dim), column)] for column in (offsets, sizes)]
         inner = _without(dim)(shape)
         return all(in_slabs(inner, *([column[i] for i in of] for column in rest)) for of in slabs.values())
@@ -145,9 +145,9 @@ def is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def chunk(length: int, parts: int, index: int) -> Run:
-    """Piece `index` of `length` elements cut by `torch.chunk`'s rule into `parts`.
+    """Part `index` of `length` elements cut into `parts` by `torch.chunk`'s rule.
 
-    Every piece has ceil(length / parts) elements but the last ones, which may be short or empty.
+    Every part has ceil(length / parts) elements but the last ones, which may be short or empty.
     Source: torch.chunk; ChunkShardingSpec's `get_chunked_dim_size`; DTensor's `Shard`.
     """
     size = -(-length // parts)
@@ -156,16 +156,16 @@ def chunk(length: int, parts: int, index: int) -> Run:
 
 
 def chunk_runs(runs: Sequence[Run], parts: int, index: int) -> list[Run]:
-    """Piece `index` of the index list that `runs` spells, cut by the chunk rule."""
+    """Part `index` of the concatenation of `runs`, cut by the chunk rule."""
     total = sum(length for _, length in runs)
     return _slice_runs(runs, *chunk(total, parts, index))
 
 
 def strided_chunk_runs(runs: Sequence[Run], parts: int, index: int, split_factor: int) -> list[Run]:
-    """Piece `index` of `runs` under DTensor's `_StridedShard(dim, split_factor)`.
+    """Part `index` of `runs` under DTensor's `_StridedShard(dim, split_factor)`.
 
-    The index list is cut into `split_factor` pieces and each of them into `parts` chunks; the piece is chunk
-    `index` of every one, in order. Source: torch/distributed/tensor/placement_types.py, `_StridedShard`.
+    The runs are cut into `split_factor` pieces, and each piece into `parts` chunks; the result is chunk `index` of
+    every piece, in order. Source: torch/distributed/tensor/placement_types.py, `_StridedShard`.
     """
     total = sum(length for _, length in runs)
     kept: list[Run] = []
@@ -186,7 +186,7 @@ def _slice_runs(runs: Sequence[Run], start: int, length: int) -> list[Run]:
 
 
 def _joined(runs: Sequence[Run]) -> list[Run]:
-    """Merge runs that continue each other."""
+    """Merge runs that follow each other directly."""
     joined: list[Run] = []
     for start, length in runs:
         if joined and sum(joined[-1]) == start:
@@ -197,7 +197,7 @@ def _joined(runs: Sequence[Run]) -> list[Run]:
 
 
 def grid_boxes(runs_per_dim: Sequence[Sequence[Run]]) -> Iterator[tuple[Box, Box]]:
-    """Boxes of the product of index lists: `(box in the global tensor, box in the packed local tensor)`."""
+    """Yield the boxes of a product of index runs: `(box in the global tensor, box in the packed local tensor)`."""
     placed = [list(_packed(runs)) for runs in runs_per_dim]
     for cell in product(*placed):
         yield (
@@ -214,9 +214,9 @@ def _packed(runs: Sequence[Run]) -> Iterator[tuple[int, int, int]]:
 
 
 def span_boxes(shape: Sequence[int], start: int, length: int) -> Iterator[tuple[Box, int]]:
-    """Boxes of a span of the flattened tensor of `shape`, each with its start within the span.
+    """Yield the boxes of a span of the flattened tensor of `shape`, each with its start within the span.
 
-    A span of rows is one box; one that begins or ends inside a row adds a box per dimension and side.
+    A span of rows is one box; a span that begins or ends inside a row adds a box per dimension and side.
     """
     done = 0
     while done < length:
@@ -226,7 +226,7 @@ def span_boxes(shape: Sequence[int], start: int, length: int) -> Iterator[tuple[
 
 
 def _largest_box(shape: Sequence[int], start: int, length: int) -> Box:
-    """The biggest box that begins at flat index `start` and takes consecutive elements, at most `length`."""
+    """The largest box of consecutive elements that begins at flat index `start`, with at most `length` elements."""
     strides = contiguous_strides(shape)
     index = tuple(start // s % n for s, n in zip(strides, shape, strict=True))
     for dim, stride in enumerate(strides):

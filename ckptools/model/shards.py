@@ -1,4 +1,4 @@
-"""A shard: the part of a tensor that one rank holds, and where its values are."""
+"""`Shard`: the part of a tensor that one rank holds, and the location of its values."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from ckptools.model.regions import Box, Ints, contiguous_strides, is_contiguous
 from ckptools.text import clip_middle
 from ckptools.text import shape as shape_text
 
-# -- where the bytes of one piece of a tensor lie: as a strided array, as an archive of their own, or in the form of a
-# class that keeps codes and scales in the place of values.
+# -- where the values of a shard lie: in a strided array, in an archive of their own, or encoded as codes and scales ---
 
 
 class Source(NamedTuple):
-    """The place of the elements of one strided array in a file.
+    """A strided array in a file.
 
     Attributes:
         path: the file.
@@ -26,9 +25,9 @@ class Source(NamedTuple):
         dtype: torch's name, which gives the bytes per element. Always little-endian.
         shape: sizes per dimension.
         strides: in elements; 0 where a dimension is expanded.
-        record: name of the container's record, which is also the identity of the storage.
-        record_span: `(offset, length)` in bytes of that record in the file.
-        crc: CRC-32 of the whole record as the container states it; 0 when it states none.
+        record: name of the zip entry, which also identifies the storage.
+        record_span: `(offset, length)` in bytes of that entry in the file.
+        crc: CRC-32 of the whole entry as the container states it; 0 when it states none.
     """
 
     path: Path
@@ -56,19 +55,19 @@ class Source(NamedTuple):
 
 
 Seen = Callable[[Source, bytes], None]
-"""Called with bytes that were read, and a source that begins with the first of them."""
+"""Called with bytes that were read, and the source that begins with them."""
 
 
 class Item(NamedTuple):
-    """A part of a file that is a torch.save archive of one tensor; the archive's directory says where its bytes lie.
+    """A part of a file that is a torch.save archive of one tensor; the archive's directory gives its byte offsets.
 
     Attributes:
         path: the file.
         offset: byte offset of the archive in the file.
         length: bytes of the archive.
-        dtype: torch's name for what it must hold.
+        dtype: torch's name of the dtype that it must have.
         shape: sizes that it must have.
-        zstd: whether the archive was compressed by zstd before it was written there.
+        zstd: whether zstd compressed the archive.
     """
 
     path: Path
@@ -80,14 +79,14 @@ class Item(NamedTuple):
 
 
 class ScaleCoding(NamedTuple):
-    """The decoding of scales that are codes themselves: each becomes a number, times a scale, plus an offset.
+    """How scales that are themselves quantized are decoded: code to number, times a scale, plus an offset.
 
     Attributes:
-        lookup: the part that has the number of each code; "" where a code is a number itself.
-        scale: the part that has a scale for each block of codes.
-        blocks: codes that follow each other and share a scale.
-        offset: what is added in the end, or the part that has it.
-        dtype: torch dtype that numbers are computed in.
+        lookup: the part with a number for each code; "" if a code is a number itself.
+        scale: the part with a scale for each block of codes.
+        blocks: number of consecutive codes that share a scale.
+        offset: number that is added in the end, or the name of its part.
+        dtype: torch dtype of the computation.
         divides: whether numbers are divided by the scale, not multiplied with it.
     """
 
@@ -100,24 +99,24 @@ class ScaleCoding(NamedTuple):
 
 
 class Coding(NamedTuple):
-    """The decoding of stored codes: each code becomes a number, less a zero point, times the scale of its block.
+    """How quantized values are decoded: code to number, minus a zero point, times the scale of its block.
 
     Attributes:
-        codes: the part that has a code for each element.
-        scale: the part that has a scale for each block, in row-major order; "" where values are not scaled.
-        blocks: elements that share a scale: how many that follow each other in row-major order, or the extent of a
+        codes: the part with a code for each element.
+        scale: the part with a scale for each block, in row-major order; "" if values are not scaled.
+        blocks: elements that share a scale: a number of consecutive ones in row-major order, or the extent of a
             block in each dimension.
-        first: torch dtype that codes become before anything is done with them.
+        first: torch dtype to which codes are converted first.
         dtype: torch dtype of the values.
-        lookup: the part that has the number of each code; "" where a code is a number itself.
-        zero: the part that has the zero point of each block; "" where there is none.
-        bits: of a code; two of 4 bits share a byte.
-        scale_coding: the decoding of the scales; None where they are numbers.
-        factor: what every value is multiplied with in the end.
-        numbers: the number of each code, where the class has them and not the file.
+        lookup: the part with a number for each code; "" if a code is a number itself.
+        zero: the part with the zero point of each block; "" without zero points.
+        bits: bits per code; two codes of 4 bits share a byte.
+        scale_coding: how the scales are decoded; None if they are numbers.
+        factor: factor that every value is multiplied with in the end.
+        numbers: the number of each code, if the class defines them and not the file.
         upper_first: whether the first of two codes is in the upper half of a byte.
-        scale_dtype: torch dtype that scales become before anything is done with them; "" where it is their own.
-        tiled: whether scales lie in the tiles of 128 x 4 that NVIDIA's cuBLAS takes.
+        scale_dtype: torch dtype to which scales are converted first; "" for their own.
+        tiled: whether scales are stored in the 128 x 4 tiles of NVIDIA's cuBLAS.
     """
 
     codes: str
@@ -137,15 +136,15 @@ class Coding(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """A piece of a tensor whose class stores other tensors in the place of its values.
+    """A part of a tensor whose class stores other tensors, such as codes and scales, instead of values.
 
     Attributes:
         name: dotted name of the class.
-        parts: what it stores: the name of each inner tensor, and where it lies.
-        coding: how the parts make values; None where ckptools does not know.
-        shape: sizes of what is encoded together.
-        box: the piece, as a region of that.
-        stated: the extent of a block, as an object says whose coding is not known; empty where it says none.
+        parts: name and source of each inner tensor.
+        coding: how the parts are decoded; None if ckptools does not know.
+        shape: sizes of the encoded tensor.
+        box: this part's region of it.
+        stated: the extent of a block, as stated by an object whose coding is unknown; empty if it states none.
     """
 
     name: str
@@ -157,16 +156,16 @@ class Encoded(NamedTuple):
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """The sources of its parts."""
+        """The sources of the inner tensors."""
         return tuple(source for _, source in self.parts)
 
     def part(self, box: Box) -> Encoded:
-        """A region of this piece."""
+        """A region of this part."""
         offsets = tuple(a + b for a, b in zip(self.box.offsets, box.offsets, strict=True))
         return self._replace(box=Box(offsets, box.sizes))
 
     def per(self, name: str) -> str:
-        """The number of elements, or of scales, that share a number of a part, in words; "" where each has its own."""
+        """Describe how many elements, or scales, share a number of a part; "" if each has its own."""
         if self.coding is None:
             return ""
         if self.coding.scale_coding is not None and name == self.coding.scale_coding.scale:
@@ -179,19 +178,19 @@ class Encoded(NamedTuple):
         return "the whole" if blocks == self.shape else shape_text(blocks)
 
 
-# -- A shard: the part of a tensor that one rank holds, and where its values are ---------------------------------------
+# -- a shard -----------------------------------------------------------------------------------------------------------
 
 
 @displayed
 class Shard(NamedTuple):
-    """One rank's piece of a tensor.
+    """One rank's box of a tensor.
 
     Attributes:
         box: its place in the global tensor.
         rank: the global rank that holds it; None when the file does not say (HSDP names group-local ranks).
-        source: where its values are; None when they are in a file that was not read, or are encoded.
-        item: the part of a file with the source in it, where a format packs each piece (DCP); None otherwise.
-        encoded: what its file has in the place of its values, where the class of the tensor stores other tensors.
+        source: where its values are; None if its file was not read, or the values are encoded.
+        item: the part of a file that contains the source, if the format packs each shard (DCP); None otherwise.
+        encoded: the inner tensors that its file has instead of values.
     """
 
     box: Box
@@ -202,32 +201,32 @@ class Shard(NamedTuple):
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """The extents of everything that its values are made of; empty when it is in a file that was not read."""
+        """All sources from which its values are computed; empty if its file was not read."""
         if self.source is not None:
             return (self.source,)
         return self.encoded.sources if self.encoded is not None else ()
 
     @property
     def was_read(self) -> bool:
-        """Whether its bytes are in a file that was read."""
+        """Whether its file was read."""
         return self.source is not None or self.encoded is not None
 
     @property
     def is_here(self) -> bool:
-        """Whether a file that is here holds it, as far as is known."""
+        """Whether its file is present, as far as is known."""
         return self.was_read or self.item is not None
 
     @property
     def file(self) -> Source | Item | None:
-        """A file that holds it, with an offset in that; None where none is known."""
+        """Its source or item; None where its file is unknown."""
         return next(iter(self.sources), self.item)
 
     def part(self, box: Box, place: Box) -> Shard:
         """A region of this shard.
 
         Args:
-            box: the region, as seen from the first element of the shard.
-            place: where that is in the tensor.
+            box: the region, relative to the first element of the shard.
+            place: the same region, relative to the tensor.
         """
         source = self.source.part(box) if self.source is not None else None
         encoded = self.encoded.part(box) if self.encoded is not None else None
@@ -260,52 +259,52 @@ def in_rank_order(shards: Iterable[Shard]) -> tuple[Shard, ...]:
 
 
 class ShardSequence(RowMethods[Shard], Sequence[Shard]):
-    """The shards of a tensor, where there may be too many for an object each."""
+    """The shards of a tensor; there may be too many for an object each."""
 
     __slots__ = ()
 
     @property
     def seen(self) -> Iterable[Shard]:
-        """The shards of which more may be known than where they belong."""
+        """The shards about which more than their boxes may be known."""
         return self
 
     @property
     def perhaps_encoded(self) -> Iterable[Shard]:
-        """The shards among which the encoded ones are."""
+        """The shards among which encoded shards may be."""
         return self.seen
 
     @property
     def boxes(self) -> set[Box]:
-        """The regions of the shards, equal ones once."""
+        """The distinct boxes of the shards."""
         return {shard.box for shard in self}
 
     @property
     def box_sizes(self) -> set[Ints]:
-        """The sizes of the shards, equal ones once."""
+        """The distinct sizes of the shards."""
         return {shard.box.sizes for shard in self}
 
     @property
     def ranks(self) -> set[int | None]:
-        """The ranks that hold them; None among them for those of no rank."""
+        """The ranks of the shards; None stands for shards without a rank."""
         return {shard.rank for shard in self}
 
     @property
     def is_here(self) -> bool:
-        """Whether files that are here hold all of them, as far as is known."""
+        """Whether every shard is in a file that is present, as far as is known."""
         return all(shard.is_here for shard in self)
 
 
 class ShardList(ShardSequence):
-    """A tensor's shards as one rank's file lists them: those of all ranks, with its own in place of what it holds.
+    """A tensor's shards as one rank's file lists them: those of all ranks, with its own shards filled in.
 
-    The list of all ranks is one object for the tensors of every rank, for 1,024 ranks of 5,000 tensors each would
-    list 5 billion shards.
+    The list of all ranks is one object for the tensors of every rank: 1,024 ranks of 5,000 tensors each would
+    otherwise list 5 billion shards.
 
     Args:
-        listed: the shards of all ranks, none of which says where its bytes are.
-        start: where in that list those that are replaced begin.
-        stop: where the next one is.
-        own: what stands in their place.
+        listed: the shards of all ranks, without sources.
+        start: index in that list of the first shard to replace.
+        stop: one past the last.
+        own: the rank's own shards, with sources.
     """
 
     __slots__ = ("listed", "own", "start", "stop")
@@ -315,7 +314,7 @@ class ShardList(ShardSequence):
 
     @property
     def seen(self) -> tuple[Shard, ...]:
-        """Those that stand in the place of listed ones."""
+        """The rank's own shards."""
         return self.own
 
     def __len__(self) -> int:

@@ -1,6 +1,6 @@
-"""The mappings of a checkpoint as users hold them: a state dict, and the tree of a file.
+"""The mappings that users hold: a state dict, and the tree of a file.
 
-They show themselves, complete their keys, and name the nearest of one that is not there.
+They have a readable `repr`, complete their keys, and name the nearest key in a `KeyError`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from ckptools.text import clip_middle, no_such_key, plural
 
 
 class StateDict(Mapping[str, Any]):
-    """A part of a checkpoint by name, such as the state dict of its model. Errors about unknown names give the nearest.
+    """A part of a checkpoint by name, such as the model's state dict. A `KeyError` names the nearest key.
 
-    `name` is for its `repr`; the names of its tensors begin with `prefix`, before their keys.
+    `name` is for its `repr`; `prefix` comes before its keys in the names of its tensors.
     """
 
     def __init__(self, name: str, values: Mapping[Any, Any], prefix: str = "") -> None:
@@ -33,10 +33,10 @@ class StateDict(Mapping[str, Any]):
         return self[key] if key in self._values else default
 
     def load(self) -> dict[str, Any]:
-        """The same mapping with every tensor read as a `torch.Tensor`, for `load_state_dict`.
+        """Read every tensor as a `torch.Tensor`, for `load_state_dict`; other values stay as they are.
 
         Raises:
-            NotWholeError: no file that is here holds some of a tensor.
+            NotWholeError: elements of a tensor are in no file.
             ReadError: a file cannot be read, or a tensor cannot be put together; the message says why.
         """
         return {key: value.load() if isinstance(value, Tensor) else value for key, value in self.items()}
@@ -63,12 +63,12 @@ class StateDict(Mapping[str, Any]):
         return as_html(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Its values as texts, numbers, and lists and dicts of these; of a tensor what is known of it."""
+        """Its values as texts, numbers, and lists and dicts of these; a tensor as its stated facts."""
         return {str(key): to_plain(value) for key, value in self.items()}
 
 
 class RawTree(dict[Any, Any]):
-    """The tree of a file, which a notebook shows as folds."""
+    """The tree of a file, which a notebook shows as foldable sections."""
 
     def _repr_html_(self) -> str | None:
         return as_html(self)

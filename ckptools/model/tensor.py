@@ -1,4 +1,4 @@
-"""A lazy tensor: known by shape, dtype and where its pieces lie, and loaded when its user asks for values."""
+"""`Tensor`: a lazy tensor with shape, dtype and the location of its shards; values are read on request."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ TensorKind = Literal[
 ]  # fmt: skip
 
 SHARDED = ("sharded_tensor", "dtensor", "checkpointable", "chunks", "tensor_parallel", "flat_pieces")
-"""Kinds of which ranks hold different pieces."""
+"""Kinds of tensors of which ranks hold different shards."""
 
 UNLISTED = ("checkpointable",)
-"""Sharded kinds of which a rank's file lists its own pieces only."""
+"""Sharded kinds of which a rank's file lists its own shards only."""
 
 
 CODES = "codes"
 
 
 class Coded(NamedTuple):
-    """What a tensor is of a weight that is quantized, and lies in several tensors beside each other.
+    """The role of a tensor in a quantized weight that is stored as several tensors.
 
     Attributes:
-        part: `codes`, or what it is beside them: `scale_inv`, `zero_point`.
+        part: `codes`, or the role of another part: `scale_inv`, `zero_point`.
         scheme: how the weight is quantized, in words: `fp8, block scales 16 x 16`.
         weight: the key that the weight itself would have in the same state dict.
-        numel: of codes, how many weights they stand for; None where that is not known; 0 of other parts.
+        numel: for codes, the number of weights they stand for, None if unknown; 0 for other parts.
     """
 
     part: str
@@ -56,20 +56,20 @@ class Coded(NamedTuple):
 
     @property
     def words(self) -> str:
-        """What it is, for people: `codes of fp8, block scales 16 x 16`."""
+        """Its description for people: `codes of fp8, block scales 16 x 16`."""
         return f"{self.part if self.part == CODES else f'a part ({self.part})'} of {self.scheme}"
 
 
-# -- what numpy, torch and loops ask of an array, for values that are read when asked for ------------------------------
+# -- numpy's and torch's protocols for arrays, on values that are read when needed -------------------------------------
 # Each makes one copy, from the file. torch takes tensors by DLPack, which has dtypes that numpy lacks.
 
 
 BAND = 32 << 20
-"""Bytes of rows that a loop over a tensor reads at once."""
+"""Bytes of rows that iteration over a tensor reads at once."""
 
 
 class _TensorLike(Protocol):
-    """The tensor that these methods are mixed into."""
+    """The tensor that `ArrayMethods` extends."""
 
     @property
     def shape(self) -> Ints: ...
@@ -81,7 +81,7 @@ class _TensorLike(Protocol):
 
 
 class ArrayMethods:
-    """`np.asarray(tensor)`, `torch.as_tensor(tensor)`, `len(tensor)` and `for row in tensor`."""
+    """Adds `np.asarray(tensor)`, `torch.as_tensor(tensor)`, `len(tensor)` and `for row in tensor`."""
 
     __slots__ = ()
 
@@ -89,8 +89,8 @@ class ArrayMethods:
         """Read the values for `np.asarray(tensor)`, as `numpy()` does.
 
         Raises:
-            UsageError: numpy has nothing like its dtype.
-            ValueError: the values were asked for without a copy; they are on disk.
+            UsageError: numpy has no equivalent of its dtype.
+            ValueError: `copy=False` was asked for; the values are on disk.
         """
         if copy is False:
             raise ValueError("the values are in a file: an array of them is always a copy")
@@ -101,7 +101,7 @@ class ArrayMethods:
         """Read the values for `torch.as_tensor(tensor)` and `torch.from_dlpack(tensor)`, in their own dtype.
 
         Raises:
-            BufferError: DLPack has nothing like its dtype, or the values were asked for without a copy.
+            BufferError: DLPack has no equivalent of its dtype, or `copy=False` was asked for.
         """
         if how.pop("copy", None) is False:
             raise BufferError("the values are in a file: a tensor of them is always a copy")
@@ -111,7 +111,7 @@ class ArrayMethods:
             raise BufferError(f"{short(self.dtype)} cannot be handed over by DLPack; use .load()") from error
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """The device of values that were read: the CPU's memory."""
+        """The device of the values that are read: the CPU's memory."""
         return 1, 0  # `kDLCPU`. Source: dlpack.h, `DLDeviceType`
 
     def __len__(self: _TensorLike) -> int:
@@ -123,7 +123,7 @@ class ArrayMethods:
         raise TypeError("whether values are zero is not known before they are read: use .load(), or `is not None`")
 
     def __iter__(self: _TensorLike) -> Iterator[torch.Tensor]:
-        """Each row, many of them read at once."""
+        """Yield each row, reading many rows at once."""
         if not self.shape:
             raise TypeError("a tensor without dimensions has no rows; use .load()")
         return _rows(self)
@@ -137,7 +137,7 @@ def _rows(tensor: _TensorLike) -> Iterator[torch.Tensor]:
 
 
 class Transposed(ArrayMethods):
-    """A lazy tensor with its dimensions in reverse order; `T` is that tensor. Its values stay on disk until `load`."""
+    """A lazy tensor with its dimensions in reverse order; its `T` is the original. Values stay on disk until `load`."""
 
     __slots__ = ("T",)
 
@@ -193,7 +193,7 @@ INSIDE = frozenset({
 
 
 class OtherFiles(Protocol):
-    """What finds shards in files of a checkpoint that were not read yet."""
+    """Finds shards in files of a checkpoint that were not read yet."""
 
     def with_sources(self, tensor: Tensor, key: KeyPath, box: Box) -> Tensor:
         """Add the sources of the shards that meet `box`."""
@@ -206,12 +206,12 @@ class OtherFiles(Protocol):
 
 
 class TensorOrigin(NamedTuple):
-    """Where in an opened checkpoint a tensor was found.
+    """The place of a tensor in an opened checkpoint.
 
     Attributes:
         key: its key path in the checkpoint's tree.
-        name: the name that every command has for it; empty where it comes out of the raw tree.
-        other_files: finds its shards in files that were not read yet; None where every shard has its bytes.
+        name: its name in every command; empty for a tensor taken from the raw tree.
+        other_files: finds its shards in unread files; None if the bytes of every shard are located.
         files_lost: files of the checkpoint that were missing, cut or bad when it was opened.
     """
 
@@ -224,33 +224,33 @@ class TensorOrigin(NamedTuple):
 NOWHERE = TensorOrigin()
 
 FATES = {"missing": "missing", "cut": "cut short or damaged", "bad": "not readable"}
-"""The fate of a file, by its status."""
+"""A lost file's state in words, by its status."""
 
 
 @displayed
 @dataclass(frozen=True, slots=True, repr=False)
 class Tensor(ArrayMethods):
-    """A tensor of a checkpoint, known by shape, dtype and where its pieces lie. Its values stay on disk until `load`.
+    """A tensor of a checkpoint: its shape, its dtype and its shards. Its values stay on disk until `load`.
 
-    A whole tensor is the case "one shard covering everything"; a replica is a shard with an equal box.
+    A whole tensor is one shard that covers everything; a replica is a shard with an equal box.
 
     Attributes:
         shape: global sizes.
         dtype: torch's name, such as `bfloat16`.
-        shards: its pieces, in rank order; empty when no bytes exist (meta) or they cannot be placed.
+        shards: in rank order; empty when no bytes exist (meta) or the bytes cannot be placed.
         kind: how the file describes it.
         placements: DTensor's placements in its own words, such as `Shard(0)`; None for other kinds.
         mesh: sizes of the device mesh, for DTensor.
         requires_grad: as saved.
         parameter: whether it was saved as an `nn.Parameter`.
         world_size: number of ranks that share it; None when the file does not say.
-        fill: in an output, what stands where no shard is: `nan` or `zero`; empty where nothing may be missing.
-        note: why it cannot be loaded, when it cannot: what is in the way and what to do.
-        coded: of which quantized weight it is a part; None where its elements are what they look like.
-        contradictions: why pieces of it do not fit, each with its rank; these are not among the shards that are here.
+        fill: in an output, the value of elements without a shard: `nan` or `zero`; empty if none may be missing.
+        note: why it cannot be loaded, and what to do; empty if it can.
+        coded: its role in a quantized weight; None for an ordinary tensor.
+        contradictions: why some shards do not fit, each with its rank; such shards are not in `shards`.
         detail: for kinds whose bytes are not a dense array, the parts as the file has them.
-        attributes: attributes that were saved with it, and its class where that only wraps the values.
-        origin: where in an opened checkpoint it was found.
+        attributes: attributes that were saved with it, and its class if that only wraps the values.
+        origin: its place in an opened checkpoint.
     """
 
     shape: Ints
@@ -273,7 +273,7 @@ class Tensor(ArrayMethods):
 
     @property
     def extents(self) -> Extents:
-        """Where its pieces lie, by column; of a rank's list of the pieces of all ranks, those of that rank."""
+        """The location of its shards, by column; for a rank's list of all ranks' shards, only that rank's."""
         if self._extents is None:
             object.__setattr__(self, "_extents", Extents.of(self.shards, self.dtype))
         assert self._extents is not None
@@ -281,7 +281,7 @@ class Tensor(ArrayMethods):
 
     @property
     def every_shard(self) -> ShardSequence:
-        """All its pieces, also those that no file here holds, to ask for their regions and ranks."""
+        """All its shards, also those that no file here has: for their boxes and ranks."""
         return self.shards if isinstance(self.shards, ShardSequence) else self.extents
 
     @property
@@ -296,17 +296,17 @@ class Tensor(ArrayMethods):
 
     @property
     def are_codes(self) -> bool:
-        """Whether its elements are the codes of a quantized weight, and so no values."""
+        """Whether its elements are the codes of a quantized weight, not values."""
         return self.coded is not None and self.coded.part == CODES
 
     @property
     def found(self) -> tuple[Shard, ...]:
-        """The pieces whose bytes are in files that were read."""
+        """The shards whose files were read."""
         return tuple([shard for shard in self._seen if shard.was_read])
 
     @property
     def first_source(self) -> Source | None:
-        """Where the first of those pieces, or of what is stored in its place, begins; None where none was read."""
+        """The first source of its shards, or of their encoded parts; None where none was read."""
         return next((source for shard in self._seen for source in shard.sources), None)
 
     @property
@@ -315,52 +315,52 @@ class Tensor(ArrayMethods):
 
     @property
     def lies_in_a_row(self) -> bool:
-        """Whether those pieces, or slabs of them, follow each other through the tensor, and cover it once."""
-        if len(self.shards) == 1:  # most tensors of most checkpoints, which need no columns for it
+        """Whether its shards, or slabs of them, follow each other through the tensor and cover it once."""
+        if len(self.shards) == 1:  # most tensors of most checkpoints: no columns needed
             (only,) = self.shards
             return only.was_read and only.box.sizes == self.shape and not any(only.box.offsets)
         return self.extents.all_read and self.extents.lie_in_a_row(self.shape)
 
     @property
     def has_copies(self) -> bool:
-        """Whether a region is in several of those pieces."""
+        """Whether several of its shards have one box."""
         return len(self.shards) > 1 and not self.lies_in_a_row and self.extents.has_copies
 
     @property
     def unread(self) -> bool:
-        """Whether files that were not read yet may hold pieces whose bytes are not known here."""
+        """Whether files that were not read yet may have further shards."""
         return self.origin.other_files is not None
 
     @property
     def lost(self) -> Mapping[int, str]:
-        """Ranks whose file of it is known to be `missing`, `cut` or `bad`, while others were not read yet."""
+        """Ranks whose file of it is `missing`, `cut` or `bad`, if some files were not read yet."""
         others = self.origin.other_files
         return {} if others is None else others.lost(self.origin.key)
 
     @property
     def key(self) -> KeyPath:
-        """Its key path in the tree of the checkpoint that was opened."""
+        """Its key path in the tree of the opened checkpoint."""
         return self.origin.key
 
     @property
     def name(self) -> str:
-        """The name that every command has for it; that of its place in the raw tree where it comes out of that."""
+        """Its name in every command; for a tensor taken from the raw tree, its path there."""
         return self.origin.name or fqn_of(self.origin.key)
 
     @property
     def sharded(self) -> bool:
-        """Whether ranks hold different pieces of it."""
+        """Whether ranks hold different shards of it."""
         return self.kind in SHARDED
 
     @property
     def encoded_as(self) -> tuple[Encoded, ...]:
-        """The encoded forms that are stored instead of values, one of each class."""
+        """The encoded forms in which it is stored, one of each class."""
         shards = self.shards.perhaps_encoded if isinstance(self.shards, ShardSequence) else self.shards
         found = {s.encoded.name: s.encoded for s in shards if s.encoded is not None}
         return tuple(found.values())
 
     def on_rank(self, rank: int) -> tuple[Shard, ...]:
-        """The pieces that `rank` holds; empty for a rank that owns nothing."""
+        """The shards that `rank` holds; empty for a rank that owns nothing."""
         return tuple(s for s in self.shards if s.rank == rank)
 
     def __dir__(self) -> list[str]:
@@ -368,17 +368,17 @@ class Tensor(ArrayMethods):
         return sorted(set(object.__dir__(self)) - INSIDE)
 
     def found_at(self, origin: TensorOrigin) -> None:
-        """Tell it where in an opened checkpoint it was found, and make its few shards rows that a notebook shows."""
+        """Record its place in an opened checkpoint, and make its few shards rows that a notebook shows."""
         object.__setattr__(self, "origin", origin)
         if isinstance(self.shards, tuple):
             object.__setattr__(self, "shards", Rows(self.shards))
 
     def called(self, name: str) -> Tensor:
-        """The same tensor under the name that a command has for it."""
+        """The same tensor under the name that a command uses for it."""
         return replace(self, origin=self.origin._replace(name=name))
 
     def __bool__(self) -> bool:
-        # What reads a checkpoint asks of any value whether there is one; whoever holds the tensor means its elements.
+        # Internal code tests any value for presence; `bool` of a tensor would mean its elements.
         return self.origin is NOWHERE or ArrayMethods.__bool__(self)
 
     def load(self, rank: int | None = None) -> torch.Tensor:
@@ -388,7 +388,7 @@ class Tensor(ArrayMethods):
             rank: read only the local tensor of this rank.
 
         Raises:
-            NotWholeError: no file that is here holds some of it.
+            NotWholeError: some of its elements are in no file.
             ReadError: a file cannot be read, or the tensor cannot be put together; the message says why.
             UsageError: `rank` holds nothing of it.
         """
@@ -406,7 +406,7 @@ class Tensor(ArrayMethods):
 
         Raises:
             NotWholeError, ReadError: as `load`.
-            UsageError: numpy has nothing like its dtype.
+            UsageError: numpy has no equivalent of its dtype.
         """
         from ckptools.tensor_io import read
 
@@ -414,11 +414,11 @@ class Tensor(ArrayMethods):
             return read.to_numpy(self._with_box(Box.whole(self.shape)))
 
     def item(self) -> bool | int | float | complex:
-        """Read the value of a tensor of one element, whatever its dimensions, as Python's number.
+        """Read the value of a tensor of one element, of any dimensionality, as a Python number.
 
         Raises:
             NotWholeError, ReadError: as `load`.
-            UsageError: it has several elements, or none.
+            UsageError: it does not have exactly one element.
         """
         if self.numel != 1:
             reason = f"item() is for a tensor of one element, and this one is {shape(self.shape)}; use .load()"
@@ -427,11 +427,11 @@ class Tensor(ArrayMethods):
         return value
 
     def dequantize(self) -> torch.Tensor:
-        """Read the values of a quantized tensor as its class computes them; of any other, what `load` reads.
+        """Read the values of a quantized tensor as its class computes them; of any other tensor, as `load` does.
 
         Raises:
-            NotWholeError, ReadError: as `load`; also where ckptools does not know how the class computes them.
-            RefusedError: it holds the codes of a quantized weight, and its scales are tensors of their own.
+            NotWholeError, ReadError: as `load`; also if ckptools does not know how the class computes them.
+            RefusedError: it holds the codes of a quantized weight, and its scales are other tensors.
         """
         if self.coded is not None and self.are_codes:
             text = f"holds {self.coded.words}, and this tensor alone makes no values"
@@ -449,7 +449,7 @@ class Tensor(ArrayMethods):
         """Read a slice as a `torch.Tensor`: only the shards, and only the bytes, that it needs.
 
         Args:
-            index: ints, slices (with any step) and `...`, as numpy means them.
+            index: ints, slices (with any step) and `...`, as in numpy.
 
         Raises:
             IndexError: an int is beyond the end.
@@ -466,17 +466,17 @@ class Tensor(ArrayMethods):
 
     @property
     def T(self) -> Transposed:  # noqa: N802  # as numpy and torch call it
-        """Its dimensions in reverse order; nothing is read before values are asked for."""
+        """The tensor with its dimensions in reverse order; no values are read."""
         return Transposed(self)
 
     def stats(self, rank: int | None = None, histogram: bool = False) -> Stats:
-        """Take rms, norm, extremes, mean, standard deviation, zeros, NaN and infinities of the values, in float64.
+        """Compute rms, norm, extremes, mean, standard deviation, zeros, NaN and infinities of the values, in float64.
 
-        What cannot be read is said in `problem`; the figures are of `elements` of its `numel` elements then.
+        `problem` states what could not be read; the figures then cover `elements` of its `numel` elements.
 
         Args:
-            rank: only of what this rank holds.
-            histogram: count also how many elements lie in each of equal parts of their range, which reads them twice.
+            rank: only the part that this rank holds.
+            histogram: also count the elements in equal parts of their range, which reads them twice.
         """
         from ckptools.stats.figures import tensor_stats
 
@@ -484,7 +484,7 @@ class Tensor(ArrayMethods):
         return tensor_stats(found, self.name, histogram, rank)
 
     def to_dict(self) -> dict[str, Any]:
-        """Its dtype, shape, elements, bytes, how it is cut, and why it cannot be loaded."""
+        """Its dtype, shape, elements, bytes, sharding, and why it cannot be loaded."""
         return to_dict(self)
 
     def _record(self) -> dict[str, Any]:
@@ -503,7 +503,7 @@ class Tensor(ArrayMethods):
 
     @contextmanager
     def _naming_files(self) -> Iterator[None]:
-        """Name the tensor in errors about a hole, and the lost files that may have had the missing elements."""
+        """Name the tensor in errors about missing elements, and the lost files that may have had them."""
         try:
             yield
         except NotWholeError as error:
@@ -523,15 +523,15 @@ class Tensor(ArrayMethods):
 
 
 ROUNDED_TO = ("bfloat16", "float16", "float32")
-"""dtypes of weights that show whether an fp32 copy is theirs: it rounds to them, or equals them."""
+"""dtypes of weights whose fp32 copy can be recognised: it rounds to the weight, or equals it."""
 
 
 class Rounded(NamedTuple):
-    """A weight and its fp32 copy, which lie in different files or whose place was found and not stated.
+    """A weight and its fp32 copy: they lie in different files, or the place of the copy is inferred.
 
     Attributes:
         fqn: the weight's name.
-        copy: what must round to it, if the place is right.
+        copy: the tensor that rounds to the weight, if its place is right.
         weight: the weight.
     """
 
@@ -541,7 +541,7 @@ class Rounded(NamedTuple):
 
     @classmethod
     def pairs(cls, copies: Mapping[str, Any], weights: Mapping[str, Any], prefix: str = "") -> Iterator[Rounded]:
-        """The fp32 copies that must round to the weights of their names, where both can be read and are as large.
+        """Yield each fp32 copy with the weight of its name, where both can be read and have the same size.
 
         `prefix` comes before the names.
         """

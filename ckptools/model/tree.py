@@ -17,8 +17,8 @@ from ckptools.text import Key, KeyPath, clip, clip_middle, printable
 def walk(tree: Any) -> Iterator[tuple[KeyPath, Any]]:
     """Yield `(key path, leaf)` of a tree of dicts, lists and tuples, in order, without recursion.
 
-    Empty containers are leaves too, so that nothing that a file holds goes unseen. A container that contains
-    itself is walked once along each path and not entered again.
+    Empty containers are leaves too, so that every value of a file is seen. A container that contains itself is
+    walked once along each path and not entered again.
     """
     stack: list[tuple[KeyPath, Any, frozenset[int]]] = [((), tree, frozenset())]
     while stack:
@@ -41,9 +41,9 @@ def children_of(node: Any) -> list[tuple[Key, Any]] | None:
 
 
 def of_kinds(values: Collection[Any], kinds: tuple[type, ...]) -> list[Any]:
-    """The values that are of some classes, in order.
+    """The values that are instances of some classes, in order.
 
-    Of many values each class that occurs is asked once: the RNG states of 256 ranks are 160,000 ints.
+    With many values, each distinct class is checked once: the RNG states of 256 ranks are 160,000 ints.
     """
     if len(values) > MANY and not any(issubclass(kind, kinds) for kind in set(map(type, values))):
         return []
@@ -54,9 +54,9 @@ MANY = 32
 
 
 def nodes_in(tree: Any, kinds: tuple[type, ...]) -> Iterator[tuple[KeyPath, Any]]:
-    """Yield `(key path, node)` of every node of some classes, containers too if asked for, in order.
+    """Yield `(key path, node)` of every node of some classes, containers included if asked for, in order.
 
-    Everything else is stepped over without a path of its own: the RNG states of 256 ranks are 300,000 ints.
+    Other nodes get no key path, which saves time: the RNG states of 256 ranks are 300,000 ints.
     """
     entered = (dict, list, tuple, *kinds)
     stack: list[tuple[KeyPath, Any, frozenset[int]]] = [((), tree, frozenset())]
@@ -77,11 +77,11 @@ def tensors_in(tree: Any) -> Iterator[tuple[KeyPath, Tensor]]:
 
 
 GONE = object()
-"""Stands for the value of a key that a rebuilt dict does not have."""
+"""Marks a key that a rebuilt dict leaves out."""
 
 
 def rebuilt(tree: Any, changed: Callable[[dict[Any, Any]], Mapping[Any, Any]]) -> Any:
-    """A copy of a tree in which `changed` gives, for each of its dicts, the keys that have other values."""
+    """Copy a tree; for each of its dicts, `changed` returns the keys to replace, with their new values."""
     if type(tree) in (list, tuple):
         return type(tree)(rebuilt(value, changed) for value in tree)
     if not isinstance(tree, dict):
@@ -113,7 +113,7 @@ def empty_like(container: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def with_leaves(tree: Any, leaves: Mapping[KeyPath, Any]) -> Any:
-    """Copy a tree with other values at some key paths that it has; what does not lead there is shared."""
+    """Copy a tree with other values at some of its key paths; branches without a change are shared."""
     if () in leaves:
         return leaves[()]
     below: dict[Any, dict[KeyPath, Any]] = {}
@@ -127,7 +127,7 @@ def with_leaves(tree: Any, leaves: Mapping[KeyPath, Any]) -> Any:
 
 
 def leaf_at(tree: Any, path: KeyPath) -> Any:
-    """Return what is at a key path; None when nothing is."""
+    """Return the value at a key path; None when there is none."""
     for key in path:
         if isinstance(tree, dict):
             tree = tree.get(key)
@@ -144,7 +144,7 @@ def leaf_at(tree: Any, path: KeyPath) -> Any:
 MAX_LEAVES = 20_000_000
 MAX_SHARED = 1_000_000
 MAX_UNFOLDING = 8
-"""A tree may have many leaves, or share some of its containers; not have many because it shares."""
+"""Leaves that a tree may have per value of its own, beyond `MAX_SHARED`: sharing containers multiplies leaves."""
 
 MAX_DEPTH = 200
 
@@ -161,14 +161,14 @@ def check_tree_limits(tree: Any, flat: Container[int] = ()) -> None:
     """Refuse a tree that unfolds to more leaves, or deeper, than any checkpoint does.
 
     Containers may be shared, so that a few kilobytes of pickle can stand for 10^9 leaves; each is counted once
-    and its count multiplied. Iterative, so that depth costs nothing.
+    and its count multiplied. Iterative, so that deep trees need no stack.
 
     Args:
         tree: of dicts, lists and tuples.
-        flat: the `id`s of tuples that are known to hold no container.
+        flat: the `id`s of tuples that are known to contain no container.
 
     Raises:
-        TreeLimitError: the tree is beyond the budgets.
+        TreeLimitError: the tree has too many leaves or levels.
         CycleError: it contains itself.
     """
     leaves: dict[int, int] = {}
@@ -206,9 +206,9 @@ _CONTAINERS = (dict, list, tuple)
 """Containers that `walk` enters."""
 
 
-# -- values that a pickle holds and JSON does not: torch's and numpy's small types, described without either -----------
-# What a file names is data here: a class is a dotted name, never an object. None of these can be called, and
-# none compares or hashes by content that a stranger chose.
+# -- pickled values that JSON lacks: torch's and numpy's small types, described without importing either ---------------
+# A name in a file is data here: a class is a dotted name, never an object. None of these objects can be called,
+# and none compares or hashes by content that an attacker chose.
 
 
 class Global:
@@ -232,14 +232,14 @@ class Global:
 
 
 class Opaque:
-    """An object of a class that ckptools does not rebuild: its name and what the file says of it.
+    """An object of a class that ckptools does not rebuild: the class's name, and its data from the file.
 
     Attributes:
         name: dotted name of the class or function that the file would have called.
         args: positional arguments of the call, unpickled.
-        state: what `__setstate__` would have got, or None.
-        items: list items that would have been put into the object.
-        pairs: keys and values that would have been put into it.
+        state: the argument that `__setstate__` would have received, or None.
+        items: list items that would have been appended to the object.
+        pairs: keys and values that would have been set on it.
         keywords: keyword arguments, for the rare protocol-4 call that has them.
     """
 
@@ -255,10 +255,10 @@ class Opaque:
 
     @property
     def fields(self) -> dict[Any, Any]:
-        """The object's data as the file has it: attributes by name, items by key or place, arguments by place.
+        """The object's data: attributes by name, items by key or index, arguments by index.
 
-        A container of OmegaConf is shown by what a user put into it; the values in it are `plain` ones. Arguments whose
-        places are taken stand under `args`: `maxlen` of a deque is `args.1` beside the items 0, 1 and so on.
+        A container of OmegaConf is shown by the user's own values, each passed through `plain`. Arguments whose indices
+        are taken by items stand under `args`: `maxlen` of a deque is `args.1` beside the items 0, 1 and so on.
         """
         state = _attributes(self.state)
         if self.name.startswith(OMEGACONF) and "_content" in state:
@@ -286,11 +286,11 @@ class Opaque:
         return as_html(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Its fields as texts, numbers, and lists and dicts of these; an object in it by its class."""
+        """Its fields as texts, numbers, and lists and dicts of these; a nested object by its class."""
         return {str(key): to_plain(value) for key, value in self.fields.items()}
 
     def parts(self) -> Iterator[Any]:
-        """Everything the file put into the object, for walks that look for tensors and names."""
+        """Every value that the file put into the object, for walks that look for tensors and names."""
         yield self.args
         yield self.state
         yield from self.items
@@ -299,16 +299,18 @@ class Opaque:
 
 
 OMEGACONF = "omegaconf."
-"""Its containers hold values in `_content`, its nodes one in `_val`. Source: omegaconf/base.py and nodes.py of 2.4."""
+"""Prefix of OmegaConf's classes: containers keep values in `_content`, nodes one in `_val`. Source: omegaconf/base.py
+and nodes.py of 2.4.
+"""
 
 MAX_FIELDS = 6
-"""Fields that a line shows."""
+"""At most this many fields are shown in a line."""
 
 MAX_NAME = 80
-"""Characters of the name of a class that a line shows."""
+"""Characters of a class name in a line."""
 
 MAX_BRIEF = 40
-"""Characters of a text, and bits of a number, that a line shows."""
+"""Characters of a text, and bits of a number, in a line."""
 
 MAX_ERROR_TEXT = 60
 MAX_ERROR_ITEMS = 8
@@ -316,13 +318,13 @@ MAX_ERROR_BITS = 64
 
 
 def plain(value: Any) -> Any:
-    """The value that a foreign object does nothing but hold: a node of OmegaConf; any other value as it is."""
+    """Unwrap a node of OmegaConf; return any other value unchanged."""
     state = value.state if isinstance(value, Opaque) and value.name.startswith(OMEGACONF) else None
     return state["_val"] if isinstance(state, dict) and "_val" in state else value
 
 
 def _attributes(state: Any) -> dict[Any, Any]:
-    """The attributes in an object's state: a dict, or `(dict, dict of slots)`; of a state without names, by place."""
+    """The attributes in an object's state: a dict, or `(dict, dict of slots)`; a nameless state by index."""
     parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
     if all(isinstance(part, dict) or part is None for part in parts):
         return {key: value for part in parts if part for key, value in part.items()}
@@ -334,7 +336,7 @@ def _by_place(values: Any) -> dict[Any, Any]:
 
 
 def _brief(value: Any) -> str:
-    """A value in a few characters, in time that its maker cannot choose."""
+    """Render a value in a few characters, in time that the file cannot inflate."""
     if isinstance(value, (Opaque, Global)):
         return f"<{(value.name if isinstance(value, Opaque) else value.dotted)[:MAX_BRIEF]}>"
     if isinstance(value, (str, bytes)):
@@ -349,20 +351,20 @@ def _word(key: Any) -> str:
 
 
 class Lost(Opaque):
-    """Stands where a value was that could not be read; a problem of the checkpoint says why.
+    """Stands in for a value that could not be read; a problem of the checkpoint says why.
 
     Attributes:
-        name: `lost`, or `not read` where it was too large for a first look.
+        name: `lost`, or `not read` if it was too large for a first look.
     """
 
     __slots__ = ()
 
 
 class Cycle(Lost):
-    """Stands in a container where the container itself was, or one that it lies in.
+    """Stands in for a container that contains itself, directly or through other containers.
 
     Attributes:
-        levels: how many containers lie between the two.
+        levels: number of containers between the two.
     """
 
     __slots__ = ("levels",)
@@ -373,7 +375,7 @@ class Cycle(Lost):
 
 
 class Absent:
-    """Stands where a rank has nothing, and others have something."""
+    """Marks a rank that lacks a value that other ranks have."""
 
     __slots__ = ()
 
@@ -391,7 +393,7 @@ class Size(tuple[int, ...]):
 
 
 class TorchName:
-    """A value that torch spells as a name: a dtype, a layout, a memory format.
+    """A value that torch names: a dtype, a layout, a memory format.
 
     Attributes:
         name: `float32`, `strided`, `contiguous_format`: without the leading `torch.`.
@@ -431,11 +433,11 @@ class NumpyArray:
     """A numpy array, described: numpy is needed only for its values.
 
     Attributes:
-        dtype: numpy's array-protocol spelling, such as `<u4`, byte order included.
+        dtype: numpy's array-protocol string, such as `<u4`, byte order included.
         shape: sizes per dimension.
         fortran_order: whether `data` is column-major.
-        data: the raw bytes; none of an array of Python objects.
-        objects: the elements of an array of Python objects, in the order of the file; of an array of records its
+        data: the raw bytes; empty for an array of Python objects.
+        objects: the elements of an array of Python objects, in the order of the file; for a structured array, its
             dtype and its bytes.
         cls: dotted name of its class, such as `numpy.matrix`; empty for a plain array.
     """
@@ -460,7 +462,7 @@ NUMBERS = {
     "f2": "e", "f4": "f", "f8": "d", "b1": "?",
     "i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I", "u8": "Q",
 }  # fmt: skip
-"""numpy's dtypes of one number, as `struct` calls them."""
+"""numpy's scalar dtypes and their `struct` codes."""
 
 
 class NumpyScalar:
@@ -481,7 +483,7 @@ class NumpyScalar:
 
     @property
     def number(self) -> int | float | bool | None:
-        """The number that it is; None for other dtypes."""
+        """Its value as a Python number; None for other dtypes."""
         form = NUMBERS.get(self.dtype.lstrip("<>|="))
         if form is None or len(self.data) != struct.calcsize(form):
             return None
@@ -494,11 +496,11 @@ class NumpyScalar:
 
 
 class NumpyDtype:
-    """A numpy dtype as a value of its own.
+    """A numpy dtype that was saved as a value.
 
     Attributes:
-        dtype: array-protocol spelling with byte order.
-        record: of a dtype with fields or a subarray, its state as the file has it; else None.
+        dtype: array-protocol string with byte order.
+        record: for a dtype with fields or a subarray, its state as in the file; else None.
     """
 
     __slots__ = ("dtype", "record")
@@ -515,11 +517,11 @@ NUMPY_CODES = {
     "f8": "d", "f4": "f", "f2": "e", "i8": "q", "i4": "i", "i2": "h", "i1": "b",
     "u8": "Q", "u4": "I", "u2": "H", "u1": "B", "b1": "?",
 }  # fmt: skip
-"""`struct`'s code of the numpy scalars that people save."""
+"""`struct`'s codes of the numpy scalars that are commonly saved."""
 
 
 def scalar(value: Any) -> Any:
-    """The Python number or text that a numpy scalar or a node of OmegaConf is; any other value as it is."""
+    """Convert a numpy scalar or a node of OmegaConf to a Python number or text; return any other value unchanged."""
     value = plain(value)
     if not isinstance(value, NumpyScalar):
         return value
@@ -532,7 +534,7 @@ def scalar(value: Any) -> Any:
 
 
 def describe_for_error(value: Any) -> str:
-    """Describe a value of a pickle in an error: one line of bounded length, in time that its maker cannot choose.
+    """Describe a value of a pickle in an error: one line of bounded length, in time that the file cannot inflate.
 
     Containers are described one level deep, at most eight items of them; text is cut at 60 characters.
     """
@@ -552,24 +554,24 @@ def _scalar_for_error(value: Any) -> str:
     return repr(value) if value is None or isinstance(value, (bool, int, float)) else f"a {type(value).__name__}"
 
 
-# -- the first place where two values differ, looked for in everything that they hold ----------------------------------
+# -- the first difference of two values, searched in everything that they contain --------------------------------------
 
 
 MAX_LOOKED_AT = 4_000_000
-"""Pairs of values that are looked at."""
+"""At most this many pairs of values are compared."""
 
 Found = tuple[KeyPath, Any, Any]
 
 
 def first_difference(a: Any, b: Any, same: Callable[[Any, Any], bool]) -> Found | None:
-    """The key path of the first difference, and the value of each side there; None where none was found.
+    """Find the key path of the first difference, and both values there; None where none was found.
 
-    Two containers with other lengths or keys are the difference themselves, if nothing that both hold differs.
+    Two containers with other lengths or keys are themselves the difference, if their common values are equal.
 
     Args:
         a: a value.
         b: another.
-        same: whether two values are the same; not asked for two containers of one class.
+        same: whether two values are equal; not called for two containers of one class.
     """
     seen: set[tuple[int, int]] = set()
     stack: list[Iterator[tuple[KeyPath, Any, Any, bool]]] = [iter([((), a, b, False)])]
@@ -590,7 +592,7 @@ def first_difference(a: Any, b: Any, same: Callable[[Any, Any], bool]) -> Found 
 
 
 def _inside(x: Any, y: Any, path: KeyPath) -> tuple[Iterable[Found], bool] | None:
-    """What two containers of one class both hold, and whether neither has more; None for any other values."""
+    """The pairs that two containers of one class share, and whether the keys are equal; None for other values."""
     if isinstance(x, (list, tuple)) and isinstance(y, (list, tuple)):
         return (((*path, n), v, w) for n, (v, w) in enumerate(zip(x, y, strict=False))), len(x) == len(y)
     if isinstance(x, dict) and isinstance(y, dict):

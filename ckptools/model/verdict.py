@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from ckptools.model.problems import Code, Problem, Severity, displayed, remedy_of, to_dict
 from ckptools.text import and_more, and_others, clip, clip_middle, few, is_within, named_ranks, plural, printable
 
-# -- causes: problems grouped by what is behind them, each with the way out, and the consequences of lost files apart
+# -- causes: problems grouped by their cause, each with its remedy; consequences of lost files apart -------------------
 
 
 FATES = {
@@ -18,13 +18,13 @@ FATES = {
     Code.FILE_CUT: "cut short or damaged",
     Code.FILE_UNREADABLE: "not readable",
 }
-"""The fate of a rank's file, in a word behind the rank."""
+"""A word for the state of a rank's file, shown after the rank."""
 
 CONSEQUENCES = {
     Code.TENSOR_GAP: ("tensor has gaps", "tensors have gaps"),
     Code.VALUE_LOST: ("value is lost", "values are lost"),
 }
-"""Problems that follow from a lost file of a rank, and how they are counted."""
+"""Problems that follow from the loss of a rank's file, and the phrase that counts them."""
 
 MAX_WORDS = 60
 """Characters of a name in a cause."""
@@ -33,19 +33,19 @@ MAX_MESSAGE = 120
 """Characters of a message in the headline."""
 
 MAX_WHAT = 400
-"""Characters of a message below it."""
+"""Characters of a message in the list below the headline."""
 
 OF_VALUES = (Code.VALUE_LOST, Code.MIXED_SAVES, Code.LEFT_OUT)
-"""Problems of what may be a plain value as well as a tensor."""
+"""Problems that may concern a plain value as well as a tensor."""
 
 MAX_FILES = 3
-"""Files of no rank that are named."""
+"""At most this many files without a rank are named."""
 
 OF_A_SECTION = (Code.PLACEHOLDERS,)
-"""Problems of a whole section, whose message says more than the section's name."""
+"""Problems of a whole section, whose message is more informative than the section's name."""
 
 MAX_KEY = 1000
-"""Characters of a message that are compared with others."""
+"""Characters of a message that are compared with other messages."""
 
 
 @displayed
@@ -54,12 +54,12 @@ class Cause(NamedTuple):
 
     Attributes:
         code: their code.
-        severity: theirs.
-        text: which they are, in a few words: `rank 2 missing`, `NaN or infinity in layers.17.down`.
-        problems: how many there are.
-        remedy: the way out; "" where none is known.
-        where: the ranks and tensors that they are about; "" where they are about the whole.
-        what: the fact in one line; `R` stands for the rank where only that differs: `no file __R_0.distcp`.
+        severity: their severity.
+        text: a summary in a few words: `rank 2 missing`, `NaN or infinity in layers.17.down`.
+        problems: number of problems.
+        remedy: the user's next step; "" if none is known.
+        where: the ranks and tensors that they are about; "" if they are about the whole checkpoint.
+        what: the fact in one line; `R` stands for the rank if only the rank differs: `no file __R_0.distcp`.
     """
 
     code: str
@@ -73,14 +73,14 @@ class Cause(NamedTuple):
 
 @displayed
 class Consequence(NamedTuple):
-    """What follows from lost files.
+    """Problems that follow from lost files.
 
     Attributes:
-        code: the code of its problems.
+        code: the code of the problems.
         causes: codes of the causes that it follows from.
-        text: how many there are: `126 tensors have gaps`.
-        problems: the same as a number.
-        first: the first of them in full.
+        text: a count in words: `126 tensors have gaps`.
+        problems: the same count.
+        first: the message of the first problem.
     """
 
     code: str
@@ -91,9 +91,9 @@ class Consequence(NamedTuple):
 
 
 def causes_of(problems: Iterable[Problem], severities: Sequence[Severity] = ("error", "warning")) -> tuple[Cause, ...]:
-    """The causes behind problems; consequences of lost files are left out.
+    """Group problems by cause; consequences of lost files are left out.
 
-    Errors come first; within a severity, problems with files come first, then they go by code.
+    Errors come first; within a severity, problems with files come first, then by code.
     """
     return tuple(cause for cause, _ in problems_by_cause(problems, severities))
 
@@ -101,7 +101,7 @@ def causes_of(problems: Iterable[Problem], severities: Sequence[Severity] = ("er
 def problems_by_cause(
     problems: Iterable[Problem], severities: Sequence[Severity] = ("error", "warning")
 ) -> tuple[tuple[Cause, tuple[Problem, ...]], ...]:
-    """The causes of `causes_of`, each with its problems."""
+    """Group problems as `causes_of` does, and return each cause with its problems."""
     kept = _split(problem for problem in problems if problem.severity in severities)[0]
     groups: dict[tuple[Severity, Code, str], list[Problem]] = {}
     for problem in sorted(kept, key=_worst_first):
@@ -110,7 +110,7 @@ def problems_by_cause(
 
 
 def consequences_of(problems: Iterable[Problem]) -> tuple[Consequence, ...]:
-    """Gaps and values that follow from lost files, one record for each of their codes."""
+    """Gaps and lost values that follow from lost files, one record for each code."""
     kept, following = _split(problems)
     causes = tuple(dict.fromkeys(p.code for p in sorted(kept, key=_worst_first) if _loses_a_file(p)))
     groups: dict[Code, list[Problem]] = {}
@@ -129,12 +129,12 @@ def plural_of(count: int, kind: Code) -> str:
 
 
 def without_consequences(problems: Iterable[Problem]) -> list[Problem]:
-    """Drop problems that follow from another: gaps, and values that were in a lost file."""
+    """Drop problems that follow from another: gaps, and values of a lost file."""
     return _split(problems)[0]
 
 
 def _split(problems: Iterable[Problem]) -> tuple[list[Problem], list[Problem]]:
-    """Distinct problems: those that are causes, and those that follow from lost files."""
+    """Split distinct problems into causes and problems that follow from lost files."""
     found = list(dict.fromkeys(problems))
     gone: dict[int | None, set[str | None]] = {}
     for problem in found:
@@ -147,7 +147,7 @@ def _split(problems: Iterable[Problem]) -> tuple[list[Problem], list[Problem]]:
 
 
 def _was_in(tensor: str | None, parts: Collection[str | None]) -> bool:
-    """Whether a tensor was in one of the lost parts; None is a file of all parts."""
+    """Whether a tensor was in a lost part; the part None stands for a file with all parts."""
     return None in parts or any(is_within(tensor or "", part) for part in parts if part is not None)
 
 
@@ -160,11 +160,11 @@ def _worst_first(problem: Problem) -> tuple[int, str]:
 
 
 NUMBERS = re.compile(r"\[[^\]\[]{0,200}\]|\b[0-9a-f]{8,}\b|(?:(?<=\s)-)?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
-"""What differs between problems with one cause: positions, checksums, numbers."""
+"""Text that may differ between problems with one cause: positions, checksums, numbers."""
 
 
 def _alike(problem: Problem) -> str:
-    """The key that problems with one cause share: nothing for lost files and gaps, else the message without numbers."""
+    """The key that problems with one cause share: empty for lost files and gaps, else the message without numbers."""
     return "" if problem.kind.lacks in ("file", "elements") else NUMBERS.sub("#", problem.fact[:MAX_KEY])
 
 
@@ -188,7 +188,7 @@ def where_of(group: Sequence[Problem]) -> str:
 
 
 def _what(group: Sequence[Problem]) -> str:
-    """The message of problems with one cause: the one that they share, or the first."""
+    """The message that problems with one cause share, or the first of their messages."""
     facts = [(p.rank, p.fact) for p in group]
     said = list(dict.fromkeys(text for _, text in facts))
     shared = said[0] if len(said) == 1 else _template([(rank, text) for rank, text in facts if rank is not None])
@@ -202,13 +202,13 @@ SWAPPED = "and the other way round: the two files seem to have changed places"
 
 
 def _swapped(group: Sequence[Problem]) -> bool:
-    """Whether two files have by their content what the other one should have."""
+    """Whether the contents of two files state each other's rank or name."""
     pairs = [(p.found, p.expected) for p in group]
     return len(pairs) == 2 and None not in pairs[0] and pairs[0] == pairs[1][::-1] and pairs[0] != pairs[1]
 
 
 def _template(said: Sequence[tuple[int, str]]) -> str | None:
-    """The text of all ranks with `R` for the rank, if nothing else differs; zeros before it may."""
+    """The ranks' messages with `R` in place of the rank, if nothing else differs; leading zeros may."""
     if not said:
         return None
     last, text = said[-1]
@@ -242,7 +242,7 @@ def _words(kind: Code, group: Sequence[Problem]) -> str:
 
 
 def _lost_files(group: Sequence[Problem]) -> Iterator[str]:
-    """Name the ranks whose files are lost, parts of ranks that had a file each, and how many others there are."""
+    """Name the ranks, and the parts of ranks, whose files are lost, and count further files."""
     whole = {rank for p in group if p.tensor is None for rank in p.all_ranks}
     parts: dict[str, set[int]] = {}
     for problem in group:
@@ -264,32 +264,33 @@ def _lost_files(group: Sequence[Problem]) -> Iterator[str]:
 
 
 Depth = Literal["nothing", "listed", "structure", "bytes"]
-"""How deep the check went: not at all; names and layout, which promise files that are here; every rank's structure;
-every byte, compared with its checksum where there is one."""
+"""How deep the check went: not at all; names and layout, which rely on present files; every rank's structure;
+every byte, compared with its checksum if there is one.
+"""
 
 Level = Literal["good", "doubtful", "bad"]
 
 EXCHANGED = Code.NAMED_AS_ANOTHER_RANK.code
 
 MAX_CAUSES = 4
-"""Causes that a headline names."""
+"""At most this many causes are named in a headline."""
 
 
 @displayed
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a checkpoint is whole, can be recovered and put together, as far as it was checked.
+    """Whether a checkpoint is whole, recoverable and joinable, as far as it was checked.
 
     Attributes:
-        whole: everything that was saved is here and of one save; None where that is not proven.
-        recoverable: every value of the model and the optimizer is here, in a replica of a file that is lost or damaged
-            too; None where not every rank was read.
-        joinable: the pieces that are here can be put together; None where not every rank was read.
+        whole: everything that was saved is present and of one save; None where that is not proven.
+        recoverable: every value of the model and the optimizer is present, if need be as a replica in another
+            file; None if not every rank was read.
+        joinable: the present shards can be put together; None if not every rank was read.
         depth: how deep the check went.
-        extent: what is here, in words: `all 4 rank files are here, all read`.
-        causes: what is wrong or doubtful, the worst first.
-        consequences: what follows from lost files, and is no cause.
-        lost: what only lost or damaged files had, where everything else can be recovered.
+        extent: the files found, in words: `all 4 rank files are here, all read`.
+        causes: the causes of errors and warnings, the worst first.
+        consequences: problems that follow from lost files.
+        lost: values that only lost or damaged files had, if the model and the optimizer are recoverable.
     """
 
     whole: bool | None
@@ -303,15 +304,15 @@ class Verdict:
 
     @property
     def resumable(self) -> bool | None:
-        """False where files have the names of other ranks, so that a resume by rank would load shards of others.
+        """False if files have the names of other ranks, so that a resume by rank would load other ranks' shards.
 
-        None where nothing of the kind was found.
+        None if no such file was found.
         """
         return False if any(cause.code == EXCHANGED and cause.severity == "error" for cause in self.causes) else None
 
     @property
     def level(self) -> Level:
-        """`bad` where something is wrong, `good` where it is proven whole and nothing is doubtful."""
+        """`bad` for an error, `good` if it is proven whole and without a warning."""
         if self.whole is False or any(cause.severity == "error" for cause in self.causes):
             return "bad"
         return "good" if self.whole and self.joinable and not self.causes else "doubtful"
