@@ -1,7 +1,7 @@
-"""Rules: what is wrong with a checkpoint by its structure, whatever its format; `RULES` is the list of them.
+"""Rules: each finds one kind of problem in a checkpoint's structure, whatever its format; `RULES` lists them.
 
-A rule looks at a `Checkpoint` and yields problems; `verdict` follows from these. A format finds only what nobody else
-can know: files, and where tensors lie in them.
+A rule examines a `Checkpoint` and yields problems; `verdict` follows from these. A format finds only what no rule can
+find: problems of its files, and the location of tensors in them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Rule(NamedTuple):
     """A rule on checkpoints.
 
     Attributes:
-        find: yields its problems; the checkpoint has only those that its format found.
-        every_rank: whether it judges nothing before the structure of every rank's file was read.
+        find: yields its problems; the checkpoint has only the problems that its format found.
+        every_rank: whether it needs the structure of every rank's file.
     """
 
     find: Callable[[Checkpoint], Iterable[Problem]]
@@ -54,12 +54,12 @@ def with_problems(ck: Checkpoint) -> Checkpoint:
     found = dict.fromkeys(problem for rule in rules for problem in rule.find(ck) if problem not in known)
     made = replace(ck, problems=worst_first(_without_proven_copies([*ck.problems, *found])))
     made.worked_out.update(ck.worked_out)
-    made.worked_out.pop("verdict", None)  # it follows from the problems
+    made.worked_out.pop("verdict", None)  # it depends on the problems
     return made
 
 
 def _without_proven_copies(problems: Sequence[Problem]) -> Iterator[Problem]:
-    """Drop warnings that a file may be a copy where an error says whose file it is."""
+    """Drop warnings that a file may be a copy if an error names the file's true rank."""
     errors = [p for p in problems if p.kind is Code.STRAY_FILE and p.severity == "error"]
     ranks, names = {p.rank for p in errors} - {None}, {name for p in errors for name in p.files}
     for problem in problems:

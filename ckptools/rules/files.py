@@ -1,7 +1,7 @@
-"""Whose file a file is, decided once for every format: missing, beyond the others, here twice, in another's place.
+"""Decide for every format which rank a file belongs to: missing, stray, duplicate, or swapped with another file.
 
-A format says of each of its files which place its name gives it and which place its content states (`FileClaims`);
-where a claim stands in a file is the format's own. What follows from claims is decided here.
+A format states for each of its files the place that its name gives and the place that its content states
+(`FileClaims`); where a file states such a claim is the format's business. The conclusions are drawn here.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from ckptools.model.problems import Code, Problem, Severity, grouped
 from ckptools.text import few
 
 Place = Mapping[str, int | str]
-"""Where a file belongs, by axis: `{"rank": 3}`, `{"layer": 2, "expert": 7}`."""
+"""The place of a file, by axis: `{"rank": 3}`, `{"layer": 2, "expert": 7}`."""
 
 NOWHERE: Place = MappingProxyType({})
 
 ANOTHER: Place = MappingProxyType({"rank": "another rank"})
-"""The place by the content of a file that shows no more than that it is not the one of its name."""
+"""The place by content of a file whose content only shows that its name is wrong."""
 
 Key = frozenset[tuple[str, int | str]]
 
 
 class FileClaims(NamedTuple):
-    """What the name of a file and its content say of its place.
+    """The place of a file by its name and by its content.
 
     Attributes:
         path: the file.
-        rank: the rank whose file it counts as.
+        rank: the rank under which the file is counted.
         named: its place by its name.
-        inside: its place by its content, as far as that states it; the axes that it does not state are as in the name.
-        by: what in its content says so.
-        verb: what it does with the place by its content.
-        name: what the file is called in messages, if not by its own name.
-        tensor: the part of the tree that it holds.
+        inside: its place by its content, as far as stated; the other axes are as in the name.
+        by: the part of its content that states the place.
+        verb: the verb for that statement in messages.
+        name: the file's name in messages, if not its own name.
+        tensor: the part of the tree in the file.
     """
 
     path: Path
@@ -58,7 +58,7 @@ class FileClaims(NamedTuple):
 
     @property
     def stated(self) -> Key:
-        """Its place by its content, and by its name as far as that says nothing."""
+        """Its place by its content, completed by its name."""
         return frozenset({**self.named, **self.inside}.items())
 
     @property
@@ -78,17 +78,17 @@ def missing(
     ranks: tuple[int, ...] = (),
     contents: str = "",
 ) -> Problem:
-    """The problem of something that is not here.
+    """Make the problem of a missing file or value.
 
     Args:
-        name: of a file or folder, or the names of several; without a `kind`, what else is not here.
-        rank: whose it is.
-        tensor: the part of the tree that it alone holds.
-        kind: `file` or `folder`, or empty for what has no name of its own.
-        more: goes on in the message: what says that it should be here.
+        name: of a file or folder, or the names of several; without a `kind`, a description of the missing thing.
+        rank: the rank of the file.
+        tensor: the part of the tree that only this file has.
+        kind: `file` or `folder`, or empty for a thing without a name.
+        more: the rest of the message: the reason why it should be here.
         severity: of the problem.
-        ranks: the ranks whose values it holds, if there are several.
-        contents: how the message ends, if it says what the file holds.
+        ranks: the ranks whose values it has, if there are several.
+        contents: the last part of the message, if it states the file's content.
     """
     names = (name,) if isinstance(name, str) else tuple(name)
     text = f"no {f'{kind} ' if kind else ''}{few(names)}{more}{contents}"
@@ -99,13 +99,13 @@ def missing(
 def strays(
     names: Sequence[str], why: str, rank: int | None = None, tensor: str | None = None, severity: Severity = "error"
 ) -> Iterator[Problem]:
-    """The problem of files that are not of this save, or hold what others do; none where there are no such files."""
+    """Yield the problem of files that are not of this save, or duplicate others; none for an empty list."""
     if names:
         yield Problem(Code.STRAY_FILE, f"{few(names, 3)}: {why}", rank, tensor, severity, tuple(names))
 
 
 def beyond(rows: Iterable[FileClaims], sizes: Place, by: str = "", severity: Severity = "error") -> Iterator[Problem]:
-    """Files whose place, by their names, is none of this save; `by` says what states the size of each axis."""
+    """Yield files whose names place them outside of this save; `by` says what states the size of each axis."""
     for row in rows:
         for axis, size in sizes.items():
             if int(row.named.get(axis, 0)) >= int(size):
@@ -115,7 +115,7 @@ def beyond(rows: Iterable[FileClaims], sizes: Place, by: str = "", severity: Sev
 
 
 def twice(rows: Iterable[FileClaims]) -> Iterator[Problem]:
-    """Several files of one place, by their content; it is a problem of the one that was overwritten, by its name."""
+    """Yield files whose content states the same place; the problem is about the file that was overwritten."""
     for alike in grouped(rows, lambda row: row.stated).values():
         if len(alike) > 1:
             astray = [row for row in alike if row.astray]
@@ -126,12 +126,12 @@ def twice(rows: Iterable[FileClaims]) -> Iterator[Problem]:
 
 
 def misplaced(rows: Iterable[FileClaims], *, by_content: bool = False, sure: bool = True) -> Iterator[Problem]:
-    """Files whose content states another place than their name: swapped with the file of that place, or copies of it.
+    """Yield files whose content states another place than their name: swapped with the file of that place, or copies.
 
     Args:
         rows: all files that were read.
-        by_content: whether tensors are placed by what the content states; a copy is then found by `twice`.
-        sure: whether the claim is no mere name, which a lone file may have lost when it was renamed.
+        by_content: whether tensors are placed by the file's content; a copy is then found by `twice`.
+        sure: whether the claim is more than a name inside the file, which a rename leaves stale.
     """
     rows = list(rows)
     if len(rows) < 2 and not sure:

@@ -1,4 +1,4 @@
-"""Rules on the state of optimizers, their param groups, and the steps that a checkpoint counts."""
+"""Rules on optimizer state, param groups, and a checkpoint's training steps."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ckptools.training_state.sections import model_of
 from ckptools.training_state.steps import RANKS_DIFFER, contradiction
 
 ELEMENTWISE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "exp_inf", "square_avg", "acc_delta")
-"""Slots that have one number for each number of the parameter, in every optimizer that uses the name."""
+"""State tensors that have the parameter's shape, in every optimizer that uses the name."""
 
 
 def optimizer_problems(ck: Checkpoint) -> Iterator[Problem]:
-    """Find parameters without state or in two groups, state of other shapes, and state without a sure name.
+    """Find parameters without state or in two groups, state of other shapes, and state without a certain name.
 
-    Where a file is lost, or ranks list other parameters, missing state proves nothing.
+    If a file is lost, or ranks list different parameters, missing state proves nothing.
     """
     lost = any(p.severity == "error" and p.kind.lacks in ("file", "part") for p in ck.problems)
     unlike = any(p.kind is Code.COPIES_DIFFER and p.tensor and ".param_groups." in p.tensor for p in ck.problems)
@@ -42,7 +42,7 @@ def optimizer_problems(ck: Checkpoint) -> Iterator[Problem]:
 
 
 def step_problems(ck: Checkpoint) -> Iterator[Problem]:
-    """Find contradicting steps: of the name and a counter, or of two ranks."""
+    """Find contradicting steps: between the name and a counter, or between two ranks."""
     if RANKS_DIFFER in ck.step.sources:
         if not any(p.kind is Code.MIXED_SAVES for p in ck.problems):
             yield Problem(Code.STEPS_DISAGREE, contradiction(ck.step))
@@ -54,12 +54,12 @@ STATEFUL = ("betas", "beta1", "beta2", "rho", "etas", "lambd", "history_size", "
 """Hyperparameters of optimizers that keep state for each parameter from their first step on.
 
 Sources: torch/optim: adam.py, adadelta.py, rprop.py, asgd.py, lbfgs.py, adagrad.py, _adafactor.py;
-transformers/optimization.py (`Adafactor`). SGD and RMSprop have others.
+transformers/optimization.py (`Adafactor`). SGD and RMSprop have other hyperparameters.
 """
 
 
 def _keeps_state(group: ParamGroup) -> bool:
-    """Whether an optimizer with such hyperparameters keeps state: SGD without momentum does not."""
+    """Whether an optimizer with these hyperparameters keeps state: SGD without momentum does not."""
     if any(name in group for name in STATEFUL) or ("alpha" in group and "centered" in group):
         return True
     momentum = scalar(group.get("momentum"))
@@ -76,7 +76,7 @@ def _grouped(ck: Checkpoint, optimizer: Optimizer) -> Iterator[Problem]:
     for fqn in twice:
         parameter = model.get(fqn)
         if isinstance(parameter, Tensor) and not parameter.numel:
-            continue  # DeepSpeed's groups are found by runs of elements, and it has none
+            continue  # DeepSpeed's groups are found by runs of elements, and an empty parameter has none
         yield Problem(Code.PARAM_GROUPS, "is in two param groups", None, fqn)
     for fqn in sorted(keys - set(groups)):
         yield Problem(Code.PARAM_GROUPS, "has optimizer state and is in no param group", None, fqn)
@@ -87,7 +87,7 @@ def _grouped(ck: Checkpoint, optimizer: Optimizer) -> Iterator[Problem]:
 
 
 def is_lbfgs(state: Mapping[Any, Any]) -> bool:
-    """Whether a state is of LBFGS, which keeps all of it under its first parameter.
+    """Whether the state is of LBFGS, which keeps all of its state under its first parameter.
 
     Source: torch/optim/lbfgs.py, `step`: `state = self.state[self._params[0]]`.
     """
@@ -112,7 +112,7 @@ def _shaped(ck: Checkpoint, optimizer: Optimizer) -> Iterator[Problem]:
 
 
 def _is_projected(moment: Tensor, parameter: Tensor, rank: Any) -> bool:
-    """Whether a moment is of the gradient's projection to the `rank` of its param group, as GaLore and APOLLO keep it.
+    """Whether a moment has the shape of a gradient projected to the group's `rank`, as GaLore and APOLLO keep it.
 
     Source: galore_torch/adamw.py, galore_projector.py (`project`): one dimension of the gradient becomes the rank, or
     both (`proj_type="full"`).

@@ -1,9 +1,9 @@
-"""Hold a model against what its own names count, and against what `config.json` beside it states: what is lost is said.
+"""Find missing layers and weights by the numbers in the model's names and by the `config.json` beside it.
 
-The numbers in names are evidence by themselves (see `modules`); a config makes it proof. A config may be of
-another model, or older than the weights, so it is believed only where its hidden size is one of the model's. It never
-says what must not be there: a vocabulary may be padded, an output layer stored although it is tied, a layer for several
-tokens lie beyond the last (`num_nextn_predict_layers`), a model have an encoder or a part alone, layers be shared.
+Numbers in names are evidence by themselves (see `modules`); a config makes it proof. A config may be of another model,
+or older than the weights, so it is believed only where its hidden size is a size of the model. It never forbids a
+tensor: a vocabulary may be padded, an output layer stored although it is tied, a layer for several tokens lie beyond
+the last (`num_nextn_predict_layers`), a model have an encoder or a part alone, layers be shared.
 
 Source of keys: transformers/models/*/configuration_*.py of 5.23 (`attribute_map` has the names of older models).
 """
@@ -29,12 +29,12 @@ LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth")
 ENCODER = ("encoder_layers", "num_encoder_layers")
 DECODER = ("decoder_layers", "num_decoder_layers")
 MORE_LAYERS = ("num_nextn_predict_layers", "mtp_num_layers", "num_mtp_layers", "mtp_num_hidden_layers")
-"""Layers beyond the last that predict further tokens: DeepSeek, GLM, Qwen3-Next."""
+"""Config keys that count layers beyond the last, which predict further tokens: DeepSeek, GLM, Qwen3-Next."""
 HIDDEN = ("hidden_size", "n_embd", "d_model", "dim", "hidden_dim", "embed_dim", "n_embed")
 VOCABULARY = ("vocab_size", "n_vocab")
 EXPERTS = ("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts")
 BY_DESIGN = ("block_configs", "num_hidden_groups", "num_kv_shared_layers", "depths")
-"""Keys of configs whose layers are shared, left out or unlike by design: DeciLM, ALBERT, Gemma 3n, Swin."""
+"""Config keys of models whose layers are shared, left out or different by design: DeciLM, ALBERT, Gemma 3n, Swin."""
 
 CONTAINERS = ("layers", "layer", "h", "blocks", "block")
 """Names of modules that hold the layers of a transformer."""
@@ -48,17 +48,17 @@ ALIKE = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "gpt2"
 """Model types whose layers all have the same names. Source: transformers/models/*/modeling_*.py."""
 
 OF_ADAPTERS = "base_model.model."
-"""PEFT's prefix; which layers an adapter has is up to its user, who may have listed them."""
+"""PEFT's prefix; the user of an adapter may choose the layers that have one."""
 
 LISTED = "layers_to_transform"
 NUMBERED = re.compile(r"(?:^|\.)\d+(?:\.|$)")
-"""A name of a target that has the number of a layer in it."""
+"""Matches a target module's name that contains the number of a layer."""
 
 
 def model_problems(ck: Checkpoint) -> Iterator[Problem]:
-    """Find layers, parts of layers, experts and tables that names or the config count, and that are not here."""
+    """Find missing layers, parts of layers, experts, embeddings and output layers that names or the config count."""
     if any(p.kind in (Code.ONE_OF_SEVERAL, Code.PLACEHOLDERS) for p in ck.problems):
-        return  # a part of a model counts what lies elsewhere
+        return  # the model is a part whose config counts the whole
     lost = any(p.severity == "error" and p.kind.lacks in ("file", "part") for p in ck.problems)
     named = {p.tensor for p in ck.problems if p.kind is Code.MODEL_PART_MISSING and p.tensor}
     for section in sections_of_kind(ck, "model"):
@@ -73,18 +73,18 @@ def model_problems(ck: Checkpoint) -> Iterator[Problem]:
 
 
 class Scope(NamedTuple):
-    """A part of a config, and the key that it lies under; "" for the outermost."""
+    """A part of a config, and the key under which it lies; "" for the outermost."""
 
     key: str
     values: Mapping[str, Any]
 
     def number(self, keys: Collection[str]) -> int | None:
-        """The first positive number under one of some keys."""
+        """The first positive number under one of the keys."""
         return next((v for k in keys if type(v := self.values.get(k)) is int and v > 0), None)
 
 
 def scopes_of(config: Mapping[str, Any]) -> list[Scope]:
-    """A config and the configs inside of it: `text_config`, `vision_config`, and `encoder` and `decoder` of pairs."""
+    """A config and its nested configs: `text_config`, `vision_config`, and `encoder` and `decoder` of pairs."""
     inside = [Scope(k, v) for k, v in config.items() if _is_config(k, v)]
     return [*inside, Scope("", config)]
 
@@ -101,11 +101,11 @@ WORDS = {
     "text": ("text", "language", "llm", "lm"),
     "llm": ("text", "language", "llm", "lm"),
 }
-"""Words in the names of modules that a scope of a config describes."""
+"""Words in the names of modules that a nested config describes."""
 
 
 class _Model:
-    """A model: its tensors by name, the config, and what is known to be lost already."""
+    """A model: its tensors by name, its config, and whether files of it are already reported lost."""
 
     def __init__(
         self,
@@ -135,7 +135,8 @@ class _Model:
         yield from self._tables()
 
     def problems_of_adapter(self, stated: Mapping[str, Any]) -> Iterator[Problem]:
-        """Layers of an adapter that its config lists, or, where nothing chooses layers, whose numbers leave holes.
+        """Find layers that an adapter's config lists and that are missing, or, without such a list, gaps in their
+        numbers.
 
         Source: peft/utils/other.py and tuners/tuners_utils.py (`check_target_module_exists`).
         """
@@ -157,7 +158,7 @@ class _Model:
     # -- layers
 
     def _main_stacks(self) -> list[tuple[Scope, Stack]]:
-        """The stack with most layers for each part of the config that counts layers."""
+        """For each config that counts layers, the stack of modules with the most layers."""
         found: dict[tuple[str, str], tuple[Scope, Stack]] = {}
         for stack in self.stacks:
             if stack.name.rpartition(".")[2] not in CONTAINERS:
@@ -182,7 +183,7 @@ class _Model:
         return "encoder" if "encoder" in words else "decoder" if "decoder" in words else ""
 
     def _counted(self, scope: Scope, stack: Stack) -> Iterator[Problem]:
-        """Compare the layers of a stack with how many the config states."""
+        """Compare a stack's layers with the number in the config."""
         side = self._side(stack)
         keys = ENCODER if side == "encoder" else DECODER if side == "decoder" else ()
         count, here = scope.number((*keys, *LAYERS)), stack.layers.keys()
@@ -203,7 +204,7 @@ class _Model:
             yield Problem(Code.METADATA_CONTRADICTS, text, None, self.at + stack.name, "warning")
 
     def _states(self, count: int) -> bool:
-        """Whether a config has so many layers of any kind: a model of several parts has a key for each."""
+        """Whether a config states this number of layers of any kind: a model of several parts has a key for each."""
         values = ((k, v) for scope in self.scopes for k, v in scope.values.items())
         return any(type(v) is int and v == count and re.search("layer|depth|block", k) for k, v in values)
 
@@ -217,7 +218,7 @@ class _Model:
         return 4 * sum(hidden in shape for shape in shapes) >= len(shapes)
 
     def _is_more_than_a_part(self, count: int, here: Collection[int]) -> bool:
-        """Whether this is a model, and not what was trained of one: with its embedding, or most layers."""
+        """Whether this is a whole model, with its embedding or most layers, not an extract such as an adapter."""
         return any(map(EMBEDDING.search, self.tensors)) or 2 * len(here) > count
 
     def _absent(self, stack: Stack, absent: list[int], why: str, proven: bool) -> Iterator[Problem]:
@@ -245,7 +246,7 @@ class _Model:
             if one.absent and not any(f"{one.name}." in name for name in self.named):
                 proven = self.lost or one.rows in whole | stated or one.absent[0] < max(one.here)
                 if one.stacked and one.rows not in whole:
-                    continue  # a router may have rows for what is no expert
+                    continue  # a router may have rows for entries that are not experts
                 text = f"{plural(len(one.here), 'expert')} here, and the router has {one.rows} rows: no expert "
                 yield self._problem("error" if proven else "warning", text + first_few(one.absent, 6), one.name)
 
@@ -271,7 +272,7 @@ class _Model:
         yield from self._heads(scope, tables, embeddings, rows)
 
     def _heads(self, scope: Scope, tables: Mapping[str, Tensor], embeddings: list[str], rows: int) -> Iterator[Problem]:
-        """An embedding or an output layer that a model for causal language modelling needs, and that is not here."""
+        """Find a missing embedding or output layer of a causal language model."""
         architectures = self.config.get("architectures")
         causal = isinstance(architectures, list) and any(
             isinstance(a, str) and CAUSAL.fullmatch(a) for a in architectures
@@ -290,7 +291,7 @@ class _Model:
 
 
 def _chooses_layers(targets: Any) -> bool:
-    """Whether the targets of an adapter are some layers by number: names, or a pattern of them."""
+    """Whether an adapter's targets select layers by number: in names, or in a pattern."""
     if isinstance(targets, str):
         return re.search(r"\d", targets) is not None
     return isinstance(targets, list) and any(isinstance(name, str) and NUMBERED.search(name) for name in targets)
@@ -298,13 +299,13 @@ def _chooses_layers(targets: Any) -> bool:
 
 MAX_LAYERS = 1 << 12
 MAX_NAMED = 64
-"""Absent layers that get a problem each."""
+"""At most this many absent layers get a problem each."""
 
 
-# -- the shapes of tensors that a `config.json` states: those of the vocabulary, and of the layers of well-known models
-# A config is believed only where its hidden size is the second one of a quarter of the matrices, which no rank's loss
-# changes where FSDP cuts the first. A vocabulary may be padded, so a stated size is the least that a tensor has. Sizes
-# that a config leaves to a default are not stated, except a `head_dim` that the code of a model works out.
+# -- tensor shapes that a `config.json` states: of the vocabulary, and of the layers of well-known models --------------
+# A config is believed only where its hidden size is the second size of a quarter of the matrices, which FSDP leaves
+# unchanged when it cuts the first. A vocabulary may be padded, so a stated size is a lower bound. Sizes that a config
+# leaves to a default are not stated, except a `head_dim` that the code of a model works out.
 #
 # Source: transformers/models/*/modeling_*.py and configuration_*.py of 5.23.
 
@@ -312,10 +313,10 @@ MAX_NAMED = 64
 HEADS = ("lm_head.weight", "embed_out.weight")
 MAX_SIZE = 1 << 32
 MAX_WORDS = 5
-"""Words at the end of a name that say which tensor it is."""
+"""At most this many words at the end of a name identify a tensor."""
 
 Sizes = tuple[str, ...]
-"""The name of each size of a tensor, which `_numbers` gives a number."""
+"""The name of each size of a tensor; `_numbers` gives its value."""
 
 H = "hidden"
 LLAMA: Mapping[str, Sizes] = {
@@ -373,16 +374,16 @@ LAYERS_OF: Mapping[str, Mapping[str, Sizes]] = {
     "gpt2": GPT2,
     "gpt_neox": GPT_NEOX,
 }
-"""The tensors of models by the ends of their names; layers of other models may differ from each other by design."""
+"""The tensors of models by the ends of their names; layers of other models may differ by design."""
 
 EVEN_HEADS = ("llama", "mistral", "qwen2", "phi3")
-"""Model types whose heads share the hidden size where no `head_dim` is stated."""
+"""Model types whose `head_dim` is the hidden size divided by the number of heads, unless stated."""
 
 
 def stated_shapes(shapes: Mapping[str, Ints], config: ModelConfig) -> dict[str, Ints]:
-    """The least shape that a config states of each tensor, 0 where it does not state a size, by name.
+    """The minimal shape of each tensor that a config states, by name; 0 for a size that it does not state.
 
-    `shapes` are those that the tensors seem to have.
+    `shapes` are the shapes that the tensors seem to have.
     """
     scopes = scopes_of(config.content)
     scope = next((s for s in scopes if s.number(VOCABULARY)), None)
@@ -408,7 +409,7 @@ def stated_shapes(shapes: Mapping[str, Ints], config: ModelConfig) -> dict[str, 
 
 
 def _numbers(scope: Scope) -> dict[str, int]:
-    """The number for each name of a size that a config states."""
+    """The value of each size name that a config states."""
     hidden, heads = scope.number(HIDDEN), scope.number(("num_attention_heads",))
     each = scope.number(("head_dim",))
     if each is None and hidden and heads and scope.values.get("model_type") in EVEN_HEADS:

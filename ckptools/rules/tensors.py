@@ -1,4 +1,4 @@
-"""Rules on tensors: gaps, overlaps, pieces that cannot be joined, copies that differ, placeholders."""
+"""Rules on tensors: gaps, overlaps, shards that cannot be joined, copies that differ, placeholders."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ckptools.training_state.rank_values import Shared
 from ckptools.training_state.sections import sections_of, sections_of_kind, tensors_of
 
 OF_TENSORS = (Code.TENSOR_GAP, Code.TENSOR_OVERLAP, Code.TENSOR_NOT_JOINED, Code.LAYOUT_DISAGREES, Code.COPIES_DIFFER)
-"""Kinds of problems that already report a tensor."""
+"""Kinds of problems after which a tensor is not reported again."""
 
 
 def cover_problems(ck: Checkpoint) -> Iterator[Problem]:
-    """Tensors with gaps or overlaps: a line for each section and kind, as there may be thousands.
+    """Find tensors with gaps or overlaps: one problem for each section and kind, as there may be thousands.
 
     A gap in a lost file follows from that loss, which has its own problem.
     """
@@ -49,7 +49,7 @@ def cover_problems(ck: Checkpoint) -> Iterator[Problem]:
 
 
 def unjoined_problems(ck: Checkpoint) -> Iterator[Problem]:
-    """One warning for each reason why tensors cannot be put together."""
+    """Yield one warning for each reason why tensors cannot be put together."""
     messages = [p.message for p in ck.problems if p.kind is Code.TENSOR_NOT_JOINED]
     reasons: dict[str, list[str]] = {}
     for path, tensor in tensors_of(sections_of(ck)):
@@ -61,13 +61,13 @@ def unjoined_problems(ck: Checkpoint) -> Iterator[Problem]:
         yield Problem(Code.TENSOR_NOT_JOINED, f"{few(names, 1)}: {why}")
 
 
-# -- copies of one tensor, by the checksums that files state of their own ----------------------------------------------
+# -- copies of a tensor, by the checksums that files state of their own entries ----------------------------------------
 
 
 def copy_problems(ck: Checkpoint) -> Iterator[Problem]:
-    """Tensors that ranks should share, and whose copies differ by the CRC-32 that each file states of its own."""
+    """Find tensors that ranks should share but whose copies have different CRC-32s in their files."""
     if any(p.kind is Code.ONE_OF_SEVERAL for p in ck.problems):
-        return  # files that are slices of tensors look like copies that differ
+        return  # there, slices of tensors look like copies that differ
     shared = Shared(sections_of(ck))
     for section in sections_of(ck):
         found = [p for path, tensor in tensors_of([section]) if shared.holds(path) for p in _of_tensor(path, tensor)]
@@ -97,17 +97,18 @@ def _in_hex(crc: int) -> str:
 
 
 def _stated(shard: Shard) -> int:
-    """The CRC-32 of a shard that is all of its record; 0 where none is stated of it alone."""
+    """The CRC-32 of a shard that fills its whole zip entry; 0 if it does not, or states none."""
     source = shard.source
     if source is None or shard.encoded is not None or not source.contiguous:
         return 0
     return source.crc if source.record_span[1] == shard.box.numel * ITEMSIZE[source.dtype] else 0
 
 
-# -- placeholders that DeepSpeed's ZeRO-3 leaves in a module: parameters without elements, in place of those that it cut
+# -- placeholders that DeepSpeed's ZeRO-3 leaves in a module: parameters without elements, in place of the sharded ones
+# --
 # Under ZeRO-3 `model.state_dict()` has the shape [0] for every parameter that is spread over the ranks, unless the
 # parameters were gathered first. Small parameters (`stage3_param_persistence_threshold`) and buffers are whole on every
-# rank. Who saves the state dict of one rank (torch.save, `save_pretrained`, PEFT) so saves names without values.
+# rank. Saving the state dict of one rank (torch.save, `save_pretrained`, PEFT) therefore saves names without values.
 #
 # A parameter may have no elements by design, so the pattern must prove placeholders: most tensors of the model are
 # empty; or the weight of a module is, and its bias is not; or weights are, and no matrix is left; or an optimizer has
@@ -116,13 +117,13 @@ def _stated(shard: Shard) -> int:
 
 EMPTY = (0,)
 PLACEHOLDER = "a ZeRO-3 placeholder without elements"
-"""The note of such a tensor."""
+"""The note of a placeholder tensor."""
 
 WHERE = "whose values are in the ranks' *_optim_states.pt and *_model_states.pt"
 
 
 def with_placeholders(ck: Checkpoint) -> Checkpoint:
-    """The checkpoint with a note on each placeholder, and a problem for each model that has some."""
+    """Add a note to each placeholder, and a problem to each model that has placeholders."""
     problems, noted = list[Problem](), dict[KeyPath, Tensor]()
     for section in sections_of_kind(ck, "model"):
         tensors = {
@@ -155,7 +156,7 @@ def _are_placeholders(ck: Checkpoint, tensors: Mapping[str, Tensor], empty: Iter
 
 
 def _has_a_bias(tensors: Mapping[str, Tensor], weight: str) -> bool:
-    """Whether a module has a bias with elements, and nothing beside it that may hold the weight in another form."""
+    """Whether a module has a bias with elements, and no other tensor that may be the weight in another form."""
     module = weight.removesuffix("weight")
     bias = tensors.get(f"{module}bias")
     return bias is not None and bias.numel > 0 and sum(name.startswith(module) for name in tensors) == 2

@@ -1,6 +1,6 @@
-"""The one place where a checkpoint is judged: every command and the Python API show what is found here.
+"""Judge a checkpoint: the one place from which every command and the Python API take the verdict.
 
-The verdict follows from problems. Those of optimizer state, steps and stated copies are found here too.
+The verdict follows from the checkpoint's problems.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ckptools.training_state.sections import sections_of, tensors_of
 def verdict_of(ck: Checkpoint, problems: Iterable[Problem] | None = None, depth: Depth | None = None) -> Verdict:
     """The verdict on a checkpoint.
 
-    By default it follows from what opening it found, and is as deep as opening it goes.
+    By default it follows from the problems found on opening, and its depth is that of opening.
     """
     opened: Depth = "structure" if ck.structure_read else "listed"
     if problems is None and depth is None:
@@ -59,26 +59,26 @@ def _has_gaps(ck: Checkpoint) -> bool:
 
 
 def _without(tensor: Tensor, cut: set[Path]) -> Tensor:
-    """The tensor without what lies in files that are damaged elsewhere: they may be others than were saved."""
+    """The tensor without shards from damaged files, whose values may differ from the saved ones."""
     kept = tuple(s for s in tensor.shards if not any(source.path in cut for source in s.sources))
     return tensor if len(kept) == len(tensor.shards) else replace(tensor, shards=kept)
 
 
 def is_placed(ck: Checkpoint, tensor: Tensor) -> bool:
-    """Whether it is known where every shard of a tensor lies that a rank has whose file is here."""
+    """Whether every shard of a tensor on ranks whose files are present has a known location."""
     return ck.all_ranks or all(shard.was_read or shard.rank not in ck.ranks for shard in tensor.shards)
 
 
 def perhaps_more(problems: Iterable[Problem]) -> bool:
-    """Whether files that are not here may hold more of a checkpoint."""
+    """Whether missing files may hold more of a checkpoint."""
     return any(p.severity == "warning" and p.kind.lacks == "part" for p in problems)
 
 
 def stands_in_the_way(ck: Checkpoint, problem: Problem) -> bool:
     """Whether a problem alone keeps a checkpoint from being put together, whatever its tensors are like.
 
-    A rank's file does not where something states what was in it: the gaps that it leaves do, and where replicas fill
-    them there are none. What a rank had for itself, such as random states, is lost with it and named.
+    A rank's lost file does not, if other files state its content: gaps in tensors do, and replicas may fill them. A
+    rank's own values, such as random states, are lost with its file and are named.
     """
     kind = problem.kind
     if problem.severity != "error" or not kind.spoils or problem.replicated:
@@ -90,14 +90,14 @@ def stands_in_the_way(ck: Checkpoint, problem: Problem) -> bool:
     if kind.lacks == "file":
         return True
     if problem.tensor is None:
-        return kind is not Code.BAD_CHECKSUM  # of a part of the archive that holds nothing of ours
+        return kind is not Code.BAD_CHECKSUM  # of an entry of the archive that ckptools does not read
     return not (kind.lacks == "value" and is_of_one_rank(ck, problem.tensor))
 
 
 def _is_stated(ck: Checkpoint, rank: int) -> bool:
-    """Whether what a rank's lost file held is known: tensors list its pieces, or all tensors are every rank's.
+    """Whether the content of a rank's lost file is known: tensors list its shards, or every rank has all tensors.
 
-    Of a part of which no rank's file is here, such as all optimizers, nothing is.
+    Nothing is known of a part, such as all optimizers, if no rank's file of it is present.
     """
     known = ck.worked_out.setdefault("stated ranks", {})
     parts = {f.part for f in ck.files if f.is_here}
@@ -112,15 +112,15 @@ def _is_stated(ck: Checkpoint, rank: int) -> bool:
 
 
 def _is_of_all(ck: Checkpoint, tensor: Tensor) -> bool:
-    """Whether a tensor is cut over all ranks, of which some may hold none of it."""
+    """Whether a tensor is cut over all ranks, some of which may hold none of it."""
     ranks = prod(tensor.mesh) if tensor.mesh else tensor.world_size
     return tensor.sharded and ranks == ck.world_size.value
 
 
 def _others_have(ck: Checkpoint, problem: Problem) -> bool:
-    """Whether nothing of a part is lost with a rank's file but what is the rank's own: other ranks have the rest.
+    """Whether other ranks have everything of a lost rank file's part but the rank's own values.
 
-    A part that is kept by rank holds a value for each of them, and no rank has another's.
+    A part that is kept by rank has one value for each rank, and no rank has another's.
     """
     part = problem.tensor or ""
     kept = ck.tree.get(part) if isinstance(ck.tree, Mapping) else None
@@ -130,7 +130,7 @@ def _others_have(ck: Checkpoint, problem: Problem) -> bool:
 
 
 def is_of_one_rank(ck: Checkpoint, name: str) -> bool:
-    """Whether a name lies in a part that is each rank's own: random states, a position in the data."""
+    """Whether a name lies in a part that each rank has for itself: random states, a position in the data."""
     return any(is_within(name, own) for own in _own_names(ck))
 
 
@@ -139,7 +139,7 @@ def _own_names(ck: Checkpoint) -> list[str]:
 
 
 def lost_with_files(ck: Checkpoint, problems: Iterable[Problem]) -> tuple[str, ...]:
-    """Name what was only in lost files of ranks: `what rank 2 had for itself: rng`."""
+    """Name the values that only lost rank files had: `what rank 2 had for itself: rng`."""
     wrong = list(problems)
     lost = [p for p in wrong if p.kind.lacks == "file" and p.rank is not None]
     ranks = {p.rank for p in lost if p.rank is not None}
@@ -154,13 +154,13 @@ def lost_with_files(ck: Checkpoint, problems: Iterable[Problem]) -> tuple[str, .
 
 
 def may_concern(problem: Problem, path: KeyPath) -> bool:
-    """Whether what is at a key path may have been in the part of the tree that a problem is about."""
+    """Whether the value at a key path may have been in the part of the tree that a problem is about."""
     name, part = fqn_of(path), problem.tensor
     return part is None or is_within(name, part) or is_within(part, name)
 
 
 def is_alone(ck: Checkpoint) -> bool:
-    """Whether one rank's file was opened by name and no other rank's is beside it: nothing is wrong with that file."""
+    """Whether one rank's file was opened by name and no other rank's is beside it, so that nothing is wrong with it."""
     here = [f for f in ck.files if f.is_here]
     damaged = any(f.status in ("cut", "bad") for f in ck.files)
     others = any(f.status == "missing" for f in ck.files)
