@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-# First: whoever imports one of these later would put it where the function of its name belongs.
+# First: importing one of these modules later would set an attribute that hides the function of the same name.
 import ckptools.consolidate
 import ckptools.diff
 import ckptools.doctor
@@ -72,7 +72,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is public when it is first asked for: a command needs little of it, and starts in half the time."""
+    """Import a public name on first use: a command needs few of them, and starts in half the time."""
     if name not in __all__:
         raise AttributeError(f"module 'ckptools' has no attribute {name!r}")
     from ckptools import api

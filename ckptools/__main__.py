@@ -9,13 +9,13 @@ def main() -> None:
     """Run the command line and exit with its code."""
     import gc
 
-    # A short command makes many small objects and no cycles; looking for cycles so often costs it some percent.
+    # A short command makes many small objects and no cycles; the collector's frequent runs cost it some percent.
     gc.set_threshold(1_000_000)
     try:
         from ckptools.cli import run
 
         run()
-    except KeyboardInterrupt:  # before the command began, which says it itself
+    except KeyboardInterrupt:  # before the command began, which has its own message
         sys.stderr.write("interrupted; nothing was left behind\n")
         raise SystemExit(130) from None
 

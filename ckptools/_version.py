@@ -1,3 +1,3 @@
-"""The version of ckptools, which is in its JSON."""
+"""The version of ckptools, as in its JSON."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""Types of elements that torch saves, by name: sizes, spellings elsewhere, bits of NaN and infinity. No torch.
+"""Torch's dtypes by name: sizes, other spellings, bits of NaN and infinity. Does not import torch.
 
 Sources: torch/storage.py (`_new_dtypes`, `_dtype_to_storage_type_map`) for the legacy storage classes;
 the safetensors format description for its spellings.
@@ -52,23 +52,23 @@ ITEMSIZE = {name: dtype.itemsize for name, dtype in _DTYPES.items()}
 QUANTIZED = frozenset({"qint8", "quint8", "qint32", "quint4x2", "quint2x4"})
 
 NO_NUMBERS = QUANTIZED | {"float4_e2m1fn_x2"}
-"""Dtypes whose bytes alone are no numbers: several to a byte, or with a scale elsewhere."""
+"""Dtypes whose bytes alone are not numbers: several elements share a byte, or a scale is stored elsewhere."""
 
 LEGACY_STORAGE = {name: dtype.storage for name, dtype in _DTYPES.items() if dtype.storage}
-"""Storage class that torch.save names for a dtype. A dtype that is absent is saved untyped (`_rebuild_tensor_v3`)."""
+"""The storage class that torch.save writes for a dtype. A dtype without one is saved untyped (`_rebuild_tensor_v3`)."""
 
 STORAGE_CLASS = {storage: name for name, storage in LEGACY_STORAGE.items()} | {"UntypedStorage": "uint8"}
-"""dtype of each storage class that a persistent id may name; an untyped storage counts bytes."""
+"""The dtype of each storage class in a persistent id; an untyped storage counts bytes."""
 
 SAFETENSORS = {name: dtype.safetensors for name, dtype in _DTYPES.items() if dtype.safetensors}
-"""Spelling in a safetensors header; a dtype that is absent cannot be stored there."""
+"""The name in a safetensors header; a dtype without one cannot be stored there."""
 
 SHORT = {name: dtype.short for name, dtype in _DTYPES.items() if dtype.short}
-"""What people say; used in tables. A dtype that is absent keeps its own name."""
+"""Short names for tables; a dtype without one keeps its own name."""
 
 
 def is_floating(dtype: str) -> bool:
-    """Whether `--dtype` applies: real floating point, so neither integers, bools, complex nor quantized."""
+    """Whether `--dtype` applies: real floating point, not integer, bool, complex or quantized."""
     return dtype.startswith(("float", "bfloat"))
 
 
@@ -82,15 +82,15 @@ NAN_BITS = {
     "float8_e4m3fn": 0x7F, "float8_e5m2": 0x7F, "float8_e4m3fnuz": 0x80, "float8_e5m2fnuz": 0x80,
     "float8_e8m0fnu": 0xFF,
 }  # fmt: skip
-"""The bits of a quiet NaN, by torch's name of the dtype."""
+"""The bits of a quiet NaN, by torch's dtype name."""
 
 
 def can_be_nan(dtype: str) -> bool:
-    """Whether a dtype has a NaN that ckptools can write."""
+    """Whether ckptools can write a NaN of a dtype."""
     return dtype in NAN_BITS
 
 
-# -- NaN and infinity, by the bits of the elements: fast enough to look while bytes pass by ----------------------------
+# -- NaN and infinity, by the bits of the elements: fast enough to check while bytes stream by -------------------------
 
 
 EXPONENTS = {
@@ -98,7 +98,7 @@ EXPONENTS = {
     "float8_e5m2": 0x7C, "float8_e4m3fn": 0x7F, "complex32": 0x7C00, "complex64": 0x7F80_0000,
     "complex128": 0x7FF0_0000_0000_0000,
 }  # fmt: skip
-"""Bits that are all set in NaN and infinity, and in nothing else."""
+"""The exponent bits, which are all set in NaN and infinity only."""
 
 NAN_CODES = {"float8_e4m3fnuz": 0x80, "float8_e5m2fnuz": 0x80, "float8_e8m0fnu": 0xFF}
 """8-bit formats that have one NaN and no infinity."""
@@ -107,12 +107,12 @@ WIDTHS = {"float64": 8, "complex128": 8, "float32": 4, "complex64": 4, "complex3
 
 
 def scannable(dtype: str) -> bool:
-    """Whether elements of a dtype may be NaN or infinite, and we know the bits of such."""
+    """Whether elements of a dtype can be NaN or infinite, with bits that `nonfinite_mask` recognises."""
     return dtype in EXPONENTS or dtype in NAN_CODES
 
 
 def nonfinite_mask(data: Any, dtype: str) -> Any:
-    """Which elements of raw bytes are NaN or infinite, as a flat boolean array; complex numbers count as two."""
+    """Mark the elements of raw bytes that are NaN or infinite: a flat boolean array; complex numbers count as two."""
     import numpy as np
 
     raw = np.frombuffer(data, f"<u{WIDTHS.get(dtype, 1)}")
@@ -123,7 +123,7 @@ def nonfinite_mask(data: Any, dtype: str) -> Any:
 
 
 def has_nonfinite(data: Any, dtype: str) -> bool:
-    """Whether an element of raw bytes is NaN or infinite; bytes behind the last whole element are not looked at.
+    """Whether an element of raw bytes is NaN or infinite; bytes behind the last whole element are ignored.
 
     Takes less time than the CRC-32 of the bytes.
     """

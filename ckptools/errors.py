@@ -1,11 +1,11 @@
 """Every error that ckptools raises on purpose.
 
 CkptoolsError               exit code
-  ReadError                 3   a file cannot be read as what it claims to be
-    UnknownFormatError      3   no format recognises the path
-    UnsafePathError         3   a name or link leads out of the checkpoint, or is no regular file
-    DamagedError            4   a record is not what its checksum says
-  UsageError                2   the caller asks for something that does not fit together
+  ReadError                 3   a file cannot be read in the claimed format
+    UnknownFormatError      3   no format detects the path
+    UnsafePathError         3   a name or link leads out of the checkpoint, or to something other than a regular file
+    DamagedError            4   the bytes of a zip entry do not match its checksum
+  UsageError                2   the arguments contradict each other
     SeveralError            2   a folder holds several checkpoints
   RefusedError              4   ckptools could go on, but the result would be wrong, unsafe or in the way
     NotWholeError           4   parts are missing, overlap or disagree; `.problems` lists them all
@@ -31,18 +31,18 @@ from ckptools.text import few
 
 
 def original_of(path: Path) -> Path:
-    """The file that a temporary one was made from, which its path names as `original`; any other file itself."""
+    """The file from which a temporary one was made (its path's `original`); any other path itself."""
     original: Path = getattr(path, "original", path)
     return original
 
 
 class CkptoolsError(Exception):
-    """Root of the tree.
+    """The base class of ckptools' errors.
 
     Attributes:
-        path: the file or folder that it is about, if there is one; of a temporary file the one that it was made from.
+        path: the file or folder that it is about, if any; for a temporary file, the file from which it was made.
         reason: the message without the path.
-        exit_code: what the command line returns for it.
+        exit_code: the exit code of the command line.
     """
 
     exit_code = 3
@@ -58,20 +58,21 @@ class CkptoolsError(Exception):
 
 
 def _restored(kind: type[CkptoolsError], message: str, facts: Mapping[str, Any]) -> CkptoolsError:
-    """An error that came from another process, whatever its class takes to make one."""
+    """Rebuild an error that came from another process, whatever arguments its class takes."""
     error = kind.__new__(kind, message)
     error.__dict__.update(facts)
     return error
 
 
 ReadErrorKind = Literal["absent", "no access", "cut", "unfinished", "damaged", "contradicts"]
-"""Why a file cannot be read: there is none; the system did not let us, so that nothing is known of the content; it is
-empty or ends too early; the file that its writer writes last is not there; its content is something else than it claims
-to be, or than the metadata beside it says."""
+"""Why a file cannot be read. `absent`: there is no such file. `no access`: the system refused, so that the content is
+unknown. `cut`: it is empty or ends too early. `unfinished`: the file that its writer writes last is missing. `damaged`:
+its content is not of the claimed format. `contradicts`: its content disagrees with the metadata beside it.
+"""
 
 
 class ReadError(CkptoolsError):
-    """A file cannot be read as what it claims to be; `kind` says why, for those who go on differently."""
+    """A file cannot be read in the claimed format; `kind` says why."""
 
     def __init__(self, path: str | Path | None, reason: str, kind: ReadErrorKind = "damaged") -> None:
         super().__init__(path, reason)
@@ -79,23 +80,23 @@ class ReadError(CkptoolsError):
 
 
 SAVE_FAILED = "torch.save began it and failed before it wrote the object"
-"""What is known of an archive that holds nothing but what torch.save writes around every object."""
+"""Describes an archive that contains nothing but the entries that torch.save writes around every object."""
 
 
 class UnknownFormatError(ReadError):
-    """No format recognises the path."""
+    """No format detects the path."""
 
 
 class TrackerError(ReadError):
-    """The tracker in the folder of a run names another checkpoint than the only one that is here."""
+    """The tracker in a run's folder names a checkpoint other than the only one present."""
 
 
 class UnsafePathError(ReadError):
-    """A name leads out of the checkpoint's folder, or to something that is not a regular file."""
+    """A name leads out of the checkpoint's folder, or to something other than a regular file."""
 
 
 class DamagedError(ReadError):
-    """A record, in which the tensor `fqn` lies, is not what its container's checksum says."""
+    """The bytes of a zip entry with the tensor `fqn` do not match the checksum that the archive states."""
 
     exit_code = 4
 
@@ -106,23 +107,23 @@ class DamagedError(ReadError):
 
 
 class UsageError(CkptoolsError):
-    """The arguments do not fit together."""
+    """The arguments contradict each other."""
 
     exit_code = 2
 
 
 class SeveralError(UsageError):
-    """A folder holds several checkpoints, and which one is meant is not known."""
+    """A folder contains several checkpoints, and the user did not choose one."""
 
 
 class RefusedError(CkptoolsError):
-    """Going on would give a wrong or unsafe result."""
+    """The result would be wrong or unsafe."""
 
     exit_code = 4
 
 
 class _ProblemLike(Protocol):
-    """One thing that is wrong, as `ckptools.Problem` has it, which this room may not import."""
+    """A problem, with the attributes of `ckptools.Problem`, which this module may not import."""
 
     @property
     def code(self) -> str: ...
@@ -137,7 +138,7 @@ class _ProblemLike(Protocol):
 
 
 class NotWholeError(RefusedError):
-    """Parts of the checkpoint are missing, overlap or disagree: `problems` has every one, not just the first."""
+    """Parts of the checkpoint are missing, overlap or disagree; `problems` lists all of them."""
 
     def __init__(self, path: str | Path, reason: str, problems: Sequence[_ProblemLike] = ()) -> None:
         super().__init__(path, reason)
@@ -145,10 +146,10 @@ class NotWholeError(RefusedError):
 
 
 MAX_NAMES = 8
-"""Classes that a message lists."""
+"""At most this many classes are listed in a message."""
 
 MAX_NAME = 100
-"""Characters of the name of a class that a message has."""
+"""Characters of a class name in a message."""
 
 
 class ForeignClassError(RefusedError):
@@ -165,33 +166,33 @@ class ForeignClassError(RefusedError):
 
 
 class OutputExistsError(RefusedError):
-    """The output is in the way of something, or something is in its way."""
+    """The output would overwrite a file, or a file prevents it."""
 
 
 class NoSpaceError(RefusedError):
-    """The disk has less room than the output needs."""
+    """The disk has less space than the output needs."""
 
 
 class WriteError(CkptoolsError):
-    """The output could not be written; nothing that looks finished was left."""
+    """The output could not be written; no partial output has its name."""
 
 
 class RendezvousError(CkptoolsError):
-    """Nodes or ranks of a run did not find each other, or are not those that were expected."""
+    """Nodes or ranks of a run did not find each other, or are not the expected ones."""
 
 
 def remade(kind: str, message: str) -> CkptoolsError | None:
-    """Make an error again that another process raised, from its texts; None where the name is no such error's."""
+    """Rebuild an error of another process from its texts; None if the name is not one of ckptools' errors."""
     known = globals().get(kind)
     if not (isinstance(known, type) and issubclass(known, CkptoolsError)):
         return None
-    # Some take more than a path and a reason to be made, which the message has in it already.
+    # Some classes take more than a path and a reason; the message contains both already.
     error = known.__new__(known, message)
     CkptoolsError.__init__(error, None, message)
     return error
 
 
-# -- errors in the words of Python: what commands call `--prefer-rank` is the argument `prefer_rank` here --------------
+# -- errors in Python's words: the option `--prefer-rank` of a command is the argument `prefer_rank` -------------------
 
 
 P = ParamSpec("P")
@@ -200,14 +201,14 @@ R = TypeVar("R")
 COMMAND = re.compile(
     r"ckptools (?:consolidate|create|diff|doctor|formats|inspect|ls|match|report|shell|show|stats|tree|verify)\b[^;:)]*"
 )
-"""A command line in a message, which stays as it is typed."""
+"""A command line in a message, which keeps its dashes."""
 
 CHOICE = re.compile(r"--(only|fill|dtype|weights|format) ([a-z0-9_]+)(?![a-z0-9_.-])")
 OPTION = re.compile(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)")
 
 
 def in_python(function: Callable[P, R]) -> Callable[P, R]:
-    """Let the errors of a public function name its arguments as Python does."""
+    """Decorate a public function so that its errors name arguments as Python does."""
 
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -222,7 +223,7 @@ def in_python(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def python_words(text: str) -> str:
-    """A message without the dashes of options, but in commands."""
+    """Turn `--some-option` in a message into `some_option`, except in command lines."""
     commands = COMMAND.findall(text)
     parts = (CHOICE.sub(r"\1='\2'", part) for part in COMMAND.split(text))
     rest = [OPTION.sub(lambda option: option[1].replace("-", "_"), part) for part in parts]

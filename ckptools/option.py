@@ -1,4 +1,4 @@
-"""A field of a record that is an option of a command too: declared, explained and given its default once."""
+"""A field of a record that is also an option of a command: declared, explained and given its default once."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ def option(
     completed: Literal["", "keys", "sections"] = "",
     typed: Any = None,
 ) -> Any:
-    """Make a field that is an option of a command too.
+    """Make a field that is also an option of a command.
 
     Args:
-        default: its value where nothing is said.
-        help: one line for `--help`, which is also what a reader of the record needs to know.
-        flag: how it is spelled; None makes `--world-size` of `world_size`. Several spellings have spaces between them.
-        hidden: left out of `--help`.
-        metavar: what stands for its value in `--help`; None for the name of its type.
-        completed: what of the checkpoint on the command line a shell completes it by.
-        typed: its type on the command line, where Python takes more; None for that of the field.
+        default: its default value.
+        help: one line for `--help`, which also documents the field.
+        flag: its spelling; None makes `--world-size` of `world_size`. Several spellings are separated by spaces.
+        hidden: whether `--help` leaves it out.
+        metavar: placeholder for its value in `--help`; None for the name of its type.
+        completed: names of the given checkpoint that a shell offers as completions.
+        typed: its type on the command line, if Python accepts more types; None for the field's type.
     """
     return field(
         default=default,

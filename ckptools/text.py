@@ -1,6 +1,6 @@
-"""How things are said in one line of plain text: names made safe to print, numbers with their units, lists cut short.
+"""Render values in one line of plain text: names made safe to print, numbers with units, shortened lists.
 
-The words are ASCII but for `…`; only names from files may hold more.
+The output is ASCII but for `…`; only names from files may contain other characters.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 
 CUT = "..."
 MOST = 6
-"""Names in a line, unless the caller asks for another number."""
+"""Default for the number of names in a line."""
 
 MAX_KEY = 200
-"""Characters of a key that an error shows."""
+"""Characters of a key in an error."""
 
 MAX_COMPARED = 20_000
 """At most this many names are searched for a "did you mean"."""
 
 MAX_BITS = 512
-"""A longer integer is described: printing one takes time quadratic in its length, and Python refuses it."""
+"""Longer integers are described, not printed: printing takes quadratic time, and Python refuses it."""
 
 # -- names -------------------------------------------------------------------------------------------------------------
 
@@ -34,20 +34,20 @@ KeyPath = tuple[Key, ...]
 
 
 def fqn_of(path: KeyPath) -> str:
-    """Join a key path for people. Inside ckptools pass the tuple: keys may hold dots."""
+    """Join a key path for display. Inside ckptools pass the tuple: keys may contain dots."""
     return ".".join(map(str, path))
 
 
 def is_within(name: str, part: str) -> bool:
-    """Whether a dotted name is that of a part, or of something in it."""
+    """Whether a dotted name is `part`, or lies inside it."""
     return f"{name}.".startswith(f"{part}.")
 
 
 def printable(text: str) -> str:
-    r"""The text with everything escaped that a terminal could act on, or that would forge a line.
+    r"""Escape everything in a text that a terminal could act on, or that would forge a line.
 
     Control characters of both sets, line and paragraph separators, bidi and zero-width marks, lone surrogates and
-    unassigned code points become `\x1b`, `\u202e` and the like. Doing it twice changes nothing.
+    unassigned code points become `\x1b`, `\u202e` and the like. A second call changes nothing.
     """
     if text.isprintable():
         return text
@@ -55,7 +55,7 @@ def printable(text: str) -> str:
 
 
 def encodable(text: str, encoding: str | None) -> str:
-    """The text as a stream of an encoding can write it: `->` for an arrow, else a backslash escape."""
+    """Make a text writable in an encoding: `->` for an arrow, backslash escapes for other characters."""
     try:
         text.encode(encoding or "ascii")
         return text
@@ -68,12 +68,12 @@ def encodable(text: str, encoding: str | None) -> str:
 
 
 def clip(text: str, width: int) -> str:
-    """A text of at most `width` characters: a longer one loses its end, and ends in `...`."""
+    """Clip a text to `width` characters; a clipped text ends in `...`."""
     return text if len(text) <= width else text[: max(width - len(CUT), 0)] + CUT
 
 
 def clip_middle(text: str, width: int) -> str:
-    """A name of at most `width` characters: a longer one loses its middle, for fqns differ at both ends."""
+    """Clip a name to `width` characters by cutting its middle, since fqns differ at both ends."""
     if len(text) <= width:
         return text
     tail = max(width - len(CUT), 0) * 2 // 3
@@ -81,7 +81,7 @@ def clip_middle(text: str, width: int) -> str:
 
 
 def clip_name(text: str, width: int) -> str:
-    """An fqn of at most `width` characters, cut at dots where that fits: `model...mlp.down_proj.weight`."""
+    """Clip an fqn to `width` characters, at dots if possible: `model...mlp.down_proj.weight`."""
     parts = text.split(".")
     if len(text) <= width or len(parts) < 3 or len(parts[0]) + len(CUT) + len(parts[-1]) > width:
         return clip_middle(text, width)
@@ -92,9 +92,9 @@ def clip_name(text: str, width: int) -> str:
 
 
 def told_apart(texts: Sequence[str], width: int) -> list[str]:
-    """Texts of at most `width` characters, of which no two that differ look alike.
+    """Clip texts to `width` characters so that different texts stay different.
 
-    Texts that a cut would make equal are shown from shortly before their first difference on.
+    Texts that clipping would make equal start shortly before their first difference.
     """
     cut = [clip(text, width) for text in texts]
     shown = list(cut)
@@ -107,7 +107,7 @@ def told_apart(texts: Sequence[str], width: int) -> list[str]:
 
 
 def common_prefix(a: Sequence[object], b: Sequence[object]) -> int:
-    """How many of the first items of two texts, or two runs of bytes, are the same."""
+    """The length of the common prefix of two texts, or of two byte strings."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2
@@ -122,27 +122,27 @@ def common_prefix(a: Sequence[object], b: Sequence[object]) -> int:
 
 
 def few(names: Sequence[str], most: int = MOST) -> str:
-    """Names in a row, at most `most` of them: `a, b, c and 4 more`."""
+    """List at most `most` names: `a, b, c and 4 more`."""
     return ", ".join(names[:most]) + and_more(len(names) - most)
 
 
 def first_few(things: Sequence[object], most: int = 8) -> str:
-    """Things in a row, at most `most` of them, and ` …` where there are more: `0, 1, 2 …`."""
+    """List at most `most` things, followed by ` …` if there are more: `0, 1, 2 …`."""
     return ", ".join(map(str, things[:most])) + (" …" if len(things) > most else "")
 
 
 def and_more(count: int) -> str:
-    """` and 4 more`; nothing where there are none."""
+    """` and 4 more`; "" if `count` is 0."""
     return f" and {count} more" if count > 0 else ""
 
 
 def and_others(count: int) -> str:
-    """` (and 4 more)` behind the first of several sentences; nothing where there are none."""
+    """` (and 4 more)`, to follow the first of several sentences; "" if `count` is 0."""
     return f" (and {count} more)" if count > 0 else ""
 
 
 def first_line(error: BaseException) -> str:
-    """An error in one line: its message up to the first line break, or the name of its class where it has none."""
+    """The first line of an error's message, or the name of its class if the message is empty."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
@@ -150,7 +150,7 @@ def first_line(error: BaseException) -> str:
 
 
 def size(nbytes: int) -> str:
-    """A number of bytes in IEC units: `384 B`, `5.0 KiB`, `74.9 GiB`."""
+    """Format a number of bytes in IEC units: `384 B`, `5.0 KiB`, `74.9 GiB`."""
     if nbytes < 1024:
         return f"{nbytes} B"
     value, unit = _scaled(min(nbytes, 1 << 90), 1024, ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB"), 1023.95)
@@ -168,7 +168,7 @@ def _scaled(n: int, base: int, units: Sequence[str], limit: float) -> tuple[floa
 
 
 def count(n: int) -> str:
-    """A number of elements, exact up to four digits: `1538`, `266 k`, `16.8 M`, `6.74 B`."""
+    """Format a number of elements, exact up to four digits: `1538`, `266 k`, `16.8 M`, `6.74 B`."""
     if n < 10_000:
         return str(n)
     value, unit = _scaled(min(n, 10**24), 1000, ("k", "M", "B", "T"), 999.5)
@@ -176,7 +176,7 @@ def count(n: int) -> str:
 
 
 def number(value: float) -> str:
-    """A float as people write it: `0.1`, `0`, `7.5e-04`, `1e-08`; six digits where the file has more."""
+    """Format a float as people write it: `0.1`, `0`, `7.5e-04`, `1e-08`; at most six digits."""
     if value != value or value in (float("inf"), float("-inf")):
         return str(value)
     if abs(value) < 1e6 and value == int(value):
@@ -189,12 +189,12 @@ def number(value: float) -> str:
 
 
 def plural(n: int, noun: str, nouns: str = "") -> str:
-    """A number of things: `1 rank`, `3 ranks`; `nouns` is the plural where that is not `noun` with an s."""
+    """Format a number of things: `1 rank`, `3 ranks`; `nouns` is the plural unless it is `noun` with an s."""
     return f"{n} {noun if n == 1 else nouns or f'{noun}s'}"
 
 
 def spans(numbers: Iterable[int]) -> str:
-    """Whole numbers in ascending order, consecutive ones folded: `0, 4..9, 12`."""
+    """Format integers in ascending order, consecutive ones folded: `0, 4..9, 12`."""
     runs: list[list[int]] = []
     for n in sorted(set(numbers)):
         if runs and n == runs[-1][1] + 1:
@@ -206,7 +206,7 @@ def spans(numbers: Iterable[int]) -> str:
 
 
 def named_ranks(ranks: Collection[int]) -> str:
-    """`rank 2`, `ranks 0, 4..9`."""
+    """Format ranks: `rank 2`, `ranks 0, 4..9`."""
     return f"rank{'s' if len(ranks) > 1 else ''} {spans(ranks)}"
 
 
@@ -214,7 +214,7 @@ def named_ranks(ranks: Collection[int]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """How long something took: `0.01 s`, `2.9 s`, `3 min 20 s`."""
+    """Format a duration: `0.01 s`, `2.9 s`, `3 min 20 s`."""
     if seconds < 0.995:
         return f"{max(seconds, 0.01):.2f} s"
     if seconds < 99.5:
@@ -224,17 +224,17 @@ def duration(seconds: float) -> str:
 
 
 def moment(seconds: float) -> str:
-    """A time in seconds since 1970, in the local zone: `2026-11-20 01:42:07`."""
+    """Format seconds since 1970 in the local time zone: `2026-11-20 01:42:07`."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def moment_utc(seconds: float) -> str:
-    """A time in seconds since 1970, as JSON has it: `2026-11-20T01:42:07Z`."""
+    """Format seconds since 1970 for JSON: `2026-11-20T01:42:07Z`."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def period(first: float, last: float) -> str:
-    """Two file times, what they have in common written once: `2026-11-20 01:42:07 .. 01:42:45`."""
+    """Format two file times, with their common part written once: `2026-11-20 01:42:07 .. 01:42:45`."""
     start, end = moment(first), moment(last)
     if start == end:
         return start
@@ -242,7 +242,7 @@ def period(first: float, last: float) -> str:
 
 
 def parse_bytes(text: str) -> int | None:
-    """`5GB` (decimal, as Hugging Face means it), `500MiB`, or a plain number of bytes; None for anything else."""
+    """Parse `5GB` (decimal, as Hugging Face means it), `500MiB`, or a plain number of bytes; None for other texts."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", text.strip(), re.IGNORECASE)
     if not found or float(found[1]) <= 0:
         return None
@@ -251,12 +251,12 @@ def parse_bytes(text: str) -> int | None:
 
 
 def shape(sizes: Sequence[int]) -> str:
-    """Sizes per dimension: `[32000, 4096]`."""
+    """Format sizes per dimension: `[32000, 4096]`."""
     return f"[{', '.join(map(str, sizes))}]"
 
 
 def no_such_key(key: object, names: Iterable[str]) -> str:
-    """`no 'wieght' here; the nearest is 'weight'`: what a `KeyError` says of a name that is not there."""
+    """The message of a `KeyError` about an unknown name: `no 'wieght' here; the nearest is 'weight'`."""
     from difflib import get_close_matches  # takes some milliseconds to import
 
     shown = repr(clip(printable(str(key)), MAX_KEY))

@@ -1,8 +1,7 @@
-"""The heat map, of what several features find; other pictures lie with what they show.
+"""The heat map, which several features draw; other pictures live with their features.
 
-Rectangles, lines and text need no library: a plotting one would be imported for hundreds of times the cost, and write
-ten times the bytes. Each picture is made in two steps, records to cells and cells to SVG, and both are pure: no file is
-read here.
+Rectangles, lines and text need no library: a plotting library would take hundreds of times longer to import, and write
+ten times the bytes. Each picture is made in two steps, records to cells and cells to SVG. Neither reads a file.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ from ckptools.keys.entries import layer_and_role
 from ckptools.stats.record import Moments, Statistics, Stats
 from ckptools.text import clip_middle, number, plural
 
-# -- the colours of figures: absolute, or relative to the others of their row ------------------------------------------
+# -- colour scales of figures: absolute, or relative to the other figures of the row -----------------------------------
 
 
 def figure_text(value: float | None) -> str:
-    """A figure in four digits."""
+    """Format a figure with four digits."""
     return "not known" if value is None else number(float(f"{value:.4g}"))
 
 
@@ -52,12 +51,12 @@ class Scale(NamedTuple):
 
     @classmethod
     def of(cls, figures: Iterable[float | None]) -> Scale | None:
-        """The scale of some figures; None if none is positive and finite."""
+        """Make the scale of some figures; None if none is positive and finite."""
         values = [value for value in figures if value is not None and drawable(value)]
         return cls(min(values), max(values)) if values else None
 
     def color(self, value: float, role: str = "") -> str:
-        """The colour of a figure: one of viridis's ten steps, whatever its role."""
+        """The colour of a figure: one of viridis's ten steps; `role` is ignored."""
         whole = math.log(self.high) - math.log(self.low)
         if not whole:
             return VIRIDIS[len(VIRIDIS) // 2]
@@ -66,7 +65,7 @@ class Scale(NamedTuple):
 
     @property
     def ramp(self) -> tuple[str, Sequence[str], str]:
-        """What stands before the colours, the colours, and what stands behind them."""
+        """The label before the colours, the colours, and the label behind them."""
         return figure_text(self.low), VIRIDIS, figure_text(self.high)
 
     @property
@@ -82,7 +81,7 @@ class RowScale(NamedTuple):
 
     @classmethod
     def of(cls, figures: Iterable[tuple[str, float | None]]) -> RowScale | None:
-        """The scale of figures, each with its role; None if none is positive and finite."""
+        """Make the scale of figures, each with its role; None if none is positive and finite."""
         rows: dict[str, list[float]] = {}
         for role, value in figures:
             if value is not None and drawable(value):
@@ -97,7 +96,7 @@ class RowScale(NamedTuple):
 
     @property
     def ramp(self) -> tuple[str, Sequence[str], str]:
-        """What stands before the colours, the colours, and what stands behind them."""
+        """The label before the colours, the colours, and the label behind them."""
         most = 2 ** (len(DIVERGING) // 2)
         return f"1/{most} or less", DIVERGING, f"{most} x or more, of the median of the row"
 
@@ -112,15 +111,15 @@ def drawable(value: float) -> bool:
     return value > 0 and math.isfinite(value)
 
 
-# -- heat maps: a figure of every tensor as a colour, layers across and roles in a layer down --------------------------
+# -- heat maps: a coloured cell per tensor, layers across and roles in a layer down ------------------------------------
 
 
 ACROSS = 48
-"""At most this many layers side by side; more follow below."""
+"""At most this many layers lie side by side; further layers go below."""
 
 MAX_ROLES = 120
 MAX_CELLS = 2000
-"""At most this many are drawn; the text covers all."""
+"""At most this many cells are drawn; the text covers all."""
 
 NAMES = 230.0
 """Width of the column of roles."""
@@ -139,13 +138,13 @@ MEANS: dict[Letter, str] = {
     "B": "only in B",
     "?": "not known",
 }
-"""Letters of cells that are not just a number."""
+"""Meanings of the letters in cells that are not just a number."""
 
 
 class HeatCell(NamedTuple):
-    """One tensor: its name, the figure, which is not negative, and a letter that is shown in the cell.
+    """One tensor: its name, its figure (not negative), and a letter to show in the cell.
 
-    The words follow its name when the pointer is over it.
+    `words` follow the name when the pointer is over the cell.
     """
 
     name: str
@@ -158,7 +157,7 @@ class HeatCell(NamedTuple):
 
 
 def rms_cells(found: Statistics[Stats]) -> list[HeatCell]:
-    """The root mean square of every floating-point tensor, over the finite elements that were read."""
+    """Make a cell of every floating-point tensor: its root mean square over the finite elements that were read."""
     return [_rms_cell(row) for row in found.rows if row.numel and is_floating(row.dtype)]
 
 
@@ -172,7 +171,7 @@ def _rms_cell(row: Stats) -> HeatCell:
 
 
 def moment_cells(found: Statistics[Moments], field: Literal["update", "ratio"]) -> list[HeatCell]:
-    """The size of every parameter's next step: absolute (`update`), or relative to the parameter (`ratio`)."""
+    """Make a cell of every parameter: the size of its next step, absolute (`update`) or relative (`ratio`)."""
     words = {"update": "update", "ratio": "lr*update/weight"}[field]
     return [_moment_cell(row, getattr(row, field), words) for row in found.rows if row.numel]
 
@@ -187,7 +186,7 @@ def _moment_cell(row: Moments, value: float | None, words: str) -> HeatCell:
 
 
 def change_cells(difference: Difference) -> list[HeatCell]:
-    """The change of every floating-point weight relative to its norm."""
+    """Make a cell of every floating-point weight: its change relative to its norm."""
     weights = [row for row in difference.tensors if row.subject == "weights"]
     return [_change_cell(row) for row in weights if is_floating(row.dtype_a or row.dtype_b or "")]
 
@@ -212,9 +211,9 @@ class HeatGrid(NamedTuple):
     """Cells by role and layer.
 
     Attributes:
-        roles: in order of appearance; those outside of layers come last.
-        layers: numbers in ascending order, None first if a tensor is in none.
-        cells: the cell of a role in a layer.
+        roles: in order of appearance; roles outside of layers come last.
+        layers: numbers in ascending order, None first if a tensor is in no layer.
+        cells: cell by role and layer.
     """
 
     roles: tuple[str, ...]
@@ -223,7 +222,7 @@ class HeatGrid(NamedTuple):
 
 
 def heat_grid(cells: Iterable[HeatCell]) -> HeatGrid:
-    """Put every cell in its place; if two names would share one, the later gets a row of its own."""
+    """Sort cells into a grid; if two names share a place, the later one gets a row of its own."""
     found: dict[tuple[str, str | None], HeatCell] = {}
     for cell in cells:
         layer, role = layer_and_role(cell.name)
@@ -239,9 +238,9 @@ def heat_grid(cells: Iterable[HeatCell]) -> HeatGrid:
 
 
 def heat_map(title: str, cells: Sequence[HeatCell], absolute: bool = False) -> Picture:
-    """Draw a figure of every tensor: layers across, roles down. The title names the figure and its subject.
+    """Draw a cell for every tensor: layers across, roles down. The title names the figure and its subject.
 
-    Colours are relative to the median of each row, which shows what is out of line; or those of the figure itself.
+    Colours are relative to the median of each row, which shows outliers; with `absolute` they show the figure itself.
     """
     title = name_text(title)
     grid = heat_grid(cells)
@@ -273,7 +272,7 @@ def _named(cell: HeatCell) -> str:
 
 
 def _drawn(grid: HeatGrid, scale: Scale | RowScale | None) -> tuple[list[str], float]:
-    """The parts of the drawing, in blocks of at most `ACROSS` layers, and their height."""
+    """The drawing's parts, in blocks of at most `ACROSS` layers, and its height."""
     roles = grid.roles[:MAX_ROLES]
     blocks = [grid.layers[n : n + ACROSS] for n in range(0, len(grid.layers), ACROSS)]
     kept = blocks[: max(1, MAX_CELLS // max(1, len(roles) * ACROSS))]
@@ -296,7 +295,7 @@ def _drawn(grid: HeatGrid, scale: Scale | RowScale | None) -> tuple[list[str], f
 
 
 def _key(letter: Letter, means: str, in_part: bool) -> Key:
-    """The entry of a letter; cells that were read in part are hatched in its place."""
+    """The legend entry of a letter; cells that were read only in part are hatched instead."""
     partial = letter == "?" and in_part
     kind = "hatched" if partial else "bad" if letter == "N" else "pale rim"
     return Key(kind, "" if partial else letter, "not read in full" if partial else means)
@@ -320,7 +319,7 @@ def _block(
 
 
 def _ticks(every_layer: Sequence[str | None], layers: Sequence[str | None], width: float, y: float) -> Iterator[str]:
-    """Numbers of layers above their cells, as many as fit: every one, second, fourth and so on."""
+    """Label cells with layer numbers, as many as fit: every one, second, fourth and so on."""
     numbered = [layer for layer in every_layer if layer is not None]
     room = (max(map(len, numbered), default=1) + 1) * CHARACTER
     apart = next(n for n in (1, 2, 4, 8, 16, 32, 64, 128) if n * width >= room or n == 128)
@@ -331,7 +330,7 @@ def _ticks(every_layer: Sequence[str | None], layers: Sequence[str | None], widt
 
 
 def common_beginning(names: Sequence[str]) -> str:
-    """The common beginning of all names, up to a dot; "" for a single name, or if it is a whole name."""
+    """The longest common prefix of names that ends in a dot; "" for a single name, or if it is a whole name."""
     words = zip(*(name.split(".")[:-1] for name in names), strict=False)
     alike = [same[0] for same in takewhile(lambda same: len(set(same)) == 1, words)]
     return "".join(f"{word}." for word in alike) if len(names) > 1 else ""
