@@ -1,1 +1,1 @@
-"""Tensor values: read by region, compared, rounded, checksummed. torch is imported only to make its tensors."""
+"""Tensor values: read by region, compared, rounded, checksummed. Only `load` and conversions import torch."""

@@ -1,11 +1,11 @@
-"""CRC-32 checksums: of bytes, of joined bytes from those of the pieces, and of records whose container states one.
+"""CRC-32 checksums: of bytes, of concatenations, and of the zip entries and tensors that files store.
 
-`isal` takes a CRC-32 several times as fast as `zlib` and lets other threads run meanwhile. Where it is not to be had,
-`zlib` serves, and `joined` does what Python's `zlib` lacks.
+`isal` computes a CRC-32 several times as fast as `zlib` and releases the GIL meanwhile. Where it is not installed,
+`zlib` serves, and `joined` replaces the combination that Python's `zlib` lacks.
 
-A record is what its container stores in one piece: a storage of a torch.save archive, so also the tensor in an item
-of a DCP; a tensor of safetensors. Only archives state a CRC-32. torch never compares it, so a flipped bit loads in
-silence.
+A `Record` is a stretch of bytes that a file stores in one piece: a zip entry of a torch.save archive, also inside an
+item of a DCP; or a tensor of safetensors. Only archives state a CRC-32. torch never checks it, so that a flipped bit
+loads silently.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ except ImportError:  # no wheel for this platform
     from zlib import crc32 as crc32
 
     def crc32_combine(crc1: int, crc2: int, crc2_length: int, /) -> int:
-        """CRC-32 of A + B, from those of A and B and the length of B."""
+        """CRC-32 of A + B, from the CRCs of A and B and the length of B."""
         return joined(crc1, crc2, crc2_length)
 
 
 POLYNOMIAL = 0xEDB88320
-"""The polynomial of zip, its highest power in the lowest bit."""
+"""The polynomial of zip's CRC; its highest power is in the lowest bit."""
 
 ONE = 1 << 31
-"""The polynomial 1, its bits in the same order."""
+"""The polynomial 1, in the same bit order."""
 
 
 def joined(first: int, second: int, length: int) -> int:
     """CRC-32 of A + B, where `first` is that of A, `second` that of B, and B has `length` bytes.
 
-    `length` zero bytes behind A multiply its CRC, a polynomial over GF(2), by x to the power of 8 * `length`.
+    Appending `length` zero bytes to A multiplies its CRC, a polynomial over GF(2), by x to the power of 8 * `length`.
     """
     return _product(first, _zeros(length)) ^ second if length else first
 
 
 def _product(a: int, b: int) -> int:
-    """Product of two polynomials, modulo that of the CRC."""
+    """Product of two polynomials, modulo the polynomial of the CRC."""
     total, bit = 0, ONE
     while bit:
         if a & bit:
@@ -75,20 +75,20 @@ def _zeros(length: int) -> int:
     return result
 
 
-# -- records -----------------------------------------------------------------------------------------------------------
+# -- records: consecutive bytes with one checksum ----------------------------------------------------------------------
 
 
 CHUNK = 1 << 20
-"""Bytes read at a time, a multiple of every element's width; more would not stay in the processor's cache."""
+"""Bytes read at a time, a multiple of every element's width; a larger chunk would leave the processor's cache."""
 
 
 class Record(NamedTuple):
     """Consecutive bytes with one checksum.
 
     Attributes:
-        name: the container's name for it.
+        name: name of the zip entry, or of the tensor in a safetensors file.
         offset: byte offset of its first byte.
-        crc: CRC-32 that the container states; 0 when it states none.
+        crc: CRC-32 that the file states; 0 when it states none.
     """
 
     path: Path
@@ -99,12 +99,12 @@ class Record(NamedTuple):
 
     @classmethod
     def of(cls, source: Source) -> Record:
-        """The record that a source lies in."""
+        """The record that contains a source."""
         return cls(source.path, source.record, *source.record_span, source.crc)
 
     @property
     def part(self) -> Part:
-        """Its range in its file."""
+        """Its byte range in its file."""
         return self.path, self.offset, self.end
 
     @property
@@ -113,7 +113,7 @@ class Record(NamedTuple):
         return self.offset + self.nbytes
 
     def damage(self, found: int) -> str:
-        """Describe the damage, when its bytes have the CRC-32 `found`."""
+        """Describe the damage, given that the CRC-32 of its bytes is `found`."""
         return f"record {self.name or f'at byte {self.offset}'}: CRC-32 is {found:08x}, expected {self.crc:08x}"
 
 
@@ -122,7 +122,7 @@ class Stored:
     """A record and the shards in it.
 
     Attributes:
-        owners: fqn and shard of every tensor that lies in it.
+        owners: fqn and shard of every tensor in it.
     """
 
     record: Record
@@ -130,7 +130,7 @@ class Stored:
 
 
 def without_records(tensor: Tensor, records: Collection[Record]) -> Tensor:
-    """The tensor without the shards that lie in some records; their regions are listed, as those of a lost file are."""
+    """The tensor without the shards in some records; their boxes stay listed, as for a lost file."""
     if not records:
         return tensor
     gone = [any(Record.of(source) in records for source in shard.sources) for shard in tensor.shards]
@@ -142,7 +142,7 @@ def without_records(tensor: Tensor, records: Collection[Record]) -> Tensor:
 
 
 def stored_records(tensors: Iterable[tuple[str, Tensor]]) -> list[Stored]:
-    """Every record that a shard of some tensors, given with their fqns, lies in; in file order."""
+    """Every record that contains a shard of some `(fqn, tensor)` pairs, in file order."""
     found: dict[Record, Stored] = {}
     for fqn, tensor in tensors:
         for shard in () if tensor.kind == "meta" else tensor.found:
@@ -153,13 +153,13 @@ def stored_records(tensors: Iterable[tuple[str, Tensor]]) -> list[Stored]:
 
 
 def read_pieces(file: File, offset: int, nbytes: int, buffer: memoryview | None = None) -> Iterator[memoryview]:
-    """Read consecutive bytes piece by piece; each is gone when the next one is read.
+    """Read consecutive bytes piece by piece; reading the next piece overwrites the last.
 
     Args:
         file: to read.
-        offset: byte offset of the first.
-        nbytes: how many.
-        buffer: where they go; one is made when it is None.
+        offset: byte offset of the first byte.
+        nbytes: number of bytes.
+        buffer: memory to read into; None allocates a buffer.
 
     Raises:
         ReadError: the file cannot be read, or became shorter.
@@ -175,7 +175,7 @@ def read_pieces(file: File, offset: int, nbytes: int, buffer: memoryview | None 
 
 
 # -- records of many files by column, without an object for each: those that state a CRC-32, compared with it ----------
-# A world of 1,024 ranks has a million step counts of four bytes, each a record. Small ones are read many at a time.
+# A world of 1,024 ranks has a million step counts of four bytes, each a record. Small records are read in batches.
 
 
 @dataclass(slots=True)
@@ -184,9 +184,9 @@ class FileRecords:
 
     Attributes:
         starts: byte offsets of their first bytes.
-        lengths: bytes.
-        crcs: CRC-32s that the container states.
-        names: the container's.
+        lengths: in bytes.
+        crcs: CRC-32s that the file states.
+        names: names of the zip entries.
     """
 
     starts: array[int] = field(default_factory=lambda: array("Q"))
@@ -195,7 +195,7 @@ class FileRecords:
     names: list[str] = field(default_factory=list)
 
     def add(self, starts: Sequence[int], layouts: Sequence[ExtentLayout], crcs: Sequence[int]) -> None:
-        """Add the records of some items, which may be there already."""
+        """Add the records of some items; duplicates are allowed."""
         spans = [layout.record_span for layout in layouts]
         self.starts.extend(map(add, starts, map(itemgetter(0), spans)))
         self.lengths.extend(map(itemgetter(1), spans))
@@ -203,7 +203,7 @@ class FileRecords:
         self.names += [layout.record for layout in layouts]
 
     def in_order(self) -> FileRecords:
-        """The same records in the order of their offsets, each once."""
+        """The distinct records, in the order of their offsets."""
         if all(map(lt, self.starts, self.starts[1:])):
             return self
         rows = sorted(set(zip(self.starts, self.lengths, self.crcs, self.names, strict=True)))
@@ -211,7 +211,7 @@ class FileRecords:
         return FileRecords(array("Q", starts), array("Q", lengths), array("I", crcs), list(names))
 
     def batches(self) -> Iterator[range]:
-        """Records that are read together: those that follow each other, as far as they are small."""
+        """Yield ranges of records to read together: consecutive small records, or a single large one."""
         if sum(self.lengths) <= CHUNK:
             yield range(len(self.lengths))
             return
@@ -228,7 +228,7 @@ RecordsByFile = Mapping[Path, FileRecords]
 
 
 def records_of(tensors: Iterable[Tensor]) -> dict[Path, FileRecords]:
-    """The records with a CRC-32 that the shards of some tensors lie in, in the order of their paths and offsets."""
+    """The records with a CRC-32 that contain shards of some tensors, by path, in the order of their offsets."""
     found: dict[Path, FileRecords] = defaultdict(FileRecords)
     stating = [tensor.extents for tensor in tensors if tensor.kind != "meta" and tensor.extents.states_any_crc]
     for path, starts, layouts, crcs in _by_file(stating):
@@ -241,11 +241,11 @@ def records_of(tensors: Iterable[Tensor]) -> dict[Path, FileRecords]:
 
 
 def count_without(tensors: Iterable[Tensor]) -> int:
-    """The number of records with bytes, but without a CRC-32, that the shards of some tensors lie in."""
+    """Count the records without a CRC-32 that contain shards of some tensors; empty records are ignored."""
     found: dict[Path, set[int]] = defaultdict(set)
     known: Sequence[ExtentLayout] = ()
     for path, starts, layouts, crcs in _by_file([tensor.extents for tensor in tensors]):
-        if layouts is not known:  # those of all files of a group
+        if layouts is not known:  # one list of layouts serves all files of a group
             known, spans = layouts, [layout.record_span for layout in layouts]
             at_starts = all(not at and nbytes for at, nbytes in spans)
         if any(crcs) or not at_starts:
@@ -257,7 +257,7 @@ def count_without(tensors: Iterable[Tensor]) -> int:
 def _by_file(
     several: Iterable[Extents],
 ) -> Iterator[tuple[Path, Sequence[int], Sequence[ExtentLayout], Sequence[int]]]:
-    """The extents of some tensors, for each file: where they begin, their layouts, and the CRC-32s of their records."""
+    """The extents of some tensors by file: start offsets, layouts, and the CRC-32s of their records."""
     alike: dict[int, list[Extents]] = defaultdict(list)
     for extents in several:
         if extents.one_layout is not None:
@@ -277,7 +277,7 @@ def _by_file(
 
 
 def damaged_records(records: RecordsByFile, files: OpenFiles, threads: int, progress: Progress) -> dict[Record, int]:
-    """The records that do not have the CRC-32 that their container states, with the one that they have.
+    """Find the records whose bytes do not match the stated CRC-32; return each with its actual CRC-32.
 
     Raises:
         ReadError: a file cannot be read.
@@ -312,7 +312,7 @@ def damaged_records(records: RecordsByFile, files: OpenFiles, threads: int, prog
 
 
 def _crcs_of(file: File, starts: Sequence[int], lengths: Sequence[int]) -> list[int]:
-    """CRC-32 of each of some small records in a file on the local disk."""
+    """CRC-32s of some small records in a file on the local disk."""
     data, ends = memoryview(file.read_each(starts, lengths)), [*accumulate(lengths)]
     return [crc32(data[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
 

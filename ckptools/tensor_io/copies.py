@@ -1,12 +1,12 @@
-"""Files with equal bytes under two names, which may be copies: by stated checksums, or by their first bytes.
+"""Find files that may be copies of each other: files with equal bytes but for different parts of the tensors.
 
 Equal bytes prove no copy: ranks that begin from one seed, constant values and the moments of tied weights are equal
-too. So this is a warning for every format; an error needs a file that states whose it is, which formats check
-themselves. A file that was copied over another equals it to the last byte, so nothing is said of files whose sizes,
-beginnings or ends differ. Neither is it of few elements, or of elements that are all alike.
+too. So this is a warning for every format; an error needs a file that states its rank, which the formats check
+themselves. A file that was copied over another equals it to the last byte, so files whose sizes, beginnings or ends
+differ are passed over; so are files that share only a few elements, or constant ones.
 
-Where containers state checksums, only records whose checksums are equal are looked at. Bare bytes state none: the first
-bytes of some tensors are compared, only of files whose tensors have the same names and sizes.
+If the files state checksums, only records with equal checksums are compared. If not, the first bytes of some tensors
+are compared, and only between files whose tensors have the same names and sizes.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from ckptools.text import KeyPath
 Checksum = tuple[str, int, int]
 """`(dtype, CRC-32, bytes)`: the facts that a container states of a tensor."""
 
-MIN_TELLING = 16
-"""Fewer equal elements than this may be chance."""
+MIN_EQUAL = 16
+"""With fewer equal elements than this, equality may be chance."""
 
 END = 64 << 10
-"""Bytes at the beginning and at the end of two files that are compared: a zip archive has its directory there."""
+"""Bytes at both ends of two files that are compared: a zip archive has its directory at the end."""
 
 MAX_READ = 64
-"""Records of a file of which the first element is read."""
+"""At most this many records of a file have their first element read."""
 
 FIRST_KINDS = 4
-"""Kinds of records by which most files are known to be no copies."""
+"""Kinds of records that suffice to show that most files are not copies."""
 
 MANY, ONE_OF = 500, 16
-"""Of more records to a file than this, one of so many is enough to distinguish files."""
+"""If a file has more than `MANY` records, one in `ONE_OF` suffices to distinguish files."""
 
 BLOCK = 1 << 20
 """Bytes per step of computing a checksum."""
@@ -59,15 +59,15 @@ ONES = {
     "float16": struct.pack("<e", 1),
     "bfloat16": struct.pack("<f", 1)[2:],
 }
-"""The bytes of the number one."""
+"""The bytes of the number one, by dtype."""
 
 
 def stated_checksum(value: Any, whole: bool = False) -> Checksum | None:
-    """The checksum of the zip entry that a tensor lies in; None where none is stated.
+    """The checksum of a tensor's zip entry; None where none is stated.
 
     Args:
-        value: a tensor of one shard, or anything else.
-        whole: ignore tensors that are a part of their zip entry.
+        value: a tensor of one shard, or any other value.
+        whole: ignore tensors that fill only a part of their zip entry.
     """
     source = value.shards[0].source if isinstance(value, Tensor) and len(value.shards) == 1 else None
     if source is None or not source.crc or (whole and value.nbytes != source.record_span[1]):
@@ -76,13 +76,13 @@ def stated_checksum(value: Any, whole: bool = False) -> Checksum | None:
 
 
 def perhaps_copied(copy: Path, other: Path, rank: int | None, sources: Iterable[Source] = ()) -> Iterator[Problem]:
-    """Warn that a file may be a copy of another one; its tensors were found equal.
+    """Warn that a file may be a copy of another one; their tensors are known to be equal.
 
     Args:
         copy: the file.
-        other: another file, for another part of the tensors.
-        rank: the rank whose file the first one is called.
-        sources: where the tensors lie whose checksums are equal, if they were compared by those.
+        other: another file, with other parts of the tensors.
+        rank: the rank in the first file's name.
+        sources: the tensors with equal checksums, if the files were compared by checksums.
     """
     with OpenFiles() as files, suppress(ReadError):
         listed = list(sources)
@@ -95,31 +95,31 @@ def perhaps_copied(copy: Path, other: Path, rank: int | None, sources: Iterable[
 
 
 def stated_sources(values: Iterable[Any]) -> list[Source]:
-    """Where those of some values lie that are tensors with a checksum."""
+    """The sources of all tensors with a stated checksum among some values."""
     shards = (shard for value in values if isinstance(value, Tensor) for shard in value.found)
     return [source for shard in shards for source in shard.sources if source.crc]
 
 
 def _ends(path: Path, files: OpenFiles) -> tuple[int, bytes, bytes]:
-    """The size of a file, its first bytes and its last ones."""
+    """The size of a file, its first bytes and its last bytes."""
     with files.open(path) as file:
         length = min(file.size, END)
         return file.size, file.read(0, length), file.read(file.size - length, length)
 
 
 def _vary(sources: Iterable[Source], files: OpenFiles) -> bool:
-    """Whether the records of enough elements do not repeat their first element throughout."""
+    """Whether records with enough elements in all are not constant."""
     records = {source.record_span: source for source in sources if source.crc}
     largest = sorted(records.values(), key=lambda source: -source.record_span[1])[:MAX_READ]
     counts = (0 if repeats(one, files) else one.record_span[1] // ITEMSIZE[one.dtype] for one in largest)
-    return any(varied >= MIN_TELLING for varied in accumulate(counts))
+    return any(varied >= MIN_EQUAL for varied in accumulate(counts))
 
 
 def repeats(source: Source, files: OpenFiles) -> bool:
-    """Whether a record is its first element throughout, by the checksum that is stated.
+    """Whether a record repeats its first element throughout, judged by its checksum.
 
     Raises:
-        ReadError: that element cannot be read.
+        ReadError: the first element cannot be read.
     """
     start, nbytes = source.record_span
     with files.open(source.path) as file:
@@ -127,9 +127,9 @@ def repeats(source: Source, files: OpenFiles) -> bool:
 
 
 def check_copies(tensors: Iterable[tuple[KeyPath, Tensor]]) -> Iterator[Problem]:
-    """Warnings of files with equal checksums for different places of tensors: one may be a copy of the other.
+    """Warn of files with equal checksums for different boxes of tensors: one may be a copy of the other.
 
-    Replicas have the same places.
+    Replicas, which have equal boxes, do not count.
     """
     stating = [(path, tensor) for path, tensor in tensors if tensor.sharded and tensor.extents.states_any_crc]
     doubtful = _perhaps_equal([tensor.extents for _, tensor in stating])
@@ -144,11 +144,11 @@ def check_copies(tensors: Iterable[tuple[KeyPath, Tensor]]) -> Iterator[Problem]
     first: dict[object, Path] = {}
     for file, stated in places.items():
         names = {path for path, _, _ in stated}
-        # Tied weights may have a file each; two files of the same tensor's pieces have one name.
+        # Tied weights may have a file each; two files with shards of one tensor have its name in common.
         other = first.setdefault((frozenset(stated.values()), *(names if len(names) == 1 else ())), file)
         if other == file:
             continue
-        # What a file has twice, as experts that were made of one layer, another file may have too.
+        # A file may have equal tensors by design, such as experts copied from one layer; then so may other files.
         times = Counter(facts[2:] for facts in set(stated.values()))
         elsewhere = (facts[2:] for place, facts in stated.items() if place not in places[other])
         if may_be_a_copy(facts for facts in elsewhere if times[facts] == 1):
@@ -157,18 +157,18 @@ def check_copies(tensors: Iterable[tuple[KeyPath, Tensor]]) -> Iterator[Problem]
 
 
 Facts = tuple[str, int, str, int, int]
-"""The name of a record, where in it a DTensor begins, and its checksum."""
+"""The name of a record, the place in it where a DTensor begins, and its checksum."""
 
 
 def _facts(source: Source, kind: TensorKind) -> Facts:
-    # Ranks that cut a DTensor without a copy save all of it, and each begins somewhere else. A run of a flattened
-    # parameter begins where its rank says, whatever file lies there.
+    # Ranks that cut a DTensor without a copy save all of it, each with another offset in it. A run of a flattened
+    # parameter has an offset that depends on its rank only, whatever its values.
     start, nbytes = source.record_span
     return source.record, source.offset - start if kind == "dtensor" else 0, source.dtype, source.crc, nbytes
 
 
 def _stated(extents: Extents, files: Collection[Path]) -> Iterator[tuple[Shard, Source]]:
-    """The shards of known ranks whose records in some files state a CRC-32, and where these lie."""
+    """The shards in some files whose records state a CRC-32, each with its source; only shards with a known rank."""
     wanted = {file for file in extents.distinct_files if file.path in files and file.rank is not None}
     for i in [i for i, file in enumerate(extents.files) if file in wanted] if wanted else ():
         shard = extents[i]
@@ -181,10 +181,10 @@ RecordKind = tuple[str, str, int]
 
 
 def _perhaps_equal(several: Sequence[Extents]) -> set[Path]:
-    """The files of which records of a few kinds do not show that no other file states the same checksums.
+    """The files that may have all their checksums in common with another file.
 
-    Files that state the same of all records do so of those of each kind, so kinds that are in many files and have few
-    records are enough for most files; and of many records those whose checksum is a multiple of a number.
+    Copies share the checksums of every kind of record, so that for most files a few kinds suffice: kinds that many
+    files have, with few records each. With many records, only checksums divisible by `step` are compared.
     """
     of_kinds: dict[RecordKind, list[Extents]] = defaultdict(list)
     for extents in several:
@@ -220,7 +220,7 @@ def _kind(of: Source | ExtentLayout) -> RecordKind:
 
 
 def _crcs(extents: Extents, files: Collection[Path], kind: RecordKind, step: int) -> Iterator[tuple[Path, int]]:
-    """The checksums of `_stated`, of the records of a kind, with the files that they are in: multiples of `step`."""
+    """The checksums of one kind of records, each with its file: only checksums divisible by `step`."""
     for i in [i for i, crc in enumerate(extents.crcs) if crc and not crc % step]:
         file, layout = extents.files[i], extents.layouts[i]
         if file.path is None or file.rank is None or 0 in extents.sizes[i]:
@@ -234,13 +234,13 @@ def _crcs(extents: Extents, files: Collection[Path], kind: RecordKind, step: int
 
 
 def may_be_a_copy(records: Iterable[Checksum]) -> bool:
-    """Whether two files that both have these checksums may be one file: they have elements that tell."""
+    """Whether files that share these checksums may be copies: the records have enough elements and are not constant."""
     varied = [(nbytes, dtype) for dtype, crc, nbytes in set(records) if not is_constant(dtype, crc, nbytes)]
-    return sum(nbytes // ITEMSIZE[dtype] for nbytes, dtype in varied) >= MIN_TELLING
+    return sum(nbytes // ITEMSIZE[dtype] for nbytes, dtype in varied) >= MIN_EQUAL
 
 
 def is_constant(dtype: str, crc: int, nbytes: int) -> bool:
-    """Whether bytes of this checksum are all zeros or all ones of a dtype."""
+    """Whether this is the checksum of bytes that are all zeros or all ones of a dtype."""
     patterns = (bytes(ITEMSIZE[dtype]), ONES.get(dtype, b"\0"))
     return any(_repeated(pattern, nbytes) == crc for pattern in patterns)
 
@@ -254,26 +254,26 @@ def _repeated(pattern: bytes, nbytes: int) -> int:
     return crc
 
 
-# -- by first bytes ----------------------------------------------------------------------------------------------------
+# -- comparison by first bytes -----------------------------------------------------------------------------------------
 
 
 SAMPLE = 4096
 """Bytes of each tensor that are compared."""
 
 MAX_COMPARED = 16
-"""Tensors that are compared, the largest first."""
+"""At most this many tensors are compared, the largest first."""
 
 MIN_VARIED = 16
-"""Elements, in tensors whose elements are not all alike, below which equal files may be chance."""
+"""If non-constant tensors have fewer elements than this, equality may be chance."""
 
 
 class _Listed(NamedTuple):
-    """Shards of a tensor whose records state no CRC-32.
+    """The shards of a tensor whose records state no CRC-32.
 
     Attributes:
         name: of the tensor.
         shards: of the tensor.
-        places: the numbers of those shards.
+        places: indices of the shards without a CRC-32.
     """
 
     name: str
@@ -282,14 +282,14 @@ class _Listed(NamedTuple):
 
     @property
     def columns(self) -> tuple[object, ...]:
-        """What is the same object in tensors that are cut alike; of other tensors something of their own."""
+        """A key that tensors share if they are cut alike: their columns are the same objects."""
         of = self.shards
         if len(self.places) < len(of):
             return (id(self.places),)
         return id(of.files), id(of.offsets), id(of.sizes)
 
     def rows(self) -> Iterator[tuple[Path, int, Ints, Ints]]:
-        """The file, the number, the offsets and the sizes of each shard."""
+        """Yield the file, index, offsets and sizes of each shard."""
         of = self.shards
         for i in self.places:
             if (path := of.files[i].path) is not None:
@@ -297,7 +297,7 @@ class _Listed(NamedTuple):
 
 
 def copied_files(tensors: Iterable[tuple[str, Tensor]], files: OpenFiles) -> list[Problem]:
-    """A warning for each file that may be a copy of another one; `tensors` come with their names.
+    """Warn of each file that may be a copy of another one; `tensors` are `(name, tensor)` pairs.
 
     Raises:
         ReadError: a file cannot be read.
@@ -309,7 +309,7 @@ def copied_files(tensors: Iterable[tuple[str, Tensor]], files: OpenFiles) -> lis
         alike[kind].append(path)
     several = [paths for paths in alike.values() if len(paths) > 1]
     places_of = _classes(listed, itemgetter(2, 3)) if several else {}
-    # Replicas have the same places: one of each set of them is compared.
+    # Replicas have equal boxes: one file of each set of replicas is compared.
     found: list[Problem] = []
     for paths in several:
         firsts: dict[int, Path] = {}
@@ -321,12 +321,12 @@ def copied_files(tensors: Iterable[tuple[str, Tensor]], files: OpenFiles) -> lis
 
 
 def _classes(listed: Iterable[_Listed], what: Callable[[Any], Hashable]) -> dict[Path, int]:
-    """A number for each file, the same for files in which every tensor has the same `what` of its rows."""
+    """Number the files so that files share a number if `what` is equal for every tensor's rows."""
     classes: dict[Path, int] = {}
     done, new = set[object](), count()
     for one in listed:
         if one.columns in done:
-            continue  # it distinguishes the same files
+            continue  # it would distinguish the same files
         done.add(one.columns)
         found: dict[Path, set[Hashable]] = defaultdict(set)
         for row in one.rows():
@@ -339,7 +339,7 @@ def _classes(listed: Iterable[_Listed], what: Callable[[Any], Hashable]) -> dict
 
 
 def _without_checksum(shards: Extents) -> Sequence[int]:
-    """The numbers of the shards with values that follow each other and of which no CRC-32 is stated."""
+    """Indices of the contiguous shards without a stated CRC-32."""
     if 0 not in shards.crcs:
         return []
     if shards.one_layout is not None and not any(shards.crcs):
@@ -354,7 +354,7 @@ def _is_packed(layout: ExtentLayout) -> bool:
 
 
 def _copies_among(paths: Sequence[Path], listed: Sequence[_Listed], files: OpenFiles) -> Iterator[Problem]:
-    """Find files that may be copies among those whose shards have the same names and sizes, at different places."""
+    """Find likely copies among files whose shards have the same names and sizes but different boxes."""
     numbers: dict[object, dict[Path, int]] = {}
     for one in listed:
         if one.columns not in numbers:
@@ -380,7 +380,7 @@ def _copies_among(paths: Sequence[Path], listed: Sequence[_Listed], files: OpenF
 def split_alike(
     group: Sequence[Path], sources: Mapping[Path, Source], files: OpenFiles, varied: dict[Path, int]
 ) -> list[list[Path]]:
-    """Split a group of files by the first bytes of one tensor; count elements where they are not all alike."""
+    """Split a group of files by the first bytes of a tensor; count its elements where it is not constant."""
     found: dict[bytes, list[Path]] = {}
     for path in group:
         data = _beginning(sources[path], files)
@@ -397,13 +397,13 @@ def _beginning(source: Source, files: OpenFiles) -> bytes:
         return file.read(source.offset, min(nbytes, SAMPLE))
 
 
-# -- files of flat partitions that may be copies of another rank's, where no checksums are stated ----------------------
-# Ranks' pieces of a parameter may differ in size, and then `copied_files` compares none of them; their partitions,
-# padded to one length, lie at the same places of their files.
+# -- files of flat partitions that may be copies of another rank's, if no checksums are stated -------------------------
+# Ranks' pieces of a parameter may differ in size, so that `copied_files` compares none of them; but their partitions,
+# padded to one length, lie at equal offsets of their files.
 
 
 def copies_without_checksums(tensors: Iterable[tuple[str, Tensor]], files: OpenFiles) -> list[Problem]:
-    """A warning for each file that may be a copy of another one; `tensors` come with their names.
+    """Warn of each file that may be a copy of another one; `tensors` are `(name, tensor)` pairs.
 
     Raises:
         ReadError: a file cannot be read.
@@ -413,7 +413,7 @@ def copies_without_checksums(tensors: Iterable[tuple[str, Tensor]], files: OpenF
 
 
 def copied_partitions(tensors: Iterable[tuple[str, Tensor]], files: OpenFiles) -> Iterator[Problem]:
-    """A warning for each file of flat partitions that may be a copy of another rank's.
+    """Warn of each file of flat partitions that may be a copy of another rank's.
 
     Raises:
         ReadError: a file cannot be read.
@@ -430,7 +430,7 @@ def copied_partitions(tensors: Iterable[tuple[str, Tensor]], files: OpenFiles) -
                 places[source.path].add((name, shard.box))
                 ranks[source.path] = shard.rank
     alike: dict[frozenset[Ints], dict[frozenset[tuple[str, Box]], Path]] = defaultdict(dict)
-    for path, of_file in records.items():  # of replicas, which have the same places, one is compared
+    for path, of_file in records.items():  # of replicas, which have equal boxes, one is compared
         alike[frozenset(of_file)].setdefault(frozenset(places[path]), path)
     for spans, paths in alike.items():
         groups, varied = [list(paths.values())], dict.fromkeys(paths.values(), 0)
@@ -442,33 +442,34 @@ def copied_partitions(tensors: Iterable[tuple[str, Tensor]], files: OpenFiles) -
                 yield from perhaps_copied(copy, first, ranks[copy])
 
 
-# -- small tensors of which every rank has all, such as step counts: compared file by file, not tensor by tensor -------
-# A world of 1,024 ranks and 5,000 tensors has a million of them. Tensor by tensor each is a file to open; here each
-# file is opened once. What is not found equal here is left to `replicas`, which finds out more.
+# -- small tensors that every rank has in full, such as step counts: compared file by file, not tensor by tensor -------
+# A world of 1,024 ranks and 5,000 tensors has a million of them. Comparing tensor by tensor opens a file for each; here
+# each file is opened once. Tensors that are not proven equal here are left to `replicas`, which describes the
+# difference.
 
 
 K = TypeVar("K", bound=Hashable)
 
 SMALL = 4 << 10
-"""Most bytes of a tensor that is compared here."""
+"""Only tensors of at most this many bytes are compared here."""
 
 
-TOLD_BY_CRC = 4
-"""Most bytes of which no two values have the same CRC-32, which is as long, and an invertible function of them."""
+UNIQUE_BY_CRC = 4
+"""Up to this length the CRC-32 is an invertible function of the bytes, so that equal CRCs prove equal bytes."""
 
 
 class _Copies(NamedTuple):
-    """The copies of a tensor, one in each file: where its bytes begin in each, and how many they are."""
+    """The copies of a tensor, one per file: their start offsets, and their size in bytes."""
 
     starts: Sequence[int]
     nbytes: int
 
 
 def equal_copies(tensors: Iterable[tuple[K, Tensor]], files: OpenFiles, right: bool = False) -> set[K]:
-    """The keys of those tensors that are small, whole in each of several local files, and have the same bytes there.
+    """The keys of small tensors that several local files have in full, with equal bytes.
 
-    Nothing is read of copies whose bytes their CRC-32s prove equal. Those are `right` if each that is stated was
-    compared with the bytes.
+    Copies whose CRC-32s prove equality are not read; such a proof counts only if `right`: every stated CRC-32 was
+    compared with its bytes.
     """
     listed: dict[tuple[ExtentFile, ...], dict[K, _Copies]] = {}
     equal = set[K]()
@@ -477,15 +478,15 @@ def equal_copies(tensors: Iterable[tuple[K, Tensor]], files: OpenFiles, right: b
         copies = _copies(extents) if len(extents) > 1 else None
         if copies is None:
             continue
-        if right and copies.nbytes <= TOLD_BY_CRC and extents.crcs[0] and extents.states_one_crc:
+        if right and copies.nbytes <= UNIQUE_BY_CRC and extents.crcs[0] and extents.states_one_crc:
             equal.add(key)
         else:
             listed.setdefault(tuple(extents.files), {})[key] = copies
-    return equal | {key for held_in, copies in listed.items() for key in _equal(held_in, copies, files)}
+    return equal | {key for file_group, copies in listed.items() for key in _equal(file_group, copies, files)}
 
 
 def _copies(shards: Extents) -> _Copies | None:
-    """The copies of a tensor; None where it is not one small array in each of its files."""
+    """The copies of a tensor; None if it is not one small array in each of its files."""
     layout = shards.one_layout
     if layout is None or not shards.one_box:
         return None
@@ -496,13 +497,13 @@ def _copies(shards: Extents) -> _Copies | None:
     return _Copies([start + first for start in shards.starts] if first else shards.starts, nbytes)
 
 
-def _equal(held_in: Sequence[ExtentFile], copies: dict[K, _Copies], files: OpenFiles) -> Iterable[K]:
-    """The keys of tensors that have the same bytes in all files; none where one of these cannot be read."""
+def _equal(file_group: Sequence[ExtentFile], copies: dict[K, _Copies], files: OpenFiles) -> Iterable[K]:
+    """The keys of tensors that have equal bytes in all files; empty if a file cannot be read."""
     lengths = [one.nbytes for one in copies.values()]
     of_file = zip(*(one.starts for one in copies.values()), strict=True)
     ends = [0, *accumulate(lengths)]
     equal, expected = [True] * len(copies), b""
-    for file, starts in zip(held_in, of_file, strict=True):
+    for file, starts in zip(file_group, of_file, strict=True):
         if file.path is None:
             return ()
         try:

@@ -1,8 +1,8 @@
-"""Items: archives of one tensor each, packed into larger files. Opened when their bytes are wanted.
+"""Items of a DCP: archives of one tensor each, packed into larger files. Opened when their bytes are needed.
 
-A large run has tens of thousands of them, and those of one dtype, shape and torch version are the same bytes but for
-the values and their checksums. So the first of them is read as the archive that it is, and the others are compared
-with it: what comes before the values, and the directory without the checksums of records that are not read.
+A large run has tens of thousands of items, and items of one dtype, shape and torch version differ only in values and
+checksums. So the first of a kind is read as an archive, and the others are compared with it: the bytes before the
+values, and the directory without the checksums of entries that are not read.
 
 Source: torch/distributed/checkpoint/filesystem.py (`_write_item` calls torch.save on a contiguous tensor of its own).
 """
@@ -30,10 +30,10 @@ from ckptools.pickles.classes.tensors import note_on
 from ckptools.tensor_io.fetch_ahead import Part, fetched
 
 MAX_HEAD = 64 << 10
-"""Bytes in front of a tensor's values that are worth remembering; torch writes less than a thousand."""
+"""Longer heads before a tensor's values are not cached; torch writes less than a thousand bytes."""
 
 ENDS = 2 << 10
-"""Bytes in front of a tensor's values, and behind them, that are fetched of an item in a store."""
+"""Bytes before and after a tensor's values that are fetched of an item in a store."""
 
 CRC_AT = 16
 """Offset of the checksum in an entry of a zip directory."""
@@ -41,19 +41,19 @@ CRC_AT = 16
 CRC = struct.Struct("<I")
 
 READ = ("data.pkl", "byteorder")
-"""Records that reading an archive reads, so that their checksums count."""
+"""Zip entries that are read to read an archive, so that their checksums matter."""
 
 
 Stored = Source | Encoded
-"""The place of an item's values, or what the class of its tensor stores instead."""
+"""The source of an item's values, or the parts that the class of its tensor stores instead."""
 
 
 class OtherItemError(ReadError):
-    """A sound item lies where another one should: its file is not the one that its checkpoint describes."""
+    """An undamaged item with another tensor than expected: its file does not belong to the checkpoint's metadata."""
 
 
 def ends_of(item: Item) -> list[Part]:
-    """The ranges that locating an item's tensor reads: a compressed one, or else what lies around the values."""
+    """The byte ranges that are read to locate an item's tensor: all of a compressed item, else both its ends."""
     end = item.offset + item.length
     if item.zstd or item.length <= 2 * ENDS:
         return [(item.path, item.offset, end)]
@@ -61,10 +61,10 @@ def ends_of(item: Item) -> list[Part]:
 
 
 def with_source(shard: Shard) -> Shard:
-    """The shard with its source, read from its item where that is not known yet.
+    """The shard with its source, which is read from its item if it is not known yet.
 
     Raises:
-        ReadError: the item is damaged, or holds something else than its checkpoint says; or codes instead of values.
+        ReadError: the item is damaged, contradicts the checkpoint's metadata, or has codes instead of values.
     """
     if shard.was_read or shard.item is None:
         return shard
@@ -76,7 +76,7 @@ def with_source(shard: Shard) -> Shard:
 
 
 def with_items_read(tensor: Tensor, locator: ItemLocator, files: OpenFiles) -> Tensor:
-    """The tensor with its items looked into; those that cannot be read stay as they are."""
+    """Locate the values of a tensor's items; shards whose items cannot be read are left unchanged."""
     if not isinstance(tensor.shards, Extents):
         return tensor
     shards = [*tensor.shards]
@@ -91,14 +91,14 @@ def with_items_read(tensor: Tensor, locator: ItemLocator, files: OpenFiles) -> T
 
 
 def locate(file: File, item: Item) -> Stored:
-    """Find the values of an item's tensor, or what it stores instead.
+    """Locate the values of an item's tensor, or the parts that it stores instead.
 
     Args:
         file: the item's file, open.
-        item: which part of it, and what it must hold.
+        item: the part of the file, and the dtype and shape that it must have.
 
     Raises:
-        ReadError: the item is damaged, or holds something else than its checkpoint says.
+        ReadError: the item is damaged, or contradicts the checkpoint's metadata.
     """
     if not item.zstd:
         return _source(Window(file, item.offset, item.length), item)
@@ -111,7 +111,7 @@ def locate(file: File, item: Item) -> Stored:
 
 
 def compressed_item(item: Item) -> CompressedItem:
-    """A compressed item as a part of its file, with the bytes that its tensor and an archive take."""
+    """A compressed item as a part of its file, with the size limit that its tensor and an archive imply."""
     return CompressedItem(item.offset, item.length, prod(item.shape) * ITEMSIZE[item.dtype] + ARCHIVE)
 
 
@@ -143,10 +143,10 @@ class ItemTemplate:
     Attributes:
         head: bytes before the values.
         directory_at: byte offset of the directory in the item.
-        nbytes: of the directory and what follows.
-        directory: the bytes of these, but for the checksums of records that are not read.
-        fixed: what takes those bytes out of a directory.
-        crc_at: offset in those bytes of the checksum of the values.
+        nbytes: bytes from there to the end of the item.
+        directory: those bytes without the checksums of entries that are not read.
+        fixed: extracts those bytes from a directory.
+        crc_at: offset in the directory of the checksum of the values.
         layout: where the values lie.
     """
 
@@ -160,30 +160,31 @@ class ItemTemplate:
 
 
 class ItemLocator:
-    """Finds the tensors of many items."""
+    """Locates the tensors of many items."""
 
     def __init__(self) -> None:
         self._met: dict[ItemKind, tuple[int, int]] = {}
         self._templates: dict[ItemKind | None, ItemTemplate] = {}
 
     def knows(self, kind: ItemKind) -> bool:
-        """Whether it is known what the items of a kind have in common, after two of them were located."""
+        """Whether the layout of a kind of items is known, after two of them were located."""
         return kind in self._templates
 
     def alike(
         self, file: File, starts: Sequence[int], kinds: Sequence[ItemKind | None]
     ) -> list[tuple[ExtentLayout, int] | None]:
-        """Find the values of items that differ from others of their kind in their values only.
+        """Locate the values of items that differ from others of their kind only in values.
 
-        What comes before the values of an item is read with the end of the one before it.
+        The bytes before an item's values are read together with the end of the item before it.
 
         Args:
             file: their file, open.
             starts: byte offsets of the items, ascending.
-            kinds: what each must hold; None for one that is to be looked at closely.
+            kinds: the kind that each item must have; None for an item to skip.
 
         Returns:
-            of each the place of its values, and the CRC-32 of their record; None for one that is to be looked at.
+            for each item the layout of its values and the CRC-32 of their zip entry; None if it must be read as an
+            archive.
 
         Raises:
             ReadError: the file cannot be read.
@@ -211,10 +212,10 @@ class ItemLocator:
         return found
 
     def locate(self, file: File, item: Item) -> Stored:
-        """Find the values of an item's tensor, or what it stores instead.
+        """Locate the values of an item's tensor, or the parts that it stores instead.
 
         Raises:
-            ReadError: the item is damaged, or holds something else than its checkpoint says.
+            ReadError: the item is damaged, or contradicts the checkpoint's metadata.
         """
         if item.zstd:
             return locate(file, item)
@@ -224,7 +225,7 @@ class ItemLocator:
             return locate(file, item) if known is None else known[0].source(file.path, item.offset, known[1])
         values = self._met.get(kind)
         if values is not None:
-            # A kind is looked at closely when it is met again: most kinds of a small checkpoint are not.
+            # A template is made when a kind occurs a second time: most kinds of a small checkpoint occur once.
             window = _around(file, item, *values)
             stored = _source(window, item)
             template = _template(window, stored) if isinstance(stored, Source) else None
@@ -240,7 +241,7 @@ class ItemLocator:
 
 
 class CachedWindow(Window):
-    """A part of a file with some pieces of it in memory.
+    """A part of a file, some pieces of which are in memory.
 
     Attributes:
         pieces: bytes, each with its offset in the window.
@@ -253,7 +254,7 @@ class CachedWindow(Window):
         self.pieces = pieces
 
     def read(self, offset: int, length: int) -> bytes:
-        """Read exactly `length` bytes at `offset` of the window, from memory where it can be."""
+        """Read exactly `length` bytes at `offset` of the window, from memory if possible."""
         for at, piece in self.pieces:
             if at <= offset and offset + length <= at + len(piece):
                 return piece[offset - at : offset - at + length]
@@ -261,13 +262,13 @@ class CachedWindow(Window):
 
 
 def _around(file: File, item: Item, start: int, end: int) -> CachedWindow:
-    """Read an item into memory without its values, which go from byte `start` to `end` of it."""
+    """Read an item into memory without its values, which lie between its bytes `start` and `end`."""
     front, behind = file.read(item.offset, start), file.read(item.offset + end, item.length - end)
     return CachedWindow(file, item.offset, item.length, ((0, front), (end, behind)))
 
 
 def _template(window: Window, source: Source) -> ItemTemplate | None:
-    """The common layout of items like this one; None when the archive is laid out in an odd way."""
+    """The common layout of items like this one; None if the archive has an unusual layout."""
     container = Container(window)
     values = source.record_span[0] - window.start
     early = all(record.limit <= values for name, record in container.records.items() if name in READ)
@@ -289,7 +290,7 @@ def _template(window: Window, source: Source) -> ItemTemplate | None:
 
 
 def _checksums(directory: bytes, count: int) -> Iterator[tuple[str, int]]:
-    """Name of each record, without its root folder, and where in the directory its checksum is."""
+    """The name of each zip entry, without its root folder, and the offset of its checksum in the directory."""
     at = 0
     for _ in range(count):
         n_name, n_extra, n_comment = CENTRAL.unpack_from(directory, at)[10:13]

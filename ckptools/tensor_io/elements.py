@@ -1,7 +1,7 @@
-"""Elements of strided arrays, a few at a time: in any order, for sums over them, or beside those of other tensors.
+"""Read the elements of strided arrays in small pieces: in any order for sums, or aligned with those of other tensors.
 
-What lies in a file without a gap is read as one run of bytes, however its dimensions are permuted; of what is
-expanded (a stride of 0) each element is read once.
+An array without gaps in its file is read as one run of bytes, however its dimensions are permuted; of an expanded
+array (a stride of 0) each element is read once.
 """
 
 from __future__ import annotations
@@ -26,24 +26,25 @@ from ckptools.tensor_io.read import bounded, fill, strided
 from ckptools.tensor_io.slicing import bands_of
 
 READ = 1024 << 10
-"""Bytes that are read at a time."""
+"""Bytes read at a time."""
 
 BAND = 128 << 10
-"""Elements that are handed out at a time: with their float64 they stay about in a core's own cache, and each call of
-numpy has enough to do that Python's share is small."""
+"""Elements yielded at a time: few enough that they and their float64 form fit into a core's cache, and enough that
+Python's overhead per numpy call is small.
+"""
 
 
 MOST_TIMES = 1 << 60
-"""Repeats of an expanded element that are accepted; no real tensor has more."""
+"""More repeats of an expanded element than this are refused; no real tensor has so many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Elements that lie in one place of a file.
+    """Distinct elements of an array in a file.
 
     Attributes:
-        source: where; no dimension of it is expanded.
-        times: how often each of them counts.
+        source: their place; no dimension of it is expanded.
+        times: how often each element occurs in the tensor.
     """
 
     source: Source
@@ -56,10 +57,10 @@ class Piece:
 
 
 def pieces_of(source: Source, limit: int) -> Iterator[Piece]:
-    """Cut an array into pieces of about `limit` bytes; none where it is empty.
+    """Cut an array into pieces of about `limit` bytes; none for an empty array.
 
     Raises:
-        ReadError: its strides let it have more elements than its record has, or than anything has.
+        ReadError: its strides give it more elements than its zip entry has, or too many repeats.
     """
     each, times = _without_repeats(source)
     if not prod(each.shape):
@@ -79,7 +80,7 @@ def pieces_of(source: Source, limit: int) -> Iterator[Piece]:
 
 
 def _without_repeats(source: Source) -> tuple[Source, int]:
-    """The array with every element once, its widest strides first, and how often each element is in the source."""
+    """The array with every element once, its widest strides first, and the number of repeats of each element."""
     dims = [(stride, n) for n, stride in zip(source.shape, source.strides, strict=True) if n != 1]
     times = prod(n for stride, n in dims if stride == 0)
     kept = sorted(((stride, n) for stride, n in dims if stride), reverse=True)
@@ -89,10 +90,10 @@ def _without_repeats(source: Source) -> tuple[Source, int]:
 
 
 def raw_bands(piece: Piece, file: File) -> Iterator[Raw]:
-    """Read the elements of a piece as flat raw arrays; each is gone when the next one is read.
+    """Read the elements of a piece as flat raw arrays; each array is overwritten by the next.
 
     Raises:
-        ReadError: the file ends before that, or the disk fails.
+        ReadError: the file ends too early, or the disk fails.
     """
     source = piece.source
     if not source.contiguous:
@@ -107,19 +108,20 @@ def raw_bands(piece: Piece, file: File) -> Iterator[Raw]:
         yield from (raw[low : low + BAND] for low in range(0, len(raw), BAND))
 
 
-# -- side by side ------------------------------------------------------------------------------------------------------
+# -- several tensors side by side --------------------------------------------------------------------------------------
 
 
 def side_by_side(
     box: Box, tensors: Sequence[tuple[str, Sequence[Shard]]], files: OpenFiles
 ) -> Iterator[tuple[int, list[Raw]]]:
-    """Yield elements of a region in row-major order: the place of the first, and each tensor's as a flat raw array.
+    """Yield a region's elements in row-major order, a band at a time: `(index of the first, a flat raw array per
+    tensor)`.
 
-    The arrays are the thread's own buffers: what they hold is gone when the next ones are read.
+    The arrays are the thread's own buffers: the next band overwrites them.
 
     Args:
         box: the region.
-        tensors: of each its dtype, and shards with sources that together hold the region.
+        tensors: the dtype of each tensor, and shards with sources that together cover the region.
         files: keeps sources open.
 
     Raises:
@@ -139,7 +141,7 @@ def side_by_side(
 
 
 def _run(box: Box, shards: Sequence[Shard]) -> Source | None:
-    """The consecutive bytes of one file that a region is; None if it is not."""
+    """The region as consecutive bytes of one file; None if it is not contiguous."""
     if len(shards) != 1 or shards[0].source is None:
         return None
     part = shards[0].source.part(box.seen_from(shards[0].box))
@@ -160,11 +162,11 @@ def _buffers(count: int, dtypes: Sequence[str]) -> list[Raw]:
     return [buffer(f"side {n}", count, raw_dtype(dtype)) for n, dtype in enumerate(dtypes)]
 
 
-# -- buffers, which each thread keeps: to get memory anew takes as long as to read a region ----------------------------
+# -- buffers, one set per thread: allocating memory anew takes as long as reading a region -----------------------------
 
 
 class _OfThread(local):
-    """Bytes by what they are used for."""
+    """The buffers of a thread, by their use."""
 
     def __init__(self) -> None:
         self.rooms: dict[str, npt.NDArray[np.uint8]] = {}
@@ -174,12 +176,12 @@ _OF_THREAD = _OfThread()
 
 
 def buffer(use: str, count: int, dtype: str) -> npt.NDArray[Any]:
-    """Room for some elements, with anything in it, that is the calling thread's own until it asks for the same use.
+    """An uninitialised array from the calling thread's buffers, valid until the thread's next call with the same use.
 
     Args:
-        use: what for; a thread has one buffer for each, as large as the largest that it asked for.
+        use: name of the buffer; a thread has one per use, as large as its largest request.
         count: elements.
-        dtype: as numpy names it.
+        dtype: numpy's name.
     """
     nbytes = count * np.dtype(dtype).itemsize
     room = _OF_THREAD.rooms.get(use)

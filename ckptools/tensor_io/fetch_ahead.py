@@ -1,7 +1,7 @@
-"""Small parts of many files in a store, fetched at once before threads or ranks work on them one by one.
+"""Fetch small parts of many remote files together, before threads or ranks read them one by one.
 
-Whoever compares the copies of a tensor reads them rank by rank, and would wait for each file's request in turn. What
-is fetched waits in memory, so it is fetched for no more than fits; large parts are read when they are wanted.
+Comparing a tensor's copies reads them rank by rank and would wait for one request per file. Fetched parts stay in
+memory, so no more is fetched than fits; large parts are read when needed.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor
 from ckptools.text import KeyPath
 
-# -- work shared out to a few threads: the first failure, or an interrupt, ends it in good order -----------------------
+# -- work shared by a few threads: the first failure, or an interrupt, stops them all ----------------------------------
 # Python raises KeyboardInterrupt between any two steps of the main thread, also inside the code that hands work to
-# threads; a lock that is left taken there would never let the process end.
+# threads; a lock that stays locked there would keep the process from ever ending.
 
 
 INTERRUPT_SECONDS = 0.1
-"""Seconds between two looks of the main thread for an interrupt."""
+"""Seconds between two checks of the main thread for an interrupt."""
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 def thread_count(jobs: int | None, most: int = 8, per_core: int = 1) -> int:
-    """The number of threads that read: as many as were asked for, else some per core, at most `most`.
+    """The number of reading threads: `jobs` if given, else `per_core` times the cores, at most `most`.
 
-    Where files lie in a store, threads wait more than they work: twice as many then, whatever the cores.
+    For remote files, where threads mostly wait, it is twice `most`, whatever the number of cores.
     """
     return jobs or (2 * most if stores_are_used() else min(most, per_core * (os.cpu_count() or 1)))
 
@@ -53,13 +53,13 @@ def in_threads(
 
     Args:
         work: called in some thread, once for each item.
-        items: what to work on.
-        threads: how many, at least one.
-        give_up: called when a call has failed, or the user interrupts, so that running calls can end early; those
-            that have not begun never do.
+        items: the items.
+        threads: number of threads, at least one.
+        give_up: called when a call has failed, or the user interrupts, so that running calls can end early; no
+            further calls are started.
 
     Raises:
-        Exception: whatever a call raised first.
+        Exception: the first exception that a call raised.
     """
     waiting = deque(enumerate(items))
     results: dict[int, R] = {}
@@ -72,7 +72,7 @@ def in_threads(
                 return
             results[number] = work(item)
 
-    # A thread takes items itself: a future for each would take longer than a small tensor does.
+    # Threads take items themselves: a future for each would take longer than a small tensor does.
     count = min(max(1, threads), len(waiting))
     with defer_interrupts() as interrupted, ThreadPoolExecutor(max(1, count)) as pool:
         pending: set[Future[None]] = set()
@@ -83,7 +83,7 @@ def in_threads(
             while pending and not interrupted and failed is None:
                 done, pending = wait(pending, INTERRUPT_SECONDS, FIRST_EXCEPTION)
                 failed = next((f.exception() for f in done if f.exception() is not None), None)
-        finally:  # whatever the caller's own handler of a signal raises ends it too
+        finally:  # also ends the threads if a signal handler of the caller raises
             waiting.clear()
             if pending:
                 give_up()
@@ -96,11 +96,11 @@ def in_threads(
 
 
 Progress = Callable[[int, str], None]
-"""Called with bytes that were read or written, and the tensor they are of."""
+"""Called with bytes that were read or written, and the tensor they belong to."""
 
 
 def no_progress(_nbytes: int, _name: str) -> None:
-    """Report nothing: the `Progress` where the caller gave none."""
+    """Report nothing: the default `Progress`."""
 
 
 # -- interrupts --------------------------------------------------------------------------------------------------------
@@ -108,9 +108,9 @@ def no_progress(_nbytes: int, _name: str) -> None:
 
 @contextmanager
 def defer_interrupts() -> Iterator[list[int]]:
-    """Note interrupts in the list that this yields, and raise KeyboardInterrupt at the end if there was one.
+    """Yield a list that collects interrupts, and raise KeyboardInterrupt at the end if there was one.
 
-    Only in the main thread, and only for signals whose handler would raise it; others stay as they are.
+    Only in the main thread, and only for signals whose handler would raise it; other signals are unaffected.
     """
     noted: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -133,21 +133,21 @@ def defer_interrupts() -> Iterator[list[int]]:
             raise KeyboardInterrupt
 
 
-# -- small parts, fetched at once --------------------------------------------------------------------------------------
+# -- small parts, fetched together -------------------------------------------------------------------------------------
 
 
 THREADS = 32
-"""Requests that are under way together."""
+"""Concurrent requests."""
 
 NEAR = 64 << 10
-"""Bytes between two parts that are fetched rather than making a second request; their transfer takes less than that."""
+"""A gap of at most this many bytes between two parts is fetched with them: faster than a second request."""
 
 WAITING = 16 << 20
-"""Bytes that are fetched before the first of them is read; a store keeps four times as much."""
+"""At most this many bytes are fetched ahead; a store caches four times as much."""
 
 
 Part = tuple[Path, int, int]
-"""A file, and the bytes in it from an offset to before another."""
+"""A byte range of a file: path, first offset, end offset."""
 
 
 def _is_fetched(part: Part) -> bool:
@@ -168,12 +168,12 @@ def _fetch(request: Part) -> None:
 
 
 def count_requests(parts: Iterable[Part]) -> int:
-    """Count the requests that fetching parts takes; none for files on disk."""
+    """Count the requests that fetching the parts would take; none for files on disk."""
     return len(_requests(filter(_is_fetched, parts)))
 
 
 def _requests(parts: Iterable[Part]) -> list[Part]:
-    """Join parts that lie close together into one request."""
+    """Merge parts that lie close together into one request."""
     from ckptools.files.remote.cached_file import REQUEST, joined
 
     found: dict[Path, list[tuple[int, int]]] = {}
@@ -183,15 +183,15 @@ def _requests(parts: Iterable[Part]) -> list[Part]:
 
 
 class _Run:
-    """Parts that are fetched together."""
+    """Parts to fetch together."""
 
     def __init__(self) -> None:
         self.parts: list[Part] = []
         self._nbytes = 0
-        self._spans: dict[Path, tuple[int, int]] = {}  # of each file what was added last, with what lies close to it
+        self._spans: dict[Path, tuple[int, int]] = {}  # by file: the range added last, merged with its neighbours
 
     def takes(self, parts: Sequence[Part]) -> bool:
-        """Add the parts of an item, if they fit in; of the first one those that do."""
+        """Add the parts of an item, if they fit; of a first item that is too large, the parts that do."""
         spans: dict[Path, tuple[int, int]] = {}
         more = 0
         for path, start, end in parts:
@@ -208,12 +208,12 @@ class _Run:
         return True
 
     def fetch(self) -> None:
-        """Fetch them; an error is left to who reads them."""
+        """Fetch the parts; an error is ignored here and occurs again when they are read."""
         in_threads(_fetch, _requests(self.parts), THREADS)
 
 
 def _first(parts: Sequence[Part]) -> Iterator[Part]:
-    """The first of them, as many as fit in."""
+    """The first parts, as many as fit."""
     nbytes = 0
     for path, start, end in parts:
         nbytes += end - start
@@ -222,11 +222,11 @@ def _first(parts: Sequence[Part]) -> Iterator[Part]:
 
 
 def fetched_runs(items: Iterable[T], reads: Callable[[T], Iterable[Part]]) -> Iterator[list[T]]:
-    """The items in runs; what those of a run read is at hand, as far as it is small and lies in a store.
+    """Yield the items in runs; the small remote parts that a run reads are fetched before it is yielded.
 
     Args:
-        items: to go through; where no store is used they are one run.
-        reads: what an item reads.
+        items: the items; without remote files they are one run.
+        reads: the parts that an item reads.
     """
     if not stores_are_used():
         yield list(items)
@@ -245,7 +245,7 @@ def fetched_runs(items: Iterable[T], reads: Callable[[T], Iterable[Part]]) -> It
 
 
 def fetched(items: Iterable[T], reads: Callable[[T], Iterable[Part]]) -> Iterator[T]:
-    """The items; what each reads is at hand, as far as it is small and lies in a store."""
+    """Yield the items; the small remote parts that each reads are fetched before."""
     for run in fetched_runs(items, reads):
         yield from run
 
@@ -257,28 +257,28 @@ def fetched_in_threads(
     reads: Callable[[T], Iterable[Part]],
     give_up: Callable[[], None] = lambda: None,
 ) -> list[R]:
-    """Run `work` on every item as `in_threads` does; `reads` is of `fetched_runs`."""
+    """Run `work` on every item as `in_threads` does; `reads` is as in `fetched_runs`."""
     return [result for run in fetched_runs(items, reads) for result in in_threads(work, run, threads, give_up)]
 
 
 def copies_of(tensor: Tensor) -> list[Part]:
-    """The parts that are read to compare the copies of a tensor's regions on several ranks."""
+    """The parts that are read to compare a tensor's replicas."""
     return copies_among(tensor.found) if tensor.has_copies else []
 
 
 def copies_among(shards: Sequence[Shard]) -> list[Part]:
-    """The parts that are read to compare shards of one region."""
+    """The parts that are read to compare shards of one box."""
     count = Counter(shard.box for shard in shards)
     return [part for shard in shards if count[shard.box] > 1 for part in parts_of(shard)]
 
 
 def parts_of_all(shards: Iterable[Shard]) -> list[Part]:
-    """The parts that reading some shards reads."""
+    """The parts that are read to read some shards."""
     return [part for shard in shards for part in parts_of(shard)]
 
 
 def parts_of(shard: Shard) -> Iterator[Part]:
-    """The parts that reading a shard reads."""
+    """The parts that are read to read a shard."""
     for source in shard.sources:
         if source.contiguous:
             yield source.path, source.offset, source.offset + prod(source.shape) * ITEMSIZE[source.dtype]
@@ -288,7 +288,7 @@ def parts_of(shard: Shard) -> Iterator[Part]:
 
 
 class CopiesAhead:
-    """Fetches copies of tensors when the first of them is to be compared, with those of the tensors that come next.
+    """Fetches copies of tensors when the first is about to be compared, together with those of the next tensors.
 
     Args:
         tensors: by their key paths, in the order in which they will be compared.
@@ -298,7 +298,7 @@ class CopiesAhead:
         self._coming = dict(tensors) if stores_are_used() else {}
 
     def reach(self, path: KeyPath) -> None:
-        """Have the copies of a tensor at hand."""
+        """Fetch the copies of a tensor, if they are not fetched yet."""
         if path not in self._coming:
             return
         paths = list(self._coming)
@@ -307,7 +307,7 @@ class CopiesAhead:
             del self._coming[at]
 
 
-# -- work on many items, shared out to the ranks that do a command together --------------------------------------------
+# -- work shared by the ranks that run a command together --------------------------------------------------------------
 
 
 def in_ranks(
@@ -318,18 +318,18 @@ def in_ranks(
     give_up: Callable[[], None] = lambda: None,
     reads: Callable[[T], Iterable[Part]] = lambda _: (),
 ) -> list[R]:
-    """Run `work` on every item, each on one rank, and return on all ranks the results in the order of the items.
+    """Run `work` on every item, each on one rank, and return all results on all ranks, in the order of the items.
 
     Args:
-        work: called in some thread of some rank, once for each item; what it returns is sent to the others.
-        items: what to work on, the same on every rank.
-        threads: how many each rank has, at least one.
-        weight: how long an item takes, in bytes.
+        work: called in some thread of some rank, once for each item; its result is sent to the other ranks.
+        items: the items, the same on every rank.
+        threads: number of threads of each rank, at least one.
+        weight: the cost of an item, in bytes.
         give_up: called when a call has failed, or the user interrupts, so that running calls can end early.
-        reads: what of which files an item reads; of files in a store it is fetched for many items together.
+        reads: the parts that an item reads; remote parts are fetched for many items together.
 
     Raises:
-        Exception: whatever a call raised first, on whatever rank.
+        Exception: the first exception that a call raised, on any rank.
     """
     team = current()
     if team.world_size == 1:

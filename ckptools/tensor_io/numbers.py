@@ -1,4 +1,4 @@
-"""Elements of tensors as numbers that numpy computes with: every dtype as float64, bf16 and fp8 decoded."""
+"""Convert elements of tensors to numbers that numpy computes with: every dtype to float64, bf16 and fp8 decoded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RUN = 2048
 """Elements whose squares are summed at once: too few for the BLAS to start threads of its own."""
 
 VIEWS = {"bool": "u1", "complex128": "<f8", "complex64": "<f4", "complex32": "<f2"}
-"""Dtypes as which flags and complex numbers are computed with; complex ones become their two parts."""
+"""numpy dtypes by which bools and complex numbers are viewed; a complex number becomes its two parts."""
 
 UNBIASED = np.float32(2.0**112)
 """Two to the power of the difference between the exponent biases of float32 and of float16, 127 and 15."""
@@ -30,22 +30,22 @@ RAW_DTYPE = {1: "u1", 2: "<u2", 4: "<u4", 8: "<u8", 16: "V16"}
 
 
 def raw_dtype(dtype: str) -> str:
-    """The numpy dtype that holds the bytes of an element of torch's `dtype`."""
+    """The unsigned integer dtype as wide as an element of torch's `dtype`."""
     return RAW_DTYPE[ITEMSIZE[dtype]]
 
 
 def is_number(dtype: str) -> bool:
-    """Whether elements of a dtype are numbers each for itself: not packed in halves of a byte, and not quantized."""
+    """Whether each element of a dtype is a number by itself: not packed in half bytes, not quantized."""
     return dtype in ITEMSIZE and dtype not in NO_NUMBERS
 
 
 def parts_of(dtype: str) -> int:
-    """Numbers in an element: two of a complex one."""
+    """Numbers per element: two for complex dtypes."""
     return 2 if dtype.startswith("complex") else 1
 
 
 def as_numbers(raw: Raw, dtype: str) -> Raw:
-    """Raw elements as numbers, flat: as numpy computes with the dtype, else as float32: fp16, bf16 and fp8 exactly."""
+    """Convert raw elements to a flat array of numbers in numpy's own dtype; fp16, bf16 and fp8 exactly to float32."""
     flat = raw.reshape(-1)
     if dtype == "float16":
         return halves(flat)
@@ -53,7 +53,7 @@ def as_numbers(raw: Raw, dtype: str) -> Raw:
 
 
 def decoded(raw: Raw, dtype: str) -> Raw:
-    """Raw elements as numbers; bfloat16 and fp8, which numpy lacks, become float32, which holds them exactly."""
+    """Convert raw elements to numbers; bfloat16 and fp8, which numpy lacks, become float32 exactly."""
     if dtype == "bfloat16":
         return np.left_shift(raw, 16, dtype="<u4").view("<f4")
     if dtype.startswith("float8"):
@@ -90,10 +90,10 @@ def fp8_table(dtype: str) -> npt.NDArray[np.float32]:
 
 
 def halves(raw: Raw) -> npt.NDArray[np.float32]:
-    """float16 as float32, bit for bit as numpy converts it, in a quarter of its time, and a tenth where many are small.
+    """Convert float16 to float32 exactly as numpy does, in a quarter of the time, a tenth with many subnormals.
 
-    Sign, exponent and fraction are moved to where float32 has them, and the exponent's bias is multiplied in.
-    Infinities, NaN, and a processor that is set to take the smallest float32 for zeros need numpy's way.
+    Sign, exponent and fraction are moved to float32's positions, and a multiplication corrects the exponent's bias.
+    Infinities, NaN, and a processor that flushes subnormal float32 to zero take numpy's way.
     """
     if np.bitwise_and(raw, 0x7FFF).max(initial=0) >= 0x7C00 or not (SMALLEST * UNBIASED).all():
         return raw.view("<f2").astype("<f4")
@@ -113,13 +113,13 @@ def sum_of_squares(values: npt.NDArray[np.float64]) -> float:
 
 
 def digits(element: bytes, dtype: str) -> str:
-    """An element with enough digits to be distinct in its dtype; the bits of what is no number."""
+    """Format an element with enough digits to be distinct in its dtype, or its bits if it is not a number."""
     raw = np.frombuffer(element, raw_dtype(dtype))
     return digits_of(as_numbers(raw, dtype), 0, dtype) if is_number(dtype) else f"0x{element[::-1].hex()}"
 
 
 def digits_of(numbers: Raw, at: int, dtype: str) -> str:
-    """The same of one of several elements that `as_numbers` made."""
+    """Format one of several elements that `as_numbers` converted, as `digits` does."""
     if parts_of(dtype) == 2:
         return str(complex(float(numbers[2 * at]), float(numbers[2 * at + 1])))
     if dtype == "float16":

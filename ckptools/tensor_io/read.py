@@ -1,7 +1,7 @@
-"""Tensor values: only the bytes that are asked for, from the files where the shards lie.
+"""Read tensor values from the files of the shards, and no other bytes.
 
-numpy holds the bytes as unsigned integers of the element's width, so that every dtype is moved exactly, also those
-that numpy does not have. torch is imported only by `load` and `load_slice`.
+numpy holds the bytes as unsigned integers of the element's width, so that every dtype is moved exactly, including
+dtypes that numpy lacks. Only `load` and `load_slice` import torch.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from ckptools.tensor_io import dcp_items
 from ckptools.tensor_io.numbers import Raw, decoded, raw_dtype
 from ckptools.tensor_io.slicing import Slicing, bands_of, sliced
 
-# -- values of pieces that are stored as codes and scales, by the rule of the class that stores them (`Coding`) --------
-# The arithmetic is torch's: two dtypes are brought to the one that they promote to; what is computed in bfloat16 or
-# float16 is computed in float32 and rounded to the nearest, even where two are near. Which class has which rule is in
-# `pickles.classes.codings`, with the sources. numpy alone; a few hundred thousand elements at a time.
+# -- decode shards that are stored as codes and scales, by the rule of their class (`Coding`) --------------------------
+# The arithmetic is torch's: two dtypes are promoted to their common one; a computation in bfloat16 or float16 is done
+# in float32 and rounded to nearest even. `pickles.classes.codings` has each class's rule, with its source. numpy alone,
+# a few hundred thousand elements at a time.
 
 
 BAND = 256 << 10
-"""Elements that are worked out at a time."""
+"""Elements decoded at a time."""
 
 Numbers = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.int64]
@@ -42,14 +42,14 @@ Read = Callable[[Source], Raw]
 """Reads the raw elements of a source."""
 
 UNSCALED = Coding("values", "", 1, "float32", "float32")
-"""The coding of plain values of a smaller dtype, which float32 has exactly."""
+"""The coding of plain values of a smaller dtype, which float32 holds exactly."""
 
 
 def dequantized(tensor: Tensor) -> Tensor:
-    """The tensor of the values that its codes stand for; the tensor itself where it is not stored as codes.
+    """The tensor of the decoded values; an unquantized tensor is returned unchanged.
 
-    A rank may hold its piece as it is, where that is too small to be worth quantizing; where values are float32, a
-    smaller dtype becomes float32 exactly.
+    A rank may keep its shard unquantized if it is too small. If decoded values are float32, such a shard of a smaller
+    dtype becomes float32 exactly.
     """
     encoded = [shard.encoded for shard in tensor.found if shard.encoded is not None]
     if not encoded or tensor.note not in map(note_on, encoded):
@@ -74,7 +74,7 @@ def _dtype(shard: Shard) -> str:
 
 
 def _in_dtype(shard: Shard, dtype: str) -> Shard:
-    """A shard that is stored as it is, as a piece of this dtype, where that has every value of its own."""
+    """An unquantized shard converted to `dtype`, which must hold its values exactly."""
     source = shard.source
     if source is None or source.dtype not in ("bfloat16", "float16") or dtype != "float32":
         return shard
@@ -83,11 +83,11 @@ def _in_dtype(shard: Shard, dtype: str) -> Shard:
 
 
 def values(piece: Encoded, read: Read) -> Iterator[tuple[Box, Raw]]:
-    """Yield the values of a piece, some at a time: their region of the piece, and their raw elements.
+    """Yield the decoded values of an encoded shard band by band: `(box within the shard, raw elements)`.
 
     Args:
-        piece: what is stored; its class must be known.
-        read: reads what it is stored as.
+        piece: the encoded shard; its class must be known.
+        read: reads the raw elements of its parts.
     """
     assert piece.coding is not None
     for box in bands_of(Box.whole(piece.box.sizes), BAND):
@@ -96,7 +96,7 @@ def values(piece: Encoded, read: Read) -> Iterator[tuple[Box, Raw]]:
 
 
 def _values(piece: Encoded, coding: Coding, read: Read) -> Numbers:
-    """The values of a piece as float32, which has every value of their dtype."""
+    """The values of an encoded shard as float32, which holds every value of their dtype."""
     parts, block = dict(piece.parts), _blocks(piece.box, piece.shape, coding.blocks)
     codes = _codes(piece, coding, read)
     dtype = coding.first
@@ -113,7 +113,7 @@ def _values(piece: Encoded, coding: Coding, read: Read) -> Numbers:
         if coding.zero:
             found = rounded(found - rounded(_of_blocks(parts[coding.zero], block, read), dtype), dtype)
         if coding.scale:
-            # torch computes two floating-point dtypes of at most 32 bits in the one that both are, else in float32
+            # torch computes with two floating-point dtypes of at most 32 bits in their common dtype, else in float32
             dtype = dtype if dtype == _scale_dtype(parts, coding) else "float32"
             found = rounded(found * _scales(parts, coding, block, read), dtype)
         if coding.factor != 1:
@@ -122,14 +122,14 @@ def _values(piece: Encoded, coding: Coding, read: Read) -> Numbers:
 
 
 def _scale_dtype(parts: Mapping[str, Source], coding: Coding) -> str:
-    """The dtype of scales once they are decoded."""
+    """The dtype of the decoded scales."""
     if coding.scale_coding is not None:
         return coding.scale_coding.dtype
     return coding.scale_dtype or parts[coding.scale].dtype
 
 
 def _scales(parts: Mapping[str, Source], coding: Coding, block: Indices, read: Read) -> Numbers:
-    """The scale of each element, by the number of its block."""
+    """The scale of each element, given the index of its block."""
     scales, nested = parts[coding.scale], coding.scale_coding
     if nested is None:
         return rounded(_of_blocks(scales, block, read), coding.scale_dtype)
@@ -153,7 +153,7 @@ def _numbers(source: Source, read: Read) -> Numbers:
 
 
 def _in_tiles(block: Indices, columns: int) -> Indices:
-    """The places of scales that lie in tiles of 128 rows and 4 columns, by their numbers in row-major order.
+    """Map row-major indices of scales to their places in tiles of 128 rows and 4 columns.
 
     In a tile the rows r, r + 32, r + 64 and r + 96 lie beside each other, 4 scales of each. Source: NVIDIA's cuBLAS
     documentation, "1D Block Scaling Factors Layout"; torchao's `to_blocked`.
@@ -165,7 +165,7 @@ def _in_tiles(block: Indices, columns: int) -> Indices:
 
 
 def _codes(piece: Encoded, coding: Coding, read: Read) -> Raw:
-    """The codes of a piece, in its shape."""
+    """The codes of an encoded shard, in its shape."""
     source = dict(piece.parts)[coding.codes]
     if coding.bits == 8:
         return read(source.part(piece.box))
@@ -176,7 +176,7 @@ def _codes(piece: Encoded, coding: Coding, read: Read) -> Raw:
 
 
 def _blocks(box: Box, shape: Ints, blocks: int | Ints) -> Indices:
-    """The number of the block that each element of a region is in; of one dimension fewer where all are in one."""
+    """The block index of each element of a box; without a dimension along which all elements share a block."""
     if isinstance(blocks, int):
         return _index(box, contiguous_strides(shape)) // blocks
     counts = tuple(n // b for n, b in zip(shape, blocks, strict=True))
@@ -184,7 +184,7 @@ def _blocks(box: Box, shape: Ints, blocks: int | Ints) -> Indices:
 
 
 def _index(box: Box, strides: Ints, blocks: Ints | None = None) -> Indices:
-    """The place of each element of a region, or of its block, in row-major order."""
+    """The row-major index of each element of a box, or of its block."""
     found: Indices = np.zeros((1,) * len(strides), np.int64)
     for d, (offset, size, stride) in enumerate(zip(box.offsets, box.sizes, strides, strict=True)):
         along = np.arange(offset, offset + size) // (blocks[d] if blocks else 1) * stride
@@ -195,14 +195,14 @@ def _index(box: Box, strides: Ints, blocks: Ints | None = None) -> Indices:
 
 
 def _of_blocks(source: Source, block: Indices, read: Read) -> Numbers:
-    """The numbers of blocks, each where an element is in the block."""
+    """The numbers of blocks, by the block index of each element."""
     first = int(block.min())
     run = _run(source, first, int(block.max()) + 1, read)
     return decoded(run, source.dtype).astype("<f4")[block - first]
 
 
 def _run(source: Source, start: int, end: int, read: Read) -> Raw:
-    """Some elements of a part in row-major order."""
+    """Elements `start` to `end` of a part in row-major order."""
     if not source.contiguous:
         return read(source).reshape(-1)[start:end]
     at = source.offset + start * ITEMSIZE[source.dtype]
@@ -210,7 +210,7 @@ def _run(source: Source, start: int, end: int, read: Read) -> Raw:
 
 
 def rounded(numbers: Numbers, dtype: str) -> Numbers:
-    """float32 numbers, rounded to what a smaller dtype has, to nearest even; still float32."""
+    """Round float32 numbers to the values of a smaller dtype, to nearest even; the result is still float32."""
     if dtype == "float16":
         return numbers.astype("<f2").astype("<f4")
     if dtype != "bfloat16":
@@ -222,7 +222,7 @@ def rounded(numbers: Numbers, dtype: str) -> Numbers:
 
 
 def _raw(numbers: Numbers, dtype: str) -> Raw:
-    """Raw elements of a dtype that has each of some numbers."""
+    """Convert numbers to raw elements of a dtype that holds each of them exactly."""
     if dtype == "float16":
         return numbers.astype("<f2").view("<u2")
     bits: Raw = np.ascontiguousarray(numbers).view("<u4")
@@ -233,16 +233,16 @@ MAX_SPAN = 32 << 20
 """Bytes of a file that are in memory at once when a strided view is read."""
 
 MAX_GAP = 8 << 10
-"""Bytes between two elements, or runs of them, that are read with them: two pages cost less than another call."""
+"""A gap of at most this many bytes between elements, or runs of them, is read too: cheaper than another call."""
 
-# -- what people call --------------------------------------------------------------------------------------------------
+# -- values for users --------------------------------------------------------------------------------------------------
 
 
 def load(tensor: Tensor, rank: int | None = None) -> Any:
     """Read a tensor as a `torch.Tensor`; with `rank`, that rank's local tensor.
 
     Raises:
-        NotWholeError: no file holds some of it.
+        NotWholeError: some of its elements are in no file.
         UsageError: the rank holds nothing of it.
     """
     if rank is not None:
@@ -251,17 +251,17 @@ def load(tensor: Tensor, rank: int | None = None) -> Any:
 
 
 def load_slice(tensor: Tensor, cut: Slicing) -> Any:
-    """Read what an index names of a tensor as a `torch.Tensor`.
+    """Read a slice of a tensor as a `torch.Tensor`.
 
     Raises:
-        NotWholeError: no file holds some of it.
+        NotWholeError: some of its elements are in no file.
     """
     loaded = _as_torch(read_slice(tensor, cut).reshape(cut.kept), tensor.dtype)
     return loaded.flip(cut.flipped) if cut.flipped else loaded
 
 
 def to_numpy(tensor: Tensor) -> Raw:
-    """Read a tensor as a numpy array. bfloat16 and fp8, which numpy lacks, become float32, which holds them exactly."""
+    """Read a tensor as a numpy array. bfloat16 and fp8, which numpy lacks, become float32 exactly."""
     if tensor.dtype in ("complex32", "float4_e2m1fn_x2"):
         raise UsageError(None, f"numpy has no {tensor.dtype}; use .load() for a torch tensor")
     return decoded(read_box(tensor, Box.whole(tensor.shape)), tensor.dtype)
@@ -274,12 +274,12 @@ def read_box(tensor: Tensor, box: Box) -> Raw:
     """Read a region of a tensor as raw elements, row-major.
 
     Raises:
-        NotWholeError: some of it is in no file that is here.
+        NotWholeError: some of its elements are in no file.
         ReadError: a file cannot be read.
     """
     if tensor.note:
         raise ReadError(None, tensor.note)
-    chosen: dict[Box, Shard] = {}  # one of each place that meets the box
+    chosen: dict[Box, Shard] = {}  # one shard for each distinct box that meets the region
     for shard in tensor.shards:
         if shard.is_here and shard.box not in chosen and (not box.sizes or shard.box.intersect(box)):
             chosen[shard.box] = dcp_items.with_source(shard)
@@ -297,10 +297,10 @@ def read_box(tensor: Tensor, box: Box) -> Raw:
 
 
 def read_slice(tensor: Tensor, cut: Slicing) -> Raw:
-    """Read what an index names of a tensor as raw elements, each dimension upwards.
+    """Read a slice of a tensor as raw elements; every dimension ascends, also with a negative step.
 
     Raises:
-        NotWholeError: some of it is in no file that is here.
+        NotWholeError: some of its elements are in no file.
         ReadError: a file cannot be read.
     """
     if not cut.stepping or tensor.note:
@@ -320,14 +320,14 @@ def fill(
     files: OpenFiles | None = None,
     seen: Seen | None = None,
 ) -> None:
-    """Copy what `shards` hold of `box` into `out`, which has the box's shape.
+    """Copy the parts of `shards` in `box` into `out`, which has the box's shape.
 
     Args:
-        out: where to.
+        out: the destination.
         box: the region.
-        shards: what may hold some of it.
+        shards: shards that may intersect it.
         files: keeps sources open.
-        seen: called with all that is read on the way.
+        seen: called with all bytes that are read on the way.
     """
     if files is None:
         with OpenFiles() as opened:
@@ -361,7 +361,7 @@ def _fill(out: Raw, source: Source, files: OpenFiles, seen: Seen | None) -> None
 
 
 def strided(file: File, source: Source, seen: Seen | None = None) -> Raw:
-    """Read the elements of a source as raw elements, with all that lies between them; `seen` is that of `fill`."""
+    """Read the raw elements of a source, together with the bytes between them; `seen` is that of `fill`."""
     width = ITEMSIZE[source.dtype]
     data = file.read(source.offset, extent(source))
     if seen is not None:
@@ -371,7 +371,7 @@ def strided(file: File, source: Source, seen: Seen | None = None) -> Raw:
 
 
 def _decode(out: Raw, piece: Encoded, files: OpenFiles, seen: Seen | None) -> None:
-    """Put the values of an encoded piece into an array of its shape."""
+    """Decode an encoded shard into an array of its shape."""
 
     def read(source: Source) -> Raw:
         raw = np.empty(source.shape, raw_dtype(source.dtype))
@@ -383,9 +383,9 @@ def _decode(out: Raw, piece: Encoded, files: OpenFiles, seen: Seen | None) -> No
 
 
 def bounded(source: Source, limit: int) -> Iterator[tuple[Source, tuple[int, ...]]]:
-    """Cut a source so that every part spans at most `limit` bytes of its file, without long gaps; each with its place.
+    """Cut a source into parts that each span at most `limit` bytes of its file; yield each with its place.
 
-    No gap of a part is longer than `MAX_GAP`: who wants a column of a matrix does not read the matrix.
+    No part has a gap longer than `MAX_GAP`: reading a column of a matrix does not read the matrix.
     """
     stack = [(source, (0,) * len(source.shape))]
     while stack:
@@ -409,13 +409,13 @@ def extent(source: Source) -> int:
 
 
 def _gap(source: Source, dim: int) -> int:
-    """Bytes between the end of what one index of a dimension spans and the begin of what the next does."""
+    """Bytes between the spans of two consecutive indices of a dimension."""
     one = source._replace(shape=tuple(1 if d == dim else n for d, n in enumerate(source.shape)))
     return source.strides[dim] * ITEMSIZE[source.dtype] - extent(one)
 
 
 def _local(tensor: Tensor, rank: int) -> Raw:
-    """One rank's local tensor: its boxes moved together; each dimension keeps only the indices that some box has."""
+    """One rank's local tensor: its boxes, moved together along every dimension."""
     if tensor.note and tensor.encoded_as:
         raise ReadError(None, tensor.note)
     pieces = [dcp_items.with_source(s) for s in tensor.on_rank(rank) if s.is_here]

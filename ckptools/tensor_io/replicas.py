@@ -1,4 +1,4 @@
-"""Copies of values that must agree: those that several ranks hold of one region, and fp32 copies of weights."""
+"""Compare values that must agree: replicas of one box on several ranks, and fp32 copies of weights."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ CHUNK = 4 << 20
 
 
 class Unequal(NamedTuple):
-    """Copies of one region that differ.
+    """Two differing copies of one box.
 
     Attributes:
-        usual: the copy that most have; where no more than half have one, the first.
+        usual: the copy of the majority of ranks; without a majority, the first copy.
         other: a copy with other bytes.
         odd: ranks that more than half of the copies contradict.
     """
@@ -35,12 +35,12 @@ class Unequal(NamedTuple):
     odd: tuple[int, ...]
 
     def problem(self, fqn: str, files: OpenFiles, more: str = "") -> Problem:
-        """Say which region of a tensor it is, who holds which value, and where.
+        """Describe the difference: the box, the ranks with each copy, and the first differing element.
 
         Args:
             fqn: of the tensor.
-            files: where its copies lie.
-            more: what its message ends in.
+            files: keeps the files of the copies open.
+            more: text to append to the message.
 
         Raises:
             ReadError: a file cannot be read.
@@ -58,7 +58,7 @@ class Unequal(NamedTuple):
 
 
 def differing_boxes(shards: Iterable[Shard], files: OpenFiles) -> dict[Box, Unequal]:
-    """The regions whose copies differ.
+    """Find the boxes whose copies differ.
 
     Raises:
         ReadError: a file cannot be read.
@@ -83,7 +83,7 @@ def _whose(copy: Shard) -> str:
 
 
 def _first_difference(a: Shard, b: Shard, files: OpenFiles) -> tuple[str, str, str] | None:
-    """The first element that differs: its place, and its value in both copies; None where that is unknown."""
+    """The index of the first differing element, and its value in both copies; None if unknown."""
     from ckptools.tensor_io.numbers import digits
 
     if a.source is None or b.source is None:
@@ -98,7 +98,7 @@ def _first_difference(a: Shard, b: Shard, files: OpenFiles) -> tuple[str, str, s
 
 
 def _all_equal(copies: Sequence[Shard], files: OpenFiles) -> bool:
-    """Whether copies of one region are; those that lie in one run are read together, and each of them once."""
+    """Whether all copies of one box are equal; contiguous copies are read together, each once."""
     sources = list(dict.fromkeys(shard.source for shard in copies if shard.source is not None))
     encoded = any(shard.encoded is not None for shard in copies)
     if encoded or not all(source.contiguous for source in sources):
@@ -120,7 +120,7 @@ def _equal(a: Shard, b: Shard, files: OpenFiles) -> bool:
 
 
 def _side_by_side(a: Shard, b: Shard, files: OpenFiles) -> Iterator[tuple[int, bytes, bytes]]:
-    """The bytes of two copies in row-major order, some at a time, each with where they start."""
+    """The bytes of two copies in row-major order, piece by piece: `(byte offset, bytes, bytes)`."""
     assert a.source is not None
     assert b.source is not None
     if not (a.source.contiguous and b.source.contiguous):
@@ -135,7 +135,7 @@ def _side_by_side(a: Shard, b: Shard, files: OpenFiles) -> Iterator[tuple[int, b
 
 
 def _equal_parts(a: Shard, b: Shard, files: OpenFiles) -> bool:
-    """Whether two pieces store the same in the place of values: the same class, and equal parts."""
+    """Whether two encoded shards have the same class and equal parts."""
     if a.encoded is None or b.encoded is None or a.encoded.name != b.encoded.name:
         return False
     one, other = (dict(shard.encoded.parts) for shard in (a, b) if shard.encoded is not None)
@@ -157,22 +157,22 @@ def _equal_bytes(sources: Sequence[Source], nbytes: int, files: OpenFiles) -> bo
     return True
 
 
-# -- fp32 copies, which round to the half-precision weights beside them ------------------------------------------------
+# -- fp32 copies, which round to the half-precision weights of their names ---------------------------------------------
 
-# They prove a layout that was found. An optimizer that keeps fp32 copies rounds them into the model's weights after
-# each step, to the nearest even value. Some elements of each piece are compared: enough to distinguish parameters.
+# They test an inferred layout. An optimizer that keeps fp32 copies rounds them to the model's weights after each step,
+# to nearest even. Some elements of each shard are compared: enough to distinguish parameters.
 
 SAMPLE = 4096
-"""Elements of each piece that are compared, or a row of it where that is longer."""
+"""Elements of each shard that are compared, or one row if that is longer."""
 
 
 def _mismatch(pair: Rounded) -> Problem | None:
-    """The problem of one pair; None without any.
+    """The problem of a pair whose copy does not round to its weight; None if it does.
 
     Raises:
-        NotWholeError, ReadError: nothing that could be compared is, and some of it is in no file that can be read.
+        NotWholeError, ReadError: no element could be compared, and some are missing or unreadable.
     """
-    from ckptools.tensor_io import read  # brings numpy, and few checkpoints have pairs
+    from ckptools.tensor_io import read  # imports numpy, and few checkpoints have pairs
 
     unread = None
     pieces = {s.box for s in (*pair.weight.shards, *pair.copy.shards) if s.box.numel}
@@ -196,14 +196,14 @@ def _mismatch(pair: Rounded) -> Problem | None:
 
 
 def compare_rounded(pairs: Iterable[Rounded]) -> tuple[list[Problem], int]:
-    """Compare pairs; return the problems, and how many were compared in full."""
+    """Compare pairs; return the problems, and the number of pairs that were compared in full."""
     problems: list[Problem] = []
     compared = 0
     for pair in pairs:
         try:
             problem = _mismatch(pair)
         except (NotWholeError, ReadError):
-            # What is missing or cannot be read is reported elsewhere.
+            # Missing and unreadable values are reported elsewhere.
             continue
         problems += [problem] if problem else []
         compared += 1
@@ -218,7 +218,7 @@ def _first_rows(box: Box) -> Box:
 
 
 def _rounds_to(copy: Any, weight: Any, dtype: str) -> bool:
-    """Whether fp32 elements round to those of a weight, or equal fp32 ones; NaN is NaN whatever its bits."""
+    """Whether fp32 elements round to a weight's, or equal fp32 ones; any NaN equals any other."""
     import numpy as np
 
     copy, weight = np.atleast_1d(copy), np.atleast_1d(weight)  # numpy 1 shifts no unsigned scalar

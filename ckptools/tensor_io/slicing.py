@@ -1,6 +1,6 @@
-"""Slices of a tensor by an index, as numpy means it: a tensor whose shards are parts of the original's shards.
+"""Slices of a tensor by a numpy index: each is a tensor whose shards are parts of the original's shards.
 
-Nothing is read here. A slice with a step is a matter of strides, so that of a file only what the slice has is read.
+No values are read here. A step only changes strides, so that later only the slice's own bytes are read.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ckptools.model.tensor import Tensor
 
 
 class Slicing(NamedTuple):
-    """The elements that an index names, dimension by dimension.
+    """The elements that an index selects, by dimension.
 
     Attributes:
         starts: the lowest index.
-        steps: from one to the next, at least 1.
-        flipped: dimensions of the result that go down, as those of slices with a negative step do.
-        kept: sizes of the result; an int takes a dimension away.
+        steps: from one index to the next, at least 1.
+        flipped: dimensions of the result that descend, because their slice has a negative step.
+        kept: sizes of the result; an int removes its dimension.
     """
 
     starts: Ints
@@ -36,13 +36,13 @@ class Slicing(NamedTuple):
 
     @property
     def box(self) -> Box:
-        """The smallest region that has all of it."""
+        """The smallest box that contains the selection."""
         spans = ((n - 1) * step + 1 if n else 0 for n, step in zip(self.sizes, self.steps, strict=True))
         return Box(self.starts, tuple(spans))
 
     @property
     def stepping(self) -> bool:
-        """Whether elements between those that it names are left out."""
+        """Whether the selection skips elements."""
         return any(step > 1 for step in self.steps)
 
 
@@ -63,7 +63,7 @@ def slicing_of(shape: Ints, key: Any) -> Slicing:
 
 
 def parts_of_index(shape: Ints, key: Any) -> list[Any]:
-    """An int or a slice for each dimension, `...` written out."""
+    """An int or a slice for each dimension; `...` is expanded."""
     parts = list(key) if isinstance(key, tuple) else [key]
     at = next((i for i, part in enumerate(parts) if part is Ellipsis), None)
     if at is not None:
@@ -74,13 +74,13 @@ def parts_of_index(shape: Ints, key: Any) -> list[Any]:
 
 
 def _run_of(part: Any, n: int) -> tuple[int, int, int]:
-    """The lowest index, how many there are, and the step, which is negative where they go down."""
+    """The lowest index, the number of indices, and the step, which is negative if they descend."""
     if isinstance(part, slice):
         named = range(*part.indices(n))
         return (min(named[0], named[-1]), len(named), named.step) if named else (0, 0, 1)
     try:
         at = None if isinstance(part, bool) else index(part)
-    except TypeError:  # an array of numpy or torch has `__index__`, and mostly is none
+    except TypeError:  # arrays of numpy and torch have `__index__`, but few of them are an index
         at = None
     if at is not None:
         if not -n <= at < n:
@@ -90,17 +90,17 @@ def _run_of(part: Any, n: int) -> tuple[int, int, int]:
 
 
 def sliced(tensor: Tensor, cut: Slicing) -> Tensor:
-    """The part of a tensor that a slicing names, before any dimension is dropped.
+    """The part of a tensor that a slicing selects, before any dimension is dropped.
 
     Raises:
-        ReadError: the head of an item, which says where its bytes are, cannot be read.
+        ReadError: the head of an item, which locates its bytes, cannot be read.
     """
     shards = (_part_of(shard, cut) for shard in tensor.shards if shard.source or shard.item)
     return replace(tensor, shape=cut.sizes, shards=tuple(shard for shard in shards if shard is not None))
 
 
 def _part_of(shard: Shard, cut: Slicing) -> Shard | None:
-    """The part of a shard that is in the slice; None if there is none."""
+    """The part of a shard in the slice; None if it is empty."""
     runs = [_common(*run) for run in zip(*shard.box, cut.starts, cut.sizes, cut.steps, strict=True)]
     box = Box(tuple(first for first, _ in runs), tuple(size for _, size in runs))
     if not box.numel:
@@ -118,14 +118,14 @@ def _part_of(shard: Shard, cut: Slicing) -> Shard | None:
 
 
 def _common(offset: int, length: int, start: int, size: int, step: int) -> tuple[int, int]:
-    """Which of the named indices lie in `offset .. offset + length`: the first of them by its number, and how many."""
+    """The selected indices in `offset .. offset + length`: the number of the first one, and their count."""
     first = max(0, -(-(offset - start) // step))
     end = min(size, -(-(offset + length - start) // step))
     return first, max(0, end - first)
 
 
 def _places(box: Box, cut: Slicing, offsets: Sequence[int]) -> Ints:
-    """The place in a shard at `offsets` of the first element of a region of the slice."""
+    """The index, in a shard at `offsets`, of the first element of a region of the slice."""
     named = zip(cut.starts, box.offsets, cut.steps, offsets, strict=True)
     return tuple(start + at * step - offset for start, at, step, offset in named)
 
@@ -134,11 +134,11 @@ def _places(box: Box, cut: Slicing, offsets: Sequence[int]) -> Ints:
 
 
 def bands_of(box: Box, most: int) -> Iterator[Box]:
-    """Cut a region into pieces of at most `most` elements, in row-major order.
+    """Cut a region into boxes of at most `most` elements, in row-major order.
 
     Args:
         box: the region.
-        most: elements of a piece, at least one.
+        most: elements of a box, at least one.
     """
     dim = next((d for d, n in enumerate(box.sizes) if n > 1), None)
     if box.numel <= most or dim is None:
@@ -153,7 +153,7 @@ def bands_of(box: Box, most: int) -> Iterator[Box]:
 
 
 def count_bands(sizes: Ints, most: int) -> int:
-    """The number of pieces that `bands_of` cuts a region of these sizes into: a small file may state any shape."""
+    """The number of boxes that `bands_of` makes of a region, computed: a small file may state any shape."""
     dim = next((d for d, n in enumerate(sizes) if n > 1), None)
     if prod(sizes) <= most or dim is None:
         return 1
@@ -164,8 +164,8 @@ def count_bands(sizes: Ints, most: int) -> int:
 
 
 # -- tensors made of the rows of others: cut, joined, stacked and transposed -------------------------------------------
-# The shards of the result are parts of the shards of the originals, in new places and with new strides, so that a plan
-# copies their bytes like those of any other tensor.
+# The shards of the result are parts of the original shards, with new boxes and strides, so that a plan copies their
+# bytes like those of any other tensor.
 
 
 class RowBlock(NamedTuple):
@@ -173,9 +173,9 @@ class RowBlock(NamedTuple):
 
     Attributes:
         start: the first row.
-        rows: how many.
-        part: number of the tensor that they become part of.
-        place: the row there of the first one.
+        rows: number of rows.
+        part: number of the tensor that receives them.
+        place: the first row's index there.
         step: from one row to the next.
     """
 
@@ -192,7 +192,7 @@ class RowBlock(NamedTuple):
 
 
 def split_rows(tensor: Tensor, blocks: Sequence[RowBlock]) -> list[Tensor]:
-    """Divide the rows (dim 0) of a tensor among others, in the order of their numbers; each shard is cut once."""
+    """Divide the rows (dim 0) of a tensor among several tensors, by `part`; each shard is cut once."""
     ordered = sorted(blocks)
     starts, longest = [b.start for b in ordered], max(b.end - b.start for b in ordered)
     shards: dict[int, list[Shard]] = {}
@@ -208,7 +208,7 @@ def split_rows(tensor: Tensor, blocks: Sequence[RowBlock]) -> list[Tensor]:
 
 
 def _rows_of(shard: Shard, block: RowBlock) -> Shard | None:
-    """The part of a shard that lies in a block of rows, in its new place; None if there is none."""
+    """The part of a shard in a block of rows, at its new place; None if it is empty."""
     low, end, step = shard.box.offsets[0], shard.box.ends[0], block.step
     first = max(0, -(-(low - block.start) // step))
     count = min(block.rows, -(-(end - block.start) // step)) - first
@@ -225,7 +225,8 @@ def _rows_of(shard: Shard, block: RowBlock) -> Shard | None:
 
 
 def joined_rows(tensors: Sequence[Tensor], blocks: Sequence[RowBlock]) -> Tensor:
-    """Put rows of several tensors together: each block's rows, at `place` of its `part`, become those from `start` on.
+    """Join rows of several tensors: the rows from `place` of tensor `part` become the rows from `start`, for each
+    block.
 
     The inverse of `split_rows`, for the same blocks.
     """
@@ -237,14 +238,14 @@ def joined_rows(tensors: Sequence[Tensor], blocks: Sequence[RowBlock]) -> Tensor
             for b in mine
             for n in range(b.rows if b.step > 1 else 1)
         ]
-        # The new places are rows of the whole, whatever else the blocks of this tensor leave out of it.
+        # A row's new place is its row in the whole, even if the tensor's other blocks are left out.
         shards += split_rows(tensor, back)[0].shards if back else ()
     rows = max(b.end for b in blocks)
     return _made(tensors[0], (rows, *tensors[0].shape[1:]), shards)
 
 
 def unstacked(tensor: Tensor) -> list[Tensor]:
-    """The tensors along dim 0, without that dimension."""
+    """Split a tensor along dim 0 into tensors without that dimension."""
     blocks = [RowBlock(n, 1, n, 0) for n in range(tensor.shape[0])]
     return [_made(one, one.shape[1:], map(_without_rows, one.shards)) for one in split_rows(tensor, blocks)]
 
@@ -257,7 +258,7 @@ def _without_rows(shard: Shard) -> Shard:
 
 
 def stacked(tensors: Sequence[Tensor]) -> Tensor:
-    """Tensors of one shape along a new dim 0."""
+    """Stack tensors of one shape along a new dim 0."""
     shards = [_in_row(shard, number) for number, tensor in enumerate(tensors) for shard in tensor.shards]
     return _made(tensors[0], (len(tensors), *tensors[0].shape), shards)
 
@@ -270,7 +271,7 @@ def _in_row(shard: Shard, number: int) -> Shard:
 
 
 def transposed(tensor: Tensor) -> Tensor:
-    """A matrix with its two dimensions exchanged; a vector as it is."""
+    """A matrix with its dimensions exchanged; a vector is returned unchanged."""
     if len(tensor.shape) != 2:
         return tensor
     return _made(tensor, tensor.shape[::-1], map(_turned, tensor.shards))
@@ -284,6 +285,6 @@ def _turned(shard: Shard) -> Shard:
 
 
 def _made(like: Tensor, shape: tuple[int, ...], shards: Iterator[Shard] | Sequence[Shard] | map[Shard]) -> Tensor:
-    """A tensor of one shard per region, in the order of their offsets."""
+    """A tensor with one shard per distinct box, in the order of their offsets."""
     ordered = tuple(sorted(shards, key=lambda s: s.box.offsets))
     return replace(like, shape=tuple(shape), shards=ordered, kind="plain", placements=None, mesh=None)

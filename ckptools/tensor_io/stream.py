@@ -1,7 +1,7 @@
-"""The bytes of tensors in row-major order: a plan of the files that they come from, reading, and digests.
+"""Stream the bytes of tensors in row-major order: plan the parts to read, read them, compute digests.
 
-A tensor whose shards are runs of consecutive bytes in both places becomes `Copy`s; one that is strided, cut into
-short rows or changes its dtype is assembled in bands of bounded size.
+A tensor whose shards are runs of consecutive bytes, in the file and in the tensor, becomes `Copy`s; a tensor that is
+strided, cut into short rows or changes its dtype is assembled in bands of bounded size.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from ckptools.tensor_io.checksums import Record, read_pieces
 from ckptools.tensor_io.slicing import bands_of, count_bands
 
 MIN_RUN = 64 << 10
-"""Bytes: shorter runs cost more as system calls than as copies in memory."""
+"""Runs of fewer bytes cost more as system calls than as copies in memory."""
 
 FEW_RUNS = 32
-"""So many short runs are copied one by one all the same."""
+"""Up to this many short runs are copied one by one all the same."""
 
 BAND = 16 << 20
 """Bytes of a tensor that are assembled in memory at once."""
@@ -36,14 +36,14 @@ BAND = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Consecutive bytes that move unchanged.
+    """Consecutive bytes that are copied unchanged.
 
     Attributes:
         source: file to read.
         source_offset: byte offset there.
         offset: byte offset in the tensor's own bytes in the output.
-        nbytes: how many.
-        record: what they are part of in the source; None when unknown.
+        nbytes: number of bytes.
+        record: the record in the source that contains them; None when unknown.
     """
 
     source: Path
@@ -55,7 +55,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """A region of a tensor, consecutive in the output, that is put together in memory.
+    """A region of a tensor, consecutive in the output, that is assembled in memory.
 
     Attributes:
         offset: byte offset in the tensor's own bytes in the output.
@@ -68,7 +68,7 @@ class Band:
 
 
 def parts_of(tensor: Tensor, dtype: str) -> Iterable[Copy | Band]:
-    """Plan the bytes of one tensor whose shards cover it exactly once."""
+    """Plan the bytes of a tensor whose shards cover it exactly once."""
     if not tensor.numel:
         return ()
     runs = _runs(tensor, dtype)
@@ -94,9 +94,9 @@ def count_parts(tensor: Tensor, dtype: str) -> int:
 
 
 def _runs(tensor: Tensor, dtype: str) -> list[tuple[Shard, int, int]] | None:
-    """Each shard with the elements that are consecutive in its file and in the tensor, and how many such runs it has.
+    """Each shard with its run length in elements, contiguous in file and tensor, and its number of runs.
 
-    None where the tensor must be assembled in memory: its dtype changes, something is filled in, or runs are short.
+    None if the tensor must be assembled in memory: its dtype changes, holes are filled, or runs are short.
     """
     if dtype != tensor.dtype or tensor.fill or tensor.encoded_as:
         return None
@@ -113,7 +113,7 @@ def _runs(tensor: Tensor, dtype: str) -> list[tuple[Shard, int, int]] | None:
 
 
 def _run_length(sizes: Sequence[int], strides: Sequence[int], packed: Sequence[int]) -> int:
-    """Elements of a shard that are consecutive both in its file and in the tensor."""
+    """Length in elements of the runs of a shard that are contiguous both in its file and in the tensor."""
     run = 1
     for n, stride, of_tensor in zip(reversed(sizes), reversed(strides), reversed(packed), strict=True):
         if n > 1 and (stride != run or of_tensor != run):
@@ -133,7 +133,7 @@ def _copies_of(shard: Shard, tensor: Tensor, run: int) -> Iterator[Copy]:
 
 
 def _starts(sizes: Sequence[int], strides: Sequence[int], packed: Sequence[int], run: int) -> Iterator[tuple[int, int]]:
-    """First element of every run, in the source and in the tensor, for the outer dimensions that a run leaves."""
+    """Yield the index of each run's first element, in the source and in the tensor."""
     outer: list[int] = []
     inner = 1
     for dim in reversed(range(len(sizes))):
@@ -152,7 +152,7 @@ def _starts(sizes: Sequence[int], strides: Sequence[int], packed: Sequence[int],
 
 
 def _bands(box: Box, tensor: Tensor, width: int) -> Iterator[Band]:
-    """Cut a region into pieces of at most `BAND` bytes that are consecutive in the output, in order."""
+    """Cut a region into bands of at most `BAND` bytes that are consecutive in the output, in order."""
     packed = contiguous_strides(tensor.shape)
     for part in bands_of(box, BAND // width):
         start = sum(o * s for o, s in zip(part.offsets, packed, strict=True))
@@ -171,7 +171,7 @@ def tensor_bytes(tensor: Tensor, dtype: str, files: OpenFiles) -> Iterator[bytes
 
     Args:
         tensor: the tensor.
-        dtype: of the bytes that are wanted.
+        dtype: dtype of the yielded bytes.
         files: keeps sources open.
 
     Raises:
@@ -187,9 +187,9 @@ def tensor_bytes(tensor: Tensor, dtype: str, files: OpenFiles) -> Iterator[bytes
 
 
 def shard_bytes(shard: Shard, files: OpenFiles) -> bytes:
-    """The elements of one shard, which has a source, in row-major order.
+    """The elements of a shard with a source, in row-major order.
 
-    Contiguous ones are read without numpy: importing it takes longer than reading a few of them.
+    Contiguous elements are read without numpy: importing it takes longer than reading a few of them.
 
     Raises:
         ReadError: its file cannot be read.
@@ -206,8 +206,8 @@ def shard_bytes(shard: Shard, files: OpenFiles) -> bytes:
 def assemble(tensor: Tensor, box: Box, dtype: str, files: OpenFiles, seen: Seen | None = None) -> memoryview:
     """Return the bytes of a region, row-major, converted to `dtype`.
 
-    Conversion is torch's own, so that rounding is what a training script would get (to nearest even). `seen` is called
-    with all that is read on the way.
+    Conversion is torch's own, so that rounding is as in a training script (to nearest even). `seen` is called with all
+    bytes that are read on the way.
     """
     import numpy as np
 
@@ -231,11 +231,11 @@ def assemble(tensor: Tensor, box: Box, dtype: str, files: OpenFiles, seen: Seen 
 
 # -- digests, as manifests list them -----------------------------------------------------------------------------------
 
-# A tensor's digest is that of its full values in row-major, little-endian order, so it is the same for a sharded
-# checkpoint and for every file that was made of it with the same dtypes. A file's is that of its bytes.
+# A tensor's digest covers its full values in row-major, little-endian order, so it is the same for a sharded
+# checkpoint and for every file made from it with the same dtypes. A file's digest covers its bytes.
 
 MANIFEST_SCHEMA = "ckptools/manifest/1"
-"""The schema that a manifest states."""
+"""Schema of a manifest."""
 
 
 def tensor_digest(tensor: Tensor, files: OpenFiles) -> str:
@@ -264,10 +264,10 @@ def file_digest(path: Path) -> tuple[int, str]:
 
 
 def digest_of(spans: Iterable[tuple[int, int, int]]) -> str:
-    """SHA-256 of bytes of open files, one span behind the other.
+    """SHA-256 of some spans of open files, concatenated.
 
     Args:
-        spans: of each its file's descriptor, its first byte, and how many bytes it has.
+        spans: the file descriptor, the first byte and the number of bytes of each.
 
     Raises:
         ReadError: a file ends before its span does.

@@ -316,7 +316,7 @@ STAGES = (
 """Names for the number of a stage and the number of stages; the last as in `torch.distributed.pipelining`."""
 
 SLICES = "slices, which --rules FILE joins, or copies that are not of one save"
-MIN_TELLING = 16
+MIN_EQUAL = 16
 """Fewer elements than this prove nothing, whether their bytes are equal or not."""
 
 MAX_NAMED = 3
@@ -429,7 +429,7 @@ def _slices(path: Path, sections: Sequence[Section]) -> Iterator[Problem]:
     other = [t for t in tensors if not same_records(t.shards)]
     if parts is not None:
         yield Problem(Code.ONE_OF_SEVERAL, not_joined(parts))
-    elif 2 * len(other) > len(tensors) and sum(t.numel for t in other) >= MIN_TELLING:
+    elif 2 * len(other) > len(tensors) and sum(t.numel for t in other) >= MIN_EQUAL:
         ranks = len({s.rank for t in other for s in t.shards})
         of_all = f"{len(other)} of {plural(len(tensors), 'tensor')}"
         text = f"{of_all} of the model have other bytes on each of {ranks} ranks: {SLICES}"
