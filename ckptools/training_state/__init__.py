@@ -1,1 +1,1 @@
-"""The meaning of a tree to a trainer: which parameter a piece of optimizer state belongs to."""
+"""The parts of a tree that matter to training: model, optimizers, schedulers, random states, steps."""

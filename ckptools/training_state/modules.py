@@ -1,12 +1,12 @@
-"""Whole modules, as `torch.save(model)` pickles them: the state dict that is in one, without its class.
+"""Whole modules, as `torch.save(model)` pickles them: their state dicts, extracted without their classes.
 
-A pickled `nn.Module` is an object whose state has `_parameters`, `_buffers` and `_modules`, dicts by name. What
-`state_dict()` would return follows from them: each parameter and each buffer that is no None and not among the
-`_non_persistent_buffers_set`, under the names of the modules on the way, joined by dots. A tied weight has a name for
-each place, as there. What a method of the class would add (`get_extra_state`, hooks) is code, and unknown here.
+A pickled `nn.Module` is an object whose state has `_parameters`, `_buffers` and `_modules`, dicts by name. They
+determine what `state_dict()` would return: each parameter, and each buffer that is not None and not in
+`_non_persistent_buffers_set`, under the module names on its path, joined by dots. A tied weight has a name for each
+place, as in `state_dict()`. What a method of the class would add (`get_extra_state`, hooks) is code, and unknown here.
 
 Ultralytics and others save such modules beside an optimizer, `{"model": <DetectionModel>, "ema": …}`. A module deeper
-in the file is a model only where no other is: Lightning's hyperparameters hold losses and backbones.
+in the file counts as a model only if there is no other: Lightning's hyperparameters hold losses and backbones.
 
 Source: torch/nn/modules/module.py, `_save_to_state_dict` and `state_dict`, of torch 2.13; before 1.6 every buffer was
 persistent.
@@ -33,19 +33,19 @@ from ckptools.text import KeyPath
 from ckptools.training_state.sections import find_sections
 
 MAX_DEPTH = 100
-"""Modules inside of modules."""
+"""Nested modules are followed to this depth."""
 
 MAX_ENTRIES = 1_000_000
-"""Names of the state dicts, and modules on the way; a module may lie in many places."""
+"""At most this many names and modules are unfolded; a module may occur in many places."""
 
 NAME = 64
-"""Characters of a name that count as one entry."""
+"""A name counts as one entry per this many characters."""
 
 MODULE_DICTS = ("_parameters", "_buffers", "_modules")
 
 
 class ModuleState(OrderedDict[str, Any]):
-    """The state dict of a whole module, and that `module` as the file has it, with its other attributes."""
+    """The state dict of a whole module; `module` is the pickled object, with its other attributes."""
 
     module: Opaque
 
@@ -57,10 +57,10 @@ def is_module(value: Any) -> bool:
 
 
 def read_file(path: Path, repeated: RepeatedRecords | None = None, salvage: bool = False) -> Saved:
-    """Read a torch.save file as `pickles.reader.read` does, with the state dicts of whole modules in their place.
+    """Read a torch.save file as `pickles.reader.read` does, with whole modules replaced by their state dicts.
 
     Raises:
-        ReadError: it is cut, damaged, or no torch.save file.
+        ReadError: it is cut, damaged, or not a torch.save file.
     """
     saved = reader.read(path, repeated, salvage)
     if not saved.modules:
@@ -72,10 +72,10 @@ def read_file(path: Path, repeated: RepeatedRecords | None = None, salvage: bool
 
 
 def with_modules(tree: Any) -> Any:
-    """The tree with the state dict of each whole module that is a model in place of the module.
+    """Replace each whole module that is a model by its state dict.
 
     Raises:
-        PickleError: the modules unfold to more than a pickle can mean, or contain each other.
+        PickleError: the modules unfold to far more than the pickle contains, or contain each other.
     """
     unfolding = _Unfolding()
     if is_module(tree):
@@ -92,7 +92,7 @@ class _Unfolding:
         self.left = MAX_ENTRIES
 
     def replace(self, tree: Any, depth: int) -> None:
-        """Replace modules with tensors that lie in dicts and lists, at most so many levels below the tree's own."""
+        """Replace modules with tensors by their state dicts, in dicts and lists at most `depth` levels deeper."""
         seen: set[int] = set()
         stack = [(tree, 0)]
         while stack:
@@ -102,7 +102,7 @@ class _Unfolding:
             seen.add(id(node))
             for key, child in list(node.items() if isinstance(node, dict) else enumerate(node)):
                 if is_module(child):
-                    made = self.state_of(child)  # one without tensors, such as a loss, stays what it is
+                    made = self.state_of(child)  # a module without tensors, such as a loss, is kept
                     node[key] = made if any(isinstance(value, Tensor) for value in made.values()) else child
                 elif isinstance(child, (dict, list)) and level < depth:
                     stack.append((child, level + 1))
@@ -110,7 +110,7 @@ class _Unfolding:
     def state_of(self, module: Opaque) -> ModuleState:
         made = ModuleState(self._entries(module))
         made.module = module
-        # The walk is that of `nn.Module.state_dict()`, which leaves such a list of modules: their order is known.
+        # This walk has the order of `nn.Module.state_dict()`, which writes the same list of modules.
         made._metadata = {name.rpartition(".")[0]: {} for name in made}  # type: ignore[attr-defined]
         return made
 
@@ -135,7 +135,7 @@ def _own(state: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def module_problems(tree: Any) -> Iterator[Problem]:
-    """One note for all whole modules: their classes may know more of them than their parameters and buffers."""
+    """Yield one note for all whole modules: their classes may add more than parameters and buffers."""
     modules: dict[str, list[KeyPath]] = {}
     for path, state in nodes_in(tree, (ModuleState,)):
         modules.setdefault(state.module.name, []).append(path)
@@ -144,17 +144,17 @@ def module_problems(tree: Any) -> Iterator[Problem]:
         yield Problem(Code.WHOLE_MODULE, text + classes_and_places(modules))
 
 
-# -- numbers in the names of a model: layers that are absent, layers that lack what others have, experts that are lost
+# -- numbers in the names of a model: absent layers, layers with missing names, lost experts ---------------------------
 # Works on names alone: `model.layers.3.mlp.up.weight` is `mlp.up.weight` of layer 3 of the stack `model.layers`.
-# Numbers have holes by design where a module without parameters lies between others (a ReLU), so a stack counts only
-# where its layers are alike, each of several modules, and its numbers are no even row such as 0, 2, 4. A layer may
-# differ from the others by design too: one that lacks names is odd only where more than half of the layers have them,
-# and no second layer lacks the same ones. A router has a row for each expert.
+# Numbers have gaps by design where a module without parameters lies between others (a ReLU), so a stack is judged only
+# if its layers are alike, each of several modules, and its numbers are not evenly spaced such as 0, 2, 4. A layer may
+# differ from the others by design too: missing names are odd only if more than half of the layers have them, and no
+# second layer lacks the same names. A router has a row for each expert.
 
 
 NUMBER = re.compile(r"(?:^|\.)(\d{1,5})\.")
 MIN_LAYERS = 3
-"""Fewer numbers may count something else, and the layers lie below them."""
+"""With fewer numbers, they may count something else, and the layers lie one level below."""
 
 EXPERT = re.compile(r"experts?\.(?:[a-z_]+\.)?(?:expert_)?(\d{1,5})\.")
 STACKED_EXPERTS = re.compile(r"experts\.[^.]+(?:\.weight)?$")
@@ -166,7 +166,7 @@ MAX_EXPERTS = 1 << 12
 
 
 class Stack(NamedTuple):
-    """The layers of a model that are numbered below one name, and the names that each of them has."""
+    """The layers of a model that are numbered below one name, and the names in each layer."""
 
     name: str
     layers: Mapping[int, frozenset[str]]
@@ -182,7 +182,7 @@ class Stack(NamedTuple):
 
 
 def stacks_of(names: Collection[str]) -> list[Stack]:
-    """The stacks of a model: by the first number in each name, and by the next where that counts one or two modules."""
+    """The stacks of a model, by the first number in each name, or the next if the first counts one or two modules."""
     found: list[Stack] = []
     waiting = {"": names}
     while waiting:
@@ -200,7 +200,7 @@ def stacks_of(names: Collection[str]) -> list[Stack]:
 
 
 def _by_layer(names: Collection[str]) -> dict[str, list[str]]:
-    """What follows the first number in each name, by what comes up to it: there may be 100,000 names."""
+    """The rest of each name after its first number, by the part up to the number; built fast for 100,000 names."""
     layers: defaultdict[str, list[str]] = defaultdict(list)
     for name, found in zip(names, map(NUMBER.search, names), strict=True):
         if found:
@@ -210,12 +210,12 @@ def _by_layer(names: Collection[str]) -> dict[str, list[str]]:
 
 
 def absent_layers(stack: Stack) -> list[int]:
-    """Numbers between the layers of a stack that no name has, where these are alike, and of several modules."""
+    """Absent numbers between the layers of a stack, if its layers are alike and of several modules."""
     return holes_in(stack) if _of_modules(stack.usual) else []
 
 
 def holes_in(stack: Stack) -> list[int]:
-    """Numbers between the layers of a stack that no name has, where the layers are alike, and numbered one by one."""
+    """Absent numbers between the layers of a stack, if its layers are alike and numbered without steps."""
     numbers = sorted(stack.layers)
     steps = {b - a for a, b in pairwise(numbers)}
     if len(steps) < 2 or 2 * _count(stack, stack.usual) < len(numbers):
@@ -224,7 +224,7 @@ def holes_in(stack: Stack) -> list[int]:
 
 
 def lacking_layers(stack: Stack) -> dict[int, list[str]]:
-    """The names that a layer lacks, of those that more than half of the layers have alike; by its number."""
+    """The names that a layer lacks but more than half of the layers share, by the layer's number."""
     usual = stack.usual
     if not _of_modules(usual) or 2 * _count(stack, usual) <= len(stack.layers):
         return {}
@@ -243,17 +243,17 @@ def _of_modules(names: Collection[str]) -> bool:
 
 
 def _is_torn(own: frozenset[str], usual: frozenset[str]) -> bool:
-    """Whether the first or last layer, which often has a module less, lacks a part of a module or much of itself."""
+    """Whether the first or last layer, which often has a module less, lacks part of a module or much of itself."""
     modules = {name.rpartition(".")[0].partition(".")[0] for name in own}
     lacking = usual - own
     return 4 * len(lacking) >= len(usual) or any(name.partition(".")[0] in modules for name in lacking)
 
 
 class Experts(NamedTuple):
-    """The experts of one layer that are here, by number, and how many rows its router has.
+    """The experts of one layer that are present, by number, and the number of rows of its router.
 
     Attributes:
-        stacked: whether they are one tensor, in which none is lost alone.
+        stacked: whether they are one tensor, in which no expert is lost alone.
     """
 
     name: str
@@ -263,12 +263,12 @@ class Experts(NamedTuple):
 
     @property
     def absent(self) -> list[int]:
-        """The numbers of those that the router knows and that are not here."""
+        """The numbers of experts that the router has rows for and that are absent."""
         return sorted(set(range(self.rows)) - self.here)
 
 
 def experts_of(model: Mapping[str, Any]) -> Iterator[Experts]:
-    """The experts of each layer of a model that has a router for them."""
+    """The experts of each layer that has a router for them."""
     here: dict[str, set[int]] = {}
     stacked: set[str] = set()
     for name in (name for name in model if "expert" in name):

@@ -1,4 +1,4 @@
-"""Optimizer state by parameter name, also where the file keeps it by number."""
+"""Optimizer state by parameter name, even if the file keys it by number."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from ckptools.training_state.sections import (
     storage_identity,
 )
 
-# -- names of parameters: how an optimizer's numbers got theirs, their wrappers, and their order in the module ---------
-# A wrapper is a module that holds one other, so its name is no part of a parameter's. DDP's is `module`, a name that
-# others use as well: it is taken for DDP's only at the front. FSDP1 also joins the parameters of a wrapped module into
-# `_flat_param`. Source: torch/distributed/fsdp/_common_utils.py (`FSDP_WRAPPED_MODULE`, `FLAT_PARAM`; `_fpw_module` and
-# `flat_param` up to torch 1.13), torch/distributed/algorithms/_checkpoint/checkpoint_wrapper.py,
+# -- names of parameters: how an optimizer's numbers are mapped to names, wrappers, and the order of the module --------
+# A wrapper is a module that holds one other module, so its name is not part of a parameter's name. DDP's is `module`, a
+# name that others use as well: it counts as DDP's only at the front. FSDP1 also joins the parameters of a wrapped
+# module into `_flat_param`. Source: torch/distributed/fsdp/_common_utils.py (`FSDP_WRAPPED_MODULE`, `FLAT_PARAM`;
+# `_fpw_module` and `flat_param` up to torch 1.13), torch/distributed/algorithms/_checkpoint/checkpoint_wrapper.py,
 # torch/_dynamo/eval_frame.py, torch/nn/parallel/distributed.py.
 #
 # Every checkpoint states what its format does to the order (`Checkpoint.module_order`): one of the statements here, or
 # the format's own. `nn.Module.state_dict()` writes a module's own parameters, its buffers, then its children, so its
 # parameters come in the order of `named_parameters()`. It also puts `_metadata` on the dict, an entry for each module
 # in that same order. Filtering, sorting or copying a state dict key by key drops it, and a dict that was put together
-# in another way (FSDP1 lists the parameters of the outermost unit last) contradicts it. So the order is believed where
+# in another way (FSDP1 lists the parameters of the outermost unit last) contradicts it. So the order is believed if
 # every name lies in a module of that list and the modules come in its order. Within a module nothing lists the
-# parameters; all of torch's modules register `weight` before `bias`, and where these two have one shape and stand the
-# other way round (as sorting does it), the order is not believed either. Source: torch/nn/modules/module.py
+# parameters; all of torch's modules register `weight` before `bias`, and if these two have one shape and the opposite
+# order (as after sorting), the order is not believed either. Source: torch/nn/modules/module.py
 # (`state_dict`, `_save_to_state_dict`).
 
 
@@ -47,19 +47,19 @@ Id = Any
 """The key of a parameter in an optimizer's state: an int, or the fqn itself."""
 
 UNNAMED = "?"
-"""Prefix of a number without a name, in formats that join ranks by name."""
+"""Prefix of a number without a name, in formats that match parameters of different ranks by name."""
 
 GIVE = "give them with --names FROM"
 FITS = "more than one parameter fits, or none"
 
 
 class Naming(NamedTuple):
-    """Which parameter each id of an optimizer is.
+    """The parameter of each id of an optimizer.
 
     Attributes:
         names: fqn by id, for the ids that have a name.
-        by: the weakest source of the names: `fqn` (the file says them), `shape` (only one parameter has it),
-            `order` (assumed: groups list parameters in the order of the module), `told` (by the user), `none`.
+        by: the weakest source of the names: `fqn` (stated in the file), `shape` (only one parameter has the shape),
+            `order` (assumed: groups list parameters in the order of the module), `told` (given by the user), `none`.
         assumed: ids whose names hold only if their group has the order of the module.
         unnamed: ids without a name.
         note: one line for people, empty when the file has the names.
@@ -73,7 +73,7 @@ class Naming(NamedTuple):
 
 
 def note_of(proven: int, assumed: int, unnamed: int, why: str, whose: str = "the model", without_shape: int = 0) -> str:
-    """Describe how names were found that the file does not have; `without_shape` of those assumed have no moments."""
+    """Describe how names that the file lacks were found; `without_shape` of the assumed ones have no moments."""
     notes = ["keyed by number"]
     notes += [f"{proven} named by a shape that only one parameter has"] if proven else []
     known = assumed - without_shape
@@ -86,7 +86,7 @@ def note_of(proven: int, assumed: int, unnamed: int, why: str, whose: str = "the
 
 
 def named_when_read(naming: Naming, assumed: Collection[str]) -> Naming:
-    """The naming of an optimizer in which a format's reader already put names for numbers, `assumed` ones by order."""
+    """The naming of an optimizer whose ids a format's reader already replaced by names, `assumed` ones by order."""
     mine = tuple(i for i in naming.names if i in assumed)
     if naming.by != "fqn" or not (mine or naming.unnamed):
         return naming
@@ -105,17 +105,17 @@ DDP = "module."
 
 
 def without_wrappers(name: str) -> str:
-    """A name without the modules that only wrap another; DDP's `module` stays."""
+    """Remove wrapper modules from a name; DDP's `module` stays."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def without_ddp(name: str) -> str:
-    """A name without the modules that only wrap another, DDP's leading `module` included."""
+    """Remove wrapper modules from a name, including DDP's leading `module`."""
     return without_wrappers(name).removeprefix(DDP)
 
 
 def ddp_prefix(names: Sequence[str]) -> str:
-    """`module.` where every name of a model begins with it behind its wrappers, as in DDP's state dict; else empty."""
+    """`module.` if every name of a model begins with it behind its wrappers, as in DDP's state dict; else empty."""
     return DDP if names and all(without_wrappers(name).startswith(DDP) for name in names) else ""
 
 
@@ -128,7 +128,7 @@ def is_flat_parameter(key: Any) -> bool:
 
 
 AS_SAVED = ModuleOrder(True, "torch.save keeps the order of a state dict")
-"""The order of torch.save files; each state dict's `_metadata` says whether that is the module's order."""
+"""The order of torch.save files; each state dict's `_metadata` shows whether it is the module's order."""
 
 SORTED = ModuleOrder(False, "safetensors are sorted by dtype and name")
 """The order of safetensors files, as their own library writes them (`prepare`)."""
@@ -141,16 +141,17 @@ CONFIRMED = ModuleOrder(True, "the state dict lists its modules in this order")
 
 
 def believed(stated: ModuleOrder, model: Mapping[str, Any]) -> ModuleOrder:
-    """The order of a model's names that can be relied on, beside what its format says."""
+    """The order of a model's names that can be relied on: the format's statement, confirmed by the state dict."""
     return order_of(model, getattr(model, "_metadata", None)) if stated.kept else stated
 
 
 def model_for_names(models: Sequence[Mapping[str, Any]], stated: ModuleOrder) -> Mapping[str, Any] | None:
-    """The state dict that names an optimizer's parameters: the only one, or the one that all others are copies of.
+    """The state dict that names an optimizer's parameters: the only one, or the original of which all others are
+    copies.
 
-    A copy (an average of the weights, a teacher) has the same names and shapes, or some of them. Of several that are
-    alike the first is taken whose order is believed. If two such orders disagree, they are of different modules, and
-    nothing says whose parameters the numbers are.
+    A copy (an average of the weights, a teacher) has the same names and shapes, or some of them. Among equal state
+    dicts the first with a believed order is taken. If two believed orders disagree, the state dicts belong to different
+    modules, and the optimizer's module is unknown: None.
     """
     shapes = [{k: v.shape for k, v in model.items() if isinstance(v, Tensor)} for model in models]
     whole = [m for m, own in zip(models, shapes, strict=True) if all(o.items() <= own.items() for o in shapes)]
@@ -162,7 +163,7 @@ def model_for_names(models: Sequence[Mapping[str, Any]], stated: ModuleOrder) ->
 
 
 def order_of(model: Mapping[str, Any], modules: Any) -> ModuleOrder:
-    """Whether the tensors of a state dict stand in the order in which `modules` (its `_metadata`) has their modules."""
+    """Whether a state dict's tensors are in the order of its modules; `modules` is its `_metadata`."""
     if not isinstance(modules, Mapping) or not modules:
         return NO_METADATA
     places, at = module_places(modules), 0
@@ -173,7 +174,7 @@ def order_of(model: Mapping[str, Any], modules: Any) -> ModuleOrder:
         if place < at:
             return ModuleOrder(False, f"{name} stands behind modules that the state dict lists after its own")
         at = place
-    # Within a module, where all of torch's have the weight before the bias.
+    # Within a module: all of torch's modules have the weight before the bias.
     seen: set[str] = set()
     for name, value in model.items():
         seen.add(name)
@@ -186,7 +187,7 @@ def order_of(model: Mapping[str, Any], modules: Any) -> ModuleOrder:
 
 
 def module_places(modules: Mapping[Any, Any]) -> dict[str, int]:
-    """The place of each module in the list of a state dict, by its name without wrappers."""
+    """The index of each module in a state dict's list of modules, by its name without wrappers."""
     places: dict[str, int] = {}
     for module in modules:
         places.setdefault(without_wrappers(str(module)), len(places))
@@ -194,11 +195,11 @@ def module_places(modules: Mapping[Any, Any]) -> dict[str, int]:
 
 
 def module_of(name: str) -> str:
-    """The module that a parameter lies in, without wrappers."""
+    """The name of a parameter's module, without wrappers."""
     return without_wrappers(name).rpartition(".")[0]
 
 
-# -- the moments in an optimizer's state of one parameter: the tensors that are laid out as the parameter is -----------
+# -- moments: the tensors in a parameter's optimizer state that have the parameter's layout ----------------------------
 
 
 FACTORS = {("row_var", "col_var"): 1, ("exp_avg_sq_row", "exp_avg_sq_col"): 0}
@@ -208,22 +209,22 @@ Source: torch/optim/_adafactor.py, `_init_group`; transformers/optimization.py, 
 """
 
 QUANT_STATE = "__bnb_optimizer_quant_state__"
-"""Slot in which bitsandbytes 0.48 on packs its tensors, so that FSDP leaves them alone."""
+"""Slot in which bitsandbytes from 0.48 on packs its tensors, so that FSDP leaves them unchanged."""
 
 OF_BITSANDBYTES = ("state1", "state2")
-"""Its moments, in 8 or 32 bits; beside them are scales of blocks, tables and norms.
+"""The moments of bitsandbytes, in 8 or 32 bits; the slots beside them are scales of blocks, tables and norms.
 
 Source: bitsandbytes/optim/optimizer.py, `Optimizer8bit.state_dict`, `Optimizer2State.init_state`.
 """
 
 
 def moments_of(entry: Any) -> list[Tensor]:
-    """The moments as they are stored."""
+    """The moments of a parameter as stored."""
     return list(_by_slot(entry).values())
 
 
 def in_full(entry: Any) -> list[Tensor]:
-    """The moments, with one of the shape that they stand for in place of two factors."""
+    """The moments of a parameter; two factors are replaced by a tensor of the full shape."""
     slots = _by_slot(entry)
     for names, cut in FACTORS.items():
         row, column = (slots.get(name) for name in names)
@@ -237,7 +238,7 @@ def in_full(entry: Any) -> list[Tensor]:
 
 
 def _by_slot(entry: Any) -> dict[Any, Tensor]:
-    """The tensors without the step counter; of bitsandbytes' only the moments."""
+    """The tensors of a parameter's state without the step counter; of bitsandbytes' slots only the moments."""
     slots = entry if isinstance(entry, Mapping) else {}
     packed = slots.get(QUANT_STATE)
     slots = packed if isinstance(packed, Mapping) else slots
@@ -245,16 +246,17 @@ def _by_slot(entry: Any) -> dict[Any, Tensor]:
     return {slot: value for slot, value in (own or slots).items() if isinstance(value, Tensor) and slot != "step"}
 
 
-# -- which parameter each entry of an optimizer's state is, where the file keeps it by number --------------------------
+# -- names for an optimizer's numbers ----------------------------------------------------------------------------------
 # A plain `optimizer.state_dict()` numbers its parameters through all param groups. A name for a number is
 #
-# - said by the file: the ids are names, or groups have `param_names` (`AdamW(model.named_parameters())`, torch 2.6 on);
+# - stated by the file: the ids are names, or groups have `param_names` (`AdamW(model.named_parameters())`, torch 2.6
+# on);
 # - proven by its shape: one number has moments of that shape, and one parameter of the model has it;
-# - assumed from the order: groups are made from `model.parameters()`, or from those that some test lets through, so
-#   that each lists its parameters in the order of the module. Where the model's own order is the module's
-#   (`module_order`) and the shapes leave one way to lay every group there, that is the name, and it is called assumed:
-#   two parameters of one shape that were put into a group the other way round look the same;
-# - or it is not given, and the number stays.
+# - assumed from the order: groups are made from `model.parameters()`, or from those that a filter selects, so that each
+#   group lists its parameters in the order of the module. If the model's own order is the module's (`module_order`) and
+#   the shapes leave only one assignment in that order, it gives the names, which are called assumed: two parameters of
+#   one shape that were put into a group in the opposite order look the same;
+# - or missing, and the number stays.
 #
 # Source: torch/optim/optimizer.py (`state_dict`, `add_param_group`), and formats seen in DDP, FSDP2 and verl files.
 
@@ -262,13 +264,13 @@ def _by_slot(entry: Any) -> dict[Any, Tensor]:
 Parameters = Sequence[tuple[str, Tensor]]
 
 MAX_STEPS = 10_000_000
-"""Parameters that are looked at while groups are laid over the model; a forged file has as many groups as it likes."""
+"""Parameters that are visited while groups are matched to the model; a forged file may have any number of groups."""
 
 MAX_ROUNDS = 16
 
 
 def group_ids(optimizer: Mapping[str, Any]) -> list[list[Id]]:
-    """The ids of each param group; empty lists where a group has none (torch 1.13's sharded form), or no such ids.
+    """The ids of each param group; an empty list for a group without ids (torch 1.13's sharded form).
 
     A group without `params` whose `param_names` are keys of the state lists its ids by these (torch_checkpointing).
     """
@@ -285,10 +287,10 @@ def group_ids(optimizer: Mapping[str, Any]) -> list[list[Id]]:
 def name_parameters(
     optimizer: Mapping[str, Any], model: Mapping[str, Any] | None, order: ModuleOrder, whose: str = "the model"
 ) -> Naming:
-    """Name the parameters of an optimizer, as far as that can be done.
+    """Name the parameters of an optimizer, as far as possible.
 
-    The model is None when there is none, or nothing says which of several; `order` is that of its names, and `whose`
-    says to people what has this order.
+    `model` is None when there is none, or its module is unknown among several; `order` is that of its names, and
+    `whose` describes the owner of this order in messages.
     """
     state = optimizer["state"]
     groups = numbered_groups(optimizer)
@@ -313,35 +315,35 @@ def name_parameters(
 
 
 def numbered_groups(optimizer: Mapping[str, Any]) -> list[list[Id]]:
-    """The ids of each param group; where groups list none, those that have state, in the order of the numbers."""
+    """The ids of each param group; if groups list none, the ids that have state, in ascending order."""
     groups = group_ids(optimizer)
     state = list(optimizer["state"])
     return groups if any(groups) else [sorted(state) if all(type(i) is int for i in state) else state]
 
 
 def _are_in_order(optimizer: Mapping[str, Any], ids: Sequence[Id]) -> bool:
-    """Whether the ids are numbers, each once, and it is known which group they are in."""
+    """Whether the ids are distinct numbers in known groups."""
     numbers = all(type(i) is int for i in ids) and len(set(ids)) == len(ids)
     return numbers and (any(group_ids(optimizer)) or len(optimizer["param_groups"]) < 2)
 
 
-# -- what the file says ------------------------------------------------------------------------------------------------
+# -- names in the file -------------------------------------------------------------------------------------------------
 
 
 def _said(optimizer: Mapping[str, Any], ids: Sequence[Id], model: Mapping[str, Any] | None) -> dict[Id, str] | None:
-    """The names that the file has for the ids; None when it has none."""
+    """The names that the file states for the ids; None if it states none."""
     listed = aligned(_param_names(optimizer), model)
     if listed:
         return listed
-    # A dict with `str(number)` for keys; a parameter of an nn.ParameterList is called so as well.
+    # A dict keyed by `str(number)`; a parameter of an nn.ParameterList has such a name as well.
     numbers = all(str(i).isdecimal() for i in ids) and (model is None or not all(i in model for i in ids))
     return {i: i for i in ids} if all(isinstance(i, str) for i in ids) and not (ids and numbers) else None
 
 
 def _param_names(optimizer: Mapping[str, Any]) -> dict[Id, str]:
-    """Name by id as the param groups say them; nothing where one does not, or two have one name.
+    """Name by id as the param groups state them; empty if a group states none, or two ids have one name.
 
-    Groups that were made of two modules' own `named_parameters()` have each module's `weight`.
+    Groups made from two modules' own `named_parameters()` both have a `weight`.
     """
     found: dict[Id, str] = {}
     for group, ids in zip(optimizer["param_groups"], group_ids(optimizer), strict=True):
@@ -354,7 +356,7 @@ def _param_names(optimizer: Mapping[str, Any]) -> dict[Id, str]:
 
 
 def aligned(names: Mapping[Id, str], model: Mapping[str, Any] | None) -> dict[Id, str]:
-    """Names as the model has them: the same but for wrappers and DDP's leading `module`; nothing where one is not."""
+    """Names as in the model, matched without wrappers and DDP's leading `module`; empty if a name is not in it."""
     if model is None:
         return dict(names)
     known = {without_ddp(str(fqn)): str(fqn) for fqn in model}
@@ -362,15 +364,15 @@ def aligned(names: Mapping[Id, str], model: Mapping[str, Any] | None) -> dict[Id
     return found if all(found.values()) and len(set(found.values())) == len(found) else {}
 
 
-# -- what shapes prove -------------------------------------------------------------------------------------------------
+# -- names proven by shapes --------------------------------------------------------------------------------------------
 
 
 def by_shape(entries: Mapping[Id, Any], params: Parameters, pieces: bool = False) -> dict[Id, str]:
-    """Name the ids whose shape one id and one parameter have.
+    """Name the ids whose shape only one id and one parameter have.
 
-    Nothing is named where more ids than parameters have a shape: then the model lacks parameters, or the moments are
-    not laid out as the parameters are (low-rank projections). With `pieces`, plain 1-D moments may be runs of a
-    flattened parameter, whose length is no parameter's shape.
+    No id is named if more ids than parameters have a shape: then the model lacks parameters, or the moments do not have
+    the parameters' layout (low-rank projections). With `pieces`, plain 1-D moments may be runs of a flattened
+    parameter, whose length is no parameter's shape.
     """
     shapes = {i: shape for i, entry in entries.items() if (shape := only_shape(entry, pieces)) is not None}
     ids = Counter(shapes.values())
@@ -382,9 +384,9 @@ def by_shape(entries: Mapping[Id, Any], params: Parameters, pieces: bool = False
 
 
 def only_shape(entry: Any, pieces: bool) -> Ints | None:
-    """The shape that all moments of a parameter have; None where they differ, as low-rank ones do.
+    """The shape that all moments of a parameter have; None if they differ, as low-rank moments do.
 
-    Pieces of flattened parameters got their shape from a name, so that it cannot prove one.
+    Pieces of flattened parameters got their shape from a name, so their shape cannot prove a name: None.
     """
     moments = [moment for moment in in_full(entry) if moment.shape]
     runs = any(t.kind == "flat_pieces" or (pieces and not t.sharded and len(t.shape) == 1) for t in moments)
@@ -393,10 +395,10 @@ def only_shape(entry: Any, pieces: bool) -> Ints | None:
 
 
 def _parameters(model: Mapping[str, Any], wanted: int) -> tuple[Parameters, bool]:
-    """Collect what may be parameters, and whether ranks have pieces of them.
+    """Collect the possible parameters, and whether ranks have pieces of them.
 
-    Left out is what surely is none of its own: a name tied to an earlier one, and, where FSDP sharded the model, what
-    it did not shard, for it shards every parameter and no buffer.
+    Left out are tensors that are surely not parameters of their own: a name tied to an earlier one, and, if FSDP
+    sharded the model, unsharded tensors, because it shards every parameter and no buffer.
     """
     candidates = [(fqn, t) for fqn, t in model.items() if isinstance(t, Tensor) and is_floating(t.dtype)]
     seen: set[Any] = set()
@@ -410,15 +412,15 @@ def _parameters(model: Mapping[str, Any], wanted: int) -> tuple[Parameters, bool
     return next((c for c in (sharded, own) if len(c) >= wanted), candidates), bool(sharded)
 
 
-# -- what the order suggests -------------------------------------------------------------------------------------------
+# -- names assumed from the order --------------------------------------------------------------------------------------
 
 
 def by_order(groups: Sequence[list[Id]], state: Mapping[Id, Any], params: Parameters, pieces: bool) -> dict[Id, str]:
-    """Lay every group over the parameters; an id whose first and last possible place are the same is named.
+    """Match every group to the parameters in order; an id with only one possible place is named.
 
-    What one group surely takes is no longer free for another, so this is repeated until nothing changes. Nothing is
-    named when a group finds no place at all: then the groups do not have the order of the module. With `pieces`, plain
-    1-D moments may be runs of a flattened parameter, whose length says nothing of its shape.
+    A place that one group surely takes is no longer free for another, so this is repeated until nothing changes. If a
+    group fits nowhere, no id is named: then the groups do not have the order of the module. With `pieces`, plain 1-D
+    moments may be runs of a flattened parameter, whose length does not reveal its shape.
     """
     moments = {i: _moment(state.get(i)) for group in groups for i in group}
     taken: dict[int, Id] = {}
@@ -440,7 +442,7 @@ def by_order(groups: Sequence[list[Id]], state: Mapping[Id, Any], params: Parame
 
 
 def misfit(optimizer: Mapping[str, Any], model: Mapping[str, Any]) -> Id | None:
-    """The first id that finds no place when its group is laid over a model in order; None when all do."""
+    """The first id without a place when its group is matched to a model in order; None when all have one."""
     groups = numbered_groups(optimizer)
     params, pieces = _parameters(model, sum(map(len, groups)))
     moments = {i: _moment(optimizer["state"].get(i)) for ids in groups for i in ids}
@@ -454,7 +456,7 @@ def misfit(optimizer: Mapping[str, Any], model: Mapping[str, Any]) -> Id | None:
 def _lay(
     ids: Sequence[Id], moments: Mapping[Id, Tensor | None], params: Parameters, free: Sequence[int], pieces: bool
 ) -> list[int]:
-    """Place each id at the first parameter that fits and is behind the one before, up to one that finds no place."""
+    """Place each id at the first fitting parameter after the previous one; stop at an id that fits nowhere."""
     placed: list[int] = []
     positions = iter(free)
     for i in ids:
@@ -466,7 +468,7 @@ def _lay(
 
 
 def _moment(entry: Any) -> Tensor | None:
-    """A tensor of a parameter's state that is laid out as the parameter is; None when the state has none."""
+    """A tensor of a parameter's state that has the parameter's layout; None if the state has none."""
     # Some optimizers keep 0-d counters of other names beside their moments.
     return min(in_full(entry), key=lambda t: (not t.sharded, -len(t.shape)), default=None)
 
@@ -481,7 +483,7 @@ def _fits(moment: Tensor | None, parameter: Tensor, pieces: bool) -> bool:
 
 
 def _may_be_runs(moment: Tensor, parameter: Tensor) -> bool:
-    """Whether runs may be those of a parameter: once all ranks are read, they hold its elements once per replica."""
+    """Whether runs may belong to a parameter: with all ranks read, they add up to its elements, once per replica."""
     if not parameter.numel or sum(_held(parameter).values()) < parameter.numel:
         return True
     copies, rest = divmod(sum(_held(moment).values()), parameter.numel)
@@ -501,9 +503,9 @@ def _held(tensor: Tensor) -> dict[int | None, int]:
 
 
 def nested(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """An optimizer's state dict with `state` and `param_groups`, also where the file has it flattened.
+    """An optimizer's state dict with `state` and `param_groups`; a flattened one is unflattened.
 
-    Parameters whose hyperparameters are all equal form one group, as flattening has lost which ones did.
+    Parameters with equal hyperparameters form one group, because flattening loses the groups.
     """
     if not is_flat_optimizer(value):
         return value
@@ -521,10 +523,10 @@ def nested(value: Mapping[str, Any]) -> Mapping[str, Any]:
 @displayed
 @dataclass(frozen=True, repr=False)
 class ParamGroup(Mapping[str, Any]):
-    """One param group: its hyperparameters as a mapping; and as attributes (`group.lr`), numpy's numbers as Python's.
+    """One param group: hyperparameters as a mapping, and as attributes (`group.lr`) with numpy's numbers as Python's.
 
     Attributes:
-        names: fqns of its parameters, `?` and the id where the name is unknown.
+        names: fqns of its parameters; `?` and the id if the name is unknown.
     """
 
     values_: Mapping[str, Any]
@@ -562,11 +564,11 @@ class ParamGroup(Mapping[str, Any]):
 @displayed
 @dataclass(frozen=True, repr=False)
 class Optimizer:
-    """An optimizer's saved state, by name.
+    """An optimizer's saved state, by parameter name.
 
     Attributes:
-        name: class name where the file has it, else the key.
-        state: `{fqn: {slot: tensor or value}}`; an id that has no name keeps its number.
+        name: class name if the file has it, else the key.
+        state: `{fqn: {slot: tensor or value}}`; an id without a name keeps its number.
     """
 
     name: str
@@ -576,7 +578,7 @@ class Optimizer:
     naming: Naming
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """A plain dict per param group, such as pandas takes."""
+        """A plain dict per param group, for pandas for example."""
         return self.param_groups.to_dicts()
 
     def _summary(self) -> str:
@@ -586,10 +588,10 @@ class Optimizer:
 
 
 def optimizers_of(checkpoint: Checkpoint) -> Mapping[str, Optimizer]:
-    """The optimizers of a checkpoint by class name or key, their state by fqn where names are known.
+    """The optimizers of a checkpoint by class name or key; their state is keyed by fqn where names are known.
 
     Raises:
-        RefusedError: the names that were given do not fit.
+        RefusedError: the given names do not fit.
     """
     if "optimizers" not in checkpoint.worked_out:
         checkpoint.worked_out["optimizers"] = _described(checkpoint)
@@ -617,19 +619,19 @@ def _described(checkpoint: Checkpoint) -> dict[str, Optimizer]:
 
 # -- names from another source than the checkpoint: `--names FROM` -----------------------------------------------------
 
-# FROM is believed, and checked against the checkpoint: how many numbers there are, which names the model has, and the
+# The names in FROM are believed, and checked against the checkpoint: the number of ids, the names in the model, and the
 # shapes of the moments. A list in the optimizer's own order names every number. Parameters in the order of the module
-# (of another checkpoint, or of a module) name what the checkpoint's own model would if it had kept its order: what
-# shapes prove, and what order suggests.
+# (of another checkpoint, or of a module) give the names that the checkpoint's own model would give if it had kept its
+# order: proven by shapes, and assumed from the order.
 
 
 def name_with(
     optimizer: Mapping[str, Any], model: Mapping[str, Any] | None, order: ModuleOrder, given: GivenNames | None
 ) -> Naming:
-    """Name the parameters of an optimizer as `name_parameters` does, with names that were given where it has numbers.
+    """Name an optimizer's parameters as `name_parameters` does, with the user's names for numbers.
 
     Raises:
-        RefusedError: the names contradict the checkpoint; says where first.
+        RefusedError: the names contradict the checkpoint; the message gives the first contradiction.
     """
     naming = name_parameters(optimizer, model, order)
     if given is None or naming.by == "fqn":
@@ -662,7 +664,7 @@ def _miscounted(listed: Sequence[Sequence[str]], groups: Sequence[Sequence[Id]])
 def _as_the_model(
     names: Mapping[Id, str], optimizer: Mapping[str, Any], model: Mapping[str, Any] | None, given: GivenNames
 ) -> dict[Id, str]:
-    """The names, spelled as the model spells them, once they are seen to fit it."""
+    """The given names in the model's spelling, after checking that they fit it."""
     spelled = aligned(names, model)
     stranger = next((n for n in names.values() if model is not None and n not in model), None)
     if not spelled:
@@ -688,9 +690,9 @@ def _in_its_order(optimizer: Mapping[str, Any], model: Mapping[str, Any] | None,
 
 
 def _ordered(model: Mapping[str, Any] | None, given: GivenNames) -> dict[str, Tensor]:
-    """The parameters that are given, as the model here has them.
+    """The given parameters, as tensors of this checkpoint's model.
 
-    Without a model here, the shapes are compared with moments only.
+    Without a model, shapes are compared with moments only.
     """
     if model is None:
         return {fqn: Tensor(shape, "float32", ()) for fqn, shape in given.shapes.items()}

@@ -1,15 +1,14 @@
-"""The values of weights that bitsandbytes packed, by its own rule, from the tensors that describe them.
+"""The values of weights that bitsandbytes packed, decoded by its own rule from the tensors that describe them.
 
-In 4 bits (`Linear4bit`) `w` has two codes to a byte, whatever its dtype is called; `w.absmax` the scale of each block;
+In 4 bits (`Linear4bit`) `w` has two codes to a byte, whatever its dtype; `w.absmax` the scale of each block;
 `w.quant_map` the number of each code; and `w.quant_state.bitsandbytes__nf4` a JSON of block size, shape and dtype. The
 scales may be codes themselves (`w.nested_absmax`, `w.nested_quant_map`). In 8 bits (`Linear8bitLt`) `weight` has int8,
 and `SCB` beside it the scale of each row.
 
 Source: bitsandbytes 0.50.2: functional.py (`QuantState.as_dict`, `dequantize_4bit`, `get_4bit_type`), backends/default
 (`_dequantize_4bit_compute`: in float32, then rounded; "matches C++ / CUDA behavior"), _ops.py
-(`int8_vectorwise_dequant`), nn/modules.py (`weight_format` 0 is row-major). Compared bit for bit with what these
-compute. The kernel of 0.50.2 for CPUs with AVX-512 takes wrong scales where a block crosses the end of a row; it is not
-followed.
+(`int8_vectorwise_dequant`), nn/modules.py (`weight_format` 0 is row-major). Compared bit for bit with its results. The
+kernel of 0.50.2 for CPUs with AVX-512 uses wrong scales where a block crosses the end of a row; it is not imitated.
 """
 
 from __future__ import annotations
@@ -47,23 +46,23 @@ NF4 = (
 )  # fmt: skip
 FP4 = tuple(sign * number / 12 for sign in (1, -1) for number in (0, 0.0625, 8, 12, 4, 6, 2, 3))
 TABLES = {"nf4": NF4, "fp4": FP4}
-"""The numbers of 4-bit codes. bitsandbytes computes with these, whatever map a file has."""
+"""The numbers of 4-bit codes. bitsandbytes computes with these, whatever `quant_map` a file has."""
 
 BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 MAX_STATE = 64 << 10
-"""Bytes of the JSON of a weight."""
+"""At most this many bytes of a weight's JSON are read."""
 
 INT8_FACTOR = 7.874015718698502e-3
-"""What `int8_vectorwise_dequant` multiplies with, for 1/127."""
+"""The factor in `int8_vectorwise_dequant`, for 1/127."""
 
 
 def unpacked(checkpoint: Checkpoint, files: OpenFiles, compare: bool) -> Checkpoint:
-    """The checkpoint with one quantized tensor in the place of each packed weight and its parts.
+    """Replace each packed weight and its parts by one quantized tensor.
 
     Args:
-        checkpoint: whose ranks have all been read.
+        checkpoint: one with every rank's structure.
         files: keeps sources open.
-        compare: whether what is read on the way is compared with its checksums.
+        compare: whether bytes read on the way are compared with their checksums.
 
     Raises:
         ReadError: a file cannot be read.
@@ -81,7 +80,7 @@ def unpacked(checkpoint: Checkpoint, files: OpenFiles, compare: bool) -> Checkpo
 
 
 def weight_at(tree: Any, path: KeyPath, files: OpenFiles) -> Tensor | None:
-    """The quantized tensor for the packed weight at a key path; None where none is."""
+    """The quantized tensor of the packed weight at a key path; None if there is none."""
     node = leaf_at(tree, path[:-1])
     packed = bitsandbytes_in(node).get(path[-1]) if isinstance(node, dict) else None
     return None if packed is None else _Reader(files, compare=False).weight(node, packed)
@@ -92,13 +91,13 @@ class _OtherFormError(Exception):
 
 
 class _Reader:
-    """Make quantized tensors of the parts of packed weights; read the few bytes that describe them."""
+    """Makes quantized tensors from the parts of packed weights; reads only the few bytes that describe them."""
 
     def __init__(self, files: OpenFiles, compare: bool) -> None:
         self._files, self._compare = files, compare
 
     def weight(self, node: Mapping[str, Any], packed: QuantizedWeight) -> Tensor:
-        """The tensor that the parts of a weight make; with a note, where they do not make one."""
+        """The tensor of a weight; if its parts do not fit together, a tensor with a note."""
         codes: Tensor = node[packed.keys["codes"]]
         kind = packed.layout.words.rpartition(" ")[2]
         try:
@@ -123,7 +122,7 @@ class _Reader:
         return Shard(encoded.box, shard.rank, None, None, encoded)
 
     def _four_bits(self, kind: str, found: Mapping[str, Shard]) -> tuple[Coding, Ints, Source]:
-        """The rule, the shape and the codes of a weight in 4 bits."""
+        """The coding, the shape and the codes of a weight in 4 bits."""
         state = self._state(found["quant_state"])
         sizes, dtype, block = state.get("shape"), state.get("dtype"), state.get("blocksize")
         if state.get("quant_type") != kind or dtype not in FLOATS or block not in BLOCK_SIZES:
@@ -149,7 +148,7 @@ class _Reader:
         return coding, shape, source._replace(dtype="uint8", shape=(nbytes,), strides=(1,))
 
     def _nested(self, state: Mapping[str, Any], found: Mapping[str, Shard], count: int) -> ScaleCoding | None:
-        """The decoding of scales that are codes; None where they are numbers."""
+        """How scales that are codes are decoded; None if they are numbers."""
         if "nested_absmax" not in found and "nested_blocksize" not in state:
             return None
         block, offset = state.get("nested_blocksize"), state.get("nested_offset")
@@ -160,7 +159,7 @@ class _Reader:
         return ScaleCoding("nested_quant_map", "nested_absmax", block, offset)
 
     def _eight_bits(self, kind: str, found: Mapping[str, Shard]) -> tuple[Coding, Ints, Source]:
-        """The rule, the shape and the codes of a weight in 8 bits."""
+        """The coding, the shape and the codes of a weight in 8 bits."""
         codes, layout = found["codes"].source, found.get("weight_format")
         if codes is None or len(codes.shape) != 2:
             raise _OtherFormError("it is no matrix")
@@ -195,7 +194,7 @@ class _Reader:
 
 
 def _copy_of(tensor: Any, rank: int | None, part: str) -> Shard:
-    """A rank's copy of a part, or the only one."""
+    """A rank's copy of a part, or the only copy."""
     here = [shard for shard in tensor.found if not tensor.note] if isinstance(tensor, Tensor) else []
     own = [shard for shard in here if shard.rank == rank] or here
     if len(own) != 1 or own[0].box != Box.whole(tensor.shape):
@@ -210,7 +209,7 @@ def _copy_of(tensor: Any, rank: int | None, part: str) -> Shard:
 
 
 def _check(found: Mapping[str, Shard], part: str, dtype: str, shape: Ints) -> None:
-    """Refuse a weight without a part of this dtype and shape."""
+    """Refuse a weight unless it has a part of this dtype and shape."""
     source = found[part].source if part in found else None
     if source is None or (source.dtype, source.shape) != (dtype, shape):
         raise _OtherFormError(f"its {part} does not fit its shape")

@@ -1,12 +1,12 @@
-"""Weights that are stored quantized, as codes and what turns them into values, in several tensors of a state dict.
+"""Weights that are stored quantized in several tensors of a state dict: codes, and the tensors that decode them.
 
     layers.0.up.weight             the codes: fp8 or int8, or several to an element of uint8, int32 or uint32
     layers.0.up.weight_scale_inv   their companions: scales, zero points, the table of the codes, a JSON ...
 
-Codes look like any other tensor, and are no weights: cast, averaged or judged without their scales they are wrong. So
-each part is marked once a checkpoint has been read, whatever its format (`Tensor.coded`), and all that reads values
-looks at the mark. What is here is found by the names beside the codes and by the codes' dtype alone; `config.json` says
-how it is called. Classes of tensors that hold their own scales (torchao's) are no business of this file: see
+Codes look like any other tensor, but casting, averaging or comparing them without their scales gives wrong results. So
+each part is marked once a checkpoint has been read, whatever its format (`Tensor.coded`), and all code that reads
+values checks the mark. Quantized weights are found by the names of the companions and by the codes' dtype alone;
+`config.json` only names the method. Tensor classes that hold their own scales (torchao's) are handled in
 `pickles.classes.codings`.
 
 Scales of activations and of the KV cache (`input_scale`, `k_scale`, `v_scale`) belong to no weight.
@@ -44,21 +44,21 @@ WORDS = ("int32", "uint32", "int16", "int64")
 
 
 class Layout(NamedTuple):
-    """One way in which the parts of a quantized weight are called, and which dtypes its codes have.
+    """The names of a quantized weight's parts, and the dtypes of its codes, as one library writes them.
 
     In a name `*` stands for the weight's own name, such as `layers.0.up.weight`; without it, the name is that of a
-    module's tensor, below whatever name the module has.
+    module's tensor, below any module name.
 
     Attributes:
-        words: what people call it.
+        words: its common name.
         methods: the `quant_method`s of configs that write it.
         codes: the name of the codes.
-        scales: the name of the companion without which the codes are not known as such.
+        scales: the name of the companion by which the codes are detected.
         beside: names of other companions.
-        needed: some of these: no weight is without them where another one of the same layout has them.
-        bits: of one code, where the layout itself fixes them; 0 for as many as an element has; None where only a config
-            or the shapes say so.
-        only_weights: whether codes of whole numbers are taken for such only under the name `weight`.
+        needed: those of `beside` that every weight has if another weight of the same layout has them.
+        bits: bits of a code, if the layout fixes them; 0 for the width of an element; None if only a config or the
+            shapes determine them.
+        only_weights: whether integer tensors count as codes only under the name `weight`.
     """
 
     words: str
@@ -73,7 +73,7 @@ class Layout(NamedTuple):
 
 
 QUANT_STATE = "*.quant_state.bitsandbytes__"
-"""The beginning of the name of bitsandbytes' JSON in 4 bits; behind it comes the kind."""
+"""Prefix of the name of bitsandbytes' JSON in 4 bits; the kind follows it."""
 
 FOUR_BITS = ("nf4", "fp4")
 BITSANDBYTES = ("bitsandbytes",)
@@ -123,16 +123,16 @@ LAYOUTS = (
     Layout("tensorrt-llm", (), "weight", "weights_scaling_factor", ("weights_scaling_factor_2",), bits=None),
     Layout("tensorrt-llm", (), "weight", "per_channel_scale", dtypes=BYTES, bits=None),
 )  # fmt: skip
-"""The layouts, in the order in which they are tried: companions of one name may belong to several."""
+"""The layouts in the order in which they are tried: several may share the name of a companion."""
 
 OWN = {"*_scale_inv": "*", "qzeros": "qweight", "SCB": "weight"}
-"""Companions whose names nothing else has, with the name of their codes: they say something even without codes."""
+"""Companions with unmistakable names, and the name of their codes: they are evidence even without codes."""
 
 OWN_CODES = ("qweight", "W_q", "weight_packed", "gate_up_proj_blocks", "down_proj_blocks")
-"""The same of codes."""
+"""Codes with unmistakable names."""
 
 COMMON = ("scale", "s", "meta")
-"""Companions that other modules have too, such as a norm; without codes beside them they say nothing."""
+"""Companions whose names other modules have too, such as a norm; without codes beside them they prove nothing."""
 
 
 class QuantizedWeight(NamedTuple):
@@ -156,7 +156,7 @@ _BY_SCALES = {
 def weights_in(node: Mapping[Any, Any]) -> dict[str, QuantizedWeight]:
     """The quantized weights of a state dict by the keys of their codes."""
     found: dict[str, tuple[int, QuantizedWeight]] = {}
-    known: dict[str, tuple[str, ...]] = {}  # names of millions of tensors have few ends
+    known: dict[str, tuple[str, ...]] = {}  # millions of tensors' names have few distinct ends
     for key in node:
         if not isinstance(key, str):
             continue
@@ -184,7 +184,7 @@ def _may_end(end: str, name: str) -> bool:
 
 
 def _stem(key: str, name: str) -> str | None:
-    """What a key has before a companion's name: the weight's own name, or its module's with a dot; None if not so."""
+    """The part of a key before a companion's name: the weight's name, or its module's with a dot; else None."""
     end = name.removeprefix("*")
     stem = key[: len(key) - len(end)]
     fits = key.endswith(end) and (bool(stem) if name.startswith("*") else not stem or stem.endswith("."))
@@ -192,7 +192,7 @@ def _stem(key: str, name: str) -> str | None:
 
 
 def _own_name(codes: str, layout: Layout) -> str:
-    """The key that a weight would have without being quantized."""
+    """The key that the weight would have without quantization."""
     stem = _stem(codes, layout.codes) or ""
     return stem if layout.codes.startswith("*") else f"{stem}weight"
 
@@ -202,7 +202,7 @@ def _name(stem: str, name: str) -> str:
 
 
 def _part(name: str) -> str:
-    """What a companion is called without its weight: `weight_scale` is `scale`."""
+    """The short name of a companion: `weight_scale` is `scale`."""
     return "quant_state" if name.startswith(QUANT_STATE) else name.lstrip("*._")
 
 
@@ -215,12 +215,12 @@ def _are_codes(value: Any, layout: Layout, name: str) -> bool:
 
 
 def bitsandbytes_in(node: Mapping[Any, Any]) -> dict[str, QuantizedWeight]:
-    """The weights whose values ckptools knows how to make: see `packed_values`."""
+    """The weights that bitsandbytes packed, whose values `packed_values` can decode."""
     return {key: one for key, one in weights_in(node).items() if is_known(one.layout)}
 
 
 def is_known(layout: Layout) -> bool:
-    """Whether `--dequantize` makes values of such codes."""
+    """Whether `--dequantize` can decode such codes."""
     return layout.methods == BITSANDBYTES and layout.words != "bitsandbytes, 4 bits"
 
 
@@ -228,7 +228,7 @@ def is_known(layout: Layout) -> bool:
 
 
 def with_quantized(ck: Checkpoint) -> Checkpoint:
-    """The checkpoint with a mark on every part of its quantized weights, and the ways in which they are quantized."""
+    """Mark every part of the checkpoint's quantized weights, and list the schemes that occur."""
     found = {id(node): weights for node in _dicts_in(ck.tree) if (weights := weights_in(node))}
     if not found:
         return ck
@@ -252,7 +252,7 @@ def with_quantized(ck: Checkpoint) -> Checkpoint:
 
 
 def _dicts_in(tree: Any) -> Iterator[dict[Any, Any]]:
-    """Every dict of a tree, once; lists of numbers are stepped over as a whole."""
+    """Yield every dict of a tree, once; lists of numbers are skipped as a whole."""
     seen: set[int] = set()
     stack = [tree]
     while stack:
@@ -266,11 +266,11 @@ def _dicts_in(tree: Any) -> Iterator[dict[Any, Any]]:
 
 
 def scheme_of(weight: QuantizedWeight, node: Mapping[str, Any], config: ModelConfig | None) -> tuple[str, str]:
-    """How a weight is quantized, in words, and the file that says so; "" where only its parts do."""
+    """How a weight is quantized, in words, and the file that states it; "" if only its parts show it."""
     codes, layout = node[weight.keys[CODES]], weight.layout
     method = method_of(config)
     if config is not None and method and (method in layout.methods or not layout.methods):
-        # bitsandbytes says of each weight in which kind of 4 bits it is; the config may not be of this weight.
+        # bitsandbytes states the kind of 4 bits for each weight; the config may be of another weight.
         said = layout.words if layout.methods == BITSANDBYTES else stated_words(config, codes)
         if said:
             return said, config.quantization_in
@@ -283,7 +283,7 @@ def scheme_of(weight: QuantizedWeight, node: Mapping[str, Any], config: ModelCon
 
 
 def method_of(config: ModelConfig | None) -> str:
-    """The method of quantization that a config states; "" where it states none."""
+    """The quantization method that a config states; "" if it states none."""
     if config is None or not config.quantization:
         return ""
     said = config.quantization
@@ -298,9 +298,9 @@ def method_of(config: ModelConfig | None) -> str:
 
 
 def stated_words(config: ModelConfig, codes: Tensor | None = None) -> str:
-    """What a config says of how weights are quantized: `compressed-tensors, pack-quantized int4, groups of 32`.
+    """A config's quantization in words: `compressed-tensors, pack-quantized int4, groups of 32`.
 
-    Of several groups those count that have codes of this dtype; "" where it speaks of other codes alone.
+    Of several groups, only groups with codes of this dtype are described; "" if there is none.
     """
     said, method = config.quantization, method_of(config)
     words, groups = [method], said.get("group_size", said.get("q_group_size"))
@@ -328,7 +328,7 @@ def stated_words(config: ModelConfig, codes: Tensor | None = None) -> str:
 
 
 MAX_WORD = 40
-"""Characters of a word of a config."""
+"""At most this many characters of a config's word are shown."""
 
 
 def _values_of(value: Any) -> list[Any]:
@@ -359,7 +359,7 @@ def _compressed_words(scheme: Mapping[str, Any], otherwise: Any) -> str:
 
 
 def bits_of(config: ModelConfig | None) -> int | None:
-    """The bits of a code that a config states for all weights; None where it states none, or several."""
+    """The bits of a code that a config states for all weights; None if it states none, or several."""
     said = config.quantization if config is not None else {}
     found = {said[key] for key in ("bits", "w_bit", "nbits") if type(said.get(key)) is int}
     weights = [s.get("weights") for s in _values_of(said.get("config_groups")) if isinstance(s, Mapping)]
@@ -370,11 +370,11 @@ def bits_of(config: ModelConfig | None) -> int | None:
 
 
 def _numel(weight: QuantizedWeight, node: Mapping[str, Any], config: ModelConfig | None) -> int | None:
-    """How many weights the codes stand for; None where neither shapes nor a config say it."""
+    """The number of weights in the codes; None if neither shapes nor a config determine it."""
     codes: Tensor = node[weight.keys[CODES]]
     layout, scale = weight.layout, node[weight.keys[_part(weight.layout.scales)]]
     bits = layout.bits
-    if bits == 0 and codes.dtype == "uint8":  # bitnet has four of its codes to a byte, ModelOpt two
+    if bits == 0 and codes.dtype == "uint8":  # bitnet packs four codes to a byte, ModelOpt two
         bits = 2 if method_of(config) == "bitnet" else None
     if codes.dtype == FP4:
         bits = 4
@@ -390,10 +390,10 @@ def _numel(weight: QuantizedWeight, node: Mapping[str, Any], config: ModelConfig
 
 
 def _bits_by_shape(codes: Tensor, scale: Any, zeros: Any) -> int | None:
-    """The bits of packed codes, by the shapes of their companions."""
+    """The bits of packed codes, inferred from the shapes of their companions."""
     if not isinstance(scale, Tensor) or not codes.shape or not scale.shape or not scale.shape[-1]:
         return None
-    if isinstance(zeros, Tensor) and zeros.shape:  # GPTQ, AWQ: a zero point for each scale, packed as the codes are
+    if isinstance(zeros, Tensor) and zeros.shape:  # GPTQ, AWQ: a zero point for each scale, packed like the codes
         found, rest = divmod(zeros.shape[-1] * ITEMSIZE[zeros.dtype] * 8, scale.shape[-1])
         return found if not rest and 0 < found <= 8 else None
     if codes.dtype != "uint8" or scale.dtype not in ("uint8", *FP8, "float8_e8m0fnu"):
@@ -406,7 +406,7 @@ def _bits_by_shape(codes: Tensor, scale: Any, zeros: Any) -> int | None:
 
 
 def quantization_problems(ck: Checkpoint) -> Iterator[Problem]:
-    """Codes without scales, scales without codes, and either without a config, or in spite of it."""
+    """Find codes without scales, scales without codes, and contradictions between either and the config."""
     lost = any(p.severity == "error" and p.kind.lacks in ("file", "part") for p in ck.problems)
     if lost or (ck.provenance is not None and ck.provenance.left_out):
         return
@@ -417,9 +417,9 @@ def quantization_problems(ck: Checkpoint) -> Iterator[Problem]:
 
 
 def _unlike_config(ck: Checkpoint, models: Sequence[Section]) -> Iterator[Problem]:
-    """A config that does not say how the weights are quantized, or says it of weights that are not."""
+    """Find a config that does not mention the weights' quantization, or states a quantization that they lack."""
     method, config = method_of(ck.config), ck.config
-    # bitsandbytes says of each weight by itself what it is.
+    # bitsandbytes describes each weight in the state dict itself.
     found = [scheme for scheme in ck.quantized if not scheme.dequantized]
     if found and not method and (config is not None or (ck.format == "hugging_face" and ck.path.is_dir())):
         count = sum(scheme.weights for scheme in found)
@@ -451,7 +451,7 @@ METHODS = frozenset(method for layout in LAYOUTS for method in layout.methods) -
 
 
 def _in_codes(config: ModelConfig) -> bool:
-    """Whether a config says that the weights are codes now.
+    """Whether a config states that the weights are stored as codes.
 
     compressed-tensors keeps scales beside weights before it compresses them; transformers may dequantize while loading.
     """
@@ -461,7 +461,7 @@ def _in_codes(config: ModelConfig) -> bool:
 
 
 def _apart(ck: Checkpoint, section: str, node: Mapping[Any, Any]) -> Iterator[Problem]:
-    """Scales without codes and codes without scales, where other weights or the config show that they go together."""
+    """Find scales without codes and codes without scales, if other weights or the config show that they go together."""
     if ck.config is not None and not _in_codes(ck.config):
         return
     found = weights_in(node)
@@ -473,7 +473,7 @@ def _apart(ck: Checkpoint, section: str, node: Mapping[Any, Any]) -> Iterator[Pr
     floats = {dtype for _, dtype in of_codes if dtype in FP8}
     taken = {key for one in found.values() for key in one.keys.values()}
     own_ends = tuple(name.removeprefix("*") for name in (*OWN, *OWN_CODES))
-    passed_over: set[str] = set()  # ends that say nothing by themselves, where nothing else does
+    passed_over: set[str] = set()  # ends of names that prove nothing by themselves, seen without any proof
     alone: dict[str, list[str]] = {"codes": [], "scales": [], "cast": []}
     for key, value in node.items():
         if not isinstance(key, str) or key in taken or not isinstance(value, Tensor):
@@ -490,7 +490,7 @@ def _apart(ck: Checkpoint, section: str, node: Mapping[Any, Any]) -> Iterator[Pr
         if own is not None:
             codes = node.get(own)
             if isinstance(codes, Tensor) and (not is_floating(codes.dtype) or codes.dtype in FP8):
-                continue  # these codes lack something else
+                continue  # these codes lack another companion
             alone["cast" if isinstance(codes, Tensor) else "scales"].append(key)
         elif (
             (end, value.dtype) in of_codes
@@ -518,7 +518,7 @@ APART = {
 
 
 def _codes_of(key: str, layouts: Sequence[Layout]) -> str | None:
-    """The name of the codes of scales, by the layouts that are known to be here; None where they are no weight's."""
+    """The name of the codes of scales, by the layouts that occur here; None if they belong to no weight."""
     for layout in layouts:
         stem = _stem(key, layout.scales)
         if stem is not None and (not layout.scales.startswith("*") or stem.endswith("weight") or len(layouts) == 1):
@@ -531,7 +531,7 @@ def _end(key: str) -> str:
 
 
 def _incomplete(node: Mapping[str, Any], found: Mapping[str, QuantizedWeight], before: str) -> Iterator[Problem]:
-    """Weights without a companion that others have whose codes, and scales if they have any, are of the same dtypes."""
+    """Find weights without a companion that other weights with codes and scales of the same dtypes have."""
     alike: dict[tuple[str, str], list[QuantizedWeight]] = {}
     for codes, one in found.items():
         alike.setdefault((_end(codes), node[codes].dtype), []).append(one)

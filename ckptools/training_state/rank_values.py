@@ -1,8 +1,8 @@
-"""Values that each rank has for itself: which of them differ, and how they are listed by rank.
+"""Values that each rank has for itself: find the differing ones, and list them by rank.
 
 Random number generators and positions in the data are each rank's own. Models, optimizers and schedulers are shared,
-and so is another copy of the model (an average of the weights), wherever it lies. For everything else this is unknown:
-what differs there is kept for every rank.
+and so is another copy of the model (an average of the weights), anywhere in the tree. For all other values this is
+unknown: if they differ, every rank's value is kept.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from ckptools.tensor_io.replicas import Unequal
 
 NOTHING = object()
-"""Stands where a rank has nothing."""
+"""Stands in for the value of a rank that has none."""
 
 WHOLE = ("plain", "quantized", "storage")
-"""Kinds of tensors that each rank may have all of for itself."""
+"""Kinds of tensors that each rank may have in full for itself."""
 
 
 class RankValues:
-    """Values that the ranks of one checkpoint have for themselves; a list by rank has room for `count` of them."""
+    """The ranks' own values in one checkpoint; `count` is the length of a list by rank."""
 
     def __init__(self, checkpoint: Checkpoint, files: OpenFiles) -> None:
         from ckptools.tensor_io.fetch_ahead import CopiesAhead
@@ -45,7 +45,7 @@ class RankValues:
         self._ahead, self._equal = CopiesAhead(), set[KeyPath]()
 
     def at(self, path: KeyPath) -> Mapping[int, Any] | None:
-        """The values of the ranks at a key path of the tree; None if they do not differ."""
+        """The ranks' values at a key path of the tree; None if they do not differ."""
         values = self._checkpoint.per_rank.get(path)
         if values is None:
             return None
@@ -60,7 +60,7 @@ class RankValues:
         return any(self.differing(tensor, (*path, *below)) for below, tensor in tensors_in(merged))
 
     def expect(self, tensors: Iterable[tuple[KeyPath, Tensor]], right: bool = False) -> None:
-        """Announce tensors whose copies will be compared, in this order; a store is asked for many at once.
+        """Announce tensors whose copies will be compared, in this order, so that remote copies are fetched together.
 
         `right` is that of `equal_copies`.
         """
@@ -71,7 +71,7 @@ class RankValues:
         self._ahead, self._equal = CopiesAhead(listed), equal_copies(listed, self._files, right)
 
     def differing(self, tensor: Tensor, path: KeyPath) -> dict[Box, Unequal]:
-        """The regions of a tensor whose copies differ.
+        """The boxes of a tensor whose copies differ.
 
         Raises:
             ReadError: a file cannot be read.
@@ -84,18 +84,18 @@ class RankValues:
         return differing_boxes(tensor.found, self._files) if tensor.has_copies else {}
 
     def of_tensor(self, tensor: Tensor, path: KeyPath) -> Mapping[int, Tensor] | None:
-        """Each rank's own copy of a tensor that ranks need not share; None where all have the same, or should."""
+        """Each rank's own copy of a tensor that ranks need not share; None if the copies are equal, or should be."""
         if self._shared.holds(path) or tensor.kind not in WHOLE or not self.differing(tensor, path):
             return None
         ranks = {s.rank for s in tensor.found if s.rank is not None}
         return {rank: replace(tensor, shards=tensor.on_rank(rank)) for rank in sorted(ranks)}
 
     def listed(self, values: Mapping[int, Any]) -> list[Any]:
-        """The values by rank; `NOTHING` where a rank has none."""
+        """The values in a list by rank; `NOTHING` for a rank without one."""
         return [values.get(rank, NOTHING) for rank in range(self.count)]
 
     def own(self) -> Iterator[KeyPath]:
-        """Every key path where ranks have something of their own."""
+        """Yield every key path where ranks have values of their own."""
         tensors = dict(tensors_of(sections_of(self._checkpoint)))
         self.expect((path, tensor) for path, tensor in tensors.items() if not self._shared.holds(path))
         yield from (path for path in self._checkpoint.per_rank if self.at(path) is not None)
@@ -105,14 +105,14 @@ class RankValues:
                 yield path
 
 
-# -- rank own ----------------------------------------------------------------------------------------------------------
+# -- values that belong to a rank --------------------------------------------------------------------------------------
 
 
 STRICT = ("model", "optimizer", "scheduler")
 DATA_WORDS = frozenset(("sampler", "samplers", "dataloader", "dataloaders", "loader", "loaders", "dataset", "datasets"))
 COPY_WORDS = frozenset(("ema", "swa", "shadow", "averaged"))
 RUN_NAMES = ("run_name", "run_id", "rank_zero_seed")
-"""Keys that a run has once for all its ranks; the last is Composer's."""
+"""Keys whose value belongs to the run, not to a rank; the last is Composer's."""
 
 
 def is_own(section: Section) -> bool:
@@ -121,13 +121,13 @@ def is_own(section: Section) -> bool:
 
 
 def own_paths(sections: Iterable[Section], world_size: Any) -> list[KeyPath]:
-    """Key paths of what only each rank's own file has; random states that every file lists of all ranks are not."""
+    """Key paths of values that only each rank's own file has, unlike random states that every file lists for all."""
     own = (section for section in sections if is_own(section))
     return [s.path for s in own if not (is_gathered(s.value) and len(s.value) == world_size)]
 
 
 def counts_steps(path: KeyPath) -> bool:
-    """Whether a value counts the steps of the training, which all ranks do together."""
+    """Whether a value counts the steps of the training, which all ranks share."""
     return bool(path) and path[-1] in (*COUNTERS, "last_epoch", "_step_count")
 
 
@@ -136,7 +136,7 @@ def _words(key: Any) -> set[str]:
 
 
 def _covers(section: Section, path: KeyPath) -> bool:
-    """Whether a path leads into a section; a state dict at the root holds what else was saved beside its tensors."""
+    """Whether a path leads into a section; a state dict at the root has other values beside its tensors."""
     if section.path or section.kind != "model" or not path:
         return section.holds(path)
     mine = isinstance(section.value.get(path[0]), Tensor) or "_extra_state" in str(path[0])
@@ -144,7 +144,7 @@ def _covers(section: Section, path: KeyPath) -> bool:
 
 
 class Shared:
-    """Knows where in a tree all ranks should have the same values."""
+    """The key paths of a tree at which all ranks should have equal values."""
 
     def __init__(self, sections: Sequence[Section]) -> None:
         self._strict = [s for s in sections if s.kind in STRICT]
@@ -158,13 +158,13 @@ class Shared:
         self._copies = {path for s in others for path in self._copies_in(s)}
 
     def holds(self, path: KeyPath) -> bool:
-        """Whether what is at a key path should be the same on all ranks."""
+        """Whether the value at a key path should be equal on all ranks."""
         if any(_covers(s, path) or s.path[: len(path)] == path for s in self._strict) or path in self._copies:
             return True
         return any(_words(key) & COPY_WORDS for key in path) and not any(_words(key) & DATA_WORDS for key in path)
 
     def _copies_in(self, section: Section) -> set[KeyPath]:
-        """Tensors that have the names and shapes of the model's, or in a list the shapes of several."""
+        """Tensors that have the names and shapes of the model's, or lie in a list with the shapes of several."""
         found: set[KeyPath] = set()
         for path, node in nodes_in(section.value, (dict, list, tuple)):
             tensors = [(key, child) for key, child in children_of(node) or () if isinstance(child, Tensor)]

@@ -1,8 +1,8 @@
 """Find the model, optimizers, schedulers and random states in a tree, by their content.
 
-Names differ from framework to framework, shapes do not: an optimizer is a dict with `state` and `param_groups`, a
-scheduler has `last_epoch` (Megatron's a decay style), a model is a dict of tensors. Names only decide where the
-content does not.
+Names differ between frameworks, shapes of dicts do not: an optimizer is a dict with `state` and `param_groups`, a
+scheduler has `last_epoch` (Megatron's a decay style), a model is a dict of tensors. Names only decide if the content
+does not.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class SectionSize(NamedTuple):
     """Counts of the tensors and foreign objects in a section.
 
     Attributes:
-        params: elements of them, global; of quantized weights how many there are, as far as that is known.
+        params: elements of the global tensors; for quantized weights the number of weights, if known.
         nbytes: bytes of the global tensors, packed.
-        opaque: dotted names of objects of foreign classes in it.
-        bytes_of: those bytes by dtype.
-        quantized: number of tensors whose codes are here, by how they are quantized.
-        uncounted: how many of these are not in `params`, since nothing says how many elements they have.
+        opaque: dotted names of objects of foreign classes.
+        bytes_of: bytes by dtype.
+        quantized: number of tensors of codes, by how they are quantized.
+        uncounted: number of those that are not in `params`, because their number of weights is unknown.
     """
 
     tensors: int
@@ -81,7 +81,7 @@ def measure(value: Any) -> SectionSize:
 
 
 def _class_words(tensor: Tensor) -> str:
-    """How a tensor is quantized that holds its own scales: its class, such as `torchao Int8Tensor`, or its dtype."""
+    """The quantization of a tensor with its own scales: its class, such as `torchao Int8Tensor`, or its dtype."""
     if not tensor.encoded_as:
         return short(tensor.dtype)
     library, _, rest = tensor.encoded_as[0].name.partition(".")
@@ -89,14 +89,14 @@ def _class_words(tensor: Tensor) -> str:
 
 
 def storage_identity(tensor: Tensor) -> Any:
-    """An identity that two tied tensors share: the same bytes seen in the same way; None when there are none."""
+    """A key that tied tensors share: the same bytes with the same strides; None for a tensor without bytes."""
     first = tensor.first_source
     if first is None or not tensor.numel:
         return None
     return (first.path, first.record, first.offset, first.strides, tensor.shape, tensor.dtype)
 
 
-# -- recognise the saved states of random generators: whose they are, and whether they are those of every rank ---------
+# -- recognise the saved states of random generators: the generator, and whether they are those of every rank ----------
 
 
 STREAMS = {
@@ -109,7 +109,7 @@ STREAMS = {
 
 
 def stream_of(path: KeyPath) -> str:
-    """Which generator a piece of RNG state is of: the first known word on its path; empty where none is."""
+    """The generator of a piece of RNG state: the first known word on its path; "" if there is none."""
     return next((STREAMS[str(key).lower()] for key in path if str(key).lower() in STREAMS), "")
 
 
@@ -129,11 +129,11 @@ def generator_of(node: Any) -> str:
 
 
 TWISTERS = {625: "python", 624: "numpy"}
-"""Numbers of a Mersenne Twister, whose state has 624; Python's own has the place among them as one more."""
+"""Length of a saved Mersenne Twister state: 624 numbers, in Python followed by the position."""
 
 
 def twister_of(value: Any) -> str:
-    """Recognise a Mersenne Twister by the form of its numbers: `python`, `numpy`, or "" for any other value."""
+    """Recognise a Mersenne Twister by its numbers: `python`, `numpy`, or "" for any other value."""
     if isinstance(value, (NumpyArray, Tensor)):
         return TWISTERS.get(value.shape[0], "") if len(value.shape) == 1 and value.dtype in INTEGERS else ""
     ints = isinstance(value, (list, tuple)) and all(type(v) is int for v in value[:8])
@@ -141,11 +141,11 @@ def twister_of(value: Any) -> str:
 
 
 INTEGERS = ("<u4", "uint32", "<i8", "int64", "<u8", "uint64")
-"""Dtypes, as numpy and as torch call them, in which such numbers are saved."""
+"""Dtypes, in numpy's and in torch's names, in which such numbers are saved."""
 
 
 def is_gathered(states: Any) -> bool:
-    """Whether RNG states are a list of every rank's, as Composer gathers them, and not one of a rank's devices."""
+    """Whether RNG states are a list with one entry per rank, as Composer gathers them, not one per device of a rank."""
     return isinstance(states, (list, tuple)) and len(states) > 1 and all(isinstance(s, Mapping) for s in states)
 
 
@@ -159,10 +159,10 @@ RNG_WORDS = (
     "rng_tracker_states", "cuda_rng_state", "torch_rng_state",
 )  # fmt: skip
 OPTIMIZER_WORDS = ("optim", "optimizer", "optimizers", "optim_state_dict", "optimizer_state_dict")
-"""Keys below which no tensors are a model, also where an optimizer was saved without its param groups."""
+"""Keys below which tensors are never a model, even if an optimizer was saved without its param groups."""
 
 REGISTERED = re.compile(r"custom_checkpoint_\d{1,4}")
-"""Keys of the objects that a script registered with Accelerate; tensors of one, such as averages, are not the model."""
+"""Keys of the objects that a script registered with Accelerate; their tensors, such as averages, are not the model."""
 
 SCHEDULER_KEYS = ("last_epoch", "_last_lr", "base_lrs", "last_batch_iteration", "lr_decay_style", "decay_style")
 MAX_SECTION_DEPTH = 5
@@ -170,7 +170,7 @@ MAX_SECTION_DEPTH = 5
 
 @displayed
 class Section(NamedTuple):
-    """A part of a checkpoint; its name is the path without what is the same everywhere: `optimizers.AdamW`, `model`."""
+    """A part of a checkpoint; its name is the path without uninformative leading keys: `optimizers.AdamW`, `model`."""
 
     kind: SectionKind
     name: str
@@ -213,14 +213,14 @@ def sections_of_kind(checkpoint: Checkpoint, kind: str) -> Rows[Section]:
 
 
 def tensors_of(sections: Iterable[Section]) -> Iterator[tuple[KeyPath, Tensor]]:
-    """Every tensor in some sections, with its key path in the tree."""
+    """Yield every tensor in some sections, with its key path in the tree."""
     for section in sections:
         for path, tensor in tensors_in(section.value):
             yield (*section.path, *path), tensor
 
 
 def model_of(checkpoint: Checkpoint) -> Mapping[str, Any]:
-    """The model's state dict: fqn to lazy tensor. Of several models the names are prefixed with the section."""
+    """The model's state dict: fqn to lazy tensor. With several models, names are prefixed with the section."""
     models = sections_of_kind(checkpoint, "model")
     if len(models) == 1:
         only: Mapping[str, Any] = models[0].value
@@ -237,13 +237,13 @@ def schedulers_of(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def rng_of(checkpoint: Checkpoint) -> Any:
-    """The saved RNG state as the file has it; None when it has none."""
+    """The saved RNG state as in the file; None if it has none."""
     found = sections_of_kind(checkpoint, "rng")
     return found[0].value if len(found) == 1 else {s.name: s.value for s in found} or None
 
 
 def free_name(taken: Mapping[str, Any], name: str) -> str:
-    """`name`, or with a number when two sections are called the same."""
+    """`name`, with a number appended if it is already taken."""
     number = 1
     while (free := name if number == 1 else f"{name} {number}") in taken:
         number += 1
@@ -251,10 +251,10 @@ def free_name(taken: Mapping[str, Any], name: str) -> str:
 
 
 def find_sections(tree: Any) -> tuple[Section, ...]:
-    """Split a tree into its sections, in the order in which the file holds them.
+    """Split a tree into its sections, in the order of the file.
 
-    A tree that is nothing but tensors is one model section; tensors that lie beside an optimizer (torchtitan) are
-    one too. Every leaf is in exactly one section.
+    A tree of tensors alone is one model section; so are tensors that lie beside an optimizer (torchtitan). Every leaf
+    is in exactly one section.
     """
     beside = _weights_beside_an_optimizer(tree)
     if beside:
@@ -266,7 +266,7 @@ def find_sections(tree: Any) -> tuple[Section, ...]:
 
 
 def _weights_beside_counters(tree: Any) -> tuple[Section, ...]:
-    """The sections of a tree that holds tensors and single numbers or words at its root, where nothing is a model."""
+    """The sections of a tree with tensors and single numbers or words at its root, if nothing else is a model."""
     values = tree if isinstance(tree, Mapping) and all(isinstance(k, str) for k in tree) else {}
     kept = {k: v for k, v in values.items() if not isinstance(v, (int, float, str, NoneType))}
     if (
@@ -279,7 +279,7 @@ def _weights_beside_counters(tree: Any) -> tuple[Section, ...]:
 
 
 def _weights_beside_an_optimizer(tree: Any) -> tuple[Section, ...]:
-    """The sections of a tree that holds tensors and an optimizer at its root, when nothing else is the model."""
+    """The sections of a tree with tensors and an optimizer at its root, if nothing else is a model."""
     if not isinstance(tree, Mapping):
         return ()
     flat = _flat_optimizer_in(tree)
@@ -295,10 +295,10 @@ def _weights_beside_an_optimizer(tree: Any) -> tuple[Section, ...]:
 
 
 def _flat_optimizer_in(tree: Mapping[Any, Any]) -> dict[str, Any]:
-    """The keys of a flattened optimizer that lie between others at the root, as `{**model, **optim}` has them.
+    """The keys of a flattened optimizer that lie between others at the root, as in `{**model, **optim}`.
 
-    They are one where every `state.` key is of a parameter that has `param_groups.` keys, and no value of those has a
-    shape: a module of a model may be called `state` too.
+    Every `state.` key must be of a parameter that has `param_groups.` keys, whose values have no shape: a module of a
+    model may be called `state` too.
     """
     mine = {k: v for k, v in tree.items() if isinstance(k, str) and k.startswith((STATE, GROUPS))}
     if len(mine) == len(tree) or not is_flat_optimizer(mine):
@@ -334,7 +334,7 @@ def _kind(path: KeyPath, node: Any) -> SectionKind | None:
     if is_optimizer(node):
         return "optimizer"
     if isinstance(node, Mapping) and "state" in node and isinstance(node.get("param_groups"), Lost):
-        return "other"  # an optimizer that cannot be used; above all, its moments are no model
+        return "other"  # an unusable optimizer; in any case its moments are not a model
     if isinstance(node, Mapping) and any(k in node for k in SCHEDULER_KEYS):
         return "scheduler"
     if (path and isinstance(path[-1], str) and path[-1].lower() in RNG_WORDS) or generator_of(node):
@@ -374,11 +374,11 @@ def flat_key(key: str) -> tuple[str, str, str]:
 
 
 def _is_model(path: KeyPath, node: Any) -> bool:
-    """Whether most values of a dict with text keys are tensors, whatever else (extra state) lies between.
+    """Whether most values of a dict with text keys are tensors; other values (extra state) may lie between.
 
-    Random states by name and dtype do not count: they make no model of the dict that holds one beside them. Among
-    weights they may be buffers of a module, and stay with them. Below the root, nothing but scalars of whole
-    numbers are counters, such as `n_averaged` of Lightning's `averaging_state`.
+    Random states, detected by name and dtype, do not count: a dict that holds one beside them is not a model for it.
+    Among weights they may be buffers of a module, and stay with them. Below the root, a dict of integer scalars alone
+    holds counters, such as `n_averaged` of Lightning's `averaging_state`.
     """
     if not isinstance(node, Mapping) or not node or not all(isinstance(k, str) for k in node):
         return False
@@ -391,25 +391,25 @@ def _is_model(path: KeyPath, node: Any) -> bool:
 
 
 def _random_states(node: Mapping[str, Any]) -> list[str]:
-    """Keys of tensors that are called as random states are, and are bytes, as torch's generators give theirs."""
+    """Keys of tensors that have the names of random states, and are bytes, as torch's generators return theirs."""
     found = ((word, node[word]) for word in RNG_WORDS if word in node)
     return [word for word, value in found if isinstance(value, Tensor) and value.dtype == "uint8"]
 
 
 OUTER_KEYS = ("state", "app")
-"""Outer keys that say nothing: Composer's `state`, DCP's `app`."""
+"""Uninformative outer keys: Composer's `state`, DCP's `app`."""
 
 
 def section_name(path: KeyPath) -> str:
-    """Name a section for people: its path without a leading key that says nothing."""
+    """The display name of a section: its path without an uninformative leading key."""
     shown = path[1:] if len(path) > 1 and path[0] in OUTER_KEYS else path
     return fqn_of(shown) or "checkpoint"
 
 
 ASKED_FOR = ("_last_lr",)
-"""Private by its name, but what people look for in a scheduler: the learning rates it gave last."""
+"""Names that begin with `_` but that people look for: a scheduler's last learning rates."""
 
 
 def is_private_name(word: str) -> bool:
-    """Whether a name begins with `_`, and is not one that people look for."""
+    """Whether a name begins with `_` and is not in `ASKED_FOR`."""
     return word.startswith("_") and word not in ASKED_FOR

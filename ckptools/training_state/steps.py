@@ -20,7 +20,7 @@ from ckptools.training_state.sections import Section, sections_of_kind
 COUNTERS = (
     "batch", "global_step", "global_steps", "step", "steps", "train_step", "iteration", "iter", "num_steps"
 )  # fmt: skip
-"""Keys of plain counters outside model and optimizer, the surest first."""
+"""Keys of plain counters outside model and optimizer, the most reliable first."""
 
 RANKS_DIFFER = "not on every rank"
 """The source of a step that other ranks contradict."""
@@ -30,7 +30,7 @@ NAMES = re.compile(r"(?<![A-Za-z])(?:ba|global_step|step|iter|iteration|checkpoi
 
 
 def find_step(path: Path, sections: tuple[Section, ...]) -> Fact:
-    """Find the step of the checkpoint at `path`, and everything that states it.
+    """Find the step of the checkpoint at `path`, and all its sources.
 
     Counters in the content decide, then the file or folder name, then a scheduler. `agree` is False when name and
     content state different steps; a scheduler may count epochs, so it only confirms.
@@ -50,13 +50,13 @@ def find_step(path: Path, sections: tuple[Section, ...]) -> Fact:
 
 
 def step_in(name: str) -> int | None:
-    """The step in a file or folder name; None when it has none."""
+    """The step in a file or folder name; None if it contains none."""
     found = NAMES.findall(name)
     return int(found[-1]) if found else None
 
 
 def by_majority(step: Fact, differing: Mapping[KeyPath, Mapping[int, Any]]) -> Fact:
-    """The step of most ranks, where they have different ones; `differing` has what each rank has, by key path."""
+    """The step of most ranks, if ranks have different steps; `differing` has each rank's value, by key path."""
     for path, ranked in differing.items():
         values = list(ranked.values())
         if path and path[-1] in COUNTERS and step.value in values and all(type(v) is int for v in values):
@@ -83,7 +83,7 @@ def _counters(sections: tuple[Section, ...]) -> Iterator[tuple[str, int]]:
 
 
 def _is_setting(key: KeyPath) -> bool:
-    """Whether the path leads through arguments or callbacks, whose `step` is something else."""
+    """Whether the path leads through arguments or callbacks, whose `step` has another meaning."""
     return any(str(k) in ("args", "config", "hparams", "hyper_parameters", "callbacks", "loops") for k in key)
 
 
@@ -96,16 +96,16 @@ def _surest_first(counter: tuple[str, int]) -> tuple[int, int]:
 
 
 WHY_OUT_OF_STEP = "was it stepped once per epoch, rebuilt on resume, or stepped once per process (x world size)?"
-"""The usual reasons why a scheduler counts other steps than the optimizer."""
+"""The usual reasons why a scheduler's count differs from the optimizer's steps."""
 
 
 class SchedulerCount(NamedTuple):
-    """The count of a scheduler's steps beside those of the training.
+    """A scheduler's count of steps, compared with the training's.
 
     Attributes:
-        name: where the count stands: `scheduler.last_epoch`.
-        in_step: whether other counters explain it; None where it may count epochs or calls that nothing else counts.
-        per: what it counts, where that is no step: `once per epoch`.
+        name: key of the count: `scheduler.last_epoch`.
+        in_step: whether other counters explain it; None if it may count epochs or calls that have no other counter.
+        per: the unit of the count, if it is not a step: `once per epoch`.
     """
 
     name: str
@@ -115,12 +115,12 @@ class SchedulerCount(NamedTuple):
 
     @property
     def words(self) -> str:
-        """It in a few words: `scheduler.last_epoch 3, once per epoch`."""
+        """The count in a few words: `scheduler.last_epoch 3, once per epoch`."""
         return f"{self.name} {self.value}" + (f", {self.per}" if self.per else "")
 
 
 def scheduler_counts(ck: Checkpoint, steps: Collection[int]) -> list[SchedulerCount]:
-    """What each scheduler counts, beside the `steps` that the training and its optimizers count.
+    """Explain each scheduler's count by the `steps` that the training and its optimizers count.
 
     A count may be one off: a save may come between a step of the optimizer and that of the scheduler, and DeepSpeed's
     schedulers begin at -1. Accelerate steps a scheduler once per process. Sources: torch/optim/lr_scheduler.py
@@ -137,10 +137,10 @@ BATCHES = "last_batch_iteration"
 
 
 def _counts(name: str, state: Any) -> Iterator[tuple[str, int]]:
-    """The count of a scheduler, or of those that a chain steps together, with where it stands.
+    """Yield the key and the count of a scheduler, or of each scheduler in a chain.
 
-    A chain has none of its own. Those of a sequence begin at its milestones, and it counts all steps itself.
-    Source: torch/optim/lr_scheduler.py (`ChainedScheduler.state_dict`, `SequentialLR`).
+    A chain has no count of its own. The schedulers of a sequence begin at its milestones, and the sequence counts all
+    steps. Source: torch/optim/lr_scheduler.py (`ChainedScheduler.state_dict`, `SequentialLR`).
     """
     if not isinstance(state, Mapping):
         return
@@ -158,13 +158,13 @@ def _explained(count: int, steps: Collection[int], epochs: Collection[int], worl
         return True, "once per epoch"
     if world > 1 and any(abs(count - step * world) <= world for step in steps):
         return True, f"once per each of {world} processes"
-    # It may be stepped every so many steps: then the same whole number of steps lies between any two of its own.
+    # It may be stepped every n steps: then n is the same whole number for all counts of steps.
     rare = count <= 0 or any(step >= 2 * count and step // (step // count) == count for step in steps)
     return (None if rare else False), ""
 
 
 def _epochs(tree: Any) -> Iterator[int]:
-    """Plain counters of epochs outside of settings."""
+    """Yield plain counters of epochs outside of settings."""
     for path, leaf in walk(tree):
         if path and str(path[-1]).lower() in EPOCHS and len(path) <= 5 and not _is_setting(path):
             value = scalar(leaf)
@@ -173,14 +173,14 @@ def _epochs(tree: Any) -> Iterator[int]:
 
 
 EPOCHS = ("epochs_run", "epoch", "epochs", "current_epoch", "epoch_idx")
-"""Keys of counters of epochs, in lower case; a scheduler's own count is none of them."""
+"""Keys of epoch counters, in lower case; a scheduler's own count is not among them."""
 
 
 # -- learning rates ----------------------------------------------------------------------------------------------------
 
 
 class LearningRates(NamedTuple):
-    """The rates of one scheduler, its `_last_lr`, and of its optimizer, the `lr` of each param group."""
+    """The rates of one scheduler (`_last_lr`) and of its optimizer (the `lr` of each param group)."""
 
     scheduler: tuple[float, ...]
     groups: tuple[float, ...]
@@ -192,16 +192,16 @@ class LearningRates(NamedTuple):
 
 
 def learning_rates(ck: Checkpoint) -> list[LearningRates | None]:
-    """The rates of each scheduler, in the order of the sections; None where nothing can be compared."""
+    """The rates of each scheduler, in the order of the sections; None if they cannot be compared."""
     schedulers, optimizers = sections_of_kind(ck, "scheduler"), list(optimizers_of(ck).values())
-    # With several schedulers it is unknown which optimizer each one drives.
+    # With several schedulers it is unknown which optimizer each of them drives.
     if not len(schedulers) == len(optimizers) == 1:
         return [None] * len(schedulers)
     return [_compared(schedulers[0].value, [group.get("lr") for group in optimizers[0].param_groups])]
 
 
 def group_rates(ck: Checkpoint) -> tuple[float, ...]:
-    """The `lr` of each param group of each optimizer, in the order of the file; empty where a group has none."""
+    """The `lr` of each param group of each optimizer, in the order of the file; empty if a group has none."""
     groups = [nested(s.value).get("param_groups", ()) for s in sections_of_kind(ck, "optimizer")]
     listed = [one for of in groups if isinstance(of, (list, tuple)) for one in of]
     rates = _rates([group.get("lr") for group in listed if isinstance(group, Mapping)])
@@ -217,6 +217,6 @@ def _compared(state: Any, groups: Sequence[Any]) -> LearningRates | None:
 
 
 def _rates(values: Sequence[Any]) -> tuple[float, ...]:
-    """The values that are rates: floats, and integers that a float can hold."""
+    """Values as floats, if they are floats, or integers that a float can hold."""
     found = map(scalar, values)
     return tuple(float(v) for v in found if isinstance(v, float) or (isinstance(v, int) and abs(v) < 1 << 64))
