@@ -1,1 +1,1 @@
-"""The content of a checkpoint, key by key: names, values, layout, and which keys the user selected."""
+"""The content of a checkpoint, key by key: names, values, sharding, and the user's selection of keys."""

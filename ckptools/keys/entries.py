@@ -1,4 +1,4 @@
-"""The keys of a checkpoint by the names that people use, and the selection of some by glob or section."""
+"""Name the keys of a checkpoint as users do, and select some by glob or section."""
 
 from __future__ import annotations
 
@@ -42,27 +42,27 @@ from ckptools.training_state.sections import (
 )
 
 # -- trees of dotted names, and their folding: equal siblings become one branch with all their labels ------------------
-# A folded tree unfolds into exactly the names that it was made of, each with its item.
+# A folded tree unfolds into exactly the names it was made of, each with its item.
 
 
 Item = TypeVar("Item")
 
 MAX_LEVELS = 60
-"""Levels that a name is cut into; a file may put any number of dots into one."""
+"""Levels into which a name is split; a file may put any number of dots into a name."""
 
 _LAYER = re.compile(r"()([0-9]{1,18})()")
 
 NUMBERED = re.compile(r"(.*?)([0-9]{1,18})([^0-9]*)", re.DOTALL)
-"""A label, what stands before and behind its last number."""
+"""A label, split into the text before its last number, the number, and the text behind it."""
 
 
 @dataclass(slots=True)
 class Branch(Generic[Item]):
-    """A part of a tree of names, or several that are the same but for their labels.
+    """A node in a tree of names, or several siblings that differ only in their labels.
 
     Attributes:
-        labels: the last word of the name; of siblings that are folded, each one's, in their order.
-        items: what has this very name, or one of the names that it stands for; none for a branch that only leads on.
+        labels: the last word of the name; for folded siblings, all of their last words, in order.
+        items: the items at this name, or at the names of the folded siblings; empty for an inner node.
     """
 
     labels: tuple[str, ...]
@@ -71,7 +71,7 @@ class Branch(Generic[Item]):
 
 
 def tree_of(items: Iterable[tuple[str, Item]]) -> list[Branch[Item]]:
-    """The tree that some dotted names make, in the order in which each branch is first met."""
+    """Build the tree of some dotted names, in the order in which each branch first occurs."""
     root: Branch[Item] = Branch(())
     known: dict[str, Branch[Item]] = {}
     for name, item in items:
@@ -80,7 +80,7 @@ def tree_of(items: Iterable[tuple[str, Item]]) -> list[Branch[Item]]:
 
 
 def _branch_at(name: str, root: Branch[Item], known: dict[str, Branch[Item]]) -> Branch[Item]:
-    """The branch with a name, and those that lead to it, made where they are not known yet."""
+    """The branch of a name; missing branches on its path are created."""
     branch = known.get(name)
     if branch is None:
         above, label = _last_word(name)
@@ -90,7 +90,7 @@ def _branch_at(name: str, root: Branch[Item], known: dict[str, Branch[Item]]) ->
 
 
 def _last_word(name: str) -> tuple[str | None, str]:
-    """Split a name before its last word, None where it is the only one; too deep a name keeps its dots at the end."""
+    """Split a name before its last word; None for a single word. Too deep a name keeps dots in its last word."""
     if name.count(".") > MAX_LEVELS:
         label = name.split(".", MAX_LEVELS)[-1]
         return name[: -len(label) - 1], label
@@ -104,23 +104,23 @@ def fold(
     beside: Callable[[Item], Hashable],
     by_words: Callable[[Item], bool],
 ) -> list[Branch[Item]]:
-    """Fold a tree: siblings whose names go on in the same way, with items that are the same.
+    """Fold a tree: join siblings whose subtrees have equal names and equal items.
 
     Labels that differ only in a number fold wherever they stand; others, such as `q`, `k`, `v`, only with their
     neighbours.
 
     Args:
         branches: made by `tree_of`.
-        same: what two items have in common that may be folded.
-        beside: what they have in common as well, where they are siblings themselves and not parts of siblings.
-        by_words: whether an item lets branches fold whose labels differ in more than a number; of items that have in
-            common what `same` returns, all do or none.
+        same: key that two items must share to be folded.
+        beside: further key that they must share if they are siblings themselves, not in the subtrees of siblings.
+        by_words: whether an item lets branches fold whose labels differ in more than a number; it must be equal for
+            items with equal `same`.
     """
     return [branch for branch, _ in _Folding(same, beside, by_words).siblings(branches)]
 
 
 def unfold(branches: Iterable[Branch[Item]]) -> Iterator[tuple[str, list[Item]]]:
-    """The names that a tree stands for, each with the items of its branch; those of a branch in the items' order."""
+    """Yield the names of a folded tree, each with the items of its branch, in the order of the items."""
     for branch in branches:
         for label in branch.labels:
             if branch.items:
@@ -130,7 +130,7 @@ def unfold(branches: Iterable[Branch[Item]]) -> Iterator[tuple[str, list[Item]]]
 
 @dataclass
 class _Folding(Generic[Item]):
-    """Gives whatever a branch holds a number, so that two branches of any size are compared at once."""
+    """Numbers the contents of branches, so that two branches of any size are compared in one step."""
 
     _same: Callable[[Item], Hashable]
     _beside: Callable[[Item], Hashable]
@@ -139,7 +139,7 @@ class _Folding(Generic[Item]):
     _wordy: set[int] = field(default_factory=set)
 
     def siblings(self, branches: Sequence[Branch[Item]]) -> list[tuple[Branch[Item], int]]:
-        """Branches with one parent, folded, each with the number of what it holds."""
+        """Fold the children of one parent; return each branch with the number of its content."""
         if len(branches) < 2:
             return list(map(self._numbered, branches))
         groups: dict[Hashable, list[Branch[Item]]] = {}
@@ -150,7 +150,7 @@ class _Folding(Generic[Item]):
         return self._neighbours([(_joined(alike), key[0]) for key, alike in groups.items()])  # type: ignore[index]
 
     def _numbered(self, branch: Branch[Item]) -> tuple[Branch[Item], int]:
-        """A branch with its children folded, and a number that all branches have that hold the same."""
+        """A branch with its children folded, and a number that branches with equal content share."""
         children = self.siblings(branch.children) if branch.children else []
         holds = tuple(map(self._same, branch.items)), tuple((child.labels, number) for child, number in children)
         known = self._numbers.get(holds)
@@ -160,7 +160,7 @@ class _Folding(Generic[Item]):
         return Branch(branch.labels, branch.items, [child for child, _ in children]) if children else branch, number
 
     def _neighbours(self, siblings: Sequence[tuple[Branch[Item], int]]) -> list[tuple[Branch[Item], int]]:
-        """Siblings with different words for labels, folded where they follow each other."""
+        """Fold consecutive siblings whose labels differ in words."""
         found: list[tuple[Branch[Item], int]] = []
         for _, run in groupby(siblings, self._word_key):
             alike = list(run)
@@ -174,16 +174,16 @@ class _Folding(Generic[Item]):
 
 @lru_cache(maxsize=4096)
 def _stem(label: str) -> tuple[str, str] | None:
-    """The text before and behind the last number of a label; None where it has none."""
+    """The text before and behind the last number of a label; None if it has no number."""
     found = NUMBERED.fullmatch(label)
     return (found[1], found[3]) if found else None
 
 
 def layer_and_role(name: str) -> tuple[str | None, str]:
-    """The number of the layer that a name is of, as it stands there, and the name with `*` in its place.
+    """Split a name into the number of its layer, as written, and the name with `*` in its place.
 
-    That is the first word which is a number (`blocks.3.up.weight`), else the last number of the first word that holds
-    one (`layer3.conv.weight`); None and the name itself where it holds none.
+    The number is the first word that is a number (`blocks.3.up.weight`), else the last number of the first word that
+    contains one (`layer3.conv.weight`); without either, it is None and the name is unchanged.
     """
     words = name.split(".")
     for pattern in (_LAYER, NUMBERED):
@@ -194,21 +194,21 @@ def layer_and_role(name: str) -> tuple[str | None, str]:
 
 
 def _joined(branches: Sequence[Branch[Item]]) -> Branch[Item]:
-    """Branches that hold the same, as one with all their labels; its items stand in the order of the names."""
+    """Join branches with equal content into one with all their labels; its items are in the order of the names."""
     if len(branches) == 1:
         return branches[0]
     return replace(_under(branches), labels=tuple(label for branch in branches for label in branch.labels))
 
 
 def _under(branches: Sequence[Branch[Item]]) -> Branch[Item]:
-    """Branches with the same labels, in several places that are folded, as one."""
+    """Join branches with equal labels below several folded branches into one."""
     places = zip(*(branch.children for branch in branches), strict=True)
     items = [item for branch in branches for item in branch.items]
     return Branch(branches[0].labels, items, [_under(children) for children in places])
 
 
 def label_text(labels: Sequence[str], most: int = 8) -> str:
-    """Folded labels in a word: `{0..23}`, `norm{1,2}`, `{q,k,v,o}_proj`; a limited number of runs or words of them."""
+    """Join folded labels in a word: `{0..23}`, `norm{1,2}`, `{q,k,v,o}_proj`; at most `most` runs or words."""
     if len(labels) == 1:
         return labels[0]
     stems = {_stem(label) for label in labels}
@@ -221,7 +221,7 @@ def label_text(labels: Sequence[str], most: int = 8) -> str:
 
 
 def _common_end(labels: Sequence[str]) -> str:
-    """The common end of all labels, from a `_` on: `_proj`; "" where one label is nothing else."""
+    """The common end of all labels, from a `_` on: `_proj`; "" if it would be all of a label."""
     alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*map(reversed, labels), strict=False))
     end = "".join(letters[0] for letters in alike)[::-1]
     behind = end[end.index("_") :] if "_" in end else ""
@@ -229,7 +229,7 @@ def _common_end(labels: Sequence[str]) -> str:
 
 
 def runs_of(numbers: Sequence[str]) -> list[str]:
-    """Numbers in ascending order, three or more in a row as `0..23`; behind them those with leading zeros."""
+    """Fold three or more consecutive numbers as `0..23`, in ascending order; numbers with leading zeros come last."""
     plain = sorted(int(n) for n in numbers if str(int(n)) == n)
     runs: list[tuple[int, int]] = []
     for n in plain:
@@ -239,7 +239,7 @@ def runs_of(numbers: Sequence[str]) -> list[str]:
     return [word for run in words for word in run] + [n for n in numbers if str(int(n)) != n]
 
 
-# -- the leaves of a section, those that each rank has for itself once for every rank ----------------------------------
+# -- the leaves of a section; values of which each rank has its own occur once per rank --------------------------------
 
 
 class RankLeaf(NamedTuple):
@@ -247,8 +247,8 @@ class RankLeaf(NamedTuple):
 
     Attributes:
         path: key path in the section, the same for every rank.
-        rank: None where it is shared.
-        below: path in the section below which each rank has its own; None where it is shared.
+        rank: the rank of the value; None for a shared value.
+        below: path in the section below which each rank has its own values; None for a shared value.
     """
 
     path: KeyPath
@@ -258,7 +258,7 @@ class RankLeaf(NamedTuple):
 
 
 def rank_leaves(ck: Checkpoint, section: Section) -> Iterator[RankLeaf]:
-    """The leaves of a section: of what lists all ranks' generators, of each rank's own file, or of what they share."""
+    """Yield the leaves of a section: for random states of all ranks and values of each rank's file, once per rank."""
     if section.kind == "rng" and is_by_rank(section.value):
         for key, value in children_of(section.value) or ():
             yield from (RankLeaf(path, int(key), leaf, ()) for path, leaf in leaves_of(value))
@@ -269,7 +269,7 @@ def rank_leaves(ck: Checkpoint, section: Section) -> Iterator[RankLeaf]:
             yield from (RankLeaf((*below, *path), rank, leaf, below) for path, leaf in leaves_of(value))
     for path, leaf in leaves_of(section.value):
         if not any(path[: len(below)] == below for below in own):
-            # A tensor that several ranks' files hold whole has bytes of its own in each.
+            # A tensor that is whole in several ranks' files has bytes of its own in each.
             ranks = sorted({s.rank for s in leaf.found if s.rank is not None}) if isinstance(leaf, Tensor) else []
             if len(ranks) > 1 and leaf.kind in ("plain", "storage"):
                 yield from (RankLeaf(path, rank, leaf, path) for rank in ranks)
@@ -278,7 +278,7 @@ def rank_leaves(ck: Checkpoint, section: Section) -> Iterator[RankLeaf]:
 
 
 def rank_containers(ck: Checkpoint, section: Section) -> Iterator[RankLeaf]:
-    """The containers of a section that `rank_leaves` goes into, as leaves are: each rank's own, and shared ones."""
+    """Yield the containers of a section that `rank_leaves` enters: each rank's own, and shared ones."""
     own = dict(_own(ck, section))
     for below, values in own.items():
         for rank, value in values.items():
@@ -289,7 +289,7 @@ def rank_containers(ck: Checkpoint, section: Section) -> Iterator[RankLeaf]:
 
 
 def is_by_rank(states: Any) -> bool:
-    """Whether states are those of all ranks: a list of dicts, or a dict whose keys are the ranks; some may be lost."""
+    """Whether states are those of all ranks: a list of dicts, or a dict keyed by rank; some may be lost."""
     if isinstance(states, Mapping):
         ranks = {str(key) for key in states}
         if len(ranks) > 1 and ranks == {str(n) for n in range(len(ranks))}:
@@ -312,25 +312,25 @@ def _own(ck: Checkpoint, section: Section) -> Iterator[tuple[KeyPath, Mapping[in
 
 
 MAX_DEPTH = 250
-"""Levels that are gone down; a tree has fewer, what lies in foreign objects may have any number."""
+"""Levels that are entered; a tree has fewer, foreign objects may have any number."""
 
 LONG = 8
 """A sequence of more plain values than this is one leaf."""
 
 MAX_BRIEF = 6
-"""Plain arguments of a foreign object that is shown in one line."""
+"""At most this many plain arguments of a foreign object are shown in one line."""
 
 HOLDING = (dict, list, tuple, Opaque)
-"""Types that may hold other values; everything else, which is most, is a leaf."""
+"""Types that may contain other values; values of any other type are leaves."""
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value is a number, a text, a flag or None: something that fits into one cell."""
+    """Whether a value is a number, a text, a flag or None, which fits into one cell."""
     return scalar(value) is None or isinstance(scalar(value), (bool, int, float, str, timedelta, date))
 
 
 def is_brief(value: Opaque) -> bool:
-    """Whether a foreign object is nothing but a class and a few plain arguments, such as an enum or a path."""
+    """Whether a foreign object is only a class and a few plain arguments, such as an enum or a path."""
     bare = value.state is None and not value.items and not value.keywords and isinstance(value.args, tuple)
     return bare and len(value.args) <= MAX_BRIEF and all(is_plain(a) or isinstance(a, Global) for a in value.args)
 
@@ -349,7 +349,7 @@ def brief_args(value: Opaque) -> tuple[Any, ...]:
 def leaves_of(tree: Any) -> Iterator[tuple[KeyPath, Any]]:
     """Walk a subtree in order, lazily; a long run of plain values is a leaf.
 
-    A foreign object is a leaf with its attributes behind it. It may hold itself, so it is not entered twice on a path.
+    A foreign object is a leaf, followed by its attributes. It may contain itself, so it is not entered twice on a path.
     """
     stack: list[tuple[KeyPath, Any, frozenset[int]]] = [((), tree, frozenset())]
     while stack:
@@ -370,7 +370,7 @@ def leaves_of(tree: Any) -> Iterator[tuple[KeyPath, Any]]:
 
 
 def containers_of(tree: Any) -> Iterator[tuple[KeyPath, Any]]:
-    """The dicts, lists and tuples that `leaves_of` goes into, from the outermost on."""
+    """Yield the dicts, lists and tuples that `leaves_of` enters, outer ones first."""
     stack: list[tuple[KeyPath, Any, frozenset[int]]] = [((), tree, frozenset())]
     while stack:
         path, node, above = stack.pop()
@@ -384,9 +384,9 @@ def containers_of(tree: Any) -> Iterator[tuple[KeyPath, Any]]:
 
 
 def children_inside(node: Any, inner: bool = False) -> list[tuple[Key, Any]]:
-    """The children of a container, or the data of a foreign object beyond what its own line has.
+    """The children of a container, or the data of a foreign object beyond its own line.
 
-    An `inner` object lies in another one, which was found to unfold to few values with all that is in it.
+    An `inner` object lies in another object, which is known to unfold to few values.
     """
     if isinstance(node, Opaque):
         return [] if is_brief(node) or (not inner and _unfolds(node)) else list(node.fields.items())
@@ -394,9 +394,9 @@ def children_inside(node: Any, inner: bool = False) -> list[tuple[Key, Any]]:
 
 
 def _unfolds(node: Opaque) -> bool:
-    """Whether the data of a foreign object share objects or containers, so that a small pickle stands for 2^40."""
+    """Whether a foreign object shares objects or containers so often that it unfolds to too many values."""
     leaves: dict[int, int] = {}
-    kept: list[Any] = []  # an id is that of one object only as long as the object is there
+    kept: list[Any] = []  # keeps the objects alive, so that no id is reused
     own = 0
     stack: list[tuple[Any, list[Any] | None]] = [(node, None)]
     while stack:
@@ -414,10 +414,10 @@ def _unfolds(node: Opaque) -> bool:
 
 
 MAX_SHARED = 10_000
-"""Values that a foreign object may stand for because it shares some; it is one value where it stands for more."""
+"""Values that a foreign object may unfold to by sharing; an object with more is shown as one value."""
 
 MOST_COUNTED = 1 << 62
-"""Ends counting, for numbers that double with each of many levels take memory."""
+"""Counting stops here: a number that doubles at each of many levels would take memory."""
 
 
 def is_run(node: Any) -> bool:
@@ -435,11 +435,11 @@ def fingerprint(value: Any) -> int | None:
     return None
 
 
-# -- entries, and the selection of some --------------------------------------------------------------------------------
+# -- entries, and their selection --------------------------------------------------------------------------------------
 
 
 MAX_ENTRIES = 1_000_000
-"""Containers can be shared, so a small file may unfold to more than fits into memory."""
+"""At most this many entries: containers can be shared, so that a small file may unfold to more than memory holds."""
 
 KINDS = ("model", "optimizer", "scheduler", "rng", "other")
 
@@ -448,15 +448,15 @@ ALL = "all"
 
 
 class Entry(NamedTuple):
-    """One key of a checkpoint and what is there.
+    """A key of a checkpoint and its value.
 
     Attributes:
-        name: what people call it: `blocks.0.up.weight` of the only model, `optimizers.AdamW.state.emb.weight.exp_avg`,
-            `timestamp.batch`. No two entries of a checkpoint have the same.
-        parameter: fqn of the model's tensor that it is, or is the optimizer state of; "" for everything else.
-        slot: which state of the parameter it is, such as `exp_avg`; "" outside an optimizer's state.
-        path: key path in the tree; empty where an optimizer's flattened settings were put together into groups.
-        value: a tensor, or a plain value; a long run of numbers is one.
+        name: its name for users: `blocks.0.up.weight` of the only model, `optimizers.AdamW.state.emb.weight.exp_avg`,
+            `timestamp.batch`. It is unique in its checkpoint.
+        parameter: fqn of the model's tensor, or of the tensor whose optimizer state it is; "" for all other values.
+        slot: name of the state, such as `exp_avg`; "" outside an optimizer's state.
+        path: key path in the tree; empty for settings of a flattened optimizer that were grouped.
+        value: a tensor, or a plain value; a long run of numbers is one value.
     """
 
     name: str
@@ -469,7 +469,7 @@ class Entry(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its name, and its whole key path, by which problems name it."""
+        """Its name, and its full key path, which problems use."""
         whole = fqn_of(self.path)
         return (self.name, whole) if whole not in ("", self.name) else (self.name,)
 
@@ -480,10 +480,10 @@ class Entry(NamedTuple):
 
 
 def entries_of(ck: Checkpoint) -> tuple[Entry, ...]:
-    """Every key of a checkpoint in the order of its sections; empty containers too, at most `MAX_ENTRIES`.
+    """Every key of a checkpoint in the order of its sections, empty containers included; at most `MAX_ENTRIES`.
 
     Raises:
-        RefusedError: the names that were given when it was opened do not fit.
+        RefusedError: the names given to `open` do not fit.
     """
     if "entries" not in ck.worked_out:
         ck.worked_out["entries"] = tuple(_with_own_names(islice(_entries(ck), MAX_ENTRIES)))
@@ -492,7 +492,7 @@ def entries_of(ck: Checkpoint) -> tuple[Entry, ...]:
 
 
 def entries_left_out(ck: Checkpoint) -> Counter[str]:
-    """How many keys of each section `entries_of` leaves out; as many as it has are counted, for there may be no end."""
+    """Count the keys of each section beyond `MAX_ENTRIES`; counting stops at twice that number."""
     if len(entries_of(ck)) < MAX_ENTRIES:
         return Counter()
     return Counter(entry.section for entry in islice(_entries(ck), MAX_ENTRIES, 2 * MAX_ENTRIES))
@@ -544,7 +544,7 @@ def _of_optimizer(section: Section, optimizer: Optimizer) -> Iterator[Entry]:
 
 
 def _with_own_names(entries: Iterator[Entry]) -> Iterator[Entry]:
-    """The entries, those whose name another has already under the name of their section too, or with a number."""
+    """Make names unique: prefix the section, then append a number."""
     used: set[str] = set()
     numbers: dict[tuple[str, str], int] = {}
     for entry in entries:
@@ -558,11 +558,12 @@ def _with_own_names(entries: Iterator[Entry]) -> Iterator[Entry]:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which entries are wanted; by default all.
+    """The user's selection of entries; by default all.
 
     Attributes:
-        include: globs of which a name must match one, such as `blocks.*.weight`; `*` matches dots too. None means all.
-        exclude: globs of which a name may match none.
+        include: globs, such as `blocks.*.weight`; a name must match at least one. `*` matches dots too. Empty selects
+            all names.
+        exclude: globs; a name that matches any of them is left out.
         section: a kind of section, or the name of one; "" and `ALL` for all.
     """
 
@@ -574,12 +575,12 @@ class Selection:
     def given(
         cls, filter: str | Iterable[str] | None, exclude: str | Iterable[str] | None, section: str | None = None
     ) -> Selection:
-        """The selection of globs as a user gives them: one, several, or none."""
+        """Make a selection from the user's globs: one, several, or none."""
         include, without = ((globs,) if isinstance(globs, str) else tuple(globs or ()) for globs in (filter, exclude))
         return cls(include, without, section or "")
 
     def of(self, ck: Checkpoint) -> list[Entry]:
-        """The entries of a checkpoint that are wanted, in its order.
+        """The selected entries of a checkpoint, in its order.
 
         Raises:
             UsageError: it has no such section.
@@ -593,12 +594,12 @@ class Selection:
 
     @property
     def words(self) -> str:
-        """The globs, as a user gives them: `--filter 'blocks.*' --exclude '*.bias'`."""
+        """The globs as options: `--filter 'blocks.*' --exclude '*.bias'`."""
         given = [("--filter", glob) for glob in self.include] + [("--exclude", glob) for glob in self.exclude]
         return " ".join(f"{option} {describe_for_error(glob)}" for option, glob in given)
 
     def takes(self, *names: str) -> bool:
-        """Whether something of these names is wanted: a glob includes one of them, and none excludes any."""
+        """Whether a thing with these names is selected: a glob includes one of the names, and none excludes any."""
         unwanted = bool(self.exclude) and any(map(self._unwanted.fullmatch, names))
         return not unwanted and any(map(self._wanted.fullmatch, names))
 
@@ -615,12 +616,12 @@ EVERYTHING = Selection()
 
 
 def pattern(globs: Iterable[str]) -> re.Pattern[str]:
-    """A pattern that fully matches the names that any of some globs matches; case counts."""
+    """A pattern that fully matches the names that any of the globs matches; case-sensitive."""
     return re.compile("|".join(map(translate, globs)))
 
 
 def is_glob(text: str) -> bool:
-    """Whether a key is meant as a glob."""
+    """Whether a key is a glob."""
     return any(sign in text for sign in "*?[")
 
 
@@ -634,15 +635,15 @@ def matching(entries: Sequence[Entry], glob: str) -> list[Entry]:
 
 
 def is_private(entry: Entry) -> bool:
-    """Whether it is a value whose name, or that of what it is in, begins with `_`; what is a parameter's never is."""
+    """Whether a value's name, or that of a container on its path, begins with `_`; a parameter's values never count."""
     return not entry.parameter and is_private_value(entry.kind, entry.inside, entry.value)
 
 
 def is_private_value(kind: str, name: str, value: Any) -> bool:
-    """Whether a value with a name below its section is private; no tensor and nothing of a model is."""
+    """Whether a value, with its name below its section, is private; tensors and the model's values never are."""
     return kind != "model" and not isinstance(value, Tensor) and any(map(is_private_name, name.split(".")))
 
 
 def asks_for_private(keys: Iterable[str]) -> bool:
-    """Whether keys or globs spell a private name, such as `_is_initial` or `*._is*`."""
+    """Whether keys or globs contain a private name, such as `_is_initial` or `*._is*`."""
     return any(word.lstrip("*?").startswith("_") for key in keys for word in key.split("."))

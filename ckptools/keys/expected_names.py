@@ -1,4 +1,4 @@
-"""Shapes for `--to`: another checkpoint, a safetensors file or index, a config, a function, or a JSON of shapes."""
+"""Read names and shapes for `--to`: from a checkpoint, a safetensors file or index, a config, a function, or a JSON."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ DTYPES = {
     **{v: k for k, v in SHORT.items()},
     **{v: k for k, v in SAFETENSORS.items()},
 }
-"""Full names of dtypes by every spelling of them."""
+"""Full names of dtypes by each of their spellings."""
 
 
 def shapes_expected(to: Any, section: str = "", follow_symlinks: bool = False) -> StateDictShapes:
     """The names and shapes that a model expects.
 
-    `to` is a path or `package.module:function` as text; a path; in Python also a checkpoint, an `nn.Module`, a state
-    dict, or shapes by name.
+    `to` is a path or `package.module:function`; in Python also a checkpoint, an `nn.Module`, a state dict, or shapes by
+    name.
 
     Raises:
         ReadError: it cannot be read, or the user's code raises.
@@ -64,12 +64,12 @@ def shapes_expected(to: Any, section: str = "", follow_symlinks: bool = False) -
 
 
 def _of_checkpoint(ck: Checkpoint, section: str, given_by: str) -> StateDictShapes:
-    """The shapes of another checkpoint; a single model is used whatever its section is called."""
+    """The shapes of another checkpoint; a single model is used whatever the name of its section."""
     return saved_shapes(ck, section if len(sections_of_kind(ck, "model")) > 1 else "", given_by)
 
 
 def _named_shape(path: Path, name: str, value: Any, before: Mapping[str, NamedShape]) -> NamedShape:
-    """Parse the JSON value of one name: a shape, a shape and a dtype, or an earlier name that it is tied to."""
+    """Parse the JSON value of one name: a shape, a shape and a dtype, or an earlier name to which it is tied."""
     if isinstance(value, str) and value in before:
         return before[value]._replace(tied=before[value].tied or value)
     said = value if isinstance(value, dict) else {"shape": value}
@@ -82,7 +82,7 @@ def _named_shape(path: Path, name: str, value: Any, before: Mapping[str, NamedSh
 
 
 def saved_shapes(ck: Checkpoint, section: str = "", given_by: str = "") -> StateDictShapes:
-    """The names of a checkpoint's model, the same in every command, with their shapes; `ck` has all ranks read.
+    """The names of a checkpoint's model, the same in every command, with their shapes; `ck` has every rank's structure.
 
     Raises:
         ReadError: it has no model.
@@ -112,7 +112,7 @@ def _model(ck: Checkpoint, section: str) -> Section:
 
 
 def shapes_of_state(values: Mapping[str, Any]) -> dict[str, NamedShape]:
-    """Shapes by name; a tied name has the shape of the first one with the same bytes."""
+    """Shapes by name; a tied name has the shape of the first name with the same bytes."""
     first: dict[Any, str] = {}
     found: dict[str, NamedShape] = {}
     for name, value in values.items():
@@ -126,35 +126,35 @@ def shapes_of_state(values: Mapping[str, Any]) -> dict[str, NamedShape]:
     return found
 
 
-# -- a Hugging Face model that an output is to be like -----------------------------------------------------------------
-# It is a folder with `config.json` and, usually, safetensors; or `config.json` alone, of which transformers makes the
-# model on torch's meta device. Nothing is downloaded but what a URL names, and no code of the folder is run or copied.
+# -- a Hugging Face model whose names and files an output gets (`--like`) ----------------------------------------------
+# It is a folder with `config.json` and, usually, safetensors; or `config.json` alone, from which transformers makes the
+# model on torch's meta device. Only a given URL is downloaded, and no code of the folder is run or copied.
 
 
 CONFIG = "config.json"
 MAX_COPIED = 256 << 20
-"""Bytes of one small file that are copied; a large tokenizer has 35 MB."""
+"""At most this many bytes of one small file are copied; a large tokenizer has 35 MB."""
 
 COPIED = re.compile(
     r"config\.json|generation_config\.json|tokenizer.*\.json|tokenizer\.model(\.v\d+)?|tekken\.json|vocab\.(json|txt)"
     r"|merges\.txt|special_tokens_map\.json|added_tokens\.json|chat_template\.(jinja|json)|spiece\.model"
     r"|sentencepiece\.bpe\.model|(pre)?processor_config\.json|.*\.tiktoken"
 )
-"""Names of the small files that make a folder of weights one that loads and talks."""
+"""Names of the small files, such as the tokenizer's, that a folder of weights needs to be usable."""
 
 VOCABULARIES = re.compile(r"tokenizer\.json|tokenizer\.model.*|tekken\.json|vocab\.txt|.*\.model|.*\.tiktoken")
-"""A vocabulary in one file; `vocab.json` needs `merges.txt`."""
+"""Names of a vocabulary in one file; `vocab.json` needs `merges.txt`."""
 
 
 @dataclass(frozen=True)
 class Original:
-    """A Hugging Face model to be like.
+    """A Hugging Face model whose names, shapes and files an output gets.
 
     Attributes:
         path: as the user gave it.
         shapes: every name that the output gets, with its shape and dtype.
         config: the content of `config.json`.
-        files: the weight file of each name; empty where its config alone is known.
+        files: the weight file of each name; empty if there is only a config.
         copied: the content of small files by name, `config.json` last.
     """
 
@@ -171,14 +171,14 @@ class Original:
 
     @property
     def sizes(self) -> Sizes:
-        """Its numbers of heads and experts."""
+        """The model's numbers of heads and experts."""
         heads = self._number("num_attention_heads", "n_head")
         groups = self._number("num_key_value_heads") or heads
         return Sizes(heads, groups, self._number("num_experts", "num_local_experts", "n_routed_experts"))
 
     @property
     def tied(self) -> bool:
-        """Whether the output layer is the embedding; transformers' default where the config does not say."""
+        """Whether the output layer is the embedding; if the config does not say, transformers' default."""
         stated = self.config.get("tie_word_embeddings")
         return stated if isinstance(stated, bool) else self.model_type in ("gpt2",)
 
@@ -191,9 +191,9 @@ def read_original(given: str | Path, follow_symlinks: bool = False) -> Original:
     """Read the names, the config and the small files of a Hugging Face model; no values.
 
     Raises:
-        UsageError: it is no Hugging Face model.
+        UsageError: it is not a Hugging Face model.
         ReadError: it cannot be read.
-        RefusedError: it is not whole, or has half a tokenizer.
+        RefusedError: it is not whole, or its tokenizer is incomplete.
     """
     path = location(given)
     with reading(path):
@@ -215,7 +215,7 @@ def read_original(given: str | Path, follow_symlinks: bool = False) -> Original:
         files = {key[-1]: t.found[0].sources[0].path.name for key, t in tensors_in(whole.tree) if _in_one_file(t)}
         return Original(path, saved_shapes(whole), config, files, copied)
     shapes = module_shapes.shapes_from_config(config_path, config)
-    # Saved are the names without tied ones, in the dtype that the config says.
+    # A saved model lacks tied names, and has the config's dtype.
     said = config.get("dtype", config.get("torch_dtype"))
     dtype = DTYPES.get(said, "") if isinstance(said, str) else ""
     kept = {name: one for name, one in shapes.tensors.items() if not one.tied}
@@ -224,7 +224,7 @@ def read_original(given: str | Path, follow_symlinks: bool = False) -> Original:
 
 
 def can_be_like(path: Path) -> bool:
-    """Whether `consolidate --like` can be given a config and then writes the tensors that its model has."""
+    """Whether `consolidate --like` accepts this config and can then write the model's tensors."""
     if not path.is_file():
         return False
     content = read_json(path)
@@ -232,7 +232,7 @@ def can_be_like(path: Path) -> bool:
 
 
 def original_of(checkpoint: Checkpoint) -> Original | None:
-    """A checkpoint that was opened as such a folder; None if it is none."""
+    """The `Original` of a checkpoint that was opened as such a folder; None for any other."""
     folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
     config = folder / CONFIG
     if checkpoint.format != "hugging_face" or not config.is_file():
@@ -246,7 +246,7 @@ def _in_one_file(tensor: Tensor) -> bool:
 
 
 def _with_dtype(one: module_shapes.NamedShape, dtype: str) -> module_shapes.NamedShape:
-    """A floating-point tensor of another dtype; any other as it is."""
+    """Give a floating-point tensor another dtype; any other is returned unchanged."""
     return one._replace(dtype=dtype) if one.dtype.startswith(("float", "bfloat")) else one
 
 
@@ -265,7 +265,7 @@ def _copied(folder: Path, follow_symlinks: bool) -> dict[str, bytes]:
 
 
 def _check_tokenizer(folder: Path, names: set[str]) -> None:
-    """Refuse half a tokenizer: what describes one without its vocabulary, or a vocabulary without its merges."""
+    """Refuse an incomplete tokenizer: one without its vocabulary, or a vocabulary without its merges."""
     if any(VOCABULARIES.fullmatch(name) for name in names):
         return
     lacks = {"vocab.json", "merges.txt"} - names
@@ -283,7 +283,7 @@ def _content(path: Path, follow_symlinks: bool) -> bytes:
     if not follow_symlinks:
         check_stays_inside(path, path.parent)
     if path.suffix == ".json":
-        read_json(path)  # one that was cut short is refused
+        read_json(path)  # refuses a file that was cut short
     with File(path) as file:
         if file.size > MAX_COPIED:
             raise ReadError(path, f"has {file.size} bytes; at most {MAX_COPIED} are copied beside weights")

@@ -1,4 +1,4 @@
-"""Documented names of weights in trainers and libraries, and the forms in which they store projections and experts."""
+"""Documented names of weights in trainers and libraries, and how these fuse, transpose and stack the weights."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.slicing import RowBlock, joined_rows, split_rows, stacked, transposed, unstacked
 from ckptools.training_state.optimizers import without_ddp
 
-# -- how one stored tensor is made of the weights that an architecture has: the parts ----------------------------------
-# A part is a weight as `nn.Linear` has it: rows are outputs. Each form divides a stored tensor into its parts, and puts
-# parts together into one; the two are inverse to each other.
+# -- forms: how a stored tensor is made of an architecture's weights, its parts ----------------------------------------
+# A part is a weight as `nn.Linear` has it: rows are outputs. Each form divides a stored tensor into its parts, and
+# joins parts into one; the two are inverse to each other.
 
 
 class Sizes(NamedTuple):
-    """Numbers of a model that its config states; 0 for those that it does not have.
+    """Sizes of a model that its config states; 0 for a size that it lacks.
 
     Attributes:
         groups: heads of keys and values; `heads` without grouped queries.
@@ -30,7 +30,7 @@ class Sizes(NamedTuple):
 
 
 class UnfitError(ValueError):
-    """A tensor does not have the shape that its form asks for."""
+    """A tensor does not have the shape that its form requires."""
 
 
 Blocks = Callable[[int, Sizes], list[RowBlock]]
@@ -39,13 +39,13 @@ Blocks = Callable[[int, Sizes], list[RowBlock]]
 
 @dataclass(frozen=True)
 class Form:
-    """A form of stored tensors.
+    """How a stored tensor contains its parts.
 
     Attributes:
-        words: what is done to get its parts.
-        blocks: which rows belong to which part; None where it has one part, with the same rows.
+        words: the steps from the stored tensor to its parts, for people.
+        blocks: which rows belong to which part; None for a single part with the same rows.
         turned: whether matrices are stored as [inputs, outputs].
-        experts: whether dim 0 counts experts, each of which is divided for itself; parts come expert by expert.
+        experts: whether dim 0 counts experts, each of which is divided by itself; parts come expert by expert.
     """
 
     words: str = ""
@@ -57,7 +57,7 @@ class Form:
         """Divide a stored tensor into its parts.
 
         Raises:
-            UnfitError: its shape does not allow it.
+            UnfitError: its shape does not fit the form.
         """
         if self.experts and (len(tensor.shape) < 2 or tensor.shape[0] != sizes.experts):
             raise UnfitError(f"{list(tensor.shape)} is not a tensor of {sizes.experts} experts")
@@ -68,10 +68,10 @@ class Form:
         return found
 
     def join(self, parts: Sequence[Tensor], sizes: Sizes) -> Tensor:
-        """Put parts together into a stored tensor.
+        """Join parts into a stored tensor.
 
         Raises:
-            UnfitError: their shapes do not allow it.
+            UnfitError: their shapes do not fit the form.
         """
         count = sizes.experts if self.experts else 1
         each = len(parts) // max(count, 1)
@@ -155,7 +155,7 @@ PAIRED_KEYS = Form("rows of each head from pairs into halves (rotary)", lambda r
 
 
 class StoredTensor(NamedTuple):
-    """A stored tensor of a layout: its name, the parts in it, and how it is made of them."""
+    """A stored tensor of a layout: its name, the names of its parts, and its form."""
 
     name: str
     parts: tuple[str, ...]
@@ -163,11 +163,11 @@ class StoredTensor(NamedTuple):
 
 
 class NamedLayout(NamedTuple):
-    """The names of a trainer or of a library.
+    """The names of weights in a trainer or a library.
 
     Attributes:
-        stored: every tensor that it may have.
-        model_types: types of models in a config that it holds for; empty for all.
+        stored: every tensor that may occur.
+        model_types: types of models, by config, to which it applies; empty for all.
         recomputed: ends of names of buffers that the model computes anew, which are not written.
     """
 
@@ -293,7 +293,7 @@ _LAYER = "decoder.layers.{}."
 
 
 def _megatron_mlp(gated: bool) -> tuple[StoredTensor, ...]:
-    """The MLPs; whether the first layer is gated is a matter of the model, not of the name."""
+    """The MLPs; whether the first layer is gated depends on the model, not on the name."""
     first = _wb(f"{_LAYER}mlp.linear_fc1", GATED, GATE_UP) if gated else _one(f"{_LAYER}mlp.linear_fc1", GATED[1])
     down = ("layers.{}.experts.{e}.down.weight",)
     spelled = (
@@ -346,13 +346,13 @@ MEGATRON = NamedLayout(
 MEGATRON_GPT2 = NamedLayout("Megatron (GPT-2)", (*_MEGATRON, *_megatron_mlp(False)), ("gpt2",), _MEGATRON_STATE)
 
 LAYOUTS = (HUGGING_FACE, GPT2, GPT2_BASE, TORCHTITAN_LLAMA, TORCHTITAN_QWEN, MEGATRON, MEGATRON_GPT2)
-"""Every layout, those of Hugging Face models first."""
+"""Every layout; layouts of Hugging Face models come first."""
 
 HUB = (HUGGING_FACE, GPT2, GPT2_BASE)
 """Layouts of Hugging Face models."""
 
 
-# -- recognise the layout of some names, and give each tensor the parts that are in it ---------------------------------
+# -- recognise the layout of some names, and assign each tensor its parts ----------------------------------------------
 
 
 MAX_NUMBER = 6
@@ -360,7 +360,7 @@ MAX_NUMBER = 6
 
 
 class Placed(NamedTuple):
-    """A tensor of a layout: its row in the table, and its parts by name, with their numbers."""
+    """A tensor of a layout: its row in the table, and the names of its parts with the layer's number."""
 
     stored: StoredTensor
     parts: tuple[str, ...]
@@ -371,8 +371,8 @@ class Recognised:
     """The names of a state dict in a layout.
 
     Attributes:
-        prefix: text in front of every name, wrappers apart.
-        placed: tensors that the layout has, by their name in the state dict.
+        prefix: prefix of every name, apart from wrappers.
+        placed: tensors of the layout, by their name in the state dict.
         recomputed: buffers that a model computes anew.
         unknown: names that the layout does not have.
     """
@@ -385,14 +385,14 @@ class Recognised:
 
 
 def recognise(names: Collection[str], sizes: Sizes, layouts: Iterable[NamedLayout] = LAYOUTS) -> Recognised:
-    """The layout that has most of some names, for a model of some sizes; the first of several that have as many."""
+    """Choose the layout that has most of the names, for a model of these sizes; the first among equals."""
     bare = {name: without_ddp(name) for name in names}
     tries = [_in_layout(layout, prefix, bare, sizes) for layout in layouts for prefix in _prefixes(layout, bare)]
     return max(tries, key=lambda found: (len(found.placed), len(found.recomputed)))
 
 
 def _prefixes(layout: NamedLayout, bare: Mapping[str, str]) -> list[str]:
-    """Texts before the names of a layout that have no number, the empty one first."""
+    """Possible prefixes of a layout's names: texts before its names without a number, the empty one first."""
     ends = [stored.name for stored in layout.stored if "{" not in stored.name]
     found = {name[: -len(end)] for name in bare.values() for end in ends if name.endswith(f".{end}")}
     return ["", *sorted(found)]
@@ -438,7 +438,7 @@ def _place(
 
 
 def parts_of(stored: StoredTensor, numbers: Mapping[str, str], sizes: Sizes) -> tuple[str, ...]:
-    """The names of the parts in a stored tensor: those of one expert, or of all in order."""
+    """The names of the parts in a stored tensor: of one expert, or of all experts in order."""
     layer, expert = numbers.get("layer", ""), numbers.get("expert")
     experts = range(sizes.experts) if stored.form.experts else [expert]
     parts = (part.replace("{}", layer).replace("{e}", f"{e}") for e in experts for part in stored.parts)

@@ -1,4 +1,4 @@
-"""The result of pairing a checkpoint with a model: what each tensor is made of, and the rules that were followed."""
+"""The result of pairing a checkpoint with a model: the sources of each tensor, and the rules that were applied."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from ckptools.model.tensor import Tensor
 from ckptools.text import plural, printable
 
 COMPUTED = "a buffer that the model computes anew"
-"""Why a tensor of the checkpoint is not written."""
+"""A reason for not writing a tensor of the checkpoint."""
 
 
 @displayed
 class Proof(NamedTuple):
-    """What was compared to say that every element of an output is its source's.
+    """Counts of the comparison that proves that every element of an output is its source's.
 
     Attributes:
-        tensors: of the output.
-        elements: of these.
+        tensors: tensors of the output.
+        elements: their elements.
         renamed: tensors with another name than in the source.
         rearranged: tensors whose rows were moved, joined, split or transposed.
-        cut: tensors without the padded rows of the source.
-        cast: tensors of another dtype, which are the source's values converted to nearest even.
+        cut: tensors without the source's padded rows.
+        cast: tensors of another dtype: the source's values converted to nearest even.
     """
 
     tensors: int
@@ -39,7 +39,7 @@ class Proof(NamedTuple):
 
     @property
     def counts(self) -> str:
-        """The elements, and through what they came."""
+        """The number of elements, and the transformations they passed."""
         parts = ("renamed", "rearranged", "cut", "cast")
         through = ", ".join(f"{getattr(self, part)} {part}" for part in parts if getattr(self, part))
         counts = plural(self.elements, "element")
@@ -48,13 +48,13 @@ class Proof(NamedTuple):
 
 @displayed
 class PairingRule(NamedTuple):
-    """One rule that was followed.
+    """A rule that was applied.
 
     Attributes:
-        old: what tensors of the checkpoint are called; for a layout with `{}` for a layer's number.
-        new: what they become.
-        words: what is done besides, such as `transposed`; "" for a rename alone.
-        tensors: how many of the model's.
+        old: name in the checkpoint; in a layout, `{}` stands for a layer's number.
+        new: name in the model.
+        words: a transformation, such as `transposed`; "" for a rename alone.
+        tensors: number of the model's tensors that it made.
         assumed: whether the caller allowed it without evidence in names.
     """
 
@@ -66,7 +66,7 @@ class PairingRule(NamedTuple):
 
     @property
     def line(self) -> str:
-        """The rule in a line."""
+        """The rule in one line."""
         words = f": {self.words}" if self.words else ""
         names = f"{printable(self.old)} -> {printable(self.new)}"
         return f"renamed: {names}{words}: {plural(self.tensors, 'tensor')}{' (assumed)' if self.assumed else ''}"
@@ -77,9 +77,9 @@ class CutRows(NamedTuple):
     """Rows of a vocabulary that are not written.
 
     Attributes:
-        rows: in the checkpoint.
-        kept: how many are written.
-        why: what proves that the others are padding.
+        rows: rows in the checkpoint.
+        kept: rows that are written.
+        why: the proof that the other rows are padding.
     """
 
     name: str
@@ -89,20 +89,20 @@ class CutRows(NamedTuple):
 
     @property
     def line(self) -> str:
-        """The cut in a line."""
+        """The cut in one line."""
         return f"cut: {printable(self.name)}: {self.kept} of {self.rows} rows are written; {self.why}"
 
 
 @dataclass(frozen=True)
 class Pairing:
-    """The tensors of a model, made of those of a checkpoint.
+    """The tensors of a model, made from those of a checkpoint.
 
     Attributes:
         tensors: by name in the model, in its order.
-        sources: the names in the checkpoint that each is made of.
+        sources: names in the checkpoint from which each tensor is made.
         cut: rows that are not written.
         left: names of the checkpoint that the model does not have, with the reason.
-        rearranged: names of the model whose bytes are not one tensor of the checkpoint as it is.
+        rearranged: names of tensors that are not a tensor of the checkpoint unchanged.
     """
 
     tensors: Mapping[str, Tensor] = field(repr=False)
@@ -113,7 +113,7 @@ class Pairing:
     rearranged: frozenset[str] = frozenset()
 
     def proof(self, dtypes: Mapping[str, str]) -> Proof:
-        """The counts of an output that has these tensors in some dtypes."""
+        """Count the transformations of an output that has these tensors in the given dtypes."""
         return Proof(
             tensors=len(self.tensors),
             elements=sum(tensor.numel for tensor in self.tensors.values()),

@@ -1,7 +1,7 @@
-"""Which tensors of a checkpoint make each tensor of a Hugging Face model: by renames, or by a documented layout.
+"""Find the checkpoint tensors that make each tensor of a Hugging Face model: by renames, or by a documented layout.
 
-Nothing is assumed unless the caller says so, and the set is complete or refused: every name of the model gets a tensor
-of its shape, and every tensor of the checkpoint a place, or a reason to leave it out.
+Nothing is assumed unless the caller allows it, and the set is complete or refused: every name of the model gets a
+tensor of its shape, and every tensor of the checkpoint a place, or a reason to leave it out.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from ckptools.text import few, plural, printable
 from ckptools.text import shape as shape_text
 from ckptools.torch_engine.module_shapes import StateDictShapes
 
-# -- whether the last rows of a vocabulary are padding: rows of no token, which trainers add for even division ---------
-# Megatron pads to a multiple of `make_vocab_size_divisible_by` times the tensor-parallel size, and states the result.
-# Source: megatron/training/tokenizer/tokenizer.py (`_vocab_size_with_padding`).
+# -- prove that the last rows of a vocabulary are padding: rows without a token, which trainers add for even division
+# --- Megatron pads to a multiple of `make_vocab_size_divisible_by` times the tensor-parallel size, and states the
+# result. Source: megatron/training/tokenizer/tokenizer.py (`_vocab_size_with_padding`).
 
 
 def why_padding(tensor: Tensor, kept: int, args: Mapping[str, Any], files: OpenFiles) -> str:
-    """What proves that the rows from `kept` on belong to no token; "" if nothing does.
+    """The proof that the rows from `kept` on belong to no token; "" without a proof.
 
-    `args` are Megatron's settings, where the checkpoint has them.
+    `args` are Megatron's settings, if the checkpoint has them.
 
     Raises:
         ReadError: the rows cannot be read.
@@ -60,18 +60,18 @@ def why_padding(tensor: Tensor, kept: int, args: Mapping[str, Any], files: OpenF
     return ""
 
 
-# -- turn the tensors of one layout into those of another: take them apart, and put the parts together -----------------
-# The parts have one name in all layouts, so a layout needs a table of its own and none for each pair of layouts.
+# -- convert the tensors of one layout to another: divide them into parts, and join the parts --------------------------
+# Parts have the same names in all layouts, so that each layout needs one table, not one for each pair of layouts.
 
 
 UNCOVERED = ("rotary_interleaved", "apply_layernorm_1p", "layernorm_zero_centered_gamma", "multi_latent_attention")
-"""Settings of Megatron with which the same names mean other values."""
+"""Settings of Megatron with which the same names have other values."""
 
 
 def from_trainer(
     found: Recognised, tensors: Mapping[str, Tensor], model: Original, args: Mapping[str, Any], assume: bool, path: Path
 ) -> Pairing:
-    """Make a model's tensors of those of a trainer with documented names.
+    """Make a model's tensors from those of a trainer with documented names.
 
     Raises:
         RefusedError: there is no rule for the model's type, or for the trainer's settings (`args`); or a size differs.
@@ -87,7 +87,7 @@ def from_trainer(
 
 
 def _check_settings(args: Mapping[str, Any], assume: bool, path: Path) -> None:
-    """Refuse settings of Megatron without a rule; and where they are not here, unless the defaults are assumed."""
+    """Refuse Megatron settings without a rule, and missing settings unless the defaults are assumed."""
     if "rotary_interleaved" not in args and not assume:
         text = "the checkpoint does not hold Megatron's args, which say how rotary pairs and norms are stored"
         raise RefusedError(path, f"{text}; --assume takes the defaults (rotary_interleaved and layernorm_1p off)")
@@ -125,7 +125,7 @@ def _between(known: Recognised, tensors: Mapping[str, Tensor], model: Original) 
 def _taken_apart(
     known: Recognised, tensors: Mapping[str, Tensor], model: Original
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Parts by name, and the tensor that each comes from."""
+    """Parts by name, and the source tensor of each."""
     parts, came_from = dict[str, Tensor](), dict[str, str]()
     for name, place in known.placed.items():
         try:
@@ -150,7 +150,7 @@ def _unfit(name: str, error: UnfitError) -> RefusedError:
 
 MAX_NAMED = 4
 EMBEDDING_WORDS = ("embed_tokens", "wte", "lm_head")
-"""Words in the names of tensors with a row for each token, in Hugging Face models."""
+"""Words in the names of Hugging Face models' tensors that have a row for each token."""
 
 HEAD = "lm_head.weight"
 
@@ -158,18 +158,18 @@ HEAD = "lm_head.weight"
 def pair(
     state: Mapping[str, Any], original: Original, args: Mapping[str, Any], assume: bool, path: Path, files: OpenFiles
 ) -> Pairing:
-    """Find what makes each tensor of a model.
+    """Find the sources of each tensor of a model.
 
     Args:
         state: the state dict of the checkpoint's model.
         original: the model.
-        args: the trainer's own settings in the checkpoint (Megatron's `args`); empty where there are none.
-        assume: take what only shapes or defaults speak for.
+        args: the trainer's own settings in the checkpoint (Megatron's `args`); empty if there are none.
+        assume: accept pairs that only shapes or defaults support.
         path: of the checkpoint, for messages.
         files: keeps sources open.
 
     Raises:
-        RefusedError: the set is not complete, or something would have to be assumed.
+        RefusedError: the set is not complete, or needs an assumption that is not allowed.
         ReadError: values that must be compared cannot be read.
     """
     tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
@@ -182,7 +182,7 @@ def pair(
     else:
         draft = _by_renames(tensors, original, assume)
         if any(name not in draft.tensors and not one.tied for name, one in original.shapes.tensors.items()):
-            # The same model in other forms, such as experts one by one.
+            # The same model in another form, such as with separate experts.
             fitting = [one for one in HUB if original.model_type in one.model_types]
             if fitting:
                 draft = _between(recognise(tensors, original.sizes, fitting), tensors, original)
@@ -220,7 +220,7 @@ def _checked(
     path: Path,
     files: OpenFiles,
 ) -> Pairing:
-    """Cut what is proven to be padding, account for what is left over, and refuse what is not complete."""
+    """Cut proven padding, account for tensors that are left over, and refuse an incomplete set."""
     made, cut = dict[str, Tensor](), list[CutRows]()
     missing, unexpected, shapes = list[str](), list[str](), list[str]()
     draft = _with_tied_head(draft, original)
@@ -261,7 +261,7 @@ def _checked(
 
 
 def _with_tied_head(draft: Pairing, original: Original) -> Pairing:
-    """A draft in which a tied output layer that the model has by name is the embedding."""
+    """A draft whose tied output layer, if the model has its name, is the embedding."""
     lacking = [name for name in original.shapes.tensors if name not in draft.tensors]
     source = next((name for name in draft.tensors if name.endswith(("embed_tokens.weight", "wte.weight"))), None)
     if not original.tied or source is None or lacking != [HEAD]:
@@ -288,7 +288,7 @@ def _unlike(name: str, tensor: Tensor, wanted: tuple[int, ...] | None, dtype: st
 
 
 def _why_left(name: str, tensors: Mapping[str, Tensor], draft: Pairing, files: OpenFiles) -> str:
-    """Why a tensor that no name of the model is made of may be left out: it is a tied copy; "" if it may not."""
+    """Why a tensor that the model does not need may be left out: it is a tied copy; "" if it may not."""
     for new, olds in draft.sources.items():
         other = tensors[olds[0]]
         same = any(word in new for word in EMBEDDING_WORDS) and len(olds) == 1 and other.shape == tensors[name].shape

@@ -31,12 +31,11 @@ class RandomState:
     """The state of one generator on one rank.
 
     Attributes:
-        stream: which generator: `torch`, `cuda`, `numpy`, `python`.
-        rank: whose it is; `shard 0.1` of a place in Megatron's grid of ranks; None where the file does not say.
+        stream: the generator: `torch`, `cuda`, `numpy`, `python`.
+        rank: its rank; `shard 0.1` for a place in Megatron's grid of ranks; None if the file does not say.
         value: as the file has it: a lazy tensor of torch's bytes, NumPy's or Python's tuple.
-        fingerprint: the first digits of a digest of all that it holds, the same as `ckptools show` has; "" where it
-            cannot be read.
-        problem: why it cannot.
+        fingerprint: the first digits of a digest of the whole state, as in `ckptools show`; "" if it cannot be read.
+        problem: why it cannot be read.
     """
 
     stream: str
@@ -60,11 +59,11 @@ class RandomState:
 class RandomStates(Mapping[int | str | None, StateDict]):
     """The saved random states: rank to generator (`torch`, `cuda`, `numpy`, `python`) to `RandomState`.
 
-    States are small; they are read, with every rank's file, when the first of them is asked for. A rank is None where
-    the files do not say whose a state is.
+    States are small; the first access reads all of them, with every rank's file. A rank is None if the files do not
+    state the rank of a state.
 
     Attributes:
-        raw: the states as the tree has them; None where there are none.
+        raw: the states as in the tree; None without any.
     """
 
     def __init__(self, checkpoint: Checkpoint, raw: Any) -> None:
@@ -83,7 +82,7 @@ class RandomStates(Mapping[int | str | None, StateDict]):
 
     @cached_property
     def rows(self) -> Rows[StreamRow]:
-        """A row for each generator: of how many ranks there is a state, and how many of these differ."""
+        """A row for each generator: the number of ranks with a state, and the number of distinct states."""
         return stream_rows(self._checkpoint, {section.name for section in sections_of_kind(self._checkpoint, "rng")})
 
     def _of_section(self, section: Section) -> dict[str, list[RandomState]]:
@@ -115,7 +114,7 @@ class RandomStates(Mapping[int | str | None, StateDict]):
         return len(self._by_rank)
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """A plain dict per rank and generator, with its fingerprint, such as pandas takes."""
+        """A plain dict per rank and generator, with its fingerprint, for pandas for example."""
         return self.states.to_dicts()
 
     def __repr__(self) -> str:
@@ -133,7 +132,7 @@ def _of_rank(rank: Owner) -> str:
 
 
 def _own(leaf: StateLeaf) -> Any:
-    """The value of a leaf; of a tensor that several ranks hold whole, that of its rank."""
+    """The value of a leaf; for a tensor that several ranks have in full, its own rank's copy."""
     value = leaf.value
     if not isinstance(value, Tensor):
         return value
@@ -142,7 +141,7 @@ def _own(leaf: StateLeaf) -> Any:
 
 
 def _rebuilt(parts: list[tuple[tuple[Any, ...], Any]]) -> Any:
-    """Put leaves together again: a value alone, a tuple of what lies at 0, 1, 2 …, else a dict."""
+    """Reassemble leaves: a single value, a tuple of the values at 0, 1, 2 …, else a dict."""
     if len(parts) == 1 and not parts[0][0]:
         return parts[0][1]
     groups: dict[Any, list[tuple[tuple[Any, ...], Any]]] = {}

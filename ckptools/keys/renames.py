@@ -22,20 +22,20 @@ from ckptools.model.tree import describe_for_error
 from ckptools.text import plural
 from ckptools.torch_engine.module_shapes import NamedShape, StateDictShapes
 
-# -- A JSON of old name to new, such as `match --write-map` writes and `consolidate --map` reads -----------------------
+# -- a JSON of old name to new, as `match --write-map` writes and `consolidate --map` reads it -------------------------
 #     {"schema": "ckptools/map/1", "map": {"module.emb.weight": "emb.weight"}}
 #
-# One that is nothing but old name to new is read as well.
+# A JSON of old name to new without a schema is read as well.
 
 
 SCHEMA = "ckptools/map/1"
 
 
 def read_map(path: Path) -> dict[str, str]:
-    """The new names by the old ones.
+    """Read the new names by the old ones.
 
     Raises:
-        ReadError: it cannot be read, or is no such JSON.
+        ReadError: it cannot be read, or is not such a JSON.
     """
     content = read_json(path)
     found = content.get("map") if _has_schema(path, content) else content
@@ -49,7 +49,7 @@ def read_map(path: Path) -> dict[str, str]:
 
 
 def _has_schema(path: Path, content: Any) -> bool:
-    """Whether it says that it is such a map; one name `schema` that is mapped like the others says nothing."""
+    """Whether it states the schema of a map; a mapped name `schema` does not count."""
     if not isinstance(content, dict) or not isinstance(content.get("map"), dict):
         return False
     if content.get("schema") != SCHEMA or len(content) != 2:
@@ -59,11 +59,11 @@ def _has_schema(path: Path, content: Any) -> bool:
 
 
 def write_map(path: Path, names: Mapping[str, str]) -> None:
-    """Write new names by the old ones; a file that is there stays as it is.
+    """Write new names by the old ones; an existing file is left unchanged.
 
     Raises:
-        OutputExistsError: there is something already.
-        WriteError: it cannot be written; then nothing is left.
+        OutputExistsError: the file exists.
+        WriteError: it cannot be written; no partial file is left.
     """
     text = json.dumps({"schema": SCHEMA, "map": dict(names)}, indent=1)
     try:
@@ -85,22 +85,22 @@ def write_map(path: Path, names: Mapping[str, str]) -> None:
 
 
 def replaced_prefix(name: str, old: str, new: str) -> str:
-    """The name with `new` in the place of a beginning `old`; both are empty or end with a dot."""
+    """Replace the prefix `old` of a name by `new`; both are empty or end with a dot."""
     return new + name[len(old) :] if name.startswith(old) else name
 
 
 def replaced_module(name: str, old: str, new: str) -> str:
-    """The name with `new` in the place of `old`, which is the name itself or the module that it begins with."""
+    """Replace the module `old` at the start of a name, or the name itself, by `new`."""
     return new + name[len(old) :] if name == old or name.startswith(f"{old}.") else name
 
 
 def without_components(name: str, gone: Collection[str]) -> str:
-    """The name without its components that are among some."""
+    """Remove some components from a name."""
     return ".".join([part for part in name.split(".") if part not in gone])
 
 
 # -- rules that may turn the names of a checkpoint into those of a model, suggested by pairs of similar names ----------
-# No names of wrappers are built in: any text before or between the components common to both sides is found.
+# No wrapper names are built in: any text before or between the components that both sides share is found.
 
 
 MOST_ALIKE = 4
@@ -185,9 +185,9 @@ def _some(names: Split) -> Split:
 
 
 def _prefixes(mine: Split, theirs: Split) -> Iterator[Rename]:
-    """The texts before the longest end that a name shares with one of the other side.
+    """Suggest prefixes: the texts before the longest end that a name shares with a name of the other side.
 
-    If both have a text there, the end must have two components or more: `weight` alone says nothing.
+    If both have a text there, the end must have two components or more: `weight` alone proves nothing.
     """
     ends: dict[str, list[str]] = {}
     for name, parts in theirs.items():
@@ -212,7 +212,7 @@ def _only_numbers_differ(old: str, new: str) -> bool:
 
 
 def _gone(mine: Split, theirs: Split) -> Iterator[Rename]:
-    """Components whose removal gives a name of the other side: one, or all those that no name there has."""
+    """Suggest components whose removal gives a name of the other side: one, or all that no name there has."""
     known = {part for parts in theirs.values() for part in parts}
     for parts in mine.values():
         words = {part for part in parts if not part.isdecimal()}
@@ -222,7 +222,7 @@ def _gone(mine: Split, theirs: Split) -> Iterator[Rename]:
 
 
 def _replaced(mine: Split, theirs: Split) -> Iterator[Rename]:
-    """Components that replace another one while all others of the name stay the same."""
+    """Suggest components that replace another one while all others of the name stay the same."""
     places: dict[tuple[int, str], list[str]] = {}
     for parts in theirs.values():
         for n, part in enumerate(parts):
@@ -342,7 +342,7 @@ def _by_shapes(now: _Tried, saved: StateDictShapes, model: StateDictShapes) -> l
 
 
 def _better(tried: Iterable[_Tried], now: _Tried, wanted: int) -> list[_Tried]:
-    """The rules that fix something, merge no two names and leave layers their numbers, the best first.
+    """The rules that fix a name, merge no two names and keep the numbers of layers, the best first.
 
     `wanted` is the number of names of the model.
     """
@@ -351,10 +351,10 @@ def _better(tried: Iterable[_Tried], now: _Tried, wanted: int) -> list[_Tried]:
 
 
 def _moves_few_layers(one: _Tried, now: _Tried, wanted: int) -> bool:
-    """Whether a rule by name gives names another layer's number, and makes no majority of either side fit by it.
+    """Whether a rule by name gives names another layer's number, without making the majority of either side fit.
 
-    Layers are alike, so a shape is no evidence for it: `a.0.` as `b.1.c.` fits whatever both layers have. A number that
-    only stands for a wrapper (`0.` of a Sequential) goes from most names at once.
+    Layers are alike, so an equal shape is no evidence: `a.0.` as `b.1.c.` always fits. The number of a wrapper (`0.` of
+    a Sequential) disappears from most names at once.
     """
     if one.rule.kind not in BY_NAME:
         return False
@@ -363,7 +363,7 @@ def _moves_few_layers(one: _Tried, now: _Tried, wanted: int) -> bool:
 
 
 def _is_another_layer(old: str, new: str) -> bool:
-    """Whether a new name has other numbers between its dots, or differs in nothing but digits."""
+    """Whether a new name has other numbers between its dots, or differs only in digits."""
     return _numbers(old) != _numbers(new) or (old != new and _DIGITS.sub("", old) == _DIGITS.sub("", new))
 
 
@@ -397,19 +397,19 @@ def _tried(
 
 
 def shapes_agree(one: NamedShape, other: NamedShape) -> bool:
-    """Whether two shapes are known and the same, or both are known to be no tensor; and no codes would be converted."""
+    """Whether two shapes are known and equal, or both known not to be tensors; False if codes would be converted."""
     return one.shape == other.shape and not one.note and not other.note and not codes_are_converted(one, other)
 
 
 def codes_are_converted(found: NamedShape, wanted: NamedShape) -> bool:
-    """Whether a part of a quantized weight would be loaded into another dtype, as if it were a value."""
+    """Whether a part of a quantized weight would be converted to another dtype, as if it were a value."""
     return found.coded is not None and wanted.dtype not in ("", found.dtype)
 
 
 def _counted(one: _Tried, before: _Tried) -> Rename:
     changed = [(old, one.names[old]) for old, new in before.names.items() if one.names[old] != new]
     fixes = len(one.fit.keys() - before.fit.keys())
-    # Of a single tensor under another name the shape is the only sign; a wrapper around it is a sign of its own.
+    # For a single tensor under another name the shape is the only evidence; a wrapper around it is evidence of its own.
     assumed = one.rule.kind not in BY_NAME or bool(one.rule.old and one.rule.new and fixes == 1)
     example = next(iter(changed), ("", ""))
     return one.rule._replace(fixes=fixes, changes=len(changed), example=example, assumed=assumed)
@@ -431,7 +431,7 @@ def _by_shape(
 
 
 def _in_step(here: Mapping[str, NamedShape], there: Mapping[str, NamedShape]) -> bool:
-    """Whether two lists of names agree one after the other: in shape, and in the numbers in the names."""
+    """Whether two lists of names agree position by position: in shape, and in the numbers in the names."""
     if not here or len(here) != len(there):
         return False
     pairs = zip(here.items(), there.items(), strict=True)

@@ -1,4 +1,4 @@
-"""The sharding of a checkpoint's tensors over its ranks; tensors that are sharded alike are one row."""
+"""How a checkpoint's tensors are sharded over its ranks; tensors that are sharded alike share a row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ckptools.training_state.sections import sections_of_kind
 REPLICATE = "Replicate()"
 
 MAX_CLASS = 40
-"""Characters of the name of a class."""
+"""Characters of a class name."""
 
 
 class ShardingRow(NamedTuple):
@@ -22,8 +22,8 @@ class ShardingRow(NamedTuple):
 
     Attributes:
         how: in words: `dim 0 over 4 ranks`, or DTensor's placements and mesh.
-        uneven: how many of them are cut into pieces of different sizes.
-        empty: how many of them leave some rank without a piece.
+        uneven: number of tensors with shards of different sizes.
+        empty: number of tensors that leave some rank without a shard.
     """
 
     how: str
@@ -34,9 +34,9 @@ class ShardingRow(NamedTuple):
 
 
 def sharding_rows(ck: Checkpoint) -> tuple[ShardingRow, ...]:
-    """Describe how the model's tensors are sharded: a row for each way, sharded ones first, then by number of tensors.
+    """Count the model's tensors by how they are sharded: sharded ones first, then by number of tensors.
 
-    If nothing in it is sharded, rows for what is sharded elsewhere (an optimizer's partitions) follow; if there is no
+    If nothing in the model is sharded, rows for sharded tensors elsewhere (an optimizer's partitions) follow; without a
     model, all tensors are counted.
     """
     model = [t for s in sections_of_kind(ck, "model") for _, t in tensors_in(s.value)]
@@ -51,7 +51,7 @@ def sharding_rows(ck: Checkpoint) -> tuple[ShardingRow, ...]:
 
 
 def _ways(tensors: list[Tensor], ranks: int | None = None) -> tuple[ShardingRow, ...]:
-    """Count the ways; with the number of `ranks`, whole tensors are grouped by how many ranks have them."""
+    """Count tensors by sharding; with the number of `ranks`, whole tensors are grouped by how many ranks have them."""
     group = _group(tensors)
     found: dict[str, list[Tensor]] = {}
     for tensor in tensors:
@@ -63,7 +63,7 @@ def _ways(tensors: list[Tensor], ranks: int | None = None) -> tuple[ShardingRow,
 
 
 def sharding_name(ck: Checkpoint) -> str:
-    """The kinds of sharded tensors that the files hold, as a word for programs: `dtensor`, or `none`."""
+    """The kinds of sharded tensors in the files, as a word for programs: `dtensor`, or `none`."""
     kinds = {t.kind for _, t in tensors_in(ck.tree) if t.sharded}
     names = {
         "sharded_tensor": "fsdp1-sharded-tensor",
@@ -77,16 +77,16 @@ def sharding_name(ck: Checkpoint) -> str:
 
 
 def placement(tensor: Tensor) -> str:
-    """Describe how one tensor is sharded: `dim 0 over 4 ranks`; and of which quantized weight it is a part."""
+    """Describe how one tensor is sharded: `dim 0 over 4 ranks`; and the quantized weight that it belongs to."""
     how = _how(tensor, _group([tensor])) if tensor.sharded else _unsharded(tensor, tensor.kind)
     return how if tensor.coded is None else f"{how}, {tensor.coded.words}"
 
 
 def _group(tensors: list[Tensor]) -> int | None:
-    """The number of ranks that share a ShardedTensor if it is not the whole world: HSDP, whose groups hold replicas.
+    """The number of ranks that share a ShardedTensor, if it is fewer than all: HSDP, whose groups hold replicas.
 
-    Seen from one rank the others are nameless then; seen from all, several hold the same elements. Ranks that a small
-    tensor leaves empty are no group.
+    Read from one rank, the shards of other groups have no rank; read from all ranks, several ranks have the same
+    elements. Ranks that a small tensor leaves empty do not count.
     """
     shared = [t for t in tensors if t.kind == "sharded_tensor"]
     nameless = any(None in t.every_shard.ranks for t in shared)
@@ -109,19 +109,19 @@ def _layout(how: str, tensors: list[Tensor], group: int | None) -> ShardingRow:
 
 
 def _pieces(tensor: Tensor) -> list[tuple[int, ...]]:
-    """Sizes of the distinct pieces: a replica on another rank is the same piece, an empty one is none."""
-    if tensor.extents.lie_in_a_row(tensor.shape):  # whether they were read or not
+    """Sizes of the distinct nonempty shards; a replica on another rank does not count again."""
+    if tensor.extents.lie_in_a_row(tensor.shape):  # whether or not they were read
         return tensor.extents.sizes
     return [box.sizes for box in tensor.every_shard.boxes if box.numel]
 
 
 def _expected(tensor: Tensor, group: int | None) -> int:
-    """Into how many pieces it would be cut if every rank had one."""
+    """The number of shards if every rank had one."""
     if tensor.mesh is not None and tensor.placements is not None:
         pairs = zip(tensor.mesh, tensor.placements, strict=False)
         return prod(n for n, placed in pairs if placed != REPLICATE)
     if tensor.kind in ("chunks", "checkpointable"):
-        return len(_pieces(tensor))  # nothing says how many ranks there were
+        return len(_pieces(tensor))  # the number of ranks is unknown
     return group or tensor.world_size or len(tensor.shards)
 
 
@@ -145,7 +145,7 @@ def _how(tensor: Tensor, group: int | None) -> str:
 
 
 def _unsharded(tensor: Tensor, otherwise: str) -> str:
-    """Describe a tensor that is not cut; in words of the caller's where it is of no class."""
+    """Describe an unsharded tensor by its class; without one, by the caller's words."""
     return "whole" if tensor.kind in ("plain", "storage") else _encoded(tensor) if tensor.encoded_as else otherwise
 
 
@@ -156,7 +156,7 @@ def _encoded(tensor: Tensor) -> str:
 
 
 def _cut(tensor: Tensor) -> str:
-    """Which dimensions are cut; of a tensor of one piece only its emptier ranks show it."""
+    """The dimensions that are cut; for a tensor with a single shard, inferred from the empty shards of other ranks."""
     sizes = tensor.every_shard.box_sizes
     dims = {d for own in sizes for d, (part, whole) in enumerate(zip(own, tensor.shape, strict=False)) if part != whole}
     return "dim " + " and ".join(map(str, sorted(dims) or [0]))

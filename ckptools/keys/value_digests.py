@@ -1,9 +1,9 @@
-"""Plain values as digests, the same wherever they are taken, and as a few words.
+"""Digest plain values, equal on every machine, and describe them in a few words.
 
-Every value has two digests. The first is of what it is worth: a list is as good as a tuple and 5.0 as 5, for formats
-differ in which of them they keep; a timedelta is its seconds, as a `.pt` for plain `torch.load` has it; keys have no
-order. The second is of the very same value, with the classes of containers and numbers and the order of keys. In both
-NaN is what its bits are, and -0.0 is not 0.0. The protocol of a pickle changes neither, nor what a memo shares.
+Every value has two digests. The first is of its worth: a list equals a tuple and 5.0 equals 5, because formats differ
+in which of them they keep; a timedelta equals its seconds, as a `.pt` for plain `torch.load` has it; keys have no
+order. The second is of the exact value, with the classes of containers and numbers and the order of keys. In both, NaN
+is compared by its bits, and -0.0 is not 0.0. Neither depends on the protocol or the memo of a pickle.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ from ckptools.text import CUT, MAX_BITS, KeyPath, clip, common_prefix, few, plur
 from ckptools.training_state.sections import Section, sections_of_kind, stream_of, twister_of
 
 MAX_ITEMS = 4_000_000
-"""Values inside one value that are looked at, beside long runs of one class; what is shared counts once."""
+"""Values visited inside one value, not counting long runs of one class; a shared value counts once."""
 
 MAX_TEXT = 60
 MAX_SMALL = 1 << 20
-"""Bytes of a tensor outside of models and optimizers that is compared as a value."""
+"""Larger tensors outside of models and optimizers are not read and compared as values."""
 
 NUMPY_DTYPES = {
     "f8": "float64", "f4": "float32", "f2": "float16", "i8": "int64", "i4": "int32", "i2": "int16", "i1": "int8",
@@ -66,11 +66,11 @@ class Content:
     """The value at a key in a form that can be compared.
 
     Attributes:
-        digest: of what the value is worth; "" where it is unknown.
+        digest: digest of the value's worth; "" if unknown.
         text: the value in a few words.
         problem: why the value is unknown.
         value: the value itself; None in a file of digests.
-        exact: its class and the digest of the very same value: `list 5f…`; "" where that is not compared.
+        exact: its class and the digest of the exact value: `list 5f…`; "" where that is not compared.
     """
 
     digest: str
@@ -81,7 +81,7 @@ class Content:
 
     @property
     def fingerprint(self) -> str:
-        """The first digits of the digest, by which people distinguish states."""
+        """The first digits of the digest, by which users distinguish states."""
         return self.digest[:8]
 
     @property
@@ -95,9 +95,9 @@ def content_of(
 ) -> Content:
     """Digest and describe a plain value, or a small tensor.
 
-    A tensor that each rank has for itself is read of one `rank`; one of more than `most` bytes is not read. What lies
-    in a foreign object has keys of its own, so that its digest is of its class and of how many parts it has, unless it
-    is asked for as a `whole`.
+    A tensor of which each rank has its own is read on one `rank`; a tensor of more than `most` bytes is not read. The
+    values in a foreign object have keys of their own, so its digest covers only its class and its number of parts,
+    unless it is digested as a `whole`.
     """
     text = clip(text_of(value), MAX_TEXT)
     try:
@@ -119,7 +119,7 @@ def _hashed(token: bytes) -> bytes:
 
 
 def joined(contents: list[Content]) -> Content:
-    """Combine several values into one, as one state of a generator has several pieces."""
+    """Combine the pieces of a value, such as the pieces of a generator's state, into one."""
     problem = next((c.problem for c in contents if c.problem), "")
     if problem:
         return Content("", "unknown", problem)
@@ -132,7 +132,7 @@ def joined(contents: list[Content]) -> Content:
 
 
 Pair = tuple[bytes, bytes]
-"""Bytes for a value: of what it is worth, and of the very same value."""
+"""The digests of a value, as bytes: of its worth, and of the exact value."""
 
 Tensors = Callable[[Tensor], Pair]
 
@@ -141,9 +141,9 @@ class _Open:
     """A container whose items are being digested.
 
     Attributes:
-        left: the items to come; of a dict keys and values by turns.
-        level: how many containers it lies in.
-        lowest: the lowest level of a container that something in it refers back to.
+        left: the remaining items; for a dict, keys and values alternate.
+        level: number of containers around it.
+        lowest: the lowest level of a container that an item refers back to.
     """
 
     __slots__ = ("_exact", "_loose", "_met", "left", "level", "lowest", "node")
@@ -176,19 +176,19 @@ class _Open:
 
 
 def digests_of(value: Any, tensors: Tensors) -> Pair:
-    """Bytes for a value and all that it holds; of a container these are digests. What is shared is looked at once.
+    """Digest a value and all values in it. A shared value is visited once.
 
-    A container inside itself counts by how many containers lie between the two.
+    A container inside itself is digested as the number of containers between the two.
 
     Raises:
-        ReadError: it holds too much, or something that could not be read; whatever `tensors` raises.
+        ReadError: it has too many values, or one that could not be read; or any error of `tensors`.
     """
     pair = _simple(value, tensors)
     if pair is not None:
         return pair
     stack = [_Open(value, 0)]
     inside, done, count = {id(value): stack[0]}, dict[int, Pair](), 0
-    kept: list[Any] = []  # an id is that of one object only as long as the object is there
+    kept: list[Any] = []  # keeps the objects alive, so that no id is reused
     while True:
         top = stack[-1]
         for node in top.left:
@@ -218,16 +218,16 @@ def digests_of(value: Any, tensors: Tensors) -> Pair:
 
 
 _ATTRIBUTES = object()
-"""Stands as a key before the attributes of an OrderedDict, which are no part of what it is worth."""
+"""Stands as a key before the attributes of an OrderedDict, which do not count in its worth."""
 
 
 def is_node(value: Any) -> bool:
-    """Whether a foreign object does nothing but hold a value, as a node of OmegaConf does."""
+    """Whether a foreign object only wraps a value, as a node of OmegaConf does."""
     return isinstance(value, Opaque) and plain(value) is not value
 
 
 def _inside(node: Any) -> tuple[bytes, bytes, Iterator[Any]]:
-    """What a container is, in both ways, and its items."""
+    """The tags of a container for both digests, and its items."""
     if isinstance(node, (list, tuple)):
         return b"[%d;" % len(node), _tagged(b"C", f"{kind_of(node)} {len(node)}"), _items(node)
     if isinstance(node, (set, frozenset)):
@@ -254,7 +254,7 @@ RUN = 1 << 12
 
 
 class _Run:
-    """Several values of a sequence that hold no others, as one."""
+    """Several plain values of a sequence, digested as one."""
 
     __slots__ = ("values",)
 
@@ -263,7 +263,7 @@ class _Run:
 
 
 def _items(node: Any) -> Iterator[Any]:
-    """The items of a sequence; of a long one of numbers and texts, many at a time."""
+    """The items of a sequence; numbers and texts of a long one come many at a time."""
     if len(node) < RUN or not set(map(type, node)) <= SCALARS.keys():
         return iter(node)
     return (_Run(node[start : start + RUN]) for start in range(0, len(node), RUN))
@@ -273,7 +273,7 @@ def _items(node: Any) -> Iterator[Any]:
 
 
 def _simple(value: Any, tensors: Tensors) -> Pair | None:
-    """The bytes of a value that holds no others; None for a container."""
+    """The digests of a value without parts; None for a container."""
     make = SCALARS.get(type(value))
     if make is not None:
         return make(value)
@@ -348,11 +348,11 @@ SCALARS: dict[type, Callable[[Any], Pair]] = {
     complex: lambda v: _both(b"z" + struct.pack("<dd", v.real, v.imag)),
     timedelta: _timedelta,
 }
-"""How values of Python's own types become bytes, each with a letter of its own."""
+"""Functions that digest values of Python's own types, each with a letter of its own."""
 
 
 def _array(value: NumpyArray) -> Pair:
-    """An array as a tensor of the same values is; one that is column-major or big-endian only as itself."""
+    """Digest an array like a tensor of the same values; a column-major or big-endian one only as itself."""
     dtype = value.dtype if value.dtype[:1] == ">" else NUMPY_DTYPES.get(value.dtype.lstrip("<|="), value.dtype)
     order = "F" if value.fortran_order and len(value.shape) > 1 else ""
     data = bytes(value.data)
@@ -373,7 +373,7 @@ def _tensor(tensor: Tensor, files: OpenFiles, rank: int | None, most: int) -> Pa
 
 
 def traits_of(tensor: Tensor) -> str:
-    """What a tensor is beside its values: `Parameter, requires_grad`, and the attributes that were saved with it."""
+    """A tensor's properties other than its values: `Parameter, requires_grad`, and attributes saved with it."""
     words = ["Parameter"] if tensor.parameter else []
     words += ["requires_grad"] if tensor.requires_grad else []
     if tensor.attributes:
@@ -384,7 +384,7 @@ def traits_of(tensor: Tensor) -> str:
 
 
 def _shell(node: Opaque) -> Pair:
-    """A foreign object by its class and the form of its parts, which are compared by themselves."""
+    """Digest a foreign object by its class and the structure of its parts, which are compared by themselves."""
     parts = node.state if isinstance(node.state, tuple) else (node.state,)
     state = [f"{type(part).__name__} {len(part) if isinstance(part, dict) else ''}" for part in parts[:2]]
     keywords = list(map(str, node.keywords)) if isinstance(node.keywords, dict) else type(node.keywords).__name__
@@ -393,17 +393,17 @@ def _shell(node: Opaque) -> Pair:
 
 
 UNREAD = "?"
-"""Begins a digest of a value that is not known."""
+"""Prefix of the digest of an unknown value."""
 
 
 def digest_of(value: Any, exact: bool = True) -> str:
-    """A digest of a value; of a tensor in it, of what is stated of the tensor.
+    """Digest a value; a tensor in it by its stated facts.
 
-    Of what could not be read, or is too much, it is `UNREAD` and a digest of its class.
+    For a value that could not be read, or is too large, it is `UNREAD` and a digest of its class.
 
     Args:
-        value: anything.
-        exact: whether of the very same value, not of what it is worth.
+        value: any value.
+        exact: whether to digest the exact value, not its worth.
     """
 
     def stated(tensor: Tensor) -> Pair:
@@ -417,7 +417,7 @@ def digest_of(value: Any, exact: bool = True) -> str:
 
 @lru_cache(maxsize=4096)
 def canonical(dotted: str) -> str:
-    """A dotted name as Python 3 spells it: `builtins.slice` where a pickle of protocol 2 has `__builtin__.slice`."""
+    """Normalise a dotted name to Python 3: `builtins.slice` for protocol 2's `__builtin__.slice`."""
     module, _, name = dotted.rpartition(".")
     module, name = NAME_MAPPING.get((module, name), (IMPORT_MAPPING.get(module, module), name))
     return f"{module}.{name}" if module else name
@@ -441,19 +441,19 @@ def kind_of(value: Any) -> str:
 
 
 def _own(tensor: Tensor, rank: int | None) -> list[Shard]:
-    """The shards of a tensor that a rank has whole, for itself; empty without a rank."""
+    """The shards of a tensor that a rank has in full; empty without a rank."""
     return [s for s in tensor.found if rank is not None and s.rank == rank and s.box.sizes == tensor.shape]
 
 
 def parts_of_value(value: Any, rank: int | None = None, most: int = MAX_SMALL) -> list[Part]:
-    """The parts that `content_of` reads for a value that is a tensor itself; empty for any other."""
+    """The parts of files that `content_of` reads for a tensor; empty for any other value."""
     if not isinstance(value, Tensor) or value.nbytes > most:
         return []
     return parts_of_all(_own(value, rank)[:1] or once(value).shards)
 
 
 NUMBERS = {"float32": "<f", "float64": "<d", "int32": "<i", "int64": "<q"}
-"""Dtypes of step counters, as `struct` has them."""
+"""Dtypes of step counters, with their `struct` codes."""
 
 
 def is_number(value: Any) -> bool:
@@ -462,7 +462,7 @@ def is_number(value: Any) -> bool:
 
 
 def number_in(tensor: Tensor, files: OpenFiles) -> Any:
-    """The one element of a tensor of a common dtype, such as a step counter; any other tensor itself.
+    """The one element of a tensor of a common dtype, such as a step counter; any other tensor unchanged.
 
     Raises:
         ReadError: its file cannot be read.
@@ -474,19 +474,19 @@ def number_in(tensor: Tensor, files: OpenFiles) -> Any:
 
 
 def once(tensor: Tensor) -> Tensor:
-    """The tensor with one shard per region."""
+    """The tensor with one shard per distinct box."""
     return replace(tensor, shards=tuple({s.box: s for s in reversed(tensor.found)}.values()))
 
 
-# -- a few words -------------------------------------------------------------------------------------------------------
+# -- values in a few words ---------------------------------------------------------------------------------------------
 
 
 MAX_BYTES = 16
-"""Bytes that are shown themselves."""
+"""At most this many bytes are shown in full."""
 
 
 def text_of(value: Any) -> str:
-    """A value with every digit where it is short, else what it is."""
+    """A value in full if it is short, else a description."""
     value = scalar(value)
     if isinstance(value, (list, tuple)):
         if len(value) > LONG or not all(map(is_plain, value)):
@@ -521,11 +521,11 @@ def text_of(value: Any) -> str:
 
 
 CONTEXT = 12
-"""Characters of two texts that are shown before their first difference; a quarter of it where some must be escaped."""
+"""Characters shown before the first difference of two texts; a quarter of it if some must be escaped."""
 
 
 def apart(x: Any, y: Any) -> tuple[str, str]:
-    """Two values that differ, in a few words each that are not alike."""
+    """Describe two different values in a few words each, so that the descriptions differ."""
     if isinstance(x, (str, bytes, bytearray)) and type(x) is type(y) and max(len(x), len(y)) > MAX_BYTES:
         texts = _windows(x, y)
     else:
@@ -539,7 +539,7 @@ def apart(x: Any, y: Any) -> tuple[str, str]:
 
 
 def _windows(x: Any, y: Any) -> list[str]:
-    """Two texts, or two runs of bytes, from shortly before their first difference on."""
+    """Two texts, or two byte strings, from shortly before their first difference on."""
     at = common_prefix(x, y)
     before = x[max(at - CONTEXT, 0) : at]
     start = at - (len(before) if isinstance(x, str) and before.isprintable() else len(before) // 4)
@@ -550,29 +550,29 @@ def _windows(x: Any, y: Any) -> list[str]:
 
 
 # -- the states of random number generators, rank by rank, as fingerprints ---------------------------------------------
-# A fingerprint covers every value of a state, so all that decides what is drawn next: NumPy's algorithm, key, place in
-# it and the normal number that it keeps; the version, numbers and kept number of Python's `random`; the bytes of
-# torch's state, of every device. Sources: numpy/random/mtrand.pyx `get_state`; CPython's Lib/random.py `getstate`;
-# torch/random.py `get_rng_state`, torch/cuda/random.py `get_rng_state_all`.
+# A fingerprint covers every value of a state that determines the next draws: NumPy's algorithm, key, position and
+# cached normal number; the version, numbers and cached number of Python's `random`; the bytes of torch's state, of
+# every device. Sources: numpy/random/mtrand.pyx `get_state`; CPython's Lib/random.py `getstate`; torch/random.py
+# `get_rng_state`, torch/cuda/random.py `get_rng_state_all`.
 
 
 MAX_STATE = 64 << 20
-"""Bytes of a tensor that is a state; one that all ranks gathered has 5 KB for each."""
+"""Larger tensors are not read as states; a tensor gathered from all ranks has 5 KB for each."""
 
 MANY_NUMBERS = 100
-"""More integers than this in a row are the state of a generator: Python's is 625 of them."""
+"""More consecutive integers than this are the state of a generator: Python's has 625."""
 
 LONGEST_SEED = 64
 """Bits of a seed or a counter; a longer integer is the state of a generator, as NumPy's PCG64 has it."""
 
 Owner = int | str | None
-"""The owner of a state: a rank, or of Megatron's torch_dist `shard 0.1`; None where it is unknown."""
+"""The owner of a state: a rank, or `shard 0.1` in Megatron's torch_dist; None if unknown."""
 
 ByRank = Mapping[Owner, Content]
-"""The state of one generator by whose it is."""
+"""The state of one generator by owner."""
 
 SHARD = re.compile(r"shard_([\d.]+)_[\d.]+")
-"""Key of what ranks of one pipeline and tensor-parallel place saved: where that is, and how many places there are.
+"""Key of the states of one (pipeline, tensor) rank: its place in the grid of ranks, and the grid's size.
 
 Source: megatron/core/dist_checkpointing/mapping.py, `ShardedObject.unique_key`; megatron/training/checkpointing.py,
 `get_rng_state`.
@@ -584,13 +584,13 @@ class StreamRow(NamedTuple):
     """The states of one random number generator on all ranks.
 
     Attributes:
-        stream: which generator: `torch`, `cuda`, `numpy`, `python`.
-        ranks: of how many ranks there is a state, or of how many places of Megatron's grid of ranks.
-        distinct: how many of these differ, of those that can be read.
-        fingerprints: of each rank's state, all that decides what is drawn next, by rank: 8 hexadecimal digits, the
-            same in every command and wherever the state lies. Without those that cannot be read. `shard 0.1` stands
-            for the ranks of one pipeline and tensor-parallel place (Megatron), `unknown` where it is not known whose.
-        problem: why the state of a rank cannot be read; "" where all can.
+        stream: the generator: `torch`, `cuda`, `numpy`, `python`.
+        ranks: number of ranks with a state, or of places in Megatron's grid of ranks.
+        distinct: number of distinct states, among those that can be read.
+        fingerprints: by rank, a digest of each readable state in 8 hexadecimal digits, the same in every command and
+            format. `shard 0.1` stands for the ranks of one (pipeline, tensor) place (Megatron), `unknown` for an
+            unknown rank.
+        problem: why the state of a rank cannot be read; "" if all can.
     """
 
     stream: str
@@ -603,8 +603,8 @@ class StreamRow(NamedTuple):
 def random_states(ck: Checkpoint, files: OpenFiles, names: Iterable[str] | None = None) -> dict[str, ByRank]:
     """The state of each generator on every rank, by the generator's name: `torch`, `cuda`, `numpy`, `python`.
 
-    A generator that a second section holds too has the name of that section behind it. All ranks of the checkpoint have
-    been read; only sections of some `names` are looked into, if given.
+    If two sections have states of one generator, the second has its section's name appended. Every rank of `ck` must
+    have been read; if `names` are given, only these sections are searched.
     """
     found: dict[str, ByRank] = {}
     wanted = None if names is None else set(names)
@@ -617,7 +617,7 @@ def random_states(ck: Checkpoint, files: OpenFiles, names: Iterable[str] | None 
 
 
 class StateLeaf(NamedTuple):
-    """A leaf of a section of random states, and the key path to it in what its owner saved."""
+    """A leaf of a section of random states, and its key path within its owner's state."""
 
     path: KeyPath
     rank: Owner
@@ -639,7 +639,7 @@ def generator_leaves(ck: Checkpoint, section: Section) -> dict[str, list[StateLe
 
 
 def _streams_by_form(leaves: Iterable[StateLeaf]) -> dict[KeyPath, str]:
-    """Find states by their form, whatever their keys: the generator by path."""
+    """Detect states by their form, whatever their keys: generator by path."""
     found: dict[KeyPath, str] = {}
     for leaf in leaves:
         if leaf.path[-1:] == (1,):
@@ -661,7 +661,7 @@ def _owned_leaves(ck: Checkpoint, section: Section) -> Iterator[StateLeaf]:
 
 
 def holds_state(leaves: Iterable[StateLeaf]) -> bool:
-    """Whether leaves are the state of a generator, and not a seed or a counter that lies beside one."""
+    """Whether leaves contain the state of a generator, not only a seed or a counter beside one."""
     return any(_is_state(leaf.value) for leaf in leaves)
 
 
@@ -674,7 +674,7 @@ def _is_state(value: object) -> bool:
 
 
 def states_in(leaves: Iterable[StateLeaf], files: OpenFiles) -> ByRank:
-    """The states of one generator by owner, each made of all its pieces."""
+    """The states of one generator by owner, each combined from its pieces."""
     pieces: dict[Owner, list[Content]] = {}
     for leaf in fetched(leaves, lambda leaf: parts_of_value(leaf.value, _rank(leaf), MAX_STATE)):
         pieces.setdefault(leaf.rank, []).append(content_of(leaf.value, files, _rank(leaf), MAX_STATE))
@@ -686,7 +686,7 @@ def _rank(leaf: StateLeaf) -> int | None:
 
 
 def stream_rows(ck: Checkpoint, names: Iterable[str]) -> Rows[StreamRow]:
-    """A row for each generator whose states some sections hold."""
+    """A row for each generator with states in some sections."""
     with OpenFiles() as files:
         return Rows(_row(stream, states) for stream, states in random_states(ck, files, names).items())
 
