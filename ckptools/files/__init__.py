@@ -1,1 +1,1 @@
-"""Bytes on disk: what a file is, and how it is opened safely."""
+"""Files on disk and in stores: detect their content, open them safely, and read their containers."""

@@ -1,10 +1,10 @@
-"""Compressed files, and items of files, unpacked into a temporary file so that tensors have a place in it.
+"""Compressed files, and compressed items of files, unpacked into temporary files so that tensors have byte offsets.
 
 Composer writes `.pt.gz`, `.pt.bz2`, `.pt.xz`, `.pt.lzma`, `.pt.zst`, `.pt.lz4` and `.pt.lzo` through command-line
 tools (composer/utils/compression.py), and `.tar.gz`, `.tar.bz2`, `.tar.lzma` (which is xz) through Python's tarfile.
 The first bytes decide, not the suffix.
 
-Each source is unpacked once per process; see `ckptools.files.partial_files` for where.
+Each source is unpacked once per process; `ckptools.files.partial_files` chooses the place.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from ckptools.files.opening import HEAD, File, Window, content_of, what_is
 from ckptools.files.partial_files import LOOK_EVERY, check_room, room_in, temporary_file
 
 PIECE = 4 << 20
-"""Bytes that are unpacked at once, at most; memory stays flat."""
+"""At most this many bytes are unpacked at once, so that memory stays flat."""
 
 BOMB_RATIO = 1000
 BOMB_BYTES = 8 << 30
-"""A file that grows by more than this factor, to more than this many bytes, is refused as a bomb."""
+"""A file that unpacks to more than this, and to more than `BOMB_RATIO` times its size, is refused as a bomb."""
 
 MAX_MEMORY = 1 << 30
-"""Bytes of dictionary or window that a file may ask for; the tools' highest ordinary levels take 64 to 128 MiB."""
+"""Bytes of dictionary or window that a file may require; the tools' highest ordinary levels take 64 to 128 MiB."""
 
 _lock = threading.Lock()
 _made: dict[tuple[object, ...], Path] = {}
 
 
 def unpacked(file: File, content: str) -> Path:
-    """The path of a temporary file with what a compressed file holds.
+    """Unpack a compressed file into a temporary file, and return its path.
 
     `content` is the compression, as `opening.content_of` names it.
 
     Raises:
-        ReadError: it is cut or damaged, is no checkpoint inside, or needs a package that is not installed.
-        NoSpaceError: there is no room for it.
+        ReadError: it is cut or damaged, has no checkpoint inside, or needs a package that is not installed.
+        NoSpaceError: the disk is too full.
     """
     key = file.identity
     with _lock:
@@ -69,7 +69,7 @@ def _unpack(file: File, content: str) -> Path:
 
 
 def _write(target: Path, file: File, pieces: Iterable[bytes]) -> None:
-    """Write what a file unpacks to, as long as that is neither a bomb nor more than the disk can take."""
+    """Write a file's unpacked bytes, unless they are too many: a bomb, or more than the disk has room for."""
     done = checked = 0
     with target.open("xb") as out:
         for piece in pieces:
@@ -85,15 +85,15 @@ def _write(target: Path, file: File, pieces: Iterable[bytes]) -> None:
 
 # -- items that were compressed one by one (DCP's `stream.zstd`) -------------------------------------------------------
 
-# `dcp.save` with the extension `ZStandard` sends each item through a stream of its own before it is written. The
-# metadata says so and does not say how long the item was. A tensor's length follows from its dtype, shape and an
-# archive's directory; an object's is bounded. Source: torch/distributed/checkpoint/_extension.py of torch 2.13.
+# `dcp.save` with the extension `ZStandard` compresses each item as a stream of its own. The metadata states the
+# extension but not the item's unpacked length. A tensor's length follows from its dtype, shape and an archive's
+# directory; an object's is bounded. Source: torch/distributed/checkpoint/_extension.py of torch 2.13.
 
 ZSTD = "stream.zstd"
-"""The extension's name in a transform descriptor; a version follows behind a slash."""
+"""The extension's name in a transform descriptor; a slash and a version follow it."""
 
 ARCHIVE = 64 << 10
-"""Bytes that an archive of one tensor has beside its values, at most; torch writes less than two thousand."""
+"""At most this many bytes of a one-tensor archive are not values; torch writes less than two thousand."""
 
 
 class CompressedItem(NamedTuple):
@@ -105,22 +105,22 @@ class CompressedItem(NamedTuple):
 
 
 _unpacked: dict[tuple[object, ...], tuple[Path, int, int]] = {}
-"""Temporary file, byte offset and length there of each unpacked part."""
+"""Temporary file, byte offset and length of each unpacked part."""
 
 
 def is_zstd(transforms: tuple[str, ...]) -> bool:
-    """Whether an item went through zstd, in the form that is known, and through nothing else."""
+    """Whether an item was compressed by zstd, in the known version, and by nothing else."""
     name, _, version = transforms[0].partition("/") if len(transforms) == 1 else ("", "", "")
     return name == ZSTD and version.partition(".")[0] == "1"
 
 
 def unpack(file: File, parts: Iterable[CompressedItem], most: int) -> None:
-    """Unpack parts of a file into one temporary file; for those that cannot be, `window` raises the error.
+    """Unpack parts of a file into one temporary file; for a part that cannot be unpacked, `window` raises the error.
 
-    All of them together may unpack to `most` bytes.
+    All parts together may unpack to at most `most` bytes.
 
     Raises:
-        NoSpaceError: there is no room for them.
+        NoSpaceError: the disk is too full.
     """
     with _lock:
         wanted = [part for part in parts if _key(file, part) not in _unpacked]
@@ -129,11 +129,11 @@ def unpack(file: File, parts: Iterable[CompressedItem], most: int) -> None:
 
 
 def window(file: File, part: CompressedItem) -> tuple[File, Window]:
-    """The temporary file that holds what a part unpacks to, which the caller closes, and the part's window there.
+    """Return the temporary file with an unpacked part, which the caller closes, and the part's window in it.
 
     Raises:
-        ReadError: it cannot be unpacked, or to more than it may.
-        NoSpaceError: there is no room for it.
+        ReadError: it cannot be unpacked, or unpacks to more bytes than its limit.
+        NoSpaceError: the disk is too full.
     """
     with _lock:
         key = _key(file, part)
@@ -149,7 +149,7 @@ def _key(file: File, part: CompressedItem) -> tuple[object, ...]:
 
 
 def _unpack_items(file: File, parts: list[CompressedItem], most: int | None) -> None:
-    """Unpack parts into a new temporary file; without a limit for all, one that fails is an error."""
+    """Unpack parts into a new temporary file; without a total limit, a part that fails is an error."""
     target = temporary_file(file.path, file.path.name)
     needed = sum(part.limit for part in parts)
     with room_in(target, file.path, min(needed, most or needed)), target.open("xb") as out:
@@ -183,7 +183,7 @@ UNPACK_ERRORS = (OSError, zlib.error, lzma.LZMAError, MemoryError, ValueError, R
 
 
 class _Sequential:
-    """A file for readers that want to read on and on."""
+    """Gives a file the sequential `read` that decompressors need."""
 
     def __init__(self, file: File | Window) -> None:
         self._file = file
@@ -197,7 +197,7 @@ class _Sequential:
 
 
 def has_zstd() -> bool:
-    """Whether what unpacks zstd is installed."""
+    """Whether a package that unpacks zstd is installed."""
     try:
         if sys.version_info >= (3, 14):
             from compression import zstd  # noqa: F401
@@ -235,7 +235,7 @@ def _by_reading(reader: Any) -> Iterator[bytes]:
 
 
 def _by_steps(file: File | Window, new: Callable[[], Any]) -> Iterator[bytes]:
-    """One decompressor per stream; a file may hold several, and zeros behind them."""
+    """Unpack with one decompressor per stream; a file may have several streams, and zeros behind them."""
     source = _Sequential(file)
     data, stream = source.read(PIECE), new()
     while True:
@@ -269,7 +269,7 @@ def _zstd(file: File | Window) -> Iterator[bytes]:
         return
     import zstandard
 
-    # The package does not say when its input ends too early, but most frames say how long they are.
+    # The package does not report a truncated input, but most frames state their length.
     expected = max(1, zstandard.frame_content_size(file.read(0, min(HEAD, file.size))))
     done = 0
     decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_MEMORY)

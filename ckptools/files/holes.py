@@ -1,7 +1,7 @@
-"""Holes of sparse files: bytes without a block on the disk, which are read as zeros.
+"""Holes of sparse files: byte ranges without a block on the disk, which read as zeros.
 
-A file has them where its size was set and nothing was written: by a copy that was interrupted after it had reserved
-the space, by a file system that came back after a crash, on purpose. The file itself cannot distinguish them from true
+A file has holes where its size was set and nothing was written: by a copy that was interrupted after it had reserved
+the space, by a file system that came back after a crash, on purpose. Its bytes alone cannot distinguish holes from true
 zeros.
 """
 
@@ -24,14 +24,14 @@ from ckptools.files.storage import takes_less
 Numbers = npt.NDArray[np.int64]
 
 MAX_HOLES = 1 << 16
-"""Holes of a file that are looked for: one for each of its tensors, and more."""
+"""At most this many holes of a file are searched for: one for each of its tensors, and more."""
 
 
 class Holes:
-    """The holes of a file, in order and apart.
+    """The holes of a file, in order and disjoint.
 
     Args:
-        edges: of each its first byte, and one past its last, one after the other.
+        edges: the first byte and the end of each hole, one after the other.
     """
 
     def __init__(self, edges: Sequence[int]) -> None:
@@ -39,11 +39,11 @@ class Holes:
         self.before: list[int] = [0, *accumulate(map(sub, self.ends, self.starts))]
 
     def overlap(self, start: int, end: int) -> int:
-        """How many bytes from `start` to before `end` lie in them."""
+        """The number of bytes in holes from `start` to before `end`."""
         return self._bytes_before(end) - self._bytes_before(start)
 
     def overlaps(self, starts: Numbers, ends: Numbers) -> Numbers:
-        """The same for many extents, by column; offsets are below 2^63."""
+        """The number of bytes in holes for many extents, by column; offsets are below 2^63."""
         before, first, last = (np.array(column) for column in (self.before, self.starts, [0, *self.ends]))
         begun = [np.searchsorted(first, at) for at in (starts, ends)]
         counts = [before[i] - np.maximum(last[i] - at, 0) for i, at in zip(begun, (starts, ends), strict=True)]
@@ -55,21 +55,21 @@ class Holes:
         return self.before[begun] - (max(self.ends[begun - 1] - at, 0) if begun else 0)
 
     def from_first_at(self, start: int) -> Sequence[tuple[int, int]]:
-        """The holes from the last one that begins before `start`."""
+        """The holes, beginning with the last one that starts before `start`."""
         first = max(bisect_left(self.starts, start) - 1, 0)
         return list(zip(self.starts[first:], self.ends[first:], strict=True))
 
 
 def holes(path: Path) -> list[int]:
-    """The edges of the holes of a file, as `Holes` has them; none where none can be seen."""
-    with suppress(OSError, AttributeError):  # gone, or a system that knows no holes
+    """Find the edges of a file's holes, as `Holes` takes them; empty if the system reports none."""
+    with suppress(OSError, AttributeError):  # the file is gone, or the system cannot report holes
         if takes_less(path):
             return _asked_for(path, path.stat().st_size)
     return []
 
 
 def _asked_for(path: Path, size: int) -> list[int]:
-    """List the edges of holes that the file system knows; the one behind the end of every file does not count."""
+    """List the edges of the holes that the file system reports, without the implied one at the end of every file."""
     edges: list[int] = []
     at, seek, note = 0, os.lseek, edges.append
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -80,7 +80,7 @@ def _asked_for(path: Path, size: int) -> list[int]:
     except OSError as error:
         if error.errno != errno.ENXIO:
             raise
-        if len(edges) % 2:  # no data behind it: this hole is the last
+        if len(edges) % 2:  # no data behind the last hole
             note(size)
     finally:
         os.close(descriptor)

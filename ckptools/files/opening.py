@@ -1,6 +1,6 @@
-"""Opening a stranger's files: regular files only, and bytes at offsets, or one line that says why not.
+"""Open untrusted files: regular files only, read at offsets, with one-line errors.
 
-A descriptor is opened once and kept, so that what was checked is what is read.
+A descriptor is opened once and kept, so that the file that was checked is the file that is read.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _COUNTING = Lock()
 
 
 class File:
-    """A file open for reading at offsets, on the local disk or in a store; its size and time are those of then.
+    """A file open for reading at offsets, on the local disk or in a store; size and time are those at opening.
 
-    Its methods raise a ReadError where it ends too early, or where the disk or store fails.
+    Its methods raise a ReadError if it ends too early, or if the disk or store fails.
     """
 
     start = 0
-    """Byte offset where it begins in its file, as of a `Window`."""
+    """Byte offset of its start in its file, as for a `Window`."""
 
     total_read = 0
-    """Bytes read by this process through files that are closed by now."""
+    """Bytes that this process read through files that are closed by now."""
 
     __slots__ = ("_ranges", "modified", "path", "size")
 
@@ -51,12 +51,12 @@ class File:
 
     @property
     def bytes_read(self) -> int:
-        """The number of bytes read of it."""
+        """The number of bytes read from it."""
         return self._ranges.bytes_read
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """An identity that no other file, and no other content of this one, has."""
+        """A key that no other file, and no other content of this file, has."""
         if self.descriptor is None:
             return self.path, self.size, self.modified, self._ranges.version
         status = os.fstat(self.descriptor)
@@ -64,7 +64,7 @@ class File:
 
     @property
     def descriptor(self) -> int | None:
-        """The descriptor of a file on the local disk; None of one in a store."""
+        """The descriptor of a file on the local disk; None for a remote one."""
         return self._ranges.descriptor
 
     def read(self, offset: int, length: int) -> bytes:
@@ -78,19 +78,19 @@ class File:
             while done < length:
                 pieces.append(self._ranges.read(offset + done, length - done))
                 done += self._checked(len(pieces[-1]), offset + done)
-        except OSError as error:  # `reading` would take longer than a small read
+        except OSError as error:  # the context manager `reading` would take longer than a small read
             raise _refused(self.path, error) from error
         return b"".join(pieces)
 
     def read_each(self, offsets: Sequence[int], lengths: Sequence[int]) -> bytes:
-        """Read exactly so many bytes at each of many offsets, one behind the other; for a file on the local disk."""
+        """Read exactly `lengths[i]` bytes at each of many offsets, concatenated; for a file on the local disk."""
         data = b"".join(self.read_rows(offsets, lengths))
         if len(data) != sum(lengths):
             raise ReadError(self.path, "became shorter while it was read")
         return data
 
     def read_rows(self, offsets: Iterable[int], lengths: Iterable[int]) -> list[bytes]:
-        """Read up to so many bytes at each of many offsets, fewer at the end."""
+        """Read up to `lengths[i]` bytes at each of many offsets; fewer at the end of the file."""
         with reading(self.path):
             if self.descriptor is None:
                 return list(map(self._ranges.read, offsets, lengths))
@@ -99,24 +99,24 @@ class File:
         return rows
 
     def fill(self, offset: int, buffer: memoryview) -> None:
-        """Read a buffer full at `offset`."""
+        """Read into all of a buffer at `offset`."""
         _check_range(self, offset, len(buffer))
         self.read_all_into(offset, buffer)
 
     def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Take note that ranges, each from an offset to before another, will be read; a store is then asked less."""
+        """Announce ranges `(start, end)` that will be read, so that a store needs fewer requests."""
         self._ranges.expect(ranges)
 
     def prefetch(self, ranges: Iterable[tuple[int, int]], most: int) -> None:
-        """Fetch ranges of a file in a store, and keep them there for who reads them next.
+        """Fetch ranges of a remote file into its cache, for later reads.
 
-        Ranges that lie close together come by one request of at most `most` bytes; a larger one is left out.
+        Ranges that lie close together are fetched by one request of at most `most` bytes; a larger range is skipped.
         """
         with reading(self.path):
             self._ranges.prefetch(ranges, most)
 
     def read_all_into(self, offset: int, buffer: memoryview) -> None:
-        """Read a buffer full at `offset`, of a file that may have grown or shrunk since it was opened."""
+        """Read into all of a buffer at `offset`, even if the file has grown or shrunk since it was opened."""
         done = 0
         with reading(self.path):
             while done < len(buffer):
@@ -129,7 +129,7 @@ class File:
         return count
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._ranges.close()
         with _COUNTING:
             File.total_read += self.bytes_read
@@ -142,7 +142,7 @@ class File:
 
 
 class Window:
-    """A part of an open file that is a file of its own: an item of a `.distcp`, an uncompressed member of a tar."""
+    """A part of an open file that is itself a file: an item of a `.distcp`, an uncompressed member of a tar."""
 
     __slots__ = ("_file", "path", "size", "start")
 
@@ -158,11 +158,11 @@ class Window:
 
     @property
     def descriptor(self) -> int | None:
-        """The descriptor of the file on the local disk that it lies in; None of one in a store."""
+        """The descriptor of its file on the local disk; None for a remote one."""
         return self._file.descriptor
 
     def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Take note that ranges of the window will be read."""
+        """Announce ranges of the window that will be read."""
         self._file.expect((self.start + first, self.start + end) for first, end in ranges)
 
 
@@ -172,12 +172,12 @@ def _check_range(file: File | Window, offset: int, length: int) -> None:
 
 
 class OpenFiles:
-    """Source files kept open between uses, of which at most `limit` stay open unused; threads may share it."""
+    """Source files that stay open between uses, at most `limit` of them idle; threads may share it."""
 
     def __init__(self, limit: int = 64) -> None:
         self._limit = limit
         self._idle: dict[Path, list[File]] = {}
-        """By path, the one that was used last behind the others; no list is empty."""
+        """Idle files by path, the most recently used path last; no list is empty."""
         self._count = 0
         self._lock = Lock()
 
@@ -199,7 +199,7 @@ class OpenFiles:
                 self._take(next(iter(self._idle))).close()
 
     def _take(self, path: Path) -> File:
-        """A file of this path that is not in use."""
+        """An idle file of this path, or a new one."""
         files = self._idle[path]
         file = files.pop()
         self._count -= 1
@@ -208,7 +208,7 @@ class OpenFiles:
         return file
 
     def close(self) -> None:
-        """Close every file that is not in use."""
+        """Close every idle file."""
         with self._lock:
             for file in chain.from_iterable(self._idle.values()):
                 file.close()
@@ -223,7 +223,7 @@ class OpenFiles:
 
 
 def _refused(path: Path, error: OSError) -> ReadError:
-    """The error for a file that the system does not let us read."""
+    """The error for a file that the system refuses to open or read."""
     if isinstance(error, NotRegularError):
         return UnsafePathError(path, "not a regular file")
     if isinstance(error, RemoteError):
@@ -236,26 +236,26 @@ def _refused(path: Path, error: OSError) -> ReadError:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn an OSError while looking at `path` into one line."""
+    """Turn an OSError about `path` into a one-line ReadError."""
     try:
         yield
     except OSError as error:
         raise _refused(path, error) from error
 
 
-# -- resolve what a user or a file names: a path, or the URL of something in a store -----------------------------------
+# -- resolve paths given by the user or a file: a local path, or a URL -------------------------------------------------
 
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
 
 def is_remote(path: str | Path) -> bool:
-    """Whether a path as the user gave it is the URL of something elsewhere, such as `s3://bucket/run7`."""
+    """Whether a path given by the user is the URL of a remote file, such as `s3://bucket/run7`."""
     return isinstance(path, RemotePath) or (bool(_URL.match(str(path))) and not Path(path).exists())
 
 
 def path_of(path: str | Path, by_user: bool = False) -> Path:
-    """A path of this machine, or the URL of something in a store; spelled by ckptools unless it is `by_user`.
+    """A local path, or the path of a URL; `by_user` marks one that the user typed.
 
     Raises:
         ReadError: the URL names no file.
@@ -269,11 +269,11 @@ def path_of(path: str | Path, by_user: bool = False) -> Path:
 
 
 def location(path: str | Path) -> Path:
-    """Resolve what the user named: a path of this machine, or that of a URL, whose facts are asked for anew.
+    """Resolve a path given by the user: a local one, or a URL, whose cached facts are dropped.
 
     Raises:
-        UsageError: it is no path, or empty.
-        ReadError: it is a URL that is not read.
+        UsageError: it is not a path, or empty.
+        ReadError: it is a URL of an unsupported kind.
     """
     check_path(path)
     found = path_of(path, by_user=True)
@@ -284,10 +284,10 @@ def location(path: str | Path) -> Path:
 
 
 def check_path(path: object) -> None:
-    """Refuse what is no path, or an empty one, which would be this folder.
+    """Refuse a value that is not a path, or an empty path, which would be the current folder.
 
     Raises:
-        UsageError: it is that.
+        UsageError: it is refused.
     """
     if not isinstance(path, (str, Path)):
         raise UsageError(None, f"expected a path, found {describe_for_error(path)}")
@@ -300,7 +300,7 @@ def _not_read(path: str | Path, error: RemoteError) -> ReadError:
 
 
 def local_path(path: str | Path) -> Path:
-    """A path of this machine, as the user gave it.
+    """A local path as the user gave it.
 
     Raises:
         ReadError: it is a URL.
@@ -311,22 +311,22 @@ def local_path(path: str | Path) -> Path:
 
 
 def tells_others(path: Path) -> bool:
-    """Whether what lies beside a file can be found; a web server has only what is named."""
+    """Whether a file's neighbours can be listed; a web server serves only the named file."""
     return not isinstance(path, RemotePath) or path.store.lists
 
 
 def real_path(path: Path) -> Path:
-    """A path with every link in it followed; that of something in a store itself."""
+    """A path with every link followed; a remote path is unchanged."""
     return path if isinstance(path, RemotePath) else Path(os.path.realpath(path))
 
 
 def is_there(path: Path) -> bool:
-    """Whether anything is at a path, also a link that leads nowhere."""
+    """Whether a path exists, even as a broken link."""
     return path.exists() if isinstance(path, RemotePath) else os.path.lexists(path)
 
 
 def common_folder(paths: Iterable[Path]) -> Path:
-    """The innermost folder that some paths, absolute ones, are all in or are."""
+    """The innermost folder that contains, or is, each of some absolute paths."""
     first, *others = paths
     return next(p for p in (first, *first.parents) if all(other.is_relative_to(p) for other in others))
 
@@ -335,7 +335,7 @@ def check_stays_inside(path: Path, folder: Path) -> None:
     """Refuse a link at `path` that leads out of `folder`.
 
     Raises:
-        UnsafePathError: it does.
+        UnsafePathError: it leads out.
     """
     if leads_out(path, folder):
         target = real_path(path)
@@ -345,17 +345,17 @@ def check_stays_inside(path: Path, folder: Path) -> None:
 
 
 def leads_out(path: Path, folder: Path) -> bool:
-    """Whether there is a link at `path` that leads out of `folder`."""
-    # realpath ends also where links lead in a circle; opening such a link is an error of its own.
+    """Whether `path` is a link that leads out of `folder`."""
+    # realpath also returns for circular links; opening such a link raises its own error.
     return path.is_symlink() and not real_path(path).is_relative_to(real_path(folder))
 
 
 def status_inside(path: Path, folder: Path, follow_symlinks: bool) -> os.stat_result | None:
-    """The status of a file that something in a folder names, which lies in or below this folder; None if it is missing.
+    """The status of a file that is named by a file in `folder` and lies in or below it; None if it is missing.
 
     Raises:
-        ReadError: it cannot be looked at.
-        UnsafePathError: it is no regular file, or lies behind a link out of the folder that is not to be followed.
+        ReadError: the system refuses to report on it.
+        UnsafePathError: it is not a regular file, or lies behind a link out of the folder that may not be followed.
     """
     try:
         status = path.lstat()
@@ -377,26 +377,26 @@ def status_inside(path: Path, folder: Path, follow_symlinks: bool) -> os.stat_re
 
 
 def is_plain_name(text: str) -> bool:
-    """Whether a name that a file gives is that of something in the same folder, on any system."""
+    """Whether a name stated in a file is that of a file in the same folder, on any system."""
     return text not in ("", ".", "..") and not {"/", "\\", "\0", os.sep} & set(text)
 
 
 def is_plain_path(text: str) -> bool:
-    """Whether a name that a file gives leads to a place below its own folder, on any system."""
+    """Whether a path stated in a file leads to a place below its own folder, on any system."""
     odd = not text or len(text) > 4096 or "\0" in text or "\\" in text or ":" in text.split("/")[0]
     return not odd and {"", ".", ".."}.isdisjoint(text.split("/"))
 
 
-# -- recognise a file by its first bytes; the suffix proves nothing ----------------------------------------------------
-# What ckptools reads itself has a short name here (`zip`, `legacy`, `tar`, the compressions); what people often take
-# for a checkpoint has a sentence that says what it is.
+# -- detect a file's content by its first bytes; the suffix proves nothing ---------------------------------------------
+# A content that ckptools reads itself has a short name (`zip`, `legacy`, `tar`, the compressions); a file that is often
+# mistaken for a checkpoint has a sentence that describes it.
 
 
 HEAD = 512
-"""Bytes at the start that are looked at: a tar's magic lies at 257."""
+"""Bytes at the start that are examined: a tar's magic lies at 257."""
 
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
-"""The first pickle of a file that torch.save wrote before torch 1.6. Source: torch/serialization.py."""
+"""The first pickle in a file of torch.save before torch 1.6. Source: torch/serialization.py."""
 
 _BINARY_MAGIC = b"\x8a\x0a" + LEGACY_MAGIC.to_bytes(10, "little") + b"."
 _TEXT_MAGIC = b"L%dL\n." % LEGACY_MAGIC
@@ -430,10 +430,10 @@ _KNOWN: tuple[tuple[bytes, str], ...] = (
 
 
 def content_of(head: bytes) -> str:
-    """Name what ckptools reads by itself: `zip`, `legacy`, `tar`, or a compression; "" for anything else."""
+    """Name a content that ckptools reads itself: `zip`, `legacy`, `tar`, or a compression; "" for any other."""
     if head.startswith(b"PK\3\4"):
         return "zip"
-    # Protocols 2 to 5 begin with PROTO, 4 and 5 with a frame behind it; protocols 0 and 1 have neither.
+    # Protocols 2 to 5 begin with PROTO, in 4 and 5 followed by a frame; protocols 0 and 1 have neither.
     if (head[:1] == b"\x80" and _BINARY_MAGIC in head[:32]) or head.startswith(_TEXT_MAGIC):
         return "legacy"
     if head[257:262] == b"ustar":
@@ -442,7 +442,7 @@ def content_of(head: bytes) -> str:
 
 
 def head_of(file: File | Window) -> bytes:
-    """The bytes that `content_of` and `what_is` want."""
+    """The first bytes of a file, for `content_of` and `what_is`."""
     return file.read(0, min(HEAD, file.size))
 
 
@@ -457,7 +457,7 @@ def head_at(path: Path, most: int = HEAD) -> bytes:
 
 
 def what_is(head: bytes) -> str:
-    """Say what a file is that is no checkpoint, by its first bytes; "" when they are not known."""
+    """Describe a file that is not a checkpoint, by its first bytes; "" if they are unknown."""
     if not head:
         return "empty"
     if not any(head):
@@ -495,25 +495,25 @@ def _printable(data: bytes) -> bool:
     return all(byte >= 0x20 or byte in b"\t\r\n" for byte in data) and b"\x7f" not in data
 
 
-# -- JSON that lies in a checkpoint's folder: indexes, trainer states. Read whole, within bounds -----------------------
+# -- JSON in a checkpoint's folder: indexes, trainer states; read whole, within bounds ---------------------------------
 
 
 MAX_JSON = 64 << 20
-"""Bytes: an index takes a hundred for a tensor, a trainer state as many for a step that it logged."""
+"""Bytes: an index takes a hundred per tensor, a trainer state as many per logged step."""
 
 MAX_VALUES = 8_000_000
 
 
 def is_json(path: Path) -> bool:
-    """Whether a path is a JSON by its name, and not the index of a model in several files."""
+    """Whether a path has the name of a JSON file that is not the index of a model in several files."""
     return path.suffix == ".json" and not path.name.endswith(".index.json") and path.is_file()
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file; a name that is twice in one object is refused, for readers differ in which one they take.
+    """Read a JSON file; a duplicate name in an object is refused, because readers differ in which one they take.
 
     Raises:
-        ReadError: it is no JSON, or beyond the bounds.
+        ReadError: it is not JSON, or beyond the bounds.
     """
     with File(path) as file:
         if file.size > MAX_JSON:
@@ -535,7 +535,7 @@ def parse_json(text: str) -> Any:
     """Parse JSON within the same bounds.
 
     Raises:
-        JsonError: it is none, or beyond the bounds.
+        JsonError: it is not JSON, or beyond the bounds.
     """
     if sum(map(text.count, "{[,")) > MAX_VALUES:
         raise JsonError(f"more than {MAX_VALUES} values")
@@ -559,21 +559,21 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-# -- bytes that threads write at offsets in any order and one reader takes in order, of which few are in memory --------
-# A thread that is too far ahead of the reader waits. It cannot wait for ever where bytes are begun in the order of
-# their offsets: the thread that has the lowest of them is at the reader's place, and writes there without waiting.
+# -- bytes that threads write at offsets in any order and one reader takes in order, with few of them in memory --------
+# A thread that is too far ahead of the reader waits. If ranges are begun in the order of their offsets, it cannot wait
+# for ever: the thread with the lowest range is at the reader's place, and writes there without waiting.
 
 
 WINDOW = 32 << 20
-"""Bytes behind the reader's place that are taken into memory."""
+"""Bytes ahead of the reader's place that are kept in memory."""
 
 
 class StoppedError(Exception):
-    """Nothing more is written or taken."""
+    """The transfer was stopped: no more bytes are written or taken."""
 
 
 class InOrder:
-    """A run of bytes in the making; all but those at the reader's place lie at most `window` ahead of it.
+    """A pipe with offsets: threads write at most `window` bytes ahead of the reader, which takes the bytes in order.
 
     Once it is stopped, its methods raise a StoppedError.
     """
@@ -589,11 +589,11 @@ class InOrder:
         """Write all of `data` at `offset`, once the reader is near."""
         with self._changed:
             self._wait_while(lambda: offset > self._taken and offset + len(data) > self._taken + self._window)
-            self._pieces[offset] = bytes(data)  # the caller uses its buffer again
+            self._pieces[offset] = bytes(data)  # the caller reuses its buffer
             self._changed.notify_all()
 
     def take(self, start: int, end: int) -> Iterator[bytes]:
-        """The bytes from `start` to before `end`, when they are written; the reader's place has to come to `start`."""
+        """Yield the bytes from `start` to before `end` as they are written; the reader's place must be at `start`."""
         self.wait_for(start)
         while start < end:
             with self._changed:
@@ -604,18 +604,18 @@ class InOrder:
             self.pass_over(len(data))
 
     def pass_over(self, nbytes: int) -> None:
-        """Move the reader's place over bytes that are not written."""
+        """Move the reader's place over bytes that no thread writes."""
         with self._changed:
             self._taken += nbytes
             self._changed.notify_all()
 
     def wait_for(self, place: int) -> None:
-        """Return when the reader has come to a place."""
+        """Wait until the reader has reached a place."""
         with self._changed:
             self._wait_while(lambda: self._taken < place)
 
     def stop(self) -> None:
-        """End whatever waits, and all that comes."""
+        """Make every waiting and later call raise a StoppedError."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()

@@ -1,7 +1,7 @@
-"""Output files, and folders of them, that appear whole or not at all.
+"""Write output files, and folders of them, that appear complete or not at all.
 
-Each is written under a temporary name beside its place, synced, and renamed last; on any error or interrupt what is
-temporary is removed. A killed process may leave it behind, but never under the final name.
+Each is written under a temporary name beside its final one, synced, and renamed last; on any error or interrupt the
+temporary files are removed. A killed process may leave them behind, but never under the final name.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ckptools.errors import NoSpaceError, OutputExistsError, UsageError, WriteEr
 
 
 def check_place_of_file(path: Path, force: bool = False) -> None:
-    """Refuse a file that would overwrite something, before work is put into what goes into it.
+    """Refuse an output file that would overwrite another file, before work is spent on its content.
 
     Raises:
-        OutputExistsError: something is there already, and `force` was not asked for; or it is a folder.
-        UsageError: there is no folder for it.
+        OutputExistsError: the file exists without `force`; or it is a folder.
+        UsageError: its folder does not exist.
     """
     if re.fullmatch(r"[a-z][a-z0-9]+:", path.parts[0]) and not Path(path.parts[0]).exists():
         url = f"{path.parts[0]}//{'/'.join(path.parts[1:])}"
@@ -42,7 +42,7 @@ def check_place_of_file(path: Path, force: bool = False) -> None:
 
 
 def write_text(path: Path, text: str, force: bool = False) -> None:
-    """Write a file of text in UTF-8, which appears whole or not at all.
+    """Write a UTF-8 text file that appears complete or not at all.
 
     Raises:
         OutputExistsError, UsageError: as `check_place_of_file`.
@@ -55,25 +55,25 @@ def write_text(path: Path, text: str, force: bool = False) -> None:
 
 
 class Stream(Protocol):
-    """An output that is no file of this machine."""
+    """An output that is not a local file."""
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
-        """Write all of `data` at `offset`; it may have to wait for what lies before.
+        """Write all of `data` at `offset`; may wait for earlier bytes.
 
         Raises:
             WriteError: it cannot be written.
         """
 
     def stop(self) -> None:
-        """End whatever waits."""
+        """End every waiting call."""
 
 
 Target = int | Stream
-"""The target of writing: the descriptor of a file, or a stream."""
+"""A destination of bytes: the descriptor of a file, or a stream."""
 
 
 def write_at(target: Target, offset: int, data: bytes | memoryview) -> None:
-    """Write all of `data` at `offset`, however few bytes the system takes at once."""
+    """Write all of `data` at `offset`, even if the system takes only some bytes per call."""
     if not isinstance(target, int):
         target.write(offset, data)
         return
@@ -83,14 +83,14 @@ def write_at(target: Target, offset: int, data: bytes | memoryview) -> None:
 
 
 class PartialFiles:
-    """Output files and folders under temporary names, until `publish` gives them their own.
+    """Output files and folders under temporary names, until `publish` gives them their final names.
 
-    Used in a `with` block, which removes what was not published, also when an interrupt comes at any moment: a name
-    is noted before anything is made under it.
+    Used in a `with` block, which removes unpublished files, even after an interrupt at any moment: each name is noted
+    before a file is created under it.
     """
 
     def __init__(self, kept: Path | None = None) -> None:
-        """Make files beside their places, or in a folder `kept`, where they stay until they get their names."""
+        """Create files beside their final places, or in a folder `kept`, where they stay until they get their names."""
         self._kept = kept
         self._pairs: list[tuple[Path, Path]] = []
         self._folders: dict[Path, Path] = {}
@@ -99,10 +99,10 @@ class PartialFiles:
         self._descriptors: list[int] = []
 
     def make_folder(self, path: Path) -> None:
-        """Make the folder that the output files will be in; it goes again if they do not come.
+        """Create the folder of the output files; it is removed again if they are not published.
 
         Raises:
-            WriteError: the disk does not let us.
+            WriteError: the system refuses.
         """
         self._made.append(path)
         try:
@@ -111,10 +111,10 @@ class PartialFiles:
             raise WriteError(path, f"cannot be created: {(error.strerror or '').lower()}") from error
 
     def create_folder(self, path: Path) -> None:
-        """Make a folder that will be called `path`; files created in `path` from now on are in it.
+        """Create a folder that will be named `path`; files then created in `path` lie in it.
 
         Raises:
-            WriteError: the disk does not let us.
+            WriteError: the system refuses.
         """
         partial = self._folders[path] = self._hidden(path)
         try:
@@ -123,10 +123,10 @@ class PartialFiles:
             raise WriteError(path, f"cannot be created: {(error.strerror or '').lower()}") from error
 
     def create(self, path: Path, size: int) -> int:
-        """Make a file of `size` bytes that will be called `path`; return its descriptor.
+        """Create a file of `size` bytes that will be named `path`; return its descriptor.
 
         Raises:
-            WriteError: the disk does not let us.
+            WriteError: the system refuses.
         """
         folder = self._folders.get(path.parent)
         partial = self._hidden(path) if folder is None else folder / path.name
@@ -142,15 +142,15 @@ class PartialFiles:
         return descriptor
 
     def place(self, path: Path) -> Path:
-        """The present path of the file that will be called `path`."""
+        """The temporary path of the file that will be named `path`."""
         folder = self._folders.get(path.parent)
         return next(p for p, final in self._pairs if final == path) if folder is None else folder / path.name
 
     def add_text(self, path: Path, text: str | bytes) -> None:
-        """Add a small file; it gets its name after the ones before it.
+        """Add a small file; it gets its name after the files before it.
 
         Raises:
-            WriteError: the disk does not let us.
+            WriteError: the system refuses.
         """
         descriptor, data = self.create(path, 0), text if isinstance(text, bytes) else text.encode("utf-8")
         try:
@@ -160,14 +160,14 @@ class PartialFiles:
             raise WriteError(path, f"cannot be written: {(error.strerror or '').lower()}") from error
 
     def publish(self, first: Iterable[Path] = (), last: Iterable[Path] = ()) -> None:
-        """Sync every file, then give each its name, folders first and then in order, then sync what they are in.
+        """Sync every file, then rename folders first and files in order, then sync their parent folders.
 
         Args:
-            first: files that are removed before that, where they are there.
-            last: files that are removed behind it.
+            first: existing files to remove before the renames.
+            last: existing files to remove after them.
 
         Raises:
-            WriteError: a disk failed; nothing has got its name that was not whole.
+            WriteError: a disk failed; no incomplete file has got its final name.
         """
         try:
             for descriptor in self._descriptors:
@@ -191,14 +191,14 @@ class PartialFiles:
             raise WriteError(None, f"output could not be finished: {(error.strerror or '').lower()}") from error
 
     def _replace_folder(self, partial: Path, path: Path) -> None:
-        """Give a folder its name. One that has it steps aside until then, and `discard` removes it or puts it back."""
+        """Give a folder its final name. An existing folder is moved aside; `discard` removes it or puts it back."""
         if path.exists():
             aside = self._replaced[path] = _hidden(path, "replaced")
             path.rename(aside)
         partial.rename(path)
 
     def discard(self) -> None:
-        """Remove what has not got its name, unless it is kept, and what was replaced."""
+        """Remove unpublished files, unless they are kept, and replaced folders."""
         self._close()
         if self._kept is not None:
             self._folders, self._pairs = {}, []
@@ -211,11 +211,11 @@ class PartialFiles:
             partial.unlink(missing_ok=True)
         for folder in self._made:
             with contextlib.suppress(OSError):
-                folder.rmdir()  # only while it is empty
+                folder.rmdir()  # only if it is empty
         self._pairs, self._folders, self._replaced, self._made = [], {}, {}, []
 
     def _hidden(self, path: Path) -> Path:
-        """The path of the file or folder until it is called `path`."""
+        """The temporary path of the file or folder that will be named `path`."""
         return _hidden(path, "partial") if self._kept is None else self._kept / path.name
 
     def _close(self) -> None:
@@ -230,7 +230,7 @@ class PartialFiles:
 
 
 def _remove(paths: Iterable[Path]) -> None:
-    """Remove files that may be gone by now, and bring that to the disk."""
+    """Remove files that may be gone already, and sync their folders."""
     removed = list(paths)
     for path in removed:
         path.unlink(missing_ok=True)
@@ -239,7 +239,7 @@ def _remove(paths: Iterable[Path]) -> None:
 
 
 def _put_back(aside: Path, path: Path) -> None:
-    """Give a folder that stepped aside its name again, unless another one has it by now."""
+    """Give a folder that was moved aside its name again, unless another folder has it by now."""
     if path.exists() or not aside.exists():
         return
     try:
@@ -249,16 +249,16 @@ def _put_back(aside: Path, path: Path) -> None:
 
 
 def _hidden(path: Path, why: str) -> Path:
-    """A free name beside `path`."""
+    """An unused hidden name beside `path`."""
     return path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.{why}")
 
 
 NO_SYNC = (errno.EINVAL, errno.EBADF, errno.ENOTSUP)
-"""What `fsync` of a folder answers where the file system, as some of a network, knows no such thing."""
+"""Errors of `fsync` on a folder on file systems, such as some network ones, that do not support it."""
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to the disk, as far as its file system lets us."""
+    """Sync the names in a folder to the disk, if its file system supports that."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -269,23 +269,23 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-# -- temporary files that hold what was unpacked of others -------------------------------------------------------------
-# They lie in a folder that only this user may enter, below `TMPDIR`, and are removed when the process ends, however it
-# ends short of being killed. Their paths remember what they were made from.
+# -- temporary files with unpacked content -----------------------------------------------------------------------------
+# They lie in a folder that only this user may enter, below `TMPDIR`, and are removed when the process ends, unless it
+# is killed. Their paths record the file from which they were made.
 
 
 RESERVE = 256 << 20
-"""Bytes that the disk keeps free."""
+"""Bytes that stay free on the disk."""
 
 LOOK_EVERY = 64 << 20
-"""Bytes between two looks at the free space."""
+"""Bytes written between two checks of the free space."""
 
 _numbers = count()
 _folder: Path | None = None
 
 
 class TemporaryPath(PosixPath):
-    """The path of a temporary file; errors about it name the file that it was made from."""
+    """The path of a temporary file; errors about it name the file from which it was made."""
 
     original: Path
 
@@ -300,15 +300,15 @@ def _temporary_path(path: str, original: Path) -> TemporaryPath:
 
 
 def temporary_file(original: Path, name: str) -> TemporaryPath:
-    """A new name in the temporary folder for what is unpacked of a file; it ends with `name`."""
+    """A new path in the temporary folder for the unpacked content of a file; it ends with `name`."""
     return _temporary_path(f"{_temporary_folder()}/{next(_numbers)}-{name[-200:]}", original)
 
 
 @contextmanager
 def room_in(target: Path, original: Path, nbytes: int = 0) -> Iterator[None]:
-    """Remove the temporary file `target` if it could not be finished, and say so where the disk is full.
+    """Remove the temporary file `target` after a failure, and report a full disk as such.
 
-    There must be room for `nbytes` from the first.
+    There must be room for `nbytes` at the start.
 
     Raises:
         NoSpaceError: the disk has less room than is needed.
@@ -326,10 +326,10 @@ def room_in(target: Path, original: Path, nbytes: int = 0) -> Iterator[None]:
 
 
 def check_room(folder: Path, nbytes: int = 0) -> None:
-    """Look whether the disk of a folder has room for `nbytes` more.
+    """Check that the disk of a folder has room for `nbytes` more.
 
     Raises:
-        OSError: it has not.
+        OSError: it has less.
     """
     if shutil.disk_usage(folder).free < max(nbytes, LOOK_EVERY) + RESERVE:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -348,6 +348,6 @@ def _temporary_folder() -> Path:
 
 
 def _remove_own_folder(folder: Path, made_by: int) -> None:
-    # A forked child has this registered too, and must leave the folder to its parent.
+    # A forked child inherits this registration, and must leave the folder to its parent.
     if os.getpid() == made_by:
         shutil.rmtree(folder, ignore_errors=True)

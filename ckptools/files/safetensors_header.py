@@ -1,4 +1,4 @@
-"""The header of a safetensors file: where each tensor lies, checked as strictly as by the format's own library.
+"""The header of a safetensors file: the byte range of each tensor, checked as strictly as by the format's own library.
 
 A file is a little-endian u64 with the header's length, the header (one JSON object that begins with `{`, may be
 padded with blanks), then the data. The header maps a tensor's name to `dtype`, `shape` and `data_offsets`, which count
@@ -6,9 +6,9 @@ from the end of the header; in order of their offsets the tensors follow each ot
 file. Beside them `__metadata__` maps strings to strings. Tensors of sub-byte dtypes end at a byte. Source: the format's
 README and its Rust implementation; the tests compare what is accepted with safetensors 0.8.0.
 
-Refused here and accepted there, on purpose: a name or field twice (the last one wins there, another reader may take
-the first), fields beside the three of a tensor, a blank before the `{`, an entry spelled as a list, and dtypes that
-torch has no name for (F6_E2M3, F6_E3M2, an odd number of F4 in the last dimension).
+Refused here and accepted there, on purpose: a duplicate name or field (the library takes the last, another reader may
+take the first), fields other than the three of a tensor, a blank before the `{`, an entry in the form of a list, and
+dtypes that torch has no name for (F6_E2M3, F6_E3M2, an odd number of F4 in the last dimension).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from ckptools.model.shards import Source
 from ckptools.model.tree import describe_for_error
 
 MAX_HEADER = 100_000_000
-"""Bytes; the format's own library reads no longer header."""
+"""Bytes; the format's own library refuses a longer header."""
 
 MAX_VALUES = 12_000_000
-"""Objects, lists and values in a header, about ten for a tensor: more do not fit into `MAX_HEADER` with real names."""
+"""Objects, lists and values in a header, about ten per tensor: with real names, more do not fit into `MAX_HEADER`."""
 
 MAX_U64 = (1 << 64) - 1
 FIELDS = ("dtype", "shape", "data_offsets")
@@ -50,7 +50,7 @@ class HeaderEntry:
 
     Attributes:
         dtype: torch's name.
-        shape: as torch gives it; two F4 are one element.
+        shape: as in torch; two F4 are one element.
         start: byte offset of its first byte in the file.
         end: one past its last byte.
     """
@@ -77,10 +77,10 @@ class Header:
 
 
 def read_header(file: File | Window) -> Header:
-    """Read and check the header of a safetensors file, or of one that is part of a file.
+    """Read and check the header of a safetensors file, or of a part of a file that is one.
 
     Raises:
-        ReadError: the file is damaged, cut short, or no safetensors file.
+        ReadError: the file is damaged, cut short, or not a safetensors file.
     """
     data = _header_bytes(file)
     size = 8 + len(data)
@@ -97,19 +97,19 @@ def read_header(file: File | Window) -> Header:
 
 
 def source_of(file: File | Window, name: str, entry: HeaderEntry) -> Source:
-    """The source of a tensor's elements."""
+    """The place of a tensor's elements in the file."""
     span = (entry.start, entry.end - entry.start)
     return Source(file.path, entry.start, entry.dtype, entry.shape, contiguous_strides(entry.shape), name, span)
 
 
 class HeaderError(ValueError):
-    """The fault of a header, without the file; `kind` as a `ReadError` has it."""
+    """The fault of a header, without the file's name; `kind` as in `ReadError`."""
 
     kind: ReadErrorKind = "damaged"
 
 
 class ShortError(HeaderError):
-    """The file ends before the last tensor of the header does."""
+    """The file ends before the header's last tensor."""
 
     kind: ReadErrorKind = "cut"
 
@@ -134,7 +134,8 @@ def _parsed(data: bytes) -> dict[str, Any]:
         )
     if sum(map(data.count, (b"{", b"[", b","))) > MAX_VALUES:
         raise HeaderError(f"more than {MAX_VALUES} values")
-    # Python reads -0 as 0. A call for each number takes half of the time, so it is made where there is a sign only.
+    # Python reads -0 as 0. Calling a function for each number takes half of the time, so only texts with a sign are
+    # Python reads -0 as 0. A call for each number takes half of the time, so texts without a sign skip it.
     number = _integer if SIGN.search(data) else None
     try:
         text = data.decode("utf-8")
@@ -149,7 +150,7 @@ def _parsed(data: bytes) -> dict[str, Any]:
         raise HeaderError("nested too deep") from error
     except HeaderError:
         raise
-    except ValueError as error:  # int() takes no more than a few thousand digits
+    except ValueError as error:  # int() refuses more than a few thousand digits
         raise HeaderError("a number of thousands of digits, which is no size") from error
     if not isinstance(found, dict):
         raise HeaderError("is no object")
@@ -157,7 +158,7 @@ def _parsed(data: bytes) -> dict[str, Any]:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose names are each there once and are text."""
+    """An object with distinct names that are Unicode text."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise HeaderError(f"{describe_for_error(_repeated(pairs))} twice in one object")
@@ -172,13 +173,13 @@ def _repeated(pairs: list[tuple[str, Any]]) -> str:
 
 
 def _check_text(text: str) -> None:
-    """Refuse half of a surrogate pair, which JSON can spell and UTF-8 cannot."""
+    """Refuse an unpaired surrogate, which JSON can express and UTF-8 cannot."""
     if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
         raise HeaderError(f"{describe_for_error(text)} is not Unicode text")
 
 
 def _integer(text: str) -> int:
-    """A number that the library takes for a u64."""
+    """Parse a number that the library accepts as a u64."""
     if len(text) > 20 or text[0] == "-" or int(text) > MAX_U64:
         raise HeaderError(f"the number {text[:24]}, which is no size")
     return int(text)
@@ -201,7 +202,7 @@ def _metadata(found: Any) -> dict[str, str]:
 
 
 def _fields(name: str, entry: Any) -> tuple[str, list[int], int, int]:
-    """The dtype as spelled, the shape and the offsets of one entry, each of the right type."""
+    """The dtype in the file's spelling, the shape and the offsets of one entry, each of the right type."""
     if not isinstance(entry, dict) or entry.keys() != FIELD_NAMES:
         fields = describe_for_error(list(entry)) if isinstance(entry, dict) else describe_for_error(entry)
         raise HeaderError(f"{describe_for_error(name)}: expected an object of {', '.join(FIELDS)}, found {fields}")
@@ -218,7 +219,7 @@ def _fields(name: str, entry: Any) -> tuple[str, list[int], int, int]:
 
 
 def _sizes(value: Any) -> bool:
-    """Whether it is a list of what the library takes for a u64, each by itself: beside a zero no product shows it."""
+    """Whether a value is a list of numbers that the library accepts as u64, each checked by itself."""
     return isinstance(value, list) and set(map(type, value)) <= {int} and _between(value)
 
 
@@ -230,7 +231,7 @@ Spelled = tuple[str, str, list[int], int, int]
 
 
 def _check_contiguous(entries: list[Spelled], available: int) -> None:
-    """Refuse holes, overlaps, lengths that contradict the shape, and data that ends elsewhere than the file."""
+    """Refuse holes, overlaps, lengths that contradict the shape, and data that does not end with the file."""
     at = 0
     for name, dtype, shape, start, end in sorted(entries, key=itemgetter(3, 4)):
         if start != at or end < start:
@@ -250,7 +251,7 @@ def _check_contiguous(entries: list[Spelled], available: int) -> None:
 
 
 def _nbytes(name: str, dtype: str, shape: list[int]) -> int:
-    """Bytes of a tensor; as in the library no product on the way may pass 64 bits, not even one that ends as 0."""
+    """Bytes of a tensor; as in the library, no intermediate product may exceed 64 bits, not even one that ends as 0."""
     n = 1
     for size in shape:
         n *= size

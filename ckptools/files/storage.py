@@ -1,7 +1,7 @@
-"""Files of the local disk, read by ranges, and what those of a store (`remote.cached_file`) share with them.
+"""Files on the local disk, read by ranges, and code shared with remote files (`remote.cached_file`).
 
-The type of the path decides: a `RemotePath` is in a store, any other on the disk. Whether it exists, and what a folder
-holds, is asked of the path as of any `pathlib.Path`; a `RemotePath` answers from its store.
+The type of the path decides: a `RemotePath` is in a store, any other on the disk. Existence and the content of a folder
+are asked of the path as of any `pathlib.Path`; a `RemotePath` asks its store.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from ckptools.text import clip, first_line
 
 
 class Status(NamedTuple):
-    """The facts about a file or folder that are known without reading it.
+    """Facts about a file or folder that are available without reading it.
 
     Attributes:
         size: bytes; 0 for a folder.
         modified: file time, seconds since 1970; 0 when unknown.
-        version: changes when the file does, such as an object's ETag; "" where the storage has no such thing.
+        version: changes whenever the file does, such as an object's ETag; "" if the storage has none.
     """
 
     size: int
@@ -37,7 +37,7 @@ class Status(NamedTuple):
 FOLDER = Status(0, 0.0, is_folder=True)
 
 
-# -- the local disk: regular files only, read at offsets through a descriptor that is kept -----------------------------
+# -- the local disk: regular files only, read at offsets through an open descriptor ------------------------------------
 
 
 # O_NONBLOCK: opening a FIFO must not wait for a writer.
@@ -45,16 +45,16 @@ _FLAGS = os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)
 
 
 class NotRegularError(OSError):
-    """Raised for a device, a pipe, a socket or a folder that was to be opened."""
+    """Raised when the opened path is a device, a pipe, a socket or a folder."""
 
 
 class DiskFile:
-    """A regular file, open, whose bytes are read by ranges; its methods raise OSError where the storage fails.
+    """An open regular file whose bytes are read by ranges; its methods raise OSError if the disk fails.
 
     Attributes:
         size: bytes when it was opened.
-        modified: file time then.
-        bytes_read: how many bytes were read of it so far.
+        modified: file time when it was opened.
+        bytes_read: number of bytes read from it so far.
     """
 
     version = ""
@@ -69,13 +69,13 @@ class DiskFile:
         self.size, self.modified, self.bytes_read = status.st_size, status.st_mtime, 0
 
     def read(self, offset: int, length: int) -> bytes:
-        """Up to `length` bytes at `offset`; fewer only where the file has become shorter."""
+        """Read up to `length` bytes at `offset`; fewer only if the file has become shorter."""
         data = os.pread(self.descriptor, length, offset)
         self.bytes_read += len(data)
         return data
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
-        """Up to a buffer full at `offset`; how many bytes."""
+        """Read into a buffer at `offset`; return the number of bytes read."""
         count = os.preadv(self.descriptor, [buffer], offset)
         self.bytes_read += count
         return count
@@ -84,7 +84,7 @@ class DiskFile:
         """Do nothing: the system reads ahead by itself."""
 
     def prefetch(self, ranges: Iterable[tuple[int, int]], most: int) -> None:
-        """Do nothing, for the same reason."""
+        """Do nothing: the system reads ahead by itself."""
 
     def close(self) -> None:
         """Close the descriptor."""
@@ -92,18 +92,18 @@ class DiskFile:
 
 
 UNIT = 512
-"""Bytes that `st_blocks` counts in, whatever the blocks of the file system. Source: stat(2)."""
+"""The unit of `st_blocks` in bytes, whatever the blocks of the file system. Source: stat(2)."""
 
 SLACK = 1 << 16
-"""Bytes that a file may lack in blocks without being asked for its holes: file systems pack and compress."""
+"""A file with at most this many bytes more than its blocks is not checked for holes: file systems pack and compress."""
 
 
 def takes_less(path: Path) -> bool:
-    """Whether a file takes clearly less room on its disk than it has bytes, as sparse and compressed ones do.
+    """Whether a file takes clearly less room on its disk than its size, as sparse and compressed ones do.
 
     Raises:
-        OSError: it is gone.
-        AttributeError: the system does not say.
+        OSError: the file is gone.
+        AttributeError: the system does not report blocks.
     """
     known = path.stat()
     return known.st_size - known.st_blocks * UNIT > SLACK
@@ -113,11 +113,11 @@ def takes_less(path: Path) -> bool:
 
 
 MAX_REASON = 300
-"""Characters of a store's error: what it answers may be a page."""
+"""Characters of a store's error: its response may be a web page."""
 
 
 class RemoteError(OSError):
-    """A store that does not give what it was asked for; `passing` where the same request may succeed a moment later."""
+    """An error of a store; `passing` if the same request may succeed a moment later."""
 
     def __init__(self, reason: str, code: int = errno.EIO, passing: bool = False) -> None:
         super().__init__(code, clip(reason, MAX_REASON))
@@ -125,7 +125,7 @@ class RemoteError(OSError):
 
 
 class DeniedError(RemoteError):
-    """A store that does not list a folder, or not let us see a file; some say so too of those that are not there."""
+    """The store denies listing a folder or reading a file; some stores also answer so for missing files."""
 
 
 def replaced() -> RemoteError:
@@ -134,7 +134,7 @@ def replaced() -> RemoteError:
 
 
 def in_one_line(error: BaseException) -> OSError:
-    """The error of a file system as one line."""
+    """Turn an error of a file system library into one line."""
     if isinstance(error, RemoteError):
         return error
     if isinstance(error, FileNotFoundError):
@@ -147,26 +147,26 @@ def in_one_line(error: BaseException) -> OSError:
     return RemoteError(f"the store does not answer as it should: {first_line(error)}", passing=passing)
 
 
-# -- how long ago the files of a checkpoint were written, where that is so short that a save may still be going on -----
+# -- time since a checkpoint's last write, to recognise a save that may still be running -------------------------------
 
 
 JUST_NOW = 120.0
-"""A checkpoint that is not whole may still be written if its last write was less than this many seconds ago."""
+"""A checkpoint that is not whole may be unfinished if its last write was less than this many seconds ago."""
 
 UNFINISHED = "the save has not ended, or it died, or the file was not copied"
-"""What it means that the file is missing that a writer writes last."""
+"""The possible reasons why the file that a writer writes last is missing."""
 
 MAX_FILES = 1 << 16
 
 
 def just_written(last: float | None) -> str:
-    """Say that a checkpoint may not be finished, by the time of its last write; empty if that is long ago."""
+    """A note that a checkpoint may not be finished, by the time of its last write; empty if that is long ago."""
     ago = None if last is None else time.time() - last
     return "" if ago is None or ago >= JUST_NOW else f"last written {max(0, round(ago))} s ago: it may not be finished"
 
 
 def last_write(path: Path) -> float | None:
-    """When a file, or the last of the files in a folder and those in it, was written; None without files."""
+    """The time of the last write to a file, or to any file in a folder and its subfolders; None without files."""
     times = list[float]()
     for file in islice(_files_in(path), MAX_FILES):
         with suppress(OSError):

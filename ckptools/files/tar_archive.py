@@ -1,7 +1,7 @@
-"""The members of a tar: where each regular file in it begins and ends. Python's tarfile reads the headers.
+"""The members of a tar: the byte range of each regular file. Python's tarfile parses the headers.
 
-Nothing is extracted. tarfile takes a damaged header, and the end of a file that is cut, for the end of the tar; so what
-it read last is looked at.
+Nothing is extracted. tarfile mistakes a damaged header, and the end of a cut file, for the end of the tar; so its last
+read is checked here.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from ckptools.model.tree import describe_for_error
 
 MAX_MEMBERS = 100_000
 MAX_HEADERS = 1 << 16
-"""Bytes of the headers of one member: they hold a path and a few numbers."""
+"""Bytes of the headers of one member: they contain a path and a few numbers."""
 
 MAX_DIGITS = 300
-"""Digits in a row in a header; before Python 3.11.10, tarfile searches them in quadratic time."""
+"""Consecutive digits in a header; before Python 3.11.10, tarfile searches them in quadratic time."""
 
 _DIGITS = re.compile(rb"[0-9]+")
 
 
 class _Headers:
-    """A tar as tarfile reads it: the headers of one member at a time, and no more of them than one may have."""
+    """Feeds tarfile the headers of one member at a time, and no more bytes than those may have."""
 
     def __init__(self, file: File) -> None:
         self.file = file
@@ -33,7 +33,7 @@ class _Headers:
         self.move_to(0)
 
     def move_to(self, at: int) -> None:
-        """Begin with the headers of another member."""
+        """Move to the headers of another member."""
         self.at, self.left = at, MAX_HEADERS
 
     def tell(self) -> int:
@@ -56,11 +56,11 @@ class _Headers:
 
     @property
     def ended(self) -> bool:
-        """Whether the block of zeros was read that ends a tar."""
+        """Whether the block of zeros that ends a tar was read."""
         return len(self.last) == tarfile.BLOCKSIZE and not any(self.last)
 
     def fault(self) -> ReadError:
-        """The error where tarfile did not go on."""
+        """The error at the place where tarfile stopped."""
         if self.at >= self.file.size:
             return ReadError(
                 self.file.path, f"is cut short: {self.file.size} bytes, and the tar does not end there", "cut"
@@ -69,10 +69,10 @@ class _Headers:
 
 
 def members(file: File) -> dict[str, Window]:
-    """The regular files in a tar, by name, without `./` in front.
+    """The regular files in a tar, by name, without a leading `./`.
 
     Raises:
-        ReadError: it is cut or damaged, or holds links, devices, sparse files, or names that lead elsewhere.
+        ReadError: it is cut or damaged, or has links, devices, sparse files, or names that lead out of its folder.
     """
     headers, found = _Headers(file), dict[str, Window]()
     try:
@@ -82,14 +82,14 @@ def members(file: File) -> dict[str, Window]:
             if member is None:
                 break
             _add(file, found, member)
-            # Otherwise tarfile reads the last byte of the content.
+            # otherwise tarfile reads the last byte of the content
             headers.move_to(tar.offset)
         else:
             raise ReadError(file.path, f"a tar of more than {MAX_MEMBERS} members")
     except CkptoolsError:
         raise
     except Exception as error:
-        # Of a damaged header tarfile lets a ValueError, an IndexError or a RecursionError through too.
+        # For a damaged header tarfile may also raise ValueError, IndexError or RecursionError.
         raise headers.fault() from error
     if not headers.ended:
         raise headers.fault()
@@ -97,7 +97,7 @@ def members(file: File) -> dict[str, Window]:
 
 
 def _add(file: File, found: dict[str, Window], member: tarfile.TarInfo) -> None:
-    """Add a member that is a regular file; pass over a folder."""
+    """Add a member that is a regular file; skip a folder."""
     if member.isdir():
         return
     if what := _irregular(member):
@@ -115,7 +115,7 @@ def _add(file: File, found: dict[str, Window], member: tarfile.TarInfo) -> None:
 
 
 def _irregular(member: tarfile.TarInfo) -> str:
-    """The kind of a member that is no regular file; "" for one that is."""
+    """The kind of a member that is not a regular file; "" for a regular one."""
     if member.issparse():
         return "a sparse file"
     if member.issym() or member.islnk():

@@ -1,12 +1,12 @@
-"""The zip container of torch.save, walked without torch and without copying.
+"""The zip container of torch.save, read without torch and without copying.
 
 A `.pt` is a zip archive whose members are stored uncompressed below one root folder: `data.pkl`, `data/<key>`
 for each storage, `version`, and since torch 2.1 `byteorder`. Local headers carry no sizes (bit 3 is set and a
-data descriptor follows the payload), so the central directory is the only truth; the payload begins behind the
+data descriptor follows the payload), so the central directory is authoritative; the payload begins behind the
 local header's own name and extra field. Source: caffe2/serialize/inline_container.cc and real files.
 
-What a second reader could see differently is refused rather than guessed, here names or sizes that the local header
-and the directory spell differently.
+An archive that another reader could understand differently is refused, such as one whose local headers and directory
+have different names or sizes. Messages call a zip entry a record, as torch does.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from ckptools.model.provenance import FILE_NAME
 from ckptools.model.tree import describe_for_error
 from ckptools.text import plural
 
-# -- the directory at the end of a zip archive: where it is, and the entries that it lists -----------------------------
-# What a second reader could see differently is refused rather than guessed: duplicate names, two roots, bytes before or
-# behind the archive, overlapping records. Source: APPNOTE.TXT 4.3.12 to 4.3.16, 4.5.3.
+# -- the directory at the end of a zip archive, and its entries --------------------------------------------------------
+# An archive that another reader could understand differently is refused: duplicate names, two roots, bytes before or
+# behind the archive, overlapping entries. Source: APPNOTE.TXT 4.3.12 to 4.3.16, 4.5.3.
 
 
 EOCD = struct.Struct("<4s4H2LH")
@@ -36,25 +36,25 @@ LOCAL = struct.Struct("<4s5H3L2H")
 
 MAX_DIRECTORY = 256 << 20
 MAX_RECORDS = 1_000_000
-"""Records of an archive; one for each storage, so more than any rank has tensors."""
+"""Entries of an archive; there is one for each storage, so this is more than any rank has tensors."""
 
 OTHER_ZIPS = dict.fromkeys(
     ("metadata.json", "config.json", "model.weights.h5"), "a Keras model (.keras), not a PyTorch checkpoint"
 ) | {"[Content_Types].xml": "an Office document, not a checkpoint"}
-"""Other kinds of zip archives, by entries that they have beside each other, below no folder."""
+"""Other kinds of zip archives, by a set of entries that they have at the top level."""
 
 MAX_32 = 0xFFFFFFFF
 MAX_16 = 0xFFFF
 ENCRYPTED = 1
 DESCRIPTOR = 1 << 3
 NOT_PLAIN = 1 | 1 << 5 | 1 << 6 | 1 << 13
-"""Flags of an entry that is encrypted or a patch of another; torch reads none of them (APPNOTE.TXT 4.4.4)."""
+"""Flags of an entry that is encrypted or a patch of another; torch reads neither (APPNOTE.TXT 4.4.4)."""
 
 FOLDER = 0x10
-"""The bit of the external attributes that makes an entry a folder, of which torch reads no bytes."""
+"""The bit of the external attributes that makes an entry a folder, whose bytes torch does not read."""
 
 COMMENT = MAX_16
-"""Bytes behind the end record in which readers look for it; a comment is no longer."""
+"""Bytes at the end in which readers search for the end record; a comment is no longer."""
 
 
 class ZipEntry(NamedTuple):
@@ -63,7 +63,7 @@ class ZipEntry(NamedTuple):
     Attributes:
         name: without the root folder: `data.pkl`, `data/0`.
         header: offset of the local header in the file.
-        full_name: as the directory spells it, in bytes.
+        full_name: the name in the directory, in bytes.
         size: bytes.
         crc: CRC-32 of the payload; 0 when it was saved with checksums off.
         method: 0 for stored, the only one that torch writes.
@@ -82,10 +82,10 @@ class ZipEntry(NamedTuple):
 
 
 def probe(file: File | Window) -> None:
-    """Check that the file ends in a zip directory that lies where it should, without reading all of it.
+    """Check that the file ends in a zip directory at the right place, without reading all of it.
 
     Raises:
-        ReadError: it is cut short or no torch.save file.
+        ReadError: it is cut short or not a torch.save file.
     """
     start, size, count = find_directory(file)
     if size < CENTRAL.size or file.read(start, 4) != b"PK\1\2":
@@ -97,10 +97,10 @@ def probe(file: File | Window) -> None:
 AROUND_AN_OBJECT = frozenset(
     {"version", "byteorder", ".data/serialization_id", ".format_version", ".storage_alignment"}
 )
-"""Records that torch.save writes beside each object, some before and some after it.
+"""Entries that torch.save writes beside each object, some before and some after it.
 
 Source: torch/serialization.py (`_open_zipfile_writer_file`, `_save`), caffe2/serialize/inline_container.cc
-(`writeEndOfFile`): where pickling raises, the archive is closed all the same.
+(`writeEndOfFile`): if pickling raises, the archive is closed all the same.
 """
 
 
@@ -108,7 +108,7 @@ def check_has_object(file: File | Window, names: Collection[str]) -> None:
     """Refuse an archive without an object's pickle.
 
     Raises:
-        ReadError: it has none.
+        ReadError: it has no pickle.
     """
     if "data.pkl" in names:
         return
@@ -121,7 +121,7 @@ def check_has_object(file: File | Window, names: Collection[str]) -> None:
 
 
 def read_directory(file: File | Window) -> dict[str, ZipEntry]:
-    """The records of an archive, by name without its root folder.
+    """The entries of an archive, by name without its root folder.
 
     Raises:
         ReadError: it has no directory, or one that two readers could understand differently.
@@ -138,7 +138,7 @@ def read_directory(file: File | Window) -> dict[str, ZipEntry]:
     spelled: set[str] = set()
     for (full, header, nbytes, packed, crc, method, flags), limit in zip(entries, headers, strict=True):
         name = name_below_root(file, full, entries[0][0])
-        # torch looks records up without regard to case.
+        # torch looks entries up without regard to case.
         if name.lower() in spelled:
             raise ReadError(
                 file.path, f"two records are called {describe_for_error(name)}; the file is damaged or forged"
@@ -153,9 +153,9 @@ def read_directory(file: File | Window) -> dict[str, ZipEntry]:
 
 
 def root_of(head: bytes) -> str:
-    """The root folder of an archive by the header of its first entry; empty where `head` has no such header.
+    """The root folder of an archive, from the header of its first entry; empty if `head` has no such header.
 
-    torch gives it the name of the file that it writes, without the suffix, and `archive` where it writes into a stream.
+    torch uses the name of the written file without its suffix, or `archive` for a stream.
     Source: caffe2/serialize/inline_container.cc (`PyTorchStreamWriter`, `basename`).
     """
     if len(head) < LOCAL.size or not head.startswith(b"PK\3\4"):
@@ -179,7 +179,7 @@ def find_directory(file: File | Window) -> tuple[int, int, int]:
     wide = _find_zip64(file, at)
     _check_one_disk(file, wide is not None, disk, directory_disk, here, count)
     if wide:
-        # torch writes both ends; a full 32-bit field gives way to the wide one, any other must say the same.
+        # torch writes both end records; a full 32-bit field defers to the 64-bit one, any other must equal it.
         narrow, (at, *values) = (start, size, count), wide
         full = (MAX_32, MAX_32, MAX_16)
         if any(n not in (w, f) for n, w, f in zip(narrow, values, full, strict=True)):
@@ -191,7 +191,7 @@ def find_directory(file: File | Window) -> tuple[int, int, int]:
 
 
 def archive_before(file: File | Window, eocd_at: int) -> int | None:
-    """The offset of the archive whose end record may lie at a byte; None where that is none."""
+    """The start of the archive whose end record may lie at a byte; None if there is no end record."""
     end = file.read(eocd_at, EOCD.size)
     size, start = EOCD.unpack(end)[5:7]
     locator_at = max(eocd_at - EOCD64_LOCATOR.size, 0)
@@ -221,14 +221,14 @@ def _find_zip64(file: File | Window, eocd_at: int) -> tuple[int, int, int, int] 
 
 
 def _check_one_disk(file: File | Window, wide: bool, disk: int, directory_disk: int, here: int, count: int) -> None:
-    """Refuse an archive of several disks; `wide` ends may leave full fields to the record in front of them."""
+    """Refuse an archive of several disks; a `wide` end record may leave full fields to the zip64 one before it."""
     full = (MAX_16,) if wide else ()
     if any(value not in (0, *full) for value in (disk, directory_disk)) or here not in (count, *full):
         raise ReadError(file.path, "the end record of the zip archive speaks of other disks; the file is damaged")
 
 
 def _bytes_behind(file: File | Window) -> int:
-    """The number of bytes behind an archive that is whole without them; 0 where there is none."""
+    """The number of extra bytes behind a complete archive; 0 if there is no such archive."""
     first = max(file.size - COMMENT - EOCD.size, 0)
     tail = file.read(first, file.size - first)
     at = tail.rfind(END_RECORD)
@@ -289,7 +289,7 @@ def _parse_entries(file: File | Window, data: bytes, count: int) -> list[RawEntr
 
 
 def _zip64_sizes(file: File | Window, extra: bytes, size: int, packed: int, header: int) -> tuple[int, int, int]:
-    """Replace each 32-bit field that is full by its 64-bit value from the extra field."""
+    """Replace each full 32-bit field by its 64-bit value from the extra field."""
     values = [size, packed, header]
     if MAX_32 not in values:
         return size, packed, header
@@ -304,7 +304,7 @@ def _zip64_sizes(file: File | Window, extra: bytes, size: int, packed: int, head
 
 
 def zip64_span(extra: bytes) -> tuple[int, int]:
-    """Return `(start, length)` of the zip64 values in the extra field of an entry; length 0 where there are none."""
+    """Return `(start, length)` of the zip64 values in an entry's extra field; length 0 without any."""
     at = 0
     while at + 4 <= len(extra):
         tag, length = struct.unpack_from("<HH", extra, at)
@@ -315,10 +315,10 @@ def zip64_span(extra: bytes) -> tuple[int, int]:
 
 
 def name_below_root(file: File | Window, full: bytes, first: bytes) -> str:
-    """The name of a record without the root folder of the archive, which its first record names.
+    """The name of an entry without the root folder of the archive, which its first entry names.
 
     Raises:
-        ReadError: it lies elsewhere, or is no name that torch.save writes.
+        ReadError: the entry lies elsewhere, or has a name that torch.save does not write.
     """
     root = first.partition(b"/")[0]
     try:
@@ -333,24 +333,24 @@ def name_below_root(file: File | Window, full: bytes, first: bytes) -> str:
     return text.partition("/")[2]
 
 
-# -- records of a zip archive that is cut short: those whose bytes are all in front of the cut, by their local headers
-# torch writes a data descriptor behind each payload, which states its size and CRC-32; a payload whose descriptor is
-# gone is not complete. Source: APPNOTE.TXT 4.3.7 (local header), 4.3.9 (data descriptor); torch's way is said above.
+# -- a zip archive that is cut short: find the entries before the cut by their local headers ---------------------------
+# torch writes a data descriptor behind each payload, which states its size and CRC-32; a payload without its descriptor
+# is incomplete. Source: APPNOTE.TXT 4.3.7 (local header), 4.3.9 (data descriptor).
 
 
 DESCRIPTOR_SIGNATURE = b"PK\7\x08"
 CHUNK, MAX_CHUNK = 4 << 10, 4 << 20
-"""Bytes that are searched at once for the end of a payload: twice as many each time, for most payloads are small."""
+"""Bytes searched at once for the end of a payload: doubled each time, because most payloads are small."""
 
 NARROW, WIDE = struct.Struct("<4s3L"), struct.Struct("<4sL2Q")
 """Data descriptors with 32-bit and with 64-bit sizes."""
 
 
 def complete_records(file: File | Window) -> dict[str, ZipEntry]:
-    """The records in front of the cut, by name without the root folder; the file is read up to the cut.
+    """The complete entries of a cut archive, by name without the root folder; reads the file up to the cut.
 
     Raises:
-        ReadError: it does not begin as an archive, or not one record is complete.
+        ReadError: it does not begin as an archive, or no entry is complete.
     """
     records: dict[str, ZipEntry] = {}
     first, spelled = b"", set[str]()
@@ -367,7 +367,7 @@ def complete_records(file: File | Window) -> dict[str, ZipEntry]:
 
 
 def _entries(file: File | Window) -> Iterator[ZipEntry]:
-    """Walk local headers from the start, until one is not complete or is no plain stored file."""
+    """Walk local headers from the start, up to one that is incomplete or not of a plain stored file."""
     at = 0
     while at + LOCAL.size <= file.size:
         signature, _, flags, method, *_, crc, _, size, n_name, n_extra = LOCAL.unpack(file.read(at, LOCAL.size))
@@ -388,10 +388,10 @@ def _entries(file: File | Window) -> Iterator[ZipEntry]:
 
 
 def _descriptor(file: File | Window, start: int) -> tuple[int, int, int] | None:
-    """CRC-32 and size of a payload, and where its descriptor ends; None if that is behind the cut.
+    """CRC-32 and size of a payload, and the end of its descriptor; None if that is behind the cut.
 
-    A descriptor is one whose size is the distance from the first byte of the payload, in front of another header or of
-    the directory: bytes of a tensor that look so would have to know where they lie.
+    A valid descriptor states the distance from the payload's first byte as its size, and precedes another header or the
+    directory: bytes of a tensor could only match by knowing their own offset.
     """
     at, chunk = start, CHUNK
     while at < file.size:
@@ -416,36 +416,36 @@ def _descriptor(file: File | Window, start: int) -> tuple[int, int, int] | None:
 
 
 MAX_PICKLE = 1 << 30
-"""Bytes of a pickle that are read at all: four times what 1,024 ranks of a 7B model need."""
+"""Bytes of the largest pickle that is read: four times what 1,024 ranks of a 7B model need."""
 
 ENTRY_CRC, LOCAL_CRC = 16, 14
 """Offsets of the CRC-32 in an entry of the directory, and in a local header."""
 
 STRUCTURE = ("data.pkl", "byteorder")
-"""Records that are read of every archive that is opened."""
+"""Entries that are read of every archive that is opened."""
 
 ALIGNED = 64
 """A payload begins at a multiple of this. Source: caffe2/serialize/inline_container.h, kFieldAlignment."""
 
 DESCRIPTORS = (16, 24)
-"""Bytes of a data descriptor behind a payload: with 32-bit or with 64-bit sizes (APPNOTE.TXT 4.3.9)."""
+"""Sizes of a data descriptor behind a payload: with 32-bit or with 64-bit sizes (APPNOTE.TXT 4.3.9)."""
 
 FRONT = 1024
-"""Bytes in front of a payload in which its local header begins: names are those of files, padding is below 128."""
+"""Bytes before a payload in which its local header begins: names are as long as file names, padding is below 128."""
 
 
 class Container:
-    """A torch.save archive: its records, and where each one's bytes lie.
+    """A torch.save archive: its entries, and their byte ranges.
 
     Attributes:
-        file: the open file, or the part of one that the archive is.
-        records: by name without the root folder.
-        cut: whether the archive is cut short, and `records` are those in front of the cut.
-        salvage: whether an archive is read as far as it is here.
+        file: the open file, or the part of a file that is the archive.
+        records: the entries by name without the root folder.
+        cut: whether the archive is cut short; then `records` are the entries before the cut.
+        salvage: whether a cut archive is read as far as it goes.
     """
 
     def __init__(self, file: File | Window, salvage: bool = False) -> None:
-        """Read the directory; with `salvage` that of an archive that is cut short is found again by local headers."""
+        """Read the directory; with `salvage`, rebuild a cut archive's directory from its local headers."""
         self.file, self.cut, self.salvage = file, False, salvage
         try:
             self.records = read_directory(file)
@@ -463,10 +463,10 @@ class Container:
         file.expect((record.header, record.limit) for record in said)
 
     def payload(self, name: str) -> tuple[int, int]:
-        """Return `(offset, size)` in bytes of a record in the archive, after checking its local header.
+        """Return `(offset, size)` in bytes of an entry's payload in the archive, after checking its local header.
 
         Raises:
-            ReadError: there is no such record, or the two headers disagree.
+            ReadError: there is no such entry, or the two headers disagree.
         """
         record = self.records.get(name)
         if record is None:
@@ -489,7 +489,7 @@ class Container:
         return start, record.size
 
     def read(self, name: str, at_most: int = MAX_PICKLE) -> bytes:
-        """Read a record whole and check its CRC-32.
+        """Read an entry in full and check its CRC-32.
 
         Raises:
             ReadError: it is larger than `at_most` bytes, or its checksum is wrong.
@@ -505,10 +505,10 @@ class Container:
 
 
 def _derived(record: ZipEntry) -> int | None:
-    """The offset of a payload as torch.save lays records out, where only one fits; else None.
+    """Compute the offset of a payload from torch.save's layout of entries, if only one fits; else None.
 
     It begins at the first aligned byte behind the local header, which has a padding of 4 bytes or more, and ends just
-    before the data descriptor and the next record. In a store each look at a header would be a request.
+    before the data descriptor and the next entry. In a store, reading a header would take a request.
     """
     front = record.header + LOCAL.size + len(record.full_name)
     first = -(-(front + 4) // ALIGNED) * ALIGNED
@@ -520,11 +520,11 @@ def _derived(record: ZipEntry) -> int | None:
 
 
 def has_local_header(file: File, name: str, start: int) -> bool:
-    """Whether a record whose payload was only derived has a local header in front that says the same.
+    """Whether an entry whose offset was only computed has a matching local header before it.
 
     Args:
         file: the file, in which the archive may be an item.
-        name: of the record, without the root folder.
+        name: of the entry, without the root folder.
         start: offset of its payload in the file.
     """
     spelled = f"/{name}".encode()
@@ -542,10 +542,10 @@ def has_local_header(file: File, name: str, start: int) -> bool:
 
 
 def checksum_places(archive: Container, name: str) -> list[int]:
-    """The offsets in an archive at which the CRC-32 of a record stands: in the directory, and at the record itself.
+    """The offsets in an archive of an entry's CRC-32s: in the directory, and at the entry itself.
 
-    There it is in the local header, or, as torch writes it, in a data descriptor behind the payload, whose signature
-    may be left out (APPNOTE.TXT 4.3.9).
+    At the entry it is in the local header, or, as torch writes it, in a data descriptor behind the payload, whose
+    signature is optional (APPNOTE.TXT 4.3.9).
     """
     record = archive.records[name]
     start, size = archive.payload(name)
@@ -557,7 +557,7 @@ def checksum_places(archive: Container, name: str) -> list[int]:
 
 
 def _entry_of(file: File | Window, full_name: bytes) -> int:
-    """The offset of a record's entry in the directory, which has one."""
+    """The offset of an entry in the directory, which has one of this name."""
     at, size, _ = find_directory(file)
     directory, entry = file.read(at, size), 0
     while True:

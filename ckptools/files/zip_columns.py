@@ -1,7 +1,7 @@
-"""The directories of archives that list the same records, read by columns: where payloads begin, and their CRC-32s.
+"""Read the directories of archives with the same entries by column: start offsets of payloads, and their CRC-32s.
 
-Rank files of one run have thousands of records of the same names and sizes. What is not as in the directory of the
-first is left to `zip_archive`, which says what is wrong with it, or that nothing is.
+Rank files of one run have thousands of entries of the same names and sizes. A directory that deviates from the first
+one's is left to `zip_archive`, which reads it or reports its fault.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from ckptools.files.zip_archive import (
 CRC, PACKED, SIZE, NAME, HEADER = 16, 20, 24, 28, 42
 FLAGS, METHOD, LOCAL_CRC, LOCAL_SIZE, LOCAL_NAME, LOCAL_EXTRA = 6, 8, 14, 22, 26, 28
 VARIES = (*range(CRC, SIZE + 4), NAME, NAME + 1, *range(HEADER, HEADER + 4))
-"""Bytes of an entry that differ between files that are alike."""
+"""Bytes of an entry that differ between similar files."""
 
 SIGNATURE = int.from_bytes(b"PK\3\4", "little")
 
 Ints = Any
-"""An array of integers, one for each record."""
+"""An array of integers, one for each entry."""
 
 
 class Columns(NamedTuple):
-    """What an archive has where others of its kind differ.
+    """The parts of an archive that differ from another archive with the same entries.
 
     Attributes:
         pickle: the bytes of `data.pkl`.
-        starts: where the payload of each record begins that was asked for, in order.
+        starts: the start offset of each requested entry's payload, in order.
         crcs: their CRC-32s.
         nbytes: size of the file.
         modified: its time, seconds since 1970.
-        bytes_read: how much of it was read.
+        bytes_read: number of bytes read from it.
     """
 
     pickle: bytes
@@ -63,7 +63,7 @@ class Directory:
 
     Args:
         archive: the archive, in a file on the local disk.
-        names: records whose payloads are asked for.
+        names: entries whose payloads are requested.
     """
 
     def __init__(self, archive: Container, names: Sequence[str]) -> None:
@@ -91,7 +91,7 @@ class Directory:
         self.sizes = np.delete(fields[:, 1], self.pickle)
 
     def _places_of_wide(self, data: bytes) -> Ints:
-        """Where in the tails the numbers stand that full fields leave to zip64: a row of eight bytes for each."""
+        """The places in the tails of the zip64 numbers that full fields refer to: a row of eight bytes for each."""
         starts: list[int] = []
         for i in np.flatnonzero(self.full.any(axis=1)).tolist():
             front = CENTRAL.size + len(self.root)
@@ -103,7 +103,7 @@ class Directory:
 
     @staticmethod
     def _split(data: Ints, offsets: Ints, root: int) -> tuple[Ints, Ints]:
-        """The fixed parts of entries, a row each; and what follows the root folder in all of them."""
+        """The fixed parts of entries, a row each; and their remainders behind the root folder."""
         front = np.arange(CENTRAL.size + root)
         rows = data[offsets[:, None] + front]
         left = np.ones(len(data), bool)
@@ -111,10 +111,10 @@ class Directory:
         return rows, data[left]
 
     def read(self, file: File) -> Columns | None:
-        """The columns of another archive; None where it differs in more, or anything in it is odd.
+        """Read the columns of another archive; None if it differs in other bytes, or is unusual in any way.
 
         Raises:
-            ReadError: it is no archive.
+            ReadError: it is not an archive.
         """
         head_of(file)
         start, size, count = find_directory(file)
@@ -153,13 +153,13 @@ class Directory:
         return Columns(pickle, starts[count:], own[count:, 0], file.size, file.modified, nbytes)
 
     def _widened(self, heads: Ints, tails: Ints) -> Ints:
-        """The fields of entries, of full ones what zip64 states."""
+        """The fields of entries; full ones are replaced by their zip64 values."""
         fields = _fields(heads)
         fields[self.full] = _numbers(tails[self.wide], 0, 8)
         return fields
 
     def _payloads(self, file: File, root: bytes, fields: Ints, limits: Ints) -> Ints | None:
-        """Where the payloads that are asked for begin, by local headers that say the same as the directory."""
+        """The start offsets of the requested payloads, if their local headers agree with the directory."""
         crcs, sizes, _, headers = fields.T
         fixed, names = LOCAL.size, [root + name for name in self.names]
         lengths = np.array([fixed + len(name) for name in names], np.int64)
@@ -179,7 +179,7 @@ class Directory:
         return None if odd.any() or data[left].tobytes() != b"".join(names) else starts
 
     def _pickle(self, file: File, starts: Sequence[int], fields: Sequence[Sequence[int]]) -> bytes | None:
-        """The pickle; None where it, or the byte order, is not as it should be."""
+        """The pickle; None if it, or the byte order, is damaged."""
         found = []
         for start, (crc, size, _, _) in zip(starts, fields, strict=True):
             data = file.read(start, size) if size <= MAX_PICKLE else b""
@@ -190,7 +190,7 @@ class Directory:
 
 
 def _offsets(data: bytes) -> Ints:
-    """Where the entries of a directory begin, which was read before."""
+    """The start offsets of the entries of a parsed directory."""
     found, at = [], 0
     while at < len(data):
         found.append(at)
@@ -205,7 +205,7 @@ def _root_of(data: bytes) -> bytes:
 
 
 def _is_name(root: bytes) -> bool:
-    """Whether a root folder is none that is refused."""
+    """Whether a root folder is accepted."""
     try:
         text = root.decode("utf-8")
     except UnicodeDecodeError:
@@ -214,17 +214,17 @@ def _is_name(root: bytes) -> bool:
 
 
 def _fields(rows: Ints) -> Ints:
-    """CRC-32, size, packed size and header offset of each entry; zip64 has them in this order too."""
+    """CRC-32, size, packed size and header offset of each entry, in zip64's order."""
     return np.stack([_numbers(rows, at, 4) for at in (CRC, SIZE, PACKED, HEADER)], 1)
 
 
 def _are_full(fields: Ints) -> Ints:
-    """Which fields leave their number to zip64; a CRC-32 may be any number."""
+    """Which fields are full and refer to zip64; a CRC-32 may be any number."""
     full: Ints = fields == MAX_32
     full[:, 0] = False
     return full
 
 
 def _numbers(rows: Ints, at: int, width: int) -> Ints:
-    """The little-endian numbers of some bytes of each row."""
+    """The little-endian numbers in some bytes of each row."""
     return sum(rows[:, at + i].astype(np.int64) << (8 * i) for i in range(width))
