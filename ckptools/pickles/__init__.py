@@ -1,1 +1,1 @@
-"""The inert unpickler and what it rebuilds: what a pickle names is data, and nothing of it is imported or called."""
+"""The inert unpickler and the objects that it rebuilds: names in a pickle are data, never imported or called."""

@@ -1,4 +1,4 @@
-"""Rank files that are like another: whether one is, and what is kept of it."""
+"""Detect rank files whose pickles differ from an earlier file's only in some values, and store the differences."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ from ckptools.pickles.machine_state import BEGIN_RUNS, FREE_WORK, RUN, WORK_PER_
 from ckptools.pickles.objects import Claim, Mesh, Storage, attributes, attributes_in, claims_of, mesh_of
 from ckptools.text import KeyPath
 
-# -- how a pickle is spelled: its opcodes one after the other, compared with another pickle that differs in values only
-# The files of ranks differ in a few numbers and texts: the rank, its place in a mesh, random states. Everything between
-# them is the same bytes, so that comparing costs a thousandth of interpreting.
+# -- compare a pickle's opcodes with those of another pickle that may differ in values only ----------------------------
+# Rank files of one run differ in a few numbers and texts: the rank, its place in a mesh, random states. All bytes
+# between these are equal, and comparing bytes costs a thousandth of interpreting them.
 
 
 VALUES = b"NKMJGX\x88\x89\x8a"
-"""Opcodes that push a number, a text, a bool or None, and do nothing else. Source: Lib/pickletools.py."""
+"""Opcodes that only push a number, a text, a bool or None. Source: Lib/pickletools.py."""
 
 MAX_DIFFERING = 1 << 17
-"""Values in which two pickles that are alike may differ."""
+"""At most this many values may differ between two pickles."""
 
 STRETCH = 256
-"""Bytes that are compared at once where the next differing value is near; of equal ones more and more."""
+"""Bytes that are compared at once near a differing value; the number grows while bytes are equal."""
 
 MAX_STRETCH = 1 << 20
 
 
 class Spelling:
-    """The values in a pickle that was interpreted whole.
+    """The opcodes of a pickle that was interpreted in full, and the places of its values.
 
     Attributes:
         data: the pickle.
-        starts: where the opcodes of its values begin, in order.
+        starts: offsets of the opcodes of its values, in order.
 
     Raises:
         ValueError: it has opcodes that torch.save does not write.
@@ -73,9 +73,9 @@ class Spelling:
             raise ValueError("bytes behind the pickle")
 
     def differing(self, data: bytes) -> list[tuple[int, int]] | None:
-        """The values in which another pickle differs: the number of each here, and where its opcode begins there.
+        """The values in which another pickle differs: `(number of the value here, offset of its opcode there)`.
 
-        None where it differs in anything else, or in too much.
+        None if it differs in other bytes, or in too many values.
         """
         mine, found = self.data, list[tuple[int, int]]()
         at = other = 0
@@ -95,7 +95,7 @@ class Spelling:
 
 
 def equal_bytes(a: bytes, at: int, b: bytes, other: int) -> int:
-    """The number of bytes that are the same in both, from an offset in each."""
+    """The number of equal bytes from an offset in `a` and an offset in `b` on."""
     count, stretch = 0, STRETCH
     while True:
         mine, theirs = a[at + count : at + count + stretch], b[other + count : other + count + stretch]
@@ -112,7 +112,7 @@ def equal_bytes(a: bytes, at: int, b: bytes, other: int) -> int:
 
 
 def values_at(data: bytes, places: Mapping[int, int]) -> dict[int, Any] | None:
-    """The value that the opcode at each place of a pickle pushes; None where one is malformed."""
+    """The values that the opcodes at some offsets of a pickle push; None if an opcode is malformed."""
     table, stack = Machine(data, fast=False).handlers()
     found: dict[int, Any] = {}
     try:
@@ -124,13 +124,13 @@ def values_at(data: bytes, places: Mapping[int, int]) -> dict[int, Any] | None:
     return found
 
 
-# -- interpret a pickle with slots in the place of some values, which proves where in its tree those values go ---------
-# A slot is no number and no text, so nothing can be worked out of it. It may be put into containers and objects and
-# come out in the tree; where a call that ckptools answers, a key or a class would look at one, the pickle is refused.
-# Then any pickle that is spelled alike has the same tree, but for the slots: what fills them is what it has there.
-#
-# Two things may look at slots. A storage's device is dropped. The mesh of a DTensor holds the rank, so it is filled
-# with the values of the pickle that is interpreted, and the DTensor notes what it was placed by, to be placed again.
+# -- interpret a pickle with slots in place of some values, to prove where in the tree those values go -----------------
+# A slot is neither number nor text, so that nothing can be computed from it. It may be put into containers and objects
+# and appear in the tree; if a call that ckptools answers, a dict key or a class would use its value, the pickle is
+# refused. Then any pickle with the same opcodes has the same tree except for the slots, which its own values fill.
+#  Two uses are allowed. The device of a storage is dropped. The mesh of a DTensor contains the rank, so it is filled
+# with the values of the interpreted pickle, and the DTensor records its mesh and placements, so that it can be placed
+# anew.
 
 
 REBUILDS_DTENSOR = ("torch._tensor._rebuild_from_type", "torch._tensor._rebuild_from_type_v2")
@@ -138,14 +138,14 @@ REBUILDS_PARAMETER = "torch._utils._rebuild_parameter"
 WRAPPER = "_rebuild_wrapper_subclass"
 
 MAX_LOOKED_AT = 50_000_000
-"""Values that are looked at in search of slots."""
+"""At most this many values are searched for slots."""
 
 DEVICE = 3
 """Index of the device in a persistent id of a storage: `('storage', class, key, device, numel)`."""
 
 
 class ValueSlot:
-    """Stands for a value; `number` counts the values of the pickle."""
+    """Stands in for a value; `number` is its index among the values of the pickle."""
 
     __slots__ = ("number",)
 
@@ -154,7 +154,7 @@ class ValueSlot:
 
 
 class Placing(NamedTuple):
-    """What a DTensor is placed by, kept as its `detail`.
+    """The mesh and placements of a DTensor, kept as its `detail`.
 
     Attributes:
         local: the local tensor.
@@ -168,10 +168,10 @@ class Placing(NamedTuple):
 
 
 class SlotMachine(Machine):
-    """Interprets a pickle with slots for the values of these numbers.
+    """Interprets a pickle with slots in place of the values with some numbers.
 
     Raises:
-        PickleError: something would look at a slot, or the pickle cannot be interpreted.
+        PickleError: a slot's value would be used, or the pickle cannot be interpreted.
     """
 
     def __init__(self, spelling: Spelling, numbers: Collection[int], locate: Locate) -> None:
@@ -186,7 +186,7 @@ class SlotMachine(Machine):
         super().__init__(spelling.data, locate, by_column=())
 
     def handlers(self) -> tuple[list[Handler], Stack]:
-        """Make handlers that put slots in the place of values, and refuse what would look at one."""
+        """Make handlers that push slots in place of values, and refuse uses of a slot's value."""
         table, stack = super().handlers()
         for code in VALUES:
             table[code] = self._pushing_slots(table[code], stack)
@@ -235,17 +235,17 @@ class SlotMachine(Machine):
         return super().persistent(pid)
 
     def without_slots(self, value: Any) -> Any:
-        """The value with what the interpreted pickle has in its slots."""
+        """Fill a value's slots with the values of the interpreted pickle."""
         made = filled(value, self.values)
         self.refuse(made)
         return made
 
     def placed(self, tensor: Tensor, local: Tensor, mesh: Any, placements: tuple[Any, ...]) -> Tensor:
-        """The DTensor, with what it was placed by."""
+        """The DTensor, with its mesh and placements as `detail`."""
         return replace(tensor, detail=Placing(local, mesh, placements))
 
     def refuse(self, value: Any, but: object = None) -> None:
-        """Refuse a value that a slot, or a DTensor, can be reached from, other than by way of `but`."""
+        """Refuse a value from which a slot, or a DTensor, can be reached other than through `but`."""
         stack, seen = [value], {id(but)}
         while stack:
             node = stack.pop()
@@ -268,7 +268,7 @@ _ENTERED = (dict, list, tuple, set, frozenset, Opaque)
 
 
 def _may_differ(function: Any, args: Any) -> object:
-    """What may differ in a call: the mesh of the DTensor that it makes, or the DTensor that becomes a parameter."""
+    """The argument of a call that may contain slots: the mesh of a DTensor, or the DTensor of a parameter."""
     if isinstance(function, Global) and function.dotted == REBUILDS_PARAMETER and isinstance(args, tuple) and args:
         return args[0] if isinstance(args[0], Tensor) else None
     if not isinstance(function, Global) or function.dotted not in REBUILDS_DTENSOR:
@@ -281,7 +281,7 @@ def _may_differ(function: Any, args: Any) -> object:
 
 
 def slots_in(values: Iterable[Any]) -> Iterator[int]:
-    """The numbers of the slots that can be reached from values, also by way of DTensors' meshes."""
+    """Yield the numbers of the slots that can be reached from values, also through DTensors' meshes."""
     stack, seen = [*values], set[int]()
     while stack:
         node = stack.pop()
@@ -294,7 +294,7 @@ def slots_in(values: Iterable[Any]) -> Iterator[int]:
 
 
 def filled(node: Any, values: Mapping[int, Any]) -> Any:
-    """A value with those that belong into its slots; what holds none is the same object. Recursion is bounded."""
+    """Fill the slots of a value; a value without slots is shared, not copied. Recursion is bounded."""
     return _filled(node, values, {})
 
 
@@ -304,7 +304,7 @@ def _filled(node: Any, values: Mapping[int, Any], done: dict[int, Any]) -> Any:
     if not isinstance(node, _ENTERED):
         return node
     if id(node) not in done:
-        done[id(node)] = node  # one that lies in itself stays as it is
+        done[id(node)] = node  # a value that contains itself is left unchanged
         done[id(node)] = _remade(node, values, done)
     return done[id(node)]
 
@@ -337,14 +337,14 @@ def _with_children(node: dict[Any, Any], children: Mapping[Any, Any]) -> dict[An
     return made
 
 
-# -- trees with slots: what holds them, and the same trees with values in their place ----------------------------------
+# -- trees with slots: find the slots, and fill them in a copy of the tree ---------------------------------------------
 
 
 _CONTAINERS = (dict, list, tuple)
 
 
 def remade(node: Any, tensor: Callable[[Tensor], Tensor], values: Mapping[int, Any]) -> Any:
-    """A part of a pattern's tree with other tensors, and values in its slots; what has neither is the same object."""
+    """Copy a part of a pattern's tree with other tensors and filled slots; a node without either is shared."""
     return _remade_tree(node, tensor, values, {})
 
 
@@ -371,7 +371,7 @@ def _container(node: Any, tensor: Callable[[Tensor], Tensor], values: Mapping[in
 
 
 def varying_paths(node: Any, path: KeyPath) -> Sequence[KeyPath]:
-    """The key paths of slots, and of everything that holds one."""
+    """The key paths of slots, and of the containers around them."""
     if isinstance(node, ValueSlot):
         return [path]
     if isinstance(node, Opaque):
@@ -391,10 +391,10 @@ class _Nothing(dict[int, Any]):
 
 
 def check_plain(tree: Any) -> None:
-    """Refuse a tree in which something else than a tensor says where bytes lie.
+    """Refuse a tree with byte locations outside of plain tensors.
 
     Raises:
-        ValueError: it is one.
+        ValueError: it has a storage, or a tensor of several parts.
     """
     stack, seen = [(tree, False)], set[int]()
     while stack:
@@ -423,15 +423,15 @@ def _is_plain(tensor: Tensor) -> bool:
     return tensor.detail is None and tensor.kind == "plain" and all(s.source is not None for s in tensor.shards)
 
 
-# -- what is kept of a file that is like another -----------------------------------------------------------------------
+# -- the stored differences of a file from its pattern -----------------------------------------------------------------
 
 
 class Own(NamedTuple):
-    """What a file has for itself, of those that are like another.
+    """The differences of a file from its pattern.
 
     Attributes:
-        values: by number the values in which its pickle differs.
-        starts: byte offsets of its records, 8 bytes each, in the order of the pattern's.
+        values: the values in which its pickle differs, by number.
+        starts: byte offsets of its zip entries, 8 bytes each, in the order of the pattern's.
         crcs: their CRC-32s, 4 bytes each.
         like: the number of the pattern among those of its checkpoint.
     """
@@ -443,13 +443,13 @@ class Own(NamedTuple):
 
 
 class Alike:
-    """The content of a file that is like the first one: its tree is made when somebody looks at it.
+    """A file that matches a pattern: its tree is built on demand from the pattern and the differences.
 
     Attributes:
-        pattern: the `Pattern` that it is like.
+        pattern: its `Pattern`.
         path: the file.
-        values: in which it differs, and the pattern's for other slots.
-        starts: byte offsets of its records, in the order of the pattern's.
+        values: the values in which it differs, and the pattern's for other slots.
+        starts: byte offsets of its zip entries, in the order of the pattern's.
         crcs: their CRC-32s.
     """
 
@@ -461,7 +461,7 @@ class Alike:
 
     @property
     def values(self) -> Mapping[int, Any]:
-        """What is in each slot."""
+        """The value of each slot."""
         return {**self.pattern.machine.values, **self.own.values}
 
     @property
@@ -471,11 +471,11 @@ class Alike:
         return meshes
 
     def tree(self) -> Any:
-        """Its tree, made anew."""
+        """Its tree, built anew."""
         return self.at(self.pattern.tree)
 
     def at(self, node: Any) -> Any:
-        """What it has where the pattern's tree has a node."""
+        """Its value at a node of the pattern's tree."""
         values, meshes = self.values, self.meshes
 
         def own(tensor: Tensor) -> Tensor:
@@ -485,30 +485,30 @@ class Alike:
         return remade(node, own, values)
 
 
-# -- rank files that are alike: the first is interpreted, of others only what they have for themselves is kept ---------
-# That is where their records lie, the CRC-32s of these, and the values in which their pickles differ. The slots prove
-# that these values do no more than stand in the tree, or say which rank of a mesh this is. Of a file that differs in
-# more, and of one in which anything is odd, nothing is concluded: it is read opcode by opcode.
+# -- rank files that are alike: the first is interpreted, and of the others only the differences are stored ------------
+# The differences are the offsets of zip entries, their CRC-32s, and the differing values of the pickle. The slots prove
+# that these values only stand in the tree, or give the rank's place in a mesh. A file that differs in other bytes, or
+# is unusual in any way, is read opcode by opcode.
 
 
 MAX_INTERPRETED = 8
-"""Times that the pattern is interpreted, each with more slots: a value that happened to be the same before is one."""
+"""The pattern is interpreted at most this often, each time with more slots: a later file may differ in new values."""
 
 UNLIMITED = 1 << 62
 
 SHARD_LISTS = b"ShardedTensor"
-"""In a pickle, the name of a class that a slot must not be handed to: found early, before all of it is interpreted."""
+"""The name of a class, in a pickle, that cannot take slots: searched first, before the whole pickle is interpreted."""
 
 
 class Pattern:
-    """A rank file that was interpreted, with slots where others have other values.
+    """A rank file that was interpreted, with slots for the values in which other files differ.
 
     Attributes:
         path: the file.
-        records: names of the records that its tensors lie in.
+        records: names of the zip entries of its tensors.
         machine: the machine that interpreted it last.
         tree: its tree, with slots.
-        varying: key paths of slots, and those above them.
+        varying: key paths of slots, and of the containers around them.
     """
 
     def __init__(self, path: Path) -> None:
@@ -516,7 +516,7 @@ class Pattern:
 
         Raises:
             ReadError: it cannot be read.
-            ValueError: it is none that others can be like.
+            ValueError: it is of a kind that cannot be a pattern.
         """
         self.path = path
         self.interpreted = 0
@@ -543,7 +543,7 @@ class Pattern:
         found = self._located.get(storage.key)
         if found is None:
             located = self._locate(storage)
-            assert located is not None  # of an archive with a directory
+            assert located is not None  # true for an archive with a directory
             found = self._located[storage.key] = located
             self.records[found[2]] = len(self.records)
         return found
@@ -552,7 +552,7 @@ class Pattern:
         """Interpret the pickle with slots for these values.
 
         Raises:
-            ValueError: they do more than stand in the tree, or no other file can be like this one.
+            ValueError: the values do more than stand in the tree, or the file is of a kind that cannot be a pattern.
         """
         with gc_paused():
             machine = SlotMachine(self.spelling, numbers, self._locator)
@@ -570,9 +570,9 @@ class Pattern:
         self.kinds = {kind: None for _, tensor in tensors_in(tree) if (kind := kind_of(tensor)) is not None}
 
     def of(self, own: Own) -> tuple[frozenset[Claim], bool] | None:
-        """The claims of a file that has this for itself; None where more than its place in the mesh would differ.
+        """The claims of a file with these differences; None if more than its place in the mesh would differ.
 
-        The values that differ become slots, if they were none before.
+        Differing values that are not slots yet become slots.
         """
         new = own.values.keys() - self.numbers
         if new & self.refused or (new and self.interpreted >= MAX_INTERPRETED):
@@ -603,14 +603,14 @@ class Pattern:
         return claims_of(self.machine.claims, {*self.machine.meshes, *meshes.values()})
 
     def _fits(self, kind: CutKind, mesh: Mesh) -> bool:
-        """Whether a local tensor has the sizes of its rank."""
+        """Whether a local tensor has the sizes that its rank's place implies."""
         if mesh.coordinate is None:
             return True
         expected, _ = sharded.local_pieces(kind.shape, mesh.sizes, mesh.coordinate, kind.placements)
         return kind.local == expected
 
     def pieces(self, kind: CutKind, tensor: Tensor, mesh: Mesh) -> Sequence[tuple[Box, Box]]:
-        """The places of a rank's pieces of a DTensor: in the tensor, and in the local one."""
+        """The boxes of a rank's pieces of a DTensor: in the tensor, and in the local tensor."""
         if tensor.kind != "dtensor" or mesh.coordinate is None or not tensor.detail.local.shards:
             return []
         expected, found = sharded.local_pieces(kind.shape, mesh.sizes, mesh.coordinate, kind.placements)
@@ -625,7 +625,7 @@ class Pattern:
         return {key: mesh_of(filled(state, values)) for key, (state, _) in self.meshes.items()}
 
     def placed(self, tensor: Tensor, alike: Alike, meshes: Mapping[int, Mesh]) -> Tensor:
-        """A tensor of the pattern as another file has it."""
+        """A tensor of the pattern, moved to another file."""
         if not isinstance(tensor.detail, Placing):
             return replace(tensor, shards=tuple(self._moved(shard, alike) for shard in tensor.shards))
         local, mesh, placements = tensor.detail
@@ -640,7 +640,7 @@ class Pattern:
         return shard._replace(source=moved(source, alike.path, alike.starts[at], alike.crcs[at]))
 
     def read(self, path: Path) -> Read | None:
-        """What a file has for itself that is like this one; None where it is not, or where it cannot be read."""
+        """Read the differences of a file; None if it does not match the pattern, or cannot be read."""
         try:
             with File(path) as file:
                 head = head_of(file)
@@ -663,12 +663,12 @@ class Pattern:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Dotted names of everything that its pickle mentions."""
+        """Dotted names of everything that the pickle mentions."""
         return tuple(name.dotted for name in self.machine.globals.values())
 
 
 class Read(NamedTuple):
-    """A file that is like the pattern; as `reader.Saved` has it."""
+    """A file that matches the pattern; fields as in `reader.Saved`."""
 
     own: Own
     claims: frozenset[Claim]
@@ -686,7 +686,7 @@ class CutKind(NamedTuple):
         shape: of the tensor.
         local: sizes of the local tensor.
         mesh: key of the mesh.
-        placements: on it.
+        placements: on the mesh.
     """
 
     shape: Ints
@@ -696,7 +696,7 @@ class CutKind(NamedTuple):
 
 
 def kind_of(tensor: Tensor) -> CutKind | None:
-    """How a DTensor is cut; None for others."""
+    """How a DTensor is cut; None for other tensors."""
     if not isinstance(tensor.detail, Placing):
         return None
     local, mesh, placements = tensor.detail
@@ -704,6 +704,6 @@ def kind_of(tensor: Tensor) -> CutKind | None:
 
 
 def moved(source: Source, path: Path, start: int, crc: int) -> Source:
-    """The source of the same array in another file, where its record begins at another byte."""
+    """The source of the same array in another file, whose zip entry begins at byte `start`."""
     at, nbytes = source.record_span
     return source._replace(path=path, offset=source.offset - at + start, record_span=(start, nbytes), crc=crc)

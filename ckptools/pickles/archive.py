@@ -1,4 +1,4 @@
-"""A torch.save archive: a zip with the object's pickle in `data.pkl` and each storage in a record of its own."""
+"""Read a torch.save archive: a zip with the object's pickle in `data.pkl` and an entry for each storage."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from ckptools.pickles.machine_state import Locate, MachineState, RepeatedRecords
 from ckptools.pickles.objects import Storage
 
 # -- storages that were saved by themselves: each is shown, and written, as a tensor of one dimension ------------------
-# torch.save writes a `torch.FloatStorage` or an `UntypedStorage` that no tensor holds as a persistent id with nothing
-# around it. Source: `persistent_id` in `_save` and `_legacy_save` of torch/serialization.py.
+# torch.save writes a `torch.FloatStorage` or an `UntypedStorage` without a tensor as a bare persistent id. Source:
+# `persistent_id` in `_save` and `_legacy_save` of torch/serialization.py.
 
 
 CONTAINERS = (dict, list, tuple, Opaque)
 
 
 def with_storages_as_tensors(m: MachineState, tree: Any) -> Any:
-    """The tree with a tensor in the place of each storage that no tensor holds."""
+    """Replace each storage without a tensor by a tensor."""
     done: dict[int, Any] = {}
     path: set[int] = set()
     stack: list[tuple[Any, bool]] = [(tree, False)]
@@ -60,7 +60,7 @@ def _children(node: Any) -> list[Any]:
 
 
 def _remade(node: Any, done: dict[int, Any]) -> Any:
-    """The container with tensors in it; only a tuple becomes another object."""
+    """Put tensors into a container; only a tuple becomes another object."""
     if isinstance(node, Opaque):
         node.args, node.state, node.keywords = (done.get(id(p), p) for p in (node.args, node.state, node.keywords))
         node.items = [done.get(id(item), item) for item in node.items]
@@ -79,12 +79,12 @@ def _remade(node: Any, done: dict[int, Any]) -> Any:
 def read_archive(
     file: File | Window, repeated: RepeatedRecords | None = None, salvage: bool = False
 ) -> tuple[Machine, Any]:
-    """Read the torch.save archive that a file, or a part of one, is; return the machine that read it, and its tree.
+    """Read the torch.save archive in a file, or in a part of one; return the machine that read it, and its tree.
 
-    With `salvage`, a zip that is cut short is read as far as it is here; `cut` of the machine says so.
+    With `salvage`, a zip that is cut short is read as far as it goes; `cut` of the machine states that.
 
     Raises:
-        ReadError: it is cut, damaged, or no torch.save archive.
+        ReadError: it is cut, damaged, or not a torch.save archive.
     """
     if content_of(head_of(file)) == "legacy":
         from ckptools.pickles.legacy import read_stream
@@ -100,7 +100,7 @@ def read_archive(
 def read_zip(
     file: File | Window, repeated: RepeatedRecords | None = None, salvage: bool = False
 ) -> tuple[Machine, Any]:
-    """Read a torch.save archive as every torch since 1.6 writes it; see `read_archive`."""
+    """Read a torch.save archive in the zip form of torch 1.6 and later; see `read_archive`."""
     archive = Container(file, salvage)
     check_byte_order(archive)
     machine = Machine(archive.read("data.pkl"), locator(archive), repeated=repeated)
@@ -110,7 +110,7 @@ def read_zip(
 
 
 def provenance_in(archive: Container) -> Said | None:
-    """The provenance that `consolidate` wrote into an archive; None for any other."""
+    """The provenance that `consolidate` wrote into an archive; None without one."""
     if FILE_NAME not in archive.records:
         return None
     try:
@@ -125,17 +125,17 @@ def check_byte_order(archive: Container) -> None:
     """Refuse a file from a big-endian machine.
 
     Raises:
-        ReadError: it is one.
+        ReadError: it is big-endian.
     """
     if "byteorder" in archive.records and archive.read("byteorder", 16) != b"little":
         raise ReadError(archive.file.path, "was written on a big-endian machine; its numbers are reversed")
 
 
 def locator(archive: Container) -> Locate:
-    """Make a function that returns where a storage lies: `(file, byte offset, record name, CRC-32)`.
+    """Make a function that locates a storage: `(file, byte offset, name of the zip entry, CRC-32)`.
 
-    It raises a ReadError for a record that is missing, or not as long as the pickle says; of an archive that is read as
-    far as it is here it returns None for a record that was cut off, or that torch.save did not come to write.
+    It raises a ReadError for an entry that is missing, or whose length contradicts the pickle; in an archive that is
+    salvaged it returns None for an entry that was cut off or never written.
     """
     known: dict[str, int] = {}
 
@@ -159,18 +159,18 @@ def locator(archive: Container) -> Locate:
     return locate
 
 
-# -- of many archives in a store, together: one by one, each takes two requests or more --------------------------------
+# -- fetch many remote archives together: one by one, each takes two requests or more ----------------------------------
 
 
 TOGETHER = 16
 """Files that are fetched at once, and that wait to be read."""
 
 LARGEST = 3 << 20
-"""Bytes of a record, at most, that is fetched ahead: a store keeps no more of so many files."""
+"""Larger zip entries are not fetched ahead: a store's cache keeps no more of so many files."""
 
 
 class FetchAhead:
-    """Fetches the structures of files in stores before they are read; files on disk are left alone."""
+    """Fetches the structures of remote files before they are read; does nothing for files on disk."""
 
     def __init__(self) -> None:
         self._coming: dict[Path, Future[None] | None] = {}
@@ -178,13 +178,13 @@ class FetchAhead:
         self._pool: ThreadPoolExecutor | None = None
 
     def add(self, paths: Iterable[Path]) -> None:
-        """Note that these files will be read, in this order."""
+        """Announce that these files will be read, in this order."""
         with self._lock:
             self._coming |= dict.fromkeys(path for path in paths if isinstance(path, RemotePath))
             self._begin(*islice(self._coming, TOGETHER))
 
     def reach(self, path: Path) -> None:
-        """Wait until a file that was noted is fetched; those that come next are fetched meanwhile."""
+        """Wait until an announced file is fetched; the next ones are fetched meanwhile."""
         with self._lock:
             if path not in self._coming:
                 return
@@ -200,7 +200,7 @@ class FetchAhead:
             self._coming[path] = self._coming[path] or self._pool.submit(fetch, path)
 
     def close(self) -> None:
-        """Begin no other file."""
+        """Start no further fetch."""
         with self._lock:
             self._coming.clear()
         if self._pool is not None:
@@ -208,10 +208,10 @@ class FetchAhead:
 
 
 def fetch(path: Path) -> None:
-    """Fetch what reading the structure of a torch.save file takes; an error is left to who reads it.
+    """Fetch the bytes that reading a torch.save file's structure needs; errors are left to the reader.
 
     Args:
-        path: the file; of one that is no zip archive no more than its ends are fetched.
+        path: the file; if it is not a zip archive, only its ends are fetched.
     """
     with suppress(CkptoolsError, OSError, MemoryError), File(path) as file:
         records = Container(file).records
@@ -219,24 +219,24 @@ def fetch(path: Path) -> None:
         file.prefetch([(0, HEAD), *((record.header, record.limit) for record in said)], LARGEST)
 
 
-# -- bytes in a checkpoint that `torch.save` or `pickle.dumps` wrote: the extra state of a module, most often ----------
-# They are read as a file is, from a temporary one, so that tensors in them have a place. `pickle.dumps` writes a
-# tensor's storage as a call of `_load_from_bytes` with the bytes of a torch.save file of before 1.6 that holds nothing
-# else. Source: torch/storage.py (`TypedStorage.__reduce__`, `_load_from_bytes`).
+# -- bytes in a checkpoint that `torch.save` or `pickle.dumps` wrote, most often the extra state of a module -----------
+# They are read like a file, from a temporary one, so that their tensors have byte offsets. `pickle.dumps` writes a
+# tensor's storage as a call of `_load_from_bytes` on the bytes of a torch.save file of before 1.6 that contains only
+# the storage. Source: torch/storage.py (`TypedStorage.__reduce__`, `_load_from_bytes`).
 
 
 MOST = 256
-"""Storages of one pickle that are read; each is looked for in all of it."""
+"""At most this many storages of one pickle are read; each takes a search through the whole pickle."""
 
 
 def tree_in(data: bytes, original: Path) -> Any:
-    """The tree of bytes that `torch.save` or `pickle.dumps` wrote; no code in it is run.
+    """Read bytes that `torch.save` or `pickle.dumps` wrote; no code in them is run.
 
-    None for other bytes, and where there is no room for the temporary file.
+    None for other bytes, and if there is no room for the temporary file.
 
     Args:
         data: the bytes.
-        original: the file that they were read from, which errors about values in them name.
+        original: the file that contains them, which errors about their values name.
     """
     if data[:1] != b"\x80" and data[:2] != b"PK":
         return None
@@ -252,10 +252,10 @@ def tree_in(data: bytes, original: Path) -> Any:
 
 
 def load_all(machine: Machine, path: Path) -> Any:
-    """The tree of a pickle that is all of a machine's bytes.
+    """The tree of a pickle that takes up all of a machine's bytes.
 
     Raises:
-        ReadError: it is damaged, or ends before they do.
+        ReadError: it is damaged, or shorter than the bytes.
     """
     tree = load_checked(machine, path, "a value")
     if machine.stopped_at != len(machine.data):
@@ -264,7 +264,7 @@ def load_all(machine: Machine, path: Path) -> Any:
 
 
 class StorageReader(Machine):
-    """A machine for a file of `pickle.dumps`, in which each storage is a torch.save file of its own."""
+    """A machine for a file of `pickle.dumps`, in which each storage is an embedded torch.save file."""
 
     def __init__(self, file: File) -> None:
         super().__init__(file.read(0, file.size), self._place)
@@ -275,7 +275,7 @@ class StorageReader(Machine):
         return self._places[int(storage.key)]
 
     def storage_in(self, data: bytes) -> Storage | None:
-        """The storage that some bytes of the pickle hold; None if they hold something else."""
+        """The storage that some bytes of the pickle contain; None if they contain another object."""
         if len(self._places) >= MOST:
             return None
         machine, storage = read_stream(Window(self._file, self.data.find(data), len(data)))

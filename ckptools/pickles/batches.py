@@ -1,19 +1,19 @@
-"""Records that a pickle spells alike, read in batches, by column: one accelerator, which knows no class.
+"""Read repeated records in a pickle in batches, by column: the one accelerator, independent of the classes.
 
-The pickle of a large checkpoint says the same thing a million times: a shard of a list, a chunk of a tensor, an item
-with its place. Where a class that somebody reads by column is fetched from the memo twice at one depth, a record lies
-between the two fetches. It is run once with slots in the place of its numbers and texts, which gives the objects that
-any such record makes; its opcodes become a regular expression, which finds the records that follow at C speed. What is
-in their slots are the columns of a `Batch`. A batch stands on the stack once for each value that its records leave
-there, so that whatever the pickle does with one of them is seen: `gathered` puts them together again.
+The pickle of a large checkpoint repeats itself a million times: a shard of a list, a chunk of a tensor, an item with
+its offset. If a class that is read by column is fetched from the memo twice at one depth, a record lies between the two
+fetches. It is run once with slots in place of its numbers and texts, which yields the objects of any such record; its
+opcodes become a regular expression, which matches the following records at C speed. The matched slots are the columns
+of a `Batch`. A batch stands on the stack once for each value that its records leave there, so that any use of a single
+value is noticed: `gathered` joins them again.
 
-The files of all ranks list the same records, and layers are cut alike: records that were met before are known again by
-their bytes, of which only the memo numbers may be others.
+All rank files list the same records, and layers are cut alike: repeated records are recognised by their bytes, which
+may differ only in memo numbers.
 
-This changes how fast a pickle is read and nothing else. The expression admits exactly the opcodes that such a record
-has, and memo numbers must follow each other. What a record gives a number is counted and not kept; a pickle that looks
-into a record again, or does something else with records than collect them, is `UnusualError`, and the machine starts
-over, opcode by opcode.
+This changes only the speed of reading. The expression admits exactly the opcodes of such a record, and memo numbers
+must be consecutive. Memo entries of a record are counted and not kept; if a pickle accesses a record again, or does
+anything with records other than collecting them, `UnusualError` is raised, and the machine starts over, opcode by
+opcode.
 
 Source of the opcodes: Lib/pickletools.py.
 """
@@ -36,33 +36,33 @@ from ckptools.model.tree import Global, Opaque, of_kinds
 from ckptools.pickles.machine_state import MachineState, UnusualError
 from ckptools.pickles.objects import attributes
 
-# -- batches, as they lie in a tree ------------------------------------------------------------------------------------
+# -- batches in a tree -------------------------------------------------------------------------------------------------
 
 
 class Skipped(Opaque):
-    """An object of a record that was read with others; to look into it is `UnusualError`."""
+    """An object of a record that was read in a batch; accessing its attributes raises `UnusualError`."""
 
     __slots__ = ()
 
     def __init__(self) -> None:
-        """Give it none of an object's attributes."""
+        """Set none of an object's attributes."""
 
     def __getattr__(self, name: str) -> Any:
         raise UnusualError("a look into a record that was read with others")
 
 
 PART = Skipped()
-"""Stands for an object inside of a batch that a pickle fetches again, as sharding specs do."""
+"""Stands in for an object inside a batch that a pickle fetches again, as sharding specs do."""
 
 
 class Batch(Skipped):
-    """Records that follow each other.
+    """Consecutive records.
 
     Attributes:
         first: memo number of the first object that they make.
-        rows: what they say, and others maybe.
-        start: the first row that is theirs.
-        stop: one more than the last.
+        rows: their contents, maybe with further records.
+        start: the first row of this batch.
+        stop: one past the last.
     """
 
     __slots__ = ("first", "rows", "start", "stop")
@@ -75,19 +75,19 @@ class Batch(Skipped):
 
     @property
     def width(self) -> int:
-        """How many values each record has left on the stack."""
+        """The number of values that each record has left on the stack."""
         return len(self.rows.template.values)
 
     def column(self, *path: str, kind: str, value: int = 0) -> Sequence[Any]:
-        """What an attribute is in each record; None where there is none. A `torch.Size` is the tuple of its ints.
+        """The value of an attribute in each record, None if absent. A `torch.Size` becomes a tuple of its ints.
 
         Args:
-            path: names of attributes, from the record to the one inside.
-            kind: what it must be: `int`, `text`, `tuple` or `list` of ints, or `texts` for a list of them.
-            value: which of a record's values, where a record has several.
+            path: names of attributes, from the record inwards.
+            kind: its required type: `int`, `text`, `tuple` or `list` of ints, or `texts` for a list of texts.
+            value: index of the record's value, if records have several.
 
         Raises:
-            UnusualError: it is something else.
+            UnusualError: it has another type.
         """
         node = self.rows.template.values[value] if value < self.width else None
         for name in path:
@@ -108,14 +108,14 @@ class Batch(Skipped):
 
 
 def gathered(values: Sequence[Any], width: int = 1) -> Iterator[Any]:
-    """Values as they were collected, and each batch only as often as one of its records has values.
+    """Yield collected values, with each batch only once per value of one of its records.
 
     Args:
-        values: what was collected.
-        width: how many values a record must have, where more than one is collected.
+        values: the collected values.
+        width: required number of values per record.
 
     Raises:
-        UnusualError: a record has others, or some of a batch's records were not collected here.
+        UnusualError: a record has another number of values, or some of a batch's records were collected elsewhere.
     """
     at = 0
     while at < len(values):
@@ -128,7 +128,7 @@ def gathered(values: Sequence[Any], width: int = 1) -> Iterator[Any]:
 
 
 def holds_skipped(tree: Any, seen: set[int]) -> bool:
-    """Whether a batch, or a part of one, can be reached from a tree; `seen` has the `id`s of what holds none."""
+    """Whether a batch, or a part of one, can be reached from a tree; `seen` has the `id`s of values without any."""
     stack = of_kinds([tree], _ENTERED)
     while stack:
         node = stack.pop()
@@ -146,7 +146,7 @@ def holds_skipped(tree: Any, seen: set[int]) -> bool:
 
 _ENTERED = (dict, list, tuple, set, frozenset, Opaque)
 
-# -- how records are spelled ------------------------------------------------------------------------------------------
+# -- the opcodes of records --------------------------------------------------------------------------------------------
 
 
 _BARE = b".()]}012NQRabdelostu\x81\x85\x86\x87\x88\x89\x8f\x90\x91\x92\x93\x94"
@@ -157,14 +157,14 @@ _WIDTHS = {
     **{code: (width, 0) for codes, width in _ARGUMENT.items() for code in codes},
     **{code: (0, width) for codes, width in _LENGTH.items() for code in codes},
 }
-"""By opcode: bytes of its argument, and of the length before that."""
+"""By opcode: bytes of its argument, and of the length before the argument."""
 
 
 def next_opcode(data: bytes, at: int) -> int:
-    """Where the opcode behind the one at `at` begins, which may be behind the end.
+    """The offset of the opcode behind the one at `at`, which may be past the end.
 
     Raises:
-        ValueError: it is none that torch.save writes.
+        ValueError: torch.save does not write this opcode.
     """
     if data[at : at + 1] == b"c":
         return data.index(b"\n", data.index(b"\n", at) + 1) + 1
@@ -183,29 +183,30 @@ SLOTS = {
     "tuple": rb"(\)|" + SIZES + rb"\x94)",
     "text": rb"(h.|j.{4}|\x8c.[ -~]*\x94)",
 }
-"""The pattern of each kind of slot where memo numbers are counted, in which a tuple and a text are given one.
+"""The regular expression of each kind of slot when memo numbers are counted; tuples and texts get one.
 
-A text may be fetched from the memo, or be a short one of ASCII."""
+A text may be fetched from the memo, or be a short ASCII text.
+"""
 
 IS_NEW = bytes(code not in b"hj)" for code in range(256))
-"""By the first opcode of a text or tuple, whether it is given a memo number."""
+"""By the first opcode of a text or tuple, whether it gets a memo number."""
 
 ITEM = re.compile(
     rb"(?P<tuple>(?:\([KMJ\x8a]{1,64}t|[KMJ\x8a]\x85|[KMJ\x8a]{2}\x86|[KMJ\x8a]{3}\x87|\)(?![\x81R]))[r\x94]?)"
     rb"|(?P<list>\][r\x94](?:\([KMJ\x8a]{1,64}e|[KMJ\x8a]a))|(?P<int>[KMJ\x8a])|(?P<text>[X\x8c][r\x94]?)|(?P<fetch>[hj])"
     rb"|(?P<put>[r\x94])|(?P<same>[()\]}Naestu\x85-\x89Rb\x81])"
 )
-"""What a record consists of, by its opcodes; `same` are those that put values together, and of constant values."""
+"""Matches one step of a record, by its opcodes; `same` are opcodes that combine values, and constants."""
 
 FETCHES, PUTS = b"hj", b"r\x94"
 BININT, LONG1, MEMOIZE = b"J\x8a\x94"
 
 HARMLESS_CALLS = ("torch.Size", "torch.device")
-"""Calls that raise nothing and cost nothing, whatever they are given, so that they may be left undone."""
+"""Calls that cannot fail and have no cost, whatever their arguments, so that they may be skipped."""
 
 
 def _decoded(spelled: Iterable[bytes]) -> list[int]:
-    """The int of each opcode."""
+    """The ints that some opcodes push."""
     read = int.from_bytes
     return [
         read(one[2:], "little", signed=True) if one[0] == LONG1
@@ -216,7 +217,7 @@ def _decoded(spelled: Iterable[bytes]) -> list[int]:
 
 def _numbers(column: Sequence[bytes]) -> list[int]:
     """The numbers of a column."""
-    if len({*column[:64]}) < 32:  # few places of items in a file are equal, and many of other numbers
+    if len({*column[:64]}) < 32:  # few offsets of items in a file are equal, but many of other numbers
         different = [*{*column}]
         known = dict(zip(different, _decoded(different), strict=True))
         return list(map(known.__getitem__, column))
@@ -226,17 +227,16 @@ def _numbers(column: Sequence[bytes]) -> list[int]:
     return _decoded(column)
 
 
-# -- what any record of a kind is like ---------------------------------------------------------------------------------
+# -- the template of a kind of records ---------------------------------------------------------------------------------
 
 
 class RecordSlot:
-    """Stands for what differs from record to record.
+    """Stands in for a value that differs between records.
 
     Attributes:
-        kind: `int`, `tuple` or `list` of ints, where it stands alone in a tuple or list, or `text`.
-        text: the text that was fetched from the memo, if one was.
-        column: its number among the columns, -1 until it has one; None for what is the same in every record, as keys
-            are.
+        kind: `int`, `tuple` or `list` of ints, if it stands alone in a tuple or list, or `text`.
+        text: the text that was fetched from the memo, if any.
+        column: index of its column, -1 until it has one; None for values that are equal in every record, such as keys.
     """
 
     __slots__ = ("column", "kind", "text")
@@ -247,27 +247,28 @@ class RecordSlot:
 
 
 Run = Callable[[bytes, list[Any]], tuple[tuple[Any, ...], list[Any]]]
-"""Runs a record, spelled with fetches of what the list has; returns what it leaves on the stack, and what it gives memo
-numbers. Nothing changes outside."""
+"""Runs a record in which slots are fetched from the list; returns the values that it leaves on the stack, and its
+memo entries. It has no side effects.
+"""
 
 
 class Template:
-    """What any record of a kind is like.
+    """The common structure of a kind of records.
 
     Attributes:
         head: the fetch of the class with which a record begins.
-        counted: whether memo numbers are counted, and not spelled.
-        values: what a record leaves on the stack, with slots.
+        counted: whether memo numbers are counted, not written out.
+        values: the values that a record leaves on the stack, with slots.
         slots: the slots that have columns.
-        groups: the group of each.
-        given: what gets each memo number, and the column of a text or tuple that gets none in some records, or None.
-        numbers: groups with memo numbers that are spelled.
-        pattern: finds records; what is none matches up to the end, with empty groups.
-        key: takes what is in the slots from a match.
-        known: rows that were met before, and which of them it is, by what is in the slots of a record.
+        groups: the group of each slot in the regular expression.
+        given: the value of each memo number, and the column of a text or tuple without one in some records, or None.
+        numbers: groups of memo numbers that are written out.
+        pattern: the regular expression; anything else matches up to the end, with empty groups.
+        key: extracts the contents of the slots from a match.
+        known: known rows, and an index into them, by the slot contents of a record.
 
     Raises:
-        ValueError, LookupError: what lies there is no record.
+        ValueError, LookupError: the bytes are not a record.
     """
 
     def __init__(self, machine: MachineState, start: int, end: int, answered: Container[str], run: Run) -> None:
@@ -281,7 +282,7 @@ class Template:
             raise ValueError("no opcodes of a record")
         self.head = data[start : ops[1]]
         self.counted = MEMOIZE in codes
-        # The record is spelled once more, with fetches of slots, and run so.
+        # The record is rewritten with fetches of slots, and run in that form.
         memo: list[Any] = []
         again: list[bytes] = []
         parts: list[tuple[RecordSlot | None, bytes]] = []
@@ -358,16 +359,16 @@ class Template:
 
 
 def _alone(value: Any, kind: str) -> RecordSlot | None:
-    """The slot that is a tuple or list."""
+    """The slot that is all of a tuple or list."""
     slot = value[0] if type(value) in (tuple, list) and len(value) == 1 else None
     return slot if isinstance(slot, RecordSlot) and slot.kind == kind else None
 
 
 def key_of(key: Any) -> Any:
-    """The key that a slot stands for, which is a text from the memo and the same in every record.
+    """The key that a slot stands in for: a text from the memo, equal in every record.
 
     Raises:
-        ValueError: it differs from record to record.
+        ValueError: it differs between records.
     """
     if not isinstance(key, RecordSlot) or key.text is None:
         raise ValueError("a key that differs")
@@ -375,24 +376,24 @@ def key_of(key: Any) -> Any:
     return key.text
 
 
-# -- what records say --------------------------------------------------------------------------------------------------
+# -- the contents of records -------------------------------------------------------------------------------------------
 
 
 class RecordRows:
-    """Records that followed each other somewhere.
+    """The contents of consecutive records.
 
     Attributes:
-        template: what each of them is like.
+        template: their template.
         ends: bytes before each row, and in all.
-        flags: for each text and tuple that gets no memo number in some records, by row, whether it does.
-        fetches: whether there are texts that are fetched from the memo.
-        starts: how many memo numbers are given before each row, and in all.
-        columns: of each slot.
-        kept: what the reader of columns has made of them.
-        spelled: their bytes, without which they are not known again.
-        first: the first memo number there.
-        ones: as many bytes, with a one in the place of each memo number; none where they are not spelled.
-        moved: how all are spelled with other numbers, by the first.
+        flags: for each text and tuple without a memo number in some records, by row, whether it has one.
+        fetches: whether some texts are fetched from the memo.
+        starts: number of memo numbers used before each row, and in all.
+        columns: the column of each slot.
+        kept: objects that the reader of the columns has made from them.
+        spelled: their bytes, by which they are recognised when repeated.
+        first: the first memo number in these bytes.
+        ones: as many bytes, with a one at each memo number; empty if memo numbers are counted.
+        moved: their bytes with other memo numbers, by the first number.
     """
 
     def __init__(self, template: Template, groups: Sequence[Sequence[bytes]], ends: Sequence[int]) -> None:
@@ -416,7 +417,7 @@ class RecordRows:
         return len(self.ends) - 1
 
     def learn(self, data: bytes, start: int, number: int) -> None:
-        """Keep how a pickle spells them, from `start` on and with memo numbers from `number` on."""
+        """Keep the bytes of these records in a pickle, from `start` on and with memo numbers from `number` on."""
         end = start + self.ends[-1]
         self.spelled, self.first, ones = data[start:end], number, bytearray(end - start)
         for found in self.template.pattern.finditer(data, start, end) if self.template.numbers else ():
@@ -425,16 +426,16 @@ class RecordRows:
         self.ones = bytes(ones) if self.template.numbers else b""
 
     def place(self, number: int) -> tuple[int, Any]:
-        """The row that gives the memo number `number`, counted from 0, and what gets it."""
+        """The row that uses the memo number `number`, counted from 0, and the value with this number."""
         row = bisect_right(self.starts, number) - 1
         flags = iter(self.flags)
         given = [value for value, maybe in self.template.given if maybe is None or next(flags)[row]]
         return row, given[number - self.starts[row]]
 
     def same(self, data: bytes, start: int, row: int, number: int) -> int:
-        """One more than the last row, from `row` on, that a pickle spells from `start` with memo numbers from `number`.
+        """One past the last row, from `row` on, that a pickle repeats from `start` with memo numbers from `number`.
 
-        One row is the same if the class of another is not fetched behind it.
+        One row alone counts only if no other record's class is fetched behind it.
         """
         begin, behind = self.ends[row : row + 2]
         stop = len(self) if data.startswith(self.template.head, start + behind - begin) else row + 1
@@ -449,7 +450,7 @@ class RecordRows:
         return row + bisect_left(range(row + 1, stop + 1), True, key=differs)
 
     def _spelled(self, row: int, stop: int, number: int) -> bytes:
-        """How rows are spelled with memo numbers from `number` on; nothing like it beyond 32 bits."""
+        """The bytes of rows with memo numbers from `number` on; impossible beyond 32 bits."""
         begin, end = self.ends[row], self.ends[stop]
         spelled = self.spelled[begin:end]
         difference = number - self.first - self.starts[row]
@@ -467,11 +468,12 @@ class RecordRows:
 
 
 MAX_ATTEMPTS = 40
-"""Records that are tried. In a real file there are a few kinds of them, and the first ones have all; of its first lists
-the memo numbers are below 256, and spelled in one byte."""
+"""At most this many records are tried as templates. A real file has a few kinds, all among its first records; memo
+numbers in its first lists are below 256, and take one byte.
+"""
 
 MAX_ITEMS = 255
-"""Opcodes of a record."""
+"""At most this many opcodes in a record."""
 
 MAX_SPAN, MAX_VALUES = 2000, 2
 """Bytes of a record, and values that it leaves on the stack."""
@@ -480,10 +482,10 @@ MAX_BYTES = 1 << 17
 """Bytes that are matched at once: about 1,000 records, at which Python ends its batches too."""
 
 MIN_KNOWN = 4
-"""Rows that are worth it to be known again by themselves, where others follow."""
+"""Fewer known rows, if others follow, are not worth a batch of their own."""
 
 MAX_VALUES_KNOWN = 100_000
-"""Spellings of tuples and texts that are kept."""
+"""At most this many encodings of tuples and texts are cached."""
 
 
 class Batches:
@@ -497,12 +499,12 @@ class Batches:
 
     Attributes:
         trigger: the class whose fetch from the memo may begin a record; None while there is none.
-        batches: what was read, in the order of memo numbers.
-        uncounted: the number of memo entries that are not kept.
+        batches: the batches read, in the order of memo numbers.
+        uncounted: number of memo entries that are not kept.
     """
 
     def __init__(self, machine: MachineState, by_column: Container[str], answered: Container[str], run: Run) -> None:
-        self._machine: MachineState = proxy(machine)  # no cycle: a machine goes when its file has been read
+        self._machine: MachineState = proxy(machine)  # no cycle, so that a machine is freed once its file has been read
         self._by_column, self._answered, self._run = by_column, answered, run
         self.trigger: Global | None = None
         self.batches: list[Batch] = []
@@ -510,32 +512,32 @@ class Batches:
         self._templates: list[Template] = []
         self._attempts = MAX_ATTEMPTS
         self._last: tuple[int, int, int] | None = None
-        """Where the class was fetched last, behind how many marks and at which height of the stack."""
+        """The last fetch of the class: its offset, the number of marks, and the height of the stack."""
         self._tuples = _Tuples()
         self._texts: dict[bytes, str] = {}
 
     def meet(self, name: Global) -> None:
-        """Take note of a class that the pickle names for the first time."""
+        """Note a class that the pickle names for the first time."""
         if name.name in self._by_column:
             self.trigger, self._last = name, None
 
     def stop(self) -> None:
-        """Read nothing in batches from here on: the pickle gives memo numbers again, so that no number is sure.
+        """Read no further batches: the pickle reuses memo numbers, so that none is certain.
 
         Raises:
-            UnusualError: something has been read so already.
+            UnusualError: a batch has already been read.
         """
         if self.batches:
             raise UnusualError("a memo number given again")
         self.trigger, self._by_column = None, ()
 
     def read(self, start: int, depth: int, height: int) -> tuple[Sequence[Any], int] | None:
-        """Read the records from `start`, where their class is fetched; return what to push and where to go on.
+        """Read the records from `start`, where their class is fetched; return the values to push and the next offset.
 
         Args:
             start: offset of the fetch.
             depth: marks on the stack.
-            height: values above the last of them.
+            height: values above the last mark.
         """
         for template in (*self._templates,):
             if found := self._read(template, start):
@@ -585,7 +587,7 @@ class Batches:
         return [batch] * (len(batch) * batch.width), start + length
 
     def _match(self, template: Template, start: int, number: int) -> RecordRows | None:
-        """The rows from `start` on; None where their memo numbers do not follow each other from `number` on."""
+        """The rows from `start` on; None if their memo numbers are not consecutive from `number` on."""
         data, known = self._machine.data, template.known
         found = template.pattern.findall(data, start, start + MAX_BYTES)
         if found and not found[-1][0]:
@@ -598,7 +600,7 @@ class Batches:
             spelled = b"".join(chain.from_iterable(zip(*map(groups.__getitem__, template.numbers), strict=True)))
             past = number + rows.starts[-1]
             if past > 1 << 32 or spelled != struct.pack(f"<{past - number}I", *range(number, past)):
-                self._templates.remove(template)  # or all that follow would be matched again for each of them
+                self._templates.remove(template)  # else it would be matched at every following record
                 return None
         for slot, group in zip(template.slots, template.groups, strict=True):
             column = groups[group]
@@ -628,10 +630,10 @@ class Batches:
     def _text(
         self, spelled: bytes, column: Sequence[bytes], rows: RecordRows, groups: Sequence[Sequence[bytes]], number: int
     ) -> str:
-        """A text of a column as it is spelled, or as the memo has it; the rows give numbers from `number` on.
+        """Decode a text of a column, or fetch it from the memo; the rows use numbers from `number` on.
 
         Raises:
-            UnusualError: the memo has no text there, or it says another length.
+            UnusualError: the memo has no text there, or the text has another length than stated.
         """
         if spelled[0] not in FETCHES:
             if spelled[1] != len(spelled) - 3:
@@ -655,16 +657,16 @@ class Batches:
         return value
 
     def fetch(self, number: int, at: int) -> tuple[Sequence[Any], int]:
-        """What a record gave the memo number `number`, fetched by the opcode that ends at `at`.
+        """The value with memo number `number` in a record, fetched by the opcode that ends at `at`.
 
-        A sharding spec fetches the same of every record, one after the other; those are read at once.
+        A sharding spec fetches the same part of every record, one after the other; these fetches are read together.
 
         Returns:
-            The values, and where to go on.
+            The values, and the next offset.
 
         Raises:
-            KeyError: nothing has this number.
-            UnusualError: it is something inside of a record that may be changed, or looked at.
+            KeyError: no value has this number.
+            UnusualError: it is a value inside a record that may be changed or accessed.
         """
         place = bisect_right(self.batches, number, key=attrgetter("first")) - 1
         batch = self.batches[place] if place >= 0 else None
@@ -686,7 +688,7 @@ class Batches:
 
 
 class _Tuples(dict[bytes, Ints]):
-    """Tuples of ints by how they are spelled, each made once."""
+    """Tuples of ints by their pickled bytes, each made once."""
 
     def __missing__(self, spelled: bytes) -> Ints:
         if len(self) >= MAX_VALUES_KNOWN:

@@ -1,6 +1,6 @@
-"""Names in a checkpoint's pickles beyond tensors: foreign classes, and names that could run code.
+"""Find foreign classes in a checkpoint's pickles, and names that could run code.
 
-Nothing of it was run to open the checkpoint. It is said so that a user knows what another program would run.
+ckptools runs none of them. They are reported so that a user knows what another program would run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ckptools.model.tree import Lost, Opaque
 from ckptools.text import KeyPath, and_more, clip_middle, fqn_of, plural
 
 MAX_VISITED = 2_000_000
-"""Containers and foreign objects that are looked at; what a foreign object holds has no other limit."""
+"""Containers and foreign objects that are visited; the content of a foreign object has no other limit."""
 
 RUNNERS = frozenset((
     "os", "posix", "nt", "subprocess", "sys", "pty", "ctypes", "runpy", "importlib", "builtins", "__builtin__",
@@ -28,7 +28,7 @@ LOADERS = frozenset((
     "timeit", "webbrowser", "operator", "_operator", "multiprocessing", "asyncio", "http", "urllib", "requests",
     "zipimport", "pkgutil", "pydoc", "tempfile", "pip", "commands",
 ))  # fmt: skip
-"""Modules that load or start other things; as a top-level module only, for packages use these words too."""
+"""Modules that load or start programs; only as a top-level module, because packages use these words too."""
 
 CALLS = (
     "torch.hub",
@@ -48,24 +48,24 @@ CALLS = (
     "types.FunctionType",
     "functools.reduce",
 )
-"""Functions, and modules with such functions, that run what they are given."""
+"""Functions, and modules with functions, that run their arguments."""
 
 HARMLESS = frozenset((
     "set", "frozenset", "dict", "list", "tuple", "int", "float", "complex", "bool", "str", "bytes", "bytearray",
     "long", "unicode", "object", "slice", "range", "xrange", "type", "Ellipsis", "NotImplemented", "NoneType",
     "basestring", "memoryview", "property", "staticmethod", "classmethod", "super", "enumerate", "reversed", "zip",
 ))  # fmt: skip
-"""Builtins that hold values; `xrange`, `long` and `unicode` are how protocol 2 spells Python 3's."""
+"""Builtins that hold values; `xrange`, `long` and `unicode` are protocol 2's names of Python 3's builtins."""
 
 MAX_NAME = 100
 """Characters of a name in a line."""
 
 MAX_NAMED = 3
-"""Classes that a line names."""
+"""Classes that a line lists."""
 
 
 def foreign_classes(tree: Any) -> dict[str, list[KeyPath]]:
-    """Names of the objects of foreign classes, and where they are, also inside one another."""
+    """The key paths of foreign objects by class name, including nested objects."""
     found: dict[str, list[KeyPath]] = {}
     for path, value in _foreign(tree):
         if not isinstance(value, Lost):
@@ -74,10 +74,10 @@ def foreign_classes(tree: Any) -> dict[str, list[KeyPath]]:
 
 
 def _foreign(tree: Any) -> Iterator[tuple[KeyPath, Opaque]]:
-    """Walk everything once, however often it is shared.
+    """Walk every value once, however often it is shared.
 
-    Whatever a foreign object holds is at the object's own path: a tree has a bounded depth, and what lies inside of
-    such objects has none.
+    Values inside a foreign object get the object's own path: a tree has a bounded depth, but the content of such
+    objects has not.
     """
     seen: set[int] = set()
     stack: list[tuple[KeyPath, Any, bool]] = [((), tree, False)]
@@ -100,11 +100,11 @@ def _children(node: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def suspicious_names(names: Sequence[str], foreign: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names that could run code when a real unpickler meets them.
+    """The names that could run code in a real unpickler.
 
     Args:
         names: dotted names of all that the pickles mention.
-        foreign: what `foreign_classes` found.
+        foreign: the result of `foreign_classes`.
     """
     return tuple(name for name in names if _suspicious(name) and not _of_torch(name, names, foreign))
 
@@ -119,7 +119,7 @@ def _suspicious(name: str) -> bool:
 
 
 def _of_torch(name: str, names: Sequence[str], foreign: Mapping[str, Any]) -> bool:
-    """Whether it is the `getattr` that pickles of tensors have: it names what is inside of the tensor's class.
+    """Whether the name is `getattr` as tensors' pickles use it: to name an attribute of the tensor's class.
 
     Any other call of it would have stayed in the tree as a foreign object.
     """
@@ -129,11 +129,11 @@ def _of_torch(name: str, names: Sequence[str], foreign: Mapping[str, Any]) -> bo
 
 
 def unsafe_names(names: Sequence[str], tree: Any) -> Iterator[Problem]:
-    """One warning for each name that could run code.
+    """Yield one warning for each name that could run code.
 
     Args:
         names: dotted names of all that the pickles mention.
-        tree: what they hold.
+        tree: the tree of the pickles.
     """
     if any(map(_suspicious, names)):
         yield from _unsafe(suspicious_names(names, foreign_classes(tree)))
@@ -146,7 +146,7 @@ def _unsafe(suspicious: Iterable[str]) -> Iterator[Problem]:
 
 
 def foreign_problems(foreign: Mapping[str, Sequence[KeyPath]], suspicious: Iterable[str]) -> Iterator[Problem]:
-    """One warning per suspicious name, then one note for all foreign classes."""
+    """Yield one warning per suspicious name, then one note for all foreign classes."""
     yield from _unsafe(suspicious)
     if foreign:
         which = "a foreign class" if len(foreign) == 1 else f"{len(foreign)} foreign classes"
@@ -154,7 +154,7 @@ def foreign_problems(foreign: Mapping[str, Sequence[KeyPath]], suspicious: Itera
 
 
 def classes_and_places(classes: Mapping[str, Sequence[KeyPath]]) -> str:
-    """`pkg.Config at state.config and 2 more places`: the first few classes, each with where its first object is."""
+    """List the first few classes, each with its first place: `pkg.Config at state.config and 2 more places`."""
     some = islice(classes.items(), MAX_NAMED)
     named = ", ".join(f"{clip_middle(name, MAX_NAME)} at {_where(paths)}" for name, paths in some)
     return named + and_more(len(classes) - MAX_NAMED)

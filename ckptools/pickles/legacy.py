@@ -1,4 +1,4 @@
-"""The format of torch.save before torch 1.6, which it still writes on request: some pickles, then raw storages.
+"""Read torch.save's format of before torch 1.6, which it still writes on request: some pickles, then raw storages.
 
 The file has, in this order:
 
@@ -13,8 +13,8 @@ A view is None, or `(its own key, offset, numel)` in elements of the storage tha
 Source: torch/serialization.py (`_legacy_save`, `_legacy_load`), torch/csrc/serialization.cpp
 (`THPStorage_writeFileRaw`).
 
-Where storages lie is stated behind the object's pickle, and the length of that is not stated. So the pickle is
-interpreted twice: once to find its end and its storages, and again when the offset of each storage is known.
+The places of storages are stated behind the object's pickle, whose length is not stated. So the pickle is interpreted
+twice: once to find its end and its storages, and again when the offset of each storage is known.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ class StorageView(Storage):
 
 
 class MoreNeeded(Exception):  # noqa: N818 - it is no error
-    """A pickle goes on behind what has been read of its file."""
+    """A pickle extends beyond the bytes that have been read of its file."""
 
 
 class LegacyMachine(Machine):
-    """A machine that knows the persistent ids of these files.
+    """A machine for the persistent ids of these files.
 
     Attributes:
         views: views of storages, by their own key.
-        more: whether the file goes on behind the data, so that a pickle that is cut is no reason to try it otherwise.
+        more: whether the file continues behind the data, so that a cut pickle needs more bytes, not a slower retry.
     """
 
     more = False
@@ -106,11 +106,11 @@ class LegacyMachine(Machine):
 
 
 class LegacyStream:
-    """Pickles and numbers in a file, one behind the other; more is read when a pickle runs past what was.
+    """Consecutive pickles and numbers in a file; more bytes are read when a pickle needs them.
 
     Attributes:
         file: the file, or the part of one.
-        at: where the next pickle or number begins.
+        at: offset of the next pickle or number.
     """
 
     def __init__(self, file: File | Window) -> None:
@@ -120,7 +120,7 @@ class LegacyStream:
         self._data = b""
 
     def _end(self) -> int:
-        """The offset where reading ends: the end of the file, or of the longest pickle that is read."""
+        """The offset where reading ends: the end of the file, or of the longest pickle that is accepted."""
         return min(self.file.size, self._from + MAX_PICKLE)
 
     def _read_more(self) -> None:
@@ -129,7 +129,7 @@ class LegacyStream:
         self._data += self.file.read(self._from + have, wanted - have)
 
     def read(self, at: int, length: int) -> bytes:
-        """Read bytes of the file, from what was read already where they are in that."""
+        """Read bytes of the file, from memory if they were read already."""
         start = at - self._from
         inside = start >= 0 and start + length <= len(self._data)
         return self._data[start : start + length] if inside else self.file.read(at, length)
@@ -138,16 +138,16 @@ class LegacyStream:
         """Read the next bytes.
 
         Raises:
-            ReadError: the file ends before that.
+            ReadError: the file ends too early.
         """
         self.skip(length)
         return self.read(self.at - length, length)
 
     def skip(self, length: int) -> None:
-        """Go on behind the next bytes.
+        """Skip the next bytes.
 
         Raises:
-            ReadError: the file ends before that.
+            ReadError: the file ends too early.
         """
         if self.at + length > self.file.size:
             raise ReadError(
@@ -158,7 +158,7 @@ class LegacyStream:
         self.at += length
 
     def load(self, what: str) -> tuple[LegacyMachine, Any]:
-        """Interpret the next pickle, whose storages lie nowhere yet; `what` names it in errors.
+        """Interpret the next pickle, without locating its storages; `what` names it in errors.
 
         Raises:
             ReadError: it is cut or damaged.
@@ -192,7 +192,7 @@ def _nowhere(storage: Storage) -> tuple[Path, int, str, int]:
 
 
 def read_stream(file: File | Window) -> tuple[Machine, Any]:
-    """Read a file of this form, or a part of one; return the machine that read the object, and its tree.
+    """Read a file of this format, or a part of one; return the machine that read the object, and its tree.
 
     Raises:
         ReadError: it is cut, damaged, from a big-endian machine, or of another protocol.
@@ -209,10 +209,10 @@ def read_stream(file: File | Window) -> tuple[Machine, Any]:
 
 
 def check_header(stream: LegacyStream) -> None:
-    """Read the magic number, the version and the system, and refuse what is not as expected.
+    """Read the magic number, the version and the system, and refuse unexpected values.
 
     Raises:
-        ReadError: something is not.
+        ReadError: one of them is unexpected.
     """
     path = stream.file.path
     if (magic := stream.load("the magic number")[1]) != LEGACY_MAGIC:
@@ -233,7 +233,7 @@ def _places(stream: LegacyStream, keys: Any, storages: Mapping[str, Storage]) ->
     """Byte offset of each storage's elements: they follow each other from the last pickle to the end of the file.
 
     Raises:
-        ReadError: the list and the object disagree, or the file is shorter or longer than they say.
+        ReadError: the list and the object disagree, or the file's length contradicts them.
     """
     file, places = stream.file, dict[str, int]()
     if not isinstance(keys, list):
@@ -267,7 +267,7 @@ def _places(stream: LegacyStream, keys: Any, storages: Mapping[str, Storage]) ->
 
 
 def _locator(file: File | Window, places: Mapping[str, int]) -> Locate:
-    """Make a function that returns where a storage lies, from the byte offset of each in `file`."""
+    """Make a function that locates a storage, from the byte offset of each in `file`."""
 
     def locate(storage: Storage) -> tuple[Path, int, str, int]:
         first = storage.first if isinstance(storage, StorageView) else 0

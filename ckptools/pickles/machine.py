@@ -1,8 +1,8 @@
 """A pickle machine to which a global is only ever a name.
 
-It interprets the opcodes itself, so nothing that a pickle names is imported or called, and every length is
-compared with the bytes that remain before anything is allocated. Where a pickle would call something,
-`classes.tensors` decides: a known harmless shape is built by our own code, anything else becomes an `Opaque`.
+It interprets the opcodes itself, so that no name in a pickle is imported or called, and every length is compared with
+the remaining bytes before any allocation. Where a pickle would call a function, `classes.tensors` decides: a supported
+harmless object is built by code of this package, any other becomes an `Opaque`.
 
 Work and memory are linear in the size of the pickle, and the budgets below bound the rest. Opcodes are those of
 protocols 0 to 5; source: Lib/pickletools.py.
@@ -41,16 +41,16 @@ from ckptools.pickles.machine_state import (
     ints_of_run,
 )
 
-# -- opcodes that push one value and are rare: what reads it, by opcode ------------------------------------------------
-# It is called with the offset behind the opcode, and returns the value and the offset of the next opcode. A read behind
-# the end raises IndexError or struct.error, which the machine turns into a line.
+# -- rare opcodes that push one value: the functions that read the value, by opcode ------------------------------------
+# Each is called with the offset behind the opcode, and returns the value and the offset of the next opcode. A read past
+# the end raises IndexError or struct.error, which the machine turns into a one-line error.
 
 
 NEWEST_PROTOCOL = 5
 """Since Python 3.8. Source: Lib/pickletools.py."""
 
 MAX_NAME = 256
-"""Characters of a text that is kept once, however many files have it."""
+"""Shorter texts are interned, however many files have them."""
 
 ReadValue = Callable[[MachineState, int], tuple[Any, int]]
 
@@ -58,7 +58,7 @@ VALUES: dict[int, ReadValue] = {}
 
 
 def _pushes(code: bytes) -> Callable[[ReadValue], ReadValue]:
-    """Register what reads the value of an opcode."""
+    """Register the function that reads the value of an opcode."""
 
     def register(read: ReadValue) -> ReadValue:
         VALUES[code[0]] = read
@@ -68,7 +68,7 @@ def _pushes(code: bytes) -> Callable[[ReadValue], ReadValue]:
 
 
 def _sized(code: bytes, width: int, make: Callable[[bytes], Any]) -> None:
-    """An opcode with a length of `width` bytes and that many bytes behind it."""
+    """Register an opcode with a length of `width` bytes, followed by that many bytes."""
 
     @_pushes(code)
     def read(m: MachineState, at: int) -> tuple[Any, int]:
@@ -78,7 +78,7 @@ def _sized(code: bytes, width: int, make: Callable[[bytes], Any]) -> None:
 
 def _text(data: bytes) -> str:
     text = data.decode("utf-8", "surrogatepass")
-    return intern(text) if len(text) < MAX_NAME else text  # the files of all ranks have the same names in them
+    return intern(text) if len(text) < MAX_NAME else text  # the files of all ranks contain the same names
 
 
 def _old_text(data: bytes) -> str:
@@ -105,10 +105,10 @@ for _code, _width in ((b"T", 4), (b"U", 1)):
 
 
 CONSTANTS = {ord("N"): None, 0x88: True, 0x89: False, ord(")"): ()}
-"""What the opcodes push that have nothing behind them."""
+"""The values of opcodes without an argument."""
 
 BINUNICODE = ord("X")
-"""The opcode of a text whose length has 4 bytes, and not one."""
+"""The opcode of a text whose length takes 4 bytes, not one."""
 
 
 @_pushes(b"G")
@@ -183,11 +183,11 @@ def _empty_set(m: MachineState, at: int) -> tuple[Any, int]:
     return set(), at
 
 
-# -- what opcodes do to containers and objects -------------------------------------------------------------------------
+# -- how opcodes change containers and objects -------------------------------------------------------------------------
 
 
 OLD_FIELDS = 5
-"""Fields of `TensorProperties` up to torch 2.14, which unpacks as many; the sixth is `strides`.
+"""Fields of `TensorProperties` up to torch 2.14, which unpacks exactly as many; the sixth is `strides`.
 
 Source: torch/distributed/checkpoint/metadata.py of 2.13 and 2.14.1 (`__setstate__`), files of 2.15, pytorch#194251.
 """
@@ -233,7 +233,7 @@ def _set_state(m: MachineState, target: Any, state: Any) -> None:
 
 
 def _meet_field(m: MachineState, name: str) -> None:
-    """Count a field that only a newer torch's class has among the names that the pickle mentions."""
+    """Add a field that only a newer torch's class has to the names that the pickle mentions."""
     module, _, last = name.rpartition(".")
     if last == "TensorProperties" and module.startswith("torch."):
         m.globals.setdefault((module, STRIDES), Global(module, STRIDES))
@@ -256,7 +256,7 @@ class Stop(Exception):  # noqa: N818 - it is no error
 
 
 Handler = Callable[[int], int]
-"""Called with the offset behind its opcode, it returns the offset of the next one."""
+"""Called with the offset behind its opcode; returns the offset of the next one."""
 
 Stack = Callable[[], list[Any]]
 """Returns the values above the last mark."""
@@ -265,11 +265,10 @@ _u16, _i32, _u32 = (struct.Struct(form).unpack_from for form in ("<H", "<i", "<I
 
 
 def handlers(m: Machine) -> tuple[list[Handler], Stack]:
-    """Make the handlers of one machine's opcodes, by opcode, as functions around its one stack and its memo.
+    """Make the handlers of one machine's opcodes, by opcode, as closures over its stack and its memo.
 
-    A pickle is millions of opcodes, so that a handler takes from around itself what it would have to look up in the
-    machine each time. Nothing here looks a name up or calls one. A read behind the end raises IndexError or
-    struct.error.
+    A pickle has millions of opcodes, and closures save attribute lookups in each. No handler looks a name up or calls
+    one. A read past the end raises IndexError or struct.error.
     """
     data, size, memo, batches = m.data, len(m.data), m.memo, m.batches
     stack: list[Any] = []  # the values above the last mark
@@ -398,7 +397,7 @@ def handlers(m: Machine) -> tuple[list[Handler], Stack]:
         return at
 
     def trigger(value: Any, start: int, at: int) -> int:
-        """Push the records that begin with a value of the memo, or else the value; return where to go on."""
+        """Push the records that begin with a memo value, or else the value itself; return the next offset."""
         values, end = batches.read(start, len(marks), len(stack)) or ((value,), at)
         stack.extend(values)
         return end
@@ -444,7 +443,7 @@ def handlers(m: Machine) -> tuple[list[Handler], Stack]:
         return at
 
     def items() -> list[Any]:
-        """Take everything above the last mark."""
+        """Pop every value above the last mark."""
         nonlocal stack
         found, stack = stack, marks.pop()
         return found
@@ -535,10 +534,10 @@ def handlers(m: Machine) -> tuple[list[Handler], Stack]:
         stack[-1] = m.persistent(stack[-1])
         return at
 
-    # Ints that follow each other.
+    # Consecutive ints.
 
     def with_runs(single: Handler) -> Handler:
-        """Let the handler of an opcode of an int read those behind its own too, where they are many."""
+        """Wrap the handler of an int's opcode, so that it also reads the ints behind it, if there are many."""
 
         def handler(at: int) -> int:
             nonlocal stack
@@ -601,10 +600,10 @@ class Machine(MachineState):
     Args:
         data: the pickle.
         locate: see `MachineState`.
-        fast: whether ints that follow each other, and records, are read together.
-        repeated: what the pickles of other ranks have in common with this one.
+        fast: whether consecutive ints, and records, are read together.
+        repeated: values that this pickle shares with those of other ranks.
         by_column: names of the classes whose records are read in batches.
-        stay: whether the tree may have batches in it; otherwise the calls that are answered have read them all.
+        stay: whether the tree may contain batches; otherwise the answered calls must have consumed all of them.
     """
 
     def __init__(
@@ -624,11 +623,11 @@ class Machine(MachineState):
         self.batches = Batches(self, self.by_column if fast else (), REBUILD, _run)
 
     def meet(self, name: Global) -> None:
-        """Take note of a name that the pickle mentions for the first time."""
+        """Note a name that the pickle mentions for the first time."""
         self.batches.meet(name)
 
     def handlers(self) -> tuple[list[Handler], Stack]:
-        """Make the handlers of the opcodes, and what returns the values above the last mark."""
+        """Make the handlers of the opcodes, and a function that returns the values above the last mark."""
         return handlers(self)
 
     def load(self, at: int = 0) -> Any:
@@ -646,7 +645,7 @@ class Machine(MachineState):
         except PickleError:
             if not self.batches.batches:
                 raise
-        # Something that reading in batches cannot decide: once more, opcode by opcode.
+        # Reading in batches failed to decide a case: start over, opcode by opcode.
         self._start(fast=False)
         return self._load(at)
 
@@ -677,10 +676,10 @@ class Machine(MachineState):
 
 
 def _run(record: bytes, memo: list[Any]) -> tuple[tuple[Any, ...], list[Any]]:
-    """Run a record of a batch by a machine of its own; see `batches.Run`.
+    """Run a record of a batch in a machine of its own; see `batches.Run`.
 
     Raises:
-        PickleError: it is none, or says something of the pickle.
+        PickleError: it is not a record, or affects the rest of the pickle.
     """
     inner = Machine(b"(" + record + b"t.", fast=False)
     inner.memo.update(enumerate(memo))
@@ -692,12 +691,12 @@ def _run(record: bytes, memo: list[Any]) -> tuple[tuple[Any, ...], list[Any]]:
 
 
 def _line(error: Exception) -> str:
-    """Python's message about a value that does not fit; replaced when it repeats the file's content at length."""
+    """Python's message about a bad value; replaced when it repeats the file's content at length."""
     text = str(error)
     return text if text.isprintable() and len(text) < 200 else f"malformed: {type(error).__name__}"
 
 
-# -- within limits: the tree, or one line that says why there is none --------------------------------------------------
+# -- check the limits of a tree, or raise a one-line error -------------------------------------------------------------
 
 
 def load_checked(machine: Machine, path: Path, what: str) -> Any:
@@ -716,7 +715,7 @@ def load_checked(machine: Machine, path: Path, what: str) -> Any:
 
 
 def _checked(tree: Any, machine: Machine) -> Any:
-    """The tree, within the budgets; where containers lie inside of themselves, cut there."""
+    """Check a tree against the budgets; containers inside themselves are cut there."""
     try:
         check_tree_limits(tree, machine.flat)
     except CycleError:
@@ -727,7 +726,7 @@ def _checked(tree: Any, machine: Machine) -> Any:
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Pause Python's cyclic garbage collector while many objects are made and none of them becomes garbage."""
+    """Pause Python's cyclic garbage collector while many objects are created and none becomes garbage."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -737,14 +736,14 @@ def gc_paused() -> Iterator[None]:
             gc.enable()
 
 
-# -- circles: where a container lies in itself, a `Cycle` says so ------------------------------------------------------
+# -- cycles: a `Cycle` stands in for a container inside itself ---------------------------------------------------------
 
 
 CONTAINERS = (dict, list, tuple)
 
 
 def without_cycles(tree: Any) -> Any:
-    """The tree with a `Cycle` in place of each container that is met again inside itself. Iterative, like all walks."""
+    """Replace each container that occurs inside itself by a `Cycle`. Iterative, like all walks."""
     done: dict[int, Any] = {}
     path: dict[int, int] = {}
     stack: list[tuple[Any, bool]] = [(tree, False)]
@@ -766,12 +765,12 @@ def _children(node: Any) -> list[Any]:
 
 
 def _remade(node: Any, done: dict[int, Any], path: dict[int, int]) -> Any:
-    """The container with its children as they are now; one that is not done yet lies around this one.
+    """Copy a container with its children's copies; an uncopied child is a container around this one.
 
     Args:
         node: the container.
-        done: the containers that were remade, by `id`.
-        path: the level of each container that this one lies in, and its own.
+        done: the copied containers, by `id` of the original.
+        path: the level of each container around this one, and its own.
     """
 
     def now(child: Any) -> Any:

@@ -1,6 +1,6 @@
 """The state of an unpickling and its limits: the stack, the memo, names, storages and budgets, as opcodes change them.
 
-Everything that a machine calls on the way takes a `MachineState`; only `machine` knows how the opcodes are run.
+Every function that a machine calls takes a `MachineState`; only `machine` runs opcodes.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ if TYPE_CHECKING:
     from ckptools.pickles.objects import Claim, Mesh
 
 
-# -- what the pickles of one checkpoint's ranks repeat: shard records, tuples of ints, arrays --------------------------
-# Every rank file lists the shards of all ranks for every ShardedTensor, so that what one file lists is in all of them.
+# -- values that the pickles of one checkpoint's ranks repeat: shard records, tuples of ints, arrays -------------------
+# Every rank file lists the shards of all ranks for every ShardedTensor, so that all files contain the same list.
 #
-# Where ranks gather their random states, every file has those of all: of 256 ranks 65,536 states of 625 ints and as
-# many arrays of 2.5 kB, of which 256 differ. Only immutable values are shared: tuples of ints, and bytes.
+# If ranks gather their random states, every file has those of all ranks: for 256 ranks 65,536 states of 625 ints and as
+# many arrays of 2.5 kB, of which 256 are distinct. Only immutable values are shared: tuples of ints, and bytes.
 
 
 MAX_VALUES_KEPT = 128 << 20
-"""Bytes of pickle whose values are remembered of one checkpoint; what goes beyond is made anew."""
+"""Bytes of pickle whose values are cached for one checkpoint; values beyond are made anew."""
 
 MAX_ROWS_KEPT = 64 << 20
-"""Bytes of records that are known again; others are read as if they were new."""
+"""Bytes of records that are recognised when repeated; others are read as if they were new."""
 
 MAX_RECORDS = 1 << 20
-"""Distinct shards that are remembered from one file to the next."""
+"""Distinct shards that are cached from one file to the next."""
 
 
 class RepeatedRecords:
-    """What the pickles of one checkpoint's ranks repeat; one is handed from file to file.
+    """A cache of values that the pickles of one checkpoint's ranks repeat; it is passed from file to file.
 
     Args:
-        limit: bytes of values that are remembered; 0 for a file that is read alone.
+        limit: bytes of values that are cached; 0 for a file that is read alone.
 
     Attributes:
-        rows: by how they are spelled and the words in them, for each kind of record those that were met (`batches`).
-        layouts: what DTensors of one layout have in common.
-        values: what else they repeat, byte for byte.
+        rows: known records of each kind, by their bytes and the words in them (`batches`).
+        layouts: data that DTensors of one layout share.
+        values: other repeated values, by their bytes.
     """
 
     def __init__(self, limit: int = MAX_VALUES_KEPT) -> None:
@@ -61,12 +61,12 @@ class RepeatedRecords:
         self.values = RepeatedValues(limit)
 
     def has_room(self, nbytes: int) -> bool:
-        """Whether so many bytes of records more are remembered; takes the room."""
+        """Whether this many more bytes of records fit; reserves the room."""
         self.room -= nbytes
         return self.room >= 0
 
     def shard(self, offsets: Ints, sizes: Ints, rank: int | None) -> Shard:
-        """The one shard without a source of these offsets, sizes and rank."""
+        """The one shared shard without a source, with these offsets, sizes and rank."""
         found = self._shards.get((offsets, sizes, rank))
         if found is None:
             if len(self._shards) >= MAX_RECORDS:
@@ -75,7 +75,7 @@ class RepeatedRecords:
         return found
 
     def shard_list(self, shards: list[Shard]) -> tuple[Shard, ...]:
-        """The one tuple of these shards."""
+        """The one shared tuple of these shards."""
         return self._lists.setdefault(tuple(map(id, shards)), tuple(shards))
 
 
@@ -83,17 +83,17 @@ class RepeatedRecords:
 
 
 HEAD = 32
-"""Bytes by which a tuple is found before it is compared."""
+"""Bytes by which a tuple is looked up before it is compared in full."""
 
 MIN_BYTES = 256
-"""Shorter bytes cost more to remember than to hold again."""
+"""Shorter bytes cost more to look up than to hold twice."""
 
 
 class RepeatedValues:
-    """The values that are shared; one is handed from file to file.
+    """A cache of repeated tuples and bytes; it is passed from file to file.
 
     Args:
-        limit: bytes of pickle that are remembered; 0 for a file that is read alone.
+        limit: bytes of pickle that are cached; 0 for a file that is read alone.
     """
 
     def __init__(self, limit: int = MAX_VALUES_KEPT) -> None:
@@ -103,15 +103,15 @@ class RepeatedValues:
         self._bytes: dict[bytes, bytes] = {}
 
     def tuple_at(self, data: bytes, at: int) -> bytes | None:
-        """The bytes of a known tuple that a pickle spells at `at`, up to its TUPLE; None where there is none."""
+        """The bytes of a known tuple at `at` in a pickle, up to its TUPLE; None if there is none."""
         spelled = self._by_head.get(data[at : at + HEAD])
         return spelled if spelled is not None and data.startswith(spelled, at) else None
 
     def of_tuple(self, spelled: bytes, times: int) -> tuple[int, ...]:
-        """The tuple of ints that a run and its TUPLE spell; `times` counts how often this file has spelled it.
+        """The tuple of ints that a run and its TUPLE make; `times` counts its occurrences in this file.
 
-        No two places in one file share one: trees are judged by how much of them is shared (`model.tree`), and
-        the pickle shares nothing here.
+        No two places in one file share a tuple: tree limits count how much of a tree is shared (`model.tree`), and the
+        pickle shares nothing here.
         """
         known = self._tuples.get((spelled, times))
         if known is None:
@@ -122,7 +122,7 @@ class RepeatedValues:
         return known
 
     def of_bytes(self, data: bytes) -> bytes:
-        """The one object for these bytes."""
+        """The one shared object for these bytes."""
         known = self._bytes.get(data, data) if len(data) >= MIN_BYTES else data
         if known is data and len(data) >= MIN_BYTES and self._room(data):
             self._bytes[data] = data
@@ -133,25 +133,25 @@ class RepeatedValues:
         return self._left >= 0
 
 
-# -- ints that follow each other ---------------------------------------------------------------------------------------
+# -- consecutive ints --------------------------------------------------------------------------------------------------
 
-# Every rank file of a job that gathers its random states holds those of all ranks, and each has 624 numbers of Python's
-# generator: of 256 ranks 160,000 opcodes, half of the pickle. An int means the same wherever it stands, takes no memo
-# number and refers to nothing, so one regular expression recognises a run of them and `struct` decodes it. A tuple that
-# is nothing but such a run is one object for all ranks' files that spell it alike.
+# Every rank file of a job that gathers its random states holds those of all ranks, each with 624 numbers of Python's
+# generator: for 256 ranks 160,000 opcodes, half of the pickle. An int means the same at any place, takes no memo number
+# and refers to nothing, so one regular expression recognises a run of them and `struct` decodes it. A tuple of just
+# such a run is one object for all ranks' files that contain it.
 #
-# This changes how fast a pickle is read and nothing else. Ints of other widths, runs of a few, and those that begin
-# with a small int, as sizes do, are left to the handlers of single opcodes. Source: Lib/pickletools.py (BININT1,
-# BININT2, BININT, LONG1, TUPLE).
+# This changes only the speed of reading. Ints of other widths, short runs, and runs that begin with a small int, as
+# sizes do, are left to the handlers of single opcodes. Source: Lib/pickletools.py (BININT1, BININT2, BININT, LONG1,
+# TUPLE).
 
 MIN_RUN = 8
-"""Ints that are worth it."""
+"""Shorter runs are not worth it."""
 
 MAX_RUN = 1000
-"""Ints between two looks at the machine's budgets; a pickle of Python's ends its batches here too."""
+"""Ints between two checks of the machine's budgets; Python's own pickles end their batches here too."""
 
 BEGIN_RUNS = b"J\x8a"
-"""Opcodes of the ints that a run is looked for behind."""
+"""Opcodes of the ints behind which a run is searched."""
 
 RUN = re.compile(rb"(?:J.{4}|\x8a\x05.{4}\0|\x8a\x08.{8}|K.|M..){%d,%d}" % (MIN_RUN, MAX_RUN), re.DOTALL)
 
@@ -159,14 +159,14 @@ _INT = re.compile(rb"([JKM]|\x8a[\x05\x08])(?:(?<=J).{4}|(?<=\x05).{5}|(?<=\x08)
 """One int of a run, as its opcode; LONG1 with its length."""
 
 _FORMS = ((b"\x8a\x05", b"xxLx"), (b"\x8a\x08", b"xxq"), (b"K", b"xB"), (b"M", b"xH"), (b"J", b"xi"))
-"""The `struct` form of each. A LONG1 of 5 bytes whose last is zero holds 32 bits without a sign."""
+"""The `struct` form of each opcode. A LONG1 of 5 bytes whose last byte is zero is an unsigned int of 32 bits."""
 
 
 _WORDS = re.compile(rb"(?:J...[\0-\x7f]|\x8a\x05....\0)*", re.DOTALL)
-"""Ints of 32 bits without a sign, of which random states are made."""
+"""A run of unsigned 32-bit ints, as in random states."""
 
 _WORD = re.compile(rb"(?:J|\x8a\x05)(....)\0?", re.DOTALL)
-"""One of those; behind it is another opcode, so that no zero byte is but its own."""
+"""One of these ints; it must be followed by another opcode, so that a zero byte is its own."""
 
 
 def ints_of_run(spelled: bytes) -> tuple[int, ...]:
@@ -185,7 +185,7 @@ def ints_of_run(spelled: bytes) -> tuple[int, ...]:
 
 MAX_OPCODES = 50_000_000
 BLOCK = 1000
-"""Opcodes between two looks at the sizes of stack and memo."""
+"""Opcodes between two checks of the sizes of stack and memo."""
 
 MAX_STACK = 4_000_000
 MAX_MEMO = 8_000_000
@@ -195,26 +195,26 @@ MAX_INT_BYTES = 1024
 MAX_INT_DIGITS = 2400
 MAX_FLAT_KEY = 64
 MAX_TUPLE_KEYS = 10_000
-"""Tuples of ints can be chosen to collide; of this many the worst takes a few seconds."""
+"""Tuples of ints can be chosen to collide; with this many the worst case takes a few seconds."""
 
 SAFE_INT = 2**61 - 1
 """Python hashes an int modulo this: larger ones can be chosen to collide, so they do not become dict keys."""
 
 FREE_WORK = 1_000_000
 WORK_PER_BYTE = 2
-"""Elements that calls may go through: no more than the pickle can have spelled out for them, with some room."""
+"""Elements that calls may process per byte of pickle: what the pickle can have written for them, with some room."""
 
 
 class PickleError(ValueError):
-    """The stream is no pickle that torch.save writes, or asks for more than the budgets allow."""
+    """The stream is not a pickle of torch.save, or exceeds the budgets."""
 
 
 class CutError(PickleError):
-    """The bytes end before the pickle does; where it is the front of a larger file, more of that may help."""
+    """The bytes end before the pickle does; if they are the front of a larger file, more bytes may help."""
 
 
 class UnusualError(ValueError):
-    """A pickle does something with a skipped record that only reading it opcode by opcode gets right."""
+    """A pickle uses a skipped record in a way that requires reading it opcode by opcode."""
 
 
 # -- the state ---------------------------------------------------------------------------------------------------------
@@ -230,25 +230,25 @@ class MachineState:
 
     Attributes:
         data: the pickle.
-        memo: what the pickle has given a number.
+        memo: memo entries by number.
         globals: every name that the pickle mentions, in order of first use.
-        next_number: one more than the highest number given; picklers count upwards.
+        next_number: one more than the highest memo number; picklers count upwards.
         storages: every storage that it mentions, by key.
-        claims: `(rank, world size)` that sharded tensors in it say they were saved with; the rank may be None.
+        claims: `(rank, world size)` as stated by sharded tensors in it; the rank may be None.
         modules: whether an object has the state of an `nn.Module`.
         meshes: device meshes that may be slices of larger ones.
-        repeated: what the pickles of other ranks have in common with this one.
-        fast: whether anything is read in runs.
+        repeated: values that this pickle shares with those of other ranks.
+        fast: whether runs and batches are used.
         skipped: opcodes of ints that were read in runs.
-        tuples_met: how often tuples of ints were met, by how they are spelled.
-        flat: these tuples, by their `id`: walks need not look at each int.
-        work: how many more elements calls may go through: a call may name a big list again and again.
-        tuple_keys: tuples that are keys.
-        locate: returns where a storage's bytes are: `(file, byte offset, record name, CRC-32)`, None where the
-            file is cut short before them. None when it has none.
-        by_column: names of the classes whose records are read in batches, because somebody reads their columns.
+        tuples_met: how often each tuple of ints occurred, by its bytes.
+        flat: these tuples, by their `id`: walks need not visit each int.
+        work: remaining number of elements that calls may process: a call may name a big list again and again.
+        tuple_keys: number of tuples that are dict keys.
+        locate: returns the place of a storage's bytes: `(file, byte offset, name of the zip entry, CRC-32)`, None if
+            the file is cut before them. It is None for a pickle without storages.
+        by_column: names of the classes whose records are read in batches, because their columns are used.
         breaks: offsets of opcodes that are not read together with others, in order.
-        stopped_at: offset behind STOP; None while it was not met.
+        stopped_at: offset behind STOP; None before STOP.
     """
 
     breaks: Sequence[int] = ()
@@ -283,12 +283,12 @@ class MachineState:
         self.stopped_at: int | None = None
 
     def check_opcodes(self, handled: int) -> None:
-        """Refuse a pickle of too many opcodes, those that were handled one by one and the others."""
+        """Refuse a pickle of too many opcodes, whether read one by one or together."""
         if handled + self.skipped >= MAX_OPCODES:
             raise PickleError(f"more than {MAX_OPCODES} opcodes")
 
     def check_sizes(self, stacked: int) -> None:
-        """Refuse a pickle whose stack or memo has outgrown its budget; asked once per block of opcodes."""
+        """Refuse a pickle whose stack or memo has outgrown its budget; called once per block of opcodes."""
         if stacked > MAX_STACK:
             raise PickleError(f"more than {MAX_STACK} values on the pickle's stack")
         if len(self.memo) > MAX_MEMO:
@@ -305,29 +305,29 @@ class MachineState:
             raise CutError(f"a length of {length} where {max(len(self.data) - at, 0)} bytes remain")
 
     def spend(self, elements: int) -> None:
-        """Account for a call that goes through a number of elements.
+        """Charge a call that processes a number of elements.
 
         Raises:
-            PickleError: calls have gone through more than the pickle can mean.
+            PickleError: calls have processed more than the pickle can mean.
         """
         self.work -= elements
         if self.work < 0:
             raise PickleError("its calls unfold to far more than the pickle holds")
 
     def line(self, at: int) -> tuple[str, int]:
-        """Return the text up to the next newline, and where to go on."""
+        """Return the text up to the next newline, and the offset behind it."""
         end = self.newline(at)
         return self.data[at:end].decode("utf-8"), end + 1
 
     def newline(self, at: int) -> int:
-        """Return where the next newline is."""
+        """The offset of the next newline."""
         end = self.data.find(b"\n", at)
         if end < 0:
             raise CutError("a text argument without an end")
         return end
 
     def key(self, key: Any) -> Any:
-        """Return `key`, or an object that stands for it, such that hashing it costs little and cannot be made to.
+        """Return `key`, or a stand-in, so that hashing is cheap and collisions cannot be forced.
 
         Containers that share structure take forever to hash, and big ints can be made to collide; such keys do not
         occur in real checkpoints and are kept by identity.
@@ -353,10 +353,10 @@ class MachineState:
         return found
 
     def meet(self, name: Global) -> None:
-        """Take note of a name that the pickle mentions for the first time."""
+        """Note a name that the pickle mentions for the first time."""
 
     def without_slots(self, value: Any) -> Any:
-        """The value with what belongs into its slots; only `slots` makes some."""
+        """Fill a value's slots; only `alike` makes values with slots."""
         return value
 
     def placed(self, tensor: Tensor, local: Tensor, mesh: Any, placements: tuple[Any, ...]) -> Tensor:
@@ -370,13 +370,13 @@ class MachineState:
         known = self.storages.setdefault(storage.key, storage)
         if known.dtype == storage.dtype and known.numel == storage.numel:
             return known
-        if known.numel or storage.numel:  # torch gives storages without bytes, whatever their dtypes, one key
+        if known.numel or storage.numel:  # torch gives all storages without bytes one key, whatever their dtypes
             raise PickleError(f"storage {describe_for_error(storage.key)} is described in two ways")
         return storage
 
 
 class _OddKey(Opaque):
-    """Stands for a dict key that is not hashed. Keys are printed often, so its text is made once."""
+    """Stands in for a dict key that is not hashed. Keys are printed often, so its text is made once."""
 
     __slots__ = ("_text",)
 

@@ -1,4 +1,4 @@
-"""Objects that a pickle describes and nothing makes: storages, numpy's arrays, device meshes, attributes."""
+"""Objects that a pickle describes and ckptools keeps as data: storages, numpy's arrays, device meshes, attributes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Global, NumpyArray, NumpyDtype, Opaque, describe_for_error
 
 MAX_NDIM = 64
-"""Dimensions of a tensor or array; numpy and torch stop here too."""
+"""Dimensions of a tensor or array; numpy and torch have the same limit."""
 
 
 class Storage(Opaque):
-    """A storage that a persistent id names: where a tensor's elements come from.
+    """A storage in a persistent id: the source of a tensor's elements.
 
     Attributes:
-        key: the record is `data/<key>`.
+        key: the zip entry is `data/<key>`.
         dtype: of its elements; `uint8` for an untyped storage.
         numel: number of elements.
         location: device tag, such as `cpu` or `cuda:3`.
@@ -37,7 +37,7 @@ class Storage(Opaque):
 
     @classmethod
     def from_pid(cls, pid: Any) -> Storage:
-        """Read torch's persistent id: `('storage', storage class, key, location, numel)`.
+        """Parse torch's persistent id: `('storage', storage class, key, location, numel)`.
 
         Raises:
             ValueError: it is something else.
@@ -59,7 +59,7 @@ def attributes(value: Any) -> dict[str, Any]:
 
 
 def attributes_in(state: Any) -> dict[str, Any]:
-    """The attributes in what an object's `__setstate__` would have got."""
+    """The attributes in a state for an object's `__setstate__`."""
     if isinstance(state, dict):
         return state
     parts = [part for part in state[:2] if isinstance(part, dict)] if isinstance(state, tuple) else []
@@ -68,19 +68,19 @@ def attributes_in(state: Any) -> dict[str, Any]:
     return parts[0] if parts else {}
 
 
-# -- the state of numpy's arrays and dtypes, taken without numpy -------------------------------------------------------
+# -- the state of numpy's arrays and dtypes, read without numpy --------------------------------------------------------
 
 # Source: numpy/_core/src/multiarray (`array_setstate`, `arraydescr_setstate`).
 
 
 def build_dtype(target: NumpyDtype, state: Any) -> None:
-    """Give a dtype its state: version, byte order, subarray, names, fields, size, alignment, flags, and a time's unit.
+    """Set a dtype's state: version, byte order, subarray, names, fields, size, alignment, flags, and a time's unit.
 
     Raises:
-        ValueError: the state is none that numpy writes.
+        ValueError: numpy does not write such a state.
     """
     _, order, subarray, names, fields, *rest = state
-    itemsize, _, flags, last = (*rest, *(-1, 1, 0, None)[len(rest) :])[:4]  # older states end earlier
+    itemsize, _, flags, last = (*rest, *(-1, 1, 0, None)[len(rest) :])[:4]  # older states are shorter
     if not isinstance(order, str) or order not in ("<", ">", "|", "="):
         raise ValueError(f"a numpy dtype of byte order {describe_for_error(order)}")
     if names is not None:
@@ -122,7 +122,7 @@ def _fields(names: Any, fields: Any) -> list[Field]:
 
 
 def structured(fields: Sequence[Field], itemsize: Any, aligned: bool, record: bool) -> str:
-    """A structured dtype as the dict that `numpy.dtype` takes; for a record array as a pair of `numpy.record` and that.
+    """A structured dtype as the dict that `numpy.dtype` takes; for a record array, `numpy.record` and the dict.
 
     Raises:
         ValueError: it unfolds to far more than a dtype has.
@@ -151,7 +151,7 @@ def _within(text: str) -> str:
 
 
 def _time_unit(metadata: Any) -> str:
-    """The unit of a numpy time as its dtype spells it: `[s]`, `[25us]`; nothing for a time without one."""
+    """The unit of a numpy time as in its dtype: `[s]`, `[25us]`; "" for a time without one."""
     inner = metadata[1] if isinstance(metadata, tuple) and len(metadata) == 2 else None
     unit, count = inner[:2] if isinstance(inner, tuple) and len(inner) >= 2 else (None, None)
     if not isinstance(unit, bytes) or not unit.isalpha() or len(unit) > 7 or type(count) is not int:
@@ -160,10 +160,10 @@ def _time_unit(metadata: Any) -> str:
 
 
 def build_array(target: NumpyArray, state: Any) -> None:
-    """Give an array its state: version, shape, dtype, whether in Fortran's order, bytes or a list of objects.
+    """Set an array's state: version, shape, dtype, whether in Fortran's order, bytes or a list of objects.
 
     Raises:
-        ValueError: the state is none that numpy writes, or its bytes are not as many as it says.
+        ValueError: numpy does not write such a state, or the number of bytes is wrong.
     """
     _, shape, dtype, fortran, data = state
     target.shape, target.fortran_order = array_shape(shape), fortran is True
@@ -175,10 +175,10 @@ def build_array(target: NumpyArray, state: Any) -> None:
 
 
 def array_shape(shape: Any) -> tuple[int, ...]:
-    """The shape of an array, as the file has it.
+    """The shape of an array as in the file.
 
     Raises:
-        ValueError: it is no tuple of sizes.
+        ValueError: it is not a tuple of sizes.
     """
     ok = isinstance(shape, tuple) and len(shape) <= MAX_NDIM and all(type(n) is int and 0 <= n < 1 << 63 for n in shape)
     if not ok:
@@ -187,10 +187,10 @@ def array_shape(shape: Any) -> tuple[int, ...]:
 
 
 def array_data(shape: tuple[int, ...], dtype: str, data: bytes) -> bytes:
-    """`data`, if the array has that many bytes; a dtype with fields or units states no size.
+    """Return `data` if it has the array's size; a dtype with fields or units states no size.
 
     Raises:
-        ValueError: it has another number of them.
+        ValueError: it has another size.
     """
     kind, width = dtype[1:2], dtype[2:]
     if dtype[1:] == "O":
@@ -205,16 +205,15 @@ def array_data(shape: tuple[int, ...], dtype: str, data: bytes) -> bytes:
     return data
 
 
-# -- the DeviceMesh of a DTensor: which rank has which place, and what it says of the world ----------------------------
+# -- the DeviceMesh of a DTensor: the place of each rank, and the size of the world ------------------------------------
 # DeviceMesh has three forms: up to 2.9 `mesh` (an int tensor of ranks), `_flatten_mesh_list` (the same numbers as plain
 # ints) and `_coordinate_on_dim`; then `_layout`, `_flatten_rank_map` (of the root mesh), `_rank` and
-# `_coordinate_on_dim`. So no tensor has to be read for it. A `_layout` is in 2.13 one `_FlatLayout(shape, stride)` per
-# dimension, and before that a `shape` and a `stride` of all: numbers where a mesh was flattened, tuples in tuples where
-# it was flattened from dimensions that do not follow each other.
+# `_coordinate_on_dim`. So no tensor has to be read. A `_layout` is in 2.13 one `_FlatLayout(shape, stride)` per
+# dimension, and before that one `shape` and one `stride` for all: numbers if a mesh was flattened, nested tuples if it
+# was flattened from dimensions that do not follow each other.
 #
 # Source: torch/distributed/device_mesh.py, _mesh_layout.py; checked on files of torch 2.2.2, 2.3.1, 2.4.1, 2.6.0,
-# 2.9.1,
-# 2.11.0, 2.12.0 and 2.13.0.
+# 2.9.1, 2.11.0, 2.12.0 and 2.13.0.
 
 
 MAX_MESH = 1 << 20
@@ -227,15 +226,15 @@ Claim = tuple[int | None, int]
 
 
 class Mesh(NamedTuple):
-    """A device mesh as one rank saw it.
+    """A device mesh as stated by one rank.
 
     Attributes:
         sizes: ranks per mesh dimension.
-        coordinate: this rank's place in it; None on a rank that is not in the mesh.
+        coordinate: this rank's place in it; None on a rank outside the mesh.
         rank: this rank, if the file states it.
         ranks: rank of every coordinate in row-major order; None if the file does not state it.
         world_size: ranks of the world; None if the file does not state it.
-        at_least: ranks that the world has at least.
+        at_least: lower bound for the ranks of the world.
     """
 
     sizes: Ints
@@ -247,10 +246,10 @@ class Mesh(NamedTuple):
 
 
 def mesh_of(value: Any) -> Mesh:
-    """The mesh that the state of a DeviceMesh describes.
+    """Parse the state of a DeviceMesh.
 
     Raises:
-        ValueError: it is of no form that torch has written, or contradicts itself.
+        ValueError: torch has not written such a form, or it contradicts itself.
     """
     fields = attributes(value)
     layout = fields.get("_layout")
@@ -271,13 +270,13 @@ def mesh_of(value: Any) -> Mesh:
 
 
 def worlds(outermost: int, ranks: Ints | None) -> tuple[int | None, int]:
-    """Ranks of the world, and ranks that it has at least.
+    """The number of ranks of the world, if known, and a lower bound for it.
 
     A mesh may be made over some of the ranks, as a pipeline stage's `DeviceMesh("cuda", [2, 3])` is.
 
     Args:
-        outermost: ranks of the outermost mesh that is known.
-        ranks: of that mesh, or of a slice that does not name it; None if the file does not state them.
+        outermost: number of ranks of the outermost known mesh.
+        ranks: ranks of that mesh, or of a slice that does not name it; None if the file does not state them.
     """
     at_least = max(outermost, max(ranks or (0,)) + 1)
     whole = ranks is None or sorted(ranks) == list(range(at_least))
@@ -288,8 +287,8 @@ def claims_of(claims: Iterable[Claim], meshes: Iterable[Mesh]) -> tuple[frozense
     """The claims of a file, and whether its world sizes are only lower bounds.
 
     Args:
-        claims: what ShardedTensors say.
-        meshes: several in one file may be parts of one world: the one with the most ranks speaks for all.
+        claims: claims of ShardedTensors.
+        meshes: the meshes of a file, which may be parts of one world: the one with the most ranks counts.
     """
     listed, sure = list(meshes), max((world for _, world in claims), default=0)
     most = max((mesh.at_least for mesh in listed), default=0)
@@ -299,14 +298,15 @@ def claims_of(claims: Iterable[Claim], meshes: Iterable[Mesh]) -> tuple[frozense
 
 
 Axis = list[tuple[int, int]]
-"""Sizes and strides of what a mesh dimension is made of, outermost first: none for one rank, several where it was
-flattened from dimensions that do not follow each other."""
+"""Sizes and strides that make up a mesh dimension, outermost first: empty for one rank, several if it was flattened
+from dimensions that do not follow each other.
+"""
 
 
 def _ranks(
     known: Ints | None, sizes: Ints, axes: list[Axis] | None, place: Ints | None, rank: int | None
 ) -> Ints | None:
-    """Rank of every coordinate. With axes the list is the root mesh's, and ours the slice that holds `rank`."""
+    """Rank of every coordinate. With axes, `known` is the root mesh's list, and this mesh the slice with `rank`."""
     if known is None:
         return None
     if axes is None:
@@ -328,7 +328,7 @@ def _axes(value: Any) -> list[Axis]:
     """The mesh dimensions of a `_MeshLayout`.
 
     Raises:
-        ValueError: it is of no form that torch has written.
+        ValueError: torch has not written such a form.
     """
     fields = attributes(value)
     listed = [attributes(axis) for axis in (fields.get("axes") or ())[: MAX_MESH_DIMS + 1]]
@@ -347,10 +347,10 @@ def _in_tuple(value: Any) -> tuple[Any, ...]:
 
 
 def _numbers(value: Any) -> Ints:
-    """The numbers of a mesh dimension, which may be in tuples of tuples.
+    """The numbers of a mesh dimension, which may be in nested tuples.
 
     Raises:
-        ValueError: it holds something else, or too many.
+        ValueError: it contains something else, or too many numbers.
     """
     found = _in_tuple(value)
     for _ in range(MAX_MESH_DIMS):
@@ -371,7 +371,7 @@ def _mesh_shape(fields: dict[str, Any]) -> Ints:
 
 
 def _world_size(fields: dict[str, Any], sizes: Ints) -> int:
-    """Ranks of the outermost mesh that this one was sliced from."""
+    """Ranks of the outermost mesh from which this one was sliced."""
     world = prod(sizes)
     for _ in range(8):
         outer = fields.get("_root_mesh") or fields.get("_parent_mesh")
@@ -396,4 +396,4 @@ def _flat_index(sizes: Ints, coordinate: Ints) -> int:
 
 
 OTHERS = Mesh((), None, None, None, None, 2)
-"""Stands for what a file says that holds pieces of a tensor and not all: that there is another rank."""
+"""Marks a file with only pieces of a tensor: there is at least one other rank."""

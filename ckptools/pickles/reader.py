@@ -1,4 +1,4 @@
-"""One torch.save file, also compressed or in a tar, read inertly: its tree, and what it says of itself."""
+"""Read one torch.save file inertly, also compressed or in a tar: its tree, and its claims about rank and world size."""
 
 from __future__ import annotations
 
@@ -50,24 +50,24 @@ class Saved(_SavedFields):
     Attributes:
         path: the file.
         tree: plain values, lazy tensors and opaque objects.
-        claims: `(rank, world size)` as its sharded tensors say; more than one when they contradict each other.
+        claims: `(rank, world size)` as stated by its sharded tensors; several if they contradict each other.
         names: dotted names of everything that the pickle mentions, in order.
         nbytes: size of the file.
         modified: file time, seconds since 1970.
-        bytes_read: how much of it was read.
-        form: what it is beside a zip archive, in words: `gzip`, `tar`, `pickle stream`; "" for nothing else.
-        at_least: whether the world sizes in `claims` are only what the world has at least, by a slice of its mesh.
+        bytes_read: number of bytes read from it.
+        form: its form, if not a plain zip archive, in words: `gzip`, `tar`, `pickle stream`; else "".
+        at_least: whether the world sizes in `claims` are only lower bounds, because they come from a slice of a mesh.
         modules: whether an object in it has the state of an `nn.Module`.
-        provenance: what it says of where it comes from, if `consolidate` wrote it.
-        cut: whether it is cut short, and the tree has tensors without bytes where these are behind the cut.
-        root: the root folder of its archive, which torch calls as it called the file.
+        provenance: the provenance record, if `consolidate` wrote the file.
+        cut: whether it is cut short; the tree then has tensors without bytes for those behind the cut.
+        root: the root folder of its archive, which torch names after the file that it wrote.
     """
 
     __slots__ = ()
 
     @property
     def content(self) -> Any:
-        """The tree, or what is known of a file that is like another, whose tree is made when it is asked for."""
+        """The tree; for a file that matches a pattern, an `Alike`, which builds its tree on demand."""
         return self[1]
 
     @property
@@ -80,15 +80,15 @@ class Saved(_SavedFields):
 def read(path: Path, repeated: RepeatedRecords | None = None, salvage: bool = False) -> Saved:
     """Read the structure of a torch.save file: the zip directory, the headers and the pickle, no tensor bytes.
 
-    A compressed file is unpacked into a temporary one; of a tar the torch.save file in it is read.
+    A compressed file is unpacked into a temporary one; in a tar, the torch.save file is read.
 
     Args:
         path: the file.
-        repeated: what the pickles of other ranks' files have spelled; None for a file that is read alone.
-        salvage: read a zip archive that is cut short as far as it is here.
+        repeated: values shared with the pickles of other ranks' files; None for a file that is read alone.
+        salvage: read a zip archive that is cut short as far as it goes.
 
     Raises:
-        ReadError: it is cut, damaged, or no torch.save file.
+        ReadError: it is cut, damaged, or not a torch.save file.
     """
     with File(path) as file, decompressed(file) as (opened, forms):
         if forms[-1:] == ("tar",):
@@ -101,7 +101,7 @@ def read(path: Path, repeated: RepeatedRecords | None = None, salvage: bool = Fa
 
 
 def holds_ranks(path: Path) -> bool:
-    """Whether a file is a `.nemo` with weights of model-parallel ranks, by the names in it.
+    """Whether a file is a `.nemo` with the weights of model-parallel ranks, by the names of its members.
 
     Raises:
         ReadError: it cannot be read.
@@ -118,7 +118,7 @@ def read_ranks(path: Path) -> tuple[dict[str, Saved], int | None]:
     """Read the weights of each model-parallel rank in a `.nemo`, by the name of the member.
 
     Returns:
-        These, and the number of ranks; None where the file does not state it.
+        The weights, and the number of ranks, None if the file does not state it.
 
     Raises:
         ReadError: it is cut or damaged.
@@ -146,10 +146,10 @@ def claims_in(machine: Machine) -> tuple[frozenset[Claim], bool]:
 
 
 def probe(path: Path) -> None:
-    """Check what is cheap to check of a file: a zip's or tar's directory, the header of an older file.
+    """Make the cheap checks of a file: of a zip's or tar's directory, or the header of an older file.
 
     Raises:
-        ReadError: it is cut short or no torch.save file. Of a compressed file only its first bytes are known.
+        ReadError: it is cut short or not a torch.save file. Of a compressed file only its first bytes are checked.
     """
     with File(path) as file:
         content = content_of(head_of(file))
@@ -165,41 +165,41 @@ def probe(path: Path) -> None:
             zip_archive.probe(file)
 
 
-# -- files of which most are like others -------------------------------------------------------------------------------
+# -- many files that match a few patterns ------------------------------------------------------------------------------
 
 
 MAX_MISSES = 8
-"""Files that may be unlike those before, beyond as many as are like one, before no other is compared."""
+"""Files without a match, beyond the number with one, after which no further file is compared."""
 
 MAX_PATTERNS = 8
-"""Files that others are compared with; each is interpreted several times, by every process that reads."""
+"""At most this many patterns; each is interpreted several times, by every reading process."""
 
 FILES_PER_PATTERN = 16
-"""Files for each of these but the first: that many repay it."""
+"""Files per pattern after the first: this many repay its cost."""
 
 MIN_HITS = 2
-"""Files that must be like another, for each of these beyond two: where each file is another, none repays it."""
+"""Matching files required for each pattern beyond two: if every file is different, no pattern repays its cost."""
 
 MIN_ALIKE = 8
-"""Files whose names differ in numbers alone, from which on they are compared."""
+"""At least this many files, with names that differ only in numbers, are compared."""
 
 
 def first_of_many(paths: Sequence[Path]) -> Path | None:
-    """The first local file that others can be like, by their names; None where these are few."""
+    """The first local file that may serve as a pattern, by the names of the files; None if there are few."""
     local = {path: re.sub(r"\d+", "#", str(path)) for path in paths if not isinstance(path, RemotePath)}
     counted = Counter(local.values())
     return next((path for path, name in local.items() if counted[name] >= MIN_ALIKE), None)
 
 
 class AlikeFiles:
-    """Reads files that are like others of their checkpoint: the first one, or the first of another kind.
+    """Reads files that match a pattern: the checkpoint's first file, or the first file of another kind.
 
     Args:
-        first: the file that others are compared with; None to compare none.
-        files: how many files there are.
+        first: the first pattern; None to compare no files.
+        files: number of files.
 
     Attributes:
-        firsts: all files that others are compared with.
+        firsts: the files of all patterns.
     """
 
     def __init__(self, first: Path | None, files: int = 0) -> None:
@@ -210,7 +210,7 @@ class AlikeFiles:
         self._unlike: dict[int, Path] = {}
 
     def read(self, path: Path) -> Saved | None:
-        """Read a file as `read` does; None for one that is like no other, or cannot be read."""
+        """Read a file as `read` does; None if it matches no pattern, or cannot be read."""
         numbers = range(len(self.firsts)) if self._misses < MAX_MISSES else ()
         for number in sorted(numbers, key=lambda number: number != self._last):
             pattern = self.pattern(number)
@@ -224,10 +224,10 @@ class AlikeFiles:
         return None
 
     def missed(self, saved: Saved) -> Path | None:
-        """Take note of a file that is like no other; return an earlier one, if others are compared with that now.
+        """Note a file without a match; return an earlier one if it now becomes a pattern.
 
-        It is compared with others as soon as a second file has tensors of its names and sizes: ranks that hold the
-        last rows of a tensor, or none of them, are fewer than those before.
+        A file becomes a pattern once a second file has tensors of its names and sizes: ranks that hold the last rows of
+        a tensor, or none of them, are fewer than those before.
         """
         repaid = self._hits >= MIN_HITS * (len(self.firsts) - 1)
         if len(self.firsts) >= self._most or not repaid or self.pattern(0) is None:
@@ -239,10 +239,10 @@ class AlikeFiles:
         return earlier
 
     def received(self, saved: Saved) -> Saved:
-        """The content of a file that another process has read, with `Own` in the place of its tree.
+        """The content of a file that another process has read, with `Own` in place of its tree.
 
         Raises:
-            ValueError: the other process cannot have found this.
+            ValueError: the other process cannot have produced this.
         """
         own = saved.content
         pattern = self.pattern(own.like)
@@ -254,14 +254,14 @@ class AlikeFiles:
         return saved._replace(tree=Alike(pattern, saved.path, own), names=pattern.names)
 
     def pattern(self, number: int) -> Pattern | None:
-        """One of those that files are compared with; None where its file cannot be compared."""
+        """A pattern by its number; None if its file cannot be one."""
         while len(self._patterns) <= number < len(self.firsts):
             self._patterns.append(_pattern(self.firsts[len(self._patterns)]))
         return self._patterns[number] if 0 <= number < len(self._patterns) else None
 
 
 def _local_sizes(saved: Saved) -> int:
-    """A number that is the same for files whose tensors have the same names, dtypes and local sizes."""
+    """A hash that is equal for files whose tensors have the same names, dtypes and local sizes."""
     tensors = tensors_in(saved.tree)
     return hash(tuple((path, t.dtype, tuple(shard.box.sizes for shard in t.found)) for path, t in tensors))
 
@@ -276,7 +276,7 @@ def _pattern(path: Path) -> Pattern | None:
 
 @contextmanager
 def decompressed(file: File) -> Iterator[tuple[File, tuple[str, ...]]]:
-    """Yield the file, or a temporary one with what it unpacks to, and its contents, such as `("gzip", "zip")`.
+    """Yield the file, or a temporary one with its unpacked content, and its contents, such as `("gzip", "zip")`.
 
     Raises:
         ReadError: it cannot be unpacked.

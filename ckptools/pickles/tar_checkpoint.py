@@ -1,13 +1,13 @@
-"""The torch.save files in a tar, read where they lie: nothing is extracted.
+"""Read the torch.save files in a tar in place: nothing is extracted.
 
-Composer writes `ep0-ba5-rank0.tar` (or `.tar.gz`, `.tgz`, `.tar.bz2`, `.tar.lzma`) where a file name asks for it. The
+Composer writes `ep0-ba5-rank0.tar` (or `.tar.gz`, `.tgz`, `.tar.bz2`, `.tar.lzma`) if the file name asks for it. The
 state is the member `composer_states.pt`; in DeepSpeed runs a folder `deepspeed` lies beside it, in the tar of every
 rank. Source: composer/utils/checkpoint.py of Composer 0.7 to 0.28 (`tarball.add(tmpdir, arcname="")`, so the folder
 itself is a member called `/`).
 
-NeMo's `.nemo` is a tar, compressed or not, of `model_config.yaml`, `model_weights.ckpt`, and others (a tokenizer's),
-which are not read. Under model parallelism, and only then, the weights of each rank lie in a folder of their own,
-`mp_rank_00`, `tp_rank_00_pp_rank_001`. Sources: nemo/core/connectors/save_restore_connector.py,
+NeMo's `.nemo` is a tar, compressed or not, of `model_config.yaml`, `model_weights.ckpt`, and other files (a
+tokenizer's), which are not read. Under model parallelism, and only then, the weights of each rank lie in a folder of
+their own, `mp_rank_00`, `tp_rank_00_pp_rank_001`. Sources: nemo/core/connectors/save_restore_connector.py,
 nemo/utils/model_utils.py (`inject_model_parallel_rank`).
 """
 
@@ -38,16 +38,16 @@ def read_tar(file: File) -> tuple[Machine, Any]:
     """Read the torch.save file in a tar; return the machine that read it, and its tree.
 
     Raises:
-        ReadError: it holds none, several, or a DeepSpeed run's, or torch 0.1 wrote it.
+        ReadError: it has none, several, or a DeepSpeed run's, or torch 0.1 wrote it.
     """
     return _read_member(file, *_checkpoint_of(file, members(file)))
 
 
 def read_ranks(file: File) -> tuple[dict[str, tuple[Machine, Any]], int | None]:
-    """Read the weights of each model-parallel rank in a `.nemo`, and the number of ranks that its configuration states.
+    """Read the weights of each model-parallel rank in a `.nemo`, and the number of ranks in its configuration.
 
     Returns:
-        The machine and the tree by the name of the member; None where the configuration does not state the number.
+        The machine and the tree by the name of the member; and the number, None if the configuration states none.
 
     Raises:
         ReadError: one of them cannot be read.
@@ -67,7 +67,7 @@ def holds_ranks(file: File) -> bool:
 
 
 def _of_ranks(found: Mapping[str, Window]) -> dict[str, Window]:
-    """The weights that lie in folders of ranks; none where the configuration says that there is one rank."""
+    """The weights in folders of ranks; empty if the configuration states a single rank."""
     weights = _weights(found)
     alone = len(weights) == 1 and _stated_ranks(found) == 1
     return {} if alone or not all(RANK.fullmatch(name) for name in weights) else weights
@@ -80,7 +80,7 @@ def _stated_ranks(found: Mapping[str, Window]) -> int | None:
 
 
 def _weights(found: Mapping[str, Window]) -> dict[str, Window]:
-    """The files of weights among the members of a `.nemo`; none of any other tar."""
+    """The files of weights among the members of a `.nemo`; empty for any other tar."""
     if NEMO_CONFIG not in found:
         return {}
     return {name: found[name] for name in sorted(found) if name.rpartition("/")[2] == NEMO_WEIGHTS}

@@ -1,1 +1,1 @@
-"""Rebuilding the classes that checkpoints hold: tensors, ShardedTensor, DTensor, meshes, numpy."""
+"""Rebuild the classes in checkpoints: tensors, ShardedTensor, DTensor, meshes, numpy."""

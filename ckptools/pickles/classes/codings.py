@@ -1,11 +1,11 @@
-"""The `Coding` of each quantized class: how its codes and scales make the values that its `dequantize()` gives.
+"""The `Coding` of each quantized tensor class: how codes and scales are decoded, as its `dequantize()` does.
 
-A class is known by its last name. Each function makes a coding from a tensor's shape, dtype and attributes, or nothing
-where these are not as the class writes them.
+A class is recognised by its last name. Each function makes a coding from a tensor's shape, dtype and attributes, or
+None if these are not as the class writes them.
 
 Source: torchao 0.18.0 (optim/subclass_{8bit,4bit,fp8}.py, quantization/quantize_/workflows/{int8,intx,float8,nf4},
 prototype/quantized_training, prototype/mx_formats/{mx_tensor,nvfp4_tensor,utils,kernels}.py), torchao 0.7.0 and 0.13.0
-(dtypes/affine_quantized_tensor.py). Compared bit for bit with what these versions dequantize.
+(dtypes/affine_quantized_tensor.py). Compared bit for bit with `dequantize()` of these versions.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Opaque
 
 FLOATS = ("float32", "bfloat16", "float16")
-"""dtypes of scales and values that are computed with."""
+"""Supported dtypes of scales and values."""
 
 Attributes = Mapping[str, Any]
 
 
 def _plain(state: Attributes, name: str) -> Source | None:
-    """The source of an inner tensor that is stored as it is."""
+    """The source of an inner tensor that is not itself encoded."""
     value = state.get(name)
     shards = value.found if isinstance(value, Tensor) and not value.note else ()
     return shards[0].source if len(shards) == 1 else None
 
 
 def _scaled_in_rows(shape: Ints, state: Attributes, bits: int) -> int | None:
-    """The number of consecutive elements that share a scale, in an optimizer's state; None if that is odd.
+    """The number of consecutive elements that share a scale, in an optimizer's state; None if the shapes do not fit.
 
     Source: `block_size = codes.numel() // scale.numel()`, and `view(scale.shape[0], -1)` in `dequantize`.
     """
@@ -80,7 +80,7 @@ def _affine(shape: Ints, dtype: str, state: Attributes) -> Coding | None:
 
 
 def _affine_of_impl(shape: Ints, dtype: str, state: Attributes) -> Coding | None:
-    """`AffineQuantizedTensor` with plain layout and zero points that are integers; the same rule as of `Int8Tensor`."""
+    """`AffineQuantizedTensor` with plain layout and integer zero points; the same rule as for `Int8Tensor`."""
     impl = state.get("tensor_impl")
     encoded = impl.found[0].encoded if isinstance(impl, Tensor) and len(impl.found) == 1 else None
     domain = state.get("zero_point_domain")
@@ -125,7 +125,7 @@ def _int8_rows(shape: Ints, dtype: str, state: Attributes) -> Coding | None:
 
 
 def _small_floats(exponent: int, mantissa: int) -> tuple[float, ...]:
-    """The numbers of a float of few bits without infinity and NaN, by code; the upper half is negative."""
+    """The numbers of a small float format without infinity and NaN, by code; the upper half is negative."""
     bias, whole = (1 << exponent - 1) - 1, 1 << mantissa
     codes = [divmod(code, whole) for code in range(1 << exponent + mantissa)]
     steps = ((max(power, 1) - bias - mantissa, part + whole * (power > 0)) for power, part in codes)
@@ -179,7 +179,7 @@ def _nvfp4(shape: Ints, dtype: str, state: Attributes) -> Coding | None:
 
 
 def _row_blocks(shape: Ints, scale: Source, state: Attributes) -> Ints | None:
-    """The extent of blocks of some elements of a row; None where the scales are not one for each."""
+    """The extent of blocks along a row; None if there is not exactly one scale per block."""
     block = state.get("block_size")
     if type(block) is not int or block <= 0 or len(shape) < 2 or shape[-1] % block or not scale.contiguous:
         return None
@@ -219,15 +219,15 @@ def _nf4(shape: Ints, dtype: str, state: Attributes) -> Coding | None:
 def _in_blocks(
     shape: Ints, dtype: str, state: Attributes, names: tuple[str, str, str], blocks: Ints | None, first: str
 ) -> Coding | None:
-    """A coding with a scale for each block, of given sizes; None where the parts do not fit it.
+    """A coding with a scale for each block, of given sizes; None if the parts do not fit together.
 
     Args:
         shape: of the values.
         dtype: of the values.
-        state: has the parts.
+        state: contains the parts.
         names: of codes, scales and zero points; "" for no zero points.
         blocks: extent of a block in each dimension.
-        first: dtype that codes become first.
+        first: dtype to which codes are converted first.
     """
     codes, scale, zero = (_plain(state, name) if name else None for name in names)
     if codes is None or scale is None or blocks is None or len(blocks) != len(shape):
@@ -240,7 +240,7 @@ def _in_blocks(
     if not fits or any(prod(part.shape) != count for part in (scale, zero) if part is not None):
         return None
     if zero is None and isinstance(state.get(names[2]), Tensor):
-        return None  # it has zero points, of a kind that cannot be read
+        return None  # its zero points are of a kind that cannot be read
     return Coding(names[0], names[1], blocks, first, dtype, zero=names[2] if zero is not None else "")
 
 
@@ -249,13 +249,13 @@ def _whole(source: Source) -> Shard:
 
 
 def sizes_in(value: Any) -> Ints | None:
-    """A list of block sizes, as pickled; None for anything else."""
+    """A list of block sizes, as pickled; None for any other value."""
     ok = isinstance(value, (list, tuple)) and all(type(n) is int for n in value)
     return tuple(value) if ok else None
 
 
 def coding_of(name: str, shape: Ints, dtype: str, state: Attributes) -> Coding | None:
-    """The coding of a tensor by the dotted name of its class; None where that is not known, or not in this form."""
+    """The coding of a tensor by the dotted name of its class; None for an unknown class or unusual attributes."""
     library, last = name.partition(".")[0], name.rpartition(".")[2]
     found = CODINGS.get(last) if library == "torchao" else OF_TRANSFORMER_ENGINE.get(name)
     return found(shape, dtype, state) if found else None
@@ -276,5 +276,6 @@ CODINGS: dict[str, Callable[[Ints, str, Attributes], Coding | None]] = {
     "Int8QuantizedTrainingLinearWeight": _int8_rows,
     "AffineQuantizedTensor": _affine_of_impl,
 }
-"""torchao's classes whose `dequantize()` is known, by their last names. Each makes a coding from a tensor's shape,
-dtype and attributes, or nothing where these are not as the class writes them."""
+"""torchao's classes whose `dequantize()` is known, by their last names. Each function makes a coding from a tensor's
+shape, dtype and attributes, or None if these are not as the class writes them.
+"""

@@ -1,10 +1,10 @@
 """Sharded tensors as torch pickles them: ShardedTensor, CheckpointableTensor and DTensor, torch 1.13 to 2.14 on.
 
 A DTensor's pickled state holds `_local_tensor` and `_spec`, a `DTensorSpec` of mesh, placements and tensor_meta; the
-global shape and dtype are in the call's own arguments. What lies where follows from the mesh coordinate: going through
-the mesh dimensions from left to right, or in the order that newer specs say (`shard_order`), `Shard(d)` keeps this
+global shape and dtype are in the call's own arguments. A rank's shards follow from its mesh coordinate: going through
+the mesh dimensions from left to right, or in the order that newer specs state (`shard_order`), `Shard(d)` keeps this
 coordinate's chunk of the index list of dimension d, `_StridedShard(d, sf)` keeps it in each of sf pieces, `Replicate`
-keeps all. `Partial` would have to be reduced over ranks, so it is named and not read.
+keeps all. `Partial` would have to be reduced over ranks, so it is reported and not read.
 
 Source: torch/distributed/tensor/_dtensor_spec.py, tensor/placement_types.py; checked on files of
 torch 2.2.2, 2.4.1, 2.6.0 and 2.13.0, and with torch's own full tensors for uneven 2-D strided shards.
@@ -55,17 +55,17 @@ MAX_WORLD = 1 << 20
 
 
 RECORD_WORK = 8
-"""Work that reading a record counts for; it takes more than a hundred bytes of pickle to spell one."""
+"""Budget units for reading a record; its pickle takes more than a hundred bytes."""
 
 BY_COLUMN = ("ShardMetadata",)
 """Classes that are read by column."""
 
 
 def describe_sharded_tensor(m: MachineState, shape: Ints, dtype: str, state: Any) -> Tensor:
-    """Describe a ShardedTensor from the state that its `__setstate__` would have got.
+    """Describe a ShardedTensor from the state for its `__setstate__`.
 
     Raises:
-        ValueError: the state is not what torch writes, or contradicts itself.
+        ValueError: the state is not as torch writes it, or contradicts itself.
     """
     if not isinstance(state, tuple) or len(state) != 5:
         raise ValueError("a ShardedTensor with an unknown state")
@@ -90,7 +90,7 @@ def describe_sharded_tensor(m: MachineState, shape: Ints, dtype: str, state: Any
 
 
 def _with_own(shards: tuple[Shard, ...], own: dict[int, Shard]) -> Sequence[Shard]:
-    """A list with this rank's own in their places; one that all ranks share where these follow each other."""
+    """Fill a rank's own shards into a list of shards; consecutive ones leave the list shared by all ranks."""
     start, stop = min(own, default=0), max(own, default=-1) + 1
     if stop - start != len(own):
         return tuple([own.get(i, shard) for i, shard in enumerate(shards)])
@@ -100,12 +100,12 @@ def _with_own(shards: tuple[Shard, ...], own: dict[int, Shard]) -> Sequence[Shar
 def _put(
     shards: Sequence[Shard], own: dict[int, Shard], box: Box, tensor: Tensor, rank: int | None, dtype: str
 ) -> Iterator[str]:
-    """Find the place of a local shard in the list; yield why there is none."""
+    """Find the index of a local shard in the list; yield the reason if there is none."""
     if tensor.shape != box.sizes or tensor.dtype != dtype:
         expected = f"{dtype} {describe_for_error(box.sizes)}"
         yield f"its shard is {tensor.dtype} {describe_for_error(tensor.shape)}, expected {expected}"
         return
-    offsets = box.offsets  # compared first: boxes are many, and comparing them whole takes longer
+    offsets = box.offsets  # compared before whole boxes, which takes longer for many boxes
     places = [i for i, shard in enumerate(shards) if shard.box.offsets == offsets and shard.box == box]
     if not places or any(i in own for i in places):
         again = "more than once" if places else "that the ShardedTensor does not list"
@@ -134,16 +134,16 @@ def _group(state: Any) -> tuple[int | None, int | None, int | None]:
 
 
 def _shards(m: MachineState, value: Any, shape: Ints | None, named: bool) -> Sequence[Shard]:
-    """The shards, without their bytes, that a `ShardMetadata` or a batch of them describes.
+    """The shards, without their bytes, of a `ShardMetadata` or a batch of them.
 
     Args:
         m: the machine.
-        value: the one or the other.
-        shape: of the tensor in which they must lie; None for any.
-        named: whether their ranks are those of the world.
+        value: a `ShardMetadata` or a batch.
+        shape: of the tensor that contains them; None for any.
+        named: whether their ranks are global ranks.
 
     Raises:
-        ValueError: the state is not what torch writes, or a shard lies elsewhere.
+        ValueError: the state is not as torch writes it, or a shard lies outside the tensor.
     """
     if not isinstance(value, Batch):
         fields = attributes(value)
@@ -182,25 +182,25 @@ def _local_shard(m: MachineState, value: Any) -> tuple[Box, Tensor]:
 # -- CheckpointableTensor ----------------------------------------------------------------------------------------------
 
 
-# A plain tensor whose attributes say which pieces of a global tensor it holds. `global_shape` is the shape of the
-# whole; `global_offsets`, `local_offsets` and `local_sizes` have an entry for each piece: where it begins in the whole,
-# where in this tensor, and its sizes. What of the tensor is in no piece is padding. torch pickles the attributes with
-# the tensor. The file names neither rank nor world size, and only its own pieces. Source:
+# A plain tensor whose attributes place pieces of it in a global tensor. `global_shape` is the shape of the whole;
+# `global_offsets`, `local_offsets` and `local_sizes` have an entry for each piece: where it begins in the whole, where
+# in this tensor, and its sizes. Elements outside of all pieces are padding. torch pickles the attributes with the
+# tensor. The file states neither rank nor world size, and lists only its own pieces. Source:
 # torch/distributed/checkpoint/protocol.py; checked on files of torch 2.15.
 
 ATTRIBUTES = ("global_shape", "global_offsets", "local_offsets", "local_sizes")
 
 MAX_PIECES = 1 << 16
-"""Pieces of one tensor."""
+"""At most this many pieces of one tensor."""
 
 
 def placed_sharded_tensor(tensor: Tensor, attributes: Mapping[str, Any], meshes: set[Mesh]) -> Tensor:
-    """The global tensor that a tensor with these attributes holds pieces of; the tensor itself without them.
+    """The global tensor of which a tensor with these attributes holds pieces; without them, the tensor itself.
 
     Args:
         tensor: as it is stored.
-        attributes: of it.
-        meshes: what the file says of other ranks; here takes note that there are some.
+        attributes: of the tensor.
+        meshes: collects hints that there are other ranks; a piece adds one.
     """
     if not all(name in attributes for name in ATTRIBUTES) or tensor.note or len(tensor.shards) != 1:
         return tensor
@@ -219,7 +219,7 @@ def placed_sharded_tensor(tensor: Tensor, attributes: Mapping[str, Any], meshes:
 
 
 def _pieces(shape: Any, columns: list[Any]) -> list[tuple[Box, Box]] | None:
-    """Each piece's place in the global tensor and in the local one; None where the attributes are no such lists."""
+    """Each piece's box in the global tensor and in the local tensor; None if the attributes are malformed."""
     lists = all(isinstance(c, (list, tuple)) and len(c) <= MAX_PIECES for c in columns)
     if not _is_ints(shape) or not lists or len({len(c) for c in columns}) != 1:
         return None
@@ -241,19 +241,19 @@ def _ints(value: Any) -> Ints:
 
 
 MAX_SCATTER = 1024
-"""Runs of rows that strided shards may scatter one rank's piece into; torch makes as many as a mesh dimension has."""
+"""Runs of rows that one rank's piece may be scattered over by strided shards; torch makes one per mesh coordinate."""
 
 SHARDS = ("Shard", "_StridedShard")
 
 
 class Placement(NamedTuple):
-    """The way that a mesh dimension cuts a tensor.
+    """How a mesh dimension cuts a tensor.
 
     Attributes:
-        kind: `Shard`, `_StridedShard`, `Replicate`, or the name of one that cannot be placed.
+        kind: `Shard`, `_StridedShard`, `Replicate`, or the name of an unsupported placement.
         dim: tensor dimension, for the two kinds of shard.
-        split_factor: pieces that were cut before, for `_StridedShard`.
-        turn: when it cuts its dimension, from 0, where mesh dimensions do not cut it from left to right.
+        split_factor: number of earlier cuts, for `_StridedShard`.
+        turn: its position, from 0, among the cuts of its dimension, if mesh dimensions do not cut from left to right.
     """
 
     kind: str
@@ -272,7 +272,7 @@ def describe_dtensor(m: MachineState, shape: Ints, dtype: str, state: Any) -> Te
     """Describe a DTensor from its state.
 
     Raises:
-        ValueError: the state is not what torch writes, or the local tensor does not fit its place.
+        ValueError: the state is not as torch writes it, or the local tensor does not fit its place.
     """
     fields = attributes_in(state)
     local, spec = fields.get("_local_tensor"), attributes(fields.get("_spec"))
@@ -288,7 +288,7 @@ def describe_dtensor(m: MachineState, shape: Ints, dtype: str, state: Any) -> Te
 
 
 def _mesh(m: MachineState, value: Any) -> Mesh:
-    """The mesh of a DTensor; thousands of them name one, which is read once, for it may have as many ranks."""
+    """The mesh of a DTensor; read once for the thousands of DTensors that share it, as it may list many ranks."""
     if id(value) not in m.read_meshes:
         mesh = mesh_of(m.without_slots(value))
         m.spend(prod(mesh.sizes) // 4)
@@ -321,7 +321,7 @@ def placed_dtensor(
 def _own_shards(
     shape: Ints, dtype: str, local: Tensor, mesh: Mesh, placements: tuple[Placement, ...]
 ) -> tuple[list[Shard], str]:
-    """The pieces of the local tensor, more than one when a strided shard scatters its rows; and why there are none."""
+    """The shards in the local tensor, several if a strided shard scatters its rows; and why there are none."""
     if mesh.coordinate is None:
         return [], ""
     expected, pieces = local_pieces(shape, mesh.sizes, mesh.coordinate, placements)
@@ -332,13 +332,13 @@ def _own_shards(
         return [], ""
     shard = local.shards[0]
     if len(pieces) == 1 and shard.encoded is None and shard.source is not None and shard.source.shape == expected:
-        return [Shard(pieces[0][0], mesh.rank, shard.source)], ""  # the piece is all of the local tensor
+        return [Shard(pieces[0][0], mesh.rank, shard.source)], ""  # the piece is the whole local tensor
     return [shard.part(packed, place)._replace(rank=mesh.rank) for place, packed in pieces], ""
 
 
 @lru_cache(maxsize=64)
 def _facts(placements: tuple[Placement, ...]) -> tuple[tuple[str, ...], list[str], int]:
-    """The names of placements, the kinds that cannot be placed, and how many runs of rows they scatter a piece into."""
+    """The names of placements, the unsupported kinds, and the number of runs over which a piece is scattered."""
     strange = [p.kind for p in placements if p.kind not in (*SHARDS, "Replicate")]
     return tuple(map(str, placements)), strange, prod(p.split_factor for p in placements)
 
@@ -347,7 +347,7 @@ def _facts(placements: tuple[Placement, ...]) -> tuple[tuple[str, ...], list[str
 def local_pieces(
     shape: Ints, sizes: Ints, coordinate: Ints, placements: tuple[Placement, ...]
 ) -> tuple[Ints, list[tuple[Box, Box]]]:
-    """Return the local sizes of the rank at `coordinate`, and its pieces: boxes in the tensor and in the local one.
+    """Return the local sizes of the rank at `coordinate`, and its pieces: boxes in the tensor and in the local tensor.
 
     Layers have the same shapes, so few are computed, and their boxes are shared.
     """
@@ -357,12 +357,12 @@ def local_pieces(
 
 @dataclass(frozen=True, slots=True)
 class DTensorLayout:
-    """The shards of a tensor at all coordinates of a mesh, by its placements; their bytes are in other files.
+    """The shards of a tensor at all coordinates of a mesh, by its placements, without sources.
 
     Attributes:
         cells: coordinates with their shards.
         ordered: all shards in the order of their ranks.
-        spans: where in that order the shards of a coordinate and its rank are; nothing where ranks are not distinct.
+        spans: index range in `ordered` of each coordinate's shards; empty if ranks are not distinct.
     """
 
     cells: list[tuple[Ints, list[Shard]]]
@@ -370,7 +370,7 @@ class DTensorLayout:
     spans: dict[tuple[Ints, int | None], tuple[int, int]]
 
     def with_own(self, own: list[Shard], mesh: Mesh) -> Sequence[Shard]:
-        """All shards in the order of their ranks, those of this coordinate as its file has them."""
+        """All shards in the order of their ranks, with this coordinate's own shards filled in."""
         span = self.spans.get((mesh.coordinate, mesh.rank)) if mesh.coordinate is not None else None
         if span is not None:
             return ShardList(self.ordered, *span, in_rank_order(own) if len(own) > 1 else tuple(own))
@@ -393,7 +393,7 @@ def _layout(m: MachineState, shape: Ints, mesh: Mesh, placements: tuple[Placemen
 
 
 def _spans(cells: list[tuple[Ints, list[Shard]]], ranks: Ints | None) -> dict[tuple[Ints, int | None], tuple[int, int]]:
-    """The positions of each coordinate's shards, when all are in the order of their ranks."""
+    """The index range of each coordinate's shards, if all shards are in the order of their ranks."""
     spans: dict[tuple[Ints, int | None], tuple[int, int]] = {}
     if ranks is None or len(set(ranks)) < len(ranks):
         return spans
@@ -417,7 +417,7 @@ def _all_shards(
 
 
 def local_runs(shape: Ints, sizes: Ints, coordinate: Ints, placements: tuple[Placement, ...]) -> list[list[Run]]:
-    """Index list per tensor dimension that the rank at `coordinate` holds, as `(start, length)` runs."""
+    """The indices of the rank at `coordinate` along each tensor dimension, as `(start, length)` runs."""
     runs: list[list[Run]] = [[(0, n)] for n in shape]
     cuts = zip(sizes, coordinate, placements, strict=True)
     for size, c, placement in sorted(cuts, key=lambda cut: cut[2].turn or 0):
@@ -455,12 +455,12 @@ def _in_turn(placements: tuple[Placement, ...], order: tuple[tuple[int, Ints], .
 
 
 def in_turn(placements: tuple[Placement, ...], order: Sequence[tuple[int, Ints]]) -> tuple[Placement, ...]:
-    """Placements with their turns, by the mesh dimensions that cut each tensor dimension, first to last.
+    """Add turns to placements, from the mesh dimensions that cut each tensor dimension, first to last.
 
-    A `_StridedShard` has its place in the order already, by its split factor; torch 2.10 states the order besides.
+    The split factor of a `_StridedShard` already implies its turn; torch 2.10 states the order as well.
 
     Raises:
-        ValueError: the order names others than the placements.
+        ValueError: the order contradicts the placements.
     """
     found = list(placements)
     for dim, mesh_dims in order:
@@ -476,10 +476,10 @@ def in_turn(placements: tuple[Placement, ...], order: Sequence[tuple[int, Ints]]
 
 
 def _shard_order(value: Any) -> tuple[tuple[int, Ints], ...]:
-    """The entries of a `shard_order`; none where the file has none, as of older torch or with `_StridedShard`.
+    """The entries of a `shard_order`; empty if the file states none, as with older torch or `_StridedShard`.
 
     Raises:
-        ValueError: it is no such order.
+        ValueError: it is malformed.
     """
     listed = value[:99] if isinstance(value, (list, tuple)) else () if value is None else (value,)
     entries = tuple([entry.args if isinstance(entry, Opaque) else entry for entry in listed])
@@ -496,7 +496,7 @@ def _is_entry(entry: Any) -> bool:
 
 
 def _word(value: Any) -> str:
-    """A name from the file as a part of a placement's name; never more than a word."""
+    """A name from the file, shortened to a word of a placement's name."""
     return (
         value
         if isinstance(value, str) and len(value) < 64 and value.replace("_", "").isalnum()

@@ -1,9 +1,9 @@
-"""Tensors as torch pickles them, described: shape, dtype, and where in which file the elements lie.
+"""Describe tensors as torch pickles them: shape, dtype, and the place of the elements in a file.
 
 Sources: torch/_utils.py (`_rebuild_tensor_v2` and its siblings), torch/_tensor.py (`_rebuild_from_type_v2`),
 torch/serialization.py (persistent ids). Offsets, sizes and strides are in elements there and here.
 
-Every number is checked against the storage in Python integers, which do not wrap, before anything uses it.
+Every number is checked against the storage in Python integers, which do not wrap, before it is used.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ from ckptools.pickles.objects import (
 from ckptools.text import clip, clip_middle, first_few
 from ckptools.text import shape as shape_text
 
-# -- rebuild what a pickle's calls make: a short list of known shapes by our own code, and `Opaque` for the rest -------
-# Nothing here looks a name up: a dotted name selects a function of this package by a table, or nothing.
+# -- rebuild the objects of a pickle's calls: supported ones by code of this package, all others as `Opaque` -----------
+# No name is looked up in Python: a dotted name selects a function of this package from a table, or nothing.
 
 
 STATELESS = (int, float, complex, str, bytes, type(None))
@@ -59,7 +59,7 @@ STATELESS = (int, float, complex, str, bytes, type(None))
 
 
 def call(m: MachineState, function: Any, args: Any) -> Any:
-    """Return what calling `function(*args)` stands for."""
+    """Return the object that calling `function(*args)` would make, or an `Opaque` for it."""
     if not isinstance(function, Global) or not isinstance(args, tuple):
         return Opaque("a call of something that is no name", (function, args))
     rebuild = REBUILD.get(function.dotted)
@@ -71,7 +71,7 @@ def call(m: MachineState, function: Any, args: Any) -> Any:
 
 
 def build(target: Any, state: Any) -> None:
-    """Give `target` the state that its `__setstate__` would have got."""
+    """Give `target` the state that a pickle would pass to its `__setstate__`."""
     if isinstance(target, Opaque):
         target.state = state
     elif isinstance(target, NumpyArray):
@@ -88,7 +88,7 @@ def build(target: Any, state: Any) -> None:
             target._other_attributes = others  # type: ignore[attr-defined]
     elif isinstance(target, STATELESS):
         raise PickleError(f"an odd pickle: it gives a state to a value of type {type(target).__name__}")
-    # Any other state (of a dict or list subclass, say) has no place in what we build; the values are whole.
+    # Any other state (of a dict or list subclass, say) has no place in the rebuilt object; the values are complete.
 
 
 Rebuild = Callable[[MachineState, tuple[Any, ...]], Any]
@@ -96,7 +96,7 @@ REBUILD: dict[str, Rebuild] = {}
 
 
 def rebuilds(*names: str) -> Callable[[Rebuild], Rebuild]:
-    """Register the function that stands in for calls of `names`; it returns None to leave them opaque."""
+    """Register the function that rebuilds calls of `names`; it returns None to leave a call opaque."""
 
     def register(function: Rebuild) -> Rebuild:
         REBUILD.update(dict.fromkeys(names, function))
@@ -106,7 +106,7 @@ def rebuilds(*names: str) -> Callable[[Rebuild], Rebuild]:
 
 
 def python_names(*names: str) -> tuple[str, ...]:
-    """The spellings of a builtin in pickles of Python 2 and 3."""
+    """The names of a builtin in pickles of Python 2 and 3."""
     return tuple(f"{module}.{name}" for name in names for module in ("builtins", "__builtin__"))
 
 
@@ -230,7 +230,7 @@ def _bytes(_: MachineState, args: tuple[Any, ...]) -> Any:
 
 @rebuilds("_codecs.encode")
 def _encode(m: MachineState, args: tuple[Any, ...]) -> Any:
-    # How protocol 2 spells bytes.
+    # Protocol 2 writes bytes this way.
     if len(args) != 2 or args[1] != "latin1" or not isinstance(args[0], str):
         return None
     m.spend(len(args[0]) // 8)
@@ -268,13 +268,13 @@ ARRAY_CODES = {
     "b": "|i1", "B": "|u1", "h": "<i2", "H": "<u2", "i": "<i4", "I": "<u4", "l": "<i8", "L": "<u8", "q": "<i8",
     "Q": "<u8", "f": "<f4", "d": "<f8",
 }  # fmt: skip
-"""numpy's spelling of the type codes of `array.array`, as 64-bit Linux and macOS have them."""
+"""numpy's dtypes of the type codes of `array.array`, as on 64-bit Linux and macOS."""
 
 ARRAY_FORMATS = (
     "|u1", "|i1", "<u2", ">u2", "<i2", ">i2", "<u4", ">u4", "<i4", ">i4", "<u8", ">u8", "<i8", ">i8", "<f4", ">f4",
     "<f8", ">f8",
 )  # fmt: skip
-"""numpy's spelling of the formats in which an `array.array` is pickled."""
+"""numpy's dtypes of the formats in which an `array.array` is pickled."""
 
 
 @rebuilds("datetime.timedelta")
@@ -319,7 +319,7 @@ def _date(_: MachineState, args: tuple[Any, ...]) -> Any:
 
 @rebuilds(*python_names("getattr"))
 def _getattr(m: MachineState, args: tuple[Any, ...]) -> Any:
-    # How protocol 2 names a class inside of another, and Python 3.11 a member of an enum. Still only a name.
+    # Protocol 2 names a nested class this way, and Python 3.11 a member of an enum. It is still only a name.
     owner, attribute = args if len(args) == 2 else (None, None)
     if not isinstance(owner, Global) or not isinstance(attribute, str) or not attribute.isidentifier():
         return None
@@ -354,7 +354,7 @@ def _version(_: MachineState, args: tuple[Any, ...]) -> Any:
 
 
 def dtype_of(value: Any) -> str | None:
-    """Return the dtype that a global such as `torch.float32` names; None for one that is newer than this."""
+    """The dtype that a global such as `torch.float32` names; None for an unknown dtype."""
     name = value.name if isinstance(value, (Global, TorchName)) else None
     return name if name in ITEMSIZE else None
 
@@ -373,13 +373,13 @@ def _reconstruct(_: MachineState, args: tuple[Any, ...]) -> Any:
 @rebuilds("numpy.dtype")
 def _numpy_dtype(_: MachineState, args: tuple[Any, ...]) -> Any:
     if args and isinstance(args[0], Global) and args[0].dotted in (RECORD, "numpy.rec.record"):
-        return NumpyDtype(RECORD)  # its state has the fields
+        return NumpyDtype(RECORD)  # its state lists the fields
     return NumpyDtype(f"|{args[0]}") if args and isinstance(args[0], str) and len(args[0]) < 16 else None
 
 
 @rebuilds("numpy.core.numeric._frombuffer", "numpy._core.numeric._frombuffer")
 def _frombuffer(m: MachineState, args: tuple[Any, ...]) -> Any:
-    """Rebuild an array as protocol 5 spells it: data, dtype, shape, order."""
+    """Rebuild an array as protocol 5 pickles it: data, dtype, shape, order."""
     data, dtype, shape, order = args if len(args) == 4 else (None, None, None, None)
     if not isinstance(data, (bytes, bytearray)) or not isinstance(dtype, NumpyDtype):
         return None
@@ -396,15 +396,15 @@ def _scalar(_: MachineState, args: tuple[Any, ...]) -> Any:
     return NumpyScalar(dtype.dtype, data, dtype.record) if known else None
 
 
-# -- subclasses of `torch.Tensor`: what they store, found from the attributes that are pickled with them ---------------
-# Wrappers hold the plain value, and are that tensor here. Quantized classes hold codes and scales; `codings` has how
-# these make values. Of any other class the inner tensors are listed and not used.
+# -- subclasses of `torch.Tensor`: find their inner tensors in the pickled attributes ----------------------------------
+# A wrapper is replaced by the plain tensor inside it. Quantized classes hold codes and scales, which `codings` can
+# decode. The inner tensors of any other class are listed and not used.
 #
 # Source: torchao 0.18.0 (float8/fsdp_utils.py, prototype/quantized_training, prototype/moe_training/tensor.py).
 
 
 TORCHAO = "torchao."
-"""The package of the known classes; their modules have moved from version to version."""
+"""The package of the supported classes; their modules have moved from version to version."""
 
 WRAPPERS = {
     "WeightWithDynamicFloat8CastTensor": "_tensor",
@@ -415,32 +415,32 @@ WRAPPERS = {
     "ScaledGroupedMMTensor": "_data",
     "LinearActivationQuantizedTensor": "original_weight_tensor",
 }
-"""Classes that change what is computed with a tensor, not its values: the attribute that holds it."""
+"""Classes that change computations with a tensor but not its values, with the attribute that holds the tensor."""
 
 WITHOUT_RULE = (
     "Int4Tensor", "Int4TilePackedTo4dTensor", "Int4PlainInt32Tensor", "Int4PreshuffledTensor", "Int4OpaqueTensor",
     "IntxOpaqueTensor", "Float8OpaqueTensor",
 )  # fmt: skip
-"""Classes of torchao that have no `dequantize()`: only kernels for one kind of processor know how they are packed."""
+"""Classes of torchao without `dequantize()`: only the kernels for one kind of processor define their packing."""
 
 MAX_PARTS = 32
-"""Inner tensors that are listed."""
+"""At most this many inner tensors are listed."""
 
 MAX_VISITED = 10_000
-"""Values in an object's state that are looked at for tensors."""
+"""Values in an object's state that are searched for tensors."""
 
 MAX_NAME = 80
 """Characters of a name."""
 
 
 def of_class(name: str, shape: Ints, dtype: str, state: Attributes) -> Tensor:
-    """Describe a tensor by its class and what is stored in it.
+    """Describe a tensor of a subclass by its class and its inner tensors.
 
     Args:
         name: dotted name of the class.
-        shape: sizes that it shows.
-        dtype: dtype that it shows.
-        state: its attributes; inner tensors are described already.
+        shape: sizes that the class reports.
+        dtype: dtype that the class reports.
+        state: its attributes, with inner tensors already described.
     """
     last = name.rpartition(".")[2]
     known = name.startswith(TORCHAO)
@@ -458,7 +458,7 @@ def of_class(name: str, shape: Ints, dtype: str, state: Attributes) -> Tensor:
 
 
 def note_on(encoded: Encoded) -> str:
-    """Why a tensor of a class is not written as it is, and what to do if there is a way."""
+    """Why a tensor of a class is not written unchanged, and what to do, if possible."""
     names = [name for name, _ in encoded.parts]
     if encoded.coding is None:
         return _unknown(encoded.name, names, encoded.stated)
@@ -476,7 +476,7 @@ def _unknown(name: str, parts: Any, blocks: Ints = ()) -> str:
 
 
 def _parts(state: Attributes) -> Iterator[tuple[str, Source]]:
-    """The inner tensors by the names that lead to them, at most `MAX_PARTS`; of each where it lies."""
+    """The inner tensors with their sources, by attribute path; at most `MAX_PARTS`."""
     stack = [(clip(str(name), MAX_NAME), value) for name, value in reversed(list(state.items()))]
     seen: set[int] = set()
     given = 0
@@ -515,10 +515,10 @@ WHY_NOT = {
 
 
 def ints(value: Any, what: str) -> Ints:
-    """Return a tuple of a few 64-bit ints that are not negative.
+    """Check that a value is a tuple of a few nonnegative 64-bit ints, and return it.
 
     Raises:
-        ValueError: it holds something else.
+        ValueError: it is not.
     """
     if isinstance(value, (list, tuple)) and len(value) <= MAX_NDIM:
         for n in value:
@@ -560,7 +560,7 @@ def strided_tensor(m: MachineState, storage: Storage, offset: Any, size: Any, st
         raise ValueError(f"a tensor with {len(shape)} sizes and {len(strides)} strides")
     width, nbytes = ITEMSIZE[dtype], storage.numel * ITEMSIZE[storage.dtype]
     room = nbytes // width
-    last = start + sum(map(mul, shape, strides)) - sum(strides)  # of each dimension its last index, times its stride
+    last = start + sum(map(mul, shape, strides)) - sum(strides)  # for each dimension its last index, times its stride
     filled = 0 not in shape
     if filled and last >= room:
         raise ValueError(
@@ -582,7 +582,7 @@ def strided_tensor(m: MachineState, storage: Storage, offset: Any, size: Any, st
 
 @lru_cache(maxsize=1024)
 def _whole_box(shape: Ints) -> Box:
-    """The box of a whole tensor, one for all layers."""
+    """The box of a whole tensor; shared by all layers."""
     return Box.whole(shape)
 
 
@@ -672,13 +672,13 @@ def _rebuild_from_type(m: MachineState, args: Args) -> Any:
 
 
 def _with_attributes(m: MachineState, tensor: Tensor, state: Any) -> Tensor:
-    """A plain tensor with Python attributes on it; its values are all there."""
+    """A plain tensor with Python attributes; its values are complete."""
     placed = sharded.placed_sharded_tensor(tensor, attributes_in(state), m.meshes)
     return replace(placed, attributes=state) if state and placed is tensor else placed
 
 
 def _wrapper_subclass(m: MachineState, cls: Global, inner: Args, state: Any) -> Tensor | Opaque:
-    """Describe a tensor subclass that holds other tensors."""
+    """Describe a tensor subclass that contains other tensors."""
     shape, dtype = ints(inner[2], "sizes"), dtype_of(inner[1])
     if dtype is None:
         return _opaque(cls, None, state)
@@ -691,12 +691,12 @@ def _wrapper_subclass(m: MachineState, cls: Global, inner: Args, state: Any) -> 
 
 
 def _sharded(m: MachineState, kind: str, shape: Ints, dtype: str, state: Any) -> Tensor:
-    """Describe a ShardedTensor or DTensor; one that contradicts itself has no shards, and takes no other with it."""
+    """Describe a ShardedTensor or DTensor; one that contradicts itself has no shards, and the rest is still read."""
     try:
         if kind == "ShardedTensor":
             return sharded.describe_sharded_tensor(m, shape, dtype, state)
         return sharded.describe_dtensor(m, shape, dtype, state)
-    except (PickleError, UnusualError):  # that is about the pickle, not about this tensor
+    except (PickleError, UnusualError):  # about the pickle, not this tensor
         raise
     except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
         why = str(error) if type(error) is ValueError else f"a {kind} whose state is malformed"
@@ -709,7 +709,7 @@ def _of_class(cls: Global, shape: Ints, dtype: str, state: dict[str, Any]) -> Te
 
 
 def _state(state: Any) -> dict[str, Any]:
-    """The attributes of a tensor; a state without names is one of its own."""
+    """The attributes of a tensor; a nameless state becomes a single attribute."""
     return attributes_in(state) or ({"state": state} if state else {})
 
 
@@ -720,8 +720,8 @@ def _opaque(cls: Global, base: Any, state: Any) -> Opaque:
 
 
 # -- tensors of Transformer Engine, which pickle as a call of a function with their parts as arguments -----------------
-# `Float8Tensor` has values by the rule that the library itself computes by on a CPU. Of the classes with a scale for
-# each block only kernels for GPUs compute values; they are shown by their parts.
+# `Float8Tensor` is decoded by the rule with which the library itself computes on a CPU. Classes with a scale for each
+# block are decoded only by GPU kernels; here only their parts are listed.
 #
 # Source: Transformer Engine 1.3 to 2.20, `__reduce_ex__` and `_make_in_reduce_ex` of pytorch/float8_tensor.py, later
 # pytorch/tensor/{float8,mxfp8,float8_blockwise,nvfp4,identity}_tensor.py; `DType` of
@@ -740,20 +740,20 @@ ARGUMENTS = {
     "NVFP4Tensor": ("shape", *BLOCKS, "amax_rowwise", "amax_columnwise", "fp4_dtype", "dtype"),
     "IdentityTensor": ("hp_data", "quantizer", "dtype", "shape"),
 }
-"""What the arguments of each class are, in their order; more may follow."""
+"""The leading arguments of each class, in order; more may follow."""
 
 E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
 UP_TO_2_3, FROM_2_4 = {6: E4M3, 7: E5M2}, {7: E4M3, 8: E5M2}
-"""torch's dtypes by the numbers of `DType`, in which 2.4 put another one before them."""
+"""torch's dtypes by the numbers of `DType`, which 2.4 shifted by inserting another dtype."""
 
 SIZES_SINCE = 5
-"""Arguments of a `Float8Tensor` from 2.0 on; versions before do not give its sizes."""
+"""Number of arguments of a `Float8Tensor` from 2.0 on; earlier versions do not pass its sizes."""
 
 MODULES = ("float8_tensor", "mxfp8_tensor", "float8_blockwise_tensor", "nvfp4_tensor", "identity_tensor")
 
 
 def _spellings(module: str, name: str) -> list[str]:
-    """The names of what rebuilds tensors of a class."""
+    """The dotted names of the functions that rebuild tensors of a class."""
     homes = [f"{TRANSFORMER_ENGINE}.pytorch.tensor.{module}", f"{TRANSFORMER_ENGINE}.pytorch.{module}"]
     return [f"{home}.{maker}" for home in homes for maker in (f"{name}.{METHOD}", f"_make_{module}_in_reduce_ex")]
 
@@ -781,10 +781,10 @@ for _module, _name in zip(MODULES, ARGUMENTS, strict=True):
 
 
 def _fp8_dtype(value: Any, arguments: int) -> str | None:
-    """The dtype of torch for a `DType`; None where it is none, or where versions that write this form disagree.
+    """The torch dtype for a `DType`; None if it is unknown, or if versions with this form disagree.
 
-    From 2.17 on it pickles with its number as an argument, before that with it as the state of an enum of pybind11. Of
-    those, 2.0 to 2.3 mean E5M2 by a 7, and 2.4 to 2.16 mean E4M3.
+    From 2.17 on its number is pickled as an argument, before that as the state of an enum of pybind11. In the latter
+    form 7 means E5M2 in 2.0 to 2.3, and E4M3 in 2.4 to 2.16.
     """
     if not isinstance(value, Opaque) or not value.name.endswith(".DType"):
         return None
@@ -798,7 +798,7 @@ def _fp8_dtype(value: Any, arguments: int) -> str | None:
 
 
 def _as_numbers(data: Tensor, dtype: str | None) -> Tensor:
-    """Bytes as elements of an 8-bit dtype; as they are where that is not known."""
+    """View bytes as elements of an 8-bit dtype; unchanged if the dtype is unknown."""
     if dtype is None or data.dtype != "uint8":
         return data
     shards = tuple(_as(shard, dtype) for shard in data.shards)
