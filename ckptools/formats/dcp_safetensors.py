@@ -1,17 +1,17 @@
-"""Shards that torch's `HuggingFaceStorageWriter(save_distributed=True)` leaves: each rank's pieces as safetensors.
+"""Shards that torch's `HuggingFaceStorageWriter(save_distributed=True)` writes: each rank's pieces as safetensors.
 
     shard-00003-model-00001-of-00002.safetensors        rank 2's pieces of the tensors of file 1 of 2
 
-A rank's number is one more than the rank. `__metadata__` holds `DCP_SHARDING_INFO`, a JSON of name to
-`{"saved_offsets": [...]}`: where a piece begins in the whole tensor. The size of the whole is not stated; as in torch's
-own reader it is the reach of its pieces, which must cover it exactly. So a missing last rank, or the last file of that
-rank, leaves no trace, unless a `config.json` beside them states a larger size. That all is here is known only where
-the shapes are: from the user, an optimizer beside them, or the files that `consolidate_safetensors_files` made above. A
-rank that owns nothing of a file writes none. Replicated tensors are in one rank's file.
+The number in the name is the rank plus one. `__metadata__` holds `DCP_SHARDING_INFO`, a JSON of name to
+`{"saved_offsets": [...]}`: the offsets of a piece in the whole tensor. The size of the whole is not stated; as in
+torch's own reader it is inferred from the ends of its pieces, which must cover it exactly. So a missing last rank, or
+the last file of that rank, leaves no trace, unless a `config.json` beside them states a larger size. Completeness is
+known only if the shapes are: from the user, an optimizer beside them, or the files that `consolidate_safetensors_files`
+made above. A rank that owns nothing of a file writes none. Replicated tensors are in one rank's file.
 
 With `enable_consolidation=True` the shards are in `sharded/`, below the consolidated model that `hugging_face` reads.
-Objects that are no tensors are written in front of the safetensors of their file, which neither torch's reader nor
-this one can undo. Source: torch/distributed/checkpoint/hf_storage.py, _hf_utils.py, filesystem.py,
+Objects other than tensors are written before the safetensors of their file, which neither torch's reader nor this one
+can undo. Source: torch/distributed/checkpoint/hf_storage.py, _hf_utils.py, filesystem.py,
 _consolidate_hf_safetensors.py of torch 2.13; checked on its files.
 """
 
@@ -57,7 +57,7 @@ MAX_RANKS = 1 << 16
 MAX_OFFSET = 1 << 62
 INFO = "DCP_SHARDING_INFO"
 CONSOLIDATED_FROM = "sharded"
-"""The folder of the shards below the model that was consolidated from them."""
+"""The folder with the shards of a consolidated model, below that model."""
 
 
 class ShardFile(NamedTuple):
@@ -78,7 +78,7 @@ def parse(path: Path) -> ShardFile | None:
 
 
 def detect(path: Path) -> bool:
-    """A file with such a name, or a folder that holds some."""
+    """Whether a path is a file with such a name, or a folder with such files."""
     return bool(files_in(path)) if path.is_dir() else parse(path) is not None and path.is_file()
 
 
@@ -94,7 +94,7 @@ def read(path: Path, options: Options) -> Checkpoint:
 
     Raises:
         ReadError: one of them is damaged, or contradicts another.
-        UsageError: the folder holds shards of two checkpoints.
+        UsageError: the folder contains shards of two checkpoints.
     """
     builder = CheckpointBuilder(NAME, path)
     folder = path if path.is_dir() else path.parent
@@ -115,7 +115,7 @@ def read(path: Path, options: Options) -> Checkpoint:
 
 @dataclass
 class _Whole:
-    """A tensor while its pieces are collected in rank order, with the sizes that they reach to."""
+    """A tensor while its pieces are collected in rank order; `reach` has the sizes up to their ends."""
 
     dtype: str
     shards: list[Shard]
@@ -166,9 +166,9 @@ class _SafetensorsPieces:
         whole.reach = tuple(map(max, whole.reach, shard.box.ends))
 
     def _stated(self) -> dict[str, Ints]:
-        """Shapes that the config states, of tensors that seem smaller, and whose last piece is not the shorter one.
+        """Shapes that the config states for tensors that seem smaller, if their last piece is not a shorter one.
 
-        torch cuts a dimension into equal pieces and a shorter last one, behind which nothing was lost.
+        torch cuts a dimension into equal pieces and a shorter last one, behind which nothing can be missing.
         """
         if self.config is None:
             return {}
@@ -200,7 +200,7 @@ class _SafetensorsPieces:
         return tensor
 
     def _check_files(self, files: Sequence[ShardFile]) -> None:
-        """Problems of ranks without any file, and of files that some ranks have and others not."""
+        """Find ranks without any file, and files that only some ranks have."""
         if self.alone:
             text = f"{self.path.name} is one file of several, and only this one is read"
             self.problems.append(Problem(Code.ONE_OF_SEVERAL, text))
@@ -220,7 +220,7 @@ class _SafetensorsPieces:
                 self.problems.append(missing(text, rank, kind="", severity="warning"))
 
     def _check_copies(self) -> None:
-        """Files with the same pieces: DCP writes each once, so one was copied over another."""
+        """Find files with the same pieces: DCP writes each piece once, so one was copied over another."""
         pieces: dict[Path, set[tuple[str, Box]]] = {}
         ranks: dict[Path, int | None] = {}
         for name, whole in self.wholes.items():
@@ -255,7 +255,7 @@ class _SafetensorsPieces:
             self.problems.append(Problem(Code.SIZE_UNSTATED, text))
 
     def _lacks_a_file(self) -> bool:
-        """Whether a rank has not all files, of which it may own nothing, or may have lost what it owned."""
+        """Whether a rank lacks a file, either because it owned nothing of it or because the file was lost."""
         return any(p.kind is Code.FILE_MISSING and p.severity == "warning" for p in self.problems)
 
     def checkpoint(self, files: Sequence[ShardFile]) -> Checkpoint:
@@ -279,7 +279,7 @@ class _SafetensorsPieces:
 
 
 def _header(file: File) -> tuple[Header, dict[str, Ints]]:
-    """The header of a shard, and where each of its pieces begins."""
+    """The header of a shard, and the offsets of each of its pieces."""
     if content_of(head_of(file)):
         raise ReadError(file.path, "begins with objects that DCP wrote in front of its tensors, which hides them")
     header = read_header(file)

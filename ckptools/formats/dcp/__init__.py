@@ -1,12 +1,12 @@
 """DCP: a folder that `torch.distributed.checkpoint.save` wrote, torch 1.13 to 2.13.
 
 `.metadata` describes everything; `__{rank}_{n}.distcp` hold the values. Composer (`ep0-ba5/`, since 0.16), torchtitan
-(`step-5/`), Lightning (with `meta.pt` beside, whose keys belong to the same state), and every caller of `dcp.save`
-write such folders. `.metadata` states every shape and the extent of each item; where the values begin in an item is
-looked up when they are needed.
+(`step-5/`), Lightning (with `meta.pt` beside it, whose keys belong to the same state), and every caller of `dcp.save`
+write such folders. `.metadata` states every shape and the extent of each item; the offset of the values in an item is
+read when it is needed.
 
 DCP has no checksums of its own, and records neither world size nor step. A file of the same size from another save is
-noticed only where an item in it has another extent, dtype or shape; the CRC-32 of an item proves that its bytes are
+noticed only if an item in it has another extent, dtype or shape; the CRC-32 of an item proves that its bytes are
 intact, not which save they are from.
 """
 
@@ -44,10 +44,10 @@ TRIED = (
 JOINS = ("model", "optimizer", "rest")
 
 COMPANION = "meta.pt"
-"""Lightning's file for everything that is not sharded."""
+"""Lightning's file for all values that are not sharded."""
 
 LACKING = ": Lightning, which calls its parts model and optimizer_0, keeps steps and schedulers there"
-"""Source: lightning/pytorch/strategies/fsdp.py and model_parallel.py, `save_checkpoint`: it writes both, always."""
+"""Source: lightning/pytorch/strategies/fsdp.py and model_parallel.py, `save_checkpoint`: it always writes both."""
 
 
 SAVED = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
@@ -55,16 +55,16 @@ SAVED = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
 
 
 def detect(path: Path) -> bool:
-    """A DCP folder, a file of one, or a run folder with one step."""
+    """Whether a path is a DCP folder, a file in one, or a run folder with one step."""
     return dcp_folder_of(path) is not None
 
 
 def read(path: Path, options: Options) -> Checkpoint:
-    """Open a DCP folder, named itself, by a file in it, or by the folder around it.
+    """Open a DCP folder, given by its path, by a file in it, or by the run folder around it.
 
     Raises:
-        ReadError: it has no metadata, or that is damaged.
-        UsageError: a run folder holds several.
+        ReadError: it has no metadata, or the metadata is damaged.
+        UsageError: a run folder contains several.
     """
     builder = CheckpointBuilder(NAME, path)
     folder = dcp_folder_of(path)
@@ -93,7 +93,7 @@ def read(path: Path, options: Options) -> Checkpoint:
 
 
 def _with_companion(builder: CheckpointBuilder, found: Folder, options: Options) -> dict[str, Any]:
-    """Add the keys of `meta.pt` to the tree, without replacing DCP's own."""
+    """Add the keys of `meta.pt` to the tree; DCP's own keys take precedence."""
     path = found.path / COMPANION
     if not path.exists():
         if {"model", "optimizer_0"} <= found.tree.keys() <= {"model", *(f"optimizer_{n}" for n in range(64))}:
@@ -113,7 +113,7 @@ def _with_companion(builder: CheckpointBuilder, found: Folder, options: Options)
 
 
 def _not_read(found: Folder) -> list[Problem]:
-    """A note on what lies beside the DCP and is in no part of it."""
+    """Note files beside the DCP that belong to no part of it."""
     names = names_in(found.path) - {file.path.name for file in found.files} - {COMPANION}
     others = sorted(name for name in names if name.endswith(SAVED))
     text = f"{few(others, MAX_NAMED)}: beside .metadata, which does not name it; open it by itself"

@@ -1,9 +1,9 @@
 """The files of a DCP folder: its metadata, and the data files that the metadata names.
 
-`__{rank}_{n}.distcp`, where n counts the files of a rank: one per writer thread, or one per item. The rank that wrote
-them is the only rank that DCP names. `.metadata` is renamed from `.metadata.tmp` when everything else is written; a
-save without collectives leaves `__{rank}.metadata` of every rank instead. Source: torch/distributed/checkpoint/
-filesystem.py.
+`__{rank}_{n}.distcp`, where n counts the files of a rank: one per writer thread, or one per item. The writing rank is
+the only rank that DCP records. `.metadata` is renamed from `.metadata.tmp` after all other files are written; a save
+without collectives leaves `__{rank}.metadata` of every rank instead. Source:
+torch/distributed/checkpoint/filesystem.py.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ OF_RANK = re.compile(r"__(\d{1,7})\.metadata")
 DATA = re.compile(r"__(\d{1,7})_\d+\.distcp")
 
 MAX_NAMED = 3
-"""A message lists this many names, and counts the others."""
+"""At most this many names are listed in a message, and the others counted."""
 
 
 def rank_of(file: str) -> int | None:
@@ -66,7 +66,7 @@ def by_rank(file: str) -> tuple[int, list[int], str]:
 
 
 def metadata_files(folder: Path, follow_symlinks: bool) -> list[tuple[Path, int | None]]:
-    """The metadata of a DCP folder: the one of all ranks, or else each rank's with its rank.
+    """Find the metadata of a DCP folder: the one for all ranks, or else each rank's with its rank.
 
     Raises:
         ReadError: there is none.
@@ -85,7 +85,7 @@ def metadata_files(folder: Path, follow_symlinks: bool) -> list[tuple[Path, int 
 
 
 def names_in(folder: Path) -> set[str]:
-    """The names of what lies in a folder."""
+    """The names of the files and folders in a folder."""
     with reading(folder):
         return {path.name for path in folder.iterdir()}
 
@@ -99,13 +99,13 @@ def _without_metadata(names: set[str]) -> str:
 
 
 def lacks_metadata(folder: Path, part: str | None = None) -> Problem:
-    """The problem of a part of a checkpoint that is a DCP folder without its metadata."""
+    """The problem of a part that is a DCP folder without its metadata."""
     more = f", the only list of what the .distcp files there hold, which DCP writes last: {UNFINISHED}"
     return missing(f"{folder.name}/{METADATA}", None, part, more=more)
 
 
 def looks_like_dcp(folder: Path) -> bool:
-    """Whether a folder holds metadata or data of DCP."""
+    """Whether a folder has metadata or data files of DCP."""
     return any(_is_dcp_name(path.name) for path in folder.iterdir())
 
 
@@ -114,10 +114,10 @@ def _is_dcp_name(name: str) -> bool:
 
 
 def dcp_folder_of(path: Path) -> Path | None:
-    """The DCP folder of a path: itself, the folder of a file, or the only step of a run.
+    """Find the DCP folder of a path: itself, the folder of a file, or the only step of a run.
 
     Raises:
-        UsageError: a run folder holds several.
+        UsageError: a run folder contains several.
     """
     if not path.is_dir():
         return path.parent if path.is_file() and _is_dcp_name(path.name) else None
@@ -132,15 +132,15 @@ def dcp_folder_of(path: Path) -> Path | None:
 
 
 def contradicts(why: str) -> Fault:
-    """The fault of a file whose whole content is refused, even where items look right."""
+    """The fault of a file that is refused as a whole, even if some items look right."""
     return Fault(f"is not the file that the metadata describes: {why}", "contradicts")
 
 
 def find_data_files(folder: Path, needed: Mapping[str, int], follow_symlinks: bool) -> dict[str, StatedFile]:
-    """Find the data files that the metadata names; `needed` has the bytes that each must have.
+    """Find the data files that the metadata names; `needed` has the required size of each.
 
     Raises:
-        UnsafePathError: one is a link out of the folder, or no regular file.
+        UnsafePathError: one is a link out of the folder, or not a regular file.
     """
     return {
         name: StatedFile.found(folder / name, folder, rank_of(name), n, follow_symlinks) for name, n in needed.items()
@@ -148,22 +148,22 @@ def find_data_files(folder: Path, needed: Mapping[str, int], follow_symlinks: bo
 
 
 def with_faults(files: Mapping[str, StatedFile], faults: Mapping[Path, Fault]) -> dict[str, StatedFile]:
-    """The files, with the faults that were found in them."""
+    """Add faults to the files that have them."""
     return {name: replace(f, fault=f.fault or faults.get(f.path)) for name, f in files.items()}
 
 
 def check_data_files(files: Mapping[str, StatedFile], names_in_file: Callable[[str], list[str]]) -> Iterable[Problem]:
-    """Problems of data files that are missing, cut, or from another save, with the names that they should hold."""
+    """Yield problems of data files that are missing, cut, or from another save, with the names of their items."""
     for name, file in files.items():
-        if file.state != "whole":  # the names in it take a while to find
+        if file.state != "whole":  # finding the names in it takes a while
             yield from file.problems(name, few(names_in_file(name), MAX_NAMED))
 
 
 def other_data_files(folder: Path, named: Iterable[str]) -> tuple[dict[str, StatedFile], list[str]]:
-    """Data files that the metadata does not name: empty ones, of ranks that had nothing to write, and strays.
+    """Find data files that the metadata does not name: empty ones, of ranks without data, and strays.
 
     Raises:
-        ReadError: one cannot be looked at.
+        ReadError: the system refuses to report on one.
     """
     names = sorted(name for name in names_in(folder) - set(named) if DATA.fullmatch(name))
     found = {name: StatedFile.found(folder / name, folder, rank_of(name), 0, True) for name in names}
@@ -172,38 +172,38 @@ def other_data_files(folder: Path, named: Iterable[str]) -> tuple[dict[str, Stat
 
 
 def check_strays(stray: Sequence[str]) -> Iterable[Problem]:
-    """Problems of data files from another save, or another rank, in the same folder."""
+    """Yield problems of data files from another save, or another rank, in the same folder."""
     why = "not named by the metadata, perhaps left over from another save into this folder"
     return strays(stray, why, rank_of(stray[0]) if stray else None, severity="warning")
 
 
 # -- detection of data files that the metadata does not describe: exchanged between ranks, or from another save --------
-# In such a file an item may fit by chance and hold another rank's values, so the whole file is refused. Signs are its
+# In such a file an item may fit by chance and hold another rank's values, so the whole file is refused. Evidence is its
 # length, an item of another dtype or shape, and an archive between those that the metadata lists. A file that was cut
 # or overwritten in one place is still the saved one: a cut falls into an item, and the archive behind the damage is
 # listed.
 
 MOST_ZEROS = 1 << 20
-"""Most bytes behind the last item that are read."""
+"""At most this many bytes behind the last item are read."""
 
 MAGIC = 4
-"""First bytes by which an archive is recognised, compressed or not."""
+"""First bytes by which an archive is detected, compressed or not."""
 
 END = 98
-"""Bytes at the end of an archive that state its length, with those of a zip64 end record."""
+"""Bytes at the end of an archive that state its length, including a zip64 end record."""
 
 PIECE = 1 << 20
 """Bytes per step of the search for the end of an archive."""
 
 MAX_SEARCHED = 4 << 30
-"""Most bytes that are searched."""
+"""At most this many bytes are searched."""
 
 
 class SuspectFile(NamedTuple):
-    """An item that could not be read, or does not lie where the metadata says.
+    """A file with an item that cannot be read, or does not lie where the metadata says.
 
     Attributes:
-        fqn: the name that it should hold.
+        fqn: the name of the item.
     """
 
     fqn: str
@@ -221,7 +221,7 @@ def check_sizes(
         files: the data files by their names in the metadata.
         last: the last item of each, by its end.
         items: reads those files.
-        longer: whether they may go on behind it.
+        longer: whether bytes may follow the last item.
     """
     faults, problems = dict[Path, Fault](), list[Problem]()
     for name, file in files.items():
@@ -246,7 +246,7 @@ def check_sizes(
 
 
 def _of_another_length(file: File, size: int, last: StoredItem) -> str:
-    """Why a file of a wrong length must be from another save; empty where it need not be."""
+    """Why a file of a wrong length must be from another save; empty if it need not be."""
     if size < last.end:
         ends = file.read(max(size - EOCD.size, 0), min(size, EOCD.size)).startswith(END_RECORD)
         return "and ends with a whole item" if ends else ""
@@ -263,7 +263,7 @@ def _has_safetensors(file: File, size: int, last: StoredItem) -> bool:
 def other_files(
     suspects: Sequence[SuspectFile], metadata: Sequence[DcpMetadata], items: ItemReader
 ) -> dict[Path, Fault]:
-    """Faults of files to refuse, by the first unreadable item of each."""
+    """Find files to refuse as a whole, by the first unreadable item of each."""
     faults: dict[Path, Fault] = {}
     first = {suspect.path: suspect for suspect in sorted(suspects, key=lambda s: s.place.offset, reverse=True)}
     for path, suspect in first.items():
@@ -325,23 +325,22 @@ def is_in_place(file: File, place: Item | StoredItem) -> bool:
 
 
 def bounds_of(item: Item) -> list[Part]:
-    """The bytes by which `is_in_place` judges an item: its first ones, and of an archive its last ones too."""
+    """The byte ranges by which `is_in_place` judges an item: its start, and the end of an archive."""
     end = item.offset + item.length
     head = item.path, item.offset, item.offset + MAGIC
     return [head] if item.zstd else [head, (item.path, end - END, end)]
 
 
-# -- files of a DCP folder that are from another save, by the steps that the optimizer counts for the parameters in each
-# A DCP has one copy of each parameter's step, in the file of the rank that had least to write (`dedup_save_plans`), so
-# most files have some. Where those of one file agree, and contradict those of all others, the file was written at
-# another step. Steps of parameters that were frozen for a while differ too, but whichever file they are in; only a
-# stage of a pipeline could have all of its own. So it is an error where moments of those parameters lie in other files
-# as well.
+# -- files of a DCP folder that are from another save, by the optimizer's step counters in each file -------------------
+# A DCP has one copy of each parameter's step, in the file of the rank with the least data (`dedup_save_plans`), so most
+# files have some. If those of one file agree, and contradict those of all others, the file was written at another step.
+# Steps of parameters that were frozen for a while differ too, but in any file; only a stage of a pipeline could have
+# all of its own. So it is an error only if moments of those parameters lie in other files as well.
 
 CODES = {"float32": "<f", "float64": "<d", "int64": "<q", "int32": "<i"}
 
 MAX_READ = 1000
-"""At most this many different steps of a file are read; checksums show which are equal."""
+"""At most this many distinct steps of a file are read; checksums show which are equal."""
 
 
 def compare_steps(
@@ -350,12 +349,12 @@ def compare_steps(
     """Compare the steps that optimizers count, file by file.
 
     Args:
-        tensors: those of a folder, by fqn.
-        counters: other counts of steps and the files that they lie in, which may support one of those steps.
-        ranks: of the files.
+        tensors: the tensors of a folder, by fqn.
+        counters: other counts of steps with their files, which may support one of those steps.
+        ranks: rank of each file.
 
     Returns:
-        Problems of files that are of another save than most, and the step of most, where they have different ones.
+        Problems of files from another save than most, and the step of most files if they have different ones.
     """
     found: dict[str, dict[Path, dict[str, Source]]] = defaultdict(lambda: defaultdict(dict))
     for fqn, value in tensors.items():
@@ -403,7 +402,7 @@ def _compared(
 
 
 def _read(sources: Iterable[Source], files: OpenFiles) -> Iterator[int]:
-    """Each step once; what cannot be read has a problem of its own."""
+    """Yield each distinct step; an unreadable one has a problem of its own."""
     known = {source.crc or number: source for number, source in enumerate(sources)}
     for source in islice(known.values(), MAX_READ):
         with suppress(ReadError), files.open(source.path) as file:

@@ -1,9 +1,9 @@
-"""Reading of one DCP folder into a tree: its metadata, its files, and every chunk in its place.
+"""Read one DCP folder into a tree: its metadata, its files, and every chunk in its place.
 
-Formats that keep such folders inside of their own (`recipe`, Megatron) use `read_folder` too.
+Formats with such folders inside (`recipe`, Megatron) use `read_folder` too.
 
-DCP writes one copy of what several ranks hold alike, so a tensor's shard names the rank that wrote it, and of a buffer
-that differs between ranks only one copy exists. The files show which ranks wrote, not how many ranks there were.
+DCP writes one copy of replicated data, so a tensor's shard names the rank that wrote it, and a buffer that differs
+between ranks has only one copy. The files show which ranks wrote, not how many ranks there were.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import COUNTERS
 
 PLANNED = ModuleOrder(False, "DCP lists tensors as the plans of its ranks met")
-"""Rank 0 merges the plans of all ranks, and chooses by size who saves a replica (`dedup_save_plans`)."""
+"""Rank 0 merges the plans of all ranks, and chooses the writer of a replica by size (`dedup_save_plans`)."""
 
 
 @dataclass(frozen=True)
@@ -52,18 +52,18 @@ class Folder:
     """The content of a DCP folder.
 
     Attributes:
-        tree: the nested state where the metadata has paths, else the flat one.
+        tree: the nested state if the metadata has paths, else the flat one.
         flat: the same leaves by fqn.
         files: the metadata, then every data file that it names, by rank.
         names: dotted names that its pickles mention.
-        writer: which torch wrote it, by the names of its classes.
+        writer: the torch version that wrote it, by the names of its classes.
         writers: ranks that wrote a file.
         extra: attributes of the metadata that torch does not have, such as Megatron's `mcore_data`.
-        differing: key paths of objects that differ between ranks, where each wrote its own metadata.
-        per_rank: what each rank has at such a key path, and of random states and positions in the data.
-        unequal: the same where all ranks should have one value, or only some have any.
-        step: that of most files, where files are of different saves.
-        bytes_expected: bytes that its files together have at least.
+        differing: key paths of objects that differ between ranks, if each rank wrote its own metadata.
+        per_rank: each rank's value at such a key path, and each rank's random states and positions in the data.
+        unequal: the same for values that all ranks should share, or that only some ranks have.
+        step: the step of most files, if files are of different saves.
+        bytes_expected: lower bound for the total size of its files.
     """
 
     path: Path
@@ -101,7 +101,7 @@ def read_folder(folder: Path, options: Options) -> Folder:
     everything = options.all_ranks and options.every_item
     try:
         faults, odd = check_sizes(here, last, items, metadata[0].longer)
-        while True:  # until no file that was read turns out to be another than that of the metadata
+        while True:  # repeated until no further file contradicts the metadata
             here, merge = with_faults(here, faults), Merge()
             tensors = read_tensors(metadata, here, items, everything)
             objects, lost, suspects = read_objects(metadata, here, items, everything, merge, paths)
@@ -118,7 +118,7 @@ def read_folder(folder: Path, options: Options) -> Folder:
     flat = {fqn: leaves[fqn] for one in metadata for fqn in one.order}
     tree, contradiction = _nested(flat, paths)
     found = RankDifferences(tree, tuple(merge.problems), (), {}, {})
-    if not any(p.severity == "error" for p in contradiction):  # else the tree has other paths
+    if not any(p.severity == "error" for p in contradiction):  # an error means other key paths in the tree
         found = compare_ranks(merge, tree)
     problems = [*check_data_files(here, lambda file: _names_in(file, metadata)), *odd, *tensors.problems, *lost]
     counters = _counters(objects, metadata, here)
@@ -146,7 +146,7 @@ def read_folder(folder: Path, options: Options) -> Folder:
 def _counters(
     objects: Mapping[str, Any], metadata: Iterable[DcpMetadata], here: Mapping[str, StatedFile]
 ) -> list[tuple[Path, int]]:
-    """Objects that count steps, and the files that they lie in."""
+    """Objects that count steps, with their files."""
     names = (*COUNTERS, "last_epoch")
     counts = {fqn: v for fqn, v in objects.items() if type(v) is int and fqn.rpartition(".")[2] in names}
     return [
@@ -187,19 +187,19 @@ def _nested(flat: dict[str, Any], paths: Mapping[str, KeyPath]) -> tuple[dict[st
 
 
 # -- the world size, as far as it is known -----------------------------------------------------------------------------
-# A rank with one file for all of its items leaves it even if it has none (0 bytes, not in the metadata), so such files
-# show all ranks. Where each item has a file of its own, a rank without items leaves none, and the files show a minimum.
+# A rank with one file for all of its items writes it even without items (0 bytes, not in the metadata), so such files
+# show all ranks. If each item has a file of its own, a rank without items writes none, and the files show a minimum.
 # Source: torch/distributed/checkpoint/filesystem.py, `write_data`.
 
 STATED = (("state", "metadata", "world_size"), ("metadata", "world_size"))
-"""Key paths where a state records the world size."""
+"""Key paths at which a state records the world size."""
 
 
 class Writers(NamedTuple):
-    """The ranks that left files in a DCP.
+    """The ranks that wrote files of a DCP.
 
     Attributes:
-        all: whether there are no others.
+        all: whether there are no other ranks.
     """
 
     ranks: tuple[int, ...] = ()
@@ -212,7 +212,7 @@ class Writers(NamedTuple):
 
 
 def _one_file_each(metadata: Iterable[DcpMetadata]) -> bool:
-    """Whether a file has items of several names, as where each rank has one for all of its items."""
+    """Whether a file has items of several names, so that each rank has one file for all of its items."""
     first: dict[str, str] = {}
     listed = chain.from_iterable(zip(one.stored.files, one.stored.fqns, strict=True) for one in metadata)
     return any(first.setdefault(file, fqn) != fqn for file, fqn in listed)
@@ -229,7 +229,7 @@ def _names_in(file: str, metadata: Sequence[DcpMetadata]) -> list[str]:
 
 
 def world_size_of(writers: Writers, tree: Mapping[Any, Any]) -> Fact:
-    """Return the world size: as the state says, or at least the ranks with files or RNG states."""
+    """The world size: as the state records it, or at least the ranks with files or RNG states."""
     files = max(writers.ranks, default=0) + 1
     for path in STATED:
         stated = leaf_at(tree, path)

@@ -1,7 +1,7 @@
 """Items in the `.distcp` files of a DCP folder: tensors, located without their values, and pickled objects.
 
 An item is a torch.save archive at `offset`, `length`; files hold them back to back. torch's safetensors form differs:
-behind the objects of a file lies one safetensors blob with all its tensors. Their items state where the blob begins and
+behind the objects of a file lies one safetensors blob with all its tensors. Their items state the start of the blob and
 the length of their own bytes, which is shorter than any torch.save archive. The blob's header has the true offsets
 (`DCP_SHARDING_INFO`), and one piece of each name. Source: torch/distributed/checkpoint/filesystem.py.
 
@@ -33,12 +33,12 @@ from ckptools.pickles.objects import Storage
 from ckptools.tensor_io.dcp_items import CachedWindow, ItemLocator
 
 SMALL = 4 << 10
-"""Objects up to this many bytes are unpickled once for equal bytes: thousands are the same number."""
+"""Equal objects of at most this many bytes are unpickled once: thousands are the same number."""
 
 MAX_OBJECT = 1 << 30
 
 PICKLE = b"\x80"
-"""First byte of an object that is no archive."""
+"""First byte of an object that is not an archive."""
 
 SHARDING_INFO = "DCP_SHARDING_INFO"
 
@@ -54,8 +54,8 @@ class ItemReader:
 
     Attributes:
         folder: left out of the paths in messages.
-        bare: pickles of tensors whose items are nothing but their bytes, as in `DcpMetadata`.
-        locator: finds where values lie in items that are archives.
+        bare: pickles of tensors whose items are bare bytes, as in `DcpMetadata`.
+        locator: locates the values in items that are archives.
         names: dotted names that the objects mention.
     """
 
@@ -70,10 +70,10 @@ class ItemReader:
         self._headers: dict[tuple[Path, int], tuple[Header, dict[str, Any]]] = {}
 
     def locate(self, fqn: str, shard: Shard) -> Shard:
-        """Return the shard of a tensor with its source, or with what its class stores in place of values.
+        """Return a tensor's shard with its source, or with the inner tensors that its class stores.
 
         Raises:
-            ReadError: its item is damaged, or holds something else.
+            ReadError: its item is damaged, or holds another object.
         """
         assert shard.item is not None
         file, bare = self.open(shard.item.path), self.bare.get((fqn, shard.box.offsets))
@@ -88,7 +88,7 @@ class ItemReader:
         """Return the object in a compressed item.
 
         Raises:
-            ReadError: it is damaged, or larger than it may be.
+            ReadError: it is damaged, or larger than its limit.
         """
         try:
             opened, window = compressed.window(self.open(path), part)
@@ -181,10 +181,10 @@ class ItemReader:
 
 
 def bare_source(path: Path, item: Item, pickle: bytes) -> Source:
-    """The source of an item that is nothing but the bytes of a tensor, which a pickle describes, if there is one.
+    """The source of an item of bare tensor bytes; a pickle describes the tensor, if there is one.
 
     Raises:
-        ReadError: the two do not fit.
+        ReadError: the pickle contradicts the item.
     """
     if not pickle:
         if prod(item.shape) * ITEMSIZE[item.dtype] != item.length:

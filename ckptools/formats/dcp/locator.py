@@ -1,7 +1,7 @@
-"""Where the values of a DCP folder's tensors lie in their items: of every item, or of some, by column.
+"""Locate the values of a DCP folder's tensors in their items: of every item, or of a sample, by column.
 
-Items of one kind differ in their values only, but for the first few: these are looked at closely, one by one, and the
-others are compared with them (`ItemLocator`). An item that differs in more is looked at closely too.
+Items of one kind differ only in their values, so the first few are read one by one as archives, and the others are
+compared with these (`ItemLocator`). An item that differs in other bytes is read as an archive too.
 
 A zip entry of the right dtype and shape that fails its checksum was damaged in place, and proves nothing about the
 others; an item of another dtype or shape means that the whole file is another (see `files`).
@@ -35,13 +35,13 @@ MAX_LOCATED = 10_000
 """Up to this many items are all located, even if not all ranks were asked for."""
 
 MAX_LOOKED_AT = 1000
-"""Above that, the ends of this many items are sampled over all files."""
+"""Of more items, the ends of this many are sampled over all files."""
 
 MAX_REQUESTS = 64
-"""Most requests to a store for either."""
+"""At most this many requests to a store for either."""
 
 AT_ONCE = 4000
-"""Items of which the bytes around the values are in memory together, about 1 KB each."""
+"""Items whose bytes around the values are in memory together, about 1 KB each."""
 
 Form = Literal["packed", "archive", "safetensors"]
 """How an item is stored: in a compressed archive, in an archive, in a blob of safetensors."""
@@ -49,13 +49,13 @@ Form = Literal["packed", "archive", "safetensors"]
 
 @dataclass
 class FoundTensor:
-    """One tensor while it is located.
+    """A tensor while it is being located.
 
     Attributes:
-        described: by the first metadata that lists it.
-        bad: its fault, for which it is never put together.
+        described: its description in the first metadata that lists it.
+        bad: its fault, which keeps it from being put together.
         why_not: why ckptools cannot put it together although nothing is wrong.
-        encoded: the same, where its class stores something else than its values.
+        encoded: the same, if its class stores other tensors instead of its values.
     """
 
     described: TensorMetadata
@@ -74,9 +74,9 @@ class ItemRows:
         starts: the byte offset of each.
         forms: how each is stored; None for one that cannot be read.
         kinds: the kind of each archive that may differ from others in its values only; None for other items.
-        distinct_kinds: those that occur.
-        layouts: where its values lie, once that is known.
-        crcs: the CRC-32 of their record.
+        distinct_kinds: the kinds that occur.
+        layouts: the layout of its values, once known.
+        crcs: the CRC-32 of their zip entry.
     """
 
     def __init__(self, shards: Mapping[str, Extents]) -> None:
@@ -95,7 +95,7 @@ class ItemRows:
         self._fqns, self._ends = [*shards], [*accumulate(map(len, shards.values()))]
 
     def _add_kinds(self, extents: Extents) -> None:
-        """Add how the items of a tensor are stored. An archive is longer than its values."""
+        """Add the storage form of a tensor's items. An archive is longer than its values."""
         kinds = {
             (length, sizes): (length, extents.dtype, sizes)
             for length, sizes in set(zip(extents.lengths, extents.sizes, strict=True))
@@ -123,7 +123,7 @@ class ItemRows:
         return self.shards[fqn][i]
 
     def item(self, row: int) -> Item:
-        """An item that can be read."""
+        """The item in a row, which must be readable."""
         fqn, i = self.place(row)
         known = self.shards[fqn].located.get(i)
         item = known.item if known is not None else self.shards[fqn].item(i)
@@ -131,13 +131,13 @@ class ItemRows:
         return item
 
     def path(self, row: int) -> Path:
-        """The file of an item that can be read."""
+        """The file of a readable item."""
         path = self.files[row].path
         assert path is not None
         return path
 
     def stored(self, *forms: Form) -> Sequence[int]:
-        """The items that are stored in some forms."""
+        """The items that are stored in the given forms."""
         present = {*self.forms}
         if present <= {*forms}:
             return range(len(self.forms))
@@ -150,7 +150,7 @@ class ItemRows:
         return [row for *_, file in files for row in sorted(take(rows, of_file[file]), key=self.starts.__getitem__)]
 
     def note(self) -> None:
-        """Put into the columns of the tensors what became known."""
+        """Enter newly located values into the columns of the tensors."""
         end = 0
         for extents in self.shards.values():
             of_tensor = slice(end, end := end + len(extents))
@@ -160,11 +160,11 @@ class ItemRows:
 
 
 class Locator:
-    """Finds the values of tensors, file by file.
+    """Locates the values of tensors, file by file.
 
     Attributes:
-        suspects: items that are damaged, or not those that the metadata lists.
-        all_seen: whether every item was looked into that need not be unpacked.
+        suspects: items that are damaged, or contradict the metadata.
+        all_seen: whether every uncompressed item was read.
     """
 
     def __init__(self, found: Mapping[str, FoundTensor], items: ItemReader) -> None:
@@ -181,10 +181,10 @@ class Locator:
                 self._locate_in(file, [*of_file])
         self.rows.note()
 
-    # of some items
+    # a sample of the items
 
     def _some(self) -> set[int]:
-        """The items to locate where not all are asked for."""
+        """The items to locate if not all are asked for."""
         archives = self.rows.stored("archive")
         now = archives if len(archives) <= MAX_LOCATED else ()
         self.all_seen = len(archives) == len(now) and self._requests(now, self._ends_of) <= MAX_REQUESTS
@@ -195,17 +195,17 @@ class Locator:
         return found | {*(now if self.all_seen else self._short(archives))}
 
     def _short(self, archives: Sequence[int]) -> Iterator[int]:
-        """The archives that have fewer bytes than their chunks."""
+        """The archives that are shorter than the values of their chunks."""
         short = {kind for kind in self.rows.distinct_kinds if kind[0] < prod(kind[2]) * ITEMSIZE[kind[1]]}
         return (row for row in archives if self.rows.kinds[row] in short) if short else iter(())
 
     def _spread(self, rows: Sequence[int]) -> list[int]:
-        """A sample of some items: as many of each file as its share of them, and at least one."""
+        """A sample of some items: each file's number is proportional to its share, and at least one."""
         step = (len(rows) - 1) // MAX_LOOKED_AT + 1
         return [rows[n] for of_file in by_value(take(self.rows.files, rows)).values() for n in of_file[::step]]
 
     def _out_of_place(self, some: Sequence[int]) -> Iterator[int]:
-        """Those of some items that do not lie where the metadata says."""
+        """Find items that do not lie where the metadata says."""
         for row in next(fetched_runs(some, self._bounds_of)):
             try:
                 in_place = is_in_place(self.items.open(self.rows.path(row)), self.rows.item(row))
@@ -219,19 +219,19 @@ class Locator:
         return count_requests(part for row in rows for part in reads(row))
 
     def _ends_of(self, row: int) -> list[Part]:
-        """Byte ranges that locating an item reads; those in safetensors share a header."""
+        """Byte ranges that are read to locate an item; items in a safetensors blob share its header."""
         return [] if in_safetensors(self.rows.shard(row)) else ends_of(self.rows.item(row))
 
     def _bounds_of(self, row: int) -> list[Part]:
         return bounds_of(self.rows.item(row))
 
-    # of the items of a file
+    # the items of one file
 
     def _locate_in(self, file: ExtentFile, rows: Sequence[int]) -> None:
         """Locate items of a file, by ascending offsets."""
         if file.zstd:
             parts = [compressed_item(self.rows.item(row)) for row in rows]
-            with suppress(ReadError):  # `_look_at` meets it again
+            with suppress(ReadError):  # `_look_at` raises it again
                 compressed.unpack(self.items.open(self.rows.path(rows[0])), parts, sum(part.limit for part in parts))
         taught = self._teach(rows)
         left = [row for row in rows if row not in taught] if taught else rows
@@ -239,7 +239,7 @@ class Locator:
             some = left[at : at + AT_ONCE]
             starts, kinds = take(self.rows.starts, some), take(self.rows.kinds, some)
             found: Collection[tuple[ExtentLayout, int] | None] = [None] * len(some)
-            with suppress(ReadError):  # `_look_at` meets it again
+            with suppress(ReadError):  # `_look_at` raises it again
                 found = self.items.locator.alike(self.items.open(self.rows.path(some[0])), starts, kinds)
             for row, known in zip(some, found, strict=True):
                 if known is None:
@@ -248,7 +248,7 @@ class Locator:
                     self.rows.layouts[row], self.rows.crcs[row] = known
 
     def _teach(self, rows: Sequence[int]) -> set[int]:
-        """Look closely at items of kinds of which it is not known yet what they have in common; return which."""
+        """Read some items as archives, so that the layout of every kind becomes known; return these items."""
         unknown = {kind for kind in {*take(self.rows.kinds, rows)} if kind and not self.items.locator.knows(kind)}
         looked_at = set[int]()
         for row in rows if unknown else ():
@@ -261,7 +261,7 @@ class Locator:
         return looked_at
 
     def _look_at(self, row: int) -> None:
-        """Look at an item closely."""
+        """Read an item as an archive."""
         fqn, i = self.rows.place(row)
         tensor, path, was = self.found[fqn], self.rows.path(row), self.rows.shard(row)
         try:
@@ -280,7 +280,7 @@ class Locator:
             self.rows.layouts[row], self.rows.crcs[row] = ExtentLayout.of(source, self.rows.starts[row]), source.crc
 
     def _shortfall(self, row: int) -> str:
-        """Fault of an item with fewer bytes than its chunk; "" for classes that may store less than their values."""
+        """The fault of an item that is shorter than its chunk; "" for classes that may store less than their values."""
         item = self.rows.item(row)
         nbytes = prod(item.shape) * ITEMSIZE[item.dtype]
         if item.zstd or item.length >= nbytes:

@@ -1,7 +1,7 @@
-"""Records of the `.metadata` of a DCP folder, and the nested state that its paths make of flat names.
+"""Read the `.metadata` of a DCP folder, and rebuild the nested state from flat names and their paths.
 
-The records are of tensors, objects, and where each of their items lies. DCP says chunk for shard. An item is a chunk of
-a tensor, or a pickled object.
+It lists tensors, objects, and the place of each of their items. DCP says chunk for shard. An item is a chunk of a
+tensor, or a pickled object.
 
 torch flattens a state before it saves it: it enters every dict and turns its keys into text, and enters a list that
 holds tensors or dicts (until torch 2.3 a dict without tensors was one pickled value). `planner_data` has the path of
@@ -43,7 +43,7 @@ class StoredItem:
         file: relative path, checked to stay in the folder.
         offset: byte offset of the item.
         length: bytes of the item.
-        transforms: what was done to its bytes, such as `stream.zstd/1`; empty when nothing was.
+        transforms: the transformations of its bytes, such as `stream.zstd/1`; empty without any.
     """
 
     file: str
@@ -58,7 +58,7 @@ class StoredItem:
 
     @property
     def zstd(self) -> bool:
-        """Whether the item was compressed by zstd, which ckptools unpacks."""
+        """Whether zstd compressed the item, which ckptools can unpack."""
         return is_zstd(self.transforms)
 
     @property
@@ -74,7 +74,7 @@ class StoredItem:
 
 @dataclass(slots=True)
 class StoredItems:
-    """The extents of all items in a `.metadata`, by column; item `i` has element `i` of each.
+    """The extents of all items in a `.metadata`, by column: row `i` of every column belongs to item `i`.
 
     Attributes:
         fqns: of the tensors and objects.
@@ -82,7 +82,7 @@ class StoredItems:
         files: relative paths, checked to stay in the folder.
         starts: byte offsets.
         lengths: in bytes.
-        transforms: by item, for those whose bytes went through any.
+        transforms: transformations, by item, for items that have any.
     """
 
     fqns: list[str] = field(default_factory=list)
@@ -107,7 +107,7 @@ class StoredItems:
         return self._of_fqn.get(fqn, ())
 
     def of(self, fqn: str) -> tuple[dict[Ints | None, int], set[Ints | None]]:
-        """The items of a tensor or object by the offsets of their chunks, and the offsets with two places."""
+        """The items of a tensor or object by the offsets of their chunks, and the offsets that occur twice."""
         items = self.items_of(fqn)
         found = {self.offsets[item]: item for item in items}
         if len(found) == len(items):
@@ -130,8 +130,8 @@ class TensorMetadata:
         stated_dtype: as in the file.
         layout: `strided`, or a sparse layout.
         shape: global sizes.
-        offsets: of its chunks, in file order; equal chunks once.
-        sizes: of these.
+        offsets: of its distinct chunks, in file order.
+        sizes: of its distinct chunks.
     """
 
     dtype: str | None
@@ -145,7 +145,7 @@ class TensorMetadata:
 
 @dataclass(frozen=True)
 class DcpMetadata:
-    """One `.metadata` file.
+    """The content of one `.metadata` file.
 
     Attributes:
         rank: the writer of `__3.metadata`; None for the metadata of all ranks.
@@ -153,9 +153,9 @@ class DcpMetadata:
         objects: fqns of pickled values.
         order: every fqn, in the order of the file.
         paths: path in the nested state by fqn; None when the state is flat.
-        bare: by fqn and offsets of a chunk, ByteCheckpoint's pickle of a tensor whose item is nothing but its bytes;
-            empty where they are in the order of its elements.
-        longer: whether files may go on behind their last item, as shared memory that holds less than it did.
+        bare: by fqn and offsets of a chunk, ByteCheckpoint's pickle of a tensor whose item is bare bytes; empty if
+            the bytes are in the order of the tensor's elements.
+        longer: whether bytes may follow a file's last item, as in shared memory that once held more.
         extra: attributes that torch does not have, such as `mcore_data`.
         names: dotted names of everything that the pickle mentions.
         writer: the torch version that wrote it, by the names of its classes.
@@ -179,7 +179,7 @@ class DcpMetadata:
 
     @property
     def rank_file(self) -> RankFile:
-        """The file, for the checkpoint's list."""
+        """The file as an entry of the checkpoint's list."""
         part = "" if self.rank is None else "metadata"
         return RankFile(self.path, self.rank, part, "read", self.nbytes, self.modified)
 
@@ -188,11 +188,11 @@ class DcpMetadata:
 
 MAX_PATH = 100
 MAX_HOLES = 100_000
-"""Most empty places in lists; a forged index of 2^40 asks for more."""
+"""At most this many empty places in lists; a forged index of 2^40 would need more."""
 
 
 class ContradictionError(ValueError):
-    """The paths describe no tree."""
+    """The paths do not form a tree."""
 
 
 class _Node(dict[Any, Any]):
@@ -200,7 +200,7 @@ class _Node(dict[Any, Any]):
 
 
 def nest(leaves: Iterable[tuple[str, Any]], paths: Mapping[str, KeyPath]) -> tuple[dict[str, Any], int]:
-    """Rebuild a nested state from leaves and key paths; return it, and how many places of its lists are empty.
+    """Rebuild a nested state from leaves and key paths; return it, and the number of empty places in its lists.
 
     Raises:
         ContradictionError: two names have one place, one lies inside another, or a list has an absurd index.
@@ -249,7 +249,7 @@ def _container(node: Any, holes: list[int]) -> Any:
 
 
 def _state_dict(children: dict[str, Any]) -> dict[str, Any]:
-    """The dict, with what flattening lost where it is an optimizer's state.
+    """The dict; in an optimizer's state, information that flattening lost is restored.
 
     An optimizer that had no state yet gets its empty `state` back: DCP saves no empty containers. Source: torch/
     distributed/checkpoint/_traverse.py, `traverse_state_dict`; torch/optim/optimizer.py, `state_dict`.
@@ -273,7 +273,7 @@ def _numbered(optimizer: dict[str, Any]) -> dict[str, Any]:
     return {**optimizer, "state": {numbers[key]: value for key, value in state.items()}}
 
 
-# -- reader of a DCP folder's `.metadata`: one pickle of tensors, objects, and where each piece lies -------------------
+# -- read a DCP folder's `.metadata`: one pickle of tensors, objects, and the place of each item -----------------------
 # `Metadata` has three dicts: `state_dict_metadata` (fqn to `TensorStorageMetadata` or `BytesStorageMetadata`),
 # `storage_data` (`MetadataIndex(fqn, offset)` to `_StorageInfo(relative_path, offset, length)`; the index's own `index`
 # is a hint that its equality leaves out), and `planner_data` (fqn to the path in the nested state; None when the state
@@ -285,18 +285,17 @@ def _numbered(optimizer: dict[str, Any]) -> dict[str, Any]:
 # Megatron adds `mcore_data`. Source: torch/distributed/checkpoint/metadata.py and filesystem.py of torch 2.13, and
 # files of torch 1.13.1, 2.0.1 and 2.13.0.
 #
-# ByteCheckpoint's class of that name has `all_tensor_metadata` besides: the same index to the pickle of each tensor,
-# whose item is nothing but its bytes. Source: bytecheckpoint/checkpointer/meta_type.py of 0.0.3; checked on its own.
-#
-# DLRover's `_StorageInfo` says that every tensor is nothing but its bytes, one element after the other: its file is the
-# shared memory that the rank filled. Source: dlrover/trainer/torch/flash_checkpoint/fsdp_engine.py of 0.6.1,
-# `_write_item` and `FileReader.read_data`; checked on what its `SharedMemoryWriter` makes.
+# ByteCheckpoint's class of the same name has also `all_tensor_metadata`: the same index to the pickle of each tensor,
+# whose item is bare bytes. Source: bytecheckpoint/checkpointer/meta_type.py of 0.0.3; checked on its own files.
+#  DLRover's `_StorageInfo` implies that every tensor is bare bytes, one element after the other: its file is a dump of
+# the shared memory that the rank filled. Source: dlrover/trainer/torch/flash_checkpoint/fsdp_engine.py of 0.6.1,
+# `_write_item` and `FileReader.read_data`; checked on files of its `SharedMemoryWriter`.
 
 MAX_METADATA = 2 << 30
-"""Most bytes of a `.metadata`; the largest runs write some hundred megabytes."""
+"""At most this many bytes of a `.metadata` are read; the largest runs write some hundred megabytes."""
 
 BY_COLUMN = ("ChunkStorageMetadata", "MetadataIndex")
-"""Classes that are read by column; the second with the `_StorageInfo` behind each."""
+"""Classes that are read by column; `MetadataIndex` together with the `_StorageInfo` that follows each."""
 
 FIELDS = (
     "state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version", "all_tensor_metadata",
@@ -308,7 +307,7 @@ def read_metadata(path: Path, rank: int | None = None) -> DcpMetadata:
     """Read a `.metadata` file; runs none of its code.
 
     Raises:
-        ReadError: it is cut, damaged, or something else.
+        ReadError: it is cut, damaged, or not DCP metadata.
         UnsafePathError: it names a file outside of its folder.
     """
     with File(path) as file:
@@ -321,7 +320,7 @@ def read_metadata(path: Path, rank: int | None = None) -> DcpMetadata:
         except (CkptoolsError, UnusualError):
             if not machine.batches.batches:
                 raise
-        # Something is wrong, or stands where no batch of entries is expected: once more, opcode by opcode.
+        # Something is wrong, or a batch of entries is in an unexpected place: read once more, opcode by opcode.
         return _read(Machine(data, by_column=()), rank, file)
 
 
@@ -379,7 +378,7 @@ class _MetadataReading:
         )
 
     def _bare(self) -> dict[tuple[str, Ints], bytes]:
-        """ByteCheckpoint's pickles of tensors without their bytes."""
+        """ByteCheckpoint's pickles of tensors, which lack the tensors' bytes."""
         listed, found = self.fields.get("all_tensor_metadata"), dict[tuple[str, Ints], bytes]()
         if listed is not None and not isinstance(listed, dict):
             raise self._bad(f"all_tensor_metadata is {describe_class(listed)}; expected a dict")
@@ -418,7 +417,7 @@ class _MetadataReading:
         )
 
     def _columns(self, fqn: str, chunks: list[Any], ndim: int) -> Columns:
-        """Offsets and sizes of a tensor's chunks, equal chunks once; read once for tensors that are cut alike."""
+        """Offsets and sizes of a tensor's distinct chunks; read once for tensors that are cut alike."""
         if not all(isinstance(chunk, Batch) for chunk in chunks):
             return self._read_columns(fqn, chunks, ndim)
         key = ndim, *[(id(chunk.rows), chunk.start, chunk.stop) for chunk in chunks]
@@ -439,7 +438,7 @@ class _MetadataReading:
         if None in offsets or None in sizes:
             raise UnusualError("a batch of chunks without offsets or sizes")
         for column, what in ((offsets, "offsets"), (sizes, "sizes")):
-            for value in {*column} - self.checked:  # each different value once in this file
+            for value in {*column} - self.checked:  # each distinct value once in this file
                 self.checked.add(self._ints(value, fqn, f"{what} of a chunk"))
             if {*map(len, column)} - {ndim}:
                 value = next(value for value in column if len(value) != ndim)
@@ -486,7 +485,7 @@ class _MetadataReading:
         stored.fqns.append(fqn)
 
     def _add_batch(self, stored: StoredItems, batch: Batch) -> None:
-        """Add the items of a batch, of which each different value is checked once, without the hints of indices."""
+        """Add the items of a batch, checking each distinct value once; the hints in indices are ignored."""
         fqns, offsets = batch.column("fqn", kind="text"), batch.column("offset", kind="tuple")
         paths = batch.column("relative_path", kind="text", value=1)
         starts, lengths = (batch.column(name, kind="int", value=1) for name in ("offset", "length"))
@@ -534,7 +533,7 @@ DLROVER = "dlrover.trainer.torch.flash_checkpoint.fsdp_engine._StorageInfo"
 
 
 def class_of(value: Any) -> str:
-    """Last name of the class of a foreign object; empty for anything else."""
+    """Last name of the class of a foreign object; empty for any other value."""
     return value.name.rpartition(".")[2] if isinstance(value, Opaque) else ""
 
 
@@ -544,7 +543,7 @@ def describe_class(value: Any) -> str:
 
 
 def _writer(names: tuple[str, ...]) -> str:
-    """Return the torch version that wrote it, by the module paths of its classes and their fields."""
+    """The torch version that wrote it, by the module paths of its classes and their fields."""
     if any(n.startswith("bytecheckpoint.") for n in names):
         return "ByteCheckpoint"
     if DLROVER in names:

@@ -1,7 +1,7 @@
-"""The tensors of a DCP folder: every chunk in its place, and the faults known before values are read.
+"""The tensors of a DCP folder: every chunk in its place, and the faults found without reading values.
 
-Two ranks that hold the same chunk write it once, or, without collectives, each for itself: those are replicas of one
-box, and are compared when they are put together.
+Two ranks with the same chunk write it once, or, without collectives, each for itself: those are replicas of one box,
+and are compared when they are put together.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class TensorsRead:
     """The tensors of a DCP folder.
 
     Attributes:
-        by_fqn: those that can be read.
-        suspects: items that are damaged, or not those that the metadata lists.
-        all_seen: whether every item was looked at, except those that must be unpacked.
+        by_fqn: the tensors that can be read.
+        suspects: items that are damaged, or contradict the metadata.
+        all_seen: whether every uncompressed item was read.
     """
 
     by_fqn: Mapping[str, Any]
@@ -62,10 +62,10 @@ def read_tensors(
     """Read the tensors of a DCP folder.
 
     Args:
-        metadata: one for all ranks, or one of each.
+        metadata: one for all ranks, or one per rank.
         here: the data files by their names in the metadata.
         items: reads those files.
-        everything: look at every item, however many there are.
+        everything: read every item, however many there are.
     """
     found: dict[str, FoundTensor] = {}
     problems: list[Problem] = []
@@ -91,7 +91,7 @@ def read_tensors(
 
 
 class _HoldingFiles(NamedTuple):
-    """The file of a data file's items: of plain and of compressed ones, and of those that cannot be read.
+    """The `ExtentFile`s of a data file: for plain items, for compressed ones, and for those that cannot be read.
 
     Attributes:
         end: one past the last byte that can be read.
@@ -112,7 +112,7 @@ def _holding_files(file: StatedFile) -> _HoldingFiles:
 def _place(
     tensor: FoundTensor, fqn: str, described: TensorMetadata, metadata: DcpMetadata, files: Mapping[str, _HoldingFiles]
 ) -> None:
-    """Add the chunks that one metadata describes."""
+    """Add the chunks that one metadata describes to a tensor."""
     tensor.why_not = tensor.why_not or _why_not(described)
     stored, shards = metadata.stored, tensor.shards
     if _place_all(shards, fqn, described, stored, files):
@@ -136,7 +136,7 @@ def _place(
         shards.files.append(holder)
         shards.starts.append(start)
         shards.lengths.append(length)
-        if holder.path is not None and described.dtype != shards.dtype:  # as another rank has it
+        if holder.path is not None and described.dtype != shards.dtype:  # another rank states another dtype
             shard = shards[-1]
             assert shard.item is not None and described.dtype is not None
             shards.located[len(shards) - 1] = shard._replace(item=shard.item._replace(dtype=described.dtype))
@@ -145,7 +145,7 @@ def _place(
 def _place_all(
     shards: Extents, fqn: str, described: TensorMetadata, stored: StoredItems, files: Mapping[str, _HoldingFiles]
 ) -> bool:
-    """Add chunks by column, where each has one plain item, in the same order, that can be read; return whether so."""
+    """Add chunks by column, if each has one plain, readable item in the same order; return whether they were added."""
     items = stored.items_of(fqn)
     offsets = take(stored.offsets, items)
     ordered = tuple(offsets) == described.offsets and len({*offsets}) == len(offsets)
@@ -172,7 +172,7 @@ def _why_not(described: TensorMetadata) -> str:
 
 
 def _files_with_overlaps(metadata: Sequence[DcpMetadata], here: Mapping[str, StatedFile]) -> set[Path]:
-    """Files in which an item begins before another has ended, as the tensors of one safetensors blob do too."""
+    """Files in which an item begins before another has ended, which also holds for one safetensors blob's tensors."""
     listed: dict[str, list[tuple[StoredItems, Sequence[int]]]] = {}
     for one in metadata:
         for name, items in one.stored.by_file().items():
@@ -181,16 +181,16 @@ def _files_with_overlaps(metadata: Sequence[DcpMetadata], here: Mapping[str, Sta
 
 
 def _overlap(parts: Sequence[tuple[StoredItems, Sequence[int]]]) -> bool:
-    """Whether an item begins before another has ended, of those that several metadata list in one file."""
+    """Whether an item begins before another has ended, among the items of several metadata in one file."""
     starts = [start for stored, items in parts for start in take(stored.starts, items)]
     ends = [*map(add, starts, [n for stored, items in parts for n in take(stored.lengths, items)])]
-    if all(map(le, ends, islice(starts, 1, None))):  # as they follow each other in a file
+    if all(map(le, ends, islice(starts, 1, None))):  # true for consecutive items of a file
         return False
     return any(after[0] < before[1] for before, after in pairwise(sorted(zip(starts, ends, strict=True))))
 
 
 def _refuse_shared_places(found: Mapping[str, FoundTensor], files: Collection[Path]) -> None:
-    """Mark tensors with an item that begins inside of another: items never overlap, so one of them is wrong."""
+    """Mark tensors with an item that begins inside another: items never overlap, so one of them is wrong."""
     placed = sorted(
         (
             (shard.item.path, shard.item.offset, shard.item.offset + shard.item.length, fqn)
@@ -249,10 +249,10 @@ def _problems_of(fqn: str, tensor: FoundTensor) -> Iterator[Problem]:
 # the same number. They are read inertly; an unreadable one becomes a `Lost` and a problem.
 
 MAX_SEEN = 64 << 20
-"""Most bytes of objects that are read unless everything is asked for."""
+"""At most this many bytes of objects are read unless everything is asked for."""
 
 MAX_UNPACKED = 256 << 20
-"""Most bytes that the compressed objects of one file may unpack to; they stay in memory."""
+"""At most this many bytes of unpacked objects per file; they stay in memory."""
 
 MAX_LOST = 100
 """At most this many lost objects are named, the others counted."""
@@ -269,8 +269,8 @@ def read_objects(
     """Read the pickled objects of a DCP folder by fqn, with the problems of lost ones, and suspect items.
 
     Args:
-        metadata: one for all ranks, or one of each.
-        here: the data files by the name that the metadata gives them.
+        metadata: one for all ranks, or one per rank.
+        here: the data files by their names in the metadata.
         items: reads those files.
         everything: read large ones too.
         merge: compares the values of several ranks for one object.
@@ -283,7 +283,7 @@ def read_objects(
     wanted.sort(key=lambda w: (w[0].file, w[0].offset))
     for stored, twice, fqn, rank in fetched(wanted, lambda w: reading.part(w[0])):
         values.setdefault(fqn, []).append((rank, reading.value(fqn, stored, twice)))
-    # A single copy belongs to no rank in particular: merging would call it rank 0's.
+    # A single copy belongs to no rank in particular: merging would assign it to rank 0.
     joined = {
         fqn: merge.trees(sorted(ranked, key=lambda r: r[0]), paths.get(fqn, (fqn,)))
         if len(ranked) > 1
@@ -294,7 +294,7 @@ def read_objects(
 
 
 def _place_of_object(metadata: DcpMetadata, fqn: str) -> tuple[StoredItem, bool]:
-    """Where an object lies, and whether the metadata says so twice."""
+    """The place of an object, and whether the metadata states two places."""
     found, twice = metadata.stored.of(fqn)
     return metadata.stored[found[None]] if None in found else _NOWHERE, None in twice
 

@@ -1,16 +1,16 @@
 """DeepSpeed checkpoints: ZeRO stages 0 to 3, pipelines, experts, and universal checkpoints.
 
-A tag folder holds model states and one optimizer states file per rank. Checked on real files of 0.19.8, and against
+A tag folder has model states and one optimizer states file per rank. Checked on real files of 0.19.8, and against
 the sources of 0.6 to 0.19.8.
 
 One model states and one optimizer states file of each model-parallel rank have every name, shape, and slot, and show
-how the others are cut, so no more is read to look inside; the other files are looked at from their end. With all ranks
-all of them are read: their pickles are small.
+how the others are cut, so inspection reads only these and checks the ends of the other files. With all ranks, every
+file is read: their pickles are small.
 
-The tree has `model`, `optimizer` (state and param groups by name), everything else that the model states hold under
-its own name, and `zero_optimizer` for what ZeRO keeps beside the state (loss scaler, overflow, clip_grad).
+The tree has `model`, `optimizer` (state and param groups by name), all other values of the model states under their own
+names, and `zero_optimizer` for ZeRO's values beside the state (loss scaler, overflow, clip_grad).
 
-Tensor-parallel weights are joined where the model states say how each was cut. Expert parameters have the model's
+Tensor-parallel weights are joined if the model states describe how each was cut. Expert parameters have the model's
 numbers.
 """
 
@@ -35,16 +35,16 @@ JOINS = ("model", "optimizer", "rest")
 
 
 def detect(path: Path) -> bool:
-    """A tag folder, a folder whose `latest` names one, or a file of one."""
+    """Whether a path is a tag folder, a folder whose `latest` names one, or a file in one."""
     return is_deepspeed(path)
 
 
 def read(path: Path, options: Options) -> Checkpoint:
-    """Open the checkpoint that a folder or a file belongs to.
+    """Open the checkpoint of a folder or a file.
 
     Raises:
-        ReadError: the model states cannot be read, or `latest` names a tag that is not there.
-        UsageError: the folder holds several tags and no `latest`.
+        ReadError: the model states cannot be read, or `latest` names a missing tag.
+        UsageError: the folder contains several tags and no `latest`.
     """
     if options.only_this_file and path.is_file():
         return torch_file.read(path, options)

@@ -1,4 +1,4 @@
-"""Parameters and their optimizer state by name, put together from the flat tensors of all ranks."""
+"""Join parameters and their optimizer state by name from the flat tensors of all ranks."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.copies import stated_checksum
 from ckptools.text import KeyPath
 
-# -- how tensor-parallel ranks cut each parameter, as `universal_checkpoint_info` of the model states says -------------
-# AutoTP training writes it since 0.18.9, Megatron-DeepSpeed as client state before. Every list in it is of patterns
-# that match the beginning of a parameter's name. Asked in this order, which is that of DeepSpeed's own converter:
+# -- how tensor-parallel ranks cut each parameter, by `universal_checkpoint_info` of the model states ------------------
+# AutoTP training writes it since 0.18.9, Megatron-DeepSpeed as client state before. Every list in it has patterns that
+# match the beginning of a parameter's name. They are tried in this order, which is that of DeepSpeed's own converter:
 #
 # * `autotp_unsupported_parameter_patterns`: a layout that DeepSpeed itself cannot convert, with the reason.
-# * `affine_map.params` (0.19.8): `logical_shape`, and for each rank the pieces of it that its tensor holds, each with
-#   shape, offset and strides in both (as of `torch.as_strided`). A piece may be on several ranks, and may be scaled.
+# * `affine_map.params` (0.19.8): `logical_shape`, and for each rank the pieces of it in its tensor, each with shape,
+#   offset and strides in both (as of `torch.as_strided`). A piece may be on several ranks, and may be scaled.
 # * `tp_replicated_parameter_patterns`, `parameter_to_average_patterns`: the same on every rank. The average of copies
 #   that differ would be no rank's value; copies that should be equal are compared.
-# * `parameter_with_2_sub_params_cat_dim_0`: two halves on every rank, each joined for itself along dimension 0.
+# * `parameter_with_2_sub_params_cat_dim_0`: two halves on every rank, each joined by itself along dimension 0.
 # * `parameter_with_sub_params`: parts along `partition_dim`, each cut into the widths of `sub_param_shard_widths`;
 #   before version 0.4 of this information into equal ones.
-# * `parameter_with_row_parallelism_patterns`: along dimension 1; everything else along dimension 0.
+# * `parameter_with_row_parallelism_patterns`: along dimension 1; all other parameters along dimension 0.
 #
-# Padded rows of a vocabulary are kept, as the ranks hold them. Source: checkpoint/ds_to_universal.py
+# Padded rows of a vocabulary are kept, as on the ranks. Source: checkpoint/ds_to_universal.py
 # (`merge_tp_slices`), checkpoint/affine.py, module_inject/layers.py (`collect_autotp_universal_checkpoint_info`) of
 # 0.19.6 and 0.19.8; checked on real files of 0.19.8.
 
 AFFINE_VERSION = 1
 SIMPLE = re.compile(r"\^?(?:[\w.\-/:=, ]|\\[^\w]|\\d|\[[\w\-]+\]|[*+])*\$?")
 MAX_REPEATS = 2
-"""Patterns come from the file: with more `*` and `+` than this, or groups, matching one could take for ever."""
+"""A pattern from the file with more `*` and `+` than this, or with groups, could match for ever, and is refused."""
 MAX_NAME = 1000
 MAX_PIECES = 1 << 12
 _UNESCAPED = re.compile(r"\\(.)", re.DOTALL)
@@ -65,14 +65,14 @@ class SliceError(Exception):
 
 
 class Slices(NamedTuple):
-    """A parameter's shape, and the pieces of it that each tensor-parallel rank holds."""
+    """A parameter's shape, and each tensor-parallel rank's pieces of it."""
 
     shape: Ints
     by_rank: tuple[tuple[BoxPair, ...], ...]
 
 
 class CutRules:
-    """How parameters are cut, by what `universal_checkpoint_info` says of their names."""
+    """How parameters are cut, by their names, according to `universal_checkpoint_info`."""
 
     def __init__(self, info: Mapping[Any, Any]) -> None:
         self.info = info
@@ -91,7 +91,7 @@ class CutRules:
         """How a parameter is cut over tensor-parallel ranks whose tensors have these shapes, in rank order.
 
         Raises:
-            SliceError: the information or the shapes do not show it.
+            SliceError: the information or the shapes do not determine it.
         """
         unsupported = self.unsupported.of(fqn)
         if unsupported is not None:
@@ -105,7 +105,7 @@ class CutRules:
             found = Slices(shapes[0], tuple((BoxPair(Box.whole(s), Box.whole(s)),) for s in shapes))
         else:
             found = _along(shapes, *self._widths(fqn, shapes))
-        # Every rank's pieces fill its tensor, inside the whole, and nothing of that is left out.
+        # Every rank's pieces must fill its tensor, lie inside the whole, and together cover it.
         for shape, pieces in zip(shapes, found.by_rank, strict=True):
             inside = all(p.local.inside(shape) and p.whole.inside(found.shape) for p in pieces if p.local.numel)
             if len(pieces) > MAX_PIECES or not inside or sum(p.local.numel for p in pieces) != prod(shape):
@@ -128,7 +128,7 @@ class CutRules:
     def _sub_params(
         self, pattern: str, entry: Mapping[Any, Any], shapes: Sequence[Ints]
     ) -> tuple[int, list[list[int]]]:
-        """The same of a fused parameter, as its `entry` says."""
+        """The same for a fused parameter, as its `entry` states."""
         dim, spec = entry.get("partition_dim"), entry.get("shape")
         if type(dim) is not int or not isinstance(spec, (list, tuple)) or not 0 <= dim < len(spec):
             raise SliceError("parameter_with_sub_params has no partition_dim of its shape")
@@ -153,7 +153,7 @@ class CutRules:
 
 
 def _along(shapes: Sequence[Ints], dim: int, widths: Sequence[Sequence[int]]) -> Slices:
-    """Parts behind each other along `dim`, each in pieces of so many elements by rank."""
+    """Parts one after the other along `dim`, each cut into pieces with the given widths by rank."""
     shape = tuple(sum(map(sum, widths)) if d == dim else n for d, n in enumerate(shapes[0]))
     pieces: list[list[BoxPair]] = [[] for _ in shapes]
     at, here = 0, [0] * len(shapes)
@@ -167,7 +167,7 @@ def _along(shapes: Sequence[Ints], dim: int, widths: Sequence[Sequence[int]]) ->
 
 
 def _from_affine_map(entry: Any, shapes: Sequence[Ints]) -> Slices:
-    """The pieces of every rank, as the map lists them."""
+    """Every rank's pieces, as the map lists them."""
     try:
         shape, ranks = tuple(entry["logical_shape"]), entry["ranks"]
         by_rank = [ranks[r] if r in ranks else ranks[str(r)] for r in range(len(shapes))]
@@ -187,7 +187,7 @@ def _piece(entry: Mapping[Any, Any], shape: Ints, shard: Ints) -> BoxPair:
 
 
 def _box(sizes: Ints, offset: int, strides: Sequence[int], shape: Ints) -> Box:
-    """The box of a tensor of `shape` that a strided view of it is."""
+    """The box of a tensor of `shape` that equals a strided view of it."""
     if any(type(n) is not int or n < 0 for n in (*sizes, offset, *strides)) or len(sizes) != len(shape):
         raise SliceError("affine_map has a piece that is no box of it")
     steps = contiguous_strides(shape)
@@ -201,7 +201,7 @@ def _box(sizes: Ints, offset: int, strides: Sequence[int], shape: Ints) -> Box:
 
 
 class _Patterns:
-    """Values by patterns of names: those of one name are looked up, the others tried one by one."""
+    """Values by patterns of names: literal names are looked up, other patterns tried one by one."""
 
     def __init__(self, listed: Any) -> None:
         pairs = listed.items() if isinstance(listed, Mapping) else ((p, p) for p in listed or ())
@@ -215,7 +215,7 @@ class _Patterns:
                 self.others.append((pattern, value))
 
     def of(self, fqn: str) -> Any:
-        """The value of the pattern that matches a name; None without."""
+        """The value of the pattern that matches a name; None without one."""
         if fqn in self.by_name:
             return self.by_name[fqn]
         for pattern, value in self.others:
@@ -229,7 +229,7 @@ class _Patterns:
 
 
 def joined(fqn: str, modules: Sequence[tuple[int, Mapping[str, Any]]], cut: CutRules, ranks: int) -> Any:
-    """One weight of the state dicts that tensor-parallel ranks have, each with its global rank; a note where not."""
+    """Join a weight from the state dicts of tensor-parallel ranks, each with its global rank; a note says why not."""
     values = [(rank, module.get(fqn)) for rank, module in modules]
     tensors = [(rank, t) for rank, t in values if isinstance(t, Tensor)]
     if not tensors:
@@ -273,7 +273,7 @@ class Slot:
 
     Attributes:
         flats: flat tensors, one value per element.
-        scalars: tensors of one element, and plain values, that a whole flat tensor shares.
+        scalars: tensors of one element, and plain values, shared by a whole flat tensor.
         others: a tensor that belongs to no parameter in particular.
         divided: groups that have flat tensors of it.
     """
@@ -289,7 +289,7 @@ class ZeroAssembler:
 
     Attributes:
         differing: plain values that differ between ranks, with the ranks that have each value.
-        unequal: the value of each rank there.
+        unequal: each rank's value at those places.
     """
 
     def __init__(
@@ -332,7 +332,7 @@ class ZeroAssembler:
                     slot.others[mp, k] = value
 
     def join_slices(self, rules: CutRules, ranks: int) -> None:
-        """Find how tensor-parallel ranks cut each parameter, from what the model states say; refuse the others.
+        """Determine how tensor-parallel ranks cut each parameter from the model states; refuse the others.
 
         The layouts are those of one pipeline stage.
         """
@@ -349,7 +349,7 @@ class ZeroAssembler:
                 self.refused.setdefault(fqn, f"tensor-parallel over {ranks} ranks: {error}")
 
     def check_shapes(self) -> None:
-        """Refuse parameters on whose shape pipeline stages disagree; tensor-parallel ranks need not agree."""
+        """Refuse parameters whose shape differs between pipeline stages; tensor-parallel ranks need not agree."""
         for one in self.layouts.values():
             for fqn, shape in one.shapes.items():
                 if shape != self.shapes[fqn]:
@@ -362,7 +362,7 @@ class ZeroAssembler:
         return {fqn: self.tensor(fqn, self.masters) for fqn in self.shapes}
 
     def tensor(self, fqn: str, flats: Mapping[Where, Source]) -> Tensor:
-        """One parameter, or one slot of its state, from the flat tensors that hold it."""
+        """One parameter, or one slot of its state, from the flat tensors that contain it."""
         shape, note = self.shapes[fqn], self.refused.get(fqn, "")
         listed = [] if note else self._places(fqn)
         dtypes = {flats[p.where].dtype: p.where for p in listed if p.where in flats}
@@ -376,7 +376,7 @@ class ZeroAssembler:
     def _places(self, fqn: str) -> list[PlacedBox]:
         """The boxes of a parameter; the same for its fp32 copy and every slot of its state."""
         if fqn not in self._known:
-            # Ranks with the same pieces of it are cut at the same places, so that they are replicas.
+            # Ranks with the same pieces of it are cut at the same offsets, so that they are replicas.
             alike: dict[tuple[Ints, tuple[BoxPair, ...]], list[PartitionRun]] = {}
             for tp, one in enumerate(self.layouts.values()):
                 pieces = self.slices[fqn].by_rank[tp] if fqn in self.slices else ()
@@ -415,7 +415,7 @@ class ZeroAssembler:
             return self.tensor(fqn, slot.flats)
         first = next((h for h in holders if h in slot.scalars), None)
         if first is not None and first not in shared:
-            # The ranks of one flat tensor repeat it: a replica of each, or the first if it is plain.
+            # The ranks of one flat tensor repeat it: keep a replica of each, or the first if it is plain.
             path = ("optimizer", "state", fqn, name)
             ranked = [(self.rank_of(w), value) for w, value in sorted(slot.scalars[first].items(), key=lambda i: i[0])]
             stated = [(rank, stated_checksum(value, whole=True)) for rank, value in ranked]
@@ -434,7 +434,7 @@ class ZeroAssembler:
         return merged
 
     def param_groups(self) -> list[dict[str, Any]]:
-        """The param groups with the names of their parameters; those of pipeline stages are joined."""
+        """The param groups with the names of their parameters; groups of pipeline stages are joined."""
         joined_groups: list[dict[str, Any]] = []
         for mp, one in self.layouts.items():
             ranked = [(self.rank_of((mp, dp, 0)), o.param_groups) for (m, dp), o in self.optims.items() if m == mp]
@@ -447,7 +447,7 @@ class ZeroAssembler:
 
 
 def _moved(placed: Iterable[PlacedBox], pieces: Sequence[BoxPair]) -> Iterator[PlacedBox]:
-    """Boxes of one rank's tensor, as boxes of the whole parameter that the tensor has these pieces of."""
+    """Map boxes of one rank's tensor to boxes of the whole parameter, given the tensor's pieces of it."""
     for where, (unread, at, strides) in placed:
         for local, whole in pieces:
             common = unread.box.intersect(local)
@@ -459,7 +459,7 @@ def _moved(placed: Iterable[PlacedBox], pieces: Sequence[BoxPair]) -> Iterator[P
 
 
 def names_by_param_group(groups: list[dict[str, Any]], names: Sequence[Iterable[str]]) -> list[list[str]]:
-    """The names of each param group, from those of its flat tensors; without param groups each is one."""
+    """The names in each param group, from those of its flat tensors; without param groups each flat tensor is one."""
     if not groups:
         return [list(of_one) for of_one in names]
     found: list[dict[str, None]] = [{} for _ in groups]
@@ -480,9 +480,9 @@ def _join_group(groups: list[dict[str, Any]], number: int, settings: Mapping[Any
 
 
 def frozen_parameters(models: Sequence[ModelStates], cut: int, rank_of: RankOf, world: int) -> dict[str, Tensor]:
-    """Frozen parameters of ZeRO-3, from every rank's piece, each a tensor of its own in its model states.
+    """Frozen parameters of ZeRO-3, from every rank's piece, a tensor of its own in its model states.
 
-    These are of one model-parallel rank, the lowest first; `cut` is the number of ranks that parameters are cut over.
+    The `models` are those of one model-parallel rank, the lowest first; parameters are cut over `cut` ranks.
     """
     pieces = {(m.mp, m.dp, 0): m.fragments for m in models}
     found = {}

@@ -1,6 +1,6 @@
-"""The files of a DeepSpeed checkpoint: their names, what was read of them, the rank of each, and those beside them.
+"""The files of a DeepSpeed checkpoint: their names, their content once read, their ranks, and files beside them.
 
-`<folder>/latest` names a tag, and `<folder>/<tag>/` holds the files; `latest_universal` does so for a universal
+`<folder>/latest` names a tag, and `<folder>/<tag>/` contains the files; `latest_universal` does so for a universal
 checkpoint. Names, where D is the rank in the ZeRO group and M the model-parallel rank:
 
 * `mp_rank_MM_model_states.pt`; ZeRO-3 `zero_pp_rank_D_mp_rank_MM_model_states.pt`
@@ -61,7 +61,7 @@ class StateName:
 
     Attributes:
         mp: model-parallel rank; None for a pipeline layer.
-        dp: rank in the ZeRO group; None where one file serves all of them.
+        dp: rank in the ZeRO group; None if one file serves all ranks of the group.
         layer: index of the pipeline layer, or of the layer of experts.
         axes: further axes of a pipeline layer's name, such as `model_01` for tensor-parallel rank 1.
     """
@@ -76,12 +76,12 @@ class StateName:
 
     @property
     def place(self) -> Place:
-        """`(mp, dp)`, 0 for what the name does not have."""
+        """`(mp, dp)`, with 0 for a rank that the name lacks."""
         return self.mp or 0, self.dp or 0
 
 
 def parse(path: Path) -> StateName | None:
-    """Parse the name of a state file; None when it is no name that DeepSpeed gives."""
+    """Parse the name of a state file; None for a name that DeepSpeed does not give."""
     for part, pattern in PATTERNS.items():
         found = pattern.fullmatch(path.name)
         if found:
@@ -105,14 +105,14 @@ def names_in(folder: Path, options: Options) -> list[StateName]:
 
 
 def is_tag_folder(folder: Path) -> bool:
-    """Whether a folder itself has files that DeepSpeed writes; False where it cannot be listed."""
+    """Whether a folder itself has files of DeepSpeed; False if it cannot be listed."""
     with suppress(OSError):
         return folder.is_dir() and any(parse(p) is not None for p in folder.iterdir())
     return False
 
 
 def is_deepspeed(path: Path) -> bool:
-    """Whether a path leads to a DeepSpeed checkpoint, by names and the few bytes of `latest`."""
+    """Whether a path leads to a DeepSpeed checkpoint, by names and the content of `latest`."""
     if not path.is_dir():
         return parse(path) is not None or _is_slot_file(path)
     if is_tag_folder(path) or tags_in(path):
@@ -122,7 +122,7 @@ def is_deepspeed(path: Path) -> bool:
 
 
 def _is_slot_file(path: Path) -> bool:
-    """Whether a file is one of the small ones of a universal checkpoint: `<tag>/zero/<name>/fp32.pt`."""
+    """Whether a file is a slot of a parameter in a universal checkpoint: `<tag>/zero/<name>/fp32.pt`."""
     zero = path.parent.parent
     return path.suffix == ".pt" and path.is_file() and zero.name == "zero" and is_tag_folder(zero.parent)
 
@@ -140,8 +140,8 @@ def find_tag(path: Path, options: Options) -> Path:
     """Find the tag folder of a path: itself, the folder of a file, or the one that `latest` names.
 
     Raises:
-        ReadError: `latest` names a tag that is not there.
-        UnsafePathError: it names something else than a folder beside it.
+        ReadError: `latest` names a missing tag.
+        UnsafePathError: it names something other than a folder beside it.
         UsageError: there are several tags and no `latest`.
     """
     if not path.is_dir():
@@ -170,21 +170,21 @@ def find_tag(path: Path, options: Options) -> Path:
     return tags[0]
 
 
-# -- what was read of them ---------------------------------------------------------------------------------------------
+# -- the content of files that were read -------------------------------------------------------------------------------
 
 GROUPED = ModuleOrder(False, "DeepSpeed lists parameters by group, which round robin may have reordered")
-"""Its files name the content of the flat groups (`param_shapes`), so no order is needed."""
+"""Its files list the content of the flat groups (`param_shapes`), so no order is needed."""
 
 
 class Files(SavedFiles):
-    """The files of a tag folder; an error in the file that a caller named (`must`) is the caller's."""
+    """The files of a tag folder; an error in `must`, the file that the caller named, is raised."""
 
     def __init__(self, folder: Path, names: list[StateName], options: Options, must: Path) -> None:
         super().__init__(options.read_file)
         self.folder, self.names, self.options, self.must = folder, names, options, must
 
     def read_all(self, names: Iterable[StateName]) -> None:
-        """Read files, and keep the faults of those that cannot be read.
+        """Read files, and collect the faults of those that cannot be read.
 
         Raises:
             ReadError: the file that the caller named cannot be read.
@@ -193,7 +193,7 @@ class Files(SavedFiles):
             self.read(name.path, must=name.path == self.must)
 
     def read_one_of_each(self, part: str) -> None:
-        """Read the first readable file of each model-parallel rank; the others of its ZeRO group are like it."""
+        """Read the first readable file of each model-parallel rank; the others of its ZeRO group are similar."""
         read: set[int | None] = set()
         for name in self.of(part):
             if name.mp not in read:
@@ -205,10 +205,10 @@ class Files(SavedFiles):
         return [n for n in self.names if n.part == part]
 
     def tree(self, name: StateName) -> dict[Any, Any] | None:
-        """The dict that a file holds; None when it was not read.
+        """The dict in a file; None if it was not read.
 
         Raises:
-            ReadError: it is no dict.
+            ReadError: it is not a dict.
         """
         if name.path not in self.saved:
             return None
@@ -234,7 +234,7 @@ class Files(SavedFiles):
         """The optimizer states that were read, by `(mp, dp)`.
 
         Raises:
-            ReadError: one is no optimizer states file.
+            ReadError: one is not an optimizer states file.
         """
         found = {}
         for name in reversed(self.of("optim")):
@@ -247,18 +247,18 @@ class Files(SavedFiles):
         return dict(sorted(found.items()))
 
     def status(self, path: Path, rank: int | None, part: str) -> RankFile:
-        """The status of a present file; one that was not read is looked at from its end."""
+        """The status of a present file; the end of an unread file is checked."""
         return self.listed(path, rank, part, len(self.names))
 
 
 @dataclass(frozen=True)
 class RankLayout:
-    """How the ranks are arranged: data-parallel, tensor-parallel, pipeline stages.
+    """The arrangement of ranks: data-parallel, tensor-parallel, pipeline stages.
 
     Attributes:
         dp: ranks in a data-parallel group.
         mps: model-parallel ranks: pipeline stages times tensor-parallel ranks.
-        tp: ranks over which each weight is cut, beside ZeRO's own cutting.
+        tp: ranks over which each weight is cut, not counting ZeRO's partitions.
     """
 
     dp: int
@@ -278,7 +278,7 @@ class RankLayout:
 
 
 def model_parallel(files: Files, models: Mapping[Place, ModelStates]) -> tuple[int, int]:
-    """`(mps, tp)`, the model-parallel and tensor-parallel sizes: as the files state, or as many as there are."""
+    """`(mps, tp)`, the model-parallel and tensor-parallel sizes: as the files state, or by the number of files."""
     found = [n.mp for n in (*files.of("model"), *files.of("optim")) if n.mp is not None]
     stated = [model.number("mp_world_size") or 1 for model in models.values()]
     mps = min(max([*found, *(n - 1 for n in stated)]) + 1, MAX_WORLD)
@@ -289,7 +289,7 @@ def model_parallel(files: Files, models: Mapping[Place, ModelStates]) -> tuple[i
     if layers or base.module is None:
         degree = max(len({n.axes for n in layers}), degree if type(degree) is int else 1)
     elif type(degree) is not int:
-        # Without a pipeline, several model-parallel ranks can be nothing else.
+        # Without a pipeline, several model-parallel ranks must be tensor-parallel.
         degree = mps
     return mps, max(1, min(degree, MAX_WORLD))
 
@@ -297,10 +297,10 @@ def model_parallel(files: Files, models: Mapping[Place, ModelStates]) -> tuple[i
 def list_files(
     files: Files, ranks: RankLayout, worlds: Mapping[int, int], sharded: bool, zero: str | None
 ) -> Iterator[RankFile]:
-    """Every file, found or missing.
+    """List every file, found or missing.
 
-    `worlds` are the numbers of ranks that each model-parallel rank's parameters are cut over; if they are `sharded`
-    (ZeRO-3), every rank has model states of its own. `zero` is the prefix of optimizer states, None without ZeRO.
+    `worlds` has the number of ranks over which each model-parallel rank's parameters are cut; if they are `sharded`
+    (ZeRO-3), every rank has its own model states. `zero` is the prefix of optimizer states, None without ZeRO.
     """
     for name in files.names:
         if name.part in ("model", "optim"):
@@ -320,7 +320,7 @@ def list_files(
 
 
 def leftover_files(files: Files, ranks: RankLayout, worlds: Mapping[int, int], base: ModelStates) -> Iterator[Problem]:
-    """Files of more ranks than those of the save, which are left from another one.
+    """Find files of ranks beyond those of the save, left over from another save.
 
     The parameters are cut over `worlds`. Without a pipeline, `base` states the number of model-parallel ranks.
     """
@@ -336,22 +336,22 @@ def leftover_files(files: Files, ranks: RankLayout, worlds: Mapping[int, int], b
 
 
 def expected_bytes(files: Iterable[RankFile]) -> int:
-    """Bytes of all files, if every missing or cut one were as large as the others of its part."""
+    """Total size of all files, assuming that missing and cut ones are as large as the others of their part."""
     by_part: dict[str, list[RankFile]] = {}
     for file in files:
         by_part.setdefault(file.part, []).append(file)
     return sum(rank_checks.expected_bytes(of_part) or 0 for of_part in by_part.values())
 
 
-# -- state that transformers' Trainer and Accelerate leave beside a tag folder: scheduler, RNG of every rank, counters
+# -- state that transformers' Trainer and Accelerate write beside a tag folder: scheduler, RNG of every rank, counters
 #     checkpoint-500/global_step500/      the Trainer: `latest`, scheduler.pt, rng_state_{R}.pth, trainer_state.json, …
 #     OUT/pytorch_model/                  Accelerate: `latest`, scheduler.bin, random_states_{R}.pkl, …
 
 
 def with_state_beside(made: Checkpoint, path: Path, tag: Path, options: Options) -> Checkpoint:
-    """Add the companions in `path`, the folder that has the tag folder, to the checkpoint of that.
+    """Add the companions in `path`, the folder around the tag folder, to the checkpoint.
 
-    Beside several tag folders they are not read: nothing says to which of them they belong.
+    Beside several tag folders they are not read: no file states to which of the tags they belong.
 
     Raises:
         UnsafePathError: one of them is a link out of the folder.
@@ -392,7 +392,7 @@ def with_state_beside(made: Checkpoint, path: Path, tag: Path, options: Options)
 
 
 def _of_too_many(made: Checkpoint, found: CompanionFiles) -> Iterator[Problem]:
-    """Random states of ranks that the tag folder does not have, left from another save."""
+    """Find random states of ranks that the tag folder does not have, left over from another save."""
     world = made.world_size.exact
     if isinstance(world, int):
         rows = (FileClaims(f.path, f.rank, {"rank": f.rank}, tensor=f.part) for f in found.files if f.rank is not None)
@@ -400,7 +400,7 @@ def _of_too_many(made: Checkpoint, found: CompanionFiles) -> Iterator[Problem]:
 
 
 def _of_another_step(made: Checkpoint, found: CompanionFiles) -> Iterator[Problem]:
-    """The Trainer's counter, where it is not DeepSpeed's."""
+    """Find a contradiction between the Trainer's counter and DeepSpeed's."""
     counters = found.tree.get("trainer_state")
     stated = counters.get("global_step") if isinstance(counters, Mapping) else None
     if type(stated) is int and made.step.value not in (None, stated):
@@ -409,7 +409,7 @@ def _of_another_step(made: Checkpoint, found: CompanionFiles) -> Iterator[Proble
 
 
 def _step(own: Fact, found: CompanionFiles, tag: Path) -> Fact:
-    """The step of the tag folder, and what beside it confirms that; Accelerate's scheduler counts every process."""
+    """The step of the tag folder, and the files beside it that confirm it; Accelerate's scheduler counts processes."""
     counting = ("other",) if found.from_accelerate else ("other", "scheduler")
     beside = find_step(path_of_step(tag), tuple(s for s in find_sections(found.tree) if s.kind in counting))
     if own.value is None:
@@ -419,5 +419,5 @@ def _step(own: Fact, found: CompanionFiles, tag: Path) -> Fact:
 
 
 def path_of_step(tag: Path) -> Path:
-    """The tag folder as a path whose names may state the step; the number of Accelerate's saves does not."""
+    """The tag folder as a path whose names may state the step; Accelerate numbers saves, not steps."""
     return tag if path_that_states_a_step(tag.parent) == tag.parent else Path("-") / tag.name

@@ -1,4 +1,4 @@
-"""One tag folder of DeepSpeed, joined from its model states, optimizer states and experts' files."""
+"""Read one tag folder of DeepSpeed, joined from its model states, optimizer states and experts' files."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def plan_groups(
     optims: Mapping[int, OptimStates],
     experts: ExpertLayout | None,
 ) -> None:
-    """ZeRO-1 and 2: one partition per rank and group."""
+    """Plan ZeRO-1 and 2: one partition per rank and group."""
     first = optims[min(optims)]
     for dp, optim in sorted(optims.items()):
         if (found := len(optim.masters)) != len(groups):
@@ -92,7 +92,7 @@ def plan_groups(
 class _Holders:
     """A param group's flat buffer and the data-parallel ranks that hold it, in the order of its partitions.
 
-    `runs_of` turns a run of the rank's parameters into runs of those of the whole model.
+    `runs_of` maps a run of the rank's parameters to runs of the whole model's parameters.
     """
 
     group: Group
@@ -108,9 +108,9 @@ def _plan_experts(
     experts: ExpertLayout | None,
     local: Mapping[str, int],
 ) -> None:
-    """Parameters of experts: each expert-parallel rank has its own, cut over the ranks that share them.
+    """Plan parameters of experts: each expert-parallel rank has its own, cut over the ranks that share them.
 
-    `local` is how many experts each layer's rank has at least.
+    `local` is the minimal number of experts per rank of each layer.
     """
     try:
         if experts is None:
@@ -173,7 +173,7 @@ def _unlike_mappings(
     model: ModelStates | None,
     optims: Mapping[int, OptimStates],
 ) -> Refusal | None:
-    """Compare the layout with `param_slice_mappings`, where there are any; return how they disagree."""
+    """Compare the layout with `param_slice_mappings`, if there are any; return the contradiction."""
     group = holders.group
     found = {place: optims[dp].mappings() for place, dp in enumerate(holders.ranks) if dp in optims}
     mappings = {dp: m for dp, maps in found.items() if group.index < len(maps) and (m := maps[group.index]) is not None}
@@ -183,7 +183,7 @@ def _unlike_mappings(
         return None if confirmed else Refusal(min(found), "padding between parameters, and nothing that confirms it")
     if model is not None and model.config("zero_optimization", "round_robin_gradients") is True:
         if len(mappings) < group.world:
-            # Only all mappings together show the order before the shuffle; until then nothing is wrong.
+            # Only all mappings together show the order before the shuffle; without all of them nothing is wrong.
             return None
         if zero_stages.shuffled(group, partition, mappings):
             layout.problems += [SHUFFLED] if SHUFFLED not in layout.problems else []
@@ -194,7 +194,7 @@ def _unlike_mappings(
 NO_OPTIMIZER = "its fp32 copy is in optimizer states files that are not here; --weights module takes the module's copy"
 EXPERTS = "expert parameters of ZeRO-3 are cut over fewer ranks than the others, and are not joined"
 MAX_ABSENT = 256
-"""At most this many ranks without a file get lost pieces of their own; a forged count has no end."""
+"""At most this many ranks without a file get lost pieces of their own; a forged count may be huge."""
 
 
 def plan_partitions(
@@ -204,11 +204,11 @@ def plan_partitions(
     ranks: Iterable[int],
     experts: ExpertLayout | None,
 ) -> PartitionLayout:
-    """Compute where every trainable parameter of a model-parallel rank lies, from names, shapes and number of ranks.
+    """Compute the place of every trainable parameter of a model-parallel rank from names, shapes and number of ranks.
 
-    Where the stored lengths are not what these give, the parameters are refused. The optimizer states are by rank in
-    the ZeRO group. Only the runs of `ranks` are listed; ZeRO-3 may have very many. Without `experts` those that are
-    spread over ranks are refused.
+    Parameters whose computed lengths contradict the stored ones are refused. `optims` are by rank in the ZeRO group.
+    Only the runs of `ranks` are listed; ZeRO-3 may have very many. Without `experts`, parameters spread over expert
+    ranks are refused.
     """
     layout = PartitionLayout(mp)
     groups = _groups(model, optims)
@@ -219,7 +219,7 @@ def plan_partitions(
     elif not _worlds(layout, model, optims):
         layout.refused = dict.fromkeys(layout.shapes, "the files disagree on the number of ranks")
     elif model is None and not layout.shapes:
-        pass  # nothing shows what the partitions hold; that the model states are missing has its own problem
+        pass  # the content of the partitions is unknown; the missing model states have a problem of their own
     elif next(iter(optims.values())).sharded:
         _plan_stage3(layout, groups, optims, ranks)
     else:
@@ -228,7 +228,7 @@ def plan_partitions(
 
 
 def _groups(model: ModelStates | None, optims: Mapping[int, OptimStates]) -> list[Shapes]:
-    """`param_shapes`; without them (BF16_Optimizer without ZeRO), the mappings of all ranks in their order."""
+    """`param_shapes`; without it (BF16_Optimizer without ZeRO), the mappings of all ranks in their order."""
     stated = model.groups if model is not None else None
     if stated is not None:
         return stated
@@ -239,10 +239,10 @@ def _groups(model: ModelStates | None, optims: Mapping[int, OptimStates]) -> lis
 
 
 def _worlds(layout: PartitionLayout, model: ModelStates | None, optims: Mapping[int, OptimStates]) -> bool:
-    """Whether all files state the same number of ranks."""
+    """Check that all files state the same number of ranks."""
     first = min(optims)
     counts = optims[first].counts
-    # A model whose trainable parameters all are experts' has no group that is cut over all ranks.
+    # A model whose trainable parameters all belong to experts has no group that is cut over all ranks.
     spread = model is not None and model.tree.get("num_experts") is not None
     layout.world = max(*counts, model.number("dp_world_size") or 0) if model is not None and spread else max(counts)
     odd = tuple(dp for dp, optim in sorted(optims.items()) if optim.counts != counts)
@@ -259,7 +259,7 @@ def _worlds(layout: PartitionLayout, model: ModelStates | None, optims: Mapping[
 def _plan_stage3(
     layout: PartitionLayout, groups: list[Shapes], optims: Mapping[int, OptimStates], ranks: Iterable[int]
 ) -> None:
-    """ZeRO-3: one row of pieces per rank, in its sub-groups."""
+    """Plan ZeRO-3: one row of pieces per rank, in its sub-groups."""
     first = min(optims)
     lengths = _lengths(optims[first])
     wanted = sum(-(-prod(shape) // layout.world) for shape in layout.shapes.values())
@@ -292,7 +292,7 @@ def _plan_stage3(
 
 
 def _lengths(optim: OptimStates) -> list[int]:
-    """Lengths of the flat tensors; 0 for anything else."""
+    """Lengths of the flat tensors; 0 for any other value."""
     return [source.shape[0] if source is not None else 0 for source in map(flat_source, optim.masters)]
 
 
@@ -310,13 +310,13 @@ NO_MODEL = "holds no model states (*_model_states.pt), and only they have the na
 
 
 class TagFolder:
-    """One tag folder, as it is opened."""
+    """One tag folder while it is opened."""
 
     def __init__(self, builder: CheckpointBuilder, files: Files) -> None:
         self.builder, self.problems, self.files = builder, builder.problems, files
         self.all_ranks = files.options.all_ranks
         self.merge = Merge()
-        # One file of each kind and model-parallel rank is read, or all of them; and every layer.
+        # Read one file of each kind and model-parallel rank, or all files; and every layer.
         files.read_all(n for n in files.names if n.path == files.must)
         files.read_all([*files.of("layer"), *files.of("expert"), *files.of("expert optim")])
         if self.all_ranks:
@@ -340,10 +340,10 @@ class TagFolder:
         self.layouts = {mp: self._layout(mp) for mp in range(mps)}
         dp = max([self.base.number("dp_world_size") or 1, *(p.world for p in self.layouts.values())])
         self.ranks = RankLayout(min(dp, MAX_WORLD), mps, tp)
-        # How tensor-parallel ranks cut the parameters, where that is stated and there is no pipeline.
+        # How tensor-parallel ranks cut the parameters, if stated and without a pipeline.
         info = self.base.tree.get("universal_checkpoint_info")
         self.cut = CutRules(info) if isinstance(info, dict) and 1 < self.ranks.tp == mps else None
-        # How many ranks each model-parallel rank's parameters are cut over; a missing one's are like the others'.
+        # Number of ranks over which each model-parallel rank's parameters are cut; a missing one's equals the others'.
         usual = next((p.world for p in self.layouts.values() if p.world), self.ranks.dp)
         self.worlds = {mp: layout.world or usual for mp, layout in self.layouts.items()}
         self.rounded: tuple[Rounded, ...] = ()
@@ -359,7 +359,7 @@ class TagFolder:
         )
 
     def checkpoint(self) -> Checkpoint:
-        """Assemble the checkpoint of what was read."""
+        """Assemble the checkpoint from the files that were read."""
         assembler = ZeroAssembler(self.layouts, self.optims, self.ranks.of, self.ranks.world)
         if self.cut is not None:
             assembler.join_slices(self.cut, self.ranks.tp)
@@ -399,9 +399,9 @@ class TagFolder:
         )
 
     def _unnamed_parts(self) -> Iterator[Problem]:
-        """Pipeline stages without model states: only these name the parameters of a rank's flat partitions.
+        """Find pipeline stages without model states, which alone name the parameters in a rank's flat partitions.
 
-        Tensor-parallel ranks have the same parameters; what one lacks is noted in each tensor.
+        Tensor-parallel ranks have the same parameters; a missing rank is noted in each tensor.
         """
         here = {mp for mp, _ in self.models}
         for mp in sorted({*range(self.ranks.mps)} - here) if self.ranks.tp == 1 else ():
@@ -409,7 +409,7 @@ class TagFolder:
             yield Problem(Code.MODEL_PART_MISSING, text, self.ranks.of((mp, 0)))
 
     def _lost_experts(self) -> Iterator[RankFile]:
-        """Files of experts that are not here; ZeRO-3 writes none, and of several stages no file says who has which."""
+        """List missing files of experts; ZeRO-3 writes none, and with several stages no file states their owners."""
         if self.experts is None or self.sharded:
             return
         lost = [*weights.missing_files(self.files.of("expert"), self.experts)]
@@ -434,7 +434,7 @@ class TagFolder:
         return tree
 
     def _rest(self) -> dict[Any, Any]:
-        """Other values of the model states; every file has the same but for a few keys."""
+        """Other values of the model states; they are equal in every file but for a few keys."""
         ranked = []
         optimizers = {mp: m.tree["optimizer"] for (mp, _), m in self.models.items() if m.tree.get("optimizer")}
         for place, model in sorted(self.models.items()):
@@ -449,12 +449,12 @@ class TagFolder:
             rest["optimizer"] = optimizers[0] if list(optimizers) == [0] else by_stage
         of_experts = ((name.expert, self.files.tree(name)) for name in self.files.of("expert optim"))
         saved = {f"expp_rank_{e}": tree.get("optimizer") for e, tree in of_experts if tree is not None}
-        # Without ZeRO every expert-parallel rank saves its optimizer; the model states have the first one's once more.
+        # Without ZeRO every expert-parallel rank saves its optimizer; the model states repeat the first one's.
         rest |= {"optimizer": saved} if saved and not self.optims else {}
         return dict(rest)
 
     def _model(self, assembler: ZeroAssembler) -> dict[str, Any]:
-        """The model, from the optimizer's fp32 copy or the module, with notes where it cannot be read."""
+        """The model, from the optimizer's fp32 copy or the module, with notes on parameters that cannot be read."""
         low = self.files.options.weights == "module"
         optimizer = self.base.tree.get("optimizer")
         if isinstance(optimizer, dict) and not low and {"fp32_groups_flat", "fp32_groups"} & set(optimizer):
@@ -510,7 +510,7 @@ class TagFolder:
 
     @cached_property
     def frozen(self) -> dict[str, Tensor]:
-        """Frozen parameters that every rank's model states have a piece of."""
+        """Frozen parameters of which every rank's model states have a piece."""
         if not self.sharded:
             return {}
         models = [m for (mp, _), m in sorted(self.models.items()) if mp == self.base.mp]
@@ -551,7 +551,7 @@ class TagFolder:
 
 
 def _of_one_rank(node: Any) -> Any:
-    """The optimizer of a tensor-parallel rank with a note on its tensors, but for single numbers."""
+    """The optimizer of a tensor-parallel rank, with a note on each tensor other than single numbers."""
     if isinstance(node, Tensor):
         return replace(node, note=node.note or NOT_JOINED) if node.shape else node
     if isinstance(node, dict):

@@ -3,8 +3,8 @@
 DeepSpeed's `ds_to_universal.py` writes `<tag>/zero/<fqn>/fp32.pt`, `exp_avg.pt`, `exp_avg_sq.pt` and `step.pt`,
 `zero/optimizer_state.pt` with the param groups, copies the model states beside them, and names the tag in
 `latest_universal`. A file holds `{"param": tensor, "cat_dim": …}`, `step.pt` the value itself. Tensor-parallel slices
-are joined in it; a parameter from ZeRO-3 is flat, and gets its shape from `param_shapes`. Version 0.19.8 also puts
-buffers and frozen parameters there, where they may have lost their dtype: those are taken from the model states.
+are already joined; a parameter from ZeRO-3 is flat, and gets its shape from `param_shapes`. Version 0.19.8 also writes
+buffers and frozen parameters there, possibly without their original dtype: those are taken from the model states.
 Source: checkpoint/ds_to_universal.py of 0.9 to 0.19.8; checked on real files of 0.19.8.
 """
 
@@ -61,7 +61,7 @@ def read(builder: CheckpointBuilder, folder: Path, options: Options) -> Checkpoi
     """Open the universal checkpoint in a tag folder.
 
     Raises:
-        ReadError: the file that was named cannot be read.
+        ReadError: the file that the caller named cannot be read.
         UnsafePathError: a file is a link out of the folder.
     """
     files = Files(folder, names_in(folder, options), options, builder.path)
@@ -79,7 +79,7 @@ class _UniversalFolder:
         self.builder, self.problems = builder, builder.problems
         self.folder, self.files, self.slot_files = folder, files, slot_files
         self.common = folder / "zero" / "optimizer_state.pt"
-        # Frozen parameters of ZeRO-3 are in pieces, one in every rank's model states.
+        # ZeRO-3 keeps frozen parameters in pieces, one in every rank's model states.
         files.read_all(files.of("model"))
         self.own_files = [*(file.path for file in slot_files), *([self.common] if self.common.is_file() else [])]
         files.read_all(StateName(p, "model", None) for p in self.own_files)
@@ -87,7 +87,7 @@ class _UniversalFolder:
         self.models = [read[place] for place in sorted(read)]
         self.base = self.models[0] if self.models else ModelStates(folder, 0, 0, {})
         self.sharded = any(n.dp is not None for n in files.of("model"))
-        # Those of all pipeline stages, group by group.
+        # The shapes of all pipeline stages, group by group.
         self.groups = joined_groups(model.groups or () for model in self.models)
         self.shapes: Shapes = {fqn: shape for group in self.groups for fqn, shape in group.items()}
 
@@ -113,7 +113,7 @@ class _UniversalFolder:
         )
 
     def _of_another_kind(self) -> Iterator[tuple[Path, str]]:
-        """Files that were read and do not hold what their name promises, and what that is."""
+        """Yield files whose content is not what their name promises, and the expected content."""
         read = {path: saved.tree for path, saved in self.files.saved.items()}
         for path in (model.path for model in self.models):
             if not isinstance(read.get(path), Mapping) or {"module", "param_shapes"}.isdisjoint(read[path]):
@@ -171,7 +171,7 @@ class _UniversalFolder:
         return frozen_parameters(models, cut, lambda where: where[1], cut) if self.sharded and models else {}
 
     def _only_here(self, fqn: str) -> bool:
-        """Whether the model states have no copy of a tensor that is no trained parameter."""
+        """Whether a tensor is not a trained parameter, and the model states have no copy of it."""
         value = (self.base.module or {}).get(fqn)
         empty = isinstance(value, Tensor) and self.sharded and value.shape in ((0,), (1,))
         return fqn not in self.base.shared and (not isinstance(value, Tensor) or empty)
@@ -198,7 +198,7 @@ class _UniversalFolder:
         return replace(value, shards=(), note=note)
 
     def _add_files(self) -> None:
-        """List every file by its path in the folder: many have the same name."""
+        """List every file by its path in the folder, since many have the same name."""
         parts = {file.path: f"{file.fqn}/{file.slot}" for file in self.slot_files}
         for path in (*(name.path for name in self.files.names), *self.own_files):
             file = self.files.status(path, None, parts.get(path, path.name.removesuffix(".pt")))
@@ -212,7 +212,7 @@ class _UniversalFolder:
             self.builder.add_missing(self.folder / f"zero/{part}.pt", None, part, name=f"zero/{part}.pt", tensor=key)
 
     def _slots_not_here(self) -> Iterator[tuple[str, str]]:
-        """Missing fp32 copies, and slots that other parameters have: the flat state has each for every parameter."""
+        """Yield missing fp32 copies, and slots that only other parameters have: all parameters have the same slots."""
         here = {(file.fqn, file.slot) for file in self.slot_files}
         yield from ((fqn, MASTER) for fqn in self.shapes if (fqn, MASTER) not in here)
         slots = dict.fromkeys(slot for fqn, slot in here if slot != MASTER and fqn in self.shapes)
@@ -221,7 +221,7 @@ class _UniversalFolder:
 
 
 def _is_of_slot(tree: Any, slot: str) -> bool:
-    """Whether the file of a slot holds a tensor; or one number, where it counts steps."""
+    """Whether the file of a slot holds a tensor, or, for a step counter, one number."""
     if slot == "step":
         return isinstance(tree, (int, float)) or (isinstance(tree, Tensor) and tree.numel == 1)
     return isinstance(tree.get("param") if isinstance(tree, Mapping) else tree, Tensor)

@@ -1,11 +1,10 @@
 """The model of a DeepSpeed checkpoint by name, from the parts that hold each tensor, or a pipeline's layer files.
 
-By default trainable parameters are the optimizer's fp32 copy, and everything that the optimizer does not know is taken
-from `module` as it is: buffers, frozen parameters of ZeRO-1 and 2, integers. ZeRO-3 keeps nothing but placeholders of
-0 elements (formerly 1) in `module`; frozen parameters are there in `frozen_param_fragments`. A name in `shared_params`
-is another name of a stored tensor, and gets that one. Buffers are rank 0's, as in `zero_to_fp32.py`: stages 0 to 2
-save no other, and only ZeRO-3 shows whether ranks had different ones. With `--weights module` everything is from
-`module`.
+By default trainable parameters are the optimizer's fp32 copy, and all other tensors are taken from `module` unchanged:
+buffers, frozen parameters of ZeRO-1 and 2, integers. ZeRO-3 keeps only placeholders of 0 elements (formerly 1) in
+`module`; frozen parameters are then in `frozen_param_fragments`. A name in `shared_params` is another name of a stored
+tensor, and gets that tensor. Buffers are rank 0's, as in `zero_to_fp32.py`: stages 0 to 2 save no others, and only
+ZeRO-3 shows whether ranks had different ones. With `--weights module` every tensor is from `module`.
 
 In a pipeline, `module` of the model states is None; `layer_LL-model_states.pt` holds the state dict of layer LL, with
 keys such as `weight`. In the pipeline's own state dict, and so in `param_shapes`, they are called `<layer>.<key>`, and
@@ -51,9 +50,9 @@ Layers = Mapping[int, Mapping[str, Any]]
 
 
 def _aliases(model: ModelStates, stored: Mapping[str, Any]) -> dict[str, str]:
-    """Second names of stored parameters, with the stored one: as `shared_params` says, else those that share its bytes.
+    """Second names of stored parameters, by `shared_params`, or else by shared bytes.
 
-    Rank 0's model states are the only ones whose `shared_params` is filled in.
+    Only rank 0's model states have `shared_params` filled in.
     """
     found = {alias: name for alias, name in model.shared.items() if name in stored and alias not in stored}
     module = model.module or {}
@@ -68,7 +67,7 @@ def _aliases(model: ModelStates, stored: Mapping[str, Any]) -> dict[str, str]:
 def fp32_model(
     model: ModelStates, masters: Mapping[str, Tensor], frozen: Mapping[str, Tensor], sharded: bool
 ) -> dict[str, Any]:
-    """The model with the optimizer's fp32 copy (`masters`) where it has one, and frozen parameters from their pieces.
+    """The model with the optimizer's fp32 copy (`masters`) if it has one, and frozen parameters from their pieces.
 
     The `module` of the lowest rank gives the order of names; if `sharded` (ZeRO-3), it may hold placeholders.
     """
@@ -85,7 +84,7 @@ def fp32_model(
 
 
 def module_model(model: ModelStates, shapes: Mapping[str, Ints], sharded: bool) -> dict[str, Any]:
-    """The model as the forward pass used it; what ZeRO-3 left out of it has a note instead of values."""
+    """The model as the forward pass used it; parameters that ZeRO-3 left out of it have a note instead of values."""
     found: dict[str, Any] = {}
     for fqn, value in (model.module or {}).items():
         found[fqn] = value
@@ -98,7 +97,7 @@ def module_model(model: ModelStates, shapes: Mapping[str, Ints], sharded: bool) 
 
 
 def differing_buffers(modules: Sequence[tuple[int, Mapping[str, Any]]]) -> Iterator[Problem]:
-    """Buffers that differ between the ranks of ZeRO-3, which alone saves every rank's; by their checksums."""
+    """Find buffers that differ between the ranks of ZeRO-3, the only stage that saves every rank's, by checksums."""
     first, module = modules[0]
     for fqn, value in module.items():
         mine = stated_checksum(value, whole=True)
@@ -110,7 +109,7 @@ def differing_buffers(modules: Sequence[tuple[int, Mapping[str, Any]]]) -> Itera
 
 
 def mismatched_shapes(model: ModelStates, shapes: Mapping[str, Ints], sharded: bool) -> Iterator[Problem]:
-    """Parameters whose shape in `module` is not the one in `param_shapes`."""
+    """Find parameters whose shape in `module` is not the one in `param_shapes`."""
     for fqn, value in (model.module or {}).items() if not sharded else ():
         if isinstance(value, Tensor) and value.shape != shapes.get(fqn, value.shape):
             text = f"shape {list(value.shape)} in module, {list(shapes[fqn])} in param_shapes"
@@ -124,7 +123,7 @@ def _is_placeholder(fqn: str, value: Any, model: ModelStates) -> bool:
 def layer_names(layers: Layers, shapes: Mapping[str, Ints]) -> dict[tuple[int, str], str]:
     """Map `(layer, key)` of every layer file to the name in the pipeline's state dict.
 
-    A tied layer's file does not say that it is one. It is recognised when none of its keys is a parameter of its own
+    A tied layer's file does not state that it is tied. It is recognised when none of its keys is a parameter of its own
     place, and no other such layer has the keys and shapes of the same tied module.
     """
     known = {f"{n}.{key}" for n, state in layers.items() for key in state} & set(shapes)
@@ -137,7 +136,7 @@ def layer_names(layers: Layers, shapes: Mapping[str, Ints]) -> dict[tuple[int, s
 
 
 def ambiguous_tied_modules(layers: Layers, shapes: Mapping[str, Ints]) -> Iterator[Problem]:
-    """Tied modules that match no file, or several."""
+    """Find tied modules that match no file, or several."""
     named = set(layer_names(layers, shapes).values())
     for name, parameters in _tied(shapes).items():
         if not any(f"{TIED}{name}.{key}" in named for key in parameters):
@@ -164,7 +163,7 @@ def without_frozen(base: ModelStates, stage: int) -> Iterator[Problem]:
     """Note model states that were saved without the frozen parameters, if there were any.
 
     From stage 2 on, `frozen_param_shapes` is a dict, empty if nothing was frozen; it is None if they were excluded.
-    Source: deepspeed/runtime/engine.py of 0.19.8, `_save_checkpoint`; checked on its own.
+    Source: deepspeed/runtime/engine.py of 0.19.8, `_save_checkpoint`; checked on its own files.
     """
     if stage > 1 and base.module and "frozen_param_shapes" in base.tree and base.tree["frozen_param_shapes"] is None:
         text = "saved with exclude_frozen_parameters=True: parameters that were frozen, if any, are not in it"
@@ -172,7 +171,7 @@ def without_frozen(base: ModelStates, stage: int) -> Iterator[Problem]:
 
 
 def missing_layers(layers: Layers, shapes: Mapping[str, Ints]) -> Iterator[Problem]:
-    """Layers without a file that have parameters of their own in `param_shapes`."""
+    """Find layers without a file that have parameters of their own in `param_shapes`."""
     lost: dict[int, list[str]] = {}
     for number, fqn in ((fqn.partition(".")[0], fqn) for fqn in shapes):
         if number.isdecimal() and int(number) not in layers:
@@ -186,7 +185,7 @@ def missing_layers(layers: Layers, shapes: Mapping[str, Ints]) -> Iterator[Probl
 
 
 def misplaced_layers(layers: Layers, shapes: Mapping[str, Ints]) -> Iterator[Problem]:
-    """Layers whose file must be another's, by the shapes in `param_shapes`; or may be another's, by its bytes."""
+    """Find layers whose file must belong to another layer, by shapes; or may belong to it, by equal bytes."""
     seen: dict[tuple[tuple[str, Checksum], ...], int] = {}
     for n, state in sorted(layers.items()):
         tensors = {key: t for key, t in state.items() if isinstance(t, Tensor)}
@@ -218,14 +217,14 @@ def _holds(state: Mapping[str, Any], parameters: Mapping[str, Ints]) -> bool:
 
 
 def fp32_pipeline(layers: Layers, masters: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The optimizer's fp32 copy; the other tensors come from the layers' files."""
+    """The optimizer's fp32 copy, and all other tensors from the layers' files."""
     named = layer_names(layers, {fqn: t.shape for fqn, t in masters.items()})
     found = {fqn: masters.get(fqn, layers[n][key]) for (n, key), fqn in named.items()}
     return found | {fqn: tensor for fqn, tensor in masters.items() if fqn not in found}
 
 
 def module_pipeline(layers: Layers, shapes: Mapping[str, Ints]) -> dict[str, Any]:
-    """The layers' files; a parameter whose layer has no file has a name and no values."""
+    """The tensors of the layers' files; a parameter whose layer has no file has a name and no values."""
     named = layer_names(layers, shapes)
     found = {fqn: layers[n][key] for (n, key), fqn in named.items()}
     dtype = next((t.dtype for t in found.values() if isinstance(t, Tensor)), "float32")
@@ -257,10 +256,10 @@ NATIVE = re.compile(
 FUSED = re.compile(r"(?P<name>.*\.w[123])\.(?P<number>\d{1,7})")
 
 EP_SIZE = re.compile(r"ep_size_(\d{1,5})")
-"""The name of a param group of experts that are spread over so many groups of ranks."""
+"""The name of a param group of experts that are spread over this many groups of ranks."""
 
 MAX_EXPERTS = 1 << 16
-"""Most experts that a layer may have; no model has more."""
+"""At most this many experts per layer are accepted; no model has more."""
 
 UNKNOWN_EXPERTS = (
     "a parameter of experts that are spread over {ep} groups of ranks, and no file says how many experts its layer has"
@@ -268,7 +267,7 @@ UNKNOWN_EXPERTS = (
 
 
 class ExpertError(Exception):
-    """Why expert parameters cannot be put together."""
+    """Why expert parameters cannot be joined."""
 
 
 @dataclass
@@ -277,9 +276,9 @@ class ExpertLayout:
 
     Attributes:
         counts: number of experts by layer prefix of DeepSpeed's own MoE layers.
-        stated: `num_experts` of every layer of experts, in order; empty without.
+        stated: `num_experts` of every layer of experts, in order; empty if not stated.
         layers: layers of AutoEP, by prefix.
-        data_first: whether ranks of one expert-data-parallel group follow each other.
+        data_first: whether the ranks of one expert-data-parallel group are consecutive.
     """
 
     counts: dict[str, int] = field(default_factory=dict)
@@ -309,7 +308,7 @@ class ExpertLayout:
         """Data-parallel ranks of each expert-parallel rank, in the order of their partitions.
 
         Raises:
-            ExpertError: `count` partitions do not divide the ranks.
+            ExpertError: the ranks cannot be divided into `count` partitions.
         """
         if count <= 0 or dp % count:
             raise ExpertError(f"partition_count {count} of a param group does not divide {dp} data-parallel ranks")
@@ -321,10 +320,10 @@ class ExpertLayout:
     def placed(self, fqn: str, shape: Ints, size: int, locally: Mapping[str, int]) -> list[list[int]]:
         """The experts of every expert-parallel rank, by their number in the model, in local order.
 
-        `size` is the number of expert-parallel ranks, `locally` how many experts each layer's rank has at least.
+        `size` is the number of expert-parallel ranks, `locally` the minimal number of experts per rank of each layer.
 
         Raises:
-            ExpertError: nothing says it, or the files contradict each other.
+            ExpertError: the files do not state it, or contradict each other.
         """
         native = NATIVE.fullmatch(fqn)
         if native:
@@ -344,7 +343,7 @@ class ExpertLayout:
 
 
 def _autoep_placement(fqn: str, layer: Mapping[Any, Any], shape: Ints, size: int) -> list[list[int]]:
-    """Which experts each expert-parallel rank of an AutoEP layer has."""
+    """The experts of each expert-parallel rank of an AutoEP layer."""
     total, local, ep = (layer.get(key) for key in ("num_experts", "num_local_experts", "ep_size"))
     if type(total) is not int or ep != size or not shape or shape[0] != local or not 0 < total <= MAX_EXPERTS:
         raise ExpertError(f"{fqn}: ds_autoep_layers has {local} of {total} experts over {ep} ranks, not {list(shape)}")
@@ -361,10 +360,10 @@ def _autoep_placement(fqn: str, layer: Mapping[Any, Any], shape: Ints, size: int
 
 
 def globally(run: PartitionRun, numbers: Sequence[int], shape: Ints) -> Iterator[PartitionRun]:
-    """A run of one rank's parameter, in the parameters of the whole model; `numbers` are the rank's experts.
+    """Map a run of one rank's parameter to parameters of the whole model; `numbers` are the rank's experts.
 
-    An expert of its own gets the model's number in its name. Of a fused tensor of `shape`, whose first dimension
-    counts experts, the elements of each expert move to its place.
+    A separate expert gets the model's number in its name. In a fused tensor of `shape`, whose first dimension counts
+    experts, the elements of each expert move to its place.
     """
     native = NATIVE.fullmatch(run.fqn)
     if native:
@@ -378,7 +377,7 @@ def globally(run: PartitionRun, numbers: Sequence[int], shape: Ints) -> Iterator
 
 
 def global_shapes(shapes: Shapes, placed: Mapping[str, Sequence[Sequence[int]]]) -> Shapes:
-    """Names and shapes in the whole model, of those that each rank has of its own experts."""
+    """Names and shapes in the whole model, from each rank's names and shapes of its own experts."""
     found: Shapes = {}
     for e in range(max(map(len, placed.values()), default=0)):
         for fqn, shape in shapes.items():
@@ -391,7 +390,7 @@ def global_shapes(shapes: Shapes, placed: Mapping[str, Sequence[Sequence[int]]])
 
 
 def local_counts(names: Iterable[str]) -> dict[str, int]:
-    """How many experts of its own each layer's rank names at least, by the layer's prefix."""
+    """The minimal number of experts per rank of each layer, by the layer's prefix, from the names of one rank."""
     counts: dict[str, int] = {}
     for native in filter(None, map(NATIVE.fullmatch, names)):
         counts[native["prefix"]] = max(counts.get(native["prefix"], 0), int(native["number"]) + 1)
@@ -399,7 +398,7 @@ def local_counts(names: Iterable[str]) -> dict[str, int]:
 
 
 def own_weights(files: Iterable[tuple[StateName, Mapping[Any, Any]]]) -> dict[str, Any]:
-    """The module's weights of all experts, from their own files; those of a fused tensor are its rows."""
+    """The module's weights of all experts, from their own files; a fused tensor has one expert per row."""
     found: dict[str, Any] = {}
     rows: dict[str, dict[int, Tensor]] = {}
     for _, tree in files:
@@ -413,7 +412,7 @@ def own_weights(files: Iterable[tuple[StateName, Mapping[Any, Any]]]) -> dict[st
 
 
 def _stacked(experts: Mapping[int, Tensor]) -> Tensor:
-    """One tensor of the experts' weights, in the order of their numbers."""
+    """Stack the experts' weights into one tensor, in the order of their numbers."""
     first = experts[min(experts)]
     odd = next((n for n, t in experts.items() if (t.shape, t.dtype) != (first.shape, first.dtype)), None)
     shape = (max(experts) + 1, *first.shape)
@@ -430,9 +429,9 @@ def _stacked(experts: Mapping[int, Tensor]) -> Tensor:
 
 
 def claims_of(files: Iterable[tuple[StateName, Mapping[Any, Any]]]) -> Iterator[FileClaims]:
-    """The claims of experts' files: their names, and the module and number in the key of their first weight.
+    """The claims of experts' files: by their names, and by the module and number in the key of their first weight.
 
-    A module is that of the layer of most files with its weights.
+    A module's layer is the layer that most files with its weights name.
     """
     layers: dict[str, Counter[int]] = {}
     found: list[tuple[StateName, str, int]] = []
@@ -450,7 +449,7 @@ def claims_of(files: Iterable[tuple[StateName, Mapping[Any, Any]]]) -> Iterator[
 
 
 def missing_files(names: Iterable[StateName], experts: ExpertLayout) -> Iterator[str]:
-    """Names of experts' files that are not here."""
+    """Names of experts' files that are missing."""
     here = {(name.layer, name.expert) for name in names}
     for layer, count in enumerate(experts.stated):
         for expert in range(count):
@@ -459,7 +458,7 @@ def missing_files(names: Iterable[StateName], experts: ExpertLayout) -> Iterator
 
 
 def missing_optimizers(names: Iterable[StateName], optimizer: Any) -> Iterator[str]:
-    """Names of experts' optimizer states that are not here; the groups of the largest size say how many there are."""
+    """Names of missing optimizer states of experts; the groups of the largest size determine their number."""
     here = {name.expert for name in names if name.expert is not None}
     groups = optimizer.get("param_groups") if isinstance(optimizer, dict) else None
     sizes = (

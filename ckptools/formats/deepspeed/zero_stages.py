@@ -1,21 +1,21 @@
-"""How the ZeRO stages cut parameters over ranks: partitions of one flat buffer, in stage 3 pieces of each parameter.
+"""How the ZeRO stages cut parameters over ranks: partitions of one flat buffer, or in stage 3 pieces of each parameter.
 
 Stages 1 and 2, and BF16_Optimizer, have one flat buffer per param group, cut into equal partitions.
-A group's parameters lie behind each other in the order of `param_shapes`, which is that of the buffer itself, also
+A group's parameters follow each other in the order of `param_shapes`, which is that of the buffer itself, also
 under `round_robin_gradients`. The buffer is padded at its end to a multiple of 2 x W and cut into W partitions of P
-elements, so that rank d holds elements d·P to (d + 1)·P. Since 0.19.8 padding may lie behind each parameter too
+elements, so that rank d holds elements d·P to (d + 1)·P. Since 0.19.8 padding may follow each parameter too
 (`param_alignment_paddings`). Source: runtime/zero/stage_1_and_2.py (`__init__`, `state_dict`), bf16_optimizer.py,
 utils/zero_to_fp32.py, versions 0.8 to 0.19.8; checked on real files of 0.19.8.
 
-Stored of each partition: the fp32 copy without the padding that `group_paddings` counts (up to 0.16.3 on the last rank
-only, so that others may keep some; BF16_Optimizer keeps all), and the optimizer's state with all P elements, or cut
-like the fp32 copy in an elastic checkpoint. Only elements that belong to a parameter are taken.
+Each partition is stored as the fp32 copy without the padding that `group_paddings` counts (up to 0.16.3 on the last
+rank only, so that others may keep some; BF16_Optimizer keeps all), and the optimizer's state with all P elements, or
+cut like the fp32 copy in an elastic checkpoint. Only elements that belong to a parameter are used.
 
-`param_slice_mappings` says where a rank's pieces begin. It must say the same. Only under `round_robin_gradients` it
-does not: it is then made from the order before the shuffle (utils/mixed_precision_linkage.py is given
+`param_slice_mappings` states the start of each of a rank's pieces, and must agree. It disagrees only under
+`round_robin_gradients`: it is then made from the order before the shuffle (utils/mixed_precision_linkage.py receives
 `bit16_groups`, not `round_robin_bit16_groups`), unless there is padding between the parameters.
 
-Stage 3 cuts every parameter into W equal pieces, and a rank's pieces lie behind each other.
+Stage 3 cuts every parameter into W equal pieces, and a rank's pieces follow each other.
 A piece has ceil(numel / W) elements; the last ones of a parameter are padding. A rank's pieces fill its sub-groups in
 the order of `param_shapes`, which counts sub-groups too. Their borders need not be those of the parameters: a piece
 may straddle two. Frozen parameters are cut alike, one tensor each, in `frozen_param_fragments` of the model files.
@@ -43,14 +43,14 @@ from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Opaque, leaf_at
 
 Where = tuple[int, int, int]
-"""`(mp, dp, group)`: the rank of a flat tensor, and its number."""
+"""`(mp, dp, group)`: the rank that holds a flat tensor, and the tensor's number."""
 
 RankOf = Callable[[Where], int]
 """The global rank of a flat tensor."""
 
 
 class PartitionRun(NamedTuple):
-    """Consecutive elements of one parameter, from element `start` of it, which is element `at` of a flat tensor."""
+    """Consecutive elements of one parameter, from its element `start`, which is element `at` of a flat tensor."""
 
     fqn: str
     start: int
@@ -60,7 +60,7 @@ class PartitionRun(NamedTuple):
 
 
 def _cut(run: PartitionRun, borders: Sequence[int]) -> Iterator[PartitionRun]:
-    """Cut a run at borders in what its `at` counts; one without elements stays one."""
+    """Cut a run at borders given in flat elements (`at`); an empty run is kept."""
     end = run.at + run.length
     for a, b in pairwise([run.at, *borders[bisect_right(borders, run.at) : bisect_left(borders, end)], end]):
         yield run._replace(start=run.start + a - run.at, length=b - a, at=a)
@@ -74,7 +74,7 @@ ALIGNMENT = 2
 class Group:
     """One param group's flat buffer of a model-parallel rank, which is cut over `world` ranks.
 
-    The parameters are in order; `paddings` are the elements behind each that belong to none.
+    The parameters are in order; `paddings` has the number of padding elements behind each.
     """
 
     mp: int
@@ -85,7 +85,7 @@ class Group:
 
     @cached_property
     def numel(self) -> int:
-        """Elements of the group up to the end of its last parameter, the end padding left out."""
+        """Elements of the group up to the end of its last parameter, without the padding at the end."""
         return max((start + n for _, start, n in self.places()), default=0)
 
     def places(self) -> Iterator[tuple[str, int, int]]:
@@ -109,19 +109,19 @@ class Group:
 
 
 class Refusal(NamedTuple):
-    """Why a group cannot be put together, and the rank of the file that shows it."""
+    """Why a group cannot be joined, and the rank of the file that shows it."""
 
     rank: int
     why: str
 
 
 def partition_length(group: Group, master: Mapping[int, int], state: Mapping[int, set[int]]) -> int | Refusal:
-    """Return the length of a partition, or why there is none: proven by the lengths of the fp32 copy, by rank.
+    """The length of a partition, proven by the lengths of the fp32 copy by rank; or why it is unknown.
 
-    The lengths of the optimizer's 1-D tensors, by rank, choose between two that fit.
+    If two lengths fit, the lengths of the optimizer's 1-D tensors, by rank, decide.
     """
     n, world = group.numel, group.world
-    # Before 0.5 the buffer was a multiple of W only.
+    # Before 0.5 the buffer was padded to a multiple of W only.
     candidates = dict.fromkeys([ALIGNMENT * -(-n // (ALIGNMENT * world)), -(-n // world)])
     fitting = [p for p in candidates if all(group.elements_of(r, p) <= length <= p for r, length in master.items())]
     fitting.sort(key=lambda p: -sum(p in lengths for lengths in state.values()))
@@ -176,7 +176,7 @@ def _describe(address: tuple[int, int] | None) -> str:
 
 
 def shuffled(group: Group, partition: int, mappings: Mapping[int, Mapping[str, tuple[int, int]]]) -> bool:
-    """Whether the mappings are those of the same parameters in another order: before a round-robin shuffle.
+    """Whether the mappings are of the same parameters in another order: before a round-robin shuffle.
 
     Only the mappings of all ranks together show that order.
     """
@@ -191,7 +191,7 @@ def shuffled(group: Group, partition: int, mappings: Mapping[int, Mapping[str, t
 def stage3_runs(
     mp: int, shapes: Mapping[str, Ints], world: int, groups: Sequence[int], ranks: Iterable[int]
 ) -> Iterator[PartitionRun]:
-    """The runs of every parameter that some of the `world` ranks hold.
+    """Yield the runs of every parameter on some of the `world` ranks.
 
     `groups` are the lengths of a rank's sub-groups, which together are as long as the row of pieces.
     """
@@ -215,8 +215,8 @@ class PlacedBox(NamedTuple):
 def places(shape: Ints, runs: Sequence[PartitionRun], rank_of: RankOf) -> list[PlacedBox]:
     """The boxes of all runs of a parameter.
 
-    Runs of a tied parameter in several pipeline stages are cut at the same places, so that they are replicas. A
-    parameter without elements is placed in the first flat tensor, whose dtype it has.
+    Runs of a tied parameter in several pipeline stages are cut at the same places, so that they are replicas. An empty
+    parameter is placed in the first flat tensor, for its dtype.
     """
     if not prod(shape):
         first = runs[0].where if runs else (0, 0, 0)
@@ -232,7 +232,7 @@ def places(shape: Ints, runs: Sequence[PartitionRun], rank_of: RankOf) -> list[P
 
 
 def shards_at(placed: Iterable[PlacedBox], flats: Mapping[Where, Source]) -> tuple[Shard, ...]:
-    """The shards of a parameter, or of one slot of its state; without a source where the flat tensor was not read."""
+    """The shards of a parameter, or of one slot of its state; without a source if the flat tensor was not read."""
     return tuple(place.box.shard_in(flats.get(place.where)) for place in placed)
 
 
@@ -240,11 +240,11 @@ def shards_at(placed: Iterable[PlacedBox], flats: Mapping[Where, Source]) -> tup
 # `*_model_states.pt` is a dict: `module` (the weights; None in a pipeline, placeholders in ZeRO-3), `buffer_names`,
 # `param_shapes` (one OrderedDict of name to shape per param group, per sub-group in ZeRO-3, in flat order),
 # `frozen_param_shapes`, `frozen_param_fragments`, `shared_params` (alias to stored name, on rank 0 only), `optimizer`
-# (without ZeRO), scheduler, counters, `ds_config`, and the client's own keys. `*_optim_states.pt` holds
+# (without ZeRO), scheduler, counters, `ds_config`, and the client's own keys. `*_optim_states.pt` contains
 # `optimizer_state_dict`. Source: runtime/engine.py (`_save_checkpoint`, `_common_checkpoint_state`) of 0.6 to 0.19.
 
 LAYOUT = ("module", "param_shapes", "frozen_param_shapes", "frozen_param_fragments")
-"""Keys of the model states on how the weights are stored; the tree has the weights instead."""
+"""Keys of the model states that describe the storage of weights; the tree has the weights instead."""
 
 FLAT = (
     "base_optimizer_state",
@@ -259,14 +259,14 @@ FLAT = (
     "ds_zero_partition_groups",
     "ds_version",
 )
-"""Keys of the optimizer states on how they are cut over the ranks, or that repeat the model states."""
+"""Keys of the optimizer states that describe their partitions, or repeat the model states."""
 
 Shapes = dict[str, Ints]
 
 
 @dataclass(frozen=True)
 class ModelStates:
-    """One model states file: of a model-parallel rank and a rank in its ZeRO group, 0 where one file serves all."""
+    """One model states file, of a model-parallel rank and a rank in its ZeRO group (0 if one file serves the group)."""
 
     path: Path
     mp: int
@@ -295,20 +295,20 @@ class ModelStates:
 
     @property
     def frozen(self) -> Shapes:
-        """Shapes of the frozen parameters, where stated."""
+        """Shapes of the frozen parameters, if stated."""
         shapes = self.tree.get("frozen_param_shapes")
         return {} if shapes is None else self._shapes(shapes, "frozen_param_shapes")
 
     @property
     def fragments(self) -> dict[str, Tensor]:
-        """`frozen_param_fragments`, this rank's pieces of the frozen parameters."""
+        """`frozen_param_fragments`: this rank's pieces of the frozen parameters."""
         found = self.tree.get("frozen_param_fragments")
         items = found.items() if isinstance(found, dict) else ()
         return {k: v for k, v in items if isinstance(k, str) and isinstance(v, Tensor)}
 
     @property
     def shared(self) -> dict[str, str]:
-        """`shared_params`: second names of stored parameters, with the stored one."""
+        """`shared_params`: second names of stored parameters, by the stored name that each refers to."""
         shared = self.tree.get("shared_params")
         pairs = shared.items() if isinstance(shared, Mapping) else shared if isinstance(shared, (list, tuple)) else ()
         texts = (pair for pair in pairs if isinstance(pair, (list, tuple)) and len(pair) == 2)
@@ -350,17 +350,17 @@ class OptimStates:
 
     @property
     def stage(self) -> int | None:
-        """The ZeRO stage; None where the file does not say it (BF16_Optimizer)."""
+        """The ZeRO stage; None if the file does not state it (BF16_Optimizer)."""
         return stage_of(self.tree)
 
     @property
     def sharded(self) -> bool:
-        """Whether it holds parameters cut one by one: ZeRO-3."""
+        """Whether its parameters are cut one by one: ZeRO-3."""
         return "fp32_flat_groups" in self.tree
 
     @property
     def counts(self) -> list[int]:
-        """The number of partitions of each group; one number may stand for all."""
+        """The number of partitions of each group; a single number may stand for all groups."""
         count = self.tree.get("partition_count")
         listed = list(count) if isinstance(count, (list, tuple)) else [count]
         counts = [n for n in listed if type(n) is int and n > 0]
@@ -388,12 +388,12 @@ class OptimStates:
         return [g for g in _listed(leaf_at(self.base, ("param_groups",))) if isinstance(g, dict)]
 
     def group_names(self) -> list[tuple[Any, int]]:
-        """The name of every param group, with how many before it have the same."""
+        """The name of every param group, with the number of earlier groups of the same name."""
         names = [group.get("name") if isinstance(group.get("name"), str) else None for group in self.param_groups]
         return [(name, names[:k].count(name)) for k, name in enumerate(names)]
 
     def with_groups(self, order: list[int]) -> OptimStates:
-        """The same states with the param groups in another order, renumbered in the optimizer's state too."""
+        """The same states with reordered param groups, which are renumbered in the optimizer's state too."""
         lists = {key: found for key in BY_GROUP if len(found := _listed(self.tree.get(key))) == len(order)}
         slots, groups = self.slots, self.param_groups
         if self.sharded or len(slots) != len(order) or any(len(_ids(group)) != 1 for group in groups):
@@ -416,7 +416,7 @@ class OptimStates:
         return [entry if isinstance(entry, dict) else {} for entry in entries]
 
     def mappings(self) -> list[dict[str, tuple[int, int]] | None]:
-        """`param_slice_mappings`, group by group; None where it says nothing."""
+        """`param_slice_mappings`, group by group; None for a group without one."""
         return [mapped(group) for group in _listed(self.tree.get("param_slice_mappings"))]
 
     def paddings(self, group: int, count: int) -> list[int]:
@@ -442,11 +442,11 @@ BY_GROUP = (
     "param_slice_mappings",
     "partition_count",
 )
-"""Lists in the optimizer states of ZeRO-1 and 2 with an entry of every param group."""
+"""Lists in the optimizer states of ZeRO-1 and 2 with an entry for every param group."""
 
 
 def in_order_of_first(optims: Mapping[tuple[int, int], OptimStates]) -> dict[tuple[int, int], OptimStates]:
-    """Optimizer states with their param groups in the order of the first rank of each model-parallel rank.
+    """Reorder the param groups of optimizer states as in the first rank of each model-parallel rank.
 
     Groups of experts are made from a set of their names, whose order differs from process to process. Source:
     moe/utils.py (`split_params_into_different_moe_groups_for_optimizer`); seen in files of 0.19.8.
@@ -470,7 +470,7 @@ def stage_of(state: Mapping[Any, Any]) -> int | None:
 
 
 def joined_groups(listed: Iterable[Iterable[Shapes]]) -> list[Shapes]:
-    """Join the groups of each number; some of `listed` may have fewer of them."""
+    """Join the groups of each number; some lists may be shorter."""
     numbered = zip_longest(*listed, fillvalue=Shapes())
     return [{fqn: shape for shapes in same for fqn, shape in shapes.items()} for same in numbered]
 
@@ -491,7 +491,7 @@ def _listed(value: Any) -> list[Any]:
 # -- layout of every trainable parameter of one model-parallel rank in the flat tensors of its ZeRO ranks --------------
 
 MAX_WORLD = 1 << 16
-"""Most ranks that a group may be cut over; no cluster has more."""
+"""A group may be cut over at most this many ranks; no cluster has more."""
 
 
 @dataclass
@@ -501,9 +501,9 @@ class PartitionLayout:
     Attributes:
         groups: names of the parameters by flat tensor: param group, or sub-group in ZeRO-3.
         lengths: elements of each flat tensor, padding included.
-        world: ranks that it is cut over; 0 when unknown.
+        world: number of ranks over which it is cut; 0 when unknown.
         refused: why a parameter has no place.
-        problems: what is wrong with the layout; their ranks are those in the ZeRO group.
+        problems: problems of the layout; their ranks are ranks in the ZeRO group.
     """
 
     mp: int
@@ -526,7 +526,7 @@ class PartitionLayout:
             self.runs.setdefault(run.fqn, []).append(run)
 
     def refuses_other_state(self, optims: Mapping[int, OptimStates], groups: int) -> bool:
-        """Refuse when the optimizer numbers other things than the flat tensors."""
+        """Refuse all parameters if the optimizer's state does not have one entry per flat tensor."""
         for dp, optim in sorted(optims.items()):
             if (found := len(optim.slots)) not in (0, groups):
                 text = f"rank {dp}: the optimizer's state is of {found} tensors, expected {groups} flat ones"

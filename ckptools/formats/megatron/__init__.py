@@ -6,8 +6,8 @@
 
 In each: `args` (argparse.Namespace), `checkpoint_version`, `iteration`, `model` (`model0`, `model1`, … of an
 interleaved pipeline), `optimizer`, `opt_param_scheduler` (`lr_scheduler` up to v2.5), `rng_state` (flat RNG keys up to
-v2.5). The files hold plain tensors and nothing on how they belong together: that is in Megatron's code, so it is in
-`model` (joining, layer numbers), `folders` (ranks) and `optimizer` here. Weights without a rule are shown, and
+v2.5). The files hold plain tensors and do not state how they belong together: that is in Megatron's code, and here in
+`model` (joining, layer numbers), `folders` (ranks) and `optimizer`. Weights without a rule are shown, and
 refused.
 
 Kept as saved: the padding of the vocabulary to a multiple of `make_vocab_size_divisible_by` times the
@@ -47,11 +47,11 @@ TRIED = ("Megatron core 0.16.1",)
 JOINS = ("model", "optimizer", "rest")
 
 JOINED = ModuleOrder(False, "the model is joined from the files of its ranks, layer by layer")
-"""Before reordering, each file's own order names its optimizer state (`megatron.optimizer`)."""
+"""Before joining, each file's own order names its optimizer state (`megatron.optimizer`)."""
 
 
 def detect(path: Path) -> bool:
-    """A run, an iteration, a folder of one model-parallel rank, or the file in it, wherever that lies."""
+    """Whether a path is a run, an iteration, a folder of one model-parallel rank, or the file in it at any place."""
     if path.is_dir() and not FOLDER.fullmatch(path.name):
         return folders.looks_like_run(path, holds_rank_folders)
     return _iteration_above(path) is not None or _lone(path)
@@ -61,8 +61,8 @@ def read(path: Path, options: Options) -> Checkpoint:
     """Open the checkpoint of a file, a rank's folder, an iteration or a run.
 
     Raises:
-        ReadError: the file that was asked for, or the first one, cannot be read.
-        UsageError: the run has several checkpoints and no tracker file, or the rule file is none.
+        ReadError: the file that the user named, or the first one, cannot be read.
+        UsageError: the run has several checkpoints and no tracker file, or the rule file is malformed.
     """
     builder = CheckpointBuilder(NAME, path)
     inside = _iteration_above(path)
@@ -117,7 +117,7 @@ class _MegatronFolder:
         self.all_ranks = len(wanted) == len(self.places)
 
     def _first(self, asked: RankFolder, found: list[RankFolder]) -> Saved:
-        """Read the first file for its arguments: the one that was asked for, else the first readable one."""
+        """Read one file for its arguments: the one that the user named, else the first readable one."""
         if asked.path == self.builder.path or asked.path.parent == self.builder.path:
             return self.options.read_file(asked.path)
         errors: list[ReadError] = []
@@ -205,7 +205,7 @@ class _MegatronFolder:
                 self.builder.add_missing(self.folder / name, rank, name=name)
 
     def _check_stages(self) -> Iterator[Problem]:
-        """A stage, or its experts, without a readable file leave no gap in any tensor: whole weights are absent."""
+        """Find stages, or expert ranks of a stage, without a readable file: their weights are absent without a gap."""
         here = {file.rank for file in self.builder.files if file.is_here and not file.part}
         alone = " with --only-this-file" if self.options.only_this_file else ""
         for stage in range(self.grid.pp):

@@ -1,11 +1,11 @@
 """The folders of a Megatron run: its tracker and iterations, and the grid of model-parallel ranks in an iteration.
 
-`<save>/latest_checkpointed_iteration.txt` holds a plain number or the word `release`; the checkpoint is then
+`<save>/latest_checkpointed_iteration.txt` contains a plain number or the word `release`; the checkpoint is then
 `<save>/iter_{number:07d}` or `<save>/release`. Source: megatron/training/checkpointing.py (`get_checkpoint_name`,
 `read_metadata`), the same since v1.0.
 
 `mp_rank_{tensor:02d}`, with `_{pipeline:03d}` when there is a pipeline and `_{expert:03d}` when there are expert ranks;
-so a second number alone is the pipeline's, or the experts' where the arguments say that there is no pipeline. Only
+so a second number alone is the pipeline's, or the experts' if the arguments state that there is no pipeline. Only
 data-parallel rank 0 of each writes. Global ranks count tensor, context, expert, data, pipeline, the first fastest.
 Source: megatron/training/checkpointing.py (`get_checkpoint_name`), megatron/core/parallel_state.py (`order`).
 """
@@ -33,11 +33,11 @@ OPTIMIZER_FILES = ("distrib_optim.pt", "optim.pt")
 """Files of the distributed optimizer; `optim.pt` and `model_rng.pt` are core 0.2's names."""
 
 MAX_RANKS = 1 << 16
-"""Most model-parallel ranks; no cluster has more."""
+"""At most this many model-parallel ranks are accepted; no cluster has more."""
 
 
 class RankFolder(NamedTuple):
-    """The folder of one model-parallel rank: its file with the model, the numbers in its name, its optimizer files."""
+    """The folder of one model-parallel rank: its model file, the numbers in its name, its optimizer files."""
 
     path: Path
     numbers: Ints
@@ -50,14 +50,14 @@ class RankFolder(NamedTuple):
 
 
 class Coordinates(NamedTuple):
-    """The pipeline stage, expert- and tensor-parallel rank of a file, ordered as the pieces of the model are."""
+    """The pipeline stage, expert- and tensor-parallel rank of a file, in the order of the model's pieces."""
 
     pp: int
     ep: int
     tp: int
 
     def by_axis(self) -> dict[str, int]:
-        """The same, each with the name of its axis."""
+        """The coordinates by the name of their axis."""
         return dict(zip(("pipeline stage", "expert-parallel rank", "tensor-parallel rank"), self, strict=True))
 
 
@@ -65,10 +65,10 @@ class Grid(NamedTuple):
     """The tensor-, pipeline-, expert- and context-parallel sizes of a run.
 
     Attributes:
-        world: ranks of the run, and what says so.
+        world: number of ranks of the run, and its sources.
         stage: difference in global rank between two stages.
         pipelined: whether a second number in a folder's name is a stage.
-        etp: ranks over which each expert is cut; everything else is over `tp`.
+        etp: ranks over which each expert is cut; all other weights are cut over `tp`.
     """
 
     tp: int
@@ -94,7 +94,7 @@ class Grid(NamedTuple):
         return Coordinates(only, 0, tp) if self.pipelined else Coordinates(0, only, tp)
 
     def rank(self, at: Coordinates) -> int:
-        """The lowest global rank at some coordinates; it wrote the file."""
+        """The lowest global rank at some coordinates, which wrote the file."""
         if self.etp != self.tp:
             starts = ((k * self.ep + at.ep) * self.etp for k in range(self.tp))
             here = (start + (at.tp - start) % self.tp for start in starts if (at.tp - start) % self.tp < self.etp)
@@ -114,8 +114,8 @@ class Grid(NamedTuple):
     def every(self) -> list[Coordinates]:
         """The coordinates of every model-parallel rank that writes a file.
 
-        Where experts are cut over other ranks, not every pair of tensor- and expert-parallel rank is one: those write
-        that are first in their expert-data-parallel group. A slice of other weights that none of them has is lost.
+        If experts are cut over other ranks, not every pair of tensor- and expert-parallel rank writes: only those that
+        are first in their expert-data-parallel group. A slice of other weights that none of them has is lost.
         """
         if self.etp != self.tp:
             ranks = range(max(self.etp * self.ep, self.tp))
@@ -125,7 +125,7 @@ class Grid(NamedTuple):
 
 
 def rank_folders(folder: Path, follow_symlinks: bool) -> list[RankFolder]:
-    """The folders of model-parallel ranks that hold a model, in the order of their names.
+    """The folders of model-parallel ranks with a model, in the order of their names.
 
     Raises:
         UnsafePathError: one of them, or its file, is a link out of the checkpoint.
@@ -138,7 +138,7 @@ def rank_folders(folder: Path, follow_symlinks: bool) -> list[RankFolder]:
 
 
 def holds_rank_folders(folder: Path) -> bool:
-    """Whether a folder holds folders of model-parallel ranks."""
+    """Whether a folder contains folders of model-parallel ranks."""
     return next(_rank_folders(folder), None) is not None
 
 
@@ -153,14 +153,14 @@ def _rank_folders(folder: Path) -> Iterator[RankFolder]:
 
 
 def arguments(tree: Any) -> Mapping[str, Any]:
-    """The saved command line: an `argparse.Namespace`, or what a converter put in its place."""
+    """The saved command line: an `argparse.Namespace`, or a converter's replacement for it."""
     args = tree.get("args") if isinstance(tree, Mapping) else None
     state = args.state if isinstance(args, Opaque) else args
     return state if isinstance(state, Mapping) else {}
 
 
 def setting(args: Mapping[str, Any], *names: str) -> int | None:
-    """The first of some saved arguments that is a positive number, or None."""
+    """The first positive number among some saved arguments, or None."""
     values = (args.get(name) for name in names)
     return next((v for v in values if type(v) is int and 0 < v < 1 << 31), None)
 
@@ -172,7 +172,7 @@ def grid_of(args: Mapping[str, Any], found: Sequence[RankFolder]) -> Grid:
     tp = setting(args, "tensor_model_parallel_size", "model_parallel_size") or 1 + max(m.numbers[0] for m in found)
     pp = pipeline or (1 + max(m.numbers[1] if len(m.numbers) > 1 else 0 for m in found) if pipelined else 1)
     experts = [m.numbers[-1] for m in found if len(m.numbers) > 1 + pipelined]
-    # Only with several expert-parallel ranks has a name their number.
+    # A name contains the expert-parallel rank only if there are several.
     ep = (setting(args, "expert_model_parallel_size") or max(2, 1 + max(experts))) if experts else 1
     cp = setting(args, "context_parallel_size") or 1
     world = _world(args, tp * pp, ep, cp)
@@ -198,7 +198,7 @@ SAME = (
 
 
 def check_arguments(grid: Grid, args: Mapping[Coordinates, Mapping[str, Any]]) -> Iterator[Problem]:
-    """Files whose arguments are from another run."""
+    """Find files whose arguments are from another run."""
     first = next(iter(args.values()), {})
     for at, own in args.items():
         odd = next((name for name in SAME if setting(own, name) != setting(first, name)), None)
@@ -210,7 +210,7 @@ def check_arguments(grid: Grid, args: Mapping[Coordinates, Mapping[str, Any]]) -
 def claims_of(
     grid: Grid, found: Iterable[RankFolder], args: Mapping[Coordinates, Mapping[str, Any]]
 ) -> Iterator[FileClaims]:
-    """What the folders' names and their files' arguments, which state the rank that wrote each, say of their places.
+    """The places of files by their folders' names, and by their arguments, which state the rank that wrote each.
 
     A converter writes every file from one process, so equal ranks prove nothing.
     """
@@ -218,7 +218,7 @@ def claims_of(
     alike = grouped(ranks, lambda at: (ranks[at] // grid.etp % grid.ep if grid.cp == 1 else at.ep, ranks[at] % grid.tp))
     held: dict[Coordinates, Coordinates] = {}
     for (ep, tp), places in alike.items() if 1 < len(set(ranks.values())) == len(args) else ():
-        # Whatever the order of ranks, those of a later stage have higher numbers.
+        # In any order of ranks, the ranks of a later stage have higher numbers.
         by_rank = zip(sorted(places, key=ranks.__getitem__), sorted(at.pp for at in places), strict=True)
         held |= {at: Coordinates(pp, ep, tp) for at, pp in by_rank}
     for member in found:
@@ -233,7 +233,7 @@ TRACKER = "latest_checkpointed_iteration.txt"
 ITERATION = re.compile(r"iter_\d{1,12}")
 
 Holds = Callable[[Path], bool]
-"""Whether a folder holds one checkpoint of some format."""
+"""Tests whether a folder holds one checkpoint of some format."""
 
 
 def looks_like_run(path: Path, holds: Holds) -> bool:
@@ -249,7 +249,7 @@ def find_iteration(path: Path, holds: Holds, follow_symlinks: bool) -> Path:
     """Find the checkpoint's own folder from the folder of a run, or that folder itself.
 
     Raises:
-        ReadError: the tracker names no iteration, or one that is not here.
+        ReadError: the tracker names no iteration, or a missing one.
         UsageError: there is no tracker and the run has several iterations.
         UnsafePathError: the folder is a link out of the run's.
     """

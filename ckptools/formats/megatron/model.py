@@ -37,9 +37,9 @@ from ckptools.training_state.optimizers import CONFIRMED, order_of
 # embeddings and the biases of row-parallel layers are the same on every rank. Source: megatron/core/tensor_parallel/
 # layers.py, megatron/core/transformer/{attention,mlp}.py, and the `mpu` layers of v1.0 to v3.0.
 #
-# A fused QKV weight holds, for each query group, the rows of its queries, then of its key, then of its value; a rank
-# holds whole groups (with fewer groups than ranks, a plain part of the same rows), so the ranks one behind the other
-# are the order of a run without tensor parallelism. A gated first MLP layer (SwiGLU, GeGLU) is `[gate; up]` on every
+# A fused QKV weight has, for each query group, the rows of its queries, then of its key, then of its value; a rank
+# has whole groups (with fewer groups than ranks, a plain part of the same rows), so concatenating the ranks gives the
+# order of a run without tensor parallelism. A gated first MLP layer (SwiGLU, GeGLU) is `[gate; up]` on every
 # rank, and is joined half by half into `[all gates; all ups]`, as torch_dist stores it too
 # (`apply_swiglu_sharded_factory`).
 #
@@ -48,12 +48,11 @@ from ckptools.training_state.optimizers import CONFIRMED, order_of
 # pipelines, `pipeline_model_parallel_layout`, embedding and loss counted as layers or stages of their own. So the
 # number of a stage's first layer is the number of layers before it, which the files themselves show. Source:
 # megatron/core/transformer/transformer_layer.py (`get_transformer_layer_offset`); arguments.py for older versions.
-#
-# Experts are numbered from 0 on each expert-parallel rank too, as many on each: local expert i of rank e is expert e x
-# (experts on a rank) + i. Routers, shared experts and everything else are the same on every expert-parallel rank. With
-# Transformer Engine all of a rank's are in one module, as `linear_fc1.weight0`, `weight1` and so on. The experts' own
-# tensor-parallel size may be another one (`expert_tensor_parallel_size`); with 1 each is whole in its file. Source:
-# megatron/core/transformer/moe/{moe_layer,experts,router,shared_experts}.py.
+#  Experts are numbered from 0 on each expert-parallel rank too, with an equal number on each: local expert i of rank e
+# is expert e x (experts on a rank) + i. Routers, shared experts and all other weights are the same on every
+# expert-parallel rank. With Transformer Engine all experts of a rank are in one module, as `linear_fc1.weight0`,
+# `weight1` and so on. The experts' own tensor-parallel size may differ (`expert_tensor_parallel_size`); with 1 each is
+# whole in its file. Source: megatron/core/transformer/moe/{moe_layer,experts,router,shared_experts}.py.
 #
 # Old versions (`megatron/model`, up to v3.0 and core 0.5) nest the model's state dict (`language_model`, `encoder`);
 # its keys are joined with dots here.
@@ -96,7 +95,7 @@ QKV = re.compile(r".*\.(?:linear_qkv|query_key_value|linear_kv|key_value)\.(?:we
 def rule_of(fqn: str, pieces: Mapping[str, Any], given: GivenRules) -> JoinRule | str:
     """The user's rule for a weight, else the built-in one, or why there is none.
 
-    In `pieces`, one rank's part of the model, the shapes of a gated layer show that it is one.
+    `pieces` is one rank's part of the model, whose shapes show whether a layer is gated.
     """
     rule = given_rule(given, fqn)
     if rule is not None:
@@ -154,11 +153,11 @@ EXPERT = re.compile(
     re.DOTALL,
 )
 EXPERTS = re.compile(r"(?:.*\.)?(?:local_)?experts\..*", re.DOTALL)
-"""Weights of routed experts; those of `EXPERT` are of one, with its number on its rank."""
+"""Weights of routed experts; names that match `EXPERT` are of one expert, with its number on its rank."""
 
 
 def expert_counts(names: Iterable[str]) -> dict[str, int]:
-    """How many experts of each layer a rank has, by the layer's prefix; none where their numbers have holes."""
+    """The number of experts of each layer on a rank, by the layer's prefix; none where their numbers have gaps."""
     found: dict[str, set[int]] = {}
     for expert in filter(None, map(EXPERT.fullmatch, names)):
         found.setdefault(expert["prefix"], set()).add(int(expert["number"]))
@@ -176,7 +175,7 @@ def module_order_in(tree: Mapping[Any, Any]) -> ModuleOrder:
 
 
 def _modules(node: Any, prefix: str) -> Iterator[tuple[str, None]]:
-    """Every module that the state dicts in a part of the model list."""
+    """Yield every module that the state dicts in a part of the model list."""
     listed = getattr(node, "_metadata", None)
     for module in listed if isinstance(listed, dict) else ():
         yield f"{prefix}{module}".removesuffix("."), None
@@ -204,7 +203,7 @@ class Layers:
         self.starts = {block: dict(self._starts(counts, number)) for block, counts in self.counts.items()}
 
     def _starts(self, counts: Mapping[Place, set[int]], number: int | None) -> Iterator[tuple[Place, int]]:
-        """The first number at each place, up to the first unknown one."""
+        """Yield the first layer number at each place, up to the first unknown one."""
         lengths = {len(indices) for indices in counts.values()}
         even = number == max(lengths) * self.virtual * self.stages and len(lengths) == 1
         start = 0
@@ -217,7 +216,7 @@ class Layers:
             start += len(counts[place]) if place in counts else max(lengths)
 
     def name(self, name: str, place: Place) -> tuple[str, str]:
-        """The name in the whole model, and why its layer's number is unknown, or nothing."""
+        """The name in the whole model, and why its layer's number is unknown, or ""."""
         found = LAYER.fullmatch(name)
         if found is None:
             return name, ""
@@ -239,7 +238,7 @@ INPUT = ("embedding.word_embeddings.weight", "language_model.embedding.word_embe
 HEADS = ("output_layer.weight", "word_embeddings_for_head.weight")
 
 ValuesByRank = list[tuple[Coordinates, Any]]
-"""The ranks' values under one name."""
+"""The ranks' values of one name."""
 
 
 class Model:
@@ -273,9 +272,9 @@ class Model:
         self.problems += [*self._check_experts(chunks), *self._check_copies(chunks)]
 
     def _check_copies(self, chunks: Mapping[Coordinates, Sequence[Mapping[str, Any]]]) -> Iterator[Problem]:
-        """Two expert-parallel ranks whose experts have the same bytes, by their checksums: one may be a copy.
+        """Find two expert-parallel ranks whose experts have equal checksums: one may be a copy.
 
-        Experts that were all made of one dense layer are the same on a rank too, and prove nothing.
+        Experts that were all made from one dense layer are equal on a rank too, and prove nothing.
         """
         seen: dict[Any, Coordinates] = {}
         for at, parts in chunks.items() if self.grid.ep > 1 else ():
@@ -290,7 +289,7 @@ class Model:
                 yield from perhaps_copied(here[0].path, there[0].path, self.grid.rank(at), here)
 
     def _check_experts(self, chunks: Mapping[Coordinates, Sequence[Mapping[str, Any]]]) -> Iterator[Problem]:
-        """Compare each rank's experts with the rows of their layer's router, which counts those of all ranks."""
+        """Compare each rank's experts with the rows of their layer's router, which counts the experts of all ranks."""
         parts = (
             (at, chunk, prefix, n)
             for at, c in chunks.items()
@@ -306,7 +305,7 @@ class Model:
                 yield Problem(Code.MODEL_PART_MISSING, text, self.grid.rank(at), f"model.{mlp}router.weight")
 
     def _check_number(self) -> None:
-        """Compare the counted layers with the saved arguments, where there is one kind of layers."""
+        """Compare the number of layers with the saved arguments, if all layers are of one kind."""
         blocks = [b for b in self.layers.counts if not b.startswith("mtp.")]
         stated = setting(self.args, "num_layers")
         if len(blocks) != 1 or stated is None or not self.layers.complete:
@@ -347,7 +346,7 @@ class Model:
         return self.with_tied_head(whole), extra
 
     def joined(self, fqn: str, values: ValuesByRank, slot: str = "") -> Tensor:
-        """Join the pieces of a weight, or of its optimizer state; add a note where that is impossible."""
+        """Join the pieces of a weight, or of its optimizer state; add a note if that is impossible."""
         tensors = [(at, v) for at, v in values if isinstance(v, Tensor)]
         first, ranked = tensors[0][1], [(self.grid.rank(at), tensor) for at, tensor in tensors]
         rule = self.rule(fqn, tensors[0][0]) if len(tensors) == len(values) else "ranks hold it and something else"
@@ -375,7 +374,7 @@ class Model:
         return REPLICATED if whole else rule_of(fqn, self.pieces[at], self.given)
 
     def _pieces(self, tensors: Sequence[tuple[Coordinates, Tensor]], rule: JoinRule) -> Iterator[RankPiece]:
-        """The pieces that were read, and for a cut weight those of other ranks."""
+        """The pieces that were read, and for a cut weight also the unread pieces of other ranks."""
         for at, tensor in tensors:
             yield RankPiece(at.tp, self.grid.rank(at), tensor)
         here = {(at.pp, at.tp) for at, _ in tensors}
@@ -411,7 +410,7 @@ class Model:
 
 
 def check_values(args: Mapping[str, Any], tree: Mapping[Any, Any], grid: Grid) -> Iterator[Problem]:
-    """Notes on what Megatron saves in its own way, and problems where values contradict the saved arguments."""
+    """Note how Megatron stores some weights, and find values that contradict the saved arguments."""
     model = tree.get("model", {})
     rows = next((model[n].shape[0] for n in INPUT if isinstance(model.get(n), Tensor) and not model[n].note), None)
     padded = setting(args, "padded_vocab_size")
@@ -425,7 +424,7 @@ def check_values(args: Mapping[str, Any], tree: Mapping[Any, Any], grid: Grid) -
 
 
 def notes_on_model(args: Mapping[str, Any], model: Mapping[str, Any], version: Any) -> Iterator[Problem]:
-    """Notes on a tied output layer that has no name of its own, and on the order of fused QKV rows by version."""
+    """Note a tied output layer without a name of its own, and the order of fused QKV rows, by version."""
     embedding = next((name for name in INPUT if name in model), None)
     stored = any(name.endswith("output_layer.weight") or name in HEADS for name in model)
     if _is_tied(args) and embedding is not None and not stored:
@@ -448,13 +447,13 @@ def _is_tied(args: Mapping[str, Any]) -> bool:
 
 HALF = ("float16", "bfloat16")
 MASTER = "fp32_param"
-"""The slot of the optimizer's state that holds the master copy."""
+"""The slot of the optimizer's state with the master copy."""
 
 
 class ChosenWeights(NamedTuple):
-    """The requested weights, and a note on the chosen copy where there are two.
+    """The requested weights, and a note on the choice if there are two copies.
 
-    `masters_whole` means that every half-precision weight has a master copy; true where there are none of them.
+    `masters_whole` means that every half-precision weight has a master copy; true also without half-precision weights.
     """
 
     weights: dict[str, Any]
@@ -464,7 +463,7 @@ class ChosenWeights(NamedTuple):
 
 
 def choose_weights(weights: Mapping[str, Any], masters: Mapping[str, Tensor], wanted: Weights) -> ChosenWeights:
-    """Choose the master copies where they are wanted and every half-precision weight has one; else the module's own."""
+    """Choose the master copies if wanted and complete for all half-precision weights; else the module's own."""
     half = [name for name, value in weights.items() if isinstance(value, Tensor) and value.dtype in HALF]
     if not half:
         return ChosenWeights({**weights})

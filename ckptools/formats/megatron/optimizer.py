@@ -4,13 +4,13 @@ Without the distributed optimizer each model-parallel rank saves a plain `optimi
 `optimizer` itself (FP32Optimizer), or under `optimizer.optimizer` beside `fp32_from_fp16_params`, the fp32 copies of
 each group's half-precision parameters in the group's order (Float16OptimizerWithFloat16Params; `optimizer_state_dict`
 and `fp32_from_fp16` up to v1.1). Several chained optimizers are a list. A group lists its parameters in the order of
-`named_parameters()`, which is that of the model's state dict, so names follow by order and shapes as everywhere
+`named_parameters()`, which is that of the model's state dict, so names follow from order and shapes as in other formats
 (`ckptools.training_state.optimizers`). Source: megatron/core/optimizer/{__init__,optimizer}.py;
 megatron/optimizer/optimizer.py.
 
 The distributed optimizer keeps its state in `distrib_optim.pt`: for each gradient buffer flat tensors `param`,
 `exp_avg`, `exp_avg_sq` of all parameters in the reverse order of their use, aligned and padded, without names. They are
-shown.
+shown, but not joined.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ckptools.training_state.optimizers import name_parameters
 
 FP32_COPIES = ("fp32_from_fp16_params", "fp32_from_fp16")
 STRIDE = 10_000_000
-"""Distance between the group ids of chained optimizers."""
+"""Difference between the first group ids of two chained optimizers."""
 
 UNNAMED = "its number could be more than one parameter's, or none's; --only model writes the model"
 UNLIKE = "its shape is not its parameter's, so no rule joins its pieces; --only model writes the model"
@@ -41,7 +41,7 @@ FLAT = "distributed optimizer: flat buffers without names or shapes, not joined;
 class RankOptimizer(NamedTuple):
     """One optimizer of one rank: its state by number, its groups, and the fp32 copies of each group's parameters.
 
-    In `rest` are other values that its wrapper saves, such as `grad_scaler`; None without a wrapper.
+    `rest` has the other values that its wrapper saves, such as `grad_scaler`; None without a wrapper.
     """
 
     state: Mapping[Any, Any]
@@ -51,7 +51,7 @@ class RankOptimizer(NamedTuple):
 
 
 def rank_optimizer(value: Any) -> RankOptimizer | None:
-    """Parse one rank's optimizer; None when its form is unknown."""
+    """Parse one rank's optimizer; None if its form is unknown."""
     if not isinstance(value, Mapping):
         return None
     key = next((k for k in ("optimizer", "optimizer_state_dict") if isinstance(value.get(k), Mapping)), None)
@@ -105,7 +105,7 @@ class Optimizers:
         return {divmod(i, STRIDE): fqn for i, fqn in naming.names.items()}
 
     def tree(self) -> Any:
-        """The merged optimizer, or a list of chained ones; None when no rank has one."""
+        """The merged optimizer, or a list of chained ones; None if no rank has one."""
         count = max(map(len, self.saved.values()), default=0)
         trees = [self._one(k) for k in range(count)]
         if self.flat:
@@ -166,7 +166,7 @@ class Optimizers:
             return self.model.joined(fqn, values, slot)
         if not all(t.numel == 1 for t in tensors):
             return replace(tensors[0], note=UNLIKE)
-        # A value such as `step` that every rank has for itself.
+        # A value such as `step`, of which every rank has its own.
         pieces = [RankPiece(at.tp, self.model.grid.rank(at), v) for at, v in values if isinstance(v, Tensor)]
         try:
             return join(pieces, REPLICATED, self.model.grid.tp)
@@ -178,7 +178,7 @@ class Optimizers:
         found: dict[str, dict[str, Any]] = {}
         of_stage: dict[int, str] = {}
         for at, inner in inners.items():
-            # Tensor-parallel ranks of a stage hold the same parameters in the same groups.
+            # Tensor-parallel ranks of a stage have the same parameters in the same groups.
             groups = repr([dict(g) for g in inner.groups])
             if of_stage.setdefault(at.pp, groups) != groups and self.model.grid.ep == 1:
                 text = f"{self.model.grid.folder(at)} has other param groups than the stage's first rank"
@@ -193,11 +193,11 @@ class Optimizers:
         return list(found.values())
 
     def _with_flat(self, tree: Any) -> Any:
-        """Put the flat buffers in place of the state, so that the optimizer does not look like one without a state."""
+        """Put the flat buffers in place of the state, so that the optimizer does not look stateless."""
         state: dict[str, dict[str, Tensor]] = {}
         for file, content in self.flat.items():
             for path, tensor in tensors_in(content):
-                *above, slot = path or ("tensor",)  # a file may hold a tensor and nothing around it
+                *above, slot = path or ("tensor",)  # a file may hold a bare tensor
                 name = f"{file}: {dotted_path(tuple(above))}" if above else file
                 state.setdefault(name, {})[str(slot)] = replace(tensor, kind="flat_pieces", note=FLAT)
         if isinstance(tree, Mapping) and isinstance(tree.get("optimizer"), Mapping):

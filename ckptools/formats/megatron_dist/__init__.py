@@ -1,7 +1,7 @@
 """Megatron's distributed checkpoints (`--ckpt-format torch_dist`): a DCP folder, and common values beside it.
 
     <save>/iter_0000100/.metadata, __0_0.distcp, …   a torch.distributed.checkpoint folder without nested paths
-    <save>/iter_0000100/metadata.json                {"sharded_backend": "torch_dist", …}: what makes it Megatron's
+    <save>/iter_0000100/metadata.json                {"sharded_backend": "torch_dist", …}: marks it as Megatron's
     <save>/iter_0000100/integrity.json               SHA-256 of each file, with `verify_integrity` (core 0.20)
     <save>/iter_0000100/common.pt                    args, iteration, param groups, scheduler: equal on every rank
                                                      (newer: an object `common_state` in the DCP itself)
@@ -9,15 +9,15 @@
 Names are those of the whole model, so no rule is needed: weights are stored whole, gated layers as [all gates; all
 ups], a tied output layer not at all. Layers that are alike, and experts, may be stored as one tensor with a dimension
 that counts them, and fused weights in parts (`stored`); they are shown one by one and whole here. Open the
-`.metadata` file itself for the names as stored. Norms in front of a linear layer have the names of Transformer Engine's
+`.metadata` file itself for the names as stored. Norms before a linear layer have the names of Transformer Engine's
 fused layers (`linear_qkv.layer_norm_weight`) whichever the model used. Objects of single ranks are
 `<name>/shard_<offset>_<shape>`, each in a list of its own.
 
 Optimizer: `optimizer.state.<slot>.<weight>` like the weights. The older distributed optimizer
-(`fully_sharded_model_space`) cuts each rank's piece of a weight further as a flat run: a tensor of shape [pieces along
+(`fully_sharded_model_space`) cuts each rank's piece of a weight further into flat runs: a tensor of shape [pieces along
 each dimension …, elements of a piece], with the true shape in the metadata's `mcore_data`
 (`nd_reformulated_orig_global_shape`). The present default (`dp_reshardable`) saves gradient buckets of all parameters
-as flat tensors without names, which `buckets` takes apart where one layout only fits; those of `dp_zero_gather_scatter`
+as flat tensors without names, which `buckets` splits if only one layout fits; those of `dp_zero_gather_scatter`
 are shown and not joined. Source: megatron/core/dist_checkpointing/{serialization,mapping,core}.py, strategies/torch.py
 and strategies/resharding.py (core 0.11), optimizer/distrib_optimizer.py; checked on files of core 0.12.1, 0.16.1 and
 0.20. The `zarr` backend is not read. `--ckpt-format fsdp_dtensor` and `torch_dcp` save nested state in a DCP folder
@@ -59,7 +59,7 @@ JOINS = ("model", "optimizer", "rest")
 CONFIG, COMMON, INTEGRITY = "metadata.json", "common.pt", "integrity.json"
 DIGEST = re.compile("[0-9a-f]{64}")
 WITHOUT = "optimizer"
-"""Why only the weights can be written without the common values."""
+"""The only part that `--only` cannot write without the common values."""
 
 TORCH_DIST = "torch_dist"
 BACKEND = b'"sharded_backend"'
@@ -67,14 +67,14 @@ MAX_CONFIG = 4096
 
 
 def detect(path: Path) -> bool:
-    """A run, an iteration, or `metadata.json` or `common.pt` in one."""
+    """Whether a path is a run, an iteration, or `metadata.json` or `common.pt` in one."""
     if not path.is_dir():
         return path.name in (CONFIG, COMMON) and _holds_config(path.parent)
     return folders.looks_like_run(path, _holds(path))
 
 
 def _holds(run: Path) -> folders.Holds:
-    """How to see a checkpoint in a run: behind a tracker, `torch_dcp` and `fsdp_dtensor` have no `metadata.json`."""
+    """The test for a checkpoint in a run: behind a tracker, `torch_dcp` and `fsdp_dtensor` have no `metadata.json`."""
     return _holds_dcp if (run / folders.TRACKER).is_file() else _holds_config
 
 
@@ -94,7 +94,7 @@ def read(path: Path, options: Options) -> Checkpoint:
     """Open the checkpoint of an iteration or a run.
 
     Raises:
-        ReadError: it has no metadata, that is damaged, or another backend wrote it.
+        ReadError: it has no metadata, the metadata is damaged, or another backend wrote it.
         UsageError: the run has several checkpoints and no tracker file.
     """
     builder = CheckpointBuilder(NAME, path)
@@ -137,10 +137,10 @@ def read(path: Path, options: Options) -> Checkpoint:
 
 
 def _config(folder: Path, options: Options) -> Mapping[str, Any]:
-    """The configuration that names the backend; empty for `torch_dcp` and `fsdp_dtensor`, which have none.
+    """Read the configuration that names the backend; empty for `torch_dcp` and `fsdp_dtensor`, which have none.
 
     Raises:
-        ReadError: another backend did.
+        ReadError: the backend is another one.
     """
     if not (folder / CONFIG).is_file():
         return {}
@@ -154,7 +154,7 @@ def _config(folder: Path, options: Options) -> Mapping[str, Any]:
 
 
 def _plain_format(tree: Mapping[Any, Any]) -> str:
-    """The `--ckpt-format` of a folder that no backend wrote, as its arguments state it."""
+    """The `--ckpt-format` of a folder without a backend, as its arguments state it."""
     stated = arguments(tree).get("ckpt_format")
     return stated if stated in ("torch_dcp", "fsdp_dtensor") else "torch_dcp"
 
@@ -162,7 +162,7 @@ def _plain_format(tree: Mapping[Any, Any]) -> str:
 def _common(
     builder: CheckpointBuilder, found: Folder, config: Mapping[str, Any], options: Options
 ) -> dict[Any, Any] | None:
-    """Read the values common to all ranks, where they have a file of their own."""
+    """Read the values common to all ranks, if they have a file of their own."""
     path = found.path / COMMON
     if not path.exists():
         if config and COMMON_KEY not in found.flat:
@@ -179,7 +179,7 @@ def _common(
 
 
 def _stated_digests(folder: Path, options: Options) -> tuple[dict[Path, str], list[Problem]]:
-    """SHA-256 of every file, which `verify_integrity` saves beside them (`save_integrity_manifest`, core 0.20)."""
+    """The SHA-256 of every file, which `verify_integrity` saves beside them (`save_integrity_manifest`, core 0.20)."""
     path = folder / INTEGRITY
     if not path.exists():
         return {}, []
@@ -201,7 +201,7 @@ def _is_entry(name: Any, digest: Any) -> bool:
 
 
 def _world(tree: Mapping[Any, Any], found: Folder) -> Fact:
-    """Ranks of the run by its arguments; without them only the writers of files are known."""
+    """The number of ranks by the run's arguments; without them, the ranks that wrote files."""
     stated = setting(arguments(tree), "world_size")
     if stated and stated > max(found.writers.ranks, default=0):
         return Fact(stated, ("args.world_size",))

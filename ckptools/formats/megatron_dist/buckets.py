@@ -1,24 +1,24 @@
-"""Buckets of Megatron's distributed optimizer (`dp_reshardable`), taken apart into boxes of the weights.
+"""Split the buckets of Megatron's distributed optimizer (`dp_reshardable`) into boxes of the weights.
 
     [chained_1.]optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32).bucket_idx_0.param
 
 Each model-parallel rank is a group of its own (`dp_group_idx`), which holds its piece of every weight of its pipeline
-stage and of one dtype, one behind the other, in flat buckets:
+stage and of one dtype, one after the other, in flat buckets:
 
 - The parameters of the model in reverse order, each beginning at a multiple of 64 elements. A bucket ends with its last
-  parameter; the next begins at 0 again. How much goes into one is a setting.
+  parameter; the next begins at 0 again. The size of a bucket is a setting.
 - The ranks of the group have equal parts of the padded bucket. Each writes the run of each parameter in its part, and
   each gap between two, as a chunk of its own, so the edges of chunks are the edges of parameters, or of parts.
 
 So lengths and edges show the order of the parameters, except for neighbours of one size. That order is Megatron's own
-(`orders`). Names that are not in it are refused, and everything else that does not leave exactly one layout.
+(`orders`). Names that are not in it are refused, and so is any state that does not leave exactly one layout.
 The writer of a piece of a weight is its rank.
 
-With expert parallelism there are two optimizers, `chained_0` and `chained_1`; the param groups say which trains the
-experts (`is_expert_parallel`). Its groups are over the expert-data-parallel ranks: each has the experts of which its
-ranks wrote a piece. Source: megatron/core/distributed/param_and_grad_buffer.py, optimizer/distrib_optimizer.py
-(`sharded_param_state_dp_reshardable`), optimizer/optimizer.py (`ChainedOptimizer.sharded_state_dict`), optimizer/
-__init__.py (core 0.16.1 and 0.20; rules since 0.9).
+With expert parallelism there are two optimizers, `chained_0` and `chained_1`; the param groups state which of them
+trains the experts (`is_expert_parallel`). Its groups are over the expert-data-parallel ranks: each has the experts of
+which its ranks wrote a piece. Source: megatron/core/distributed/param_and_grad_buffer.py,
+optimizer/distrib_optimizer.py (`sharded_param_state_dp_reshardable`), optimizer/optimizer.py
+(`ChainedOptimizer.sharded_state_dict`), optimizer/ __init__.py (core 0.16.1 and 0.20; rules since 0.9).
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from ckptools.model.shards import Shard, in_rank_order
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import describe_for_error, tensors_in
 
-# -- order in which Megatron's modules create the parameters of a GPT model, for buckets that do not name them ---------
-# A gradient buffer holds its parameters in the reverse of this order. A layer makes its parameters in one of a few
+# -- the order in which Megatron's modules create the parameters of a GPT model, for buckets without names -------------
+# A gradient buffer holds its parameters in the reverse of this order. A layer creates its parameters in one of a few
 # orders (`orders`), which depend on its modules: norms of their own or fused ones, experts one after the other
 # (`SequentialMLP`) or all first layers before all second ones (`TEGroupedMLP`). Source: megatron/core/models/gpt/
 # gpt_model.py, transformer/{transformer_layer,attention,mlp}.py, transformer/moe/{moe_layer,experts,shared_experts}.py
 # (core 0.16.1; rules since 0.9).
 
 EXPERT = re.compile(r"(?P<layer>.+)\.mlp\.experts\.experts\.(?P<expert>\d{1,6})\.(?P<rest>.+)", re.DOTALL)
-"""A weight of one expert, by its number among all."""
+"""A weight of one expert, by its global number."""
 
 NO_PARAMETER = re.compile(r".+\.mlp\.router\.(?:expert_bias|local_tokens_per_expert)", re.DOTALL)
 """Weights that no optimizer trains: buffers of the router."""
@@ -72,9 +72,9 @@ _MOE = (*_both("mlp.router."), _EXPERTS, *_SHARED)
 _OF_EXPERT = _both("linear_fc1.", "linear_fc2.")
 
 _LAYERS = (
-    # Norms as modules of their own, which are stored under the names of fused ones.
+    # Norms that are modules of their own, and are stored under the names of fused norms.
     (*_INPUT, *_QKV_NORM, *_PROJ, *_QKV, *_QK_NORMS, *_PRE_MLP, *_FC1_NORM, *_FC1, *_FC2, *_MOE),
-    # Transformer Engine's fused layers, which make the norm's parameters first; and the other way round.
+    # Transformer Engine's fused layers, which create the norm's parameters first; and the opposite order.
     (*_INPUT, *_PROJ, *_QKV_NORM, *_QKV, *_QK_NORMS, *_PRE_MLP, *_FC1_NORM, *_FC1, *_FC2, *_MOE),
     (*_INPUT, *_PROJ, *_QKV, *_QKV_NORM, *_QK_NORMS, *_PRE_MLP, *_FC1, *_FC1_NORM, *_FC2, *_MOE),
 )
@@ -84,14 +84,14 @@ Rank = tuple[int, int, int, int, int]
 
 
 class UnjoinedError(ValueError):
-    """Buckets cannot be taken apart; the message says why."""
+    """Buckets cannot be split into weights; the message says why."""
 
 
 def orders(names: Iterable[str]) -> list[list[str]]:
-    """The names in every order that Megatron could have made them in.
+    """The names in every order in which Megatron could have created them.
 
     Raises:
-        UnjoinedError: a name has no place in them.
+        UnjoinedError: a name has no place in the order.
     """
     every = list(names)
     grouped = (False, True) if any(map(EXPERT.fullmatch, every)) else (False,)
@@ -115,7 +115,7 @@ def _rank_of(of_layer: Sequence[str], grouped: bool, name: str) -> Rank:
     raise UnjoinedError(f"nothing says where {describe_for_error(name)} comes in the order of parameters")
 
 
-# -- buckets, taken apart ----------------------------------------------------------------------------------------------
+# -- split buckets -----------------------------------------------------------------------------------------------------
 
 
 KEY = re.compile(
@@ -124,19 +124,19 @@ KEY = re.compile(
     r"dtype_\(torch\.(?P<dtype>\w+), torch\.\w+\)\.bucket_idx_(?P<bucket>\d{1,6})\.(?P<slot>\w+)"
 )
 GROUPS = re.compile(r"(?P<chain>(?:chained_\d{1,2}\.)?)optimizer\.distributed\.dp_group_idx_\d{1,6}\.optimizer(?:/.+)?")
-"""Key of a group's param groups."""
+"""Matches the key of a group's param groups."""
 
 ALIGNMENT = 64
 """Parameters begin at multiples of this many elements (`_pad_start_of_param_if_needed`)."""
 
 Bucket = Mapping[str, Tensor]
-"""A bucket's slots, `param` and the moments, which have one layout."""
+"""A bucket's slots, `param` and the moments, which share one layout."""
 
 Group = tuple[int, str]
-"""Number of a group, and the dtype of the weights that its buckets are for."""
+"""Number of a group, and the dtype of its buckets' weights."""
 
 Pieces = Mapping[str, tuple[Box, ...]]
-"""One tensor-parallel rank's boxes of each weight; two boxes, one behind the other, for a gated layer."""
+"""One tensor-parallel rank's boxes of each weight; two boxes, one after the other, for a gated layer."""
 
 
 class Chain(NamedTuple):
@@ -156,10 +156,10 @@ class BucketRange(NamedTuple):
 
 
 def join_buckets(buffers: Mapping[str, Any], weights: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """The optimizer's state by weight and slot, from the buckets of all groups; objects in `buffers` are left.
+    """The optimizer's state by weight and slot, from the buckets of all groups; other objects in `buffers` are kept.
 
     Raises:
-        UnjoinedError: there is not exactly one way, or a part is missing.
+        UnjoinedError: there is not exactly one possible layout, or a part is missing.
     """
     trained = {name: t for name, t in weights.items() if not NO_PARAMETER.fullmatch(name)}
     state: dict[str, dict[str, list[Tensor]]] = {}
@@ -174,7 +174,7 @@ def join_buckets(buffers: Mapping[str, Any], weights: Mapping[str, Tensor]) -> d
 
 
 def _of_chains(buffers: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Iterator[tuple[Chain, dict[str, Tensor]]]:
-    """Each chained optimizer with the weights that it trains; a single one has all."""
+    """Yield each chained optimizer with the weights that it trains; a single optimizer has all."""
     chains: dict[str, dict[str, Tensor]] = {}
     experts: dict[str, set[Any]] = {}
     for name, value in buffers.items():
@@ -259,7 +259,7 @@ def _by_expert(weights: Mapping[str, Tensor], writers: Mapping[Group, set[int]])
 def _by_stage(weights: Mapping[str, Tensor], writers: Mapping[Group, set[int]]) -> dict[Group, dict[str, Tensor]]:
     """The weights of each group's pipeline stage.
 
-    The groups of a stage wrote pieces of the same weights; of a weight that is not cut, one of them wrote it.
+    The groups of a stage wrote pieces of the same weights; an uncut weight was written by one of them.
     """
     stages: list[tuple[set[Group], set[str]]] = []
     for name, tensor in weights.items():
@@ -276,7 +276,7 @@ def _by_stage(weights: Mapping[str, Tensor], writers: Mapping[Group, set[int]]) 
 
 
 def _pieces(weights: Mapping[str, Tensor], ranks: Mapping[Group, set[int]], at: Group) -> dict[str, tuple[Box, ...]]:
-    """The boxes of a group's ranks for each of its weights: those that they wrote, or all of an uncut one."""
+    """The boxes of each weight that a group's ranks wrote, or all boxes of an uncut weight."""
     others = set().union(*(found for (group, _), found in ranks.items() if group != at[0]))
     if ranks[at] & others:
         raise UnjoinedError(f"rank {min(ranks[at] & others)} wrote buckets of several groups")
@@ -295,7 +295,7 @@ def _piece(name: str, tensor: Tensor, mine: set[int], everyone: set[int]) -> tup
     if not set(boxes.values()) <= everyone:
         raise UnjoinedError(f"a piece of {describe_for_error(name)} was written by a rank that wrote no bucket")
     own = sorted((box for box, rank in boxes.items() if rank in mine), key=lambda b: b.offsets)
-    # A gated layer is two blocks of rows on every rank.
+    # On every rank, a gated layer is two blocks of rows.
     gated = len(own) == 2 and FC1.fullmatch(name) is not None and own[0].sizes == own[1].sizes
     if len(own) != 1 and not gated:
         raise UnjoinedError(f"its ranks have {len(own)} pieces of {describe_for_error(name)}")
@@ -303,7 +303,7 @@ def _piece(name: str, tensor: Tensor, mine: set[int], everyone: set[int]) -> tup
 
 
 def _order(groups: Sequence[tuple[list[Bucket], Pieces]], weights: Mapping[str, Tensor]) -> list[str]:
-    """The order of the weights, by module, that fits every group's buckets; it must be the only one."""
+    """The only order of the weights, by module, that fits every group's buckets."""
     fitting: dict[tuple[BucketRange, ...], list[str]] = {}
     why = ""
     for order in orders(weights):
@@ -340,7 +340,7 @@ def _laid(order: Sequence[str], pieces: Pieces, buckets: Sequence[Bucket]) -> li
 
 
 def _check_edges(places: Sequence[BucketRange], bucket: Tensor) -> None:
-    """Check that parameters begin and end at chunk edges, and that other edges are those of ranks' parts."""
+    """Check that parameters begin and end at chunk edges, and that all other edges are edges of ranks' parts."""
     chunks = sorted(bucket.shards, key=lambda s: s.box.offsets)
     starts = [s.box.offsets[0] for s in chunks]
     ends = [0, *(s.box.ends[0] for s in chunks)]
@@ -393,7 +393,7 @@ UNPLACED = "flat runs whose pieces do not follow from the metadata; --only model
 
 
 def in_true_shape(tensor: Tensor, shape: Any) -> Tensor:
-    """A tensor that is stored as flat runs, in its stated shape; with a note where they do not fit."""
+    """Give a tensor that is stored as flat runs its stated shape; a note says if they do not fit it."""
     whole = tuple(shape) if isinstance(shape, (list, tuple)) else ()
     local = _local_shape(whole, tensor.shape)
     if local is None or not all(n == 1 for s in tensor.shards for n in s.box.sizes[:-1]):
@@ -403,7 +403,7 @@ def in_true_shape(tensor: Tensor, shape: Any) -> Tensor:
 
 
 def _local_shape(whole: Ints, stored: Ints) -> Ints | None:
-    """Shape of the pieces that flat runs are cut from; None where the stored shape is not theirs."""
+    """Shape of the pieces from which flat runs are cut; None if the stored shape does not fit."""
     cuts = stored[:-1]
     if len(cuts) != len(whole) or not all(type(n) is int and n >= 0 for n in whole) or 0 in cuts:
         return None

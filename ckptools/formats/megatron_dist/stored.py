@@ -1,4 +1,4 @@
-"""The state in a Megatron torch_dist folder, by the names that it is stored under; see `megatron_dist`."""
+"""The state in a Megatron torch_dist folder, by its stored names; see `megatron_dist`."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from ckptools.model.tree import tensors_in
 #     decoder.layers.0.mlp.linear_fc1.weight_w, …weight_v    the gates and the ups of a gated layer
 #     decoder.layers.0.self_attention.in_proj.weight.query   a fused projection of a gated delta net
 #
-# With `singleton_local_shards` layers and experts have keys of their own (`experts.experts.3.linear_fc1.weight`), which
-# are the names that stacked ones get here. Parts are joined along dimension 0, in the order of the module. Source:
+# With `singleton_local_shards` layers and experts have keys of their own (`experts.experts.3.linear_fc1.weight`), the
+# names that stacked ones get here. Parts are joined along dimension 0, in the order of the module. Source:
 # megatron/core/transformer/transformer_block.py, moe/experts.py, mlp.py (`apply_swiglu_sharded_factory`),
 # fsdp_dtensor_checkpoint.py, ssm/gated_delta_net.py (core 0.16.1 and 0.20).
 
@@ -45,18 +45,18 @@ DELTA_NET = {"in_proj": ("query", "key", "value", "z", "beta", "alpha"), "conv1d
 
 MAX_STACKED = 1 << 16
 MAX_MADE = 1_000_000
-"""Most tensors that stacked ones are split into; a forged first dimension asks for more."""
+"""Stacked tensors are split into at most this many; a forged first dimension would need more."""
 
 Stacks = Mapping[str, int]
-"""Number of layers or experts of each block that is stored stacked."""
+"""Number of layers or experts of each stacked block."""
 
 
 def count_stacks(
     pattern: re.Pattern[str], tensors: Mapping[str, Tensor], stated: Mapping[str, int]
 ) -> tuple[dict[str, int], list[str]]:
-    """The number of layers or experts of each stacked block; and the blocks whose first dimensions do not show one.
+    """Count the layers or experts of each stacked block; list the blocks whose first dimensions do not agree.
 
-    `stated` has numbers that are known otherwise.
+    `stated` has numbers that are known from other sources.
     """
     found: dict[str, set[int]] = {}
     for name, tensor in tensors.items():
@@ -72,7 +72,7 @@ def count_stacks(
 
 
 def split_stacks(pattern: re.Pattern[str], tensors: Mapping[str, Tensor], counts: Stacks) -> dict[str, Tensor]:
-    """Split stacked tensors, with names one by one from where a block begins."""
+    """Split stacked tensors into one tensor per layer or expert, each with its own name."""
     named: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         stacked = pattern.fullmatch(name)
@@ -89,7 +89,7 @@ def split_stacks(pattern: re.Pattern[str], tensors: Mapping[str, Tensor], counts
 
 
 def _block(block: str, number: int, named: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    # State that does not count the same layers stays as stored.
+    # State whose first dimension is another number stays as stored.
     rows = {rest: _rows_of(t) for rest, t in named.items() if t.shape[:1] == (number,)}
     yield from ((f"{block}.{rest}", t) for rest, t in named.items() if rest not in rows)
     for n in range(number):
@@ -121,7 +121,7 @@ def _row(source: Source, at: int) -> Source:
 
 
 class FusedPart(NamedTuple):
-    """A part's key, taken apart: the fused weight's name, this part's word, and all of them in order."""
+    """The parsed key of a part: the fused weight's name, the word of this part, and the words of all parts in order."""
 
     whole: str
     word: str
@@ -129,7 +129,7 @@ class FusedPart(NamedTuple):
 
 
 def part_of(name: str) -> FusedPart | None:
-    """What a key is a part of; None for a whole weight."""
+    """Parse the key of a part of a fused weight; None for a whole weight."""
     found = PART.fullmatch(name)
     if found is None:
         return None
@@ -140,9 +140,10 @@ def part_of(name: str) -> FusedPart | None:
 
 
 def join_parts(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[str]]]:
-    """Join the parts of fused weights where the first one stands; and the parts that are absent, by weight.
+    """Join the parts of fused weights at the place of the first part; return also the absent parts, by weight.
 
-    A number that each part has (`step`) is one with copies; a value that is no tensor must be equal in all.
+    A number that each part has (`step`) becomes one value with copies; a value other than a tensor must be equal in
+    all.
     """
     parts = {name: part for name in values if isinstance(name, str) and (part := part_of(name)) is not None}
     named = {(part.whole, part.word): name for name, part in parts.items()}
@@ -165,13 +166,13 @@ def join_parts(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, lis
 
 
 def _joined(parts: list[Any]) -> Any:
-    """One value of the parts' values; None where they do not fit."""
+    """Join the parts' values; None if they do not fit together."""
     tensors = [part for part in parts if isinstance(part, Tensor)]
     if len(tensors) != len(parts):
         return parts[0] if all(type(p) is type(parts[0]) and p == parts[0] for p in parts) else None
     if len({(t.dtype, len(t.shape), t.shape[1:], t.note) for t in tensors}) != 1 or any(t.placements for t in tensors):
         return None
-    if not tensors[0].shape:  # copies of one number, which are compared like those on several ranks
+    if not tensors[0].shape:  # copies of one number, compared like copies on several ranks
         return replace(tensors[0], shards=in_rank_order(s for t in tensors for s in t.shards))
     shards: list[Shard] = []
     at = 0
@@ -184,23 +185,23 @@ def _joined(parts: list[Any]) -> Any:
 
 
 def notes_on_stacks(blocks: list[str], what: str) -> Iterator[Problem]:
-    """Notes on blocks whose weights stay as stored."""
+    """Note blocks whose weights stay as stored."""
     for block in blocks:
         text = f"{block}: their first dimension does not show the number of {what}; names are as stored"
         yield Problem(Code.KEPT_AS_SAVED, text)
 
 
 def missing_parts(lacking: Mapping[str, list[str]]) -> Iterator[Problem]:
-    """Problems with fused weights that lack a part."""
+    """Find fused weights that lack a part."""
     for name, absent in lacking.items():
         text = f"stored in parts, of which {', '.join(absent)} has no key in the metadata"
         yield Problem(Code.MODEL_PART_MISSING, text, None, f"model.{name}")
 
 
 def join_in_tree(tree: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[Problem]]:
-    """Join fused weights in nested state, as `--ckpt-format fsdp_dtensor` saves it: in the models and the optimizer.
+    """Join fused weights in the nested state of `--ckpt-format fsdp_dtensor`: in the models and the optimizer.
 
-    Names are not stacked there, and experts have their number in the whole model already (`weight3_w`).
+    Names are not stacked there, and experts already have their global number (`weight3_w`).
     """
     found = dict(tree)
     problems: list[Problem] = []
@@ -226,7 +227,7 @@ def _by_name(state: Mapping[Any, Any]) -> dict[Any, Any]:
     return found
 
 
-# -- the state by its names --------------------------------------------------------------------------------------------
+# -- the state by name -------------------------------------------------------------------------------------------------
 
 
 OBJECT = re.compile(
@@ -234,13 +235,13 @@ OBJECT = re.compile(
 )
 OPTIMIZER = re.compile(r"(?:chained_\d+\.)?optimizer\.(?P<rest>.+)", re.DOTALL)
 SIZES = re.compile(r".*\.per_bucket_numel(?:_unpadded)?(?:/shard_0_1)?", re.DOTALL)
-"""Key with the length of each bucket; irrelevant without buckets."""
+"""Matches a key with the length of each bucket; irrelevant without buckets."""
 
 ROUTER = ".router.weight"
 COMMON_KEY = "common_state/shard_0_1"
 
 MASTERS = (MASTER, "param")
-"""Slots of the master copy: of Float16Optimizer and older distributed optimizers, of `fully_reshardable`."""
+"""Slots of the master copy: for Float16Optimizer and older distributed optimizers, and for `fully_reshardable`."""
 
 SHAPES = "its stored form is not its weight's shape: flat runs that nothing places; --only model writes the model"
 UNJOINED = "distributed optimizer: flat buffers without names, not joined ({why}); --only model writes the model"
@@ -254,8 +255,8 @@ JOINED = (
 class StoredState:
     """The state of a torch_dist folder, sorted into weights, optimizer state, buckets and objects.
 
-    It is made of what lies under each stored name, Megatron's own part of the metadata, and the values common to all
-    ranks; None where these have no file of their own.
+    `flat` has the values by stored name, `mcore_data` Megatron's own part of the metadata, and `common` the values
+    common to all ranks; None if these have no file of their own.
     """
 
     def __init__(self, flat: Mapping[str, Any], mcore_data: Any, common: Any) -> None:
@@ -265,7 +266,7 @@ class StoredState:
         self.problems: list[Problem] = []
         self.masters_whole = True  # whether every half-precision weight has an fp32 master copy
         self.by_order: frozenset[str] = frozenset()  # weights whose state is named by their order
-        self.rounded: tuple[Rounded, ...] = ()  # the fp32 copies among these, which must round to the weights
+        self.rounded: tuple[Rounded, ...] = ()  # the fp32 copies among them, which must round to the weights
         self.unjoined = "beside state by name"
         self.weights: dict[str, Tensor] = {}
         self.state: dict[str, dict[str, Tensor]] = {}
@@ -287,7 +288,7 @@ class StoredState:
         self.experts = self._number_of_experts()
 
     def _number_of_layers(self) -> dict[str, int]:
-        """Number of layers of each block whose layers are stored as one tensor, where all agree on it."""
+        """Number of layers of each block whose layers are stored as one tensor, if all tensors agree on it."""
         layers, odd = count_stacks(LAYERS, self.weights, {})
         stated = setting(arguments(self.common), "num_layers")
         if len(layers) == 1 and not odd and stated is not None and stated not in layers.values():
@@ -324,9 +325,9 @@ class StoredState:
         return tree
 
     def _copies(self, model: Mapping[str, Any], masters: Mapping[str, Tensor]) -> Iterator[Rounded]:
-        """The master copies, which must round to the module's weights; none where weights are kept in fp8.
+        """Yield the master copies, which must round to the module's weights; none if weights are kept in fp8.
 
-        core 0.16.1 can shift the state of `fully_reshardable` where buckets are padded ("issue #504" in its source).
+        core 0.16.1 can shift the state of `fully_reshardable` if buckets are padded ("issue #504" in its source).
         """
         args = arguments(self.common)
         if any(args.get(name) for name in ("fp8_param_gather", "fp8_param", "fp4_param_gather", "fp4_param")):
@@ -334,12 +335,12 @@ class StoredState:
         yield from (pair for pair in Rounded.pairs(masters, model) if pair.weight.dtype in HALF)
 
     def _unstacked(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, list[str]]]:
-        """Each layer's and each expert's tensors, and fused weights joined; and the absent parts of these."""
+        """Split stacked tensors and join fused weights; return also the absent parts."""
         by_layer = split_stacks(LAYERS, tensors, self.layers)
         return join_parts(split_stacks(EXPERTS, by_layer, self.experts))
 
     def _extra_states(self, model: Mapping[str, Tensor]) -> Iterator[tuple[str, Any]]:
-        """Extra states of single layers and experts, taken out of the objects."""
+        """Take the extra states of single layers and experts out of the objects."""
         for name in list(self.objects):
             found = OBJECT.fullmatch(name)
             if found and found["key"].endswith("_extra_state"):
@@ -348,7 +349,7 @@ class StoredState:
                     yield own, self.objects.pop(name)
 
     def _own_name(self, key: str, offset: list[str], shape: list[str]) -> str | None:
-        """The name of one layer's or expert's object in a stack; None where the stack is not of the same number."""
+        """The name of one layer's or expert's object in a stack; None if the stack has another number of them."""
         for pattern, counts in ((LAYERS, self.layers), (EXPERTS, self.experts)):
             stacked = pattern.fullmatch(key)
             if stacked and stacked["block"] in counts:
@@ -358,7 +359,7 @@ class StoredState:
         return key if (offset, shape) in (([], []), (["0"], ["1"])) else None
 
     def _other_objects(self) -> dict[str, Any]:
-        """Objects of single ranks, those of one name together."""
+        """Objects of single ranks, grouped by name."""
         found: dict[str, Any] = {}
         for name, value in self.objects.items():
             match = OBJECT.fullmatch(name)
@@ -370,13 +371,13 @@ class StoredState:
         return {k: v["shard_0_1"] if isinstance(v, dict) and list(v) == ["shard_0_1"] else v for k, v in found.items()}
 
     def _placed(self, name: str, tensor: Tensor) -> Tensor:
-        """The tensor in its true shape, where it is stored as flat runs."""
+        """The tensor in its true shape, if it is stored as flat runs."""
         run = self.runs.get(name)
         shape = run.get("nd_reformulated_orig_global_shape") if isinstance(run, Mapping) else None
         return tensor if shape is None or tensor.note else in_true_shape(tensor, shape)
 
     def _optimizer_state(self, model: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
-        """The state of each weight, in the model's order; marked where it has neither its shape nor one element."""
+        """The state of each weight, in the model's order; state with neither its shape nor one element gets a note."""
         slots = dict.fromkeys(slot for entry in self.state.values() for slot in entry)
         by_slot = {slot: self._unstacked({n: e[slot] for n, e in self.state.items() if slot in e})[0] for slot in slots}
         names = dict.fromkeys([*model, *(n for tensors in by_slot.values() for n in tensors)])
@@ -389,7 +390,7 @@ class StoredState:
         return found
 
     def _optimizer(self, state: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
-        """The optimizer with its param groups, and the distributed one's flat buffers in place of its state."""
+        """The optimizer with its param groups; a distributed one's flat buffers stand in place of the state."""
         saved = self.common.get("optimizer")
         if saved is None and not state and not self.buffers:
             return None
@@ -413,7 +414,7 @@ class StoredState:
         return {**optimizer, "distributed": objects} if objects else optimizer
 
     def _groups_of_ranks(self) -> Iterator[Mapping[str, Any]]:
-        """The first model-parallel rank's distributed optimizer; every rank has the same groups."""
+        """Yield the first model-parallel rank's distributed optimizer; every rank has the same groups."""
         seen: set[str] = set()
         for name, value in self.buffers.items():
             chained = name.partition("optimizer.")[0]
@@ -422,7 +423,7 @@ class StoredState:
                 yield value
 
     def _joined(self, model: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
-        """The state of each weight, taken from the distributed optimizer's buckets where that is certain."""
+        """The state of each weight from the distributed optimizer's buckets, if its layout is certain."""
         try:
             joined = join_buckets(self.buffers, model)
         except UnjoinedError as error:
@@ -436,12 +437,12 @@ class StoredState:
 
 
 def _only_item(value: Any) -> Any:
-    """The object of one rank: each is stored in a list of its own."""
+    """The object of one rank, stored in a list of its own."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 def _inner(saved: Any) -> Iterator[Mapping[str, Any]]:
-    """The torch-like state dicts of a common optimizer: itself, under `optimizer`, or of chained ones."""
+    """Yield the torch-like state dicts of a common optimizer: itself, under `optimizer`, or of chained ones."""
     if not isinstance(saved, Mapping):
         return
     if isinstance(saved.get("param_groups"), list):
