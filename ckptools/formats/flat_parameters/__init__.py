@@ -1,1 +1,1 @@
-"""FSDP1's flat parameters: which parameters are in them, where each rank's shards lie, and their optimizer state."""
+"""FSDP1's flat parameters: the parameters in them, the places of each rank's shards, and their optimizer state."""

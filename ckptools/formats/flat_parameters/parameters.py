@@ -1,20 +1,20 @@
-"""FSDP1 flat parameters (LOCAL_STATE_DICT), taken apart with their optimizer state into the parameters in them.
+"""Split FSDP1 flat parameters (LOCAL_STATE_DICT), with their optimizer state, into the original parameters.
 
 FSDP1 joins the parameters of a wrapped unit into one 1-D tensor and cuts that over the ranks. LOCAL_STATE_DICT saves it
-so: `<path of the unit>._flat_param`, a 1-D ShardedTensor (`flat_param` in torch 1.13), and nothing on its content.
+so: `<path of the unit>._flat_param`, a 1-D ShardedTensor (`flat_param` in torch 1.13), without a description.
 
-- In it are the unit's parameters in module order, those of nested units left out, a parameter that is shared within
-  the unit once. `use_orig_params=False`: one behind the other.
-- `use_orig_params=True`: each begins at 16 bytes of the dtype that the forward pass uses, so that a float32 parameter
+- It contains the unit's parameters in module order, without those of nested units, and a parameter that is shared
+  within the unit once. `use_orig_params=False`: one directly behind the other.
+- `use_orig_params=True`: each begins at 16 bytes of the dtype of the forward pass, so that a float32 parameter
   under bfloat16 mixed precision begins at a multiple of 8 elements; the end is padded to a multiple of the ranks
-  (torch 2.1 on; 2.0 pads nothing). Beside it the file holds every parameter under its own name, as the 1-D run of it
-  that this rank has, empty where it has none; tied names hold the same run.
+  (torch 2.1 on; 2.0 pads nothing). Beside it the file holds every parameter under its own name, as this rank's 1-D run
+  of it, empty if the rank has none; tied names hold the same run.
 - Optimizer state by number: `use_orig_params=False` numbers the flat parameters, and the moments have every rank's
   padding; `use_orig_params=True` numbers the parameters, and ranks without elements have no entry. Saved by name
   (`FSDP.optim_state_dict`) it has full shapes, and the parameters of a unit in the order in which they were flattened.
 
-Where parameters lie follows from their shapes and their order, and is accepted only when it explains every flat
-parameter to the last element, and every run where it was found. Source: torch/distributed/fsdp/_flat_param.py
+The places of parameters follow from their shapes and their order, and are accepted only if they explain every flat
+parameter to the last element, and every stored run. Source: torch/distributed/fsdp/_flat_param.py
 (`_init_flat_param_and_metadata`, `_get_aligned_numel`), _state_dict_utils.py (`_local_post_state_dict_hook`),
 _optim_utils.py; checked on files of torch 2.0.1 (Composer 0.14.1), 2.6.0 and 2.13.0.
 """
@@ -67,7 +67,7 @@ from ckptools.training_state.sections import find_sections, is_flat_optimizer
 
 
 def runs_of_member(member: Member, runs: Iterable[FlatRun]) -> Iterator[FlatRun]:
-    """The parts of the flat parameter's runs that lie in a member, counted from the member's first element."""
+    """The parts of a flat parameter's runs in a member, with starts relative to the member's first element."""
     for run in runs:
         low, high = overlap(member, run)
         if low < high:
@@ -75,14 +75,14 @@ def runs_of_member(member: Member, runs: Iterable[FlatRun]) -> Iterator[FlatRun]
 
 
 def runs_of(unit: Unit) -> list[FlatRun]:
-    """The runs of a flat parameter that the ranks hold."""
+    """The ranks' runs of a flat parameter."""
     return [run_of(s) for s in unit.flat.shards]
 
 
 def take_apart(model: MutableMapping[str, Any], units: Sequence[Unit], note: str, order: Iterable[str]) -> None:
     """Replace the flat parameters of a model by the parameters in them, in place; `note` is for runs of unknown shape.
 
-    The names in `order` are in module order, as far as that is known.
+    The names in `order` are in module order, as far as known.
     """
     made: dict[str, Any] = {}
     by_key = {u.key: u for u in units}
@@ -111,9 +111,9 @@ def _parameters(unit: Unit, model: Mapping[str, Any], note: str) -> Iterator[tup
 
 
 # -- optimizer state ---------------------------------------------------------------------------------------------------
-# Without `use_orig_params` a number is a flat parameter, and its moments are every rank's chunk with the padding that
-# the saved parameter does not have; they are split like the flat parameter, so one number becomes the names of its
-# parameters. With it a number is a parameter, and its moments are the ranks' runs; numbers stay.
+# Without `use_orig_params` a number is a flat parameter, and its moments are every rank's chunk with padding that the
+# saved parameter lacks; they are split like the flat parameter, so one number becomes the names of its parameters. With
+# it a number is a parameter, and its moments are the ranks' runs; numbers stay.
 
 UNPLACED_RUN = (
     "a run of a flattened parameter, and more than one parameter may be the one, or none; "
@@ -147,7 +147,7 @@ def resolve_optimizer(
     """Place the moments of an optimizer, in place; its model has the parameters of `units` instead of flat ones.
 
     Raises:
-        RefusedError: the names that were given for numbers do not fit.
+        RefusedError: the given names for numbers do not fit.
     """
     if is_flat_optimizer(optimizer) or any(isinstance(k, str) for k in optimizer["state"]):
         return
@@ -171,7 +171,7 @@ def resolve_optimizer(
 
 
 def mark_runs(entries: Iterable[Any], note: str = UNPLACED_RUN) -> None:
-    """Mark the 1-D tensors of an optimizer state as runs that have no place."""
+    """Mark the 1-D tensors of an optimizer state as runs without a known place."""
     for entry in entries:
         for slot, tensor in entry.items() if isinstance(entry, MutableMapping) else ():
             if isinstance(tensor, Tensor) and _is_run(tensor):
@@ -187,7 +187,7 @@ def _unplaced(tensor: Tensor, note: str = UNPLACED_RUN) -> Tensor:
 
 
 def _run_of(moment: Tensor, member: Member, unit: Unit) -> Tensor | None:
-    """The moments of one parameter; None when they are not as long as the runs of the parameter."""
+    """The moments of one parameter; None if their lengths are not those of the parameter's runs."""
     if member.shape is None:
         return None
     shards = {s.rank: s for s in moment.found}
@@ -203,7 +203,7 @@ def _run_of(moment: Tensor, member: Member, unit: Unit) -> Tensor | None:
 
 
 def name_units(optimizer: MutableMapping[str, Any], units: Mapping[Any, Unit]) -> None:
-    """Name the parameters in an optimizer that numbers flat ones, in place; a number without a unit is marked."""
+    """Name the parameters in an optimizer that numbers flat ones, in place; a number without a unit gets a note."""
     state: dict[Any, Any] = {}
     for number, entry in optimizer["state"].items():
         unit = units.get(number)
@@ -221,19 +221,19 @@ def name_units(optimizer: MutableMapping[str, Any], units: Mapping[Any, Unit]) -
 
 
 def as_moment(unit: Unit) -> Tensor:
-    """A flat parameter as its moments are: every rank whose file was read has a chunk of the same length."""
+    """A flat parameter with the padding of its moments: all ranks whose files were read have chunks of one length."""
     size = _chunk_size(unit)
     shards = tuple(s._replace(box=Box((0,), (size,))) for s in unit.flat.found)
     return replace(unit.flat, shape=(size,), shards=shards, kind="plain")
 
 
 def _chunk_size(unit: Unit) -> int:
-    """Elements of a rank's chunk with padding: the length of the first, which is always full."""
+    """Elements of a rank's chunk with padding: the length of the first chunk, which is always full."""
     return max((s.box.numel for s in unit.flat.shards), default=0)
 
 
 def _entries(unit: Unit, entry: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The state of each parameter of a unit; a value that is no run belongs to every parameter."""
+    """The state of each parameter of a unit; a value other than a run belongs to every parameter."""
     by_slot = {slot: _padded(unit, t) for slot, t in entry.items() if isinstance(t, Tensor) and _is_run(t)}
     for member in unit.members:
         found = dict(entry)
@@ -251,7 +251,7 @@ def _part(whole: Tensor, member: Member, runs: Sequence[FlatRun] | None) -> Tens
 
 
 def _padded(unit: Unit, moment: Tensor) -> list[FlatRun] | None:
-    """The runs of a flat parameter's moments; None when a rank's are not as long as its chunk."""
+    """The runs of a flat parameter's moments; None if a rank's are not as long as its chunk."""
     shards: dict[int | None, Shard] = {s.rank: s for s in moment.found}
     if any(shard.box.numel != _chunk_size(unit) for shard in shards.values()):
         return None
@@ -262,8 +262,8 @@ def _padded(unit: Unit, moment: Tensor) -> list[FlatRun] | None:
 # -- the optimizer of FSDP1 with `use_orig_params=False`, saved unchanged beside a model that was saved by name --------
 # verl's default: the model is a state dict of DTensors (or ShardedTensors), the optimizer a plain
 # `optimizer.state_dict()`, where each number is a flat parameter and each moment one rank's chunk of it. The model has
-# names, shapes, order and how many ranks share a parameter; `units_of` finds the parameters in each flat one.
-# Checked on verl 0.9.1 with torch 2.13, and on files of torch 2.13's own.
+# names, shapes, order and the number of ranks that share a parameter; `units_of` finds the parameters in each flat one.
+# Checked on verl 0.9.1 with torch 2.13, and on torch 2.13's own files.
 
 REFUSED = (
     "pieces of FSDP flat parameters (use_orig_params=False), and the model does not show what is in them: {why}; "
@@ -277,9 +277,9 @@ FOUND = (
 
 
 def unit_lengths(optimizer: Mapping[str, Any]) -> dict[Any, int | None] | None:
-    """Elements of a rank's chunk of each numbered parameter, None where it has no state; None if these are no chunks.
+    """Chunk length in elements of each numbered parameter, None without state; None if the state does not have chunks.
 
-    A chunk is padded, so that every rank's is as long; runs of single parameters (`use_orig_params=True`) are not.
+    A chunk is padded, so that all ranks' have one length; runs of single parameters (`use_orig_params=True`) have not.
     """
     if is_flat_optimizer(optimizer):
         return None
@@ -301,17 +301,17 @@ def _chunk_length(tensor: Tensor) -> int | None:
 
 
 def take_optimizer_apart(optimizer: MutableMapping[str, Any], model: Mapping[str, Any], all_ranks: bool) -> str:
-    """Replace flat parameters in an optimizer by parameters, where one way of wrapping alone fits; changed in place.
+    """Replace flat parameters in an optimizer by parameters, in place, if only one way of wrapping fits.
 
     Returns:
-        What was done, for people; empty when, by these ranks, the numbers are no flat parameters.
+        A note for people; empty if, judged by these ranks, the numbers are not flat parameters.
 
     Raises:
-        UnknownLayoutError: they are, and their content is unknown.
+        UnknownLayoutError: they are flat parameters, and their content is unknown.
     """
     lengths = unit_lengths(optimizer)
     params = {k: t for k, t in model.items() if isinstance(t, Tensor) and t.sharded and is_floating(t.dtype)}
-    # Some numbers must be more than one parameter; as many numbers as parameters may each be one.
+    # Some numbers must stand for several parameters; otherwise each may be one parameter.
     most = len(params) if all_ranks else len(params) - 1
     if lengths is None or not params or len(lengths) > most:
         return ""
@@ -319,7 +319,7 @@ def take_optimizer_apart(optimizer: MutableMapping[str, Any], model: Mapping[str
         units = _units(optimizer, lengths, in_module_order(params, getattr(model, "_metadata", None)))
     except UnknownLayoutError:
         if not all_ranks:
-            # Runs of single parameters look the same to one rank.
+            # On a single rank, runs of single parameters look the same.
             return ""
         raise
     name_units(optimizer, units)
@@ -330,7 +330,7 @@ def in_module_order(params: Mapping[str, Tensor], modules: Any) -> dict[str, Ten
     """The parameters of a model in the order of its modules, which FSDP1's state dicts of older versions do not keep.
 
     Raises:
-        UnknownLayoutError: the state dict's list of `modules` (`_metadata`) is none, or lacks one.
+        UnknownLayoutError: the state dict has no list of `modules` (`_metadata`), or the list lacks one.
     """
     places = module_places(modules if isinstance(modules, Mapping) else {})
     ordered = {n: params[n] for n in sorted(params, key=lambda n: places.get(module_of(n), -1))}
@@ -343,7 +343,7 @@ def in_module_order(params: Mapping[str, Tensor], modules: Any) -> dict[str, Ten
 def _units(
     optimizer: Mapping[str, Any], lengths: Mapping[Any, int | None], params: Mapping[str, Tensor]
 ) -> dict[Any, Unit]:
-    """The unit of each number, where there is one way alone."""
+    """The unit of each number, if there is only one possible assignment."""
     if sum(1 for ids in group_ids(optimizer) if ids) > 1:
         raise UnknownLayoutError("there are several param groups, so the order of the numbers is not the modules'")
     world, ranks = sharing(params)
@@ -362,7 +362,7 @@ def _units(
 
 
 def _unit(key: str, named: list[tuple[str, Tensor]], world: int, ranks: int) -> Unit:
-    """A flat parameter as torch cuts it: no bytes of its own, for the model was saved by name."""
+    """A flat parameter as torch cuts it, without bytes of its own, because the model was saved by name."""
     members, numel = end_to_end([Member(name, tensor.numel, tensor.shape) for name, tensor in named])
     boxes = [chunk(numel, ranks, rank % ranks) for rank in range(world)]
     shards = tuple(Shard(Box((at,), (n,)), rank, None) for rank, (at, n) in enumerate(boxes))
@@ -370,10 +370,10 @@ def _unit(key: str, named: list[tuple[str, Tensor]], world: int, ranks: int) -> 
 
 
 def sharing(params: Mapping[str, Tensor]) -> tuple[int, int]:
-    """`(world_size, ranks that share a parameter)`: the second is smaller where groups repeat each other (HSDP).
+    """`(world_size, ranks that share a parameter)`: the second is smaller if groups repeat each other (HSDP).
 
     Raises:
-        UnknownLayoutError: the model is not cut as FSDP1 cuts one, or not in rank order.
+        UnknownLayoutError: the model is not cut as FSDP1 does it, or not in rank order.
     """
     worlds = {t.world_size for t in params.values()}
     world = worlds.pop() if len(worlds) == 1 else None
@@ -391,7 +391,7 @@ def sharing(params: Mapping[str, Tensor]) -> tuple[int, int]:
 
 
 def _is_cut(tensor: Tensor, ranks: int) -> bool:
-    """Whether the pieces of a tensor are those of `ranks` chunks of its rows."""
+    """Whether the shards of a tensor are the `ranks` chunks of its rows."""
     boxes = _chunks(tensor.shape, ranks) if tensor.shape else ()
     return {s.box for s in tensor.shards if s.box.numel} == {b for b in boxes if b.numel}
 
@@ -403,10 +403,10 @@ def _chunks(shape: Ints, ranks: int) -> tuple[Box, ...]:
 
 
 # -- pieces of flattened parameters: FSDP1's local state, and its optimizer state under `use_orig_params` --------------
-# In a plain `optimizer.state_dict()` the runs that a rank holds are 1-D tensors without their place. They can be placed
-# when the parameter's shape is known (from a DTensor model saved beside it, as verl does): in rank order they follow
-# each other and together have as many elements as the parameter. Where the shape is unknown, or equal lengths may be
-# pieces or replicas, they stay unplaced: nothing is joined by guessing. Checked on verl 0.9.1 files.
+# In a plain `optimizer.state_dict()` a rank's runs are 1-D tensors without their place. They can be placed if the
+# parameter's shape is known (from a DTensor model saved beside it, as verl does): in rank order they follow each other
+# and together have as many elements as the parameter. If the shape is unknown, or equal lengths may be pieces or
+# replicas, they stay unplaced: nothing is joined by guessing. Checked on verl 0.9.1 files.
 
 LOCAL = "FSDP1 local state: a piece of a flattened parameter"
 NO_SHAPES = (
@@ -428,15 +428,15 @@ def resolve_flat_shards(
 ) -> tuple[bool, dict[KeyPath, str], set[str]]:
     """Place the flat shards of a merged tree that can be placed, and note the others; changes the tree's dicts.
 
-    Without all ranks a piece's place is not known yet; its tensor then has the parameter's shape and no shards. Shapes
-    are given from outside, or come from an optimizer state elsewhere (`by_name`); given names are for numbers.
+    Without all ranks the place of a piece is unknown; its tensor then has the parameter's shape and no shards. Shapes
+    are given by the user, or come from an optimizer state elsewhere (`by_name`); given names are for numbers.
 
     Returns:
         Whether the model was saved as flat parameters; notes for the user, by the key path of an optimizer; and the
-        parameters that stand in the place of a number, by the model's order.
+        parameters that replaced a number, by the model's order.
 
     Raises:
-        RefusedError: the names that were given do not fit.
+        RefusedError: the given names do not fit.
     """
     sections = find_sections(tree)
     models = [s.value for s in sections if s.kind == "model"]
@@ -464,7 +464,7 @@ def _take_apart(
     all_ranks: bool,
     given: GivenNames | None,
 ) -> bool:
-    """Take a local state dict apart; if that is not possible, mark it with the reason, when shapes were given."""
+    """Split a local state dict into parameters; if that fails and shapes were given, note the reason."""
     found = [named for o in optimizers if (named := shapes_by_name(o)) is not None]
     try:
         units = infer_flat_layout(model, shapes, found[0] if len(found) == 1 else by_name)
@@ -492,7 +492,7 @@ def _mark_local(model: MutableMapping[str, Any], note: str) -> None:
 def _resolve_optimizer(
     optimizer: Any, model: Mapping[str, Any] | None, all_ranks: bool, given: GivenNames | None
 ) -> str | None:
-    """Place the pieces of one optimizer, or mark them; return a note for the user."""
+    """Place the pieces of one optimizer, or add notes to them; return a note for the user."""
     if is_flat_optimizer(optimizer):
         return None
     naming = name_with(optimizer, model, believed(AS_SAVED, model or {}), given)
@@ -523,7 +523,7 @@ def _resolve_optimizer(
 
 
 def _placed(tensor: Tensor, shape: Ints | None, sharded: bool, all_ranks: bool) -> Tensor | None:
-    """A tensor with its pieces in their places; itself where it is whole, None where nothing tells."""
+    """A tensor with its pieces in their places; a whole tensor unchanged; None if the place is unknown."""
     if not is_ragged(tensor) and (tensor.shape == shape or not sharded or len(tensor.shape) != 1):
         return tensor
     if shape is not None and not all_ranks and tensor.numel <= prod(shape):
@@ -534,15 +534,15 @@ def _placed(tensor: Tensor, shape: Ints | None, sharded: bool, all_ranks: bool) 
     return replace(tensor, shape=shape, shards=tuple(pieces), kind="flat_pieces")
 
 
-# Moments whose checksums are equal on all ranks are replicas, not pieces. A data-parallel part beside sharded tables is
-# one: torchrec shards tables and leaves the rest to DDP. So is a full optimizer state, which FSDP1 lets every rank save
-# (`full_optim_state_dict(rank0_only=False)`); its moments are views of one storage for each unit.
+# Moments whose checksums are equal on all ranks are replicas, not pieces. Examples: a data-parallel part beside sharded
+# tables (torchrec shards tables and leaves the rest to DDP); a full optimizer state, which FSDP1 lets every rank save
+# (`full_optim_state_dict(rank0_only=False)`), with moments that are views of one storage for each unit.
 
 
 def _is_copied_whole(state: Mapping[Any, Any]) -> bool:
     """Whether each rank saved the same optimizer state: every moment is a copy, and one is neither zeros nor ones.
 
-    Pieces of parameters that are nothing else would be equal too; then nothing tells.
+    Pieces of parameters that are all zeros or all ones would be equal too, which proves nothing.
     """
     entries = (entry for entry in state.values() if isinstance(entry, Mapping))
     tensors = [t for entry in entries for t in entry.values() if isinstance(t, Tensor) and t.shape]
@@ -550,20 +550,20 @@ def _is_copied_whole(state: Mapping[Any, Any]) -> bool:
 
 
 def _are_copies(tensor: Tensor) -> bool:
-    """Whether ranks have a tensor at the same place of records with one name, size and checksum."""
+    """Whether ranks have a tensor at the same offset of zip entries with one name, size and checksum."""
     sources = [source for shard in tensor.found for source in shard.sources]
     stated = {(s.record, s.offset - s.record_span[0], s.strides, s.crc, s.record_span[1]) for s in sources}
     return len(stated) == 1 and len(sources) > 1 and bool(sources[0].crc)
 
 
 def _varies(tensor: Tensor) -> bool:
-    """Whether a tensor that ranks have copies of is not all zeros or all ones."""
+    """Whether a tensor that ranks have copies of is neither all zeros nor all ones."""
     source = tensor.found[0].sources[0]
     return tensor.numel > 1 and not is_constant(source.dtype, source.crc, source.record_span[1])
 
 
 def _pieces(shards: Sequence[Shard], shape: Ints) -> list[Shard] | None:
-    """Lay the ranks' runs end to end, starting over where the parameter is complete (replica groups)."""
+    """Lay the ranks' runs end to end, starting over when the parameter is complete (replica groups)."""
     total = prod(shape)
     start, placed = 0, []
     for shard in sorted(shards, key=lambda s: -1 if s.rank is None else s.rank):

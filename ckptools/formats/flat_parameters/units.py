@@ -1,7 +1,7 @@
-"""Contents of FSDP1 flat parameters: explained exactly, or not at all.
+"""Infer the contents of FSDP1 flat parameters: explained exactly, or not at all.
 
-A shape list is believed when, laid out in order by one of torch's rules, it ends at the last element of every flat
-parameter, and when each run that a file holds under a parameter's own name lies where the list puts it. The rules are
+A shape list is believed if, laid out in order by one of torch's rules, it ends at the last element of every flat
+parameter, and if each run that a file holds under a parameter's own name lies where the list puts it. The rules are
 in `parameters.py`.
 """
 
@@ -23,19 +23,19 @@ from ckptools.model.tensor import Tensor
 from ckptools.training_state.optimizers import is_flat_parameter, without_wrappers
 
 # -- runs of consecutive elements of a flattened tensor: as boxes of it, or as parameters in an FSDP1 flat parameter ---
-# FSDP1, DeepSpeed and Megatron's optimizer have such runs. One that begins or ends inside a row is several boxes, at
-# most 2 * ndim - 1 of them.
+# FSDP1, DeepSpeed and Megatron's optimizer have such runs. A run that begins or ends inside a row becomes several
+# boxes, at most 2 * ndim - 1.
 
 ALIGNMENTS = (2, 4, 8, 16)
 """Elements in 16 bytes, by size of dtype."""
 
 
 class FlatRun(NamedTuple):
-    """Consecutive elements of a flattened tensor that one rank holds.
+    """One rank's consecutive elements of a flattened tensor.
 
     Attributes:
         start: index of the first element in the flattened tensor.
-        source: a flat tensor that holds them, 1-D and contiguous; None when it is in a file that was not read.
+        source: the flat tensor that holds them, 1-D and contiguous; None if its file was not read.
         at: index of the first element in `source`.
     """
 
@@ -47,7 +47,7 @@ class FlatRun(NamedTuple):
 
 
 class RunBox(NamedTuple):
-    """A box of a tensor whose elements follow each other in a flat tensor.
+    """A box of a tensor whose elements are consecutive in a flat tensor.
 
     Attributes:
         unread: the box as a shard of the tensor, without a source.
@@ -60,17 +60,17 @@ class RunBox(NamedTuple):
     strides: Ints
 
     def shard_in(self, flat: Source | None) -> Shard:
-        """The shard whose bytes are in a flat tensor; without a source where that was not read."""
+        """The shard with its bytes in a flat tensor; without a source if that was not read."""
         if flat is None:
             return self.unread
-        # Made at once and not changed twice: ZeRO-3 has a hundred thousand of them.
+        # Built in one step for speed: ZeRO-3 has a hundred thousand of them.
         offset, box = flat.offset + self.at * ITEMSIZE[flat.dtype], self.unread.box
         source = Source(flat.path, offset, flat.dtype, box.sizes, self.strides, flat.record, flat.record_span, flat.crc)
         return Shard(box, self.unread.rank, source)
 
 
 def boxes_of(shape: Ints, start: int, length: int, rank: int | None, at: int = 0) -> Iterator[RunBox]:
-    """The boxes of a run in a flattened tensor of `shape`, which begins at element `at` of a rank's flat tensor."""
+    """The boxes of a run in a flattened tensor of `shape`; the run begins at element `at` of a rank's flat tensor."""
     for box, offset in span_boxes(shape, start, length):
         yield RunBox(Shard(box, rank, None), at + offset, contiguous_strides(box.sizes))
 
@@ -81,18 +81,18 @@ def shards_of(shape: Ints, run: FlatRun) -> list[Shard]:
 
 
 def shards_in(piece: Box, run: FlatRun) -> list[Shard]:
-    """The shards of a run of a flattened piece, in the tensor that `piece` is a box of."""
+    """The shards of a run of a flattened piece, in the tensor of which `piece` is a box."""
     shards = shards_of(piece.sizes, run)
     return [s._replace(box=Box(tuple(map(add, piece.offsets, s.box.offsets)), s.box.sizes)) for s in shards]
 
 
 def joined(shape: Ints, runs: Iterable[FlatRun]) -> tuple[Shard, ...]:
-    """The shards of a tensor of `shape` whose flattened runs the ranks hold, in rank order."""
+    """The shards of a tensor of `shape`, from the ranks' runs of its flattened form, in rank order."""
     return in_rank_order(shard for run in runs for shard in shards_of(shape, run))
 
 
 def flat_source(value: Any) -> Source | None:
-    """The source of a flat tensor; None for anything that is not one row of consecutive elements."""
+    """The source of a flat tensor; None for any other value than one row of consecutive elements."""
     if not isinstance(value, Tensor) or value.kind != "plain" or len(value.shape) != 1 or len(value.shards) != 1:
         return None
     source = value.shards[0].source
@@ -100,7 +100,7 @@ def flat_source(value: Any) -> Source | None:
 
 
 def is_ragged(tensor: Tensor) -> bool:
-    """Whether ranks hold different lengths under one key, so that it cannot be one replicated value."""
+    """Whether ranks have different lengths under one key, so that it cannot be one replicated value."""
     return len({s.box for s in tensor.shards}) > 1
 
 
@@ -122,24 +122,24 @@ class Member:
 
 
 def filled(tensor: Tensor) -> list[Shard]:
-    """The shards with a source and at least one element."""
+    """The nonempty shards with a source."""
     return [s for s in tensor.found if s.box.numel]
 
 
 def storage_of(shard: Shard) -> Any:
-    """The file and record that a shard lies in; None without a source."""
+    """The file and zip entry of a shard; None without a source."""
     return shard.source and (shard.source.path, shard.source.record)
 
 
 def count(tensor: Tensor, flat: Tensor) -> int:
-    """Elements of a parameter, from its runs: each region of the flat parameter counts once (HSDP repeats them)."""
+    """Elements of a parameter, from its runs: each region of the flat parameter counts once (HSDP repeats regions)."""
     lengths = {s.rank: s.box.numel for s in tensor.found}
     by_region = {s.box: lengths.get(s.rank, 0) for s in flat.found}
     return sum(by_region.values())
 
 
 def layouts(members: Sequence[Member], flat: Tensor, original: bool) -> Iterator[tuple[Member, ...]]:
-    """The layouts, by each of torch's rules, that end where the flat parameter ends."""
+    """Yield the layouts, one per rule of torch, that end exactly at the end of the flat parameter."""
     layout, total = end_to_end(members)
     if total == flat.numel:
         yield layout
@@ -151,7 +151,7 @@ def layouts(members: Sequence[Member], flat: Tensor, original: bool) -> Iterator
 
 
 def end_to_end(members: Sequence[Member], alignment: int = 1) -> tuple[tuple[Member, ...], int]:
-    """Lay parameters behind each other, each at a multiple of so many elements; return where they end, too."""
+    """Lay parameters one after the other, each at a multiple of `alignment` elements; return also their end."""
     at, layout = 0, []
     for member in members:
         at = -(-at // alignment) * alignment
@@ -161,18 +161,18 @@ def end_to_end(members: Sequence[Member], alignment: int = 1) -> tuple[tuple[Mem
 
 
 def run_of(shard: Shard) -> FlatRun:
-    """A shard of a flat parameter as a run of it."""
+    """A shard of a flat parameter, converted to a run."""
     return FlatRun(shard.box.offsets[0], shard.box.sizes[0], shard.source, shard.rank)
 
 
 def overlap(member: Member, run: FlatRun) -> tuple[int, int]:
-    """The common range of the flat parameter: first index and one past the last; equal when empty."""
+    """The common range in the flat parameter: first index and one past the last; equal when empty."""
     low, high = max(member.start, run.start), min(member.start + member.numel, run.start + run.length)
     return low, max(low, high)
 
 
 def runs_agree(member: Member, flat: Tensor) -> bool:
-    """Whether each rank's run is the one that the member's place demands."""
+    """Whether each rank's run is the one that the member's place implies."""
     if not member.runs:
         return True
     runs = {s.rank: s for s in member.runs}
@@ -187,23 +187,23 @@ def runs_agree(member: Member, flat: Tensor) -> bool:
 
 
 def _at(run: Shard, region: Shard, start: int) -> bool:
-    """Whether a run begins at an index of the flat parameter; true where it has a storage of its own."""
+    """Whether a run begins at an index of the flat parameter; True if it has a storage of its own."""
     if run.source is None or region.source is None or storage_of(run) != storage_of(region):
         return True
     at = region.source.offset + (start - region.box.offsets[0]) * ITEMSIZE[region.source.dtype]
     return run.source.offset == at
 
 
-# -- which layout explains the contents --------------------------------------------------------------------------------
+# -- infer which parameters a flat parameter contains ------------------------------------------------------------------
 
 
 MAX_DEPTH = 100
 MAX_OUTER = 4
-"""Outer modules that may be on one side only."""
+"""Outer modules that only one of the two sides may have."""
 
 
 class UnknownLayoutError(ValueError):
-    """The flat parameters of a model cannot be taken apart; the message says why."""
+    """The flat parameters of a model cannot be split into parameters; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -224,12 +224,12 @@ class Unit:
 
 
 def _path(key: str) -> str:
-    """Path of the unit that a flat parameter belongs to; empty for the root."""
+    """Path of the unit of a flat parameter; empty for the root."""
     return without_wrappers(key.rpartition(".")[0])
 
 
 def _unit_of(name: str, paths: Container[str]) -> str | None:
-    """The innermost of the units at `paths` that a parameter lies in."""
+    """The innermost of the units at `paths` that contains a parameter."""
     for _ in range(MAX_DEPTH):
         name = name.rpartition(".")[0]
         if name in paths:
@@ -240,9 +240,9 @@ def _unit_of(name: str, paths: Container[str]) -> str | None:
 
 
 def _renamings(shapes: Shapes, keys: Sequence[str]) -> Iterator[Shapes]:
-    """The shapes under the names that the checkpoint may have for them: as they are, then with other outer modules.
+    """Yield the shapes under names that the checkpoint may use: unchanged, then with other outer modules.
 
-    A checkpoint of Composer says `model.blocks.0`, one of DDP `module.blocks.0`, and a Hugging Face file `blocks.0`.
+    A checkpoint of Composer has `model.blocks.0`, one of DDP `module.blocks.0`, and a Hugging Face file `blocks.0`.
     """
     yield shapes
     for strip, put in product(("", *_outer(list(shapes.shapes))), ("", *_outer(keys))):
@@ -256,7 +256,7 @@ def _renamings(shapes: Shapes, keys: Sequence[str]) -> Iterator[Shapes]:
 
 
 def _outer(names: Sequence[str]) -> list[str]:
-    """Paths of modules that all of the names lie in: `model.`."""
+    """Paths of modules that contain all of the names: `model.`."""
     first, *others = (name.split(".")[:-1] for name in names)
     depth = 0
     while depth < min(len(first), MAX_OUTER) and all(other[: depth + 1] == first[: depth + 1] for other in others):
@@ -265,10 +265,10 @@ def _outer(names: Sequence[str]) -> list[str]:
 
 
 def infer_flat_layout(model: Mapping[str, Any], given: Shapes | None, by_name: Shapes | None) -> list[Unit]:
-    """Infer which parameters lie where in every flat parameter of a model's state dict, of all ranks or of one.
+    """Infer the place of every parameter in the flat parameters of a model's state dict, of all ranks or of one.
 
-    Shapes are `given` from outside, or from an optimizer state keyed by name, which has the order too; the two must not
-    contradict each other.
+    Shapes are `given` by the user, or come from an optimizer state keyed by name, which has the order too; the two must
+    not contradict each other.
 
     Raises:
         UnknownLayoutError: the shapes are unknown, or they do not explain everything, or in more than one way.
@@ -317,7 +317,7 @@ class _LayoutInference:
                     self.whole.add(name)
 
     def _is_run(self, name: str, tensor: Tensor, flat: str) -> bool:
-        """Whether a 1-D tensor is a rank's run of a flattened parameter, and no buffer or whole parameter."""
+        """Whether a 1-D tensor is a rank's run of a flattened parameter, not a buffer or a whole parameter."""
         if tensor.kind != "plain" or len(tensor.shape) != 1 or tensor.dtype != self.flats[flat].dtype:
             return False
         if is_ragged(tensor) or any(storage_of(s) in self.storages[flat] for s in tensor.found):
@@ -326,7 +326,7 @@ class _LayoutInference:
         return shape is not None and prod(shape) != tensor.numel
 
     def units(self) -> list[Unit]:
-        """Every unit, explained; at least one of their parameters has a shape."""
+        """Every unit with its parameters; the shape of at least one parameter is known."""
         units = [self._unit(key, flat) for key, flat in self.flats.items()]
         if not any(m.shape is not None for u in units for m in u.members):
             raise UnknownLayoutError(f"{self.given.source}: names none of the parameters of this checkpoint")
@@ -355,7 +355,7 @@ class _LayoutInference:
         return text + (tied if total > flat.numel else "")
 
     def _named(self, flat: Tensor, runs: Mapping[str, Tensor]) -> tuple[list[Member], dict[str, str]]:
-        """With `use_orig_params`: names and order from the file, and counted elements where the shape is unknown."""
+        """With `use_orig_params`: names and order from the file, and counted elements if the shape is unknown."""
         members: list[Member] = []
         tied: dict[str, str] = {}
         first: dict[Any, str] = {}
@@ -400,53 +400,54 @@ class _LayoutInference:
 
 
 # -- search for the FSDP1 units of a model by the lengths of its flat parameters ---------------------------------------
-# With `use_orig_params=False` an optimizer numbers flat parameters, and no file says what is in them. torch's rules do:
+# With `use_orig_params=False` an optimizer numbers flat parameters, and no file states their content. It follows from
+# torch's rules:
 #
-# - A unit is a module. Its flat parameter holds the parameters of the module and of all modules in it, those of nested
-#   units left out, in the order of `named_modules()`: a module's own, then its children's; a tied one once.
-# - `parameters()` lists the flat parameters in the same order of their modules, so an outer unit before those in it. A
-#   unit whose parameters are all in nested ones has none.
+# - A unit is a module. Its flat parameter holds the parameters of the module and of all modules in it, without those of
+#   nested units, in the order of `named_modules()`: a module's own, then its children's; a tied one once.
+# - `parameters()` lists the flat parameters in the same order of their modules, so an outer unit before nested ones. A
+#   unit whose parameters are all in nested units has none.
 # - A rank holds a chunk of ceil(elements / ranks), the last ones padded to that length.
-# - Numbered modules of one list that are alike, name by name and shape by shape, are wrapped alike: every policy that
-#   torch has decides by class or by size. This is assumed; a user can wrap by hand as he likes.
+# - Numbered modules of one list that are alike, name by name and shape by shape, are wrapped alike: every policy of
+#   torch decides by class or by size. This is assumed; a user may wrap by hand in any way.
 #
-# Every such way to choose the units is looked through, and one is taken only when no other gives the same lengths.
+# Every such way to choose the units is tried, and one is taken only if no other gives the same lengths.
 # Source: torch/distributed/fsdp/_flat_param.py (`_init_flat_param_and_metadata`, `_get_shard`), _init_utils.py
 # (`_init_param_handle_from_module`), wrap.py.
 
 MAX_STEPS = 500_000
-"""Most combinations that are tried; models of 1,000 parameters take some 10,000."""
+"""At most this many combinations are tried; models of 1,000 parameters take some 10,000."""
 
 MAX_WAYS = 32
-"""Most ways to one state that are kept."""
+"""At most this many ways to one state are kept."""
 
 MAX_TIES = 6
-"""Up to this many sets of equal parameters, every choice of tied ones is tried; above, none, each, and all."""
+"""Up to this many sets of equal parameters, every choice of tied ones is tried; beyond that, none, each, and all."""
 
 Members = tuple[int, ...]
-"""Parameters, by their place in the model."""
+"""Parameters, by their index in the model."""
 
 Units = tuple[tuple[int, Members], ...]
 """The parameters of each numbered flat parameter."""
 
 Ways = dict[tuple[int, int], list[tuple[Members, Units]]]
-"""By the next number and the count of elements in no unit yet: their parameters, and the units so far."""
+"""By the next number and the count of elements outside of all units so far: their parameters, and the units so far."""
 
 _States = dict[tuple[tuple[int, int], "Alike"], list[tuple[Members, Units]]]
 Alike = tuple[tuple[int, Units], ...]
-"""How each kind of numbered module of a list is wrapped, counted from its first number and parameter."""
+"""How each kind of numbered module of a list is wrapped, relative to its first number and parameter."""
 
 
 @dataclass
 class _Module:
-    """A module of the model: its own parameters, with their names in it, and the modules in it."""
+    """A module of the model: its own parameters, with their local names, and its submodules."""
 
     own: list[tuple[int, str, Tensor]] = field(default_factory=list)
     children: dict[str, _Module] = field(default_factory=dict)
 
     @cached_property
     def members(self) -> dict[int, int]:
-        """Its parameters as `named_modules` meets them, each with its number among them."""
+        """Its parameters in the order of `named_modules`, each with its number among them."""
         inner = (i for child in self.children.values() for i in child.members)
         return {i: n for n, i in enumerate([*(i for i, _, _ in self.own), *inner])}
 
@@ -456,13 +457,13 @@ class _Module:
 
 
 def units_of(params: Mapping[str, Tensor], lengths: Sequence[int | None], ranks: int) -> list[Units]:
-    """The ways, at most two, to wrap modules into units whose flat parameters have these lengths.
+    """Find the ways, at most two, to wrap modules into units whose flat parameters have these lengths.
 
-    Lengths are the elements, with padding, of the chunk of each flat parameter on one of the `ranks` that share it;
-    None where unknown. The model's parameters are in module order, tied ones under each of their names.
+    `lengths` are the elements, with padding, of each flat parameter's chunk on one of the `ranks` that share it; None
+    where unknown. The model's parameters are in module order, tied ones under each of their names.
 
     Raises:
-        UnknownLayoutError: the names do not come in the order of modules, or there is too much to look through.
+        UnknownLayoutError: the names are not in the order of modules, or there are too many ways.
     """
     found: dict[Units, None] = {}
     budget = [MAX_STEPS]
@@ -505,7 +506,7 @@ class _UnitSearch:
         return [units for _, units in self._ways(self.root, 0).get((len(self.lengths), 0), [])]
 
     def _ways(self, module: _Module, number: int) -> Ways:
-        """Ways to wrap a module and all in it, when `number` is the next flat parameter's."""
+        """Ways to wrap a module and its submodules, if `number` is the next flat parameter's."""
         if module.numel < self.least:
             return {(number, module.numel): [(tuple(module.members), ())]}
         found: Ways = {state: list(ways) for state, ways in self._inside(module, number).items()}
@@ -519,7 +520,7 @@ class _UnitSearch:
         return found
 
     def _inside(self, module: _Module, number: int) -> Ways:
-        """The same for a module that is no unit."""
+        """The same for a module that is not a unit."""
         key = id(module), number
         if key not in self.inside:
             own, numel = tuple(i for i, _, _ in module.own), sum(t.numel for _, _, t in module.own)
@@ -534,11 +535,11 @@ class _UnitSearch:
         return self.inside[key]
 
     def _followed(self, before: _States, child: _Module, numbered: bool) -> _States:
-        """Extend the ways to wrap a list of modules by one more."""
+        """Extend the ways to wrap a list of modules by one more module."""
         found: _States = {}
         for ((number, left), alike), ways in before.items():
             for (after, more), others in self._ways(child, number).items():
-                # What no flat parameter is long enough for is in none.
+                # Parameters that no flat parameter is long enough for are in none.
                 if left + more > self.most:
                     continue
                 for other, inner in others:
@@ -549,14 +550,14 @@ class _UnitSearch:
         return found
 
     def _also(self, alike: Alike, child: _Module, number: int, units: Units) -> Alike | None:
-        """The kinds of a list with one more module; None when one of its kind is wrapped in another way."""
+        """The kinds of a list with one more module; None if another module of its kind is wrapped differently."""
         kind = self._kind(child)
         wrapped = tuple((k - number, tuple(child.members[i] for i in members)) for k, members in units)
         known = dict(alike)
         return tuple(sorted({**known, kind: wrapped}.items())) if known.get(kind, wrapped) == wrapped else None
 
     def _kind(self, module: _Module) -> int:
-        """A number that modules of the same names and shapes have in common."""
+        """A number that modules of the same names and shapes share."""
         if id(module) not in self.kind_of:
             own = tuple((name, tensor.shape) for _, name, tensor in module.own)
             inner = tuple((name, self._kind(child)) for name, child in module.children.items())
@@ -564,7 +565,7 @@ class _UnitSearch:
         return self.kind_of[id(module)]
 
     def _keep(self, found: dict[Any, list[tuple[Members, Units]]], state: Any, way: tuple[Members, Units]) -> None:
-        """Add a way that is another one. None is dropped: which of them go with what follows is not known yet."""
+        """Add a distinct way. None is dropped: which of them fits the rest is not known yet."""
         ways = found.setdefault(state, [])
         if way not in ways:
             ways.append(way)
@@ -574,7 +575,7 @@ class _UnitSearch:
 
 
 def _tyings(params: Mapping[str, Tensor]) -> Iterator[set[int]]:
-    """Parameters that may be second names of others, choice by choice.
+    """Yield sets of parameters that may be second names of others.
 
     A tied parameter is saved under each of its names with the same bytes, as a tensor of its own.
     """

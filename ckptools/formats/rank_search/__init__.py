@@ -1,1 +1,1 @@
-"""The files of the ranks: their names, how they are found and distinguished, and what is wrong with them."""
+"""The files of the ranks: parse their names, find and distinguish them, and report their problems."""

@@ -1,20 +1,20 @@
-"""Whether a file is one of several, and nothing says how they join: by its name, by files beside it, by what it states.
+"""Detect that a file is one of several that cannot be joined, by its name, by files beside it, and by its content.
 
-Names that say so:
+Names of such files:
 
     model-rank-0-part-0.safetensors     vLLM, SGLang (sharded_state)
     model0-mp4.safetensors              DeepSeek's own inference code
     rank0.safetensors                   TensorRT-LLM, with `mapping` in config.json
     model_0.safetensors                 torch's own examples, and others
-    tp_00_00.pt, mp_rank_00/model_weights.ckpt, dp_rank_00_tp_rank_01_pp_rank_00.pt    NeMo and its like
-    pytorch_model-00001-of-00004.bin    one of a set, whose others are not here
+    tp_00_00.pt, mp_rank_00/model_weights.ckpt, dp_rank_00_tp_rank_01_pp_rank_00.pt    NeMo and similar
+    pytorch_model-00001-of-00004.bin    one of a set, whose others are missing
 
-A rank alone, as in `ep0-ba5-rank3.pt`, is `rank_names`' matter. Names such as `lora_rank_64` count something else.
+A rank alone, as in `ep0-ba5-rank3.pt`, is handled by `rank_names`. Names such as `lora_rank_64` count something else.
 
-Files beside it are those with the next number in their names, which hold parameters that this one lacks; and the files
-of other ranks, which hold other bytes under the same names. What files state is fairseq's `shard_metadata`, FSDP's
-`flat_param_0`, the number of a stage, the layers that are absent, and TensorRT-LLM's mapping of several ranks. Slices
-look like whole tensors, so no more can be told; `--ranks` and `--rules` say the rest.
+Files beside it are evidence if they have the next number in their names and parameters that this one lacks, or if they
+are other ranks' files with other bytes under the same names. Evidence in the content is fairseq's `shard_metadata`,
+FSDP's `flat_param_0`, the number of a stage, absent layers, and TensorRT-LLM's mapping of several ranks. Slices look
+like whole tensors, so the user has to supply the rest with `--ranks` and `--rules`.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ COUNTED = re.compile(
     r"(?<![A-Za-z])(?:model\d{1,4}(?=-mp\d)|(?:rank[-_]?\d{1,9}|(?:shard|part|mp|tp|pp)[-_]?\d{1,5})(?!\d)"
     r"(?:_\d{1,5}(?=\.|$))?)"
 )
-"""A word that counts ranks, with its number, or two as in `tp_00_00`."""
+"""Matches a word that counts ranks, with its number, or two as in `tp_00_00`."""
 
 SLICE = re.compile(r"(?<![A-Za-z])(?:(?:mp|tp)[-_]?(?:rank)?[-_]?\d|(?:ep|cp)[-_]rank[-_]?\d)")
-"""Words that count slices of tensors: a data-parallel rank holds all of them, a stage some of them whole."""
+"""Matches words that count slices of tensors: a data-parallel rank has all of them, a stage some of them whole."""
 
 FOLDER = re.compile(r"(?:(?:^|_)(?:mp|tp|pp|dp|ep|cp)_rank_\d+)+|(?:rank|mp|tp)[-_]?\d+")
-"""A folder that holds one rank's part; the file in it has a name that all ranks share."""
+"""Matches a folder with one rank's part; the file in it has a name that all ranks share."""
 
 NUMBERED = re.compile(r"model_\d+\.safetensors")
-"""Names of ranks, of the models of one run (Accelerate), of steps, and of our outputs."""
+"""Matches names of ranks, of the models of one run (Accelerate), of steps, and of ckptools' outputs."""
 
 OF_A_SET = re.compile(r"(?<!\d)(\d+)-of-(?!0*1(?!\d))(\d+)(?!\d)")
 
 OF_ONE_RANK = re.compile(r"(?<![A-Za-z])part[-_]?\d+")
-"""A number that counts the files of one rank."""
+"""Matches a number that counts the files of one rank."""
 
 WRITERS = (
     (r"model-rank-\*-part-\*\.safetensors", "vLLM or SGLang (sharded_state)", "start from the weights it was made of"),
@@ -71,13 +71,13 @@ WRITERS = (
     (r"rank_\*\.safetensors", "Fast-LLM", "export it with `fast-llm convert`"),
     (r".*mp_rank_\*.*", "NeMo or Megatron", "convert it with its own script"),
 )
-"""Whose files have a name, and what to do instead of joining them."""
+"""The writer of files with such a name, and an alternative to joining them."""
 
 FIRST_MODEL = "model.safetensors"
 """Accelerate's name for the first of several models; the second is `model_1.safetensors`."""
 
 STEPS = 100
-"""Numbers that are all multiples of it count steps, not ranks."""
+"""Numbers that are all multiples of this count steps, not ranks."""
 
 ADAPTER = re.compile(r"lora|adapter", re.IGNORECASE)
 DIGITS = re.compile(r"\d+")
@@ -86,14 +86,14 @@ MAX_ENTRIES = 1 << 16
 
 
 class PartFiles(NamedTuple):
-    """The files that are parts of one model, in the order of their numbers, and their name with `*` for these."""
+    """The files that are parts of one model, in the order of their numbers, and their name with `*` for the numbers."""
 
     files: tuple[Path, ...]
     pattern: str
 
 
 def parts_with(path: Path) -> PartFiles | None:
-    """The parts beside a file, with itself; None where its name is not that of a part."""
+    """The parts beside a file, with itself; None if its name is not that of a part."""
     if _is_adapter(path):
         return None
     if COUNTED.search(path.stem):
@@ -108,7 +108,7 @@ def parts_with(path: Path) -> PartFiles | None:
 
 
 def _is_adapter(path: Path, tree: Any = None) -> bool:
-    """Whether safetensors are an adapter's: `rank` in their name is that of a matrix, and other versions lie beside."""
+    """Whether a safetensors file is an adapter: `rank` in its name is a matrix rank, and versions lie beside it."""
     of_lora = isinstance(tree, Mapping) and any("lora" in str(key).lower() for key in tree)
     return path.suffix == ".safetensors" and (of_lora or ADAPTER.search(path.name) is not None)
 
@@ -119,7 +119,7 @@ def _pattern(name: str) -> str:
 
 
 def _found(folder: Path, pattern: str, path: Path) -> PartFiles:
-    """The files of a pattern below a folder; for a single remote file only that one, because only it was named."""
+    """The files of a pattern below a folder; for a single remote file only that file, because only it was named."""
     if is_remote(path):
         return PartFiles((path,), pattern)
     expression = re.compile(r"\d+".join(map(re.escape, pattern.split("*"))))
@@ -132,9 +132,9 @@ def _found(folder: Path, pattern: str, path: Path) -> PartFiles:
 
 
 def _counts_ranks(files: Sequence[Path], path: Path) -> bool:
-    """Whether `model_0.safetensors` and its like are called by ranks.
+    """Whether `model_0.safetensors` and similar names count ranks.
 
-    They are, unless the first model of Accelerate lies beside them, their numbers are those of steps, or `consolidate`
+    They do, unless the first model of Accelerate lies beside them, their numbers are those of steps, or `consolidate`
     wrote this one.
     """
     numbers = [_numbers(file)[0][-1] for file in files]
@@ -151,10 +151,10 @@ def _numbers(path: Path) -> tuple[list[int], str]:
 
 
 def parts_in(folder: Path) -> PartFiles | None:
-    """The one model whose parts a folder holds, by their names; None where it holds other files of weights too.
+    """The only model whose parts are in a folder, by their names; None if it has other files of weights too.
 
     Raises:
-        SeveralError: it holds parts of several.
+        SeveralError: it contains parts of several models.
     """
     with reading(folder):
         entries = sorted(islice(folder.iterdir(), MAX_ENTRIES))
@@ -165,7 +165,7 @@ def parts_in(folder: Path) -> PartFiles | None:
     for file in files:
         found = None if parse(file) is not None and not SLICE.search(file.stem) else parts_with(file)
         if found is None or (found.files[0].parent == folder) is ("/" in found.pattern):
-            return None  # also of a folder that is a part itself
+            return None  # also for a folder that is itself a part
         families.setdefault(found.pattern, found)
     if len(families) > 1:
         raise several(folder, [parts.files[0] for parts in families.values()])
@@ -173,7 +173,7 @@ def parts_in(folder: Path) -> PartFiles | None:
 
 
 def ranks_of(parts: PartFiles) -> dict[Path, int] | None:
-    """The rank of each file: the one number in which their names differ, that of a `part` left out; None for others."""
+    """The rank of each file: the only number in which their names differ, except the number of a `part`; else None."""
     folders = "/" in parts.pattern
     words = [OF_ONE_RANK.sub("", path.parent.name if folders else path.stem) for path in parts.files]
     numbers = [tuple(map(int, DIGITS.findall(word))) for word in words]
@@ -184,7 +184,7 @@ def ranks_of(parts: PartFiles) -> dict[Path, int] | None:
 
 
 def not_joined(parts: PartFiles) -> str:
-    """One line that says what a file of these is, whose files look so, and that it is unknown how they join."""
+    """Describe in one line that a file is one of these parts, their likely writer, and that they cannot be joined."""
     text = f"part of {len(parts.files)} files by their names ({parts.pattern})"
     if len(parts.files) == 1:
         text = f"part of several files by its name ({parts.pattern}), of which this one is here"
@@ -211,9 +211,9 @@ Read = Callable[[Path], Saved]
 
 
 def signs_in_torch_file(saved: Saved, sharded: bool, looks_around: bool, read_file: Read) -> Iterator[Problem]:
-    """Yield signs that a torch.save file that stands alone is one of several; `sharded` if it holds shards.
+    """Yield evidence that a lone torch.save file is one of several; `sharded` if it holds shards.
 
-    Files beside it are read only if the caller `looks_around`.
+    Files beside it are read only if `looks_around`.
     """
     named = OF_A_SET.search(saved.path.name)
     world = max((world for _, world in saved.claims), default=1)
@@ -237,7 +237,7 @@ def signs_in_torch_file(saved: Saved, sharded: bool, looks_around: bool, read_fi
 
 
 def signs_of_a_slice(path: Path, tree: Any, looks_around: bool) -> Iterator[Problem]:
-    """Yield the first sign that the whole tensors of a file are slices: its name, its content, or the configuration."""
+    """Yield the first evidence that the whole tensors of a file are slices: in its name, content, or configuration."""
     parts = None if _is_adapter(path, tree) else parts_with(path)
     why = not_joined(parts) if parts else _by_content(tree) or (_by_configuration(path) if looks_around else "")
     if why:
@@ -245,7 +245,7 @@ def signs_of_a_slice(path: Path, tree: Any, looks_around: bool) -> Iterator[Prob
 
 
 def _by_content(tree: Any) -> str:
-    """Why a file is one rank's by its own content; "" where that says nothing."""
+    """Why a file is one rank's by its own content; "" without evidence."""
     if isinstance(tree, Mapping) and SHARDED in tree:
         return f"holds one rank's shards by its {SHARDED}; open the files of all ranks (--ranks 'NAME-{{rank}}.pt')"
     for key, _ in tensors_in(tree):
@@ -270,7 +270,7 @@ def _by_configuration(path: Path) -> str:
 def complements_beside(path: Path, tree: Any, read_file: Read) -> Iterator[Problem]:
     """Yield files with the next or the previous number in their names, and with parameters that this one lacks.
 
-    Saves of one model at several steps have the same names, and are no parts of each other.
+    Saves of one model at several steps have the same names, and are not parts of each other.
     """
     if _is_adapter(path, tree):
         return
@@ -287,7 +287,7 @@ def complements_beside(path: Path, tree: Any, read_file: Read) -> Iterator[Probl
 
 
 def _names_in(path: Path, read_file: Read) -> list[str]:
-    """The names of parameters in a file that is quick to read: a zip archive or safetensors; none of others."""
+    """The names of parameters in a file that is quick to read, a zip archive or safetensors; empty for others."""
     with suppress(ReadError, OSError):
         if path.is_file() and not path.is_symlink():
             if path.suffix == ".safetensors":
@@ -299,9 +299,9 @@ def _names_in(path: Path, read_file: Read) -> list[str]:
 
 
 # -- whole tensors of a file, or of the files of ranks -----------------------------------------------------------------
-# The file of one pipeline stage looks like that of a whole model. Signs of a stage: files name their stage; numbered
-# layers are absent; ranks hold parameters of their own and no file states the number of ranks; or some of such files
-# hold the same parameters. Only the first proves that something is missing; the others are reasons not to call it
+# The file of one pipeline stage looks like that of a whole model. Evidence of a stage: files name their stage; numbered
+# layers are absent; ranks have different parameters and no file states the number of ranks; or some of such files
+# have the same parameters. Only the first proves that something is missing; the others are reasons not to call it
 # whole.
 
 STAGES = (
@@ -317,7 +317,7 @@ STAGES = (
 
 SLICES = "slices, which --rules FILE joins, or copies that are not of one save"
 MIN_EQUAL = 16
-"""Fewer elements than this prove nothing, whether their bytes are equal or not."""
+"""Fewer equal or different elements than this prove nothing."""
 
 MAX_NAMED = 3
 """At most this many ranks with the same parameters are named."""
@@ -327,9 +327,9 @@ Ranked = Sequence[tuple[int, Any]]
 
 
 def signs_of_more(ranked: Ranked, in_parts: bool, world_stated: bool) -> Iterator[Problem]:
-    """Yield signs that other files hold, or may hold, parameters, beside those whose trees are given; none is sharded.
+    """Yield evidence that other files have, or may have, further parameters; the given trees are not sharded.
 
-    With `in_parts` ranks hold parameters of their own; `world_stated` if files or names have the number of ranks.
+    With `in_parts` ranks have different parameters; `world_stated` if files or names state the number of ranks.
     """
     models: dict[int, list[Mapping[str, Any]]] = {}
     stages = set[tuple[int, int, str]]()
@@ -343,7 +343,7 @@ def signs_of_more(ranked: Ranked, in_parts: bool, world_stated: bool) -> Iterato
     if in_parts and not (world_stated or stages):
         text = "ranks hold parameters of their own, and nothing states how many ranks there were"
         yield Problem(Code.MODEL_PART_MISSING, text, severity="warning")
-    # Ranks with the same parameters, where other parameters are on fewer ranks: a file may be another's copy.
+    # Ranks with the same parameters, while other parameters are on fewer ranks: a file may be another's copy.
     same: dict[tuple[str, ...], list[int]] = {}
     for rank, of_rank in models.items() if in_parts else ():
         same.setdefault(tuple(sorted(name for model in of_rank for name in model)), []).append(rank)
@@ -379,10 +379,10 @@ def _missing_stages(claims: Collection[tuple[int, int, str]]) -> Iterator[Proble
 
 
 def missing_layers(models: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Absent numbers before the last of numbered modules, by the path of these: `{"blocks": "0, 1"}`.
+    """Absent numbers before the last of numbered modules, by the path of the modules: `{"blocks": "0, 1"}`.
 
-    A module without parameters has a number and no tensors. State dicts list it in their `_metadata`; where one does
-    not have that, modules count that have modules themselves, as layers do.
+    A module without parameters has a number and no tensors. State dicts list it in their `_metadata`; without
+    `_metadata`, only modules that contain modules count, as layers do.
     """
     listed = [getattr(model, "_metadata", None) for model in models]
     numbers: dict[str, set[int]] = {}
@@ -406,15 +406,15 @@ def _add_numbers(numbers: dict[str, set[int]], name: str, behind: int) -> None:
 def signs_in_rank_files(
     name: RankName, alone: bool, every: Ranked, sections: Sequence[Section], in_parts: bool, world_stated: bool
 ) -> Iterator[Problem]:
-    """Yield signs that the whole tensors of rank files are slices, or that other files hold more.
+    """Yield evidence that the whole tensors of rank files are slices, or that other files have more.
 
     Args:
         name: one of the files.
-        alone: whether there is no other.
+        alone: whether it is the only file.
         every: the tree of each file, if all were read.
         sections: of the merged trees.
-        in_parts: whether ranks hold parameters of their own.
-        world_stated: whether files or names have the number of ranks.
+        in_parts: whether ranks have different parameters.
+        world_stated: whether files or names state the number of ranks.
     """
     yield from () if in_parts else _slices(name.path, sections)
     yield from signs_of_more(every, in_parts, world_stated) if every else ()

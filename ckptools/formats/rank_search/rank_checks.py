@@ -1,4 +1,4 @@
-"""Problems of a set of rank files, by their names, sizes and structure; no tensor bytes are read."""
+"""Find problems of a set of rank files by their names, sizes and structure; no tensor bytes are read."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from ckptools.training_state.rank_values import RUN_NAMES, Shared, counts_steps,
 from ckptools.training_state.sections import Section, find_sections, is_gathered
 
 ODD_SIZE = 0.5
-"""A rank file smaller than this fraction of the median is named; uneven shards alone are never so small."""
+"""A rank file smaller than this fraction of the median is reported; uneven shards alone are never so small."""
 
 UNNAMED = "?"
-"""Name of a missing file where the caller named the others one by one."""
+"""Name of a missing file if the caller named the others one by one."""
 
 
 def check_files(
@@ -37,10 +37,10 @@ def check_files(
     in_parts: bool = False,
     keys: Collection[Any] = (),
 ) -> Iterator[Problem]:
-    """Problems of files that are missing, cut, odd, stray or duplicate.
+    """Yield problems of files that are missing, cut, odd, stray or duplicate.
 
-    If ranks have parameters of their own (`in_parts`), files may differ in size. A part whose name is one of the top
-    level `keys` of the tree holds nothing else.
+    If ranks have different parameters (`in_parts`), files may differ in size. A part whose name is one of the top-level
+    `keys` of the tree contains nothing else.
     """
     sizes = sorted(f.nbytes for f in files if f.is_here)
     usual = sizes[len(sizes) // 2] if sizes else 0
@@ -60,7 +60,7 @@ def check_files(
 
 
 def _claims(file: RankFile, rank: int) -> FileClaims:
-    """The claims of a rank's file: its name may state another rank than its content does."""
+    """The claims of a rank's file: its name may state another rank than its content."""
     named, part = parse(file.path), {"part": file.part} if file.part else {}
     return FileClaims(file.path, rank, {"rank": named.rank if named else rank, **part}, {"rank": rank})
 
@@ -77,7 +77,7 @@ def _missing(file: RankFile, part: str | None, here: Collection[Path]) -> Proble
 
 
 def compare_ranks(merge: Merge, tree: Any, more: Mapping[KeyPath, Vote[Any]] | None = None) -> RankDifferences:
-    """Judge which values may differ between ranks; `more` are votes on further ones, by key path."""
+    """Judge which values may differ between ranks; `more` has votes on further values, by key path."""
     if not more and all(len(ranked) < 2 for ranked in merge.roots.values()):
         return RankDifferences(tree, (), (), {}, {})
     sections = find_sections(tree)
@@ -88,7 +88,7 @@ def compare_ranks(merge: Merge, tree: Any, more: Mapping[KeyPath, Vote[Any]] | N
     problems += _check_values(differing, shared)
     apart = [path for path in (*merge.disagreeing, *merge.uneven) if not shared.holds(path)]
     own = [p for p in (*differing, *apart) if not (shared.holds(p) or counts_steps(p) or _of_a_run(p))]
-    # A rank that lacks random states counts as well; elsewhere only ranks with a value do.
+    # A rank without random states counts as well; for other values only ranks that have one count.
     inside = [s for s in sections if is_own(s)]
     own += [p for p in merge.partial if any(s.holds(p) and len(p) > len(s.path) for s in inside)]
     for path in apart:
@@ -106,13 +106,13 @@ LISTS = ("params", "param_names")
 def _join_param_groups(merge: Merge, tree: Any, sections: Sequence[Section]) -> Any:
     """Let each param group list the names of all ranks, in rank order; such lists no longer count as differing.
 
-    Names bind an optimizer's state, so their order means nothing: FSDP lists them as each rank's optimizer was given
-    its parameters. A parameter that one rank alone owns is in its list only. Source: torch/distributed/fsdp/
+    State is looked up by name, so the order of names means nothing: FSDP lists them as each rank's optimizer received
+    its parameters. A parameter that only one rank owns is only in that rank's list. Source: torch/distributed/fsdp/
     _optim_utils.py, `_optim_state_dict`; torch's test_fsdp_optim_state.py, `use_diff_optim_inputs`.
     """
     for path in [path for path in merge.differing if path[-1:] in [(name,) for name in LISTS]]:
         listed = merge.values(path)
-        beside = merge.values((*path[:-1], "params"))  # the names of numbers are in their order
+        beside = merge.values((*path[:-1], "params"))  # numbers have the order of their names
         by_name = all(map(_is_of_names, (*listed.values(), *beside.values())))
         optimizer = next((s for s in sections if s.kind == "optimizer" and s.holds(path)), None)
         if by_name and optimizer and all(_knows_no_other(rank, listed, merge, sections, optimizer) for rank in listed):
@@ -129,7 +129,7 @@ def _knows_no_other(
     rank: int, listed: Mapping[int, Any], merge: Merge, sections: Sequence[Section], optimizer: Section
 ) -> bool:
     """Whether a rank's model, or else its optimizer's state, has none of the parameters that only other ranks list."""
-    # A parameter without a name is called by its rank, and is in no model.
+    # A parameter without a name is named after its rank, and is in no model.
     named = {name for names in listed.values() for name in names if not name.startswith(NUMBERED)}
     others = named.difference(listed[rank])
     models = [s.path for s in sections if s.kind == "model"] if others else []
@@ -138,9 +138,9 @@ def _knows_no_other(
 
 
 def _unequal(merge: Merge, sections: Sequence[Section], kept: Collection[KeyPath]) -> dict[KeyPath, dict[int, Any]]:
-    """The value of each rank where ranks differ, unless it is kept for every rank anyway.
+    """Each rank's value where ranks differ, unless the values are kept for every rank anyway.
 
-    Stages of a pipeline lack most of a model and of its optimizer; that is no difference.
+    Stages of a pipeline lack most of a model and of its optimizer; that does not count as a difference.
     """
     parted = [s for s in sections if s.kind in ("model", "optimizer")]
     lacking = (path for path in merge.partial if not any(s.holds(path) for s in parted))
@@ -155,7 +155,7 @@ def _saved_whole(path: KeyPath, merge: Merge, sections: Iterable[Section]) -> Ke
 
 
 def _is_listed(section: Section, own: Iterable[KeyPath]) -> bool:
-    """Whether a section is kept as a whole for every rank, unless ranks have gathered it themselves."""
+    """Whether a section is kept in full for every rank, unless ranks have gathered it themselves."""
     if not is_own(section) or any(t.sharded for _, t in tensors_in(section.value)):
         return False
     return not is_gathered(section.value) or any(map(section.holds, own))
@@ -166,7 +166,7 @@ def _of_a_run(path: KeyPath) -> bool:
 
 
 def _check_values(differing: Mapping[KeyPath, Vote[Any]], shared: Shared) -> Iterator[Problem]:
-    """Plain values that should be equal on all ranks and are not."""
+    """Find plain values that should be equal on all ranks but differ."""
     for path, found in differing.items():
         text = f"differs between ranks ({found.by_rank()})"
         code = Code.MIXED_SAVES
@@ -184,16 +184,16 @@ def _check_values(differing: Mapping[KeyPath, Vote[Any]], shared: Shared) -> Ite
 
 
 def check_gathered_rng(sections: Sequence[Section], differing: Mapping[KeyPath, Vote[Any]]) -> Iterator[Problem]:
-    """Problems of files that list other RNG states of all ranks than the others: one save lists the same everywhere.
+    """Find files whose list of all ranks' RNG states differs from the others': one save lists the same in every file.
 
-    Composer gathers them while it saves, so they distinguish two runs at the same step. Tensors are compared by the
-    stated checksums, so that nothing is read. Source: composer/utils/reproducibility.py.
+    Composer gathers the states while it saves, so they distinguish two runs at the same step. Tensors are compared by
+    their stated checksums, so that nothing is read. Source: composer/utils/reproducibility.py.
     """
     for section in sections:
         if section.kind != "rng" or not is_gathered(section.value):
             continue
         votes = [found for path, found in differing.items() if section.holds(path)]
-        # Of a thousand ranks' states nearly all agree, which is faster to see than the one that differs.
+        # Of a thousand ranks' states nearly all agree, and checking that is faster than finding the one that differs.
         tensors = [tensor for _, tensor in tensors_in(section.value) if not same_records(tensor.shards)]
         for tensor in tensors:
             ranked = [(s.rank, s) for s in tensor.shards if s.rank is not None]
@@ -208,7 +208,7 @@ def check_gathered_rng(sections: Sequence[Section], differing: Mapping[KeyPath, 
 
 
 def check_lacking(merge: Merge, tree: Any, sections: Sequence[Section]) -> Iterator[Problem]:
-    """Names that some ranks lack in a model or optimizer although most have them.
+    """Find names that some ranks lack in a model or optimizer although most have them.
 
     Ranks without an element of a parameter may well have no optimizer state for it.
     """
@@ -229,10 +229,10 @@ OLDER_DTENSOR = "torch.distributed._tensor."
 
 
 def check_cut_order(tree: Any, names: Iterable[str]) -> Iterator[Problem]:
-    """A problem of DTensors of older torch that two mesh dimensions cut along one dimension, in an order not stated.
+    """Find DTensors of older torch that two mesh dimensions cut along one dimension, in an unstated order.
 
-    FSDP1 over tensor parallel cut as the mesh has them. FSDP2 of torch 2.3 wrote the same placements, although the
-    last one had cut first; torch 2.4 refused to save such a model, and 2.5 writes `_StridedShard`.
+    FSDP1 over tensor parallel cut in the order of the mesh. FSDP2 of torch 2.3 wrote the same placements, although its
+    last mesh dimension had cut first; torch 2.4 refused to save such a model, and 2.5 writes `_StridedShard`.
     Source: pytorch#129206, #129627, #130760; found in files of torch 2.3.1.
     """
     if not any(name.startswith(OLDER_DTENSOR) for name in names):
@@ -253,7 +253,7 @@ def _is_cut_twice(tensor: Tensor) -> bool:
 
 
 def expected_bytes(files: Sequence[RankFile]) -> int | None:
-    """Bytes of all files if every missing or cut one had the usual size."""
+    """Total size of all files, assuming that missing and cut ones have the usual size."""
     good = sorted(f.nbytes for f in files if f.is_here)
     absent = sum(not f.is_here for f in files)
     return sum(good) + absent * good[len(good) // 2] if good else None

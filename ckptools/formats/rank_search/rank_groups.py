@@ -1,7 +1,7 @@
-"""The rank files of one checkpoint, which of them are read, and the rank of each.
+"""Find the rank files of one checkpoint, choose which of them to read, and determine the rank of each.
 
-Siblings are found by names that `rank_names` parses. Other names are taken where the caller gives them: several files
-together, whose rank is the one number in which their names differ, or else in their content; or a pattern such as
+Siblings are found by names that `rank_names` parses. The caller may give files with other names: several files
+together, whose rank is the only number in which their names differ, or else in their content; or a pattern such as
 `model-{rank}-of-{world}.pt` for the files of a folder. A rank in the content takes precedence over the name.
 """
 
@@ -39,36 +39,36 @@ from ckptools.pickles.reader import Saved
 from ckptools.text import KeyPath
 
 # -- the rank files of a checkpoint, by names that only their contents prove: `2.pt`, `model-2-of-4.pt`, `part3.pth` ---
-# A number in a file's name is the rank, or one more, where the files beside it that differ in this number alone are no
-# more than the world has ranks, and hold the ranks in their names. The name of a missing rank is then known. Behind a
-# word that counts steps (`checkpoint_3.pt`) each of them has to state the rank. The number may be in the folder's name
-# too: `rank_2/model.pt`.
-#
-# Or several numbers differ, and there is one file of every rank by its content: the numbers then have to count nodes
-# and places on these, or the axes of a grid, as two runs that each lost some ranks may have one of every rank too.
+# A number in a file's name is the rank, or the rank plus one, if the files beside it that differ in this number alone
+# are no more than the world has ranks, and their contents state the ranks in their names. The name of a missing rank is
+# then known. Behind a word that counts steps (`checkpoint_3.pt`) each of them has to state the rank. The number may be
+# in the folder's name too: `rank_2/model.pt`.
+#  Or several numbers differ, and there is one file of every rank by its content: the numbers then have to count nodes
+# and places on these, or the axes of a grid, because two runs that each lost some ranks may also have one of every
+# rank.
 #
 # A rank may have several files beside each other, one for each item that was saved: `model_3.pt`, `optimizer_3.pt`.
 #
 # Other files are ignored: the user can name them, or their pattern.
 
 MAX_SIBLINGS = 4096
-"""Most files that are looked at; above, the user names them by a pattern."""
+"""At most this many files are examined; in a larger folder the user gives a pattern."""
 
 MAX_SAMPLED = 8
-"""Most files that are read for one number in the name; a small world is read as a whole anyway."""
+"""At most this many files are read for one number in the name; a small world is read in full anyway."""
 
 
 def siblings_by_content(path: Path, saved: Saved, follow_symlinks: bool = False) -> list[RankName]:
-    """Find the rank files of the checkpoint that a file belongs to, in rank order; empty where nothing proves them.
+    """Find the rank files of a file's checkpoint by their contents, in rank order; empty if the contents prove none.
 
-    Links are passed over, unless they are to be followed.
+    Links are skipped, unless they are to be followed.
     """
     world = max((world for _, world in saved.claims), default=1)
     folder = path.absolute().parent
     if world < 2 or "{" in folder.name + path.name or not tells_others(path):
         return []
     rank_in = cache(_rank_in)
-    # The file by its name in its folder, and with the folder's name in the one above.
+    # The file by its name in its folder, and by its folder's name in the folder above.
     above = path.parent.parent if path.parent.name else Path("..")
     places = (path.parent, path.name, len(path.name)), (above, f"{folder.name}/{path.name}", len(folder.name))
     found: dict[bool, list[RankName]] = {True: [], False: []}
@@ -79,18 +79,18 @@ def siblings_by_content(path: Path, saved: Saved, follow_symlinks: bool = False)
             found[counts_steps] = max(found[counts_steps], group, key=len)
     group = found[False] or found[True]
     if len(group) < world:
-        known = {one.path: one.rank for one in group}  # by names that some contents prove: these are not read again
+        known = {one.path: one.rank for one in group}  # proven by some contents: these are not read again
         for root, name, _ in places:
             every = _every_rank(path, root, name, world, follow_symlinks, known, rank_in)
             if len(every) == world:
                 return every
             if {one.rank for one in every} - {*known.values()}:
-                group = []  # of ranks that it lacks; in which files they are is not proven
+                group = []  # files for ranks that it lacks; their ranks are not proven
     return _with_items(group, saved.tree, world, follow_symlinks)
 
 
 def _beside(path: Path, root: Path, pattern: str, follow_symlinks: bool) -> list[RankName]:
-    """The files below a folder whose paths match a pattern, without links, but for the file itself."""
+    """The files below a folder whose paths match a pattern, without links, except the file itself."""
     names = files_matching(root, pattern, follow_symlinks=True)[:MAX_SIBLINGS]
     return [n for n in names if n.path == path or follow_symlinks or not _is_link(n.path, root)]
 
@@ -108,9 +108,9 @@ def _every_rank(
     known: Mapping[Path, int],
     rank_in: Callable[[Path], int | None],
 ) -> list[RankName]:
-    """The files that differ in any numbers, in the order of the ranks in their contents, where there is one of each.
+    """The files that differ in any numbers, in the order of the ranks in their contents, if there is one per rank.
 
-    Of those that are fewer, the ones whose content has a rank; none where the numbers cannot count ranks.
+    If there are fewer, the files whose content has a rank; empty if the numbers cannot count ranks.
     """
     free = [number.span() for number, counts_steps in numbers_in(name) if not counts_steps]
     ends, starts = [0, *(end for _, end in free)], [*(start for start, _ in free), len(name)]
@@ -137,7 +137,7 @@ def _every_rank(
 def count_as_ranks(numbers: Sequence[Sequence[int]]) -> bool:
     """Whether the numbers in the names of all ranks, in rank order, count ranks, or nodes and the places on them.
 
-    They do not for two runs that each lost some ranks and together have one file of every rank.
+    For two runs that each lost some ranks, and together have one file of every rank, they do not.
     """
     differing = [list(column) for column in zip(*numbers, strict=True) if len(set(column)) > 1]
     ranks = [column for column in differing if column in (list(range(len(column))), list(range(1, len(column) + 1)))]
@@ -155,7 +155,7 @@ def count_as_ranks(numbers: Sequence[Sequence[int]]) -> bool:
 
 
 def _rank_in(path: Path) -> int | None:
-    """The one rank in a file's content, -1 for none or several; None for a file that cannot be read."""
+    """The only rank in a file's content, -1 for none or several; None for a file that cannot be read."""
     with suppress(ReadError):
         ranks = {rank for rank, _ in reader.read(path).claims}
         return -1 if None in ranks or len(ranks) != 1 else ranks.pop()
@@ -165,9 +165,9 @@ def _rank_in(path: Path) -> int | None:
 def _of_ranks(
     names: list[RankName], world: int, counts_steps: bool, rank_in: Callable[[Path], int | None]
 ) -> list[RankName]:
-    """Files by the ranks in their names where contents have these, or one less; else none.
+    """Files by the ranks in their names, if the contents state these ranks, or one less; else empty.
 
-    Half of the contents do, or together they have all ranks, in another order, as swapped files do.
+    Half of the contents must agree, or together they must have all ranks, in another order, as swapped files do.
     """
     numbers = [name.rank for name in names]
     if len(set(numbers)) < len(numbers) or len(numbers) < 2:
@@ -184,7 +184,7 @@ def _of_ranks(
 
 
 def are_of_one(files: Sequence[Path]) -> bool:
-    """Whether files of any names together are the rank files of one checkpoint, or some of them."""
+    """Whether files with any names together are the rank files of one checkpoint, or some of them."""
     if any(path.is_symlink() or not path.is_file() for path in files):
         return False
     try:
@@ -195,8 +195,8 @@ def are_of_one(files: Sequence[Path]) -> bool:
 
 
 # -- other items of the same ranks: `model_3.pt`, `optimizer_3.pt`, `step_3.pt` ----------------------------------------
-# Names whose rank is proven by contents show the names of the other items: the same but for the words before the rank.
-# They are of the same checkpoint where they hold other keys; two runs beside each other hold the same ones.
+# Names whose rank is proven by contents imply the names of the other items: only the words before the rank differ.
+# They are of the same checkpoint if they have other keys; two runs beside each other have the same ones.
 #
 # Source: torch_checkpointing's `TorchSerialization` writes such files; so does many a script.
 
@@ -217,10 +217,10 @@ def _with_items(group: Sequence[RankName], tree: Any, world: int, follow_symlink
 
 
 def _families(of: RankName, world: int, follow_symlinks: bool) -> dict[str, list[RankName]]:
-    """The files beside one whose names differ from it in the rank and in words before it, by what is before it."""
+    """The files beside `of` whose names differ in the rank and in words before it, grouped by those words."""
     spelled = of.path.parent / Path(of.spelled).name
     own, _, tail = spelled.name.partition("{rank}")
-    # Other words, with the same numbers and separator.
+    # other words, with the same numbers and separator
     words = r"\D*?".join(["", *re.findall(r"\d+", own), ""]) + re.escape(own[len(own.rstrip("-_.")) :])
     pattern = re.compile(rf"(?P<head>{words})(?P<rank>\d{{1,7}}){re.escape(tail)}", re.DOTALL)
     found: dict[str, list[RankName]] = {}
@@ -235,9 +235,9 @@ def _families(of: RankName, world: int, follow_symlinks: bool) -> dict[str, list
 
 
 def _is_item(names: Sequence[RankName], known: set[KeyPath], world: int) -> bool:
-    """Whether files are of an item of their own, by the first that can be read: no tensor lies where another has one.
+    """Whether files are another item, judged by the first readable one: none of its tensors has a known key path.
 
-    A lone file is an item where its content has the rank of its name and the world size.
+    A lone file is an item if its content has the rank of its name and the world size.
     """
     for name in names:
         with suppress(ReadError):
@@ -256,10 +256,10 @@ MAX_FILES = 1 << 16
 
 
 def rank_group(path: Path, options: Options) -> tuple[RankName, list[RankName]] | None:
-    """Find the rank file to read first, and all files of its checkpoint in rank order; None where there are none.
+    """Find the rank file to read first, and all files of its checkpoint in rank order; None without rank files.
 
     Raises:
-        UsageError: the folder holds several checkpoints, or the pattern is none.
+        UsageError: the folder contains several checkpoints, or the pattern is malformed.
         ReadError: no file fits the pattern.
         UnsafePathError: a file is a link out of the folder.
     """
@@ -287,10 +287,10 @@ def _is_other_name(path: Path) -> bool:
 
 
 def group_in(folder: Path) -> RankName | None:
-    """A file of the one checkpoint in a folder of rank files, by their names or else by their contents.
+    """A file of the only checkpoint in a folder of rank files, by their names or else by their contents.
 
     Raises:
-        UsageError: it holds several.
+        UsageError: it contains several.
     """
     names = [name for name in names_in(folder) if not _is_other_name(name.path)]
     groups: dict[tuple[tuple[str, str], int | None], RankName] = {}
@@ -322,7 +322,7 @@ def _unnamed(path: Path) -> str:
 
 
 def _numbers(files: Sequence[Path]) -> list[int] | None:
-    """The number of each path, where the paths differ in just one; else None."""
+    """The number of each path, if the paths differ in a single number; else None."""
     paths = [str(path) for path in files]
     if len({NUMBER.sub("0", path) for path in paths}) > 1:
         return None
@@ -335,7 +335,7 @@ def files_matching(folder: Path, pattern: str, follow_symlinks: bool) -> list[Ra
     """The files below a folder whose paths match a pattern such as `model-{rank}-of-{world}.pt`, in rank order.
 
     Raises:
-        UsageError: the path is no folder, or the pattern has no `{rank}` or leads out of the folder.
+        UsageError: the path is not a folder, or the pattern has no `{rank}` or leads out of the folder.
         ReadError: no file fits.
         UnsafePathError: a file is a link out of the folder.
     """
@@ -361,14 +361,14 @@ def files_matching(folder: Path, pattern: str, follow_symlinks: bool) -> list[Ra
 
 
 def file_matching(path: Path, pattern: str) -> RankName:
-    """One file whose name matches a pattern, for which its folder is not listed."""
+    """Parse one file's name by a pattern, without listing its folder."""
     found = re.fullmatch(_expression(pattern), path.name)
     assert found is not None, f"{path.name} is no {pattern}"
     return _fitted(path.parent, pattern, path, found)
 
 
 def _expression(pattern: str) -> str:
-    """The pattern as a regular expression: a placeholder that comes again stands for the same number."""
+    """The pattern as a regular expression: a repeated placeholder stands for the same number."""
     expression = re.escape(pattern)
     for name in ("rank", "world"):
         holder = re.escape(f"{{{name}}}")
@@ -392,7 +392,7 @@ def _fitted(folder: Path, pattern: str, path: Path, found: re.Match[str]) -> Ran
 
 
 def _from_zero(names: list[RankName]) -> list[RankName]:
-    """Renumber the names from rank 0 where they count from 1 to the world size."""
+    """Renumber the names from rank 0 if they count from 1 to the world size."""
     ordered = sorted(names, key=lambda n: (n.rank, n.path))
     worlds = {n.world_size for n in ordered}
     if ordered[0].rank >= 1 and worlds == {ordered[-1].rank}:
@@ -400,19 +400,19 @@ def _from_zero(names: list[RankName]) -> list[RankName]:
     return ordered
 
 
-# -- which of the files are read, and the rank of each -----------------------------------------------------------------
+# -- read the files, and determine the rank of each --------------------------------------------------------------------
 
 
 class GroupRead(SavedFiles):
-    """The files of a group that were read: every rank's, or the given one and its possible swap.
+    """The files of a group that were read: every rank's, or the named file and the one it may be swapped with.
 
     Attributes:
-        name: the given file; its rank counts from 0.
+        name: the named file; its rank counts from 0.
         group: all files, likewise, in rank order.
         all_ranks: whether every file was to be read.
 
     Raises:
-        ReadError: the given file cannot be read.
+        ReadError: the named file cannot be read.
     """
 
     def __init__(self, problems: list[Problem], name: RankName, group: Sequence[RankName], options: Options) -> None:
@@ -426,8 +426,8 @@ class GroupRead(SavedFiles):
         options.read_ahead([member.path for member in wanted])
         for member in wanted:
             self._read_member(member, must=member.path == name.path or not member.rank_in_name)
-        # Names of parameters may be those of several ranks, and then fit no rank alone. Names of files that were given
-        # one by one need not count ranks: their contents have them.
+        # Parameter names may belong to several ranks, and then fit no rank alone. Names of files that were given
+        # one by one need not count ranks: their contents state the ranks.
         unnamed = options.names is not None and not any(s.claims for s in self.saved.values())
         uncounted = bool(options.files) and group[-1].rank > len(group)
         if not self.all_ranks and (self._is_small() or unnamed or uncounted):
@@ -450,12 +450,12 @@ class GroupRead(SavedFiles):
             self.saved[member.path] = saved._replace(claims=frozenset([stated])) if stated else saved
 
     def _is_small(self) -> bool:
-        """Whether the files, estimated by those that were read, are small enough to read all."""
+        """Whether the files, by the size of those that were read, are small enough to read all."""
         nbytes = sum(saved.bytes_read for saved in self.saved.values())
         return is_small(len({n.rank for n in self.group}), nbytes * len(self.group) // max(len(self.saved), 1))
 
     def _read_namesakes(self, name: RankName) -> None:
-        """Where the content has another rank than the name, read the file of that name too: they may be swapped."""
+        """If the content states another rank than the name, read that rank's file too: the two may be swapped."""
         rank = self._said(name)
         while rank is not None:
             others = [n for n in self.group if n.rank == rank and n.part == name.part]
@@ -465,13 +465,13 @@ class GroupRead(SavedFiles):
             rank = self._said(others[0])
 
     def _said(self, name: RankName) -> int | None:
-        """The one rank in a file's content; None for none, several, or a file that was not read."""
+        """The only rank in a file's content; None for none, several, or a file that was not read."""
         claims = {rank for rank, _ in self.saved[name.path].claims} if name.path in self.saved else set()
         claimed = [rank for rank in claims if rank is not None]
         return claimed[0] if len(claimed) == 1 else None
 
     def _counts_from_one(self, name: RankName) -> bool:
-        """Whether a name in the caller's own spelling has one more than the rank, by the contents that were read."""
+        """Whether a name in the caller's own pattern has the rank plus one, by the contents that were read."""
         return bool(name.spelled) and not name.first and name.rank > 0 and self._said(name) in (None, name.rank - 1)
 
     def _rank_of(self, name: RankName) -> int:
@@ -482,10 +482,10 @@ class GroupRead(SavedFiles):
         return name.rank if rank is None else rank
 
     def _misnamed(self) -> Iterator[Problem]:
-        """Files that hold another rank than that of their name: a resume by rank loads another rank's shards.
+        """Find files whose content states another rank than their name: a resume by rank loads another rank's shards.
 
-        It is a warning where the numbers in the names may be no ranks: all of them are as far off, or they are of names
-        that were given one by one; and of a copy, for which the rank that is here twice is an error.
+        It is a warning if the numbers in the names may not be ranks: all of them are off by the same amount, or the
+        files were given one by one; and for a copy, because the rank that occurs twice is an error already.
         """
         known = {n.path: n.rank - rank for n in self.group if (rank := self._said(n)) is not None and n.rank_in_name}
         shifted = len(known) > 1 and len(set(known.values())) == 1
@@ -501,7 +501,7 @@ class GroupRead(SavedFiles):
 
 
 def stated_world_size(trees: Iterable[Any]) -> int | None:
-    """The number of ranks in the files: at their root, or as Composer stores it in `state.metadata`."""
+    """The number of ranks stated in the files: at their root, or as Composer stores it in `state.metadata`."""
     for tree in trees:
         for path in (("state", "metadata", "world_size"), ("world_size",)):
             stated = leaf_at(tree, path)

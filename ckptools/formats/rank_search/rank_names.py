@@ -2,9 +2,9 @@
 
 Composer `ep0-ba5-rank3.pt`, OLMo `rank3.pt`, verl `model_world_size_4_rank_3.pt` with `optim_…` and `extra_state_…`,
 Accelerate `pytorch_model_fsdp_0_rank3.bin`, `x.rank_3.pth`, each also compressed (`.pt.gz`) or a tar. A name is only a
-hint: rank and world size are taken from the content where it has them.
+hint: rank and world size are taken from the content if it states them.
 
-Temporary names, left over where a write was interrupted:
+Temporary names, left over after an interrupted write:
 
     step-8.tmp, .metadata.tmp, __0_0.distcp.tmp     DCP's FileSystemWriter, and other writers that rename when done
     .ckptools-RUN, .model.pt.1a2b3c4d.partial       ckptools create; ckptools consolidate
@@ -33,7 +33,7 @@ RANKED = re.compile(
     re.DOTALL,
 )
 WITHOUT_SUFFIX = re.compile(r"ep\d+-ba\d+-\Z")
-"""Prefix of Composer's names until 0.8, when they had no suffix (`ep0-ba5-rank0`)."""
+"""Matches the prefix of Composer's names until 0.8, which had no suffix (`ep0-ba5-rank0`)."""
 
 WORLD = re.compile(r"(?P<part>[A-Za-z_]*?)_?world_size_(?P<world>\d{1,7})_\Z")
 VERL_PARTS = ("model", "optim", "extra_state")
@@ -54,12 +54,12 @@ class RankName(NamedTuple):
     Attributes:
         head: text before the rank; the same for all ranks of one part.
         tail: text behind the rank.
-        part: the part of a rank's state, where a rank has several files; else "".
-        world_size: None where the name does not have it.
+        part: the part of a rank's state, if a rank has several files; else "".
+        world_size: None if the name does not state it.
         spelled: for the caller's own names: the path of any rank, with `{rank}`, or `?`.
         width: digits of the rank in it.
         first: the number of rank 0 in it.
-        rank_in_name: whether the name has the rank; else `rank` is a place in a list.
+        rank_in_name: whether the name has the rank; else `rank` is an index in a list.
     """
 
     path: Path
@@ -75,7 +75,7 @@ class RankName(NamedTuple):
 
     @property
     def group(self) -> tuple[str, str]:
-        """Common part of the names of all files of one checkpoint."""
+        """The common part of the names of all files of one checkpoint."""
         return ("", self.tail) if self.part else (self.head, self.tail)
 
     def of_rank(self, rank: int, part: str) -> Path:
@@ -92,7 +92,7 @@ class RankName(NamedTuple):
 
 
 def parse(path: Path) -> RankName | None:
-    """Parse a file name with a rank in it; None when it has none."""
+    """Parse a file name with a rank in it; None without a rank."""
     found = RANKED.fullmatch(path.name)
     if not found:
         return None
@@ -105,7 +105,7 @@ def parse(path: Path) -> RankName | None:
 
 
 def check_links(names: Sequence[RankName], asked: Path) -> None:
-    """Refuse links out of the folder among rank files; only the file that the caller asked for may be one.
+    """Refuse links out of the folder among rank files; only the file that the caller named may be one.
 
     Raises:
         UnsafePathError: one of them leads out.
@@ -122,20 +122,20 @@ def siblings(of: RankName) -> list[RankName]:
 
 
 def names_in(folder: Path) -> Iterable[RankName]:
-    """Every file name with a rank in a folder."""
+    """Yield every file name with a rank in a folder."""
     with reading(folder):
         entries = sorted(folder.iterdir())
     return (name for name in map(parse, entries) if name is not None)
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file or folder of this name is not finished."""
+    """Whether a file or folder has the name of an unfinished write."""
     return TEMPORARY.fullmatch(name) is not None
 
 
 def unfinished(path: Path) -> list[str]:
     """Temporary names that contain a missing file's name: left-overs of its writer."""
-    if is_remote(path):  # a store is not listed for it
+    if is_remote(path):  # its store is not listed for this
         return []
     with suppress(OSError):
         beside = islice(path.parent.iterdir(), MAX_ENTRIES)
@@ -144,7 +144,7 @@ def unfinished(path: Path) -> list[str]:
 
 
 def unfinished_ranks(of: RankName) -> set[int]:
-    """Ranks of the checkpoint of a file whose own files beside it have temporary names: their writers did not end."""
+    """Ranks that have a file with a temporary name beside a file of the checkpoint: their writers did not end."""
     if is_remote(of.path) or not of.rank_in_name or of.spelled:
         return set()
     middle = of.path.name[len(of.head) : len(of.path.name) - len(of.tail)].rstrip("0123456789")
@@ -156,12 +156,12 @@ def unfinished_ranks(of: RankName) -> set[int]:
 
 
 def numbers_in(name: str) -> Iterator[tuple[re.Match[str], bool]]:
-    """Yield the numbers in a file's name, and whether each counts steps, as behind the word `checkpoint`."""
+    """Yield the numbers in a file's name, and whether each counts steps, because of a word such as `checkpoint`."""
     steps = [found.span() for found in COUNTS_STEPS.finditer(name)]
     for found in NUMBER.finditer(name):
         yield found, any(start <= found.start() < end for start, end in steps)
 
 
 def with_digits(path: Path, number: re.Match[str], digits: str) -> Path:
-    """The path of a file that has other digits in the place of one number in its name."""
+    """The path of a file with one number in its name replaced."""
     return path.with_name(f"{path.name[: number.start()]}{digits}{path.name[number.end() :]}")

@@ -1,4 +1,4 @@
-"""Builder of the `Checkpoint` that a format returns, and the state of each of its files: read, seen, cut or damaged."""
+"""Build the `Checkpoint` that a format returns, and find the state of each of its files: read, seen, cut or damaged."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from ckptools.training_state.steps import by_majority, find_step
 
 # -- the step of a file from a small JSON beside it that has the same number in its name: `meta_000010.json` -----------
 # nanochat saves `model_000010.pt`, `meta_000010.json` and `optim_000010_rank0.pt` of each rank; only the JSON states
-# `step`. The number in the name is the step where both are the same. Source: nanochat/checkpoint_manager.py
+# `step`. The number in the name is the step if both are equal. Source: nanochat/checkpoint_manager.py
 # (`save_checkpoint`).
 
 NUMBERED = re.compile(r"[A-Za-z]+_(\d{6,12})(?:_rank\d+)?\.pt")
 
 
 def find_step_with_beside(path: Path, sections: tuple[Section, ...]) -> Fact:
-    """The step of the checkpoint at a path, as `find_step` has it, else that of the JSON beside it."""
+    """The step of the checkpoint at a path by `find_step`, else by the JSON beside it."""
     step = find_step(path, sections)
     found = NUMBERED.fullmatch(path.name) if step.value is None else None
     return step if found is None else _stated(path.with_name(f"meta_{found[1]}.json"), int(found[1])) or step
@@ -53,14 +53,14 @@ def _stated(path: Path, number: int) -> Fact | None:
     return None
 
 
-# -- files that are cut short, read up to the cut: what is behind it is a gap, and the checkpoint is not whole ---------
+# -- files that are cut short, read up to the cut: missing tensors are gaps, and the checkpoint is not whole -----------
 
 
 class SalvagingReader:
-    """Reads a torch.save file as the inert reader does, and one that is cut short as far as it is here.
+    """Reads a torch.save file as the inert reader does, and a file that is cut short as far as it goes.
 
     Attributes:
-        cut: files that were read so, with their sizes in bytes.
+        cut: files that were cut short, with their sizes in bytes.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class SalvagingReader:
         return saved
 
     def judged(self, checkpoint: Checkpoint) -> Checkpoint:
-        """The checkpoint with each such file marked as cut, and its problem."""
+        """The checkpoint with each such file marked as cut, and a problem for it."""
         cut = [file for file in checkpoint.files if file.path in self.cut]
         if not cut:
             return checkpoint
@@ -93,16 +93,16 @@ class SalvagingReader:
 
 
 # -- files that torch saved under the name of another ------------------------------------------------------------------
-# A torch.save archive keeps the name of the file that it was written to as that of its root folder (`root_of`). What a
-# file holds often fits every rank alike, above all flat partitions and random states, so that nothing else tells.
-# Numbers of steps are no claim, since a whole checkpoint may be renamed; nor is anything of a file whose content states
-# its rank, by which it is judged.
+# The root folder of a torch.save archive keeps the name of the file that was written (`root_of`). The content of a file
+# often fits every rank alike, above all flat partitions and random states, so that only this name shows a swap. Numbers
+# of steps are not a claim, since a whole checkpoint may be renamed; nor is any name of a file whose content states its
+# rank, by which it is judged.
 
 NUMBER = re.compile(r"[0-9]+")
 
 
 def archive_claims(saved: Saved, rank: int | None = None, tensor: str | None = None) -> FileClaims:
-    """The claims of a torch.save file: its name, and the one that it was saved under where that is of the same kind."""
+    """The claims of a torch.save file: its name, and the name under which it was saved, if that is of the same kind."""
     (stem, dot, suffix), name = saved.path.name.rpartition("."), saved.path.name
     of_a_kind = dot and not saved.claims and NUMBER.sub("#", stem) == NUMBER.sub("#", saved.root)
     other = name if _numbers(stem) == _numbers(saved.root) else saved.root + dot + suffix
@@ -118,7 +118,7 @@ def _numbers(name: str) -> list[str]:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 MAX_FILES = 64
-"""Up to this many files in a store, the end of each is read."""
+"""Up to this many remote files have their end read."""
 
 KINDS: Mapping[ReadErrorKind, Code] = {
     "absent": Code.FILE_MISSING,
@@ -128,7 +128,7 @@ KINDS: Mapping[ReadErrorKind, Code] = {
     "damaged": Code.FILE_CUT,
     "contradicts": Code.FILE_CONTRADICTS,
 }
-"""Problem codes of files that cannot be read, or are not what the metadata says, by the kind of fault."""
+"""Problem codes of files that cannot be read, or contradict the metadata, by the kind of fault."""
 
 
 class Fault(NamedTuple):
@@ -139,7 +139,7 @@ class Fault(NamedTuple):
 
     @classmethod
     def of(cls, error: ReadError, path: Path) -> Fault:
-        """Return the fault that an error states; an error about another file names that file."""
+        """The fault that an error states; an error about another file names that file."""
         return cls(error.reason if error.path == path else str(error), error.kind)
 
     @property
@@ -148,7 +148,7 @@ class Fault(NamedTuple):
         return "cut" if self.kind == "cut" else "bad"
 
     def problem(self, name: str, rank: int | None = None, tensor: str | None = None) -> Problem:
-        """Return the fault as a problem; `name` is the file's name in the message."""
+        """The fault as a problem; `name` is the file's name in the message."""
         return Problem(KINDS[self.kind], f"{name} {self.reason}", rank, tensor)
 
 
@@ -160,10 +160,10 @@ class StatedFile:
     """A file that the metadata of a checkpoint names, found or missing.
 
     Attributes:
-        rank: whose it is; None where it is several ranks'.
+        rank: its rank; None if it belongs to several ranks.
         size: bytes; None when it is missing.
         modified: file time; None when it is missing.
-        needed: bytes that it must have; 0 where the metadata does not say.
+        needed: bytes that it must have; 0 if the metadata does not state it.
         fault: why all of its content is refused.
     """
 
@@ -178,11 +178,11 @@ class StatedFile:
     def found(
         cls: type[Found], path: Path, folder: Path, rank: int | None, needed: int, follow_symlinks: bool
     ) -> Found:
-        """Look for a file; a local one without read permission is refused, those in a store are not tried one by one.
+        """Find a file; a local file without read permission is refused, remote ones are not tried one by one.
 
         Raises:
-            ReadError: it cannot be looked at.
-            UnsafePathError: it is a link out of the folder, or no regular file.
+            ReadError: the system refuses to report on it.
+            UnsafePathError: it is a link out of the folder, or not a regular file.
         """
         status = status_inside(path, folder, follow_symlinks)
         if status is None:
@@ -196,7 +196,7 @@ class StatedFile:
         return cls(path, rank, status.st_size, status.st_mtime, needed, fault)
 
     def holds(self, end: int) -> bool:
-        """Whether the file is here, reaches to byte `end`, and is not refused."""
+        """Whether the file is present, reaches to byte `end`, and is not refused."""
         return self.size is not None and end <= self.size and self.fault is None
 
     @property
@@ -209,7 +209,7 @@ class StatedFile:
         return "unreadable" if self.fault.kind == "no access" else "not the one that was saved"
 
     def listed(self, part: str = "", read: bool = True) -> RankFile:
-        """Return the file for the checkpoint's list; it counts as `read` where every value in it was looked at."""
+        """The file as an entry of the checkpoint's list; `read` only if every value in it was read."""
         if self.size is None:
             return RankFile(self.path, self.rank, part, "missing", 0, None)
         whole: Literal["read", "seen"] = "read" if read else "seen"
@@ -219,13 +219,13 @@ class StatedFile:
     def problems(
         self, name: str, content: str, tensor: str | None = None, ranks: tuple[int, ...] = ()
     ) -> Iterator[Problem]:
-        """The problem of a file that is missing, cut or refused.
+        """Yield the problem of a file that is missing, cut or refused.
 
         Args:
             name: of the file in messages.
             content: names of the values that it should hold.
-            tensor: the value that it alone holds.
-            ranks: whose it is, if it is several ranks'.
+            tensor: the value that only this file has.
+            ranks: its ranks, if there are several.
         """
         if self.size is None:
             yield missing(name, self.rank, tensor, ranks=ranks, contents=f", which holds {content}")
@@ -247,10 +247,10 @@ def was_read(saved: Saved, rank: int | None = None, part: str = "") -> RankFile:
 
 
 def file_now(path: Path, rank: int | None, part: str, status: Literal["read", "cut", "bad"]) -> RankFile:
-    """The `RankFile` of a file, with the size and time that it has now.
+    """The `RankFile` of a file, with its present size and time.
 
     Raises:
-        ReadError: it is gone.
+        ReadError: it no longer exists.
     """
     with reading(path):
         found = path.stat()
@@ -260,9 +260,9 @@ def file_now(path: Path, rank: int | None, part: str, status: Literal["read", "c
 def looked_at(
     path: Path, rank: int | None, part: str, faults: dict[Path, Fault], files: int, read: bool = False
 ) -> RankFile:
-    """Return the `RankFile` of a file that may be gone; the fault of one that was not read is looked for and noted.
+    """The `RankFile` of a file that may no longer exist; the end of an unread file is checked, and its fault noted.
 
-    Of more than `MAX_FILES` files in a store only the presence and size are known: reading each end takes one or two
+    With more than `MAX_FILES` remote files, only presence and size are checked: reading each end takes one or two
     requests.
     """
     status = path.stat() if path.exists() else None
@@ -279,11 +279,11 @@ def looked_at(
 
 
 class SavedFiles:
-    """The torch.save files of one checkpoint, of which not all are read: what was, and why others could not be.
+    """The torch.save files of one checkpoint, not all of which are read: their content, and the faults of others.
 
     Attributes:
         saved: the content of the files that were read.
-        faults: why others could not be.
+        faults: why other files could not be read.
     """
 
     def __init__(self, read: Callable[[Path], Saved]) -> None:
@@ -292,10 +292,10 @@ class SavedFiles:
         self.faults: dict[Path, Fault] = {}
 
     def read(self, path: Path, must: bool = False) -> Saved | None:
-        """Read a file, unless that was tried before; None, and its fault is kept, where it cannot be read.
+        """Read a file, unless that was tried before; None, and its fault is kept, if it cannot be read.
 
         Raises:
-            ReadError: it cannot be read, and must be.
+            ReadError: it cannot be read, and `must` be.
         """
         if path not in self.saved and path not in self.faults:
             try:
@@ -307,7 +307,7 @@ class SavedFiles:
         return self.saved.get(path)
 
     def listed(self, path: Path, rank: int | None, part: str, files: int) -> RankFile:
-        """The file for the checkpoint's list of so many `files`; one that was not read is looked at."""
+        """The file as an entry of the checkpoint's list, one of `files`; the end of an unread file is checked."""
         if path in self.saved:
             return was_read(self.saved[path], rank, part)
         return looked_at(path, rank, part, self.faults, files)
@@ -317,9 +317,9 @@ class FileSet:
     """The files of a checkpoint, or of a part of it: each is listed once, as read, missing, cut or damaged.
 
     Attributes:
-        path: the path that the user named; an error in this file is the user's.
+        path: the path that the user named; an error in this file is raised.
         files: the files, in the order in which they were added.
-        problems: of those that are missing, cut or damaged.
+        problems: of missing, cut and damaged files.
     """
 
     def __init__(self, path: Path) -> None:
@@ -328,10 +328,10 @@ class FileSet:
         self.problems: list[Problem] = []
 
     def add_file(self, path: Path, rank: int | None = None, part: str = "") -> None:
-        """List a file that was read, with the size and time that it has now.
+        """List a file that was read, with its present size and time.
 
         Raises:
-            ReadError: it is gone.
+            ReadError: it no longer exists.
         """
         self.files.append(file_now(path, rank, part, "read"))
 
@@ -350,13 +350,13 @@ class FileSet:
         Args:
             path: the file.
             error: why it cannot be read.
-            rank: the rank whose file it is.
-            part: the part of the checkpoint that it holds.
+            rank: its rank.
+            part: the part of the checkpoint in it.
             name: of the file in messages; its own by default.
-            tensor: the part of the tree that it alone holds.
+            tensor: the part of the tree that only this file has.
 
         Raises:
-            ReadError: it is the file that the user named, or gone.
+            ReadError: it is the file that the user named, or no longer exists.
         """
         if path == self.path:
             raise error
@@ -365,7 +365,7 @@ class FileSet:
         self.files.append(file_now(path, rank, part, fault.status))
 
     def add_listed(self, file: RankFile, faults: Mapping[Path, Fault], name: str = "") -> None:
-        """List a file that was read or looked at, with the problem of its fault, which calls it `name`."""
+        """List a file that was read or checked, with the problem of its fault; messages call it `name`."""
         self.files.append(file)
         if file.path in faults:
             self.problems.append(faults[file.path].problem(name or file.path.name, file.rank))
@@ -380,7 +380,7 @@ class FileSet:
         tensor: str | None = None,
         more: str = "",
     ) -> None:
-        """List a file that is not here, with its problem; `more` goes on in the message, else as `add_fault`."""
+        """List a missing file, with its problem; `more` continues the message, other arguments as in `add_fault`."""
         self.files.append(RankFile(path, rank, part, "missing", 0, None))
         self.problems.append(missing(name or path.name, rank, tensor, more=more))
 
@@ -389,15 +389,15 @@ class FileSet:
 
 
 class RankDifferences(NamedTuple):
-    """Values that differ between ranks: those that may, and those that should not.
+    """Values that differ between ranks: values that may differ, and values that should not.
 
     Attributes:
-        tree: the ranks' tree, with the lowest rank's tensor where each rank has its own.
-        problems: values and tensors that should be the same on all ranks and are not.
+        tree: the ranks' tree, with the lowest rank's tensor if each rank has its own.
+        problems: values and tensors that should be equal on all ranks but differ.
         differing: key paths of values and tensors that may differ, and do.
         per_rank: by key path each rank's value: sections that are each rank's own, and differing values elsewhere.
-        unequal: the same for other values: where all should have one value, where only some have any, where a foreign
-            object holds other values.
+        unequal: the same for values that all ranks should share, that only some ranks have, or that are foreign
+            objects with other contents.
     """
 
     tree: Any
@@ -410,9 +410,8 @@ class RankDifferences(NamedTuple):
 class CheckpointBuilder(FileSet):
     """Collects the findings of a format while it opens a checkpoint, and builds the `Checkpoint`.
 
-    A format makes one before it reads anything, adds what it finds, and states what is its own in `checkpoint`.
-    `names` are the dotted names that the files mention; the other attributes are those of `FileSet` and of
-    `RankDifferences`.
+    A format creates it before it reads anything, adds its findings, and passes the rest to `checkpoint`. `names` are
+    the dotted names that the files mention; the other attributes are those of `FileSet` and of `RankDifferences`.
     """
 
     def __init__(self, format: str, path: Path) -> None:
@@ -432,10 +431,10 @@ class CheckpointBuilder(FileSet):
         self.names |= dict.fromkeys(names)
 
     def add_saved(self, saved: Iterable[Saved], placed: bool = True) -> None:
-        """Count torch.save files that were read, and judge the names that they were saved under.
+        """Count torch.save files that were read, and compare the names under which they were saved.
 
-        `placed` says whether names place what files hold; stages of a pipeline have names of their own in them. Of a
-        file whose place is known to be another's, by its content, that is enough.
+        `placed` means that names place the files' content; stages of a pipeline have their names in the content. A file
+        whose content proves another place needs no such comparison.
         """
         read = list(saved)
         placed_anew = (p for p in self.problems if p.kind is Code.STRAY_FILE and p.found not in (None, ANOTHER["rank"]))
@@ -446,7 +445,7 @@ class CheckpointBuilder(FileSet):
             self.add_read(1, one.bytes_read, one.names)
 
     def read_beside(self, path: Path, options: Options, tensor: str | None = None) -> Saved | None:
-        """Read and list a torch.save file beside the others, which alone holds a part; None where it cannot be read.
+        """Read and list a torch.save file that alone has a part of the checkpoint; None if it cannot be read.
 
         Raises:
             ReadError: it is the file that the user named.
@@ -463,14 +462,14 @@ class CheckpointBuilder(FileSet):
         return saved
 
     def add_rank_values(self, found: RankDifferences | CheckpointBuilder) -> None:
-        """Note what ranks have for themselves, and what they should not."""
+        """Add the values that ranks have for themselves, and those that should not differ."""
         self.problems += found.problems
         self.differing += found.differing
         self.per_rank |= found.per_rank
         self.unequal |= found.unequal
 
     def add(self, other: CheckpointBuilder) -> None:
-        """Add everything that was found of another part, behind what was found here."""
+        """Add all findings of another part, behind those here."""
         self.add_rank_values(other)
         self.add_read(other.files_read, other.bytes_read, other.names)
 
@@ -493,9 +492,9 @@ class CheckpointBuilder(FileSet):
         in_parts: bool = False,
         text_keys: bool = False,
     ) -> Checkpoint:
-        """The checkpoint, with what was found and what opening it cost; see `Checkpoint` for what is given.
+        """Build the checkpoint from the findings; `Checkpoint` explains the arguments.
 
-        `files` are those of the builder where none are given.
+        `files` are those of the builder by default.
         """
         return Checkpoint(
             path=self.path,
@@ -525,5 +524,5 @@ class CheckpointBuilder(FileSet):
 
 
 def in_form(saved_as: str, form: str) -> str:
-    """Add to how something was saved what it is beside a zip archive."""
+    """Append a file's form, if it is not a plain zip archive, to `saved_as`."""
     return f"{saved_as} ({form})" if form else saved_as

@@ -1,4 +1,4 @@
-"""Companion files that transformers' Trainer and Accelerate leave beside a model.
+"""Companion files that transformers' Trainer and Accelerate write beside a model.
 
     optimizer.pt | optimizer.bin | optimizer_1.bin      optimizer (Trainer | Accelerate and FSDP | its second)
     scheduler.pt | scheduler.bin | scheduler_1.bin      learning rate scheduler
@@ -10,10 +10,10 @@
     custom_checkpoint_{N}.pkl                           registered objects
     training_args.bin                                   an object of the Trainer's class: named, never made
 
-With automatic naming Accelerate calls its folders `checkpoints/checkpoint_{N}`, N being how often it saved: no step.
+With automatic naming Accelerate calls its folders `checkpoints/checkpoint_{N}`; N counts saves, not steps.
 An `AcceleratedScheduler` is stepped once for every process, unless batches are split, which no file records. Its
-count divided by the processes is taken for the training step. `step` beside Accelerate's random states counts how often
-`accumulate` was entered since the data loader began.
+count divided by the number of processes is taken as the training step. `step` beside Accelerate's random states counts
+how often `accumulate` was entered since the data loader began.
 
 All but the JSON are torch.save files, `.pkl` too. Source: accelerate/checkpointing.py, utils/constants.py and
 accelerator.py (`save_state`, `save_iteration`), transformers/trainer.py; read on files of Accelerate 1.15.
@@ -46,7 +46,7 @@ OF_ALL = re.compile(
     r"|(custom_checkpoint_\d{1,4})\.pkl|(training_args)\.bin|(trainer_state)\.json|(rng)_state\.pth"
 )
 NUMBERED = re.compile(r"(optimizer|scheduler|custom_checkpoint)(?:_(\d{1,4}))?")
-"""Keys of files that Accelerate numbers from 0 without a gap, the first of most kinds without its number."""
+"""Keys of files that Accelerate numbers from 0 without a gap; the first of most kinds has no number."""
 
 PROTOCOL = b"\x80"
 """The first byte of a pickle of protocol 2 or later."""
@@ -57,7 +57,7 @@ ORDER = ("optimizer", "scheduler", "scaler", "rng", "trainer_state", "sampler", 
 
 @dataclass(frozen=True)
 class Companion:
-    """A file that training left beside a model, with its key in the tree and its rank, where each rank has one."""
+    """A companion file, with its key in the tree and, if each rank has one, its rank."""
 
     path: Path
     key: str
@@ -65,13 +65,13 @@ class Companion:
 
 
 class CompanionFiles(FileSet):
-    """The content of the companion files in a folder; its files are the companions, found or missing.
+    """The content of the companion files in a folder; `files` are the companions, found or missing.
 
     Attributes:
-        tree: by name, such as `optimizer`; `rng` by rank where ranks have their own.
+        tree: by name, such as `optimizer`; `rng` by rank if ranks have their own.
         names: dotted names that their pickles mention.
-        world_size: ranks that left RNG states; no value when there are none by rank.
-        claims: of the torch.save files among them that were read.
+        world_size: number of ranks with RNG states; no value if there are none by rank.
+        claims: of their torch.save files that were read.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -88,11 +88,11 @@ class CompanionFiles(FileSet):
         return any(file.path.name.startswith("random_states_") for file in self.files)
 
     def swapped(self) -> Iterator[Problem]:
-        """Files that were saved under the name of another, each with its key and rank: the rest is not concerned."""
+        """Find files that were saved under the name of another companion, with its key and rank."""
         return misplaced(self.claims, sure=False)
 
     def read(self, companion: Companion, options: Options, name: str = "") -> Any:
-        """Read one companion and note what it cost; None, and a problem that calls it `name`, if it is unreadable."""
+        """Read one companion and count its cost; None, and a problem that calls it `name`, if it is unreadable."""
         path, key, rank = companion.path, companion.key, companion.rank
         try:
             if path.suffix == ".json":
@@ -116,7 +116,7 @@ class CompanionFiles(FileSet):
 
 
 def _plain_pickle(path: Path) -> Machine | None:
-    """What `pickle.dump` wrote, in which tensors are foreign objects; None for a torch.save file.
+    """Read a file of `pickle.dump`, in which tensors are foreign objects; None for a torch.save file.
 
     Raises:
         ReadError: it is too large to be read.
@@ -130,7 +130,7 @@ def _plain_pickle(path: Path) -> Machine | None:
 
 
 def lacks_its_model(folder: Path) -> bool:
-    """Whether a folder without weights or folders holds what the Trainer or Accelerate saves beside a model."""
+    """Whether a folder without weights or folders has files that the Trainer or Accelerate saves beside a model."""
     with reading(folder):
         names = {entry.name for entry in folder.iterdir() if entry.is_file()}
         plain = not any(entry.is_dir() for entry in folder.iterdir())
@@ -140,7 +140,7 @@ def lacks_its_model(folder: Path) -> bool:
 
 
 def companions_in(folder: Path) -> list[Companion]:
-    """The companions in a folder, in the order of the tree. Two files of one key are called by their names."""
+    """The companions in a folder, in the order of the tree. Two files of one key are keyed by their names."""
     with reading(folder):
         named = [c for c in map(_companion, sorted(folder.iterdir())) if c is not None and c.path.is_file()]
     times = Counter((c.key, c.rank) for c in named)
@@ -162,7 +162,7 @@ def _companion(path: Path) -> Companion | None:
 
 
 def is_companion(path: Path) -> bool:
-    """Whether a file name is that of a companion: no checkpoint of its own."""
+    """Whether a file has the name of a companion, so that it is not a checkpoint of its own."""
     return _companion(path) is not None
 
 
@@ -171,9 +171,9 @@ def _order(key: str) -> int:
 
 
 def read_companions(folder: Path, options: Options, ranks: int = 0) -> CompanionFiles:
-    """Read the companions in a folder; those that cannot be read become problems.
+    """Read the companions in a folder; unreadable ones become problems.
 
-    If ranks left RNG states there, at least so many `ranks` did: each that wrote the rest of the checkpoint.
+    If ranks saved RNG states, at least `ranks` of them did: each rank that wrote the rest of the checkpoint.
 
     Raises:
         UnsafePathError: one of them is a link out of the folder.
@@ -198,7 +198,7 @@ def read_companions(folder: Path, options: Options, ranks: int = 0) -> Companion
     if "scheduler.pt" in names and any(n.startswith("rng_state") for n in names) and "trainer_state.json" not in names:
         more = ", which the Trainer writes last; the save may have been interrupted"
         found.problems.append(missing("trainer_state.json", None, "trainer_state", more=more, severity="warning"))
-    # An optimizer under the name of a scheduler, and the reverse: swapped with it, or a copy of it.
+    # An optimizer under the name of a scheduler, or the opposite: swapped with it, or a copy of it.
     for key, value in found.tree.items():
         steps = isinstance(value, Mapping) and "last_epoch" in value
         kind = "an optimizer" if is_optimizer(value) else "a scheduler" if steps else ""
@@ -209,13 +209,13 @@ def read_companions(folder: Path, options: Options, ranks: int = 0) -> Companion
 
 
 def path_that_states_a_step(folder: Path) -> Path:
-    """The folder, or one without a name where Accelerate gave it the number of its saves, which is no step."""
+    """The folder, or a path without a name if Accelerate's number of saves, which is not a step, is in its name."""
     own = folder.absolute()
     return Path("-") if own.parent.name == "checkpoints" and NTH_SAVE.fullmatch(own.name) else folder
 
 
 def step_of_accelerate(tree: Any, world_size: Fact) -> Fact:
-    """Return the training step from Accelerate's scheduler, else from the counter beside the random states."""
+    """The training step from Accelerate's scheduler, else from the counter beside the random states."""
     tree, world = tree if isinstance(tree, dict) else {}, world_size.value
     states, scheduler = tree.get("rng"), tree.get("scheduler")
     counted = {s.get("step") for s in states.values() if isinstance(s, dict)} if isinstance(states, dict) else set()
@@ -231,12 +231,12 @@ def step_of_accelerate(tree: Any, world_size: Fact) -> Fact:
 
 
 def _count_ranks(found: CompanionFiles, here: list[Companion], ranks: int) -> None:
-    """Set the world size from the ranks' files, of which there are at least `ranks`, and find missing ones."""
+    """Set the world size from the ranks' files, at least `ranks`, and find missing ones."""
     ranked = {c.rank: c for c in here if c.rank is not None}
     if not ranked:
         return
     counted, first = max(ranked) + 1, next(iter(ranked.values()))
-    # The Trainer numbers them only where there are several.
+    # The Trainer numbers them only if there are several.
     alone = counted == 1 and first.path.name.startswith("rng_state_")
     counted += alone
     named = Fact(counted, ("RNG files",), at_least=alone)
@@ -247,7 +247,7 @@ def _count_ranks(found: CompanionFiles, here: list[Companion], ranks: int) -> No
 
 
 def unlike_states(key: str, states: Mapping[Any, Any]) -> Iterator[Problem]:
-    """Warn where the states of ranks, in one part, hold different keys: one may be of another part."""
+    """Warn if the states of ranks, in one part, have different keys: one may be of another part."""
     having: dict[tuple[str, ...], list[str]] = {}
     for rank, state in states.items():
         keys = sorted(map(str, state)) if isinstance(state, Mapping) else [type(state).__name__]
@@ -261,7 +261,7 @@ def unlike_states(key: str, states: Mapping[Any, Any]) -> Iterator[Problem]:
 
 
 def without_optimizer(folder: Path, tree: Mapping[str, Any], models: Collection[str] = ()) -> Iterator[Problem]:
-    """Warn where a scheduler is in a folder, and no optimizer that it could step: both are saved, or neither.
+    """Warn if a folder has a scheduler but no optimizer for it: they are saved together.
 
     A folder in it, other than those of `models` and of FSDP's model, may have the optimizer: DeepSpeed's.
     """
@@ -274,7 +274,7 @@ def without_optimizer(folder: Path, tree: Mapping[str, Any], models: Collection[
 
 
 def _gaps(here: list[Companion]) -> Iterator[Problem]:
-    """Find numbers below which Accelerate left a file too: an optimizer, a scheduler, a registered object."""
+    """Find missing numbers below those of Accelerate's files: an optimizer, a scheduler, a registered object."""
     kinds: dict[str, dict[int, Companion]] = {}
     for companion in here:
         if numbered := NUMBERED.fullmatch(companion.key):

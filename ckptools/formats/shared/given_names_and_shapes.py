@@ -1,19 +1,19 @@
-"""What a user gives with `--shapes FROM` and `--names FROM`, for checkpoints that lack shapes or names of parameters.
+"""The user's `--shapes FROM` and `--names FROM`, for checkpoints that lack shapes or names of parameters.
 
 FROM of `--shapes`, for flattened parameters, is a JSON that maps names to shapes, or another checkpoint: its model's
-names, shapes and ties are taken, no values. The order is taken only where it is the module's: from a torch.save file
+names, shapes and ties are taken, no values. The order is taken only if it is the module's: from a torch.save file
 whose state dict lists its modules in that order (`ckptools.training_state.optimizers`), or from a JSON, whose
 author chose the order.
 
     {"emb.weight": [33, 17], "head.weight": "emb.weight"}
 
-A name instead of a shape says that the parameter is tied to that one. Such a JSON is made where the model is:
+A name instead of a shape means that the parameter is tied to that parameter. Such a JSON is made from the model by
 `json.dump({k: list(v.shape) for k, v in model.named_parameters()}, file)`. In Python it may be the model itself.
 
 FROM of `--names`, for an optimizer that is keyed by number, is a JSON list of names in the optimizer's order (or a list
 of such lists, one for each param group), a JSON of name to shape in the order of the module, or a checkpoint: one whose
-own optimizer says its names, or whose state dict has the order of the module. In Python it may be such a list, or the
-module. The list is made where the optimizer is:
+own optimizer has names, or whose state dict has the order of the module. In Python it may be such a list, or the
+module. The list is made from the optimizer by
 
     name = {p: n for n, p in model.named_parameters()}
     json.dump([[name[p] for p in group["params"]] for group in optimizer.param_groups], file)
@@ -44,11 +44,11 @@ MAX_SIZE = (1 << 63) - 1
 
 @dataclass(frozen=True)
 class Shapes:
-    """Shapes, ties and order of a model's parameters, from outside of the checkpoint.
+    """Shapes, ties and order of a model's parameters, given by the user.
 
     Attributes:
-        source: where they come from, for messages.
-        tied: names that are another parameter under a second name, with the first.
+        source: their origin, for messages.
+        tied: names that are another parameter under a second name, with the first name.
         order: whether the names are in the order of the module.
     """
 
@@ -64,10 +64,10 @@ class Shapes:
 
 
 class Module(Protocol):
-    """A model, as far as it is used here; `torch.nn.Module` fits."""
+    """The part of a model that is used here; `torch.nn.Module` fits."""
 
     def named_parameters(self) -> Iterable[tuple[str, Any]]:
-        """Names and parameters, in the order in which the module has them, each parameter once."""
+        """Names and parameters, in the order of the module, each parameter once."""
 
 
 ShapesFrom = str | Path | Module
@@ -75,16 +75,16 @@ ShapesFrom = str | Path | Module
 
 
 def shapes_from_python(module: Module) -> Shapes:
-    """The shapes of a module's parameters; those of a tied one under its first name."""
+    """The shapes of a module's parameters; a tied one has its first name."""
     found = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
     return Shapes(f"the {type(module).__name__}", found, {}, AS_WRITTEN)
 
 
 def shapes_from_checkpoint(checkpoint: Checkpoint, path: Path) -> Shapes:
-    """The shapes of the model of a checkpoint, which was opened at `path`.
+    """The shapes of the model in a checkpoint, which was opened at `path`.
 
     Raises:
-        UsageError: it holds no model, several, or one whose shapes are not known either.
+        UsageError: it has no model, several, or one whose shapes are unknown too.
     """
     models = sections_of_kind(checkpoint, "model")
     if len(models) != 1:
@@ -99,7 +99,7 @@ def shapes_from_checkpoint(checkpoint: Checkpoint, path: Path) -> Shapes:
 
 
 def ties(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Tied names: those with the bytes of an earlier name, which they map to."""
+    """Tied names: names with the bytes of an earlier name, which they map to."""
     first: dict[Any, str] = {}
     tied: dict[str, str] = {}
     for name, tensor in tensors.items():
@@ -113,7 +113,7 @@ def shapes_from_json(path: Path) -> Shapes:
     """The shapes in a JSON.
 
     Raises:
-        ReadError: it is no JSON of name to shape.
+        ReadError: it is not a JSON of name to shape.
     """
     found = read_json(path)
     if not isinstance(found, dict) or not found:
@@ -154,7 +154,7 @@ def names_from_python(names: list[str] | list[list[str]] | Module) -> GivenNames
     """The names in a list, by param group or of all, or those of a module's parameters.
 
     Raises:
-        UsageError: it is no list of names.
+        UsageError: it is not a list of names.
     """
     if isinstance(names, (list, tuple)):
         return GivenNames("the list that was given", _listed(names, None))
@@ -163,11 +163,11 @@ def names_from_python(names: list[str] | list[list[str]] | Module) -> GivenNames
 
 
 def names_from_json(path: Path) -> GivenNames:
-    """The names in a JSON: a list of them, or the keys of a JSON of name to shape.
+    """The names in a JSON: a list of names, or the keys of a JSON of name to shape.
 
     Raises:
-        ReadError: it cannot be read, or holds something else.
-        UsageError: its list is no list of names.
+        ReadError: it cannot be read, or has another content.
+        UsageError: its list is not a list of names.
     """
     content = read_json(path)
     if isinstance(content, list):
@@ -177,7 +177,7 @@ def names_from_json(path: Path) -> GivenNames:
 
 
 def _listed(content: Any, path: Path | None) -> tuple[tuple[str, ...], ...]:
-    """Names by group; a flat list is one."""
+    """Names by group; a flat list is one group."""
     groups = content if content and all(isinstance(group, (list, tuple)) for group in content) else [content]
     names = [name for group in groups for name in group]
     stranger = next((name for name in names if not isinstance(name, str) or not name), None)
@@ -192,7 +192,7 @@ def _listed(content: Any, path: Path | None) -> tuple[tuple[str, ...], ...]:
 
 
 def names_from_checkpoint(checkpoint: Checkpoint, path: Path) -> GivenNames:
-    """The names that the optimizer of a checkpoint has, or its model where that keeps the module's order.
+    """The names in the optimizer of a checkpoint, or in its model if that keeps the module's order.
 
     Raises:
         UsageError: it has no names, or not in the module's order.
@@ -214,7 +214,7 @@ OTHERWISE = (
 
 
 def _of_optimizer(checkpoint: Checkpoint) -> tuple[tuple[str, ...], ...]:
-    """The names of the param groups, where a file has them, in the order in which it was saved."""
+    """The names of the param groups, if a file has them, in the order in which it was saved."""
     named = [o for o in optimizers_of(checkpoint).values() if o.naming.by == "fqn" and o.state]
     if len(named) != 1 or not checkpoint.module_order.kept:
         return ()
@@ -226,7 +226,7 @@ def _of_optimizer(checkpoint: Checkpoint) -> tuple[tuple[str, ...], ...]:
 
 
 def _shapes(model: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Shapes of what may be parameters; a tied name is a second one of its parameter."""
+    """Shapes of the possible parameters; a tied name is a second name of its parameter."""
     tensors = {k: t for k, t in model.items() if isinstance(t, Tensor)}
     tied = ties(tensors)
     return {k: t.shape for k, t in tensors.items() if is_floating(t.dtype) and k not in tied}
@@ -236,4 +236,4 @@ SOURCES = {
     "shapes": (shapes_from_python, shapes_from_json, shapes_from_checkpoint),
     "names": (names_from_python, names_from_json, names_from_checkpoint),
 }
-"""What reads either, from a Python object, a JSON and a checkpoint."""
+"""The readers of either, for a Python object, a JSON and a checkpoint."""

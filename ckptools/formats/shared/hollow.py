@@ -1,9 +1,9 @@
-"""Tensors whose bytes lie in holes of sparse files: they read as zeros that may never have been written.
+"""Find tensors whose bytes lie in holes of sparse files: they read as zeros that may never have been written.
 
-A record whose CRC-32 fits zeros in its holes was written so, however the file system stores it; one with another
-CRC-32 was not. Without a checksum, a file with half or more of its tensors in holes was never filled: weights are not
-zeros. Smaller holes may come from a file system or a copy (ZFS with compression, `cp --sparse=always`), as may a file
-of holes that was not read: that is a warning.
+A zip entry whose CRC-32 fits zeros in its holes was written so, however the file system stores it; an entry with
+another CRC-32 was not. Without a checksum, a file with half or more of its tensors in holes was never filled: weights
+are not zeros. Smaller holes may come from a file system or a copy (ZFS with compression, `cp --sparse=always`), as may
+a file of holes that was not read: that is a warning.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ckptools.tensor_io.checksums import crc32, crc32_combine
 from ckptools.text import and_others, few, fqn_of, size
 
 MAX_READ = 1 << 20
-"""Most bytes outside of holes that are read to check one record's checksum."""
+"""At most this many bytes outside of holes are read to check one entry's checksum."""
 
 WHY = "holes, which read as zeros: never written, or copied as holes"
 MAYBE = "holes, which read as zeros: written as zeros, or never written"
@@ -46,11 +46,11 @@ class _Hollow:
     """A file of `nbytes` with holes.
 
     Attributes:
-        nbytes_seen: bytes of tensors that were looked at.
-        tensors: the numbers of those with bytes in holes, without those that were written as zeros; once per extent.
-        inside: how many bytes of each extent lie in holes.
-        unproven: all of these together.
-        never: whether the checksum of one says that it was never written.
+        nbytes_seen: bytes of tensors that were checked.
+        tensors: the numbers of tensors with bytes in holes, except those written as zeros; once per extent.
+        inside: bytes of each extent that lie in holes.
+        unproven: the sum of these.
+        never: whether a checksum proves that bytes were never written.
     """
 
     path: Path
@@ -68,7 +68,7 @@ class _Hollow:
 
     @property
     def severity(self) -> Severity:
-        """Error where the checksum proves it, or where half or more of the tensors' bytes lie in holes."""
+        """Error if the checksum proves it, or if half or more of the tensors' bytes lie in holes."""
         mostly = self.unproven > 0 and 2 * self.unproven >= self.nbytes_seen
         return "error" if self.never or mostly else "warning"
 
@@ -83,7 +83,7 @@ class _Hollow:
 
 
 class _Record(NamedTuple):
-    """A record with a checksum.
+    """A zip entry with a checksum.
 
     Attributes:
         span: its offset in the file, and its length.
@@ -95,7 +95,7 @@ class _Record(NamedTuple):
 
 
 class _OfFile(NamedTuple):
-    """Where tensors lie in one file, by column; as in `_Extents`, and by tensor."""
+    """The extents of tensors in one file, by column; as in `_Extents`, sorted by tensor."""
 
     tensors: Numbers
     starts: Numbers
@@ -105,14 +105,14 @@ class _OfFile(NamedTuple):
 
 @dataclass
 class _Extents:
-    """Where tensors lie in files, by column.
+    """The extents of tensors in files, by column.
 
     Attributes:
         files: the number of the file of each.
-        tensors: their numbers, which ascend.
+        tensors: the number of the tensor of each, ascending.
         starts: first byte of each.
         ends: one past its last.
-        stated: the records that they lie in, by the number of the extent, of those that have a checksum.
+        stated: the zip entry of each extent that has a checksum, by the number of the extent.
     """
 
     files: list[int] = field(default_factory=list)
@@ -130,7 +130,7 @@ class _Extents:
         self.ends.append(end)
 
     def by_file(self) -> Iterator[tuple[int, _OfFile]]:
-        """Those of each file, equal ones once: ranks that share a file may list what lies in it again."""
+        """Yield the distinct extents of each file: ranks that share a file may list the same ones."""
         files, *columns = (np.array(one, np.int64) for one in (self.files, self.tensors, self.starts, self.ends))
         order = np.argsort(files, kind="stable")
         for rows in np.split(order, np.flatnonzero(np.diff(files[order])) + 1) if len(order) else ():
@@ -150,12 +150,12 @@ def _once(extents: _OfFile) -> _OfFile:
 
 
 def _sum(numbers: Numbers) -> int:
-    """Add numbers, of which Python has no largest."""
+    """Add numbers as Python ints, which do not overflow."""
     return sum(numbers.tolist())
 
 
 def with_hollow(checkpoint: Checkpoint) -> Checkpoint:
-    """Add the tensors that lie in holes of local files, and the problems that follow."""
+    """Record the tensors that lie in holes of local files, and the problems that follow."""
     found = {
         file.path: _Hollow(file.path, Holes(edges), file.nbytes)
         for file in checkpoint.files
@@ -180,7 +180,7 @@ def with_hollow(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _add_others(extents: _Extents, files: Mapping[Path, int], tensor: int, shards: Iterable[Shard]) -> None:
-    """Add where the shards lie that are in no columns."""
+    """Add the extents of shards that the columns cannot describe."""
     for shard in shards:
         for source in shard.sources:
             if source.path in files:
@@ -193,7 +193,7 @@ def _add_others(extents: _Extents, files: Mapping[Path, int], tensor: int, shard
 
 
 def _add_columns(extents: _Extents, files: Mapping[ExtentFile, int], tensor: int, shards: Extents) -> None:
-    """Add where shards lie in some files: their values where they were read, else all of their items."""
+    """Add the extents of shards in some files: their values if they were read, else all of their items."""
     first, numbers = len(extents.files), list(map(files.__getitem__, shards.files))
     places: Sequence[int] = range(len(shards))
     if shards.located or -1 in numbers:
@@ -219,14 +219,14 @@ def _add_columns(extents: _Extents, files: Mapping[ExtentFile, int], tensor: int
 
 
 def _values_span(of: Source | ExtentLayout) -> tuple[int, int]:
-    """First byte and number of bytes of values; for values that are not consecutive, those of their record."""
+    """First byte and number of bytes of values; for values that are not contiguous, those of their zip entry."""
     if not is_contiguous(of.shape, of.strides):
         return of.record_span
     return of.offset, prod(of.shape) * ITEMSIZE[of.dtype]
 
 
 def _is_right(path: Path, record: _Record | None, holes: Holes) -> bool | None:
-    """Whether a record with holes has its stated CRC-32; None without one, or where too much would be read."""
+    """Whether a zip entry with holes has its stated CRC-32; None without one, or if too much would be read."""
     if record is None:
         return None
     start, nbytes = record.span
@@ -235,12 +235,12 @@ def _is_right(path: Path, record: _Record | None, holes: Holes) -> bool | None:
     try:
         with File(path) as file:
             return _crc_of(file, start, start + nbytes, holes) == record.crc
-    except ReadError:  # gone by now; whoever reads it next says so
+    except ReadError:  # deleted meanwhile; its next reader reports it
         return None
 
 
 def _crc_of(file: File, start: int, end: int, holes: Holes) -> int:
-    """Return the CRC-32 of a part of a file, reading only what lies outside of holes."""
+    """The CRC-32 of a part of a file, reading only bytes outside of holes."""
     crc, at = 0, start
     for first, last in [*holes.from_first_at(start), (end, end)]:
         first, last = min(max(first, start), end), min(last, end)
@@ -254,7 +254,7 @@ def _crc_of(file: File, start: int, end: int, holes: Holes) -> int:
 
 
 def crc_of_zeros(nbytes: int) -> int:
-    """Return the CRC-32 of `nbytes` zeros, by doubling."""
+    """The CRC-32 of `nbytes` zeros, by doubling."""
     crc, power, length = 0, crc32(b"\0"), 1
     while nbytes:
         if nbytes & 1:

@@ -1,7 +1,7 @@
-"""The trees of several ranks, merged into one: shards side by side, replicas kept to be compared, the rest checked.
+"""Merge the trees of several ranks into one: shards side by side, replicas kept for comparison, other values compared.
 
-Nothing is concatenated here. A tensor's place comes from what its file says of it (shard list, placements); plain
-tensors under one key are replicas of each other, whatever their values are. Every disagreement is recorded.
+No data is concatenated here. A tensor's place comes from its file's own description (shard list, placements); plain
+tensors under one key are replicas of each other, whatever their values. Every disagreement is recorded.
 """
 
 from __future__ import annotations
@@ -21,22 +21,21 @@ from ckptools.model.tree import Absent, NumpyArray, Opaque, empty_like
 from ckptools.pickles.alike import Alike, CutKind, Pattern, kind_of, remade
 from ckptools.text import KeyPath, fqn_of
 
-# -- the trees of ranks whose files are alike, joined by columns: no object for each shard, whatever the ranks ---------
-# What this returns is what `Merge` would make of the trees one by one, but for plain values, which are the first
-# rank's.
+# -- the trees of ranks whose files are alike, joined by columns: no object per shard, however many ranks --------------
+# The result is that of `Merge` on the trees one by one, except for plain values, which are the first rank's.
 
 MIN_RANKS = 16
 """Fewer ranks are merged one by one, without numpy."""
 
 Ranked = Sequence[tuple[int, Any]]
-"""What each rank has, in rank order: a tree, or the `Alike` that makes one."""
+"""The value of each rank, in rank order: a tree, or the `Alike` that builds one."""
 
 
 class AlikeGroup(NamedTuple):
     """Ranks that are merged as one.
 
     Attributes:
-        members: the rank and the content of each; one rank where its file is like no other.
+        members: the rank and the content of each; a single rank if its file matches no pattern.
         tree: their trees, joined.
     """
 
@@ -71,7 +70,7 @@ class _Row(NamedTuple):
     """One shard of all tensors that are cut alike.
 
     Attributes:
-        member: whose file holds it, by its place among the ranks; None for one that no file here holds.
+        member: the index of its rank among the ranks; None if it is in no file here.
         box: its place in the tensor.
         local: its place in the local tensor.
     """
@@ -88,9 +87,9 @@ class _Rows(NamedTuple):
     Attributes:
         members: as in `_Row`.
         offsets, sizes, files: as in `Extents`.
-        locals: the places in the local tensor that occur.
-        local_of: which of them each shard has; None for a shard that no file here holds.
-        in_order: whether the members are all, each once and in order.
+        locals: the distinct places in the local tensor.
+        local_of: the index into `locals` of each shard; None for a shard that is in no file here.
+        in_order: whether the members are all ranks, each once and in order.
     """
 
     members: list[int | None]
@@ -120,7 +119,7 @@ class _Joining:
         source = next((shard.source for shard in local.shards), None)
         if source is None and not tensor.shards:
             return replace(tensor, detail=None)
-        if source is None:  # a DTensor of which no rank has an element
+        if source is None:  # a DTensor without an element on any rank
             assert kind is not None
             rows = self._cut(kind, tensor)
             pairs = zip(rows.offsets, rows.sizes, rows.files, strict=True)
@@ -138,7 +137,7 @@ class _Joining:
         return made
 
     def _cut(self, kind: CutKind, tensor: Tensor) -> _Rows:
-        """Where the ranks' pieces of such a tensor lie, and listed ones that no file here has."""
+        """The places of the ranks' pieces of such a tensor, and of listed pieces that are in no file here."""
         rows = [
             _Row(i, rank, place, local)
             for i, ((rank, _), meshes) in enumerate(zip(self.ranked, self.meshes, strict=True))
@@ -177,20 +176,20 @@ class _Joining:
 
 
 MIN_COLUMNS = 16
-"""Shards of a tensor that are kept by column; fewer are an object each."""
+"""A tensor with at least this many shards keeps them by column; fewer are an object each."""
 
 
 @dataclass
 class Merge:
-    """Merges the trees of several ranks, and keeps what differs between them.
+    """Merges the trees of several ranks, and records their differences.
 
     Attributes:
-        disagreeing: key paths of tensors of whose shape, dtype or layout ranks say different things.
+        disagreeing: key paths of tensors on whose shape, dtype or layout ranks disagree.
         uneven: key paths of 1-D tensors of different lengths, which may be pieces of a flattened parameter.
         differing: key paths of plain values that differ, with the ranks that have each value.
         partial: key paths that only some ranks have.
-        unlike: key paths of foreign objects of one class that hold other values.
-        roots: the trees that were merged, or the `Alike` that makes one, by the key path where each was put.
+        unlike: key paths of foreign objects of one class with different contents.
+        roots: the trees that were merged, or the `Alike`s that build them, by the key path where each was put.
     """
 
     disagreeing: dict[KeyPath, Problem] = field(default_factory=dict)
@@ -219,11 +218,11 @@ class Merge:
         return self._merged([(group.members[0][0], group.tree) for group in groups], path)
 
     def root_of(self, path: KeyPath) -> KeyPath | None:
-        """Return the key path of the merged tree that contains `path`, or None."""
+        """The key path of the merged tree that contains `path`, or None."""
         return max((root for root in self.roots if path[: len(root)] == root), key=len, default=None)
 
     def of_groups(self, path: KeyPath) -> dict[int, Any]:
-        """The value at a key path of one of the ranks that have the same one; of each rank where they may differ."""
+        """The value at a key path, once for ranks that share it; of each rank if they may differ."""
         root = self.root_of(path) or ()
         groups = self._groups.get(root, {}).values()
         below = path[len(root) :]
@@ -233,7 +232,7 @@ class Merge:
         return {rank: value for rank, value in found if value is not _NOTHING}
 
     def _every(self, ranked: Ranked, path: KeyPath) -> Ranked:
-        """The value of every rank, where some ranks were merged as one."""
+        """The value of every rank, if some ranks were merged as one."""
         root = self.root_of(path) or ()
         groups, below = self._groups.get(root, {}), path[len(root) :]
         if all(len(groups[rank].members) == 1 for rank, _ in ranked if rank in groups):
@@ -249,16 +248,16 @@ class Merge:
         return any(group.varies(path[len(root) :]) for group in self._groups.get(root, {}).values())
 
     def values(self, path: KeyPath) -> dict[int, Any]:
-        """Each rank's own value at a key path, without the ranks that have none."""
+        """Each rank's own value at a key path, without ranks that lack it."""
         return {rank: value for rank, value in self._ranked(path) if value is not _NOTHING}
 
     def values_or_absent(self, path: KeyPath) -> dict[int, Any]:
-        """Each rank's value at a key path; `Absent` where its tree was read and has none."""
+        """Each rank's value at a key path; `Absent` if its tree was read and lacks it."""
         values = self.values(path)
         return {rank: values.get(rank, ABSENT) for rank, _ in self._ranked(path)} if values else {}
 
     def _ranked(self, path: KeyPath) -> Ranked:
-        """Each rank's value at `path`, or `_NOTHING`; of the ranks whose tree was read there."""
+        """The value, or `_NOTHING`, at `path` of each rank whose tree was read there."""
         root = self.root_of(path)
         ranked = self.roots[root] if root is not None else ()
         return [(rank, _at(tree, path[len(root or ()) :])) for rank, tree in ranked]
@@ -323,7 +322,7 @@ class Merge:
         return replace(first, shards=self._joined(ranked), note=note)
 
     def _contradicting(self, ranked: Ranked, path: KeyPath) -> Any:
-        """The tensor of the other ranks, with what is wrong with the pieces of some."""
+        """The majority's tensor, with the contradictions of the other ranks' pieces."""
         wrong = [
             (rank, why) for rank, v in ranked if isinstance(v, Tensor) for why in dict(v.contradictions[:1]).values()
         ]
@@ -347,12 +346,12 @@ class Merge:
         for box in found:
             listed.pop(box, None)
         every = (*listed.values(), *(s for of_box in found.values() for s in of_box))
-        # Replicas have the order of the ranks already.
+        # Replicas are in the order of the ranks already.
         ordered = every if len(found) == 1 and not listed else in_rank_order(every)
         return Extents.of(ordered, ranked[0][1].dtype) if len(ordered) >= MIN_COLUMNS else ordered
 
     def _by_column(self, ranked: Sequence[tuple[int, Tensor]]) -> Extents:
-        """The same where the shards of many ranks lie by column."""
+        """The same for many ranks, by column."""
         first, dtype = ranked[0][1].shards, ranked[0][1].dtype
         made = Extents(dtype, layouts=[], starts=array("Q"), crcs=array("I"))
         found = [
@@ -394,7 +393,7 @@ def _at(tree: Any, path: KeyPath) -> Any:
 
 
 def put(tree: Any, path: KeyPath, value: Any) -> Any:
-    """Put a value at a key path; dicts and lists of the tree are changed in place, tuples are made anew."""
+    """Put a value at a key path; dicts and lists of the tree are changed in place, tuples are rebuilt."""
     if not path:
         return value
     child = put(tree[path[0]], path[1:], value)
@@ -405,7 +404,7 @@ def put(tree: Any, path: KeyPath, value: Any) -> Any:
 
 
 def _same_keys(ranked: Ranked) -> Ranked:
-    """The same dicts with one object for each name that is a key, such as `torch.float32` in a scaler's state."""
+    """The same dicts with one shared object per name that is a key, such as `torch.float32` in a scaler's state."""
     known: dict[str, Any] = {}
     renamed = []
     for rank, values in ranked:
@@ -428,7 +427,7 @@ def _disagreement(found: Vote[Any], path: KeyPath) -> Problem:
 
 
 def _either_way(a: Any, b: Any) -> tuple[str, str] | None:
-    """`difference` where only one of the two may be a tensor, or none."""
+    """`difference` for two values of which only one, or neither, may be a tensor."""
     if isinstance(a, Tensor):
         return difference(a, b)
     found = difference(b, a) if isinstance(b, Tensor) else None

@@ -1,11 +1,11 @@
 """Find and read the Hugging Face `config.json` of a checkpoint: the one place where a reader opens it.
 
-It lies in the checkpoint's folder, in `huggingface/` of it (verl) or in `.hf_metadata/` (NeMo Automodel). Other
-programs call files of their own `config.json`: beside anything but a Hugging Face model it counts only where it
-states a `model_type`. PEFT's adapters have an `adapter_config.json` of their own. Source: peft/config.py.
+It lies in the checkpoint's folder, in its `huggingface/` (verl) or in its `.hf_metadata/` (NeMo Automodel). Other
+programs call files of their own `config.json`: unless beside a Hugging Face model, it counts only if it states a
+`model_type`. PEFT's adapters have an `adapter_config.json` of their own. Source: peft/config.py.
 
-Where the weights are quantized, it says how: `quantization_config` (transformers, vLLM), also of the text model
-inside of a larger one; `quantization` (MLX, TensorRT-LLM); `compression_config` (old compressed-tensors). NVIDIA's
+If the weights are quantized, it describes how: `quantization_config` (transformers, vLLM), also for the text model
+inside a larger one; `quantization` (MLX, TensorRT-LLM); `compression_config` (old compressed-tensors). NVIDIA's
 ModelOpt writes `hf_quant_config.json` beside it. Source: transformers/configuration_utils.py (`to_dict`),
 quantizers/auto.py; vllm/transformers_utils/config.py; mlx_lm/utils.py (`save_config`); modelopt/torch/export.
 """
@@ -31,11 +31,11 @@ KEYS = ("quantization_config", "quantization", "compression_config")
 INSIDE = ("text_config", "llm_config", "language_config")
 VERSION = "transformers_version"
 MAX_VERSION = 60
-"""Most characters of a version."""
+"""Characters of a version."""
 
 
 def with_config(ck: Checkpoint) -> Checkpoint:
-    """The checkpoint with the config beside it, and the version of transformers that it states."""
+    """Add the config beside a checkpoint, and the version of transformers that it states."""
     config, note = config_beside(ck.path, ck.options, ck.format == "hugging_face")
     if note is not None:
         return replace(ck, problems=worst_first([*ck.problems, note]))
@@ -45,9 +45,9 @@ def with_config(ck: Checkpoint) -> Checkpoint:
 
 
 def config_beside(path: Path, options: Options, hugging_face: bool) -> tuple[ModelConfig | None, Problem | None]:
-    """The configs beside a checkpoint; or, where that of a Hugging Face model cannot be read, a problem."""
+    """The configs beside a checkpoint; or a problem, if the config of a Hugging Face model cannot be read."""
     alone = bool(options.files) or not path.is_dir()
-    # In a store only files that were named, or that the format reads, are fetched.
+    # In a store, only files that the user named or that the format reads are fetched.
     if options.only_this_file or (is_remote(path) and (alone or not hugging_face)):
         return None, None
     folder = path if path.is_dir() else path.parent
@@ -69,7 +69,7 @@ def config_beside(path: Path, options: Options, hugging_face: bool) -> tuple[Mod
 
 
 def _adapter(folder: Path, options: Options) -> Mapping[str, Any]:
-    """The config of PEFT's adapter in a folder; empty where there is none that can be read."""
+    """The config of PEFT's adapter in a folder; empty if there is none that can be read."""
     path = folder / ADAPTER_CONFIG
     if not path.is_file() or (leads_out(path, folder) and not options.follow_symlinks):
         return {}
@@ -81,7 +81,7 @@ def _adapter(folder: Path, options: Options) -> Mapping[str, Any]:
 
 
 def _version(ck: Checkpoint, config: ModelConfig) -> Mapping[str, str]:
-    """Which version of transformers saved a Hugging Face model, by the key that says so."""
+    """The version of transformers that saved a Hugging Face model, by the key that states it."""
     version = config.content.get(VERSION) if ck.format == "hugging_face" else None
     if not isinstance(version, str) or not 0 < len(version) < MAX_VERSION:
         return {}
@@ -89,7 +89,7 @@ def _version(ck: Checkpoint, config: ModelConfig) -> Mapping[str, str]:
 
 
 def _quantization(path: Path, name: str, content: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
-    """What is said of how the weights are quantized, and in which file."""
+    """The stated quantization of the weights, and the file that states it."""
     inside = (content[key] for key in INSIDE if isinstance(content.get(key), Mapping))
     for said in (content, *inside):
         for key in KEYS:

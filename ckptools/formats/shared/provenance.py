@@ -1,7 +1,7 @@
-"""Records that `consolidate` leaves in its outputs. They are untrusted: they add problems, and take none away.
+"""Provenance records that `consolidate` writes into its outputs. They are untrusted: they only ever add problems.
 
 A record is in the file itself (`ckptools.json` in a `.pt` or in a DCP folder, `ckptools` in the metadata of a
-safetensors file). An output without one may have a side file, `OUT.left-out.json`, which lists what is missing.
+safetensors file). An output without a record may have a side file, `OUT.left-out.json`, which lists omissions.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ UNSURE = "the checkpoint that it was made of may have held more"
 SIDE_FILE = ".left-out.json"
 NUMBERED = re.compile(r"(.*)-\d{5}-of-\d{5}(\.[^.]+)")
 MAX_SIDE_FILES = 64
-"""Side files are looked for beside at most this many files; only outputs with an index have more."""
+"""Side files are searched beside at most this many files; only outputs with an index have more."""
 
 
 def of_folder(folder: Path, names: Iterable[str], follow_symlinks: bool) -> Said | None:
@@ -70,7 +70,7 @@ def _text_of(path: Path, most: int) -> Said:
 
 
 def with_provenance(checkpoint: Checkpoint, said: Mapping[Path, Said]) -> Checkpoint:
-    """The checkpoint with what the records of its files say of where they come from, and the problems that follow."""
+    """Add the provenance that the records of a checkpoint's files state, and the problems that follow."""
     own = {file.path: said[file.path] for file in checkpoint.files if file.path in said}
     records, problems = dict[Path, Provenance](), list[Problem]()
     for path, one in {**own, **_side_files(checkpoint, own)}.items():
@@ -88,7 +88,7 @@ def with_provenance(checkpoint: Checkpoint, said: Mapping[Path, Said]) -> Checkp
 
 
 def _side_files(checkpoint: Checkpoint, own: Mapping[Path, Said]) -> dict[Path, Said]:
-    """Side files of outputs without a record; in a store only files that were named are fetched."""
+    """Side files of outputs without a record; in a store only files that the user named are fetched."""
     files = [file.path for file in checkpoint.files if file.is_here and file.path not in own]
     if not files or len(files) > MAX_SIDE_FILES or is_remote(files[0]):
         return {}
@@ -98,7 +98,7 @@ def _side_files(checkpoint: Checkpoint, own: Mapping[Path, Said]) -> dict[Path, 
 
 
 def _output_of(file: Path) -> Path:
-    """Return the path of the output that a file is, or belongs to."""
+    """The path of the output to which a file belongs."""
     if file.name == ".metadata":
         return file.parent.resolve()
     numbered = NUMBERED.fullmatch(file.name)
@@ -180,11 +180,11 @@ def _count(value: Any) -> int:
 
 
 def _problems(record: Provenance, tree: Any) -> Iterator[Problem]:
-    """Values that consolidate filled in, and what the output's format could not store."""
+    """Yield values that consolidate filled in, and values that the output's format could not store."""
     tops = {str(key).partition(".")[0] for key in tree} if isinstance(tree, dict) else set()
 
     def about(kind: Code, text: str, name: str) -> Problem:
-        # A name that may be of any section must not pass for one of another part than is asked for.
+        # A name that may be of any section must not match another part than the requested one.
         known = name.partition(".")[0] in tops
         return Problem(kind, text if known or not name else f"{name}: {text}", None, name if known else None)
 
@@ -214,7 +214,7 @@ def _problems(record: Provenance, tree: Any) -> Iterator[Problem]:
 
 
 def _of_several(records: Mapping[Path, Provenance]) -> Iterator[Problem]:
-    """Files that come from different checkpoints, within one output or beside each other."""
+    """Find files that come from different checkpoints, within one output or beside each other."""
     sources: dict[Path, dict[Origin, Path]] = {}
     for path, record in records.items():
         for origin in record.sources[:1]:
@@ -233,7 +233,7 @@ def _listed(origins: Mapping[Origin, Path]) -> str:
 
 
 def _as_named(record: Provenance | None, checkpoint: Checkpoint) -> Provenance | None:
-    """Rename entries as the checkpoint names them: a model beside others has its section as a prefix."""
+    """Rename entries to the checkpoint's names: a model beside others has its section as a prefix."""
     if record is None or not record.filled:
         return record
     here = {fqn_of(path) for path, _ in tensors_in(checkpoint.tree)}

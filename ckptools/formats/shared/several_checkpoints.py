@@ -1,10 +1,4 @@
-"""Several checkpoints in a folder: which is newer, the tracker (`latest`) that names the newest, the error for them.
-
-Checkpoints are ordered by their steps, then by numbers in their names, and last by file times: a download or a copy
-sets the times of all files, and saves of one second share theirs. Numbered are Accelerate's `checkpoint_0` and
-`checkpoint_1`, nanochat's `model_000005.pt` and `model_000010.pt`. Source: accelerate/accelerator.py (`save_state`,
-automatic naming), nanochat/checkpoint_manager.py.
-"""
+"""Several checkpoints in a folder: order them by age, read the tracker (`latest`) of the newest, word the error."""
 
 from __future__ import annotations
 
@@ -36,7 +30,7 @@ from ckptools.text import few
 from ckptools.training_state.steps import step_in
 
 By = Literal["step", "name", "optimizer steps", "file time", "nothing"]
-"""The facts that order checkpoints; `nothing` where none does."""
+"""The criterion that orders checkpoints; `nothing` if none applies."""
 
 NUMBER = re.compile(r"\d+(?:\.\d+)+|\d+")
 COUNTED = re.compile(
@@ -47,12 +41,12 @@ DATES = re.compile(r"(?:19|20)\d{2}(?:\d{4})?")
 
 @dataclass(frozen=True)
 class Save:
-    """One checkpoint, as far as its age goes.
+    """The facts of a checkpoint that concern its age.
 
     Attributes:
-        path: what opens it, below the folder of the run.
+        path: the path to open, below the folder of the run.
         step: its training step; None if unknown.
-        time: when its last file was written; None if unknown.
+        time: time of the last write to its files; None if unknown.
     """
 
     path: PurePath
@@ -61,13 +55,13 @@ class Save:
 
     @cached_property
     def _spelled(self) -> str:
-        """Its path, without the number of a rank: each rank's file has another."""
+        """Its path, without the number of a rank, which differs between the rank files."""
         ranked = parse(Path(self.path))
         return str(self.path if ranked is None else self.path.with_name(f"{ranked.head}rank{ranked.tail}"))
 
     @cached_property
     def pattern(self) -> str:
-        """Its path with `#` for each number; checkpoints of one pattern differ in numbers alone."""
+        """Its path with `#` for each number; checkpoints with equal patterns differ only in numbers."""
         return NUMBER.sub("#", self._spelled)
 
     @cached_property
@@ -86,10 +80,10 @@ Key = tuple[int, ...]
 
 
 def by_name(saves: Sequence[Save]) -> list[dict[int, Key]]:
-    """For each pattern of names whose numbers order it: the numbers that do, by the index of the checkpoint.
+    """For each pattern of names that numbers order: the ordering numbers, by the index of the checkpoint.
 
     Numbers behind a word such as `step` count; else a single number that differs, or several that rise together, or
-    dates. An order that contradicts known steps is none.
+    dates. An order that contradicts known steps is discarded.
     """
     groups: dict[str, list[int]] = {}
     for index, save in enumerate(saves):
@@ -119,8 +113,8 @@ def _keys(group: Mapping[int, Save]) -> dict[int, Key]:
 def steps_by_name(saves: Sequence[Save]) -> dict[int, int]:
     """Steps of checkpoints that do not state theirs, from their names, by index.
 
-    The number in a name is the step where it is that of every checkpoint whose name differs in this number alone: a
-    `ckpt-3000.pt` that is cut is of step 3000 where `ckpt-1000.pt` and `ckpt-2000.pt` hold steps 1000 and 2000.
+    The number in a name is the step if that holds for every checkpoint whose name differs in this number alone: a cut
+    `ckpt-3000.pt` is of step 3000 if `ckpt-1000.pt` and `ckpt-2000.pt` state steps 1000 and 2000.
     """
     found: dict[int, int] = {}
     for keys in by_name(saves):
@@ -131,16 +125,17 @@ def steps_by_name(saves: Sequence[Save]) -> dict[int, int]:
 
 
 def newest_first(saves: Sequence[Save], counted: Callable[[int], int | None] = lambda _: None) -> tuple[list[int], By]:
-    """The indices of checkpoints from the newest to the oldest, and the facts that say so.
+    """The indices of checkpoints from the newest to the oldest, and the criterion.
 
-    Without a step it comes last beside others that have one, unless its name gives its place. `counted` returns the
-    steps that the optimizer of a checkpoint counts; it is asked only where no step and no number in names decides.
+    A checkpoint without a step comes last beside others that have one, unless its name gives its place. `counted`
+    returns the steps that a checkpoint's optimizer counts; it is called only if neither steps nor numbers in names
+    decide.
     """
     steps: dict[int, int | None] = {n: save.step for n, save in enumerate(saves)}
     named = by_name(saves)
     by: By = "step"
     if all(step is None for step in steps.values()):
-        # Names order all checkpoints: those of one pattern, or of several with the same numbers.
+        # Names order all checkpoints: of one pattern, or of several patterns with the same numbers.
         every = sum(map(len, named)) == len(saves) and len({frozenset(keys.values()) for keys in named}) == 1
         by = "name" if every else "nothing"
     if by == "nothing":
@@ -156,7 +151,7 @@ def newest_first(saves: Sequence[Save], counted: Callable[[int], int | None] = l
     else:
         order.sort(key=lambda n: (steps[n] is None, -(steps[n] or 0)))
         for keys in named if by != "optimizer steps" else ():
-            # Put checkpoints in the order of their numbers into the places that they have together.
+            # Distribute checkpoints in the order of their numbers over their common places.
             places = [place for place, index in enumerate(order) if index in keys]
             newest = sorted((order[place] for place in places), key=lambda index: keys[index], reverse=True)
             for place, index in zip(places, newest, strict=True):
@@ -171,9 +166,9 @@ def times_count(saves: Sequence[Save], named: Sequence[Mapping[int, Key]]) -> bo
 
 
 def written_in_another_order(saves: Sequence[Save]) -> tuple[int, int] | None:
-    """Two checkpoints, the older one first, of which the newer one was written first; the newest such, or None.
+    """Find the newest checkpoint that was written before an older one: `(older, newer)`, or None.
 
-    The newer one is so by its step or by the number in its name.
+    Its age is given by its step or by the number in its name.
     """
     pairs = (_against(saves, keys) for keys in (_stepped(saves), *by_name(saves)))
     return next((pair for pair in pairs if pair is not None), None)
@@ -184,7 +179,7 @@ def _stepped(saves: Sequence[Save]) -> dict[int, Key]:
 
 
 def _against(saves: Sequence[Save], keys: Mapping[int, Key]) -> tuple[int, int] | None:
-    """The newest checkpoint that was written a second or more before an older one, behind the newest of these."""
+    """The newest checkpoint that was written a second or more before an older one, with the newest such older one."""
     timed = sorted((key, index, time) for index, key in keys.items() if (time := saves[index].time) is not None)
     latest, last_write = list[float](), float("-inf")
     for *_, time in timed:
@@ -201,7 +196,7 @@ def _against(saves: Sequence[Save], keys: Mapping[int, Key]) -> tuple[int, int] 
 
 
 def older_than(saves: Sequence[Save], newest: int) -> set[int]:
-    """The checkpoints that are proven to be older than one of them: by step, else by name, else by a file time."""
+    """The checkpoints that are proven to be older than `newest`: by step, else by name, else by file time."""
     one, named = saves[newest], by_name(saves)
     keys = next((keys for keys in named if newest in keys), {})
     timed = times_count(saves, named)
@@ -216,7 +211,7 @@ def older_than(saves: Sequence[Save], newest: int) -> set[int]:
     return {index for index, save in enumerate(saves) if is_older(index, save)}
 
 
-# -- A folder that holds several checkpoints: the error or note that names them, and the tracker that names the newest
+# -- a folder with several checkpoints: the error or note that names them, and the tracker that names the newest -------
 # A tracker is a small file or link in a run's folder:
 #
 #     latest                              DeepSpeed: the name of a folder; OLMo, torchtitan runs: a link to one
@@ -227,18 +222,18 @@ def older_than(saves: Sequence[Save], newest: int) -> set[int]:
 #     latest-rank0.pt.symlink             Composer in a store: the path of that file as a text
 #     LATEST, LATEST.txt                  NeMo Automodel: a link to a folder; where links are not possible, its name
 #
-# What it holds is data from a stranger: only a plain name of something in the same folder is followed. Source:
+# Its content is untrusted: only a plain name of an entry in the same folder is followed. Source:
 # deepspeed/runtime/engine.py (`_save_checkpoint`), megatron/training/checkpointing.py, verl's `checkpoint_manager.py`,
 # detectron2's `checkpoint/detection_checkpoint.py` (fvcore), composer's `checkpoint_saver.py` and utils/file_helpers.py
 # (`create_symlink_file`), nemo_automodel's components/checkpoint/lifecycle.py,
 # dlrover/python/elastic_agent/torch/ckpt_saver.py.
 
 MAX_ENTRIES = 1 << 18
-"""Most entries of a folder that are looked at: 1,024 rank files of 256 checkpoints."""
+"""At most this many entries of a folder are listed: 1,024 rank files of 256 checkpoints."""
 
 
 def several(folder: Path, found: Sequence[Path], why: str = "") -> SeveralError:
-    """The error for a folder with several checkpoints; `why` is what is missing to choose one."""
+    """The error for a folder with several checkpoints; `why` is the reason why none can be chosen."""
     import shlex
 
     which = f"which are whole: ckptools ls {shlex.quote(str(folder))}"
@@ -246,7 +241,7 @@ def several(folder: Path, found: Sequence[Path], why: str = "") -> SeveralError:
 
 
 def with_others(checkpoint: Checkpoint, folder: Path, others: Sequence[Path]) -> Checkpoint:
-    """The checkpoint with a note that names others in its folder, unless a problem of it names them already."""
+    """Add a note that names other checkpoints in the folder, unless a problem names them already."""
     known = {name for problem in checkpoint.problems for name in problem.files}
     unnamed = [path for path in others if path.name not in known]
     text = f"also here, and not read: {names(folder, unnamed)}; open it by its name"
@@ -254,7 +249,7 @@ def with_others(checkpoint: Checkpoint, folder: Path, others: Sequence[Path]) ->
 
 
 def with_links(checkpoint: Checkpoint, folder: Path, links: str) -> Checkpoint:
-    """The checkpoint with a note of the links that were not followed, if any."""
+    """Add a note of the links that were not followed, if any."""
     return _with_note(checkpoint, f"also in {folder}: {links}") if links else checkpoint
 
 
@@ -265,8 +260,8 @@ def _with_note(checkpoint: Checkpoint, text: str) -> Checkpoint:
 def listed(folder: Path, found: Sequence[Path]) -> str:
     """List the paths to open instead, for a message; empty for none.
 
-    The highest numbers come first where names have numbers that order them. That the first is the newest is not said:
-    no file was opened, and `ls` goes by the steps in them.
+    If numbers in names order them, the highest come first. The message does not call the first one the newest: no file
+    was opened, and `ls` uses the steps in them.
     """
     ordered, by = newest_first([Save(path.relative_to(folder), _step(path)) for path in found])
     below = "".join(str(path.relative_to(folder)) for path in found)
@@ -287,7 +282,7 @@ def _step(path: Path) -> int | None:
 
 
 def _shown(path: Path, folder: Path) -> str:
-    """A name as it is typed behind the folder; one that would forge a line is quoted."""
+    """A name as the user would type it behind the folder; a name that would forge a line is quoted."""
     name = str(path.relative_to(folder))
     return name if name.isprintable() and len(name) < 200 else describe_for_error(name)
 
@@ -296,15 +291,15 @@ FILES = ("latest", "latest_checkpointed_iteration.txt", "last_checkpoint", "LATE
 LINK = re.compile(r"(?:latest|last|LATEST)(?![A-Za-z]).*", re.DOTALL)
 ASTRAY = Code.TRACKER_ASTRAY.code
 MAX_TRACKER = 4096
-"""Bytes; what is longer names no file."""
+"""Bytes; a longer file names no checkpoint."""
 
 
 @dataclass(frozen=True)
 class Tracker:
-    """A tracker file or link, and the checkpoint that it names, or why that is not here.
+    """A tracker file or link, and the checkpoint that it names, or why that is missing.
 
     Attributes:
-        named: the name of what is not here, if it is one.
+        named: the name of a missing checkpoint.
     """
 
     path: Path
@@ -314,7 +309,7 @@ class Tracker:
 
 
 def tracker_in(folder: Path, follow_symlinks: bool = False) -> Tracker | None:
-    """The tracker of a folder; None where there is none.
+    """The tracker of a folder; None without one.
 
     Raises:
         UnsafePathError: it is a link out of the folder.
@@ -335,10 +330,10 @@ def tracker_in(folder: Path, follow_symlinks: bool = False) -> Tracker | None:
 def check_not_astray(folder: Path, opened: Checkpoint) -> None:
     """Refuse the only checkpoint in the folder of a run whose tracker names another one.
 
-    A tracker beside the files of a checkpoint counts only where it names a file that differs in numbers from theirs.
+    A tracker beside the files of a checkpoint counts only if it names a file that differs from theirs in numbers.
 
     Raises:
-        TrackerError: none of the trackers leads to what was opened, and one names what is not here, or no checkpoint.
+        TrackerError: no tracker names the opened checkpoint, and one names a missing path, or one without a checkpoint.
     """
     follow = bool(getattr(opened.options, "follow_symlinks", False))
     trackers = trackers_in(folder, follow)
@@ -364,9 +359,9 @@ def _leads_to(target: Path, files: Sequence[Path]) -> bool:
 
 
 def trackers_in(folder: Path, follow_symlinks: bool = False) -> list[Tracker]:
-    """Every tracker of a folder: files, and links by the names of trackers; one that leads nowhere says why.
+    """Every tracker of a folder: files, and links with the names of trackers; a broken one states why.
 
-    With `follow_symlinks` a tracker file may be a link too, and links out of the folder are no fault.
+    With `follow_symlinks` a tracker file may be a link too, and links out of the folder are not a fault.
     """
     files = [folder / name for name in FILES]
     found = [_read(path) for path in files if path.is_file() and (follow_symlinks or not path.is_symlink())]
@@ -396,7 +391,7 @@ def _read(path: Path) -> Tracker:
 def _of_link(link: Path) -> Tracker:
     """The target of a link, as a path in its folder; a rank's link is followed to that rank's file."""
     folder, target = real_path(link.parent), real_path(link)
-    named = describe_for_error(os.readlink(link))  # noqa: PTH115 - a text, as it was written
+    named = describe_for_error(os.readlink(link))  # noqa: PTH115 - as text, unresolved
     if not target.is_relative_to(folder):
         return Tracker(link, None, f"is a link to {named}, out of the folder")
     if not target.exists():
@@ -431,6 +426,6 @@ def _named(tracker: Path, text: str) -> Tracker:
 
 
 def _called_so(folder: Path) -> list[Path]:
-    """The entries that are called as links to the newest are."""
+    """The entries that have names of links to the newest checkpoint."""
     with reading(folder):
         return sorted(entry for entry in islice(folder.iterdir(), MAX_ENTRIES) if LINK.fullmatch(entry.name))

@@ -1,6 +1,6 @@
-"""Tensor-parallel weights: the pieces that the ranks hold, joined into one lazy tensor by a rule.
+"""Join tensor-parallel weights: the ranks' pieces become one lazy tensor by a rule.
 
-No file states along which dimension a plain tensor was cut. The format knows it, or the user gives a rule file: one
+No file states the dimension along which a plain tensor was cut. The format knows it, or the user gives a rule file: one
 JSON object, a glob pattern for the name as `inspect` shows it, to `"replicated"`, `{"dim": 0}` or `{"dim": 0,
 "halves": 2}` (each rank's piece is that many blocks along `dim`, joined block by block). The first pattern that
 matches wins, before every rule of the format; `*` also matches dots.
@@ -34,9 +34,9 @@ class JoinRule:
     """How the tensor-parallel pieces of one weight are joined.
 
     Attributes:
-        dim: dimension along which they follow each other in rank order; None when every rank has the same.
-        halves: how many blocks the piece of each rank is made of, each joined for itself.
-        given: pattern of the rule file that says so; "" for a built-in rule.
+        dim: dimension along which they follow each other in rank order; None if every rank has the same.
+        halves: number of blocks in each rank's piece, each of which is joined by itself.
+        given: pattern of the rule file that states it; "" for a built-in rule.
     """
 
     dim: int | None
@@ -47,12 +47,12 @@ class JoinRule:
 REPLICATED, ROWS, COLUMNS, GATED = JoinRule(None), JoinRule(0), JoinRule(1), JoinRule(0, 2)
 
 GivenRules = tuple[tuple[str, JoinRule], ...]
-"""Pattern and rule pairs of a rule file."""
+"""Pairs of pattern and rule in a rule file."""
 
 
 @dataclass(frozen=True)
 class RankPiece:
-    """The piece of a weight of one tensor-parallel and global rank; no tensor where its file was not read."""
+    """The piece of a weight on one tensor-parallel and global rank; no tensor if its file was not read."""
 
     tp: int
     rank: int
@@ -60,7 +60,7 @@ class RankPiece:
 
 
 class BoxPair(NamedTuple):
-    """A box of one rank's tensor, and the box of the whole tensor that it is."""
+    """A box of one rank's tensor, and the corresponding box of the whole tensor."""
 
     local: Box
     whole: Box
@@ -71,14 +71,14 @@ class UnlikeError(ValueError):
 
 
 def join(pieces: Sequence[RankPiece], rule: JoinRule, ranks: int) -> Tensor:
-    """Join the pieces of a weight by rank, of which at least one has a tensor; `ranks` is the tensor-parallel size.
+    """Join the ranks' pieces of a weight, at least one with a tensor; `ranks` is the tensor-parallel size.
 
     Raises:
         UnlikeError: shapes or dtypes differ, or do not fit the rule.
     """
     first = next(p.tensor for p in pieces if p.tensor is not None)
     if rule.given and rule.dim is not None and rule.halves == 1 and _differ_along(pieces, first, rule.dim):
-        # Pieces have different sizes where the last ranks of FSDP2 have smaller ones.
+        # Pieces have different sizes if the last ranks of FSDP2 have smaller ones.
         start, uneven = 0, list[Shard]()
         for piece in pieces:
             assert piece.tensor is not None
@@ -106,7 +106,7 @@ def join(pieces: Sequence[RankPiece], rule: JoinRule, ranks: int) -> Tensor:
 
 
 def _differ_along(pieces: Sequence[RankPiece], first: Tensor, dim: int) -> bool:
-    """Whether every rank has a piece, and these differ in their sizes along a dimension alone."""
+    """Whether every rank has a piece, and these differ in their sizes along a single dimension."""
     tensors = [p.tensor for p in pieces]
     if dim >= len(first.shape) or any(t is None or len(t.shape) != len(first.shape) for t in tensors):
         return False
@@ -136,11 +136,11 @@ def unjoined_tensor(pieces: Iterable[tuple[int, Tensor]], why: str) -> Tensor:
     return replace(by_rank[0][1], shards=shards, kind="tensor_parallel", note=why)
 
 
-# -- rules that the user gives -----------------------------------------------------------------------------------------
+# -- the user's rules --------------------------------------------------------------------------------------------------
 
 
 def given_rule(given: GivenRules, fqn: str) -> JoinRule | None:
-    """The rule that the user gave for a weight; None where no pattern of theirs fits."""
+    """The user's rule for a weight; None if no pattern matches."""
     return next((rule for pattern, rule in given if fnmatchcase(fqn, pattern)), None)
 
 
@@ -148,8 +148,8 @@ def read_rules(path: Path | None) -> GivenRules:
     """Read a rule file; no rules without one.
 
     Raises:
-        UsageError: it holds something else than rules.
-        ReadError: it is no JSON, or cannot be read.
+        UsageError: its content is not rules.
+        ReadError: it is not JSON, or cannot be read.
     """
     if path is None:
         return ()
