@@ -1,1 +1,1 @@
-"""The formats that are read: a module or folder each; `open` finds the one that fits, in the order of `registry`."""
+"""The formats that ckptools reads, a module or folder each; `open` tries them in the order of `registry`."""

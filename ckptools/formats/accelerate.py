@@ -1,14 +1,14 @@
 """Accelerate under FSDP, and transformers' Trainer with it: `accelerator.save_state`, `checkpoint-500/`.
 
-    pytorch_model_fsdp_0/               SHARDED_STATE_DICT: a DCP whose only top is `model`; `_1` is the second model
+    pytorch_model_fsdp_0/               SHARDED_STATE_DICT: a DCP with the one top key `model`; `_1` is the second model
     pytorch_model_fsdp_rank{R}.bin      LOCAL_STATE_DICT: FSDP1's flat parameters; `pytorch_model_fsdp_1_rank{R}.bin`
     pytorch_model_fsdp.bin              FULL_STATE_DICT, from rank 0; `pytorch_model_fsdp_1.bin`
-    optimizer_0/                        a DCP whose only top is `optimizer`, under SHARDED and LOCAL
+    optimizer_0/                        a DCP with the one top key `optimizer`, under SHARDED and LOCAL
     optimizer_0_rank{R}.bin             the same with `use_dcp=False`; the model is in pytorch_model_fsdp_0_rank{R}.bin
     optimizer.bin                       under FULL
     scheduler.bin, random_states_{R}.pkl, sampler.bin, trainer_state.json, …     see `companions`
 
-Under LOCAL the optimizer state is keyed by name and has full shapes, which are those of the flat parameters.
+Under LOCAL the optimizer state is keyed by name and has full shapes, from which the flat parameters get theirs.
 `companions` finds the step. A folder called `pytorch_model_0` counts as a model too. The folders of model and optimizer
 open as plain DCP too.
 
@@ -61,11 +61,11 @@ FILES = (
     (OPTIMIZER_RANK_FILE, "rank files", "optimizer"),
     (FULL, "full", "model"),
 )
-"""Files that are a part, or one rank's piece of it."""
+"""Names of files that hold a part, or one rank's piece of a part."""
 
 
 class _AcceleratePart(NamedTuple):
-    """A `model` or an `optimizer` in the folder: in a DCP folder (`dcp`), `rank files`, or one file (`full`)."""
+    """A model or an optimizer in the folder: in a DCP folder (`dcp`), `rank files`, or one file (`full`)."""
 
     path: Path
     kind: str
@@ -77,7 +77,7 @@ class _AcceleratePart(NamedTuple):
         return f"{self.what}_{self.number}" if self.number else self.what
 
     def read(self, parts: PartsBuilder, path: Path, key: str, by_name: Shapes | None = None) -> None:
-        """Add it to a checkpoint; `by_name` are the shapes of flat parameters.
+        """Add the part to a checkpoint; `by_name` has the shapes of flat parameters.
 
         Raises:
             ReadError: a DCP folder or the first rank's file cannot be read.
@@ -89,21 +89,21 @@ class _AcceleratePart(NamedTuple):
         else:
             of_it = (p for p in path.parent.iterdir() if (one := _part(p)) and one._replace(path=path) == self)
             group = sorted(filter(None, map(parse, of_it)), key=lambda name: name.rank)
-            # All ranks, so that no tensor has to search for the rest of it from inside of this folder.
+            # All ranks, so that no tensor has to search this folder for its other shards later.
             options = replace(parts.options, all_ranks=True)
             made = rank_files.read_group(path.parent, group[0].path, group, options, by_name)
             parts.add_checkpoint(made, self.key)
 
 
 def detect(path: Path) -> bool:
-    """A folder with a model that FSDP saved through Accelerate."""
+    """Whether a folder has a model that FSDP saved through Accelerate."""
     if not path.is_dir():
         return False
     return any(p.what == "model" for p in _parts(path)) or any(MODEL.fullmatch(p.name) for p in _bare_folders(path))
 
 
 def _parts(folder: Path) -> Iterator[_AcceleratePart]:
-    """The models and optimizers of a folder, each once."""
+    """Yield the models and optimizers of a folder."""
     with reading(folder):
         entries = sorted(folder.iterdir(), key=lambda p: (len(p.name), p.name))
     seen: set[tuple[str, int]] = set()
@@ -157,7 +157,7 @@ def read(path: Path, options: Options) -> Checkpoint:
 
 
 def _bare_folders(folder: Path) -> list[Path]:
-    """DCP folders of a model or an optimizer that lost their metadata."""
+    """DCP folders of a model or an optimizer whose metadata is missing."""
     with reading(folder):
         entries = sorted(folder.iterdir())
     named = (p for p in entries if MODEL.fullmatch(p.name) or OPTIMIZER.fullmatch(p.name))

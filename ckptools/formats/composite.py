@@ -1,14 +1,13 @@
-"""A step folder of a trainer that is not known, whose parts have the usual names: one checkpoint of those parts.
+"""A step folder of an unknown trainer, whose parts have common names: one checkpoint of those parts.
 
     model/  optim/                      each a DCP, safetensors, or a torch.save file of each rank
     rng/  dataloader/                   a torch.save file of each rank, with the rank in its name
     scheduler.pt  train_state.json      a file with everything
 
-Each part is opened by its own format, and stands in the tree under its own name: a key in it keeps its name, behind
-that of the part. Only a part that holds nothing but a key of its own name (`optim/` with `optim`) has that name once.
-No file says which parts there should be, so a part that is gone with its folder or file is not noticed. No framework
-states this layout: the names are those of the parts of NeMo Automodel, ByteCheckpoint and torchtitan, and the content
-of each part decides what it is.
+Each part is opened by its own format, and stands in the tree under its own name: a key in it is prefixed with the name
+of the part. Only a part whose single key is its own name (`optim/` with `optim`) has that name once. No file lists the
+parts, so a missing part is not noticed. No framework documents this layout: the names are those of the parts of NeMo
+Automodel, ByteCheckpoint and torchtitan, and the content of each part decides its kind.
 """
 
 from __future__ import annotations
@@ -58,26 +57,26 @@ JOINS = ("model", "optimizer", "rest")
 
 MODEL, OPTIMIZERS, SCHEDULERS = "model", ("optim", "optimizer"), ("scheduler", "lr_scheduler")
 RNG, UNCOUNTED = "rng", ("rng", "dataloader")
-"""Parts whose counters are of an epoch or of a rank, and not the training step."""
+"""Parts whose counters count an epoch or belong to a rank, and are not the training step."""
 
 KINDS = {MODEL: "model", **dict.fromkeys(OPTIMIZERS, "optimizer"), **dict.fromkeys(SCHEDULERS, "scheduler")}
-"""The kind of section in parts whose name promises one."""
+"""The kind of section that the name of a part implies."""
 
 NAMES = (MODEL, *OPTIMIZERS, *SCHEDULERS, "extra_state", "train_state", *UNCOUNTED)
 FILE = re.compile(r"(?P<key>\w+)\.(?:pt|pth|bin|ckpt|pkl|json|safetensors)")
 SAVED = (".pt", ".pth", ".ckpt")
 READERS: tuple[Any, ...] = (dcp, dcp_safetensors, rank_files, hugging_face, torch_file)
-"""Formats of parts."""
+"""Formats that a part may have."""
 
 OWN: tuple[Any, ...] = (
     *(deepspeed, megatron, megatron_dist, nanotron, accelerate, torchsnapshot, torch_checkpointing),
     *(fsdp_shards, meta_llama, model_parts),
 )
-"""Formats of one framework, with more than a tree and its problems: a part in one is opened by itself."""
+"""Formats of one framework, with more than a tree and its problems: a part in such a format is opened by itself."""
 
 
 class NamedPart(NamedTuple):
-    """A folder or file with the name of a part, and the format that recognises it, if any."""
+    """A folder or file with the name of a part, and the format that detects it, if any."""
 
     key: str
     path: Path
@@ -85,22 +84,22 @@ class NamedPart(NamedTuple):
 
     @property
     def is_by_rank(self) -> bool:
-        """Whether each rank has a state of its own there, which is neither model nor optimizer."""
+        """Whether each rank has its own state there, other than model or optimizer."""
         return self.format is rank_files and self.key not in (MODEL, *OPTIMIZERS)
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is a file whose content is the part, whatever its format."""
+        """Whether it is a file that holds the whole part."""
         return self.path.is_file() and (self.format is None or self.path.suffix in (".json", ".pkl"))
 
     def form(self, forms: Mapping[str, str]) -> str:
-        """What it is called among the parts that were read; empty where it was not."""
+        """Its format in a list of the parts that were read; empty if it was not read."""
         if self.is_by_rank or self.is_plain:
             return self.key
         return "" if self.key not in forms else self.key if self.path.is_file() else f"{self.key} ({forms[self.key]})"
 
     def read(self, parts: PartsBuilder, path: Path, key: str) -> None:
-        """Add it to a checkpoint.
+        """Add the part to a checkpoint.
 
         Raises:
             ReadError: it cannot be read.
@@ -116,17 +115,17 @@ class NamedPart(NamedTuple):
             severity: Severity = "error" if self.key in OPTIMIZERS else "warning"
             parts.problems.append(missing(path.name, None, self.key, kind="folder", more=more, severity=severity))
         else:
-            # All ranks, so that no tensor has to search for the rest of it from inside of this folder.
+            # All ranks, so that no tensor has to search this folder for its other shards later.
             of_ranks, alone = self.format is rank_files, path.is_file()
             options = replace(parts.options, all_ranks=parts.options.all_ranks or of_ranks, only_this_file=alone)
             made = self.format.read(path, options)
             parts.add_checkpoint(made, self.key, self.key, "" if alone else path.name)
 
     def _read_ranks(self, parts: PartsBuilder) -> None:
-        """Add what each rank has for itself, and name the ranks that have nothing.
+        """Add each rank's own state, and name the ranks without one.
 
-        Each rank has a random state. Of anything else there may be as many as data-parallel ranks, whose number divides
-        that of all.
+        Each rank has a random state. Other states may exist once per data-parallel rank, whose number divides that of
+        all ranks.
         """
         with reading(self.path):
             here = sorted(p for p in self.path.iterdir() if p.is_file())
@@ -146,22 +145,22 @@ class NamedPart(NamedTuple):
 
 
 def detect(path: Path) -> bool:
-    """A folder with a model and another part, by their names, each in a format that has no more than its tree."""
+    """Whether a folder has a model and another part, by their names, each in a format without more than its tree."""
     if not path.is_dir():
         return False
     try:
         parts = list(_parts(path))
-    except CkptoolsError:  # a part holds several checkpoints
+    except CkptoolsError:  # a part contains several checkpoints
         return False
     apart = all(part.format is None or part.format in READERS for part in parts)
-    folder = any(part.path.is_dir() for part in parts)  # single files beside each other may be anything
+    folder = any(part.path.is_dir() for part in parts)  # single files beside each other prove nothing
     model = any(part.key == MODEL and (part.format or part.path.suffix in SAVED) for part in parts)
     others = any(part.key != MODEL and (part.format or part.path.is_file()) for part in parts)
     return len({part.key for part in parts}) == len(parts) and folder and model and others and apart
 
 
 def _parts(folder: Path) -> Iterator[NamedPart]:
-    """What has the name of a part: the model, the optimizer, then the others."""
+    """Yield the files and folders with the name of a part: the model, the optimizer, then the others."""
     with reading(folder):
         named = [(key, entry) for entry in folder.iterdir() if (key := _key(entry)) in NAMES]
     if len({key for key, _ in named}) < 2:
@@ -201,7 +200,7 @@ def read(path: Path, options: Options) -> Checkpoint:
 
 
 def _contradictions(tree: Mapping[str, Any], here: set[str]) -> Iterator[Problem]:
-    """Parts that do not fit together, or do not hold what their names promise."""
+    """Find parts that do not fit together, or whose content is not of the kind that their names imply."""
     stated = {}
     for key in (key for key in tree if key not in UNCOUNTED):
         sections = tuple(s for s in find_sections({key: tree[key]}) if s.kind == "other")

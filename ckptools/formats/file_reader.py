@@ -1,4 +1,4 @@
-"""Reading the torch.save files of one checkpoint: each when a format asks for it, or ahead of that in processes."""
+"""Read the torch.save files of one checkpoint: when a format asks for them, or ahead in reader processes."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from ckptools.formats.reader_processes import ReaderProcesses
 
 MIN_FILES = 16
-"""From this many files on, reader processes are considered, and files are compared with others."""
+"""With at least this many files, reader processes are considered, and files are compared with others."""
 
 FILES_PER_PROCESS = 8
 
 MAX_PROCESSES = 16
-"""Default limit of processes: the merge in this process keeps at most so many busy."""
+"""Default limit of processes: the merge in this process keeps at most this many busy."""
 
 MIN_SECONDS = 0.5
-"""Expected seconds of reading, by the files so far, from which processes are started."""
+"""Processes are started if reading is expected to take at least this many seconds, by the files so far."""
 
 
 class FileReader:
-    """Reads the files of one checkpoint, until it is closed; in processes only where `read` is the inert reader.
+    """Reads the files of one checkpoint, until it is closed; in processes only if `read` is the inert reader.
 
     Attributes:
-        said: what files that were read say of where they come from.
+        said: provenance records in the files that were read.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class FileReader:
         """Read one file.
 
         Raises:
-            ReadError: it is cut, damaged, or no torch.save file.
+            ReadError: it is cut, damaged, or not a torch.save file.
         """
         self._start_processes(path)
         saved = (self._processes and self._processes.take(path)) or self._read_here(path)
@@ -74,13 +74,13 @@ class FileReader:
             self._fetch.add(paths)
 
     def _read_here(self, path: Path) -> Saved:
-        self._alike.pattern(0)  # made once, which says nothing of how long the other files take
+        self._alike.pattern(0)  # made once, so that its time predicts nothing about the other files
         started = time.perf_counter()
         self._fetch.reach(path)
         if self._read is not modules.read_file:
             saved = self._read(path)
         elif not (self._files or self._alike.firsts):
-            saved = modules.read_file(path)  # the first is often the only one, and quicker without
+            saved = modules.read_file(path)  # the first file is often the only one, and quicker without a pattern
         else:
             found = self._alike.read(path)
             saved = found or modules.read_file(path, self._repeated)
@@ -100,7 +100,7 @@ class FileReader:
         from ckptools.formats.reader_processes import started
 
         self._ahead = {}
-        with suppress(OSError):  # no more processes, or no more memory for one
+        with suppress(OSError):  # no more processes, or no memory for one
             self._processes = started(coming, count, self._alike)
 
     def _most_processes(self, files: int) -> int:
@@ -109,7 +109,7 @@ class FileReader:
         return min(_cores(), MAX_PROCESSES, files // FILES_PER_PROCESS)
 
     def close(self) -> None:
-        """End the processes, and what is fetched ahead."""
+        """End the processes, and stop fetching ahead."""
         self._fetch.close()
         if self._processes is not None:
             self._processes.close()

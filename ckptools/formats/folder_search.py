@@ -1,6 +1,6 @@
-"""The search through a folder: its entries, then those of the folders in it, within one limit for every command.
+"""Search a folder and its subfolders for checkpoints, within limits that all commands share.
 
-`find` finds the one that `inspect RUN/` opens, `ls` lists all of them.
+`find` finds the checkpoint that `inspect RUN/` opens, `ls` lists all of them.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from ckptools.training_state import modules
 from ckptools.training_state.steps import step_in
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar", ".tgz", ".nemo", ".safetensors")
-"""Suffixes of single files of weights; a damaged one counts by its name."""
+"""Suffixes of single files of weights; a damaged file counts by its name."""
 
 MAX_DEPTH = 4
-"""Folders this far below the first one are entered, to see whether they are checkpoints."""
+"""Folders this far below the first one are entered, to detect checkpoints."""
 
 MAX_FOLDERS = 20_000
-"""Most folders that are entered."""
+"""At most this many folders are entered."""
 
 
 @dataclass
 class FolderSearch:
-    """A walk through a folder and those below it; what each of them holds is for `look_into`, of a subclass.
+    """A walk through a folder and its subfolders; subclasses define `look_into`, which examines each of them.
 
     Attributes:
-        known: files and folders that are part of what was found already: they are ignored.
+        known: files and folders of checkpoints that were found already: they are ignored.
         temporary: left-overs of interrupted writes, by their names.
         not_followed: links out of the folder that may lead to a checkpoint.
-        notes: what else was skipped, a line each.
-        unknown: files by names of weights that are of no known format, and folders in which nothing was found.
+        notes: other skipped entries, a line each.
+        unknown: files with names of weights but of unknown format, and folders in which nothing was found.
     """
 
     root: Path
@@ -63,11 +63,11 @@ class FolderSearch:
     _entered: set[Path] = field(default_factory=set)
 
     def look_into(self, folder: Path, depth: int) -> None:
-        """Look into a folder and, by `enter_each`, into those in it; `depth` is how much further down that goes."""
+        """Examine a folder and, by `enter_each`, its subfolders, at most `depth` levels down."""
         raise NotImplementedError
 
     def enter(self, folder: Path, depth: int = MAX_DEPTH) -> None:
-        """Look into a folder, once if links lead to it too.
+        """Examine a folder, once if links lead to it too.
 
         Raises:
             OSError: it cannot be listed.
@@ -78,7 +78,7 @@ class FolderSearch:
             self.look_into(folder, depth)
 
     def enter_each(self, entries: Sequence[Path], depth: int) -> None:
-        """Look into the folders among some entries; a note names one that cannot be listed."""
+        """Examine the folders among some entries; a note names one that cannot be listed."""
         for folder in entries:
             if folder in self.known or not folder.is_dir():
                 continue
@@ -103,10 +103,10 @@ class FolderSearch:
         return [path for path in shown if not path.is_symlink() or self._is_followed(path)]
 
     def damaged_saves(self, found: Iterable[Path]) -> list[Path]:
-        """The unknown files and folders whose names differ from that of a found checkpoint in numbers alone.
+        """The unknown files and folders whose names differ from a found checkpoint's only in numbers.
 
-        A save that died leaves an empty folder, or a file of zeros. A folder counts also where it is called as the
-        folder of a step around a checkpoint: `global_step_6` beside `global_step_3/actor`.
+        A save that died leaves an empty folder, or a file of zeros. The step folder around a checkpoint is compared
+        too: `global_step_6` beside `global_step_3/actor`.
         """
         if not self.unknown:
             return []
@@ -118,7 +118,7 @@ class FolderSearch:
         return (path for path in above if COUNTS_STEPS.fullmatch(path.name))
 
     def _is_followed(self, link: Path) -> bool:
-        """Whether to follow a link: one that leads out of the root, and not to a folder above it."""
+        """Whether to follow a link: not if it leads out of the root, or to a folder above it."""
         if not leads_out(link, self.root) or real_path(self.root).is_relative_to(real_path(link)):
             return False
         if not self.follow_symlinks and (link.is_dir() or is_named_so(link)):
@@ -126,7 +126,7 @@ class FolderSearch:
         return self.follow_symlinks and link.exists()
 
     def skipped(self, links: Sequence[Path], folder: str = "it") -> list[str]:
-        """Describe what was not looked at: links out of the folder, and what the notes say."""
+        """Describe the skipped entries: links out of the folder, and the notes."""
         names = few(list(map(self.name, links)))
         text = f"{plural(len(links), 'link')} out of {folder}, not followed (--follow-symlinks): {names}"
         many = f"only {MAX_FOLDERS} folders were looked into"
@@ -138,14 +138,14 @@ class FolderSearch:
 
 
 def is_named_so(path: Path) -> bool:
-    """Whether a file has a name of files of weights: of torch.save files, compressed or not, or of safetensors."""
+    """Whether a file has a name of weights: of torch.save files, compressed or not, or of safetensors."""
     plain = path.with_suffix("") if path.suffix in COMPRESSED else path
     return plain.suffix in SUFFIXES
 
 
-# -- the nearest guess at a folder that no format recognises: whose it looks like, and the file that is missing --------
-# Names alone decide. A guess that names a missing file is made only where the folder itself holds what lies beside that
-# file, so a run with several checkpoints in it is none.
+# -- guess the writer of a folder that no format detects, and the file that is missing ---------------------------------
+# Names alone decide. A missing file is named only if the folder itself holds files that lie beside it, so a run with
+# several checkpoints in it does not count.
 
 NEAREST_ENTRIES = 1 << 12
 NEAREST_DEPTH = 5
@@ -156,9 +156,9 @@ class Sign(NamedTuple):
     """Names in a folder that only one writer gives.
 
     Attributes:
-        writer: whose they are.
+        writer: the framework.
         pattern: of paths below the folder.
-        missing: a file that is beside them in a whole checkpoint; empty where the writer's files are not read at all.
+        missing: a file that is beside them in a whole checkpoint; empty if the writer's files are not supported.
     """
 
     writer: str
@@ -173,7 +173,7 @@ LACKING = (
         "torchsnapshot", re.compile(r"batched/[0-9a-f]{8}-[0-9a-f-]{27}|(sharded|replicated)/.+"), ".snapshot_metadata"
     ),
 )
-"""Folders of formats that are read, without the file that the format is recognised by, which both write last.
+"""Folders of supported formats without the file by which the format is detected, which the writers write last.
 
 Source: nanotron/serialize/main.py (`save`), torchsnapshot/snapshot.py (`take`: "commit snapshot metadata only after all
 ranks complete writing").
@@ -193,7 +193,7 @@ FOREIGN = (
 
 
 def described(folder: Path, links: str = "") -> str:
-    """Say in one line what a folder is that no format recognises, given the links in it that were not followed."""
+    """Describe in one line a folder that no format detects, given its links that were not followed."""
     if links:
         return f"no checkpoint that ckptools knows in this folder, and {links}"
     names = list(_names(folder))
@@ -207,10 +207,10 @@ def described(folder: Path, links: str = "") -> str:
 
 
 def check_nothing_lacks(folder: Path) -> None:
-    """Refuse a folder that lacks the file by which a format recognises it.
+    """Refuse a folder that lacks the file by which its format is detected.
 
     Raises:
-        UnknownFormatError: it does; the message says whose it is and which file.
+        UnknownFormatError: it lacks the file; the message names the framework and the file.
     """
     names = list(_names(folder))
     for sign in LACKING:
@@ -220,7 +220,7 @@ def check_nothing_lacks(folder: Path) -> None:
 
 
 def _names(folder: Path) -> Iterator[str]:
-    """Paths of files below a folder, the nearest first; no link is followed, and no store is listed."""
+    """Yield paths of files below a folder, the nearest first; no link is followed, and no store is listed."""
     if is_remote(folder):
         return
     ahead, seen = deque([(folder, "", 0)]), 0
@@ -235,32 +235,32 @@ def _names(folder: Path) -> Iterator[str]:
                     yield f"{above}{entry.name}"
 
 
-# -- the checkpoints below a folder that is none itself: a single one is opened, of several the newest is proposed -----
-# A training run keeps them in `checkpoints/step-5`, `checkpoint-500`, `global_step_3/actor`, `last.ckpt`. Only what can
-# be opened counts, and of single torch.save files only those that hold floating-point tensors: a data loader's state,
-# random states and indices are no checkpoints.
+# -- checkpoints inside a folder that is not one itself: a single one is opened, of several the newest is proposed -----
+# A training run keeps them in `checkpoints/step-5`, `checkpoint-500`, `global_step_3/actor`, `last.ckpt`. Only openable
+# checkpoints count, and of single torch.save files only those with floating-point tensors: a data loader's state,
+# random states and indices are not checkpoints.
 
 FOREIGN_NAMES = re.compile(
     r"\.(?:gguf|ggml|keras|msgpack)$|\.weights\.h5$|\.data-\d{5}-of-\d{5}$|^manifest\.ocdbt$"
     r"|(?:weight|model|param).*\.(?:h5|hdf5|npz|npy)$",
     re.IGNORECASE,
 )
-"""Files of weights that no format here reads, by their names."""
+"""Names of files of weights in unsupported formats."""
 
 MAX_READ = 64
-"""Most single files whose structure is read."""
+"""At most this many single files have their structure read."""
 
 MAX_DEEPER = 1000
-"""Most folders below `MAX_DEPTH` that are searched for names of weights."""
+"""At most this many folders below `MAX_DEPTH` are searched for names of weights."""
 
 
 @dataclass
 class PathSearch(FolderSearch):
-    """A search for the paths of checkpoints, by their names and first bytes; none is opened as a whole.
+    """A search for the paths of checkpoints, by their names and first bytes; none is opened in full.
 
     Attributes:
-        found: files, and folders that a format recognises; these are not looked into.
-        deeper: folders that lie too deep to be looked into.
+        found: checkpoint files, and folders that a format detects; these folders are not entered.
+        deeper: folders that lie too deep to be entered.
         foreign: files of weights in unknown formats.
     """
 
@@ -271,7 +271,7 @@ class PathSearch(FolderSearch):
     _read: int = 0
 
     def below(self) -> PathSearch:
-        """Search what is in the root, which is none of the paths itself."""
+        """Search the folders and files in the root, but not the root itself."""
         self._entered.add(real_path(self.root))
         with reading(self.root):
             entries = self.entries(self.root)
@@ -280,13 +280,13 @@ class PathSearch(FolderSearch):
         return self
 
     def at(self, path: Path) -> PathSearch:
-        """Search one entry, such as what a tracker names."""
+        """Search one entry, such as the one that a tracker names."""
         if not path.name.startswith(".") and (not path.is_symlink() or self._is_followed(path)):
             self._look_at([path], MAX_DEPTH)
         return self
 
     def look_into(self, folder: Path, depth: int) -> None:
-        """Find a folder that is a checkpoint, or those in it."""
+        """Record a folder that is a checkpoint, or search its entries."""
         if self._is_known(folder):
             self.found.append(folder)
         elif depth:
@@ -321,7 +321,7 @@ class PathSearch(FolderSearch):
         try:
             return recognised(folder, self.formats) is not None
         except CkptoolsError:
-            return True  # it holds several, or reports its fault when it is opened
+            return True  # it contains several, or reports its fault when opened
 
     def _is_file_of_one(self, path: Path) -> bool:
         """Whether a single file is a checkpoint."""
@@ -342,7 +342,7 @@ class PathSearch(FolderSearch):
 
 
 def _holds_weights(path: Path, otherwise: bool) -> bool:
-    """Whether a torch.save file holds floating-point tensors; `otherwise` where it cannot be read."""
+    """Whether a torch.save file has floating-point tensors; `otherwise` if it cannot be read."""
     try:
         with gc_paused():
             tree = modules.read_file(path).tree
@@ -352,13 +352,13 @@ def _holds_weights(path: Path, otherwise: bool) -> bool:
 
 
 def find(folder: Path, formats: Sequence[Format], follow_symlinks: bool = False) -> tuple[Path | None, str]:
-    """The checkpoint that a folder leads to, or None, and a note on what was skipped.
+    """Find the checkpoint in a folder, or None, and a note on skipped entries.
 
-    It is what the folder's tracker names, else the only one below it.
+    It is the one that the folder's tracker names, else the only one below it.
 
     Raises:
         SeveralError: there are several.
-        ReadError: the tracker leads to no checkpoint.
+        ReadError: the tracker names no checkpoint.
     """
     search = PathSearch(folder, follow_symlinks, formats=formats)
     tracker = tracker_in(folder, follow_symlinks)
@@ -379,9 +379,9 @@ def find(folder: Path, formats: Sequence[Format], follow_symlinks: bool = False)
 
 
 def _check_no_stray(folder: Path, found: Path | None, search: PathSearch) -> None:
-    """Refuse the only thing found below a folder where other weights lie that may be of the same model.
+    """Refuse a single found checkpoint if the folder has other weights that may belong to the same model.
 
-    They lie deeper than was searched, or beside one file are in an unknown format.
+    They lie deeper than was searched, or, beside a single file, are in an unknown format.
     """
     if found is None:
         return
@@ -413,7 +413,7 @@ def _one_of(folder: Path, found: Sequence[Path]) -> Path | None:
 def others_in(
     folder: Path, formats: Sequence[Format], opened: Checkpoint, follow_symlinks: bool
 ) -> tuple[list[Path], str]:
-    """Checkpoints in and below a folder beside the opened one, and a note on what was skipped."""
+    """Find checkpoints in and below a folder other than the opened one, and a note on skipped entries."""
     mine = {folder_or_file for file in opened.files for folder_or_file in (file.path, *file.path.parents)}
     search = PathSearch(folder, follow_symlinks, mine, formats=formats).below()
     search.found += [path for path in search.damaged_saves(mine) if path not in search.found]

@@ -4,10 +4,10 @@
     checkpoint_5-model_part-0-shard0.pt            the same under model parallelism: each part by itself
     final_ckpt_rank-00000000-of-00000004.pth       torch_xla's examples
 
-Under other names with a rank, such as `model-rank0.pt`, they are found likewise; what the caller names as rank files
-(`--ranks`) needs no such name. `wrapped_shards` has the layout. Parts of a model-parallel run
-are slices that nothing in the files joins; each is opened as a part. Source: metaseq/checkpoint_utils.py and
-trainer.py (`checkpoint_suffix`), torch_xla's test/test_train_mp_mnist_fsdp_with_ckpt.py.
+Files with other rank names, such as `model-rank0.pt`, are found likewise; files that the user declares as rank files
+(`--ranks`) need no such name. `wrapped_shards` describes the layout. Parts of a model-parallel run are slices that the
+files cannot join; each is opened as a part. Source: metaseq/checkpoint_utils.py and trainer.py (`checkpoint_suffix`),
+torch_xla's test/test_train_mp_mnist_fsdp_with_ckpt.py.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ MAX_ENTRIES = 1 << 16
 
 
 MAX_TRIED = 4
-"""Readable files of one pattern that are searched; every file of such a checkpoint has the metadata."""
+"""At most this many readable files of one pattern are searched; every file of such a checkpoint has the metadata."""
 
 
 def detect(path: Path) -> bool:
-    """A file of one rank, or a folder with such files; their pickles are searched for the words of the metadata."""
+    """Whether a path is a file of one rank, or a folder of such files, with the metadata's words in their pickles."""
     return bool(_families(path)) if path.is_dir() else bool(_is_shard(path))
 
 
 def _is_shard(path: Path) -> bool | None:
-    """Whether a file has the metadata; None where it cannot be read."""
+    """Whether a file has the metadata; None if it cannot be read."""
     if not NAMED.fullmatch(path.name) or not path.is_file():
         return False
     try:
@@ -89,7 +89,7 @@ def _families(folder: Path) -> dict[str, Path]:
 
 
 def _pattern(path: Path) -> str:
-    """A name with `{rank}` for the rank, and `{world}` for the world size; "" for any other name."""
+    """A name with `{rank}` for the rank, and `{world}` for the world size; "" for a name without a rank."""
     found = NAMED.fullmatch(path.name)
     if not found or "{" in path.name:
         return ""
@@ -97,11 +97,11 @@ def _pattern(path: Path) -> str:
 
 
 def read(path: Path, options: Options) -> Checkpoint:
-    """Open the checkpoint that a rank's file, or a folder of them, belongs to.
+    """Open the checkpoint of one rank's file, or of a folder of them.
 
     Raises:
-        ReadError: the file that was named, or of a folder every one, cannot be read.
-        SeveralError: the folder holds several checkpoints.
+        ReadError: the file that the caller named, or every file of a folder, cannot be read.
+        SeveralError: the folder contains several checkpoints.
         UnsafePathError: a file is a link out of the folder.
     """
     families = _families(path) if path.is_dir() else {}

@@ -4,12 +4,12 @@
     consolidated.00.pth     names and tensors of rank 0, all of them plain
     consolidated.01.pth     of rank 1
 
-The files hold plain tensors and nothing on how they belong together; even their rank is in the name alone. A weight
-whose pieces do not make its shape in `params.json` is shown and not joined. A lone `consolidated.00.pth` whose weights
-are whole is a whole checkpoint.
+The files hold plain tensors and do not state how they belong together; even their rank is only in the name. A weight
+whose pieces do not add up to its shape in `params.json` is shown and not joined. A lone `consolidated.00.pth` with
+whole weights is a whole checkpoint.
 
-Source: facebookresearch/llama `llama/generation.py` (`Llama.build`); the tests hold it against files of this layout
-that torch wrote, not against Meta's own.
+Source: facebookresearch/llama `llama/generation.py` (`Llama.build`); tested on files of this layout that torch wrote,
+not on Meta's own.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from ckptools.training_state.optimizers import AS_SAVED
 # Every linear layer is fairscale's ColumnParallelLinear (rows are cut) or RowParallelLinear (columns are); norms and
 # rope frequencies are the same on every rank. The embedding is cut by columns in Llama 1 and 2 (ParallelEmbedding) and
 # by rows since Llama 3 (VocabParallelEmbedding), as its shape shows. Source: facebookresearch/llama `llama/model.py`,
-# meta-llama/llama-models `models/llama3/model.py`. Mistral's `params.json` has `head_dim` and `hidden_dim` besides.
+# meta-llama/llama-models `models/llama3/model.py`. Mistral's `params.json` also has `head_dim` and `hidden_dim`.
 
 LAYER = re.compile(r"layers\.(\d{1,6})\.")
 QUERY = re.compile(r"layers\.\d+\.attention\.wq\.weight")
@@ -64,7 +64,7 @@ class LlamaSizes(NamedTuple):
     Attributes:
         queries: rows of all query heads together.
         keys: rows of all key heads together.
-        vocab: None where only the tokenizer has it.
+        vocab: None if only the tokenizer knows it.
     """
 
     dim: int
@@ -77,7 +77,7 @@ class LlamaSizes(NamedTuple):
 
 
 def sizes_of(params: Mapping[str, Any]) -> LlamaSizes | None:
-    """The sizes in `params.json`; None where it lacks `dim` or `n_heads`, or they are no sizes."""
+    """The sizes in `params.json`; None if it lacks `dim` or `n_heads`, or they are invalid."""
     dim, heads = _size(params, "dim"), _size(params, "n_heads")
     if dim is None or heads is None:
         return None
@@ -93,7 +93,7 @@ def _size(params: Mapping[str, Any], name: str) -> int | None:
 
 
 def _hidden(params: Mapping[str, Any], dim: int) -> int | None:
-    """Two thirds of `4 * dim`, times a factor, rounded up to a multiple, as `FeedForward.__init__` has it."""
+    """Two thirds of `4 * dim`, times a factor, rounded up to a multiple, as in `FeedForward.__init__`."""
     stated, multiple = _size(params, "hidden_dim"), _size(params, "multiple_of")
     if stated is not None or multiple is None:
         return stated
@@ -104,9 +104,9 @@ def _hidden(params: Mapping[str, Any], dim: int) -> int | None:
 
 
 def tensor_parallel_size(tree: Mapping[Any, Any], sizes: LlamaSizes | None) -> int | None:
-    """The tensor-parallel size by a file's shapes: all query rows divided by those in the file; None where unknown.
+    """The tensor-parallel size by a file's shapes: all query rows divided by those in the file; None if unknown.
 
-    Without `params.json` the final norm, which is never cut, has as many elements as there are query rows.
+    Without `params.json`, the number of query rows is taken from the final norm, which is never cut.
     """
     norm = tree.get("norm.weight")
     whole = sizes.queries if sizes else norm.shape[0] if isinstance(norm, Tensor) and len(norm.shape) == 1 else 0
@@ -116,19 +116,19 @@ def tensor_parallel_size(tree: Mapping[Any, Any], sizes: LlamaSizes | None) -> i
 
 
 class WeightLayout(NamedTuple):
-    """How one weight is cut over the ranks, and its whole shape, with None in an unknown dimension."""
+    """How one weight is cut over the ranks, and its whole shape, with None for an unknown dimension."""
 
     rule: JoinRule
     shape: tuple[int | None, ...]
 
     def accepts(self, piece: Ints, ranks: int) -> bool:
-        """Whether pieces of this shape on `ranks` ranks make the whole weight."""
+        """Whether pieces of this shape on `ranks` ranks add up to the whole weight."""
         joined = tuple(n * ranks if d == self.rule.dim else n for d, n in enumerate(piece))
         return len(joined) == len(self.shape) and all(w in (None, n) for w, n in zip(self.shape, joined, strict=True))
 
 
 def layouts_of(name: str, sizes: LlamaSizes, vocab: int | None) -> tuple[WeightLayout, ...]:
-    """The possible layouts of a weight, of which its shape must fit one; none for a name without a rule."""
+    """The possible layouts of a weight, one of which its shape must fit; empty for a name without a rule."""
     dim, hidden = sizes.dim, sizes.hidden
     of_layer = {
         "attention.wq": WeightLayout(ROWS, (sizes.queries, dim)),
@@ -179,7 +179,7 @@ MAX_RANKS = 1 << 12
 
 
 def detect(path: Path) -> bool:
-    """A file called `consolidated.NN.pth`, or a folder that holds one."""
+    """Whether a path is a file called `consolidated.NN.pth`, or a folder with one."""
     return bool(_files_in(path)) if path.is_dir() else bool(FILE.fullmatch(path.name)) and path.is_file()
 
 
@@ -190,10 +190,10 @@ def _files_in(folder: Path) -> dict[int, Path]:
 
 
 def read(path: Path, options: Options) -> Checkpoint:
-    """Open the checkpoint that a file, or a folder of them, belongs to.
+    """Open the checkpoint of a file, or of a folder of files.
 
     Raises:
-        ReadError: the file that was named, or of a folder every one, cannot be read.
+        ReadError: the file that the user named, or every file of a folder, cannot be read.
         UnsafePathError: a file is a link out of the folder.
     """
     builder = CheckpointBuilder(NAME, path)
@@ -226,7 +226,7 @@ class _LlamaFolder:
         self.rules = read_rules(options.rules)
 
     def _read_files(self) -> None:
-        """Read the given file, or the first readable one of a folder; with all ranks every one."""
+        """Read the named file, or the first readable one of a folder; with all ranks, every one."""
         asked = next((rank for rank, p in self.files.items() if p.name == self.path.name), None)
         for rank, file in sorted(self.files.items(), key=lambda f: f[0] != asked):
             if self.saved and not self.options.all_ranks:
@@ -287,7 +287,7 @@ class _LlamaFolder:
         )
 
     def _value(self, name: Any, vocab: int | None) -> Any:
-        """What the ranks have under a name, joined where a rule exists and the shapes agree."""
+        """The value of a name, joined from the ranks if there is a rule and the shapes agree."""
         values = {rank: tree[name] for rank, tree in self.trees.items() if name in tree}
         first = next(iter(values.values()))
         if not isinstance(first, Tensor):
@@ -296,7 +296,7 @@ class _LlamaFolder:
         rule = self._rule(name, first, vocab)
         if isinstance(rule, str):
             return unjoined_tensor(tensors.items(), first.note or rule)
-        # The pieces that were read, and for a cut weight those of other ranks.
+        # The pieces that were read, and for a cut weight also the unread pieces of other ranks.
         ranks = range(self.world.value) if rule.dim is not None else tensors
         try:
             return join([RankPiece(rank, rank, tensors.get(rank)) for rank in ranks], rule, self.world.value)

@@ -1,10 +1,10 @@
-"""Parts of one model that are not joined here: each rank's file of another framework, by their names.
+"""Parts of one model that cannot be joined by their files alone: each rank's file of another framework, by name.
 
 vLLM's and SGLang's `model-rank-0-part-0.safetensors`, DeepSeek's `model0-mp4.safetensors`, TensorRT-LLM's
 `rank0.safetensors`, Fast-LLM's `rank_0.safetensors`, NeMo's `mp_rank_00/model_weights.ckpt`, in a folder or in a
 `.nemo`. Slices look like whole tensors, so the contents are shown side by side, each under its file's name, and the
-model is never called whole. A rule file (`--rules`) of a user who knows along which dimensions they were cut joins
-them.
+model is never called whole. A user who knows along which dimensions they were cut can join them with a rule file
+(`--rules`).
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ BY_HAND = ("vLLM", "SGLang", "TensorRT-LLM", "DeepSeek", "Fast-LLM", "NeMo")
 JOINS = ()
 
 WORLD = re.compile(r"model\d+-mp(\d{1,4})")
-"""A name that states how many ranks there are."""
+"""A name that states the number of ranks."""
 
 MAX_READ = 64
-"""Most files whose structure is read."""
+"""At most this many files have their structure read."""
 
 
 def detect(path: Path) -> bool:
-    """A folder whose files of weights are all parts by their names, without a statement of how they join.
+    """Whether a folder's files of weights are all parts by their names, without a statement of how they join.
 
-    Of NeMo's `.nemo` of several ranks `torch_file` finds out that it is one.
+    A NeMo `.nemo` of several ranks is detected by `torch_file`.
     """
     found = parts_in(path) if path.is_dir() else None
     return found is not None and not (found.files[0].suffix != ".safetensors" and are_of_one(found.files))
@@ -92,7 +92,7 @@ def read(path: Path, options: Options) -> Checkpoint:
 
 
 class _Part(NamedTuple):
-    """The structure of one part; the path of what lies in a `.nemo` goes on behind that of the tar."""
+    """The structure of one part; for a part inside a `.nemo`, its path continues that of the tar."""
 
     path: Path
     tree: Any
@@ -103,9 +103,9 @@ class _ReadParts(NamedTuple):
 
     Attributes:
         named: all of them, by their names.
-        found: the readable ones by name, or by folder where all have one name.
-        world: how many ranks there are, where anything states it.
-        stated_by: what states it; "" where nothing does.
+        found: the readable ones by name, or by folder if all have one name.
+        world: number of ranks, if stated.
+        stated_by: the source of that number; "" if it is not stated.
     """
 
     named: PartFiles
@@ -138,7 +138,7 @@ def _read(builder: CheckpointBuilder, options: Options) -> _ReadParts:
 
 
 def _read_nemo(builder: CheckpointBuilder) -> _ReadParts:
-    """The parts in a `.nemo`, which is one file."""
+    """Read the parts in a `.nemo`, which is one file."""
     from ckptools.pickles.tar_checkpoint import NEMO_CONFIG
 
     saved, world = reader.read_ranks(builder.path)
@@ -154,11 +154,11 @@ def _name(path: Path, parts: PartFiles) -> str:
     return path.parent.name if "/" in parts.pattern else path.stem
 
 
-# -- joined by the rules that the user gives ---------------------------------------------------------------------------
+# -- parts joined by the user's rules ----------------------------------------------------------------------------------
 
 
 def _joined(builder: CheckpointBuilder, parts: _ReadParts, options: Options) -> dict[str, Any] | None:
-    """The model, joined by the given rules; None where the files are not those of ranks with flat state dicts."""
+    """The model, joined by the user's rules; None if the files are not those of ranks with flat state dicts."""
     ranks, of_rank = ranks_of(parts.named), dict[int, dict[str, Any]]()
     if ranks is None:
         return None
@@ -192,7 +192,7 @@ def _state_dict(tree: Any) -> dict[str, Any] | None:
 def _weight(
     builder: CheckpointBuilder, name: str, of_rank: Mapping[int, Mapping[str, Any]], rules: GivenRules, world: int
 ) -> Any:
-    """What the ranks have under a name, joined where a rule exists and the shapes agree."""
+    """The value of a name, joined from the ranks if there is a rule and the shapes agree."""
     values = {rank: own[name] for rank, own in sorted(of_rank.items()) if name in own}
     tensors = {rank: value for rank, value in values.items() if isinstance(value, Tensor)}
     rule = given_rule(rules, name)

@@ -11,8 +11,8 @@
 
 A file holds one tensor, `data`. The path below `model/`, with the part of the file's name behind `model_`, is the
 parameter's name. A slice's header has `unsharded_shape` and `local_global_slices_pairs`, pairs `local#global` joined by
-`;`, each one `start,stop,step` per dimension, joined by `|`. The optimizer lists what each rank trains, so that a
-parameter's file that is missing is noticed. Experts over ranks have slices of another kind and are refused by name.
+`;`, each one `start,stop,step` per dimension, joined by `|`. The optimizer lists the parameters that each rank trains,
+so that a missing parameter file is noticed. Experts over ranks have slices of another kind and are refused by name.
 
 Source: nanotron/serialize/{main,weights,optimizer,utils,metadata}.py of 0.4; checked on a checkpoint of it. Files of
 ZeRO-1 were made by hand.
@@ -51,17 +51,17 @@ from ckptools.training_state.optimizers import SORTED
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
 
-# -- the files of a Nanotron checkpoint: what is where, of which rank, and which of them cannot be read ----------------
+# -- the files of a Nanotron checkpoint: the part and rank of each, and the unreadable ones ----------------------------
 
 METADATA = "checkpoint_metadata.json"
 CONFIG = "optimizer_config.json"
 MAX_RANKS = 1 << 12
 MAX_DEPTH = 32
-"""Folders of the names of modules, one in the other."""
+"""Nesting depth of folders that are named after modules."""
 
 
 def _files_in(folder: Path, suffix: str, depth: int) -> Iterator[Path]:
-    """The files with a suffix in and below a folder; none where it does not exist."""
+    """The files with a suffix in and below a folder; empty if it does not exist."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.is_file() and path.name.endswith(suffix):
             yield path
@@ -70,7 +70,7 @@ def _files_in(folder: Path, suffix: str, depth: int) -> Iterator[Path]:
 
 
 class NanotronFiles:
-    """A checkpoint's files while it is opened, with what is found on the way.
+    """A checkpoint's files while it is opened, with the problems found on the way.
 
     Attributes:
         tp, pp, dp: numbers of tensor-parallel ranks, pipeline stages and data-parallel ranks.
@@ -96,7 +96,7 @@ class NanotronFiles:
         return size
 
     def has_stages(self, stages: int) -> None:
-        """Note the number of pipeline stages in a file's name: nothing else states it."""
+        """Note the number of pipeline stages in a file's name, its only source."""
         self.pp = max(self.pp, min(stages, MAX_RANKS))
 
     def below(self, part: str, suffix: str) -> list[Path]:
@@ -127,29 +127,29 @@ class NanotronFiles:
         """Note a file that cannot be read.
 
         Raises:
-            ReadError: it is the one that was named.
+            ReadError: it is the file that the user named.
         """
         part = self.part(path)
         self.builder.add_fault(path, error, rank, part, name=part, tensor=_tensor(part, rank))
 
     def add_missing(self, part: str, rank: int | None = None) -> None:
-        """Note a file that is not here, by its path below the folder."""
+        """Note a missing file, by its path below the folder."""
         self.builder.add_missing(self.folder / part, rank, part, name=part, tensor=_tensor(part, rank))
 
 
 def _tensor(part: str, rank: int | None) -> str | None:
-    """The part of the checkpoint that a rank's file is of, whose rest no other rank has; None for a file of all."""
+    """The part of the checkpoint in a rank's file, which no other rank has; None for a file of all ranks."""
     return None if rank is None else part.partition("/")[0]
 
 
-# -- slices of a parameter on tensor-parallel ranks, as the headers of Nanotron's files place them ---------------------
+# -- slices of a parameter on tensor-parallel ranks, placed by the headers of Nanotron's files -------------------------
 
 MAX_PIECES = 1 << 12
 
 
 @dataclass(frozen=True)
 class Slice:
-    """One file of a parameter: the tensor in it, and its pieces of the whole.
+    """One file of a parameter: the tensor in it, and the boxes of its pieces in the whole.
 
     Attributes:
         place: pipeline and tensor-parallel rank; None for a parameter that is written once.
@@ -162,12 +162,12 @@ class Slice:
     pieces: tuple[BoxPair, ...]
 
     def shards(self, source: Source, rank: int | None) -> Iterator[Shard]:
-        """The shards of a tensor that is cut as this one is."""
+        """The shards of a tensor that is cut like this one."""
         for local, whole in self.pieces:
             yield Shard(whole, rank, source.part(local))
 
     def claims(self, rank: int | None, tensor: str) -> FileClaims:
-        """The tensor-parallel rank in the file's name, and the one of its first piece: those of all ranks are equal."""
+        """The tensor-parallel rank by the file's name, and by its first piece."""
         first, (pp, tp) = self.pieces[0].whole, self.place or (0, 0)
         held = next((start // n for start, n in zip(first.offsets, first.sizes, strict=True) if start and n), 0)
         return FileClaims(self.source.path, rank, {"pp-rank": pp, "tp-rank": tp}, {"tp-rank": held}, tensor=tensor)
@@ -185,10 +185,10 @@ class Slice:
 
 
 def pieces_of(text: str, local: Ints, whole: Ints) -> tuple[BoxPair, ...]:
-    """The pieces in `local_global_slices_pairs`.
+    """Parse the pieces in `local_global_slices_pairs`.
 
     Raises:
-        ValueError: they are no boxes, or do not fill the slice.
+        ValueError: they are not boxes, or do not fill the slice.
     """
     pairs = text.split(";")
     if len(pairs) > MAX_PIECES:
@@ -202,7 +202,7 @@ def pieces_of(text: str, local: Ints, whole: Ints) -> tuple[BoxPair, ...]:
 
 
 def _box(text: str, shape: Ints) -> Box:
-    """The box that `start,stop,step|…` says of a tensor."""
+    """The box of a tensor that `start,stop,step|…` describes."""
     offsets, sizes = [], []
     for part, n in zip(text.split("|"), shape, strict=True):
         start, stop, step = (None if word == "None" else int(word) for word in part.split(","))
@@ -222,11 +222,11 @@ EXPERTS = "experts that are spread over ranks are not joined"
 
 
 class Weights:
-    """The files of a model, read when this is made.
+    """The files of a model, read on construction.
 
     Attributes:
         slices: the files of each parameter.
-        notes: why some are not joined.
+        notes: why some parameters are not joined.
     """
 
     def __init__(self, folder: NanotronFiles) -> None:
@@ -278,7 +278,7 @@ class Weights:
                 path, f"is of {tps} tensor-parallel ranks by its name, the metadata states {self.folder.tp}"
             )
         try:
-            # Such as `torch.Size([4, 3])` or `(4, 3)`.
+            # `torch.Size([4, 3])` or `(4, 3)`
             words = stated["unsharded_shape"].strip("()[] ").replace("torch.Size(", "").split(",")
             shape = tuple(int(word) for word in words if word.strip())
             pieces = pieces_of(stated["local_global_slices_pairs"], source.shape, shape)
@@ -303,9 +303,9 @@ class Weights:
         return joined(first, first.source.dtype, () if note else shards, folder.tp, note)
 
     def cut_of(self, fqn: str) -> Mapping[int | None, Slice]:
-        """The slices of a parameter by tensor-parallel rank; none where its files contradict each other.
+        """The slices of a parameter by tensor-parallel rank; empty if its files contradict each other.
 
-        A tied parameter is written by its first stage alone, and trained by others, cut over the same ranks.
+        A tied parameter is written only by its first stage, and trained also by others, cut over the same ranks.
         """
         slices = self.slices.get(fqn, ())
         distinct = len({s.place for s in slices}) == len(slices)
@@ -313,17 +313,17 @@ class Weights:
 
 
 def joined(cut: Slice, dtype: str, shards: Sequence[Shard], tp: int, note: str = "") -> Tensor:
-    """A tensor of the shape of a parameter, from shards of it."""
+    """A tensor with the shape of a parameter, from some shards."""
     kind: Any = "tensor_parallel" if cut.place is not None else "plain"
     return Tensor(cut.shape, dtype, in_rank_order(shards), kind, world_size=tp, note=note)
 
 
 # -- the optimizer of a Nanotron checkpoint: a file of torch.save for each rank, by number, with names -----------------
 # A moment has the shape of the rank's slice of its parameter. Under ZeRO-1 (`ZeroDistributedOptimizer`; `_dp-D-of-DPS`
-# in the file's name) that slice is flattened and cut over the data-parallel ranks: all have as many elements, but the
-# last ones may have one fewer, or none, and then no entry. `gradient_accumulator` has fp32 copies of the parameters by
-# name, cut likewise. `param_name_to_dp_rank_offsets` in `optimizer_config.json` states the cuts of the first rank's
-# slices; the others follow the same rule, which the lengths of the moments confirm.
+# in the file's name) that slice is flattened and cut over the data-parallel ranks: all have equal numbers of elements,
+# but the last ones may have one fewer, or none, and then no entry. `gradient_accumulator` has fp32 copies of the
+# parameters by name, cut likewise. `param_name_to_dp_rank_offsets` in `optimizer_config.json` states the cuts of the
+# first rank's slices; the others follow the same rule, which the lengths of the moments confirm.
 #
 # Source: nanotron/optim/zero.py (`_partition_parameters`, `merge_dp_shard_in_zero1_optimizer`), named_optimizer.py,
 # gradient_accumulator.py (`state_dict`), serialize/optimizer.py.
@@ -348,7 +348,7 @@ Ranked = list[tuple[OptimizerRank, Any]]
 
 
 class OptimizerFiles:
-    """The optimizer files, read when this is made.
+    """The optimizer files, read on construction.
 
     Attributes:
         zero_1: whether moments are cut over data-parallel ranks.
@@ -399,7 +399,7 @@ class OptimizerFiles:
         return self.folder.rank((rank.pp, rank.tp), rank.dp or 0) or 0
 
     def check_files(self) -> None:
-        """Note the files that are missing: each rank writes one."""
+        """Note missing files: each rank writes one."""
         here = {(int(m["pp"]), int(m["dp"] or 0), int(m["tp"])) for _, m in self.found}
         folder, dps = self.folder, self.folder.dp if self.zero_1 else 1
         for pp, dp, tp in ((p, d, t) for p in range(folder.pp) for d in range(dps) for t in range(folder.tp)):
@@ -408,10 +408,10 @@ class OptimizerFiles:
                 name = f"optimizer/optimizer_pp-{pp}-of-{folder.pp}{cut}_tp-{tp}-of-{folder.tp}_exp-0-of-1.pt"
                 folder.add_missing(name, self._rank(OptimizerRank(pp, dp, tp)))
 
-    # -- joined
+    # -- joined optimizer
 
     def state_dict(self, weights: Weights) -> dict[str, Any]:
-        """The optimizer's state dict by name, its moments cut as the weights are."""
+        """The optimizer's state dict by name, with its moments cut like the weights."""
         merge, groups = Merge(), dict[str, dict[str, Any]]()
         moments: dict[str, dict[str, Ranked]] = {}
         copies: dict[str, Ranked] = {}
@@ -445,7 +445,7 @@ class OptimizerFiles:
         return made
 
     def _slot(self, merge: Merge, weights: Weights, path: tuple[str, ...], values: Ranked) -> Any:
-        """One slot of a parameter's state: cut as the parameter is, or the same on every rank that has it."""
+        """One slot of a parameter's state: cut like the parameter, or equal on every rank that has it."""
         first, fqn = values[0][1], path[1]
         if not isinstance(first, Tensor) or not first.shape:
             return merge.trees([(self._rank(r), v) for r, v in values], ("optimizer", *path))
@@ -463,7 +463,7 @@ class OptimizerFiles:
         return joined(replace(some, place=some.place or (0, 0)), first.dtype, shards, self.folder.tp)
 
     def _shards(self, fqn: str, own: Slice, rank: OptimizerRank, value: Any) -> Sequence[Shard] | str:
-        """The shards of one rank's moment, or why they have no place."""
+        """The shards of one rank's moment, or why they cannot be placed."""
         source = value.shards[0].source if isinstance(value, Tensor) and len(value.shards) == 1 else None
         of = f"of {list(value.shape) if isinstance(value, Tensor) else value}"
         if source is None:
@@ -502,22 +502,22 @@ BY_HAND = ("ZeRO-1",)
 JOINS = ("model", "optimizer", "rest")
 
 LEVELS = 12
-"""Most folders above a file that are looked at: a module's file lies as deep as its name has parts."""
+"""At most this many folders above a file are searched: a module's file lies as deep as its name has parts."""
 
 OTHERS = ("lr_scheduler", "random")
 SIZES = re.compile(r"(pp|dp|tp|exp)-(\d{1,5})-of-(\d{1,5})")
 
 
 def detect(path: Path) -> bool:
-    """A folder with Nanotron's metadata beside `model`, or what lies below one; no empty folder."""
+    """Whether a path is a folder with Nanotron's metadata beside `model`, or lies below one; never an empty folder."""
     return _root(path) is not None and (path.is_file() or any(path.iterdir()))
 
 
 def read(path: Path, options: Options) -> Checkpoint:
-    """Open the checkpoint that a folder or a file belongs to.
+    """Open the checkpoint of a folder or a file.
 
     Raises:
-        ReadError: its metadata, or the file that was named, cannot be read.
+        ReadError: its metadata, or the file that the user named, cannot be read.
         UnknownFormatError: its metadata states no sizes.
         UnsafePathError: a file is a link out of the folder.
     """
@@ -555,7 +555,7 @@ class _NanotronFolder:
         )
 
     def _others(self) -> dict[str, Any]:
-        """Schedulers and random states, each rank's file as it is."""
+        """Schedulers and random states, each rank's file unchanged."""
         found: dict[str, Any] = {}
         read: list[Saved] = []
         for part in OTHERS:
@@ -572,7 +572,7 @@ class _NanotronFolder:
         return {part: next(iter(of.values())) if list(of) == [part] else of for part, of in found.items()}
 
     def _check_files(self) -> None:
-        """Problems of ranks that have no file."""
+        """Find ranks without a file."""
         if not self.optimizer.found:
             text = "no optimizer files: a parameter's file that is missing from model/ is not noticed"
             self.problems.append(Problem(Code.MODEL_PART_MISSING, text, severity="warning"))
@@ -586,7 +586,7 @@ class _NanotronFolder:
             self.problems.append(missing(text, kind="", severity="warning"))
 
     def _lost_of_ranks(self, part: str) -> Iterator[str]:
-        """The names of files of a part that are missing, where the names of the others count the ranks."""
+        """The names of a part's missing files, if the names of the others state the number of ranks."""
         named = [file for file in self.found.builder.files if file.part.startswith(f"{part}/")]
         counts = {file.part: SIZES.findall(file.part) for file in named}
         sizes = {tuple((word, size) for word, _, size in found) for found in counts.values()}

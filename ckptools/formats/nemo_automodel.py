@@ -5,9 +5,9 @@
     optim/                              a DCP: `optim`, flattened and keyed by name, and `sched`
     rng/rng_global_rank_{R}.pt          of each rank; before 0.5 `rng/rng_dp_rank_{D}.pt`
     dataloader/dataloader_dp_rank_{D}.pt    of each data-parallel rank
-    {NAME}/                             a DCP of anything else that is sharded, such as an average of the weights
+    {NAME}/                             a DCP of any other sharded state, such as an average of the weights
     step_scheduler.pt, losses.json      from rank 0, as is `config.yaml`, which is not read
-    .incomplete                         until all of it is written
+    .incomplete                         present until all files are written
 
 The shards do not state the sizes of their tensors, but the optimizer's moments do, so a lost last rank is noticed, and
 `.hf_metadata/fqn_to_file_index_mapping.json` lists every name. The folders open by themselves too.
@@ -61,7 +61,7 @@ OF_A_RANK = re.compile(r"(?P<key>.+)_(?P<kind>global|dp)_rank_(?P<rank>\d{1,7})\
 
 
 def detect(path: Path) -> bool:
-    """A step folder of NeMo Automodel, or a file in it."""
+    """Whether a path is a step folder of NeMo Automodel, or a file in one."""
     return _root(path) is not None
 
 
@@ -98,7 +98,7 @@ def _is_hf(folder: Path) -> bool:
 
 
 def read(path: Path, options: Options) -> Checkpoint:
-    """Open a step folder, or the one that a file lies in.
+    """Open a step folder, or the one around a file.
 
     Raises:
         ReadError: no part of it can be read.
@@ -116,7 +116,7 @@ def read(path: Path, options: Options) -> Checkpoint:
 
 WRITTEN = ", which every save of the recipe writes"
 FOUND = ("files found",)
-"""What says how many ranks there are, where none left files of its own."""
+"""The source of the world size, if no rank left files of its own."""
 
 
 class _AutomodelFolder:
@@ -126,7 +126,7 @@ class _AutomodelFolder:
         self.problems = self.parts.problems
 
     def checkpoint(self) -> Checkpoint:
-        """Put everything together; the optimizer is read first, for the shapes of the model."""
+        """Assemble all parts; the optimizer is read first, for the shapes of the model."""
         others = PartsBuilder(NAME, self.folder, self.options)
         others.add(Part((OPTIM,), "", PartsBuilder.add_dcp, "error", WRITTEN))
         states = self._rank_states()
@@ -172,7 +172,7 @@ class _AutomodelFolder:
         return self.parts.forms.get(MODEL) or (self.parts.form if self.parts.writer else "no model")
 
     def _add_shards(self, shapes: Mapping[str, Ints], world: Fact, parts: PartsBuilder, folder: Path, key: str) -> None:
-        """Add safetensors shards, and find the parts of their tensors that are missing by the known shapes."""
+        """Add safetensors shards, and use the known shapes to find missing parts of their tensors."""
         made = dcp_safetensors.read(folder, self.options)
         here = {name: t for name, t in made.tree.items() if isinstance(t, Tensor)}
         lost = any(f.status != "read" for f in made.files)
@@ -185,13 +185,13 @@ class _AutomodelFolder:
             given = Shapes("the optimizer state", stated, {}, SORTED)
             made = dcp_safetensors.read(folder, replace(self.options, shapes=given))
         if world.sources != FOUND and world.value == made.world_size.value and not lost:
-            # Files of each rank's own count the ranks, so that the last one is here.
+            # Each rank's own files count the ranks, so that the last one is present.
             made = replace(made, problems=Rows(p for p in made.problems if p.kind is not Code.SIZE_UNSTATED))
         parts.add_checkpoint(made, MODEL)
         self.problems += self._names_lacking(folder, here, set(shapes), lost)
 
     def _names_lacking(self, folder: Path, here: Mapping[str, Any], trained: set[str], lost: bool) -> Iterator[Problem]:
-        """Names in the list beside the shards that no shard has."""
+        """Find names in the list beside the shards that no shard has."""
         path = folder / HF_METADATA / FQNS
         if not path.is_file():
             if lost:
@@ -207,14 +207,14 @@ class _AutomodelFolder:
         absent = [name for name in listed if name not in here] if isinstance(listed, dict) else []
         if absent:
             text = f"{plural(len(absent), 'tensor')} that {HF_METADATA}/{FQNS} lists are in no shard: {few(absent)}"
-            # A name without moments may be that of a tied weight, or was left out on purpose.
+            # A name without moments may belong to a tied weight, or was left out on purpose.
             sure = not trained.isdisjoint(absent)
             yield Problem(Code.MODEL_PART_MISSING, text, None, MODEL, "error" if sure else "warning")
 
     # -- the rest
 
     def _rank_states(self) -> dict[str, dict[tuple[str, int], Path]]:
-        """The files of ranks by folder, kind of rank and rank; of a folder with a DCP, none."""
+        """The files of ranks by folder, kind of rank and rank; none from a folder with a DCP."""
         found: dict[str, dict[tuple[str, int], Path]] = {}
         with reading(self.folder):
             folders = sorted(p for p in self.folder.iterdir() if p.is_dir() and not p.name.startswith("."))
@@ -231,7 +231,7 @@ class _AutomodelFolder:
         return found
 
     def _world_size(self, others: PartsBuilder, states: Mapping[str, Mapping[tuple[str, int], Path]]) -> Fact:
-        """Ranks that left a file, a DCP file or a shard of their own."""
+        """Count the ranks that left a file, a DCP file or a shard of their own."""
         of_global = {
             key: max(r for k, r in files if k == "global") for key, files in states.items() if ("global", 0) in files
         }
@@ -271,7 +271,7 @@ def _absent(kind: str, ranks: set[int], world: int) -> set[int]:
 
 
 def _goes_on(tensor: Tensor, shape: Ints) -> bool:
-    """Whether a tensor is as large as its moments, except that it ends early in one dimension."""
+    """Whether a tensor is as large as its moments, except for an early end in one dimension."""
     if len(shape) != len(tensor.shape) or tensor.kind != "chunks":
         return False
     other = [n < whole for n, whole in zip(_reach(tensor), shape, strict=True) if n != whole]
@@ -279,5 +279,5 @@ def _goes_on(tensor: Tensor, shape: Ints) -> bool:
 
 
 def _reach(tensor: Tensor) -> Ints:
-    """Where the pieces of a tensor end, which may be sooner than its config says."""
+    """The end of the pieces of a tensor, which may be smaller than its config states."""
     return tuple(map(max, *(s.box.ends for s in tensor.shards), [0] * len(tensor.shape)))

@@ -1,17 +1,17 @@
 """OLMo's local checkpoints: folders `model`, `optim` and `train` with a file for each rank, and a `metadata.yaml`.
 
-`metadata.yaml` says `world_size: N`. Folders of the same names that hold ordinary state dicts are put side by side all
-the same: each part is merged as rank files are. Else FSDP1's flat parameters are in a rank's `model` and `optim` file.
+`metadata.yaml` states `world_size: N`. Folders of the same names with ordinary state dicts are put side by side too,
+each part merged like rank files. Otherwise FSDP1's flat parameters are in a rank's `model` and `optim` file.
 
 The model is `{"modules": [{"name", "handles": [{"flat_param.data", "flat_param._fqns", …}]}]}`: for each FSDP unit the
 rank's piece of its flat parameter, with torch's own list of the parameters in it. Since torch 2.1 that is one
 `_ShardParamInfo(in_shard, offset_in_shard, numel_in_shard, intra_param_start_idx, intra_param_end_idx)` per parameter;
 before, `_shard_indices` (first and last parameter) and one `_shard_param_offsets` (first and last element) for each of
-those, which follow each other in the piece. Last elements are counted in. So every run has its exact place, and shapes
+those, which follow each other in the piece. Last elements are inclusive. So every run has its exact place, and shapes
 are in the file: nothing is guessed.
 
 The optimizer is a plain `state_dict()`: numbers, whose names are in the groups' `param_names`, and 1-D moments that are
-cut as their parameters are.
+cut like their parameters.
 
 OLMo's other checkpoints: `rank3.pt` (`torch_legacy`) is read by `rank_files`, `model_and_optim/` (`torch_new`) is DCP.
 Source: olmo/checkpoint.py (`LocalShardedCheckpointer`), torch/distributed/fsdp/_flat_param.py.
@@ -60,7 +60,7 @@ MAX_WORLD = 1 << 16
 
 
 def detect(path: Path) -> bool:
-    """A folder with rank files in its `model` and in its `optim`, or one of those folders or files."""
+    """Whether a path is a folder with rank files in its `model` and `optim`, or one of those folders or files."""
     return _root(path) is not None
 
 
@@ -73,7 +73,7 @@ def _root(path: Path) -> Path | None:
 
 
 def read(path: Path, options: Options) -> Checkpoint:
-    """Open the checkpoint that a folder or a file of it belongs to.
+    """Open the checkpoint of a folder or a file.
 
     Raises:
         ReadError: the file that is read first is unreadable, or not OLMo's.
@@ -144,7 +144,7 @@ class _OlmoFolder:
         trees = {part: self.saved[part, rank].tree for part in self.found if (part, rank) in self.saved}
         model = trees.get("model")
         if model is None and "model" in self.found:
-            trees.pop("optim", None)  # without the model's runs its moments belong to unknown parameters
+            trees.pop("optim", None)  # without the model's runs, the parameters of its moments are unknown
         if not _is_flat_model(model):
             return trees
         path = self.files["model", rank].path
@@ -178,7 +178,7 @@ class _OlmoFolder:
 
 
 class ParameterRun(NamedTuple):
-    """The run of consecutive elements that a rank holds of one parameter; of none where it holds no part.
+    """One rank's run of consecutive elements of a parameter; empty if the rank has none.
 
     Attributes:
         shape: of the whole parameter.
@@ -193,13 +193,13 @@ class ParameterRun(NamedTuple):
 
 
 def _is_flat_model(tree: Any) -> bool:
-    """Whether this is the model of a local checkpoint."""
+    """Whether a tree is the model of a local checkpoint."""
     modules = tree.get("modules") if isinstance(tree, dict) else None
     return isinstance(modules, list) and all(isinstance(m, dict) and "handles" in m for m in modules)
 
 
 def _parameter_runs(tree: Any) -> Iterator[tuple[str, ParameterRun, Tensor]]:
-    """The parameters in a rank's model: fqn, the run that the rank holds, and the flat tensor with it."""
+    """Yield the parameters in a rank's model: fqn, the rank's run, and the flat tensor with the run."""
     for module in tree["modules"]:
         name, handles = module.get("name"), module["handles"]
         if not isinstance(name, str) or not isinstance(handles, list):
@@ -269,10 +269,10 @@ def _is_pair(value: Any) -> bool:
 
 
 def read_model(tree: Any, rank: int, all_ranks: bool) -> dict[str, Tensor]:
-    """The parameters of a rank's model: whole shapes, and the rank's runs where all ranks are read.
+    """The parameters of a rank's model: whole shapes, and the rank's runs if all ranks are read.
 
     Raises:
-        ValueError: the file is not what OLMo writes, or contradicts itself.
+        ValueError: the file is not as OLMo writes it, or contradicts itself.
     """
     found: dict[str, Tensor] = {}
     for fqn, piece, data in _parameter_runs(tree):
@@ -293,7 +293,7 @@ def _placed(data: Tensor, piece: ParameterRun, at: int, rank: int, all_ranks: bo
 
 
 def _read_optimizer(tree: Any, pieces: Mapping[str, ParameterRun], rank: int, all_ranks: bool) -> dict[str, Any]:
-    """A rank's optimizer state by name, its moments placed as their parameters are."""
+    """A rank's optimizer state by name, with its moments placed like their parameters."""
     groups, state = tree["param_groups"], tree["state"]
     names: dict[Any, str] = {}
     named = []

@@ -47,16 +47,16 @@ def open_checkpoint(
     every_item: bool = True,
     salvage: bool = False,
 ) -> Checkpoint:
-    """Open a checkpoint: its structure, none of its tensor values. Runs nothing that the file names.
+    """Open a checkpoint: its structure, none of its tensor values. Runs no code of the file.
 
-    `path` is a rank file (its siblings are found), a folder of rank files, any torch.save file; or several rank files,
-    by any name, which together are the checkpoint. `shapes` and `names` are given as Python objects, JSON or another
-    checkpoint; everything else is as `Options` has it.
+    `path` is a rank file (its siblings are found), a folder of rank files, any torch.save file; or several rank files
+    with any names, which together are the checkpoint. `shapes` and `names` are given as Python objects, JSON or another
+    checkpoint; the other arguments are those of `Options`.
 
     Raises:
-        ReadError: it cannot be read as what it claims to be.
-        UnknownFormatError: no format recognises it.
-        UsageError: a folder holds several checkpoints; or names are given that nothing here needs.
+        ReadError: it cannot be read in the claimed format.
+        UnknownFormatError: no format detects it.
+        UsageError: a folder contains several checkpoints; or names are given that nothing here needs.
         RefusedError: given names do not fit.
     """
     if weights not in ("fp32", "module"):
@@ -64,7 +64,7 @@ def open_checkpoint(
     if rules is not None:
         from ckptools.formats.shared.tensor_parallel import read_rules
 
-        read_rules(path_of(rules))  # a mistake in them is one whatever the format, and most formats need none
+        read_rules(path_of(rules))  # an error in the rules is reported for every format, and most formats need none
     options = Options(
         all_ranks,
         only_this_file,
@@ -83,7 +83,7 @@ def open_checkpoint(
 
 
 def read_given(kind: Literal["shapes", "names"], source: Any, follow_symlinks: bool = False) -> Any:
-    """Read the shapes or names that the user gives: a Python object, a JSON, or another checkpoint.
+    """Read the user's shapes or names: a Python object, a JSON, or another checkpoint.
 
     Raises:
         ReadError: it cannot be read.
@@ -102,12 +102,12 @@ def read_given(kind: Literal["shapes", "names"], source: Any, follow_symlinks: b
 
 
 def open_again(path: Path, options: Options | None) -> Checkpoint:
-    """Open what was opened before with `options` once more, this time with every rank."""
+    """Open a checkpoint once more with the `options` of its first opening, but with every rank."""
     return _opened(path, replace(options or Options(), all_ranks=True))
 
 
 def with_all_ranks(checkpoint: Checkpoint | str | Path) -> Checkpoint:
-    """A checkpoint, or what is at a path, with every rank's structure read."""
+    """A checkpoint, or the one at a path, with every rank's structure read."""
     if isinstance(checkpoint, (str, Path)):
         return open_checkpoint(checkpoint, all_ranks=True)
     return checkpoint if checkpoint.all_ranks else open_again(checkpoint.path, checkpoint.options)
@@ -121,17 +121,17 @@ def _opened(path: Path, options: Options) -> Checkpoint:
 
 
 def _salvaging(read: Reader) -> Reader:
-    """The reader that reads files up to where they are cut; torch's cannot."""
+    """A reader that reads cut files as far as they go; torch's reader cannot."""
     if read is not modules.read_file:
         raise UsageError(None, "--salvage goes with the inert reader alone")
     return SalvagingReader()
 
 
-# -- locate: the files of this machine, or far away, that the user named -----------------------------------------------
+# -- locate: the local or remote files that the user named -------------------------------------------------------------
 
 
 def _located(path: str | Path | Sequence[str | Path], options: Options) -> tuple[Path, Options]:
-    """The path that is opened: the one that was named, or the folder above several rank files."""
+    """The path to open: the named one, or the folder above several rank files."""
     if isinstance(path, (str, Path)):
         return location(path), options
     if not isinstance(path, Iterable):
@@ -177,11 +177,11 @@ def _check_here(path: Path) -> None:
             raise ReadError(path, "no such file or folder")
 
 
-# -- detect: the format of the path, or the one checkpoint that the folder leads to ------------------------------------
+# -- detect: the format of the path, or of the only checkpoint in the folder -------------------------------------------
 
 
 def _detected(path: Path, options: Options) -> Checkpoint:
-    if not options.files:  # the named files were looked at; a web server does not show the folder above them
+    if not options.files:  # named files were examined already, and a web server does not list their folder
         _check_here(path)
     if options.files or options.ranks is not None:
         with gc_paused():
@@ -206,7 +206,7 @@ def _detected(path: Path, options: Options) -> Checkpoint:
 
 
 def _only_one_in(path: Path, formats: Sequence[Format], options: Options) -> Checkpoint:
-    """Find the one checkpoint in a folder that is none itself, with a note of the links that may lead to others."""
+    """Find the only checkpoint in a folder that is not one itself, with a note of links that may lead to others."""
     if not path.is_dir():
         what = what_is(head_at(path)) if path.is_file() else ""
         unknown = "not a checkpoint that ckptools knows; `ckptools formats` lists what it reads"
@@ -222,9 +222,10 @@ def _only_one_in(path: Path, formats: Sequence[Format], options: Options) -> Che
 
 
 def _beside_others(checkpoint: Checkpoint, path: Path, options: Options, formats: Sequence[Format]) -> Checkpoint:
-    """A checkpoint that was opened by its folder, with a note that names what else the folder holds.
+    """Add a note to a checkpoint that was opened by its folder, which names other checkpoints in the folder.
 
-    Weights alone give way to the one file beside them that holds an optimizer too: they may be an export of it.
+    If it has only weights, a single file beside it with weights and an optimizer is opened instead: the weights may be
+    an export of it.
     """
     from ckptools.formats.folder_search import others_in
     from ckptools.formats.shared.several_checkpoints import with_links, with_others
@@ -237,11 +238,11 @@ def _beside_others(checkpoint: Checkpoint, path: Path, options: Options, formats
 
 
 def _training_file(folder: Path, found: Sequence[Path], options: Options) -> Checkpoint | None:
-    """The one file in a folder that holds weights and an optimizer; None where there is none, or several files."""
+    """The only file in a folder with weights and an optimizer; None if there is none, or there are several."""
     files = [path for path in found if path.parent == folder and path.is_file()]
     if len(files) != 1:
         return None
-    with suppress(CkptoolsError):  # a damaged one is named beside the weights
+    with suppress(CkptoolsError):  # a damaged file is named beside the weights
         opened = _detected(files[0], options)
         return opened if sections_of_kind(opened, "optimizer") and sections_of_kind(opened, "model") else None
     return None
@@ -258,7 +259,7 @@ def _read(format_: Format, path: Path, options: Options) -> Checkpoint:
         broken = any(p.severity == "error" and p.kind.lacks == "file" for p in made.problems)
         if not made.all_ranks and (broken or not made.structure_read) and _is_small(made):
             made = format_.read(path, replace(reading, all_ranks=True))
-    # Refuse options that do nothing for this checkpoint.
+    # Refuse options that have no effect on this checkpoint.
     given = {"rules": options.rules is not None, "weights": options.weights != "fp32"}
     for name in [name for name, is_given in given.items() if is_given]:
         if format_ in FORMATS and made.format not in (*TAKEN_BY[name], "composite"):
@@ -273,29 +274,29 @@ def _read(format_: Format, path: Path, options: Options) -> Checkpoint:
 
 
 def _is_small(opened: Checkpoint) -> bool:
-    """Whether so few ranks, with so little structure, are here that all are read by default."""
+    """Whether the ranks and their structure are few enough to be read in full by default."""
     here = [f for f in opened.files if f.is_here]
     far = any(isinstance(f.path, RemotePath) for f in here)
     if far and not opened.structure_read and opened.cost.files >= len(here):
-        return False  # every file was looked into: the rest are items, and each takes a request to the store
+        return False  # every file was read; the rest are items, each of which takes a request to the store
     nbytes = opened.cost.nbytes * len(opened.files) // max(opened.cost.files, 1)
     return is_small(len({f.rank for f in here}), nbytes)
 
 
 def _may_be_sparse(checkpoint: Checkpoint) -> bool:
-    """Whether one of its local files takes less room than it has bytes."""
+    """Whether one of its local files takes less room on the disk than its size."""
     here = [f.path for f in checkpoint.files if f.is_here and not isinstance(f.path, RemotePath)]
     try:
         return any(map(takes_less, here))
-    except (OSError, AttributeError):  # gone by now, or a system without holes
+    except (OSError, AttributeError):  # deleted meanwhile, or a system without holes
         return False
 
 
-# -- name: the parameters of an optimizer that is keyed by number, by the names that the user gave ---------------------
+# -- name: the parameters of an optimizer that is keyed by number, by the user's names ---------------------------------
 
 
 def _named(checkpoint: Checkpoint, given: GivenNames | None) -> Checkpoint:
-    """Add names for its one optimizer that is keyed by number, if they fit."""
+    """Add the user's names to its only optimizer that is keyed by number, if they fit."""
     if given is None or checkpoint.names_given is given:
         return checkpoint
     from ckptools.training_state.optimizers import optimizers_of

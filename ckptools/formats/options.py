@@ -30,7 +30,7 @@ TAKEN_BY = {
     "rules": ("megatron", "meta_llama", "model_parts", "rank_files"),
     "weights": ("deepspeed", "megatron", "megatron_dist"),
 }
-"""Options that do nothing but for some of our formats."""
+"""Options that have an effect only for some formats."""
 
 
 def is_small(ranks: int, nbytes: int) -> bool:
@@ -39,27 +39,27 @@ def is_small(ranks: int, nbytes: int) -> bool:
 
 
 def _not_ahead(paths: Sequence[Path]) -> None:
-    """Read no file before it is asked for."""
+    """Do not read ahead."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a checkpoint is opened.
+    """The options for opening a checkpoint.
 
     Attributes:
-        all_ranks: read every rank's structure, not just that of the file that was named.
-        every_item: of all ranks, look into each item of a file whose place is listed elsewhere (DCP), however many.
+        all_ranks: read every rank's structure, not only that of the named file.
+        every_item: with all ranks, read each item of a file that lists the items elsewhere (DCP), however many.
         only_this_file: do not look for siblings.
         follow_symlinks: accept siblings that are links out of the folder.
         read_file: reads one torch.save file; the inert reader by default.
-        read_ahead: called with the files that will be read, in order, where they may be many.
-        jobs: processes that read rank files; None for as many as there are cores, where there is work for them.
-        on_file: called for each torch.save file that has been read, such as to say how far it is.
+        read_ahead: called with the files that will be read, in order, if there may be many.
+        jobs: processes that read rank files; None for the number of cores, if there is work for them.
+        on_file: called for each torch.save file that has been read, to report progress for example.
         shapes: the shapes of parameters that the checkpoint itself lacks.
-        weights: where a checkpoint holds the model twice (DeepSpeed, Megatron): `fp32` for the optimizer's master
-            copy where it has one, `module` for the weights that the forward pass used.
+        weights: if a checkpoint has the model twice (DeepSpeed, Megatron): `fp32` for the optimizer's master copy if it
+            has one, `module` for the weights of the forward pass.
         names: names for an optimizer that is keyed by number.
-        said: receives the origin that each read file states.
+        said: receives the provenance record of each file that was read.
         rules: a JSON file with the dimension along which each tensor-parallel weight is joined.
         files: rank files that the caller gave one by one, which are the checkpoint; empty to look for siblings.
         ranks: names of the rank files of a folder, such as `model-{rank}-of-{world}.pt`.
@@ -85,7 +85,7 @@ class Options:
         """Refuse a link at `path` that leads out of `folder`, unless links are to be followed.
 
         Raises:
-            UnsafePathError: it does.
+            UnsafePathError: it leads out.
         """
         if not self.follow_symlinks:
             check_stays_inside(path, folder)

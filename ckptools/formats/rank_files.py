@@ -1,14 +1,14 @@
 """Rank files: one torch.save file per rank, or per rank and part.
 
 Composer (`ep0-ba5-rank3.pt`), OLMo (`rank3.pt`), Accelerate (`pytorch_model_fsdp_0_rank3.bin`), verl
-(`model_world_size_4_rank_3.pt`, `optim_…`, `extra_state_…`) and everything else that calls torch.save on every rank.
+(`model_world_size_4_rank_3.pt`, `optim_…`, `extra_state_…`) and any other code that calls torch.save on every rank.
 Inside are ShardedTensors (FSDP1) or DTensors (FSDP2, FSDP1 with a device mesh, tensor parallel) whose files state rank
 and world size, and plain values that every rank repeats. A lone `…-rank0.pt` without sharded tensors is a complete
 checkpoint: only rank 0 wrote (Composer's default; DDP).
 
-One file is enough to know every shape and each rank's part. The siblings' directories are read too, to find missing and
-cut ranks, and with few ranks also the rank, world size and step in their pickles. The siblings are read in full when
-all ranks are asked for, or when those do not fit together.
+One file is enough for every shape and each rank's part. The siblings' directories are read too, to find missing and
+cut ranks, and with few ranks also the rank, world size and step in their pickles. The siblings are read in full if
+all ranks are asked for, or if those do not fit together.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ if TYPE_CHECKING:
     from ckptools.formats.shared.given_names_and_shapes import Shapes
 
 
-# -- optimizers of ranks that hold parameters of their own, named before they are merged -------------------------------
+# -- optimizers of ranks with different parameters, named before they are merged ---------------------------------------
 # A plain `optimizer.state_dict()` numbers the parameters of its own process from 0, so that in the files of pipeline
 # stages one number stands for another parameter on every rank. Each rank's numbers are named by that rank's own model,
-# as those of a single file are; a parameter without a name is kept apart from other ranks' parameters of that number.
+# like those of a single file; a parameter without a name is kept apart from other ranks' parameters of that number.
 #
-# Rank files do not state that each holds parameters of its own. It shows where no rank has all of the model: then a
+# Rank files do not state that each has different parameters. It is inferred if no rank has all of the model: then a
 # missing file takes parameters with it, sizes may differ, and a param group has the entries of all ranks.
 
 NOT_NAMED = (
@@ -103,13 +103,13 @@ class NamedRanks(NamedTuple):
 def named_by_own_models(
     merge: Merge, sections: Sequence[Section], given: GivenNames | None, in_parts: bool
 ) -> NamedRanks | None:
-    """Name each rank's optimizers by that rank's own model, where a number may stand for one parameter on each rank.
+    """Name each rank's optimizers by that rank's own model, if one number may stand for different parameters.
 
     Returns:
-        None where no optimizer has numbers, or they are the same parameters on all ranks.
+        None if no optimizer has numbers, or numbers stand for the same parameters on all ranks.
 
     Raises:
-        RefusedError: the names that were given do not fit a rank's model.
+        RefusedError: the given names do not fit a rank's model.
     """
     of_model = [s.path for s in sections if s.kind == "model"]
     numbered = [s.path for s in sections if s.kind == "optimizer" and _is_numbered(merge.of_groups(s.path))]
@@ -148,8 +148,8 @@ def _is_numbered(optimizers: Mapping[int, Any]) -> bool:
 def _number_their_own(optimizers: Mapping[int, Any], is_known: bool) -> bool:
     """Whether one number may stand for another parameter on each rank.
 
-    It may where ranks number different counts. Without a model or names from the user, copies have moments in common,
-    by the checksums that their files state; those of stages are all different.
+    It may if ranks number different counts. Without a model or names from the user, checksums decide: copies have
+    moments in common, stages have none.
     """
     if len({tuple(map(len, group_ids(optimizer))) for optimizer in optimizers.values()}) > 1:
         return True
@@ -158,7 +158,7 @@ def _number_their_own(optimizers: Mapping[int, Any], is_known: bool) -> bool:
 
 
 def _stated_checksums(optimizer: Mapping[str, Any]) -> Iterator[tuple[Any, str, int]]:
-    """The CRC-32 of each moment that is no vector: a vector could be a piece of a flattened parameter."""
+    """Yield the CRC-32 of each moment, except vectors, which could be pieces of a flattened parameter."""
     for number, entry in optimizer["state"].items():
         for slot, moment in entry.items() if isinstance(entry, Mapping) else ():
             if isinstance(moment, Tensor) and moment.kind == "plain" and len(moment.shape) > 1:
@@ -166,14 +166,14 @@ def _stated_checksums(optimizer: Mapping[str, Any]) -> Iterator[tuple[Any, str, 
 
 
 def _of_one_rank(given: GivenNames, model: Mapping[str, Any], rank: int) -> GivenNames:
-    """The given names, without those of parameters that a rank does not hold."""
+    """The given names, without parameters that a rank does not have."""
     listed = tuple(tuple(name for name in group if name in model) for group in given.listed)
     shapes = {k: v for k, v in given.shapes.items() if k in model}
     return replace(given, given_by=f"{given.given_by}, for rank {rank}", listed=listed, shapes=shapes)
 
 
 def _renamed(optimizer: Mapping[str, Any], naming: Naming, rank: int, why: str) -> dict[str, Any]:
-    """A rank's optimizer with names; `why` is the note on parameters without one: their tensors are not joined."""
+    """A rank's optimizer with names; `why` is the note on parameters without a name, whose tensors are not joined."""
 
     def name(number: Id) -> str:
         return naming.names.get(number) or f"{UNNAMED}{number} of rank {rank}"
@@ -199,26 +199,26 @@ def is_in_parts(merge: Merge, sections: Sequence[Section]) -> bool:
 
 
 def lost_parts(files: Iterable[RankFile]) -> Iterator[Problem]:
-    """The problem of unreadable files: their parameters are in no other file, not even their names."""
+    """Yield the problem of unreadable files: neither their parameters nor the names of these are in another file."""
     lost = sorted({f.rank for f in files if f.rank is not None and not f.is_here})
     if lost:
         text = f"ranks hold parameters of their own; those of {named_ranks(lost)} are nowhere else"
         yield Problem(Code.MODEL_PART_MISSING, text)
 
 
-# -- whole tensors in rank files that are slices, joined by the rules that the user gives ------------------------------
-# Each rank of FSDP2 may save its local tensors (`to_local()`), which say nothing of their place. `--rules` says along
-# which dimension they follow each other in rank order; sizes may differ there, as the last ranks of FSDP2 have less.
+# -- whole tensors in rank files that are slices, joined by the user's rules -------------------------------------------
+# Each rank of FSDP2 may save its local tensors (`to_local()`), which do not state their place. `--rules` gives the
+# dimension along which they follow each other in rank order; sizes may differ there, as FSDP2's last ranks have less.
 
 
 def join_by_rules(path: Path, merge: Merge, tree: Any, rules: GivenRules, world: int) -> tuple[Any, list[Problem]]:
-    """Join the slices whose names the rules know, of the model and of an optimizer that is keyed by name.
+    """Join the slices whose names the rules match, in the model and in an optimizer that is keyed by name.
 
     Returns:
         The tree, and problems of slices that do not fit together.
 
     Raises:
-        UsageError: the rules are for no tensor here.
+        UsageError: the rules match no tensor here.
     """
     problems, ruled = list[Problem](), False
     for name, place in [*_places(find_sections(tree))]:
@@ -241,7 +241,7 @@ def join_by_rules(path: Path, merge: Merge, tree: Any, rules: GivenRules, world:
 
 
 def _places(sections: Iterable[Section]) -> Iterator[tuple[str, KeyPath]]:
-    """The name and key path of each tensor of a model, and of each moment with the name of its parameter."""
+    """Yield the name and key path of each tensor of a model, and of each moment with the name of its parameter."""
     for section in sections:
         if section.kind == "model":
             yield from ((key, (*section.path, key)) for key in section.value)
@@ -263,27 +263,27 @@ JOINS = ("model", "optimizer", "rest")
 LOCAL = "per-rank .pt, FSDP flat parameters (local state)"
 
 MAX_WORLD = 1 << 16
-"""Most ranks that are looked for; no cluster has more."""
+"""At most this many ranks are looked for; no cluster has more."""
 
 FILES_FOUND = ("files found",)
-"""Source of a world size that is stated nowhere."""
+"""The source of a world size that no file states."""
 
 
 def detect(path: Path) -> bool:
-    """A file with a rank in its name, or a folder that holds such files."""
+    """Whether a path is a file with a rank in its name, or a folder with such files."""
     if path.is_dir():
         return group_in(path) is not None
     return parse(path) is not None
 
 
 def read(path: Path, options: Options, by_name: Shapes | None = None) -> Checkpoint:
-    """Open the checkpoint that a rank file, or a folder of them, belongs to.
+    """Open the checkpoint of a rank file, or of a folder of rank files.
 
     Flat parameters may have their shapes from an optimizer state in another file (`by_name`).
 
     Raises:
         ReadError: the file itself cannot be read.
-        UsageError: the folder holds several checkpoints.
+        UsageError: the folder contains several checkpoints.
     """
     builder = CheckpointBuilder(NAME, path)
     found = rank_group(path, options)
@@ -300,19 +300,19 @@ def read(path: Path, options: Options, by_name: Shapes | None = None) -> Checkpo
 def read_group(
     path: Path, first: Path, group: Sequence[RankName], options: Options, by_name: Shapes | None = None
 ) -> Checkpoint:
-    """Open the checkpoint of a path: of its `first` file, and the others in its group, which a format has found.
+    """Open the checkpoint of a path from its `first` file and the others in its group, which a format has found.
 
     Shapes as in `read`.
 
     Raises:
-        ReadError: the file itself, or of a folder every one, cannot be read.
+        ReadError: the file itself, or every file of a folder, cannot be read.
     """
     name = next(n for n in group if n.path == first)
     return _opening(CheckpointBuilder(NAME, path), name, group, options).checkpoint(by_name)
 
 
 def _opening(builder: CheckpointBuilder, name: RankName, group: Sequence[RankName], options: Options) -> _RankGroup:
-    """Read the given file; or the first readable one of a folder, so that damaged files are problems."""
+    """Read the named file; or the first readable one of a folder, so that damaged files become problems."""
     errors: list[ReadError] = []
     for member in group if builder.path.is_dir() else [name]:
         try:
@@ -379,7 +379,7 @@ class _RankGroup:
         self.problems += rank_checks.check_cut_order(tree, self.builder.names)
         plainly = LOCAL if local else _saved_as(sharded, len(self.group), in_parts)
         saved_as = self.wrapped.saved_as if self.wrapped else plainly
-        # The number in the path that is the rank counts no steps.
+        # A number in the path that is the rank does not count steps.
         without_rank = Path(self.name.spelled) if "{rank}" in self.name.spelled else self.name.path
         return self.builder.checkpoint(
             name=_checkpoint_name(self.name),
@@ -399,7 +399,7 @@ class _RankGroup:
     def _flat_shards(
         self, tree: Any, by_name: Shapes | None, given: GivenNames | None
     ) -> tuple[bool, dict[KeyPath, str], set[str]]:
-        """See `resolve_flat_shards`, whose module most rank files do not need."""
+        """See `resolve_flat_shards`; most rank files do not need its module."""
         if self.wrapped:
             return self.wrapped.take_apart(tree)
         if given is None and not any(map(_may_be_flat, find_sections(tree))):
@@ -422,7 +422,7 @@ class _RankGroup:
                     yield RankFile(name.of_rank(rank, part), rank, part, "missing", 0, None)
 
     def _left_out(self) -> Iterator[Problem]:
-        """A note on other ranks' files beside a single file that was opened alone."""
+        """Note other ranks' files beside a single file that was opened alone."""
         alone = self.options.only_this_file and not self.builder.path.is_dir()
         others = [name for name in siblings(self.name) if name.path != self.name.path] if alone else []
         if others:
@@ -441,7 +441,7 @@ class _RankGroup:
         if len(claimed) > 1:
             self.problems.append(Problem(Code.WORLD_SIZES_DISAGREE, f"sharded tensors speak of world sizes {claimed}"))
         if at_least and max(at_least) > max(claimed, default=0):
-            # Files show a part of it only: it is as named, or as many as there are files.
+            # The files are a part: their names or their number give the minimum.
             least = max(*at_least, 1 + max(self.read.ranks.values()))
             if named is not None and named >= least:
                 return Fact(named, ("file name",))
@@ -461,7 +461,7 @@ class _RankGroup:
 
 
 def _may_be_flat(section: Section) -> bool:
-    """Whether a model has flat parameters, or an optimizer tensors that may be shards of them."""
+    """Whether a model has flat parameters, or an optimizer has tensors that may be shards of them."""
     if section.kind == "model":
         return any(map(is_flat_parameter, section.value))
     return section.kind == "optimizer" and any(t.kind == "plain" and t.shape for _, t in tensors_in(section.value))

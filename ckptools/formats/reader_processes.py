@@ -1,8 +1,8 @@
 """Processes that read files ahead of their use, and return the structures in the order of the given files.
 
 They are started as commands, not forked and not by `multiprocessing`: a fork of a process with threads (a notebook,
-torch) may hang, and `multiprocessing` runs the user's script again unless that has a guard for it. If a process cannot
-answer, the caller reads the file itself, and meets the same error as without processes.
+torch) may hang, and `multiprocessing` runs the user's script again unless it has a guard. If a process cannot
+answer, the caller reads the file itself, and gets the same error as without processes.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ AHEAD = 3
 """Files that are requested from each process in advance; bounds the answers in memory."""
 
 AHEAD_IN_STORES = 16
-"""The same for files in a store, which each process fetches together."""
+"""The same for remote files, which each process fetches together."""
 
 PIPE = 1 << 20
-"""Bytes of answers that a process may buffer before it waits."""
+"""Bytes of answers in a process's pipe before it waits."""
 
 RUN = "import sys; sys.path += sys.argv[1:]; from ckptools.formats import reader_worker; reader_worker.main()"
 """Python's own modules come first, so that no file beside a checkpoint or a script shadows one of them."""
 
 
 def started(paths: Sequence[Path], count: int, alike: AlikeFiles) -> ReaderProcesses | None:
-    """Start processes for these files, which may be like others.
+    """Start processes for these files, which may match patterns.
 
-    None where this Python is embedded in a program and cannot be started again.
+    None if this Python is embedded in a program and cannot be started again.
 
     Raises:
-        OSError: the system has no room for them.
+        OSError: the system cannot start them.
     """
     if not sys.executable or getattr(sys, "frozen", False):
         return None
@@ -71,7 +71,7 @@ class ReaderProcesses:
             raise
 
     def take(self, path: Path) -> Saved | None:
-        """The structure of one of the files, once; None for other files, and where no process could read it."""
+        """The structure of one of the files, once; None for other files, and if no process could read it."""
         if path not in self._left:
             return None
         self._left.remove(path)
@@ -83,7 +83,7 @@ class ReaderProcesses:
         return self._answers.pop(path)
 
     def _learn(self, path: Path) -> None:
-        """Let all processes compare files with another one too, after two of its kind that were like none."""
+        """Let all processes use a further pattern, after two similar files that matched none."""
         saved = self._answers[path]
         if saved is None or isinstance(saved.content, Alike):
             return
@@ -104,14 +104,14 @@ class ReaderProcesses:
 
 
 class _ReaderProcess:
-    """One reader process; after its first fault it answers nothing more."""
+    """One reader process; after its first fault it does not answer any more."""
 
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
         self._greeted = self._gone = False
         # A session of its own: an interrupt from the terminal is for the process that the user sees.
         flags = ["-I", "-S", "-X", f"utf8={sys.flags.utf8_mode}", *(["-B"] if sys.dont_write_bytecode else [])]
-        here = str(Path(__file__).resolve().parents[2])  # where the package is
+        here = str(Path(__file__).resolve().parents[2])  # the folder that contains the package
         self._process = subprocess.Popen(
             [sys.executable, *flags, "-c", RUN, here, *filter(None, sys.path)],
             stdin=subprocess.PIPE,
@@ -162,5 +162,5 @@ class _ReaderProcess:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
-            with suppress(OSError):  # a request that it did not take
+            with suppress(OSError):  # it had not taken a request
                 pipe.close()

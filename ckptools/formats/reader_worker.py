@@ -1,14 +1,14 @@
 """A reader process: its main function, and its answers, which can only contain ckptools' own records.
 
 The process reads paths from stdin, and answers each with the file's structure on stdout. A path behind a NUL is that of
-a file that others may be like; of those the answer is columns: where records lie, and their checksums.
+a pattern; for files that match one, the answer is columns: the byte offsets of zip entries, and their checksums.
 
-A file may come from a stranger, so its answers are not trusted either: only names in `RECORDS` are accepted, each of
+A file may be malicious, so its answers are not trusted either: only names in `RECORDS` are accepted, each of
 them plain data, and nothing is looked up or imported.
 
 Values that the files of all ranks share are sent once, and by number from then on: shard lists of all ranks
-(`model.tensor.ShardList`); random states, for a file may have all ranks': tuples of many ints, or many bytes, that
-the reader has met before (`pickles.repeated`); and names.
+(`model.shards.ShardList`); random states, because a file may have those of all ranks: tuples of many ints, or many
+bytes, that the reader has seen before (`pickles.machine_state`); and names.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ from ckptools.training_state import modules
 from ckptools.training_state.modules import ModuleState
 
 GREETING = b"ckptools reads\n"
-"""First line of output, so that the parent knows which program it has started."""
+"""First line of output, by which the parent recognises the program."""
 
 LENGTH = struct.Struct("<Q")
 """Length prefix of every path and every answer."""
 
 COMPARE_WITH = "\0"
-"""In front of the path of a file that others are compared with from there on; it has no answer."""
+"""Precedes the path of a pattern for all following files; it has no answer."""
 
 NO_ANSWER = LENGTH.pack(0)
-"""The file could not be read here; the parent reads it, and meets the error, if there is one."""
+"""The file could not be read here; the parent reads it, and gets the error, if there is one."""
 
 
 def main() -> None:
@@ -99,13 +99,13 @@ def _listen(asked: IO[bytes], paths: SimpleQueue[tuple[Path, bool]], ahead: Fetc
         if answers:
             ahead.add([path])
         paths.put((path, answers))
-    os._exit(0)  # from a thread there is no other way; nothing is open for writing, no temporary file was made
+    os._exit(0)  # the only way to exit from a thread; nothing is open for writing, no temporary file was made
 
 
 def _answer(path: Path, sender: Sender, repeated: RepeatedRecords, alike: AlikeFiles) -> bytes:
     try:
         if content_of(head_at(path)) in COMPRESSIONS.values():
-            return NO_ANSWER  # its tensors will lie in a temporary file, which must belong to who asks
+            return NO_ANSWER  # its tensors will lie in a temporary file, which must belong to the parent process
         saved = alike.read(path) or modules.read_file(path, repeated)
     except (CkptoolsError, OSError, MemoryError, RecursionError):
         return NO_ANSWER
@@ -124,19 +124,19 @@ def read_exactly(file: IO[bytes], length: int) -> bytes:
 # -- answers: a file's structure as a pickle ---------------------------------------------------------------------------
 
 MANY = 256
-"""Tuples of ints, or bytes, from this length on are sent once."""
+"""Tuples of ints, or bytes, of at least this length are sent once."""
 
 MANY_SHARDS = 9
-"""Tuples of shards from this length on are sent once."""
+"""Tuples of shards of at least this length are sent once."""
 
 MANY_CHARACTERS = 6
-"""Texts from this length on are sent once."""
+"""Texts of at least this length are sent once."""
 
 MAX_SENT = 1 << 24
-"""Limit of what is remembered; later values are sent each time."""
+"""Limit of cached values; later values are sent each time."""
 
 OVERHEAD = 32
-"""Cost of remembering one value, beside its length."""
+"""Cost of caching one value, beside its length."""
 
 TUPLES = (Box, Coding, Encoded, Item, Own, Said, ScaleCoding, Shard, Source, Saved)
 """Records that are sent as a call with their fields, the fastest way."""
@@ -147,13 +147,13 @@ RECORDS = (
     *(Cycle, Device, Global, Lost, Opaque, Size, TorchName),
     *(NumpyArray, NumpyDtype, NumpyScalar),
     *(Counter, OrderedDict, defaultdict, date, datetime, time, timedelta, timezone, type(Path()), RemotePath),
-    *(dict, list, set, int, float, complex, range, slice),  # what a defaultdict makes, and values spelled as calls
+    *(dict, list, set, int, float, complex, range, slice),  # factories of a defaultdict, and values pickled as calls
 )
 
 NAMES: dict[tuple[str, str], Callable[..., Any]] = {(c.__module__, c.__qualname__): c for c in RECORDS}
 
 _LEAST: dict[Any, int] = {str: MANY_CHARACTERS, tuple: MANY_SHARDS, bytes: MANY}
-"""Length of a value that may be sent once."""
+"""Minimal length of a value that is sent once."""
 
 _tensor = attrgetter(*(field.name for field in fields(Tensor) if field.init and field.name != "origin"))
 _shard_list = attrgetter("listed", "start", "stop", "own")
@@ -172,7 +172,7 @@ class Sender:
         }
 
     def encode(self, saved: Saved) -> bytes:
-        """The structure of one file; of one that is like the first, what it has for itself."""
+        """The structure of one file; for a file that matches a pattern, only the differences."""
         if isinstance(saved.content, Alike):
             saved = saved._replace(tree=saved.content.own, names=())
         self._out.seek(0)
@@ -185,19 +185,19 @@ class Sender:
 class _Pickler(pickle.Pickler):
     """Sends a value by its number when it occurs again.
 
-    A number is assigned before the content of a value is sent, and understood after it. Lists of shards may contain
+    A number is assigned before the content of a value is sent, but valid only after it. Lists of shards may contain
     values with numbers, so they have numbers of their own, below 0.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._numbers: dict[int, int] = {}
-        self._leaves: list[Any] = []  # an id is that of one object only as long as this is there
+        self._leaves: list[Any] = []  # keeps the objects alive, so that no id is reused
         self._lists: list[Any] = []
         self._left = MAX_SENT
 
     def persistent_id(self, value: Any) -> Any:
-        """What is sent for a value: its number, or the value itself the first time; None for a small one."""
+        """The message for a value: its number, or the value itself the first time; None for a small one."""
         kind = type(value)
         if kind not in _LEAST or len(value) < _LEAST[kind]:
             return None
@@ -221,7 +221,7 @@ def _sent_once(value: tuple[Any, ...]) -> bool:
 
 
 class Receiver:
-    """Decodes the answers of one process; large values equal to those that others have sent become one object."""
+    """Decodes the answers of one process; large values that equal another process's become one shared object."""
 
     def __init__(self, same: dict[Any, Any], alike: AlikeFiles | None = None) -> None:
         self._same, self._alike = same, alike or AlikeFiles(None)
@@ -229,7 +229,7 @@ class Receiver:
         self._lists: list[Any] = []
 
     def decode(self, data: bytes) -> Saved:
-        """The structure of one file; an exception of any class where the answer is malformed."""
+        """The structure of one file; any exception if the answer is malformed."""
         saved = _Unpickler(io.BytesIO(data), self._value).load()
         if not isinstance(saved, Saved):
             raise pickle.UnpicklingError("an answer that is no file's structure")

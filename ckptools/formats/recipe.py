@@ -1,11 +1,11 @@
-"""Folders whose parts other formats read, side by side in one tree: the recipe of such a format, and who follows it.
+"""Folders whose parts other formats read, side by side in one tree: the recipe of such a format, and its reader.
 
-A recipe is data: how a folder is recognised, which parts it has, under which key each stands in the tree, how bad it
-is if one is missing, and what states the world size. `Recipe.read` follows it. What a recipe cannot say is a function:
-each part names the one that reads it. Formats whose parts depend on what lies in the folder add theirs one by one.
+A recipe is data: how a folder is detected, its parts, the key of each in the tree, the severity if one is missing, and
+the source of the world size. `Recipe.read` follows it. Steps that a recipe cannot express are functions: each part
+names the function that reads it. Formats whose parts depend on the files in the folder add theirs one by one.
 
-What is wrong with a part is decided here, once for all of these formats: whether it is missing, unreadable or a link
-out of the folder, and which ranks left no file.
+Problems of parts are found here, once for all of these formats: a part is missing, unreadable or a link out of the
+folder, or ranks have no file.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class Part:
     """A part of a checkpoint: a file, a folder, or the files of all ranks.
 
     Attributes:
-        at: paths below the folder, of which the first that is here is read; `{rank}` in one stands for each rank.
-        key: where it stands in the tree; "" for its own top-level keys.
-        read: adds what is at a path under a key; a method of `PartsBuilder`, or a function of the format.
+        at: paths below the folder, the first existing one of which is read; `{rank}` in one stands for each rank.
+        key: its key in the tree; "" to add its own top-level keys.
+        read: adds the content at a path under a key; a method of `PartsBuilder`, or a function of the format.
         missing: the severity of its absence; None if it may be absent.
         why: follows "no folder NAME" and "no file NAME" in messages.
-        needed: whether the checkpoint is unreadable if this part is; else that is a problem of the part.
+        needed: whether the checkpoint is unreadable without this part; if not, a fault of it is a problem.
     """
 
     at: tuple[str, ...]
@@ -66,11 +66,11 @@ class Recipe:
     """A format whose checkpoints are folders of parts; see `Format` for the names in capitals.
 
     Attributes:
-        signs: groups of files; a folder is of this format if of each group one is here.
+        signs: groups of files; a folder is of this format if it has a file of each group.
         parts: in the order of the tree.
-        saved_as: for people; `{parts.writer}` is what wrote its DCP folders.
-        world_size: counts the ranks, when the tree is there; without a value, the writers of the DCP folders decide.
-        confirmed: looks into a folder that has the signs, where names alone say too little.
+        saved_as: for people; `{parts.writer}` is the writer of its DCP folders.
+        world_size: counts the ranks from the finished tree; without a value, the writers of the DCP folders decide.
+        confirmed: examines a folder that has the signs, if names alone are ambiguous.
     """
 
     NAME: str
@@ -109,7 +109,7 @@ class Recipe:
 
 
 def stated(*path: str) -> Callable[[PartsBuilder], Fact]:
-    """For `Recipe.world_size`: the number at a key path of the tree, if it is one."""
+    """Make a `Recipe.world_size` that reads the number at a key path of the tree."""
 
     def world_size(parts: PartsBuilder) -> Fact:
         number = leaf_at(parts.tree, path)
@@ -139,13 +139,13 @@ class PartsBuilder:
 
     Attributes:
         tree: every part by its key.
-        writers: who wrote a DCP file.
-        writer: what wrote the DCP folders.
+        writers: ranks that wrote a DCP file.
+        writer: writer of the DCP folders.
         nbytes: bytes that the files should have.
-        order: whether the model's names come in the order of the module.
+        order: whether the model's names are in the order of the module.
         world: the largest world size that a part states.
-        forms: how the parts were saved that are checkpoints of their own, by key.
-        builder: what else was found of all parts.
+        forms: how parts that are checkpoints of their own were saved, by key.
+        builder: the other findings of all parts.
     """
 
     def __init__(self, format: str, path: Path, options: Options) -> None:
@@ -168,16 +168,16 @@ class PartsBuilder:
         """Refuse a part that is a link out of the checkpoint, or lies behind one.
 
         Raises:
-            UnsafePathError: it is one, and links were not allowed.
+            UnsafePathError: it is refused, and links are not to be followed.
         """
         for below in self._way(path):
             self.options.check_link(below, self.path)
 
     def check_tree(self) -> None:
-        """Refuse a checkpoint of which there is no part.
+        """Refuse a checkpoint without any part.
 
         Raises:
-            ReadError: none could be read.
+            ReadError: no part could be read.
         """
         if not self.tree:
             wrong = [p for p in self.problems if p.severity == "error"] or self.problems
@@ -215,20 +215,20 @@ class PartsBuilder:
                 self.files.append(file_now(path, None, name, fault.status))
 
     def _way(self, path: Path) -> list[Path]:
-        """The folders that lead to a path from that of the checkpoint, and the path itself."""
+        """The folders between the checkpoint's and a path, and the path itself."""
         return [below for below in (*reversed(path.parents), path) if self.path in below.parents]
 
     def _name(self, path: Path) -> str:
         return "/".join(path.parts[len(self.path.parts) :])
 
     def add_file(self, path: Path, key: str) -> None:
-        """Add the content of a torch.save, pickle or JSON file as `tree[key]`, or a problem where it cannot be read."""
+        """Add the content of a torch.save, pickle or JSON file as `tree[key]`, or a problem if it cannot be read."""
         content = self.read_file(path, key)
         if self.files[-1].status == "read":
             self.tree[key] = content
 
     def read_file(self, path: Path, key: str) -> Any:
-        """Read and list a torch.save, pickle or JSON file of a part; None, and a problem, where that is not possible.
+        """Read and list a torch.save, pickle or JSON file of a part; None, and a problem, if it cannot be read.
 
         Raises:
             UnsafePathError: it is a link out of the checkpoint.
@@ -240,14 +240,14 @@ class PartsBuilder:
         found = CompanionFiles(self.path)
         content = found.read(Companion(path, key, None), self.options, self._name(path))
         self.add_companions(found)
-        if found.files[-1].status != "read":  # what it should have is not known
+        if found.files[-1].status != "read":  # its proper size is unknown
             self.nbytes -= found.files[-1].nbytes
         return content
 
     def add_dcp(self, path: Path, key: str, top: str = "") -> None:
-        """Add a DCP folder as `tree[key]`, or its top-level parts without a key; a problem where it has no metadata.
+        """Add a DCP folder as `tree[key]`, or its top-level parts without a key; a problem if it has no metadata.
 
-        A file in its place holds all of it. `top` is not repeated below the key where it is the only top-level key.
+        A file in its place holds the whole part. If `top` is the only top-level key, it is not repeated below `key`.
 
         Raises:
             ReadError: it cannot be read.
@@ -269,7 +269,7 @@ class PartsBuilder:
             self.order = PLANNED
 
     def add_weights(self, path: Path, key: str) -> None:
-        """Add a model as Hugging Face saves it, or in a DCP folder; or a file of safetensors alone.
+        """Add a model in Hugging Face's form, in a DCP folder, or in a single file of safetensors.
 
         Raises:
             ReadError: there is none, or it cannot be read.
@@ -299,7 +299,7 @@ class PartsBuilder:
     def add_checkpoint(self, other: Checkpoint, key: str, top: str = "", name: str = "") -> None:
         """Add a checkpoint that was opened on its own as `tree[key]`; `top` as for `add_dcp`.
 
-        `name` stands in front of the messages of its problems, which do not name the folder.
+        `name` is put before the messages of its problems, which do not name the folder.
         """
         self._add_tree(other, key, top, name)
         self.files += (f._replace(part=key) for f in other.files)
@@ -318,7 +318,7 @@ class PartsBuilder:
             self.world = world
 
     def _add_tree(self, found: Folder | Checkpoint, key: str, top: str, name: str) -> None:
-        """Add a tree below its key, and its problems and differences under the names that tensors have there."""
+        """Add a tree below its key, and its problems and differences, with their key paths extended by it."""
         dropped = bool(top) and isinstance(found.tree, dict) and set(found.tree) <= {top}
         if key:
             self.tree[key] = found.tree.get(top, {}) if dropped else found.tree
@@ -358,13 +358,13 @@ class PartsBuilder:
         self.builder.add_read(sum(f.status == "read" for f in found.files), found.bytes_read, found.names)
 
     def add_states(self, path: Path, key: str) -> None:
-        """Add the files of all ranks as `tree[key]`, by rank; problems where one cannot be read."""
+        """Add the files of all ranks as `tree[key]`, by rank; a file that cannot be read becomes a problem."""
         self.add_states_of(key, {("", rank): file for rank, file in ranks_at(path).items()})
 
     def add_states_of(self, key: str, files: Mapping[tuple[str, int], Path]) -> None:
-        """The same for files by the kind of rank, such as `dp`, and its number.
+        """Add files by the kind of rank, such as `dp`, and its number, as `add_states` does.
 
-        The tree has numbers alone where there is one kind.
+        The tree has numbers alone if there is one kind.
 
         Raises:
             UnsafePathError: a file is a link out of the checkpoint.
@@ -382,7 +382,7 @@ class PartsBuilder:
         self.problems += unlike_states(key, states)
 
     def miss_ranks(self, part: Part, world: int) -> None:
-        """Note the ranks of a part that left no file; if none did, it is as bad as the part's absence."""
+        """Note the ranks without a file of a part; if no rank has one, the severity is that of the part's absence."""
         path = self.path / part.at[0]
         if path.parent.is_dir():
             here = ranks_at(path)
@@ -393,7 +393,7 @@ class PartsBuilder:
     def miss_files(
         self, key: str, spelled: Path, ranks: Iterable[int | None], severity: Severity = "error", why: str = ""
     ) -> None:
-        """Note ranks that left no file at a path with `{rank}` in its name; None for a file that is no rank's."""
+        """Note ranks without a file at a path with `{rank}` in its name; None stands for a file of no rank."""
         known = {file.path for file in self.files}
         for rank in ranks:
             path = spelled.with_name(spelled.name.replace(RANK, str(rank)))

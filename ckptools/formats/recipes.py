@@ -1,4 +1,4 @@
-"""Formats that are folders of parts and need little more than a recipe: layout, source, recipe of each."""
+"""Formats that are folders of parts and need little more than a recipe: layout, source and recipe of each."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ckptools.text import few, plural
 
 # -- ByteCheckpoint: a step's folder with a DCP folder each for model and optimizer, and a file per rank for the rest --
 #
-#     global_step_3/model/.metadata           of ByteCheckpoint's own class; `dcp.metadata` has it
-#     global_step_3/model/__0_0.distcp        nothing but the bytes of tensors
+#     global_step_3/model/.metadata           of ByteCheckpoint's own class, read by `dcp.metadata`
+#     global_step_3/model/__0_0.distcp        the bare bytes of tensors
 #     global_step_3/optimizer/…
 #     global_step_3/extra_state/extra_state_rank_0.pt      torch.save of each rank's own
 #
@@ -27,7 +27,7 @@ from ckptools.text import few, plural
 # of it, the other parts on folders of this layout made by hand.
 
 HEAD = 256
-"""Bytes of a metadata file that name its class."""
+"""Bytes of a metadata file that contain the name of its class."""
 
 BYTE_CHECKPOINT = Recipe(
     NAME="byte_checkpoint",
@@ -129,7 +129,7 @@ INDEX = "pytorch_optim.bin.index.json"
 
 
 def indexed_optimizer(parts: PartsBuilder, folder: Path, key: str) -> None:
-    """Add an optimizer by its index; problems where a file, or a state in one, is missing.
+    """Add an optimizer by its index; a missing file, or a missing state in one, becomes a problem.
 
     Raises:
         ReadError: the index is damaged.
@@ -181,9 +181,9 @@ COLOSSAL_AI = Recipe(
 
 # -- LeRobot: `checkpoints/005000/` with a folder each for the policy and the state of its training --------------------
 #
-#     pretrained_model/    as Hugging Face saves it; under FSDP2 in it a DCP, from which LeRobot resumes
+#     pretrained_model/    in Hugging Face's form; under FSDP2 with a DCP in it, from which LeRobot resumes
 #     training_state/      optimizer_state.safetensors ({"state/0/exp_avg": …}) and optimizer_param_groups.json, in a
-#                          folder each if there are several; under FSDP2 optimizer_0/, a DCP; what `lerobot_state` adds
+#                          folder each if there are several; under FSDP2 optimizer_0/, a DCP; files of `lerobot_state`
 #     training_state.pth   until February 2025, instead of that folder
 #     algorithm/           other modules of reinforcement learning
 #
@@ -212,7 +212,7 @@ def lerobot_optimizer(parts: PartsBuilder, path: Path, key: str) -> None:
 
 
 def lerobot_state(parts: PartsBuilder, path: Path, key: str) -> None:
-    """Add what `training_state/` holds: LeRobot writes all of it but a scheduler and averaged weights always."""
+    """Add the files of `training_state/`: LeRobot always writes all but the scheduler and averaged weights."""
     parts.add(Part((key,), "optimizer", lerobot_optimizer))
     parts.add(Part((f"{key}/scheduler_state.json",), "scheduler", PartsBuilder.add_file))
     parts.add(Part((f"{key}/rng_state.safetensors",), "rng", PartsBuilder.add_weights, "error"))

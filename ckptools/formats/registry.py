@@ -1,6 +1,7 @@
-"""The known formats: those of other packages, then our own in the order in which they are tried.
+"""The known formats: those of other packages, then the built-in ones in the order in which they are tried.
 
-Our own are imported only when a name suggests them: importing all of them takes as long as reading a rank file does.
+Built-in formats are imported only when a name suggests them: importing all of them takes as long as reading a rank
+file.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
 
 
 class Format:
-    """A format of ours: a module in this folder, which is imported on first use.
+    """A built-in format: a module in this folder, imported on first use.
 
-    The module has `NAME`, `READS`, `KNOWN_BY`, `detect` and `read` as they are described here, and may have `TRIED`,
-    `BY_HAND` and `JOINS`. `suggested_by` is a pattern of names of files or folders that may be such a checkpoint. Files
-    of a format that is `per_rank` are one rank's torch.save files, which a caller may give one by one. A format
-    `of_folders` is not asked about a file. One that is a `recipe` stands in `recipes.py`, under its name in capitals.
+    The module has `NAME`, `READS`, `KNOWN_BY`, `detect` and `read` as described here, and may have `TRIED`, `BY_HAND`
+    and `JOINS`. `suggested_by` is a pattern of names of files or folders that may be such a checkpoint. Files of a
+    format that is `per_rank` are one rank's torch.save files, which a caller may give one by one. A format `of_folders`
+    is not tried on a file. A format that is a `recipe` is in `recipes.py`, under its name in capitals.
     """
 
     def __init__(
@@ -57,17 +58,17 @@ class Format:
 
     @property
     def TRIED(self) -> tuple[str, ...]:  # noqa: N802
-        """Writers, with their versions, whose own checkpoints are compared with known values in our tests."""
+        """Writers, with their versions, whose own checkpoints the tests compare with known values."""
         return tuple(getattr(self._module(), "TRIED", ()))
 
     @property
     def BY_HAND(self) -> tuple[str, ...]:  # noqa: N802
-        """Writers, or forms of theirs, that are tried on files made by hand alone."""
+        """Writers, or forms of their checkpoints, that are tested only on files made by hand."""
         return tuple(getattr(self._module(), "BY_HAND", ()))
 
     @property
     def JOINS(self) -> tuple[str, ...]:  # noqa: N802
-        """The parts of a checkpoint that it puts together: `model`, `optimizer`, `rest` (scheduler, RNG, counters)."""
+        """The parts of a checkpoint that it joins: `model`, `optimizer`, `rest` (scheduler, RNG, counters)."""
         return tuple(getattr(self._module(), "JOINS", ()))
 
     def detect(self, path: Path) -> bool:
@@ -80,7 +81,7 @@ class Format:
 
 
 def recognised(path: Path, formats: Sequence[Format]) -> Format | None:
-    """The first format that detects `path`; those that its names suggest are tried first."""
+    """The first format that detects `path`; formats that its names suggest are tried first."""
     names, is_folder = ["/".join(path.parts[-3:])], path.is_dir()
     names += [entry.name for entry in path.iterdir()] if is_folder else []
     formats = [f for f in formats if is_folder or not f.of_folders]
@@ -92,8 +93,8 @@ def recognised(path: Path, formats: Sequence[Format]) -> Format | None:
 RANK_FILES = Format("rank_files", r"rank", per_rank=True)
 """The format for files that the caller gives one by one, or by a pattern."""
 
-# Most specific first: any rank file is a torch file too, so the plain file comes last. What training leaves goes before
-# Hugging Face's names, which an export into the same folder has. No name suggests a composite, so it is asked last.
+# Most specific first: any rank file is a torch file too, so the plain file comes last. Training state goes before
+# Hugging Face's names, which an export into the same folder has. No name suggests a composite, so it is tried last.
 FORMATS: tuple[Format, ...] = (
     Format("deepspeed", r"_states\.pt$|^latest|^global_step|(^|/)zero(/|$)|zero_to_fp32"),
     Format("megatron", r"latest_checkpointed|(^|/)(iter_\d+|release)$|mp_rank_\d|_optim_rng\.pt|model_rng\.pt"),
@@ -124,10 +125,10 @@ FORMATS: tuple[Format, ...] = (
 )
 
 
-# -- formats of other packages: they are installed on purpose, so they are tried before our own ------------------------
+# -- formats of other packages: installed on purpose, so they are tried before the built-in ones -----------------------
 
 GROUP = "ckptools.formats"
-"""The group of entry points, each a module or an object with the attributes that `NEEDS` lists."""
+"""The group of entry points, each a module or an object with the attributes in `NEEDS`."""
 
 NEEDS = ("NAME", "READS", "KNOWN_BY", "detect", "read")
 
@@ -147,7 +148,7 @@ class Guarded(Format):
         return self._given
 
     def detect(self, path: Path) -> bool:
-        """Whether the format recognises `path`; False when it fails."""
+        """Whether the format detects `path`; False when it fails."""
         try:
             return super().detect(path)
         except Exception as error:
@@ -158,7 +159,7 @@ class Guarded(Format):
         """Open a checkpoint of this format.
 
         Raises:
-            CkptoolsError: as the format raises it, or the format fails in a way that it should not.
+            CkptoolsError: the format raised it, or failed with any other exception.
         """
         try:
             return super().read(path, options)

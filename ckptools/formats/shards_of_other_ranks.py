@@ -1,7 +1,7 @@
-"""Shards in other ranks' files, found when the values of a lazy tensor are read. Each file is read once.
+"""Find shards in other ranks' files when the values of a lazy tensor are read. Each file is read once.
 
-A file's layout names the rank of each region, so only the files of the needed ranks are read. Where it does not (HSDP
-names group-local ranks, flat parameters get their names from all ranks together) every rank's file is read.
+A file's layout names the rank of each region, so only the files of the needed ranks are read. If it does not (HSDP
+names group-local ranks, flat parameters get their names from all ranks together), every rank's file is read.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ JOINED = ("flat_pieces", "tensor_parallel")
 """Kinds of tensors that one file alone does not place: the format joins them when it reads every rank."""
 
 MAX_FILES = 8
-"""Up to this many rank files are kept separately; above, all are read and merged into one."""
+"""Up to this many rank files are kept separately; beyond that, all are read and merged into one."""
 
 
 class Resolver:
-    """Finds the shards that lie in other ranks' files, for every tensor of a checkpoint.
+    """Finds the shards in other ranks' files, for every tensor of a checkpoint.
 
     `path`, `options` and `files` are those with which it was opened; the other files are read in the same way.
     """
@@ -46,7 +46,7 @@ class Resolver:
         """The checkpoint with every rank's structure, read once, and again if a file has changed since.
 
         Raises:
-            CkptoolsError: it cannot be opened any more.
+            CkptoolsError: it can no longer be opened.
         """
         if self._whole is None or not all(map(_unchanged, self._whole.files)):
             self._whole = open_again(self.path, self.options)
@@ -54,7 +54,7 @@ class Resolver:
         return self._whole
 
     def with_sources(self, tensor: Tensor, key: KeyPath, box: Box) -> Tensor:
-        """Add the sources of the shards that meet `box` to a tensor as one rank's file has it."""
+        """Add the sources of the shards that intersect `box` to a tensor of one rank's file."""
         wanted = {s.rank for s in tensor.shards if not s.was_read and (not box.sizes or s.box.intersect(box))}
         unlisted = not tensor.shards or tensor.kind in UNLISTED or None in wanted
         if unlisted or len(wanted) > MAX_FILES or (wanted and not self._files_of(tensor)):
@@ -82,7 +82,7 @@ class Resolver:
     def lost(self, key: KeyPath) -> dict[int, str]:
         """Ranks whose file of a tensor was `missing`, `cut` or `bad` when it was opened.
 
-        Where a rank has several files, the first key of the key path names the file's part.
+        If a rank has several files, the first key of the key path names the file's part.
         """
         of = ("", key[0] if key else "")
         return {
@@ -104,7 +104,7 @@ class Resolver:
         return self._saved[path][1]
 
     def _files_of(self, tensor: Tensor) -> list[RankName]:
-        """The rank files with its shards; none where only the format can place them."""
+        """The rank files with its shards; empty if only the format can place them."""
         return [] if tensor.kind in JOINED else self._rank_files
 
     @cached_property
@@ -113,7 +113,7 @@ class Resolver:
         members = found[1] if found else []
         if not members:
             return []
-        # Where only the contents have the ranks, each file has to be read to find its rank.
+        # If only the contents state the ranks, each file has to be read to find its rank.
         named = all(n.rank_in_name for n in members) and (any(not n.rank for n in members) or not members[0].spelled)
         return members if named else []
 
@@ -135,10 +135,9 @@ def _unchanged(file: RankFile) -> bool:
 
 
 def with_other_ranks(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint whose tensors find their shards in files that were not read when it was opened.
+    """Let the tensors of a checkpoint find their shards in files that were not read when it was opened.
 
-    Each tensor of its trees learns where it was found, in place: a state dict keeps its class and what else is known
-    of it.
+    Each tensor of its trees is given its origin, in place: a state dict keeps its class and its attributes.
     """
     resolver = Resolver(checkpoint.path, checkpoint.options, checkpoint.files)
     lost = tuple(file for file in checkpoint.files if not file.is_here)
@@ -151,11 +150,11 @@ def with_other_ranks(checkpoint: Checkpoint) -> Checkpoint:
 
 
 _Trail: TypeAlias = "tuple[_Trail, Any] | None"
-"""A place in a tree: the trail of its holder, and its key there. Key paths of a deep tree would fill the memory."""
+"""A place in a tree: the trail of its container, and its key there. Key paths of a deep tree would fill the memory."""
 
 
 def _tell_origins(tree: Any, resolver: Resolver | None, lost: tuple[RankFile, ...]) -> None:
-    """Tell every tensor in a tree its key and the files where more of it may be. Iterative, as objects nest deeply."""
+    """Give every tensor in a tree its key and the files that may have more of it. Iterative, as objects nest deeply."""
     stack: list[tuple[Any, _Trail]] = [(tree, None)]
     met: set[int] = set()
     while stack:
@@ -175,7 +174,7 @@ _HOLDERS = (dict, list, tuple, Opaque, Tensor)
 
 
 def _children(value: Any, trail: _Trail) -> Iterator[tuple[Any, _Trail]]:
-    """What holds other things in a holder, with where it is; an object's parts have the object's own place."""
+    """The nested containers and tensors in a value, with their places; an object's parts have the object's place."""
     if isinstance(value, Opaque):
         yield from ((part, trail) for part in (value.args, value.state, value.items, value.keywords))
     else:

@@ -1,12 +1,12 @@
 """torch_checkpointing: a file for each item and rank, and a `metadata.pkl` with the layout of the ranks' tensors.
 
-    model_0.pt … model_3.pt             the item `model` of each rank: torch.save, whose DTensors say how they are cut
-    optimizer_0.safetensors …           bare local tensors; only metadata.pkl says which part of which tensor they are
+    model_0.pt … model_3.pt             the item `model` of each rank: torch.save, whose DTensors state how they are cut
+    optimizer_0.safetensors …           bare local tensors; only metadata.pkl states their places
     param_groups_0.json, step_0.pt …    items that are not cut
     metadata.pkl                        the layout; only of items that have a resharder
 
-A layout may name the files otherwise; metadata.pkl then has the names, but only of items that are in it. Where an
-optimizer's state is in safetensors, its param groups are an item of their own, and are joined with it where their
+A layout may name the files otherwise; metadata.pkl then has the names, but only of items that are in it. If an
+optimizer's state is in safetensors, its param groups are an item of their own, and are joined with it if their
 `param_names` are those of the state. Without any metadata.pkl torch.save files are rank files, each item a part.
 
 Source: torch_checkpointing/checkpoint_writer.py, checkpoint_layout.py, metadata_manager.py, default_resharder.py and
@@ -52,7 +52,7 @@ from ckptools.training_state.optimizers import AS_SAVED, SORTED
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
 
-# -- reader of `metadata.pkl`: the ranks' parts of every tensor, and the file of each rank's item ----------------------
+# -- read `metadata.pkl`: the ranks' parts of every tensor, and the file of each rank's item ---------------------------
 # A pickle of plain values, written by rank 0 when an item has a resharder:
 #
 #     {"version": "2.0", "world_size": 4, "metadata": {ITEM: {
@@ -64,7 +64,7 @@ from ckptools.training_state.steps import find_step
 # In version 1.0 `metadata` has a key `'["ITEM","w"]'` for every tensor, and `rank_to_layout_info_mappings` has the
 # files. Two types are known. `DTensorShardingMetadata` has global_shape, dtype, mesh_spec and placements (`Shard`,
 # `StridedShard`, `Replicate`); a plain tensor is written as one that all ranks replicate. `default_tensor_v1` lists the
-# boxes of each rank by itself. Source: torch_checkpointing/distributed_metadata.py, dtensor_metadata.py,
+# boxes of each rank separately. Source: torch_checkpointing/distributed_metadata.py, dtensor_metadata.py,
 # default_metadata.py and checkpoint_layout.py of 0.1.1.
 
 METADATA = "metadata.pkl"
@@ -86,10 +86,10 @@ class Sharding(NamedTuple):
     """How some ranks hold a tensor of a whole `shape`: by placements on a mesh, or piece by piece.
 
     Attributes:
-        ranks: those with a part of it, or at least an empty piece.
-        mesh: sizes of the device mesh; empty where the pieces are listed.
+        ranks: ranks with a part of it, even an empty one.
+        mesh: sizes of the device mesh; empty if the pieces are listed.
         mesh_ranks: the rank at each coordinate, in row-major order.
-        listed: the pieces of each of `ranks`, where they are listed.
+        listed: the pieces of each of `ranks`, if they are listed.
     """
 
     shape: Ints
@@ -107,7 +107,7 @@ class Sharding(NamedTuple):
         return tuple(BoxPair(local, whole) for whole, local in grid_boxes(self._runs(rank)))
 
     def local_shape(self, rank: int) -> Ints | None:
-        """The shape of a rank's own tensor; None where the list of its pieces does not show it."""
+        """The shape of a rank's own tensor; None if the list of its pieces does not determine it."""
         return tuple(sum(n for _, n in runs) for runs in self._runs(rank)) if self.listed is None else None
 
     def described(self) -> tuple[TensorKind, tuple[str, ...] | None, Ints | None]:
@@ -125,13 +125,13 @@ class Sharding(NamedTuple):
 
 @dataclass
 class ItemMetadata:
-    """The metadata of one item: its tensors by key path, and by rank the file and its kind, where it is unusual."""
+    """The metadata of one item: its tensors by key path, and unusual files and file kinds by rank."""
 
     tensors: dict[KeyPath, list[Sharding]] = field(default_factory=dict)
     files: dict[int, tuple[str, str]] = field(default_factory=dict)
 
     def ranks(self) -> set[int]:
-        """Ranks that hold anything of it."""
+        """Ranks that hold any part of it."""
         return {rank for shardings in self.tensors.values() for one in shardings for rank in one.ranks}
 
     def of_rank(self, rank: int) -> Iterator[tuple[KeyPath, Sharding]]:
@@ -158,10 +158,10 @@ def is_metadata(path: Path) -> bool:
 
 
 def read_metadata(path: Path) -> Metadata:
-    """Read `metadata.pkl`; nothing that it names is called.
+    """Read `metadata.pkl` inertly.
 
     Raises:
-        ReadError: it is damaged, or not what the format writes.
+        ReadError: it is damaged, or not as the format writes it.
     """
     with File(path) as file:
         if file.size > MAX_PICKLE:
@@ -258,12 +258,12 @@ def _ints(value: Any) -> Ints:
 
 
 # -- the files of items: a rank's tree of an item, with its tensors in their places ------------------------------------
-# A safetensors file has a rank's local tensors under the keys of their paths, joined by dots. Which path a name is, and
-# which box of which tensor, only the metadata says. Source: torch_checkpointing/checkpoint_layout.py
+# A safetensors file has a rank's local tensors under the keys of their paths, joined by dots. Only the metadata states
+# the path of each name and its box in the whole tensor. Source: torch_checkpointing/checkpoint_layout.py
 # (`SafetensorsSerialization.prepare_tensors_for_save`, `default_torch_layout_info`).
 #
 # Param groups: safetensors hold only tensors, so an optimizer's state in them has its groups in another item.
-# `param_names` show which optimizer that is (`optimizer_transform_pre` keys the state by them): they have every name of
+# `param_names` identify the optimizer (`optimizer_transform_pre` keys the state by them): they have every name of
 # the state. Source: torch_checkpointing/state_transformations.py.
 
 FILE = re.compile(r"(?P<item>.+)_(?P<rank>\d{1,7})\.(?P<kind>pt|safetensors|json)", re.DOTALL)
@@ -283,7 +283,7 @@ class ItemFile(NamedTuple):
 
 
 def parse(path: Path) -> ItemFile | None:
-    """Parse the usual name of an item's file; None when it is none."""
+    """Parse the usual name of an item's file; None for any other name."""
     found = FILE.fullmatch(path.name)
     return ItemFile(path, found["item"], int(found["rank"]), found["kind"]) if found else None
 
@@ -305,9 +305,9 @@ def named_files(folder: Path, metadata: Metadata | None) -> dict[str, dict[int, 
 
 
 def read_safetensors(path: Path, rank: int, item: ItemMetadata | None, alone: bool) -> tuple[Any, list[str], int]:
-    """A rank's tree of an item in safetensors, how it contradicts the metadata, and how many bytes were read.
+    """A rank's tree of an item in safetensors, its contradictions to the metadata, and the number of bytes read.
 
-    Without metadata the tensors of a rank that saved `alone` are whole.
+    Without metadata, the tensors are whole if a single rank saved them (`alone`).
 
     Raises:
         ReadError: it is damaged.
@@ -334,7 +334,7 @@ def read_safetensors(path: Path, rank: int, item: ItemMetadata | None, alone: bo
 
 
 def _misfit(entry: HeaderEntry, sharding: Sharding, rank: int) -> str:
-    """How a rank's tensor differs from its metadata; empty where it does not."""
+    """How a rank's tensor differs from its metadata; empty if it does not."""
     expected = sharding.local_shape(rank)
     if expected is None:
         fits = all(piece.local.inside(entry.shape) for piece in sharding.pieces(rank))
@@ -346,7 +346,7 @@ def _misfit(entry: HeaderEntry, sharding: Sharding, rank: int) -> str:
 
 
 def _tensor(sharding: Sharding, rank: int, source: Source | None) -> Tensor:
-    """A tensor as one rank has it; without its bytes where these do not fit."""
+    """A tensor as one rank has it; without its bytes if these do not fit."""
     pieces = (p for p in sharding.pieces(rank) if p.whole.numel or not p.whole.sizes)
     shards = tuple(Shard(p.whole, rank, source.part(p.local)) for p in pieces) if source else ()
     kind, placements, mesh = sharding.described()
@@ -354,7 +354,7 @@ def _tensor(sharding: Sharding, rank: int, source: Source | None) -> Tensor:
 
 
 def _put(tree: dict[Any, Any], path: KeyPath, value: Any) -> bool:
-    """Put a value at a key path, with dicts on the way; return whether the place was free."""
+    """Put a value at a key path, creating dicts on the way; return whether the place was free."""
     *above, last = path
     for key in above:
         tree = tree.setdefault(key, {})
@@ -385,7 +385,7 @@ def with_lost(tensor: Tensor, lost: Sequence[Shard]) -> Tensor:
 
 
 def check_cover(tensors: Iterable[tuple[KeyPath, Tensor]]) -> Iterator[Problem]:
-    """Problems of incomplete tensors; of many, the first by name and the number of the others."""
+    """Yield problems of incomplete tensors; of many, the first by name and the number of the others."""
     found = (cover_problem(t, fqn_of(path)) for path, t in tensors if not t.note and t.kind != "meta")
     gaps = [problem for problem in found if problem is not None]
     yield from gaps[:MAX_GAPS]
@@ -394,7 +394,7 @@ def check_cover(tensors: Iterable[tuple[KeyPath, Tensor]]) -> Iterator[Problem]:
 
 
 def check_against(tree: Any, item: ItemMetadata, rank: int) -> list[str]:
-    """Tensors of the metadata that a rank's tree lacks, or has in another shape or dtype."""
+    """List tensors of the metadata that a rank's tree lacks, or has in another shape or dtype."""
     wrong: list[str] = []
     for path, sharding in item.of_rank(rank):
         found = leaf_at(tree, path)
@@ -414,7 +414,7 @@ VERSION = "_optimizer_state_format_version"
 
 
 def with_param_groups(ranked: Sequence[tuple[int, dict[str, Any]]]) -> list[tuple[int, dict[str, Any]]]:
-    """Each rank's items, with every list of param groups in the one optimizer whose state has its names."""
+    """Each rank's items, with every list of param groups moved into the only optimizer whose state has its names."""
     found = [pairs for _, tree in ranked if (pairs := _pairs(tree))]
     if not found or any(pairs != found[0] for pairs in found):
         return list(ranked)
@@ -422,7 +422,7 @@ def with_param_groups(ranked: Sequence[tuple[int, dict[str, Any]]]) -> list[tupl
 
 
 def _joined(tree: dict[str, Any], pairs: Mapping[str, str]) -> dict[str, Any]:
-    """The items with those of `pairs`, an optimizer and its groups, in one; a rank may have lost either."""
+    """Join optimizers with their groups, by `pairs`; a rank may have lost either."""
     made = {name: value for name, value in tree.items() if name not in pairs.values()}
     for name, groups in pairs.items():
         if groups in tree:
@@ -431,7 +431,7 @@ def _joined(tree: dict[str, Any], pairs: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _pairs(tree: Mapping[str, Any]) -> dict[str, str]:
-    """Optimizers with their groups, by one rank's items; none where a list fits two states, or the other way."""
+    """Pair optimizers with their groups, by one rank's items; empty if a match is ambiguous."""
     states = {name: set(value[STATE]) for name, value in tree.items() if is_state(value)}
     lists = {name: listed for name, value in tree.items() if (listed := _names(value)) is not None}
     fitting = {group: [s for s, keys in states.items() if keys <= names] for group, names in lists.items()}
@@ -440,7 +440,7 @@ def _pairs(tree: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check_groups(merge: Merge) -> Iterator[Problem]:
-    """Hyperparameters that not every rank has, though all ranks' param groups are the same."""
+    """Find hyperparameters that not every rank has, though all ranks' param groups are the same."""
     for path in merge.partial:
         if len(path) > 3 and path[1] == GROUPS:
             ranks = [rank for rank, value in merge.values_or_absent(path).items() if isinstance(value, Absent)]
@@ -454,7 +454,7 @@ def is_state(value: Any) -> bool:
 
 
 def _names(value: Any) -> set[str] | None:
-    """The names that a list of param groups has; None for anything else."""
+    """The names in a list of param groups; None for any other value."""
     if not isinstance(value, list) or not value or not all(isinstance(group, Mapping) for group in value):
         return None
     names = [group.get("param_names") for group in value]
@@ -474,12 +474,12 @@ JOINS = ("model", "optimizer", "rest")
 
 
 def detect(path: Path) -> bool:
-    """A folder with its metadata, or with items of several ranks in safetensors that lack it; or a file of one."""
+    """Whether a path is a folder with its metadata, a folder with safetensors of several ranks, or a file in one."""
     return _root(path) is not None
 
 
 def _root(path: Path) -> Path | None:
-    """The folder of the checkpoint that a path is, or that a file belongs to."""
+    """The folder of the checkpoint at a path, or around a file."""
     if path.is_dir():
         return path if is_metadata(path / METADATA) or _lacks_metadata(path) else None
     if path.name == METADATA or parse(path) is not None:
@@ -489,7 +489,7 @@ def _root(path: Path) -> Path | None:
 
 
 def _lacks_metadata(folder: Path) -> bool:
-    """Whether a folder holds at least two items of the same two or more ranks, and one of them must be cut.
+    """Whether a folder has at least two items of the same two or more ranks, and one of them must be cut.
 
     Whole models of epochs 0 and 1 have such names too, and the same shapes. Files of torch.save alone are left to
     `rank_files`, because their tensors state how they are cut.
@@ -508,7 +508,7 @@ def _is_cut(first: Path, last: Path) -> bool:
 
 
 def read(path: Path, options: Options) -> Checkpoint:
-    """Open the checkpoint in a folder, or that a file belongs to.
+    """Open the checkpoint in a folder, or around a file.
 
     Raises:
         ReadError: no file of it can be read.
@@ -589,14 +589,14 @@ class _ItemsFolder:
         )
 
     def _ranked(self) -> list[tuple[int, dict[str, Any]]]:
-        """Each rank's items, in rank order; the rank is the one in a file's content."""
+        """Each rank's items, in rank order; the rank is that of a file's content."""
         self.options.read_ahead([f.path for files in self.items.values() for f in files.values() if f.kind == "pt"])
         trees: dict[int, dict[str, Any]] = {}
         for name, files in self.items.items():
             found = self._of_item(name, files)
             self._check_missing(name, files, set(found))
             self.here[name] = set(found)
-            # In safetensors that no metadata describes, the tensors of other ranks' pieces are unknown.
+            # Without metadata, the tensors that other ranks' pieces in safetensors belong to are unknown.
             if found and self._state_of(name) is not None and next(iter(files.values())).kind == "safetensors":
                 found = {min(found): found[min(found)]}
             for rank, tree in found.items():
@@ -626,7 +626,7 @@ class _ItemsFolder:
         return found
 
     def _read(self, file: ItemFile) -> tuple[int, Any, Sequence[str]]:
-        """The rank and content of a file, and how they contradict the metadata."""
+        """The rank and content of a file, and its contradictions to the metadata."""
         item = self.metadata.items.get(file.item) if self.metadata else None
         if file.kind == "safetensors":
             tree, wrong, nbytes = read_safetensors(file.path, file.rank, item, self.world.value == 1)
@@ -662,7 +662,7 @@ class _ItemsFolder:
         return said.pop() if len(said) == 1 else file.rank
 
     def _state_of(self, name: str) -> str | None:
-        """The item to name in a problem, where none of its tensors has a gap if a rank's file is lost."""
+        """The item to name in a problem, if the loss of a rank's file leaves no gap in its tensors."""
         return None if self.metadata and name in self.metadata.items else name
 
     def _check_missing(self, name: str, files: Mapping[int, ItemFile], here: set[int]) -> None:
@@ -682,7 +682,7 @@ class _ItemsFolder:
             self.builder.add_missing(path, rank, name, tensor=self._state_of(name))
 
     def _completed(self, tree: Any) -> Any:
-        """Add the pieces in lost files to the merged tree, and an empty list where an optimizer lacks its groups."""
+        """Add the pieces in lost files to the merged tree, and an empty list to an optimizer without groups."""
         for name, item in self.metadata.items.items() if self.metadata else ():
             absent = item.ranks() - self.here.get(name, set())
             if absent and name in tree:

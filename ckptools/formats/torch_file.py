@@ -1,10 +1,10 @@
 """One torch.save file that holds everything: DDP's `snapshot.pt`, Lightning `.ckpt`, `pytorch_model.bin`, any `.pt`.
 
-Also as torch wrote it before 1.6 (a row of pickles), in a tar (Composer's `.tar`, NeMo's `.nemo`), and compressed; see
-`ckptools.pickles.legacy`, `ckptools.files.tar_archive` and `ckptools.files.compressed`. The first bytes say which.
+Also in torch's form of before 1.6 (a row of pickles), in a tar (Composer's `.tar`, NeMo's `.nemo`), and compressed; see
+`ckptools.pickles.legacy`, `ckptools.files.tar_archive` and `ckptools.files.compressed`. The first bytes decide.
 
-The content decides what is inside (`sections`). A file without a rank in its name has siblings where its content says
-so, and theirs proves it (`rank_search.rank_groups`).
+The content decides which parts are inside (`sections`). A file without a rank in its name has siblings if its content
+and theirs prove it (`rank_search.rank_groups`).
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ JOINS = ("model", "optimizer", "rest")
 
 
 NEMO = ".nemo"
-"""What NeMo calls its tars; one with the weights of several ranks is read by `model_parts`."""
+"""The suffix of NeMo's tars; one with the weights of several ranks is read by `model_parts`."""
 
 
 def detect(path: Path) -> bool:
-    """A regular file that begins as a zip archive, an older torch.save file, a tar or a compressed file does."""
+    """Whether a regular file begins like a zip archive, an older torch.save file, a tar or a compressed file."""
     return path.is_file() and bool(content_of(head_at(path)))
 
 
@@ -84,5 +84,5 @@ def stem(name: str) -> str:
 
 
 def _without_rank(path: Path, saved: Saved) -> Path:
-    """The folder, where the number in the file's name is the rank in its content, not a step."""
+    """The folder, if the number in the file's name is the rank in its content, not a step; else the path."""
     return path.parent / "-" if step_in(path.name) in {rank for rank, _ in saved.claims} - {None} else path

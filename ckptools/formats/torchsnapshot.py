@@ -4,7 +4,7 @@
     batched/{UUID}                  the tensors of a rank, back to back
     {RANK}/{PATH}                   one tensor, or one object by torch.save
     sharded/{PATH}_{OFFSETS}        a piece of a sharded tensor
-    replicated/{PATH}               what all ranks have; written by one of them
+    replicated/{PATH}               a value of all ranks, written by one of them
 
 A tensor that is neither sharded nor replicated is each rank's own, as torchsnapshot restores it. For the model and the
 optimizers the lowest rank's is taken, with a note; elsewhere every rank's is kept.
@@ -48,7 +48,7 @@ from ckptools.training_state.rank_values import Shared
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
 
-# -- reader of `.snapshot_metadata`: the entries of every rank, by `RANK/PATH`, with the extent of each value ----------
+# -- read `.snapshot_metadata`: the entries of every rank, by `RANK/PATH`, with the extent of each value ---------------
 #     {"version": "0.1.0", "world_size": 2, "manifest": {
 #         "0/model": {"type": "OrderedDict", "keys": ["w"]},
 #         "0/model/w": {"type": "ShardedTensor", "shards": [{"offsets", "sizes", "tensor": TENSOR}]},
@@ -61,7 +61,7 @@ from ckptools.training_state.steps import find_step
 
 METADATA = ".snapshot_metadata"
 MAX_METADATA = 1 << 30
-"""Most bytes: an entry takes 600, and 873 tensors of 1,024 ranks are as many entries."""
+"""Bytes: an entry takes 600, and 873 tensors of 1,024 ranks are as many entries."""
 
 MAX_RANKS = 1 << 20
 MAX_DIMS = 64
@@ -72,7 +72,7 @@ TO_JSON = "python -c 'import json, sys, yaml; json.dump(yaml.safe_load(sys.stdin
 PRIMITIVES = ("int", "str", "bool", "bytes", "float")
 CONTAINERS = ("dict", "OrderedDict", "list")
 SHARDED = {"ShardedTensor": "shards", "DTensor": "shards", "ChunkedTensor": "chunks"}
-"""Key of the pieces in entries of tensors in several pieces."""
+"""The key that lists the pieces, in entries of tensors in several pieces."""
 
 
 class EntryError(ValueError):
@@ -86,7 +86,7 @@ class StoredBox:
     Attributes:
         box: its place in the whole tensor.
         location: the file, below the snapshot's folder.
-        span: first byte and one past the last; None for all of the file.
+        span: first byte and one past the last; None for the whole file.
     """
 
     box: Box
@@ -110,7 +110,7 @@ class SnapshotManifest(NamedTuple):
     """The content of `.snapshot_metadata`.
 
     Attributes:
-        entries: by rank and logical path; values are as the file has them. Ranks without any are not in it.
+        entries: by rank and logical path, with values as in the file; ranks without entries are absent.
         children: by rank and logical path of a container, the last parts of the paths in it.
     """
 
@@ -125,7 +125,7 @@ def read_manifest(path: Path) -> SnapshotManifest:
     """Read `.snapshot_metadata`.
 
     Raises:
-        ReadError: it is damaged, in YAML, or not what torchsnapshot writes.
+        ReadError: it is damaged, in YAML, or not as torchsnapshot writes it.
     """
     with File(path) as file:
         if file.size > MAX_METADATA:
@@ -159,7 +159,7 @@ def read_manifest(path: Path) -> SnapshotManifest:
 
 
 def encoded(key: Any) -> str:
-    """A key as a part of a path."""
+    """A key, quoted as a part of a path."""
     return str(key).replace("%", "%25").replace("/", "%2F")
 
 
@@ -184,7 +184,7 @@ def _primitive(entry: Mapping[str, Any]) -> Any:
 
 
 def _stored_pieces(entry: Mapping[str, Any]) -> list[StoredBox]:
-    """The extents of the pieces of a tensor; none for other entries."""
+    """The extents of the pieces of a tensor; empty for other entries."""
     if entry["type"] not in SHARDED:
         return [_stored(entry)] if entry["type"] == "Tensor" else []
     pieces = entry.get(SHARDED[entry["type"]])
@@ -234,16 +234,16 @@ def _sizes_in(value: Any) -> Ints:
 
 
 # -- one rank's view of a snapshot: its containers, values and objects, with its own pieces of tensors -----------------
-# A rank sees its own entries, and rank 0's replicated ones. The shape of a cut tensor is the reach of all ranks'
-# pieces; the manifest, which lists them, states none. Source: torchsnapshot/flatten.py (`inflate`), manifest_ops.py
-# (`get_manifest_for_rank`).
+# A rank sees its own entries, and rank 0's replicated ones. The manifest does not state the shape of a cut tensor, so
+# it is inferred from the ends of all ranks' pieces, which the manifest lists. Source: torchsnapshot/flatten.py
+# (`inflate`), manifest_ops.py (`get_manifest_for_rank`).
 #
 # A batch has the tensors of one rank back to back from its first byte on, another file one tensor or one object. So the
 # length of each file of raw elements is known, but nothing else: there are no checksums. Source:
 # torchsnapshot/batcher.py, io_preparer.py (`get_storage_path`), storage_plugins/fs.py.
 
 MAX_DEPTH = 150
-"""Most nested containers."""
+"""At most this many nested containers are read."""
 
 NOT_RAW = "pieces of it are in torch.save files of their own, which are not put together"
 
@@ -252,11 +252,11 @@ _ABSENT = object()
 
 @dataclass
 class StoredFile(StatedFile):
-    """A file that the manifest names: what lies in it takes the bytes that it needs, unless torch.save wrote it.
+    """A file that the manifest names; its values determine its length, unless torch.save wrote it.
 
     Attributes:
-        ranks: whose it is.
-        names: of its values.
+        ranks: the ranks that use it.
+        names: names of its values.
     """
 
     ranks: set[int] = field(default_factory=set)
@@ -264,7 +264,7 @@ class StoredFile(StatedFile):
 
 
 class RankTrees:
-    """Builds every rank's tree of a snapshot, and notes what its files and entries lack."""
+    """Builds every rank's tree of a snapshot, and notes missing files and entries."""
 
     def __init__(self, manifest: SnapshotManifest, folder: Path, options: Options) -> None:
         self.manifest, self.folder, self.options = manifest, folder, options
@@ -273,12 +273,12 @@ class RankTrees:
         self.saved: dict[Path, Saved] = {}
         self.problems: list[Problem] = []
         self.lost: dict[KeyPath, list[Shard]] = {}  # pieces whose files are missing or cut
-        self.reach: dict[str, Ints] = {}  # of all ranks' pieces, by logical path
+        self.reach: dict[str, Ints] = {}  # sizes up to the ends of all ranks' pieces, by logical path
         self.needed: dict[str, int] = {}  # expected length of each file of raw elements, by location
         self.seen: set[str] = set()
         for entries in manifest.entries.values():
             for path, entry in entries.items():
-                with suppress(EntryError):  # which becomes a problem where the entry is read
+                with suppress(EntryError):  # becomes a problem when the entry is read
                     for piece in _stored_pieces(entry):
                         self._expect(path, piece)
 
@@ -296,7 +296,7 @@ class RankTrees:
         """A rank's tree.
 
         Raises:
-            UnsafePathError: a file is a link out of the folder, or no regular file.
+            UnsafePathError: a file is a link out of the folder, or not a regular file.
         """
         self.seen = set()
         values = [(unquote(top), self._value(rank, top, (unquote(top),))) for top in self._parts(rank, "")]
@@ -368,7 +368,7 @@ class RankTrees:
         return Opaque(f"torchsnapshot.{kind[:40]}")
 
     def _tensor(self, pieces: list[StoredBox], rank: int, path: str, at: KeyPath, shape: Ints | None = None) -> Any:
-        """A tensor of raw elements with the pieces that a rank has of it."""
+        """A tensor of raw elements with a rank's pieces of it."""
         first = pieces[0] if pieces else self._first_of_any_rank(path)
         whole = first.box.sizes if shape is None else shape
         if any(not piece.raw for piece in pieces):
@@ -381,7 +381,7 @@ class RankTrees:
         return Tensor(whole, first.dtype, tuple(shards), "chunks" if cut else "plain")
 
     def _first_of_any_rank(self, path: str) -> StoredBox:
-        """Another rank's piece of a tensor, where the rank has none."""
+        """Another rank's piece of a tensor, if the rank has none."""
         listed = (entries[path] for entries in self.manifest.entries.values() if path in entries)
         found = [piece for entry in listed if entry["type"] in SHARDED for piece in _stored_pieces(entry)]
         if not found:
@@ -411,7 +411,7 @@ class RankTrees:
         return replace(found, shards=tuple(shard._replace(rank=rank) for shard in found.shards))
 
     def _read(self, rank: int, location: str, at: KeyPath) -> Saved | None:
-        """The content of a torch.save file; None, and a problem, where it cannot be read."""
+        """The content of a torch.save file; None, and a problem, if it cannot be read."""
         file = self._file(location, rank, at)
         if not file.holds(0):
             return None
@@ -437,7 +437,7 @@ class RankTrees:
         return file
 
     def check_files(self) -> Iterator[Problem]:
-        """Files that are missing, cut, damaged, or longer than what lies in them."""
+        """Find files that are missing, cut, damaged, or longer than their values."""
         for location, file in self.files.items():
             content, ranks = few(list(dict.fromkeys(file.names)), 2), tuple(sorted(file.ranks))
             raw = location in self.needed
@@ -463,7 +463,7 @@ MAX_LISTED = 1 << 16
 
 
 def detect(path: Path) -> bool:
-    """A folder with the metadata, that file, or a file below the folder."""
+    """Whether a path is a folder with the metadata, that file, or a file below the folder."""
     return _root(path) is not None
 
 
@@ -478,7 +478,7 @@ def _root(path: Path) -> Path | None:
 
 
 def read(path: Path, options: Options) -> Checkpoint:
-    """Open the snapshot in a folder, or that a file belongs to.
+    """Open the snapshot in a folder, or around a file.
 
     Raises:
         ReadError: its metadata cannot be read.
@@ -533,7 +533,7 @@ def read(path: Path, options: Options) -> Checkpoint:
 
 
 def _ranks_lacking(manifest: SnapshotManifest) -> Iterator[Problem]:
-    """Ranks without entries; each should list its containers at least."""
+    """Find ranks without entries; each rank should list at least its containers."""
     lacking = [rank for rank in range(min(manifest.world_size, MAX_LISTED)) if rank not in manifest.entries]
     if lacking:
         text = f"{METADATA} lists nothing of rank {spans(lacking)} of {manifest.world_size}"
@@ -549,7 +549,7 @@ def _with_lost(tree: Any, lost: Mapping[KeyPath, Sequence[Shard]]) -> Any:
 
 
 def _of_lowest_rank(tree: Any, own: Mapping[KeyPath, None]) -> tuple[Any, list[KeyPath]]:
-    """The merged tree with one rank's tensor where ranks have their own in model or optimizer; and the key paths."""
+    """The merged tree with one rank's tensor if ranks have their own in model or optimizer; and those key paths."""
     shared, kept = Shared(find_sections(tree)), []
     for path in own:
         tensor = leaf_at(tree, path)

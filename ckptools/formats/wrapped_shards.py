@@ -1,4 +1,4 @@
-"""Rank files of FSDP before torch had it: fairscale's and torch_xla's, placed by the `shard_metadata` beside them."""
+"""Rank files of FSDP in fairscale and torch_xla, placed by the `shard_metadata` in the files."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from ckptools.pickles.reader import Saved
 
 
-# -- the layout in `shard_metadata`: which parameters, in order, are in each flattened one, and what each rank pads
-# fairscale (`FullyShardedDataParallel.local_metadata_dict`), saved by metaseq, fairseq, VISSL and their like:
+# -- the layout in `shard_metadata`: the parameters in each flattened one, in order, and each rank's padding -----------
+# fairscale (`FullyShardedDataParallel.local_metadata_dict`), saved by metaseq, fairseq, VISSL and others:
 #
 #     {"param_metadata": [{"fsdp_path": "block", "params": {"flat_param_0": {"names", "shapes", "numels", "padding"}},
 #                          "no_broadcast_optim_state": False, "shared_param_info": [(first, other)]}],
 #      "buffer_names": [...]}
 #
 # A wrapper's names are below its path. Each flattened parameter is cut into as many chunks as there are ranks, of which
-# all but the last are full; `padding` is what this rank has behind its own elements. In `shared_param_info` the last
-# parts of the two names are exchanged, as that of one comes with the module of the other. Its rank no file states.
+# all but the last are full; `padding` counts the elements behind this rank's own. In `shared_param_info` the last
+# parts of the two names are exchanged, as that of one comes with the module of the other. No file states its rank.
 # Source: fairscale/nn/data_parallel/fully_sharded_data_parallel.py (`_get_shard`, `local_metadata_dict`,
 # `consolidate_shard_weights`); checked on files of 0.4.13.
 #
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 #     {"shard_info": {"path": {"_fsdp_shard…": {"_orig_name", "_orig_size"}}}, "flatten_info": {"path.flat_param_0":
 #      (names, shapes, numels)}, "buffer_info": {}, "world_size": 4, "rank": 0}
 #
-# Every rank has equally many elements, and what lies behind the last one is padding. Source:
+# Every rank has equally many elements, and elements behind the last parameter are padding. Source:
 # torch_xla/distributed/fsdp/xla_fully_sharded_data_parallel.py, state_dict_utils.py; checked on files made by hand.
 
 SHARD_METADATA = "shard_metadata"
@@ -54,19 +54,19 @@ MAX_SIZE = 1 << 62
 
 
 class ShardMetadataError(ValueError):
-    """`shard_metadata` is not what its writers write; the message says why."""
+    """`shard_metadata` is not as its writers write it; the message says why."""
 
 
 class FlattenedParameter(NamedTuple):
-    """A parameter of a wrapper, as it is in the model's state dict, and the parameters in it.
+    """A flattened parameter in a wrapper's state dict, and the parameters in it.
 
     Attributes:
         key: its name in the state dict.
         names: of the parameters in it, in order.
         shapes: of these, in order.
-        tied: other names of some, with the first.
-        padding: elements behind this rank's own; None where that is not stated.
-        own: whether each rank has one of its own, of which nothing says which it is.
+        tied: second names of some of them, with the first name.
+        padding: elements behind this rank's own; None if that is not stated.
+        own: whether each rank has a parameter of its own, whose rank is unknown.
     """
 
     key: str
@@ -86,9 +86,9 @@ class ShardMetadata(NamedTuple):
     """The content of `shard_metadata`.
 
     Attributes:
-        writer: whose it is, in words.
-        parameters: by their names in the state dict, in the order of the module where `ordered`.
-        world_size: None where it is not stated.
+        writer: the library that wrote it, in words.
+        parameters: by their names in the state dict, in the order of the module if `ordered`.
+        world_size: None if it is not stated.
         ordered: whether its order is that of `model.parameters()`.
     """
 
@@ -99,7 +99,7 @@ class ShardMetadata(NamedTuple):
 
 
 def stated_claim(tree: Any) -> tuple[int, int] | None:
-    """Rank and world size in a file's metadata, as torch_xla states them; None where it states none."""
+    """Rank and world size in a file's metadata, as torch_xla states them; None if they are not stated."""
     stated = tree.get(SHARD_METADATA) if isinstance(tree, Mapping) else None
     rank, world = (stated.get("rank"), stated.get("world_size")) if isinstance(stated, Mapping) else (None, None)
     return (rank, world) if type(rank) is int and type(world) is int and 0 <= rank < world <= MAX_NAMES else None
@@ -109,7 +109,7 @@ def shard_metadata(tree: Mapping[str, Any]) -> ShardMetadata:
     """Read the metadata in a file's content.
 
     Raises:
-        ShardMetadataError: it is not what its writers write.
+        ShardMetadataError: it is not as its writers write it.
     """
     stated = tree[SHARD_METADATA]
     try:
@@ -150,7 +150,7 @@ def _of_fairscale(wrappers: Sequence[Mapping[str, Any]]) -> Iterator[FlattenedPa
 
 
 def _tied(names: Sequence[str], stated: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Other names of a wrapper's parameters with the first, from pairs whose last parts are exchanged."""
+    """Second names of a wrapper's parameters with the first, from pairs whose last parts are exchanged."""
     for first, other in stated:
         (path_of_first, _, last_of_other), (path_of_other, _, last_of_first) = (
             first.rpartition("."),
@@ -177,7 +177,7 @@ def _of_xla(stated: Mapping[str, Any]) -> Iterator[FlattenedParameter]:
 
 
 def _parameters(names: Any, shapes: Any, numels: Any) -> tuple[tuple[str, ...], tuple[Ints, ...]]:
-    """The names and shapes in one flattened parameter, which have as many elements as is stated."""
+    """The names and shapes in one flattened parameter, checked against the stated numbers of elements."""
     found = tuple(map(_shape, shapes))
     if not len(names) == len(found) == len(numels) or len(names) > MAX_NAMES or not names:
         raise ShardMetadataError("it has not as many names as shapes")
@@ -197,7 +197,7 @@ def _below(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-# -- flattened parameters of all ranks, placed by `shard_metadata` and taken apart, with the optimizer state of each
+# -- flattened parameters of all ranks, placed by `shard_metadata` and split, with the optimizer state of each ---------
 
 MAX_DEPTH = 3
 """Levels of a file's content that are searched for flattened parameters: `extra_state.ema` beside `model`."""
@@ -211,7 +211,7 @@ class WrappedRanks:
     """The ranks' files of one checkpoint, each with `shard_metadata`.
 
     Raises:
-        ReadError: the metadata of a file is not what its writers write.
+        ReadError: the metadata of a file is not as its writers write it.
     """
 
     def __init__(self, ranked: Sequence[tuple[int, Path, Any]], ranks: int) -> None:
@@ -230,7 +230,7 @@ class WrappedRanks:
         return f"per-rank .pt, {self.first.writer} FSDP, flattened parameters"
 
     def _world(self, ranks: int) -> Fact:
-        """The world size: as stated, or by the lengths of the chunks, which few sizes explain."""
+        """The world size: as stated, or by the lengths of the chunks, which only few sizes explain."""
         if self.first.world_size is not None:
             return Fact(self.first.world_size, (SHARD_METADATA,))
         least, most = 1, MAX_WORLD
@@ -245,7 +245,7 @@ class WrappedRanks:
         return Fact(max(least, ranks), ("files found", SHARD_METADATA) if least <= ranks else (SHARD_METADATA,))
 
     def _check_alike(self, first: int) -> None:
-        """Problems of files whose metadata is that of another wrapping, or of another rank."""
+        """Find files whose metadata is that of another wrapping, or of another rank."""
         for rank, stated in self.stated.items():
             if _without_padding(stated) != _without_padding(self.first):
                 text = f"its {SHARD_METADATA} lists other parameters than rank {first}'s; the ranks are not of one run"
@@ -260,19 +260,19 @@ class WrappedRanks:
                 self.problems += misplaced([claims])
 
     def _pads(self, rank: int, parameter: FlattenedParameter) -> bool:
-        """Whether a rank's parameter has the padding that its place demands."""
+        """Whether a rank's parameter has the padding that its place implies."""
         expected = self.lengths[parameter.key] - self._count(rank, parameter)
         return parameter.own or parameter.padding in (None, expected)
 
     def _count(self, rank: int, parameter: FlattenedParameter) -> int:
-        """Elements of a flattened parameter that a rank has, without padding."""
+        """Number of elements of a flattened parameter on a rank, without padding."""
         chunk = self.lengths[parameter.key]
         return min(chunk, max(parameter.numel - rank * chunk, 0))
 
     # -- one rank's tree
 
     def placed(self, rank: int, tree: Any) -> Any:
-        """A rank's tree without the metadata, its flattened parameters at their places in the whole ones."""
+        """A rank's tree without the metadata, with its flattened parameters placed in the whole ones."""
         return self._placed(rank, {k: v for k, v in tree.items() if k != SHARD_METADATA}, MAX_DEPTH)
 
     def _placed(self, rank: int, node: Any, depth: int) -> Any:
@@ -288,7 +288,7 @@ class WrappedRanks:
         parameter, chunk, world = self.first.parameters[key], self.lengths[key], min(self.world.value or 1, MAX_WORLD)
         if parameter.own and world > 1:
             return replace(tensor, kind="flat_pieces", note=OWN)
-        # The first rank's tensor lists all chunks, as merging expects it; one of another length is no chunk.
+        # The first rank's tensor lists all chunks, as merging expects it; a tensor of another length is not a chunk.
         count = self._count(rank, parameter)
         shards = [self._chunk(r, parameter) for r in range(world) if r != rank] if rank == min(self.stated) else []
         if source.shape[0] == chunk:
@@ -306,8 +306,8 @@ class WrappedRanks:
         """Replace the flattened parameters in the ranks' tree, and name the optimizer's; changes the tree's dicts.
 
         Returns:
-            As `resolve_flat_shards`: that flattened parameters are taken apart, no notes, and parameters whose moments
-            are theirs by the order of the module.
+            As `resolve_flat_shards`: that flattened parameters are split, no notes, and parameters whose moments
+            are named by the order of the module.
         """
         models = list(self._models(tree, (), MAX_DEPTH))
         optimizers = [s.value for s in find_sections(tree) if s.kind == "optimizer"]
@@ -338,7 +338,7 @@ class WrappedRanks:
                 yield from self._models(value, (*path, key), depth - 1)
 
     def _units(self, path: KeyPath, model: Mapping[str, Any]) -> Iterator[Unit]:
-        # In the order of the metadata, in which an optimizer that was given `model.parameters()` has them.
+        # In the order of the metadata, which is that of an optimizer made from `model.parameters()`.
         listed = self.first.parameters if self.first.ordered else [key for key in model if key in self.lengths]
         for key in listed:
             stated = self.first.parameters[key]
@@ -382,7 +382,7 @@ def _lengths(tree: Any, stated: ShardMetadata, depth: int = MAX_DEPTH) -> Iterat
 
 
 def _flat_source(value: Any) -> Source | None:
-    """The elements of a plain tensor in a row; None for anything else."""
+    """The elements of a plain contiguous tensor; None for any other value."""
     if not isinstance(value, Tensor) or value.kind != "plain" or len(value.shards) != 1:
         return None
     source = value.shards[0].source
@@ -398,10 +398,10 @@ def _without_padding(stated: ShardMetadata) -> ShardMetadata:
 
 
 def wrapped_ranks(saved: Mapping[Path, Saved], ranks: Mapping[Path, int], first: Path) -> WrappedRanks | None:
-    """The ranks whose files were read, placed by their metadata; None where the first file has none.
+    """The ranks whose files were read, placed by their metadata; None if the first file has none.
 
     Raises:
-        ReadError: the metadata of a file is not what its writers write.
+        ReadError: the metadata of a file is not as its writers write it.
     """
     content = saved[first].content
     stated = content.get(SHARD_METADATA) if isinstance(content, Mapping) else None

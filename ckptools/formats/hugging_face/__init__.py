@@ -1,15 +1,14 @@
-"""Hugging Face folders: safetensors or `.bin` files, one or several with an index, and what training left beside them.
+"""Hugging Face folders: safetensors or `.bin` files, one or several with an index, and training state beside them.
 
 transformers, diffusers, PEFT and Accelerate write a model as names and tensors, every tensor whole;
 `hugging_face.files` parses the names of the files and reads the index, `companions` the rest. A lone model is the bare
 state dict; with companions the tree is `{"model": …, "optimizer": …, …}`. Models that lie beside companions in folders
-of their own are called by the folders. Of tied weights safetensors hold one name,
-the others are absent; in `.bin` they share a storage of one file. torch's `HuggingFaceStorageWriter` writes the same,
-from rank 0 or by `consolidate_safetensors_files`; the files that its ranks write by themselves are read by
-`dcp_safetensors`.
+of their own are named after the folders. Of tied weights safetensors files have one name, and the others are absent; in
+`.bin` they share a storage of one file. torch's `HuggingFaceStorageWriter` writes the same, from rank 0 or by
+`consolidate_safetensors_files`; the files that its ranks write by themselves are read by `dcp_safetensors`.
 
-`config.json` (see `shared.model_config`) states which version of transformers saved the model; for a model from another
-writer (vLLM, a converter), which version the config came from.
+`config.json` (see `shared.model_config`) states the version of transformers that saved the model; for a model from
+another writer (vLLM, a converter), the version that the config came from.
 
 Checked on files of transformers 4.56 (`.bin`) and 5.23 (safetensors), and of torch 2.13.
 """
@@ -68,7 +67,7 @@ LOST = "model.safetensors"
 
 
 def detect(path: Path) -> bool:
-    """A safetensors file, an index, a `.bin` of an existing set, or a folder with any of these."""
+    """Whether a path is a safetensors file, an index, a `.bin` of an existing set, or a folder with any of these."""
     if path.is_dir():
         return bool(model_files_in(path)) or lacks_its_model(path) or bool(model_folders(path))
     if not path.is_file() or parse_index(path) is not None:
@@ -80,12 +79,12 @@ def detect(path: Path) -> bool:
 
 
 def read(path: Path, options: Options) -> Checkpoint:
-    """Open a folder, an index, a file, or the set that a file is one of.
+    """Open a folder, an index, a file, or the set that contains a file.
 
     Raises:
         ReadError: nothing of it can be read.
-        UsageError: the folder holds several models.
-        UnsafePathError: a file is a link out of the folder, or the index names one elsewhere.
+        UsageError: the folder contains several models.
+        UnsafePathError: a file is a link out of the folder, or the index names a file outside.
     """
     builder = CheckpointBuilder(NAME, path)
     if not path.is_dir():
@@ -127,7 +126,7 @@ def _asked_for(path: Path, options: Options) -> tuple[ModelFiles, list[Problem]]
 
 
 def _parts(model: WeightModel, options: Options) -> list[Problem]:
-    """Signs that a lone file is a part of a model that is not joined here."""
+    """Find evidence that a lone file is a part of a model whose parts are not joined here."""
     read = model.weight_files
     alone = len(model.files) == len(read) == 1 and model.weights.index is None and not read[0].sharded
     if not alone:
@@ -138,12 +137,12 @@ def _parts(model: WeightModel, options: Options) -> list[Problem]:
 
 
 def _others(found: Sequence[ModelFiles], models: Sequence[WeightModel]) -> list[Problem]:
-    """A problem for files in the folder that are not read: other spellings of the model, other models, left-overs."""
+    """Note files in the folder that are not read: other spellings of the model, other models, left-overs."""
     read = {file.path for model in models for file in model.files}
     others = {f.path.name: (w.base, w.kind) for w in found for f in w.files if f.path not in read}
     if not others:
         return []
-    # One name for a file and for several: one of the two is left over, and it is unknown which.
+    # A name for one file, and a set of numbered files: one of the two is left over, and it is unknown which.
     doubtful = not {(m.weights.base, m.weights.kind) for m in models}.isdisjoint(others.values())
     names = tuple(sorted(others))
     text = f"not read, since {models[0].weights.shown} is here: {few(names)}; name a file to open it"
@@ -169,7 +168,7 @@ def _checkpoint(
     pickled = (n for m in models.values() for h in m.weight_files for n in h.names)
     whole = not any(f.status in ("missing", "cut", "bad") for f in files)
     world_size = companions.world_size
-    if world_size.value is None:  # a model alone was written by one rank, whatever it was trained on
+    if world_size.value is None:  # a lone model was written by one rank, however many trained it
         world_size = Fact(1, ("one file" if len(files) == 1 else "every tensor whole",))
     saved_as = "; ".join(dict.fromkeys(m.saved_as for m in models.values()))
     beside = "; Accelerate's training state beside it" if companions.from_accelerate else "; training state beside it"

@@ -1,4 +1,4 @@
-"""Names of Hugging Face weight files, and the index that lists them: which files are one model.
+"""Names of Hugging Face weight files, and the index that lists them: which files form a model.
 
     model.safetensors                               one file
     model-00001-of-00004.safetensors                one of several, listed in model.safetensors.index.json
@@ -16,7 +16,7 @@ An index maps each tensor to its file:
     {"metadata": {"total_size": 132960, "total_parameters": 66480},
      "weight_map": {"lm_head.weight": "model-00004-of-00004.safetensors", …}}
 
-An index may have been made again of the files that were left: the numbers in their names still count the lost ones.
+An index may have been regenerated from the remaining files: the numbers in their names still count the lost ones.
 
 `total_size` counts the bytes of the tensors, tied ones once, and a bool as an eighth of a byte. Source:
 transformers/modeling_utils.py, huggingface_hub/serialization, torch/distributed/checkpoint/hf_storage.py.
@@ -57,12 +57,12 @@ SPELLINGS = ("model", "pytorch_model", "pytorch_model_fsdp", "consolidated")
 
 
 class WeightName(NamedTuple):
-    """A file name of a model, or of a part of one.
+    """The file name of a model, or of a part of one.
 
     Attributes:
         base: the name without number and suffix: `model`, `model.fp16`.
-        number: which of several files; None for the only one.
-        total: the number of files, as spelled; None for the only one.
+        number: the file's number among several; None for a single file.
+        total: the number of files, as spelled; None for a single file.
     """
 
     path: Path
@@ -73,13 +73,13 @@ class WeightName(NamedTuple):
 
     @property
     def group(self) -> tuple[str, str, str | None]:
-        """Common part of the names of one model's files."""
+        """The common part of the names of one model's files."""
         return self.base, self.kind, self.total
 
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """The weight files of one model that are here, by number, and the index that names them."""
+    """The present weight files of one model, by number, and the index that names them."""
 
     base: str
     kind: str
@@ -93,7 +93,7 @@ class ModelFiles:
 
     @property
     def model(self) -> str | None:
-        """Which model of the folder it is, by the common names; None for any other name."""
+        """The name of the model in the folder, if it has a common name; None for any other name."""
         for name, pattern in KNOWN:
             found = pattern.fullmatch(self.stem)
             if found:
@@ -102,19 +102,19 @@ class ModelFiles:
 
     @property
     def rank(self) -> tuple[bool, bool, int, int]:
-        """Sort key of several spellings of a model: transformers' order, an index first."""
+        """Sort key among several spellings of a model: transformers' order, an index first."""
         spelled = SPELLINGS.index(self.stem) if self.stem in SPELLINGS else 0
         form = 0 if self.index else 1 if self.files[0].number is None else 2
         return "." in self.base, self.kind == "bin", spelled, form
 
     @property
     def shown(self) -> str:
-        """Its name in messages: its index or its only file, else the first of several."""
+        """Its name in messages: its index or its single file, else the first of several."""
         return self.index.name if self.index else self.files[0].path.name
 
 
 def parse(path: Path) -> WeightName | None:
-    """Parse the name of a weight file; None when it is none."""
+    """Parse the name of a weight file; None for any other name."""
     found = FILE.fullmatch(path.name)
     if not found or not found["head"]:
         return None
@@ -123,7 +123,7 @@ def parse(path: Path) -> WeightName | None:
 
 
 def parse_index(path: Path) -> tuple[str, str] | None:
-    """Parse the name of an index into the base and kind that it is for; None when it is none."""
+    """Parse the name of an index into its base and kind; None for any other name."""
     found = INDEX.fullmatch(path.name)
     return (found["head"] + (found["variant"] or ""), found["kind"]) if found and found["head"] else None
 
@@ -146,10 +146,10 @@ def _number(name: WeightName) -> int:
 
 
 def models_of_folder(folder: Path, found: Sequence[ModelFiles]) -> dict[str, ModelFiles]:
-    """The models of a folder by their name in the tree: `model`, and `model_1` … where Accelerate saved several.
+    """The models of a folder by their name in the tree: `model`, and `model_1` … if Accelerate saved several.
 
     Raises:
-        UsageError: it holds several that are not one model in different spellings.
+        UsageError: it contains several that are not one model in different spellings.
     """
     by_model: dict[str | None, list[ModelFiles]] = {}
     for weights in found:
@@ -187,7 +187,7 @@ def model_files_of(path: Path) -> ModelFiles:
 
 
 def missing_files(files: Sequence[WeightName]) -> list[Path]:
-    """Missing files of names such as `-00002-of-00004`, at most `MAX_FILES`."""
+    """Missing numbers of names such as `-00002-of-00004`, at most `MAX_FILES`."""
     first = files[0]
     if first.total is None:
         return []
@@ -198,7 +198,7 @@ def missing_files(files: Sequence[WeightName]) -> list[Path]:
 
 
 def missing_of_sets(paths: Iterable[Path]) -> list[Path]:
-    """Files that the numbers in the names of others count, and that are not among them: of each set of names."""
+    """Files that are missing from sets of numbered names, for each set among the paths."""
     sets: dict[tuple[str, str, str | None], list[WeightName]] = {}
     for name in filter(None, map(parse, paths)):
         sets.setdefault(name.group, []).append(name)
@@ -206,7 +206,7 @@ def missing_of_sets(paths: Iterable[Path]) -> list[Path]:
 
 
 def _numbered(name: WeightName, number: int) -> Path:
-    """The file of another number of the same set; numbers are as wide as that of `name`."""
+    """The file with another number of the same set; numbers are as wide as that of `name`."""
     return name.path.with_name(NUMBER.sub(lambda m: f"-{number:0{len(m[1])}d}-of-", name.path.name, count=1))
 
 
@@ -217,7 +217,7 @@ MAX_SIZE = 1 << 62
 
 
 class Index(NamedTuple):
-    """An index: the name of each tensor's file, and the bytes of all tensors, where it states them."""
+    """An index: the file of each tensor, and the total bytes of all tensors, if stated."""
 
     path: Path
     weight_map: Mapping[str, str]
@@ -233,7 +233,7 @@ def read_index(path: Path) -> Index:
     """Read an index; its names must be plain names of files beside it.
 
     Raises:
-        ReadError: it is no index.
+        ReadError: it is not an index.
         UnsafePathError: it names a file elsewhere.
     """
     found = read_json(path)
@@ -249,7 +249,7 @@ def read_index(path: Path) -> Index:
 
 
 def check_index(index: Index, files: Mapping[str, Mapping[str, Any]]) -> list[Problem]:
-    """Problems where an index contradicts the files that were read: their tensors by name."""
+    """Find contradictions between an index and the tensors of the files that were read."""
     where = {name: file for file, tensors in files.items() for name in tensors}
     lacking = [name for name in index.weight_map if name not in where]
     moved = [name for name, file in index.weight_map.items() if where.get(name, file) != file]
@@ -275,7 +275,7 @@ def _some(names: list[str]) -> str:
 
 
 def check_total_size(index: Index, tensors: Iterable[Tensor]) -> list[Problem]:
-    """A problem where an index's `total_size` is not the size of its tensors, with tied ones counted once or each."""
+    """Find an index whose `total_size` is not the size of its tensors, with tied ones counted once or each."""
     every = list(tensors)
     most = sum(t.nbytes for t in every)
     once = {storage_identity(t) or id(t): t for t in every}.values()

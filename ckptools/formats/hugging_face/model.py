@@ -1,4 +1,4 @@
-"""One model of a Hugging Face folder, put together from its weight files (safetensors or torch.save)."""
+"""One model of a Hugging Face folder, joined from its weight files (safetensors or torch.save)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from ckptools.pickles.machine import gc_paused
 from ckptools.rules.files import missing, strays
 from ckptools.text import few
 
-# -- tensors of torchao's classes, of which safetensors files hold the parts -------------------------------------------
+# -- tensors of torchao's classes, whose parts are stored as separate safetensors --------------------------------------
 # `tensor_names` lists every tensor; each has a JSON of its own in `__metadata__`, with its class, its attributes and
 # the names of its parts. The part `qdata` of `a.weight` is the tensor `a._weight_qdata`. transformers writes all of it
 # into every file of a model, also for tied weights that it leaves out.
@@ -62,12 +62,12 @@ CODES, SCALE = "qdata", "scale"
 
 
 class Description(NamedTuple):
-    """What `__metadata__` says of one tensor; without a class where that cannot be read.
+    """The description of one tensor in `__metadata__`; without a class if it cannot be read.
 
     Attributes:
         kind: name of its class; `Tensor` for a plain one.
-        attributes: what the class keeps beside its parts.
-        parts: the tensors that it consists of, by the names of their attributes.
+        attributes: attributes of the class other than its parts.
+        parts: the tensors in it, by the names of their attributes.
     """
 
     kind: str
@@ -76,7 +76,7 @@ class Description(NamedTuple):
 
 
 def descriptions(metadata: Mapping[str, str]) -> dict[str, Description]:
-    """The tensors that torchao describes in the `__metadata__` of a file; none if it is not torchao's."""
+    """The tensors that torchao describes in the `__metadata__` of a file; empty if it is not torchao's."""
     names = _json(metadata.get(NAMES))
     if not isinstance(names, list) or not all(isinstance(name, str) and name in metadata for name in names):
         return {}
@@ -105,7 +105,7 @@ KEYS = ("_type", "_data", "_tensor_data_names")
 
 
 def put_together(tree: dict[Any, Any], described: Mapping[str, Description]) -> tuple[dict[Any, Any], list[Problem]]:
-    """The tensors with one of torchao's in the place of its parts, in the order of the parts; and what is wrong."""
+    """Replace the parts of torchao's tensors by the tensors, in the order of the parts; return also the problems."""
     owners = {part: name for name, one in described.items() for part in one.parts.values() if part in tree}
     made: dict[Any, Any] = {}
     for key, value in tree.items():
@@ -136,7 +136,7 @@ def _problems(tree: Mapping[Any, Any], described: Mapping[str, Description]) -> 
 
 
 def _joined_tensor(tree: Mapping[Any, Any], one: Description) -> Tensor:
-    """The tensor that parts make."""
+    """Join the parts of a tensor."""
     parts: dict[str, Any] = {part: tree[key] for part, key in one.parts.items() if key in tree}
     first: Tensor = parts[CODES] if CODES in parts else next(iter(parts.values()))
     state = {**{key: _attribute(value) for key, value in one.attributes.items()}, **parts}
@@ -149,12 +149,12 @@ def _joined_tensor(tree: Mapping[Any, Any], one: Description) -> Tensor:
 
 
 def _attribute(value: Any) -> Any:
-    """An attribute as a pickle would have it; a dtype by its name, other objects as they are spelled."""
+    """An attribute as in a pickle; a dtype by its name, any other object as text."""
     return value.get("_data") if isinstance(value, dict) and value.keys() == {"_type", "_data"} else value
 
 
 def _shape(one: Description, codes: Tensor) -> Ints:
-    """The shape of the whole; of classes that do not state it, that of the codes, of which a byte may have two."""
+    """The shape of the whole tensor, or, if its class does not state it, of its codes, of which a byte may hold two."""
     stated = one.attributes.get("shape")
     if isinstance(stated, list) and all(type(n) is int and n >= 0 for n in stated):
         return tuple(stated)
@@ -163,7 +163,7 @@ def _shape(one: Description, codes: Tensor) -> Ints:
 
 
 def _dtype(one: Description, parts: Mapping[str, Tensor], codes: Tensor) -> str:
-    """The dtype of the values; of classes that do not state it, that of their scales."""
+    """The dtype of the values, or, if its class does not state it, of the scales."""
     stated = _attribute(one.attributes.get("dtype", one.attributes.get("orig_dtype")))
     if isinstance(stated, str) and stated in ITEMSIZE:
         return stated
@@ -178,7 +178,7 @@ MAX_LINES = 6
 
 
 class WeightModel(FileSet):
-    """One model of a folder, read from its weight files; its files are these and the index.
+    """One model of a folder, read from its weight files; `files` are these and the index.
 
     Attributes:
         weight_files: the content of the files that could be read.
@@ -192,11 +192,11 @@ class WeightModel(FileSet):
         self.bytes_read = 0
 
     def read(self) -> WeightModel:
-        """Read the index and every weight file, and put their tensors together.
+        """Read the index and every weight file, and join their tensors.
 
         Raises:
-            ReadError: no file of it can be read, or not the one that was asked for.
-            UnsafePathError: a file is a link out of the folder, or the index names one elsewhere.
+            ReadError: no file of it can be read, or not the one that the user named.
+            UnsafePathError: a file is a link out of the folder, or the index names one outside.
         """
         index, here, missing, unnamed = self._find()
         errors = [error for path in here if (error := self._read_file(path)) is not None]
@@ -204,7 +204,7 @@ class WeightModel(FileSet):
             raise errors[0]
         lost = len(here) + len(missing) - len(self.weight_files)
         self.tree = self.weight_files[0].tree if len(here) == 1 and not missing and not index else self._joined()
-        # Files that are not of the kind in their names.
+        # Files whose content is not of the kind in their names.
         for one in self.weight_files:
             if one.safetensors != (one.path.suffix == ".safetensors"):
                 what = "safetensors" if one.safetensors else "a torch.save file"
@@ -216,7 +216,7 @@ class WeightModel(FileSet):
             self.problems += check_index(index, {one.path.name: one.tree for one in self.weight_files})
         if index and not lost:
             self.problems += check_total_size(index, (t for t in self.tree.values() if isinstance(t, Tensor)))
-        # The parts of torchao's tensors are put together by the descriptions that all files have.
+        # torchao's tensors are joined from their parts by the descriptions in all files.
         described: dict[str, Description] = {}
         for one in self.weight_files:
             for name, told in one.described.items():
@@ -240,9 +240,9 @@ class WeightModel(FileSet):
         return f"{'one' if count == 1 else count} {kinds}{index}, every tensor whole"
 
     def _find(self) -> tuple[Index | None, list[Path], list[Path], list[Path]]:
-        """The index, the files that are here, those that are missing, and those of them that the index does not name.
+        """The index, the present files, the missing files, and the missing files that the index does not name.
 
-        An index that was made again of what is left names no lost file, but the numbers in the names count them.
+        A regenerated index names no lost file, but the numbers in the names count them.
         """
         index, unnamed = None, list[Path]()
         if self.weights.index is None:
@@ -272,7 +272,7 @@ class WeightModel(FileSet):
 
     @property
     def _is_alone(self) -> bool:
-        """Whether the user wants the file that was named, and no other."""
+        """Whether the user wants only the file that was named."""
         return self.options.only_this_file and not self.path.is_dir()
 
     def _gaps(self) -> list[Path]:
@@ -288,7 +288,7 @@ class WeightModel(FileSet):
             self.options.check_link(path, self.path if self.path.is_dir() else self.path.parent)
 
     def _read_file(self, path: Path) -> ReadError | None:
-        """Read one file; return its fault, or raise it for the file that was asked for."""
+        """Read one file; return its fault, or raise it for the file that the user named."""
         self._check_link(path)
         try:
             weights = read_weights(path, self.options)
@@ -301,7 +301,7 @@ class WeightModel(FileSet):
         return None
 
     def _joined(self) -> dict[Any, Any]:
-        """The tensors of several files in one dict; each must be in one of them only."""
+        """Merge the tensors of several files into one dict; each may be in only one file."""
         tree: dict[Any, Any] = {}
         where: dict[Any, str] = {}
         for one in self.weight_files:
@@ -318,14 +318,14 @@ class WeightModel(FileSet):
 
 SHARDING_INFO = "DCP_SHARDING_INFO"
 MAX_LIKELY = 1 << 32
-"""Longest header; a longer one means that the file is no safetensors."""
+"""A longer header means that the file is not safetensors."""
 
 
 class WeightFile(NamedTuple):
     """The structure of one weight file: names and tensors of safetensors, or the whole tree of torch.save.
 
-    A `sharded` one says that its tensors are pieces of larger ones (DCP); `names` are the dotted ones of its pickle;
-    `described` is what torchao says of the tensors that the file holds in parts.
+    `sharded` means that its tensors are pieces of larger ones (DCP); `names` are the dotted names in its pickle;
+    `described` are torchao's descriptions of tensors that the file holds in parts.
     """
 
     path: Path
@@ -340,12 +340,12 @@ class WeightFile(NamedTuple):
 
 
 def is_safetensors(head: bytes, path: Path) -> bool:
-    """Whether a file is meant as safetensors: it begins as one, or has the name and begins as nothing else."""
+    """Whether a file is meant as safetensors: by its first bytes, or by its name if these are of no other kind."""
     return _begins_right(head) or (path.suffix == ".safetensors" and not content_of(head))
 
 
 def _begins_right(head: bytes) -> bool:
-    """Whether a length comes first, then an object."""
+    """Whether a file begins with a length and a JSON object."""
     return head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= MAX_LIKELY
 
 
@@ -353,7 +353,7 @@ def read_weights(path: Path, options: Options) -> WeightFile:
     """Read the structure of one weight file.
 
     Raises:
-        ReadError: it is damaged, or neither safetensors nor of torch.save.
+        ReadError: it is damaged, or neither safetensors nor a torch.save file.
     """
     with File(path) as file:
         head = head_of(file)
@@ -379,7 +379,7 @@ def read_weights(path: Path, options: Options) -> WeightFile:
 
 
 def _says_pieces(header: Header) -> bool:
-    """Whether DCP wrote it and a tensor in it begins elsewhere than at 0; a rank's own name is not needed for that."""
+    """Whether DCP wrote the file and a tensor in it begins at an offset other than 0, whatever the file's name."""
     try:
         info = json.loads(header.metadata.get(SHARDING_INFO, "{}"))
     except (ValueError, RecursionError):
@@ -388,29 +388,28 @@ def _says_pieces(header: Header) -> bool:
     return any(isinstance(e, dict) and any(e.get("saved_offsets") or ()) for e in entries)
 
 
-# -- models in folders of their own, beside the training state that Accelerate or the Trainer left for all of them -----
+# -- models in folders of their own, beside training state that Accelerate or the Trainer wrote for all of them --------
 #     checkpoint-500/unet/  unet_ema/                                     config.json and weights
 #     checkpoint-500/optimizer.bin  scheduler.bin  random_states_{R}.pkl  as beside a model: see `companions`
 #
 # diffusers' training scripts write this by a hook, which takes the weights away from Accelerate; transformers' Trainer
-# does where PEFT's adapter has a name. Nothing says which folders there should be. One that has the config of a model
-# and no weights has lost them; modules of sentence-transformers, such as `1_Pooling/`, have another config and may have
-# none.
+# does if PEFT's adapter has a name. No file lists the folders. A folder with the config of a model and without weights
+# has lost them; modules of sentence-transformers, such as `1_Pooling/`, have another config and may have no weights.
 #
 # Source: diffusers/examples/text_to_image/train_text_to_image.py, `save_model_hook`; accelerate/accelerator.py,
 # `save_state`; peft/peft_model.py, `save_pretrained`; diffusers/configuration_utils.py, `to_json_string`. Checked on
 # files of diffusers 0.42 with Accelerate 1.15.
 
 CONFIGS = {"config.json": ("_class_name", "architectures"), "adapter_config.json": ("peft_type",)}
-"""Names of configs, and keys of which the config of a model has one."""
+"""Names of configs, with keys of which a model's config has at least one."""
 
 STATES = ("optimizer", "scheduler", "rng")
 
 
 def model_folders(folder: Path) -> list[Path]:
-    """The folders of models beside the training state in `folder`; none where it has no such state.
+    """The folders of models beside the training state in `folder`; empty without such a state.
 
-    A folder called `model` may be the part of a composite, but for the random states, which have other names there.
+    A folder called `model` may be the part of a composite; random states, whose names differ there, decide.
     """
     states = {companion.key for companion in companions_in(folder)}.intersection(STATES)
     if not states or ("rng" not in states and (folder / "model").exists()):
@@ -433,7 +432,7 @@ def _is_of_a_model(config: Path, keys: tuple[str, ...]) -> bool:
 
 
 def folders_not_read(folder: Path) -> Iterator[Problem]:
-    """Name the folders of models beside weights that are read."""
+    """Note the folders of models beside weights that are read."""
     names = tuple(f.name for f in model_folders(folder) if model_files_in(f))
     if names:
         text = f"weights in folders beside it, and not read: {few(names)}; name a folder to open it"
@@ -443,11 +442,11 @@ def folders_not_read(folder: Path) -> Iterator[Problem]:
 def read_model_folders(
     folders: Iterable[Path], options: Options, problems: list[Problem]
 ) -> Iterator[tuple[str, WeightModel]]:
-    """The model of each folder by the folder's name; a problem where it cannot be read.
+    """Yield the model of each folder by the folder's name; one that cannot be read becomes a problem.
 
     Raises:
-        UnsafePathError: a file is a link out of its folder, or a folder one out of the folder that it is in.
-        UsageError: one of the folders holds several models.
+        UnsafePathError: a file is a link out of its folder, or a folder is a link out of its parent.
+        UsageError: one of the folders contains several models.
     """
     for one in folders:
         options.check_link(one, one.parent)
