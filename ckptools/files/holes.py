@@ -64,11 +64,11 @@ def holes(path: Path) -> list[int]:
     """Find the edges of a file's holes, as `Holes` takes them; empty if the system reports none."""
     with suppress(OSError, AttributeError):  # the file is gone, or the system cannot report holes
         if takes_less(path):
-            return _asked_for(path, path.stat().st_size)
+            return _edges(path, path.stat().st_size)
     return []
 
 
-def _asked_for(path: Path, size: int) -> list[int]:
+def _edges(path: Path, size: int) -> list[int]:
     """List the edges of the holes that the file system reports, without the implied one at the end of every file."""
     edges: list[int] = []
     at, seek, note = 0, os.lseek, edges.append

@@ -169,8 +169,8 @@ class Slice:
     def claims(self, rank: int | None, tensor: str) -> FileClaims:
         """The tensor-parallel rank by the file's name, and by its first piece."""
         first, (pp, tp) = self.pieces[0].whole, self.place or (0, 0)
-        held = next((start // n for start, n in zip(first.offsets, first.sizes, strict=True) if start and n), 0)
-        return FileClaims(self.source.path, rank, {"pp-rank": pp, "tp-rank": tp}, {"tp-rank": held}, tensor=tensor)
+        stated = next((start // n for start, n in zip(first.offsets, first.sizes, strict=True) if start and n), 0)
+        return FileClaims(self.source.path, rank, {"pp-rank": pp, "tp-rank": tp}, {"tp-rank": stated}, tensor=tensor)
 
     def shards_of_run(self, source: Source, start: int, rank: int | None) -> Iterator[Shard]:
         """The shards of a run of this slice, flattened, which begins at element `start`."""

@@ -141,11 +141,11 @@ def with_other_ranks(checkpoint: Checkpoint) -> Checkpoint:
     """
     resolver = Resolver(checkpoint.path, checkpoint.options, checkpoint.files)
     lost = tuple(file for file in checkpoint.files if not file.is_here)
-    _tell_origins(checkpoint.tree, None if checkpoint.all_ranks else resolver, lost)
+    _set_origins(checkpoint.tree, None if checkpoint.all_ranks else resolver, lost)
     for of_ranks in (checkpoint.per_rank, checkpoint.unequal):
         for by_rank in of_ranks.values():
             for value in by_rank.values():
-                _tell_origins(value, None, lost)
+                _set_origins(value, None, lost)
     return replace(checkpoint, other_ranks=resolver)
 
 
@@ -153,7 +153,7 @@ _Trail: TypeAlias = "tuple[_Trail, Any] | None"
 """A place in a tree: the trail of its container, and its key there. Key paths of a deep tree would fill the memory."""
 
 
-def _tell_origins(tree: Any, resolver: Resolver | None, lost: tuple[RankFile, ...]) -> None:
+def _set_origins(tree: Any, resolver: Resolver | None, lost: tuple[RankFile, ...]) -> None:
     """Give every tensor in a tree its key and the files that may have more of it. Iterative, as objects nest deeply."""
     stack: list[tuple[Any, _Trail]] = [(tree, None)]
     met: set[int] = set()

@@ -181,6 +181,7 @@ def _clipped(origin: Origin) -> Origin:
 
 
 def _within(entries: Sequence[Any], more: int) -> tuple[list[Any], int]:
+    """The entries that the record names, and the number of the others."""
     kept = [one for one in entries if len(one.name) <= MAX_NAME][:MAX_NAMED]
     return kept, more + len(entries) - len(kept)
 

@@ -311,9 +311,9 @@ def _filled(node: Any, values: Mapping[int, Any], done: dict[int, Any]) -> Any:
 
 def _remade(node: Any, values: Mapping[int, Any], done: dict[int, Any]) -> Any:
     if isinstance(node, Opaque):
-        held = node.args, node.state, node.items, node.pairs, node.keywords
-        parts = [_filled(part, values, done) for part in held]
-        if all(a is b for a, b in zip(parts, held, strict=True)):
+        fields = node.args, node.state, node.items, node.pairs, node.keywords
+        parts = [_filled(part, values, done) for part in fields]
+        if all(a is b for a, b in zip(parts, fields, strict=True)):
             return node
         made = copy(node)
         made.args, made.state, made.items, made.pairs, made.keywords = parts

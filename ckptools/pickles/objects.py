@@ -114,8 +114,8 @@ def _fields(names: Any, fields: Any) -> list[Field]:
     found = []
     for name in names:
         dtype, offset, *title = fields[name]
-        told = (isinstance(name, str), isinstance(dtype, NumpyDtype), type(offset) is int)
-        if not all(told) or not all(t is None or isinstance(t, str) for t in title):
+        typed = (isinstance(name, str), isinstance(dtype, NumpyDtype), type(offset) is int)
+        if not all(typed) or not all(t is None or isinstance(t, str) for t in title):
             raise ValueError("a numpy dtype with a field that is not numpy's")
         found.append((name, dtype.dtype, offset, *(title or [None])))
     return found

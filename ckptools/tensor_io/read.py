@@ -74,7 +74,7 @@ def _dtype(shard: Shard) -> str:
 
 
 def _in_dtype(shard: Shard, dtype: str) -> Shard:
-    """An unquantized shard converted to `dtype`, which must hold its values exactly."""
+    """Decode an unquantized bfloat16 or float16 shard to float32, which is exact; any other shard is unchanged."""
     source = shard.source
     if source is None or source.dtype not in ("bfloat16", "float16") or dtype != "float32":
         return shard

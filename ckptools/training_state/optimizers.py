@@ -295,9 +295,9 @@ def name_parameters(
     state = optimizer["state"]
     groups = numbered_groups(optimizer)
     ids = [i for group in groups for i in group]
-    said = _said(optimizer, ids, model)
-    if said is not None:
-        return Naming(said, "fqn", (), tuple(i for i in ids if str(i).startswith(UNNAMED)), "")
+    stated = _stated_names(optimizer, ids, model)
+    if stated is not None:
+        return Naming(stated, "fqn", (), tuple(i for i in ids if str(i).startswith(UNNAMED)), "")
     if model is None:
         return Naming({}, "none", (), tuple(ids), f"keyed by number, and no one model is beside it; {GIVE}")
     params, pieces = _parameters(model, len(ids))
@@ -330,7 +330,9 @@ def _are_in_order(optimizer: Mapping[str, Any], ids: Sequence[Id]) -> bool:
 # -- names in the file -------------------------------------------------------------------------------------------------
 
 
-def _said(optimizer: Mapping[str, Any], ids: Sequence[Id], model: Mapping[str, Any] | None) -> dict[Id, str] | None:
+def _stated_names(
+    optimizer: Mapping[str, Any], ids: Sequence[Id], model: Mapping[str, Any] | None
+) -> dict[Id, str] | None:
     """The names that the file states for the ids; None if it states none."""
     listed = aligned(_param_names(optimizer), model)
     if listed:

@@ -100,16 +100,16 @@ def _with_companion(builder: CheckpointBuilder, found: Folder, options: Options)
             builder.problems.append(missing(COMPANION, more=LACKING, severity="warning"))
         return found.tree
     saved = builder.read_beside(path, options)
-    held = saved.tree if saved is not None else {}
-    if not isinstance(held, dict):
-        text = f"{COMPANION} holds a {type(held).__name__}"
+    values = saved.tree if saved is not None else {}
+    if not isinstance(values, dict):
+        text = f"{COMPANION} holds a {type(values).__name__}"
         builder.problems.append(Problem(Code.METADATA_CONTRADICTS, text, severity="warning"))
         return found.tree
-    both = [key for key in held if key in found.tree]
+    both = [key for key in values if key in found.tree]
     if both:
         text = f"{describe_for_error(both[:8])} are in {COMPANION} and in the DCP itself; the DCP's are taken"
         builder.problems.append(Problem(Code.METADATA_CONTRADICTS, text, severity="warning"))
-    return found.tree | {key: value for key, value in held.items() if key not in both}
+    return found.tree | {key: value for key, value in values.items() if key not in both}
 
 
 def _not_read(found: Folder) -> list[Problem]:

@@ -383,11 +383,11 @@ def _compared(
     with OpenFiles() as opened:
         steps = {path: set(_read(of_file.values(), opened)) for path, of_file in files.items()}
     known = set().union(*steps.values())
-    held = {(path, step) for path, of_file in steps.items() for step in of_file}
-    held |= {(path, step) for path, step in counters if step in known}
-    holders = Counter(step for _, step in held)
+    counted = {(path, step) for path, of_file in steps.items() for step in of_file}
+    counted |= {(path, step) for path, step in counters if step in known}
+    holders = Counter(step for _, step in counted)
     usual, count = holders.most_common(1)[0] if holders else (0, 0)
-    most = 2 * count > len({path for path, _ in held})
+    most = 2 * count > len({path for path, _ in counted})
     problems = []
     for path, of_file in steps.items():
         if of_file and all(holders[step] == 1 for step in of_file):

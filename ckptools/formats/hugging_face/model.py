@@ -90,8 +90,8 @@ def _json(text: str | None) -> Any:
         return None
 
 
-def _description(name: str, told: Any) -> Description:
-    kind, attributes, parts = (told.get(key) if isinstance(told, dict) else None for key in KEYS)
+def _description(name: str, content: Any) -> Description:
+    kind, attributes, parts = (content.get(key) if isinstance(content, dict) else None for key in KEYS)
     if kind == PLAIN:
         return Description(PLAIN, {}, {})
     module, dot, weight = name.rpartition(".")
@@ -219,8 +219,8 @@ class WeightModel(FileSet):
         # torchao's tensors are joined from their parts by the descriptions in all files.
         described: dict[str, Description] = {}
         for one in self.weight_files:
-            for name, told in one.described.items():
-                if described.setdefault(name, told) != told:
+            for name, description in one.described.items():
+                if described.setdefault(name, description) != description:
                     text = f"{one.path.name} and another file describe {name} in two ways"
                     self.problems.append(Problem(Code.METADATA_CONTRADICTS, text, None, name))
         if described and isinstance(self.tree, dict):

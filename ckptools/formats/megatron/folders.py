@@ -216,14 +216,14 @@ def claims_of(
     """
     ranks = {at: rank for at, own in args.items() if type(rank := own.get("rank")) is int}
     alike = grouped(ranks, lambda at: (ranks[at] // grid.etp % grid.ep if grid.cp == 1 else at.ep, ranks[at] % grid.tp))
-    held: dict[Coordinates, Coordinates] = {}
+    by_args: dict[Coordinates, Coordinates] = {}
     for (ep, tp), places in alike.items() if 1 < len(set(ranks.values())) == len(args) else ():
         # In any order of ranks, the ranks of a later stage have higher numbers.
         by_rank = zip(sorted(places, key=ranks.__getitem__), sorted(at.pp for at in places), strict=True)
-        held |= {at: Coordinates(pp, ep, tp) for at, pp in by_rank}
+        by_args |= {at: Coordinates(pp, ep, tp) for at, pp in by_rank}
     for member in found:
         at = grid.place(member)
-        stated, by = (held[at].by_axis(), f"args.rank {ranks[at]}") if at in held else ({}, "")
+        stated, by = (by_args[at].by_axis(), f"args.rank {ranks[at]}") if at in by_args else ({}, "")
         yield FileClaims(member.path, grid.rank(at), at.by_axis(), stated, by, name=member.name)
 
 

@@ -436,7 +436,7 @@ class GroupRead(SavedFiles):
             for member in rest:
                 self._read_member(member, must=False)
             self.all_ranks = True
-        if all(map(self._counts_from_one, group)) and any(self._said(n) is not None for n in group):
+        if all(map(self._counts_from_one, group)) and any(self._rank_inside(n) is not None for n in group):
             self.group, self.name = [n.from_one() for n in group], name.from_one()
         self._read_namesakes(self.name)
         self.ranks = {n.path: self._rank_of(n) for n in self.group}
@@ -456,15 +456,15 @@ class GroupRead(SavedFiles):
 
     def _read_namesakes(self, name: RankName) -> None:
         """If the content states another rank than the name, read that rank's file too: the two may be swapped."""
-        rank = self._said(name)
+        rank = self._rank_inside(name)
         while rank is not None:
             others = [n for n in self.group if n.rank == rank and n.part == name.part]
             if not others or others[0].path in {*self.saved, *self.faults}:
                 return
             self._read_member(others[0], must=False)
-            rank = self._said(others[0])
+            rank = self._rank_inside(others[0])
 
-    def _said(self, name: RankName) -> int | None:
+    def _rank_inside(self, name: RankName) -> int | None:
         """The only rank in a file's content; None for none, several, or a file that was not read."""
         claims = {rank for rank, _ in self.saved[name.path].claims} if name.path in self.saved else set()
         claimed = [rank for rank in claims if rank is not None]
@@ -472,11 +472,13 @@ class GroupRead(SavedFiles):
 
     def _counts_from_one(self, name: RankName) -> bool:
         """Whether a name in the caller's own pattern has the rank plus one, by the contents that were read."""
-        return bool(name.spelled) and not name.first and name.rank > 0 and self._said(name) in (None, name.rank - 1)
+        return (
+            bool(name.spelled) and not name.first and name.rank > 0 and self._rank_inside(name) in (None, name.rank - 1)
+        )
 
     def _rank_of(self, name: RankName) -> int:
         """The rank in a file's content, else in its name."""
-        rank = self._said(name)
+        rank = self._rank_inside(name)
         if rank is None and not name.rank_in_name:
             raise UsageError(name.path, "neither name nor content has its rank; give it with --ranks PATTERN")
         return name.rank if rank is None else rank
@@ -487,14 +489,16 @@ class GroupRead(SavedFiles):
         It is a warning if the numbers in the names may not be ranks: all of them are off by the same amount, or the
         files were given one by one; and for a copy, because the rank that occurs twice is an error already.
         """
-        known = {n.path: n.rank - rank for n in self.group if (rank := self._said(n)) is not None and n.rank_in_name}
+        known = {
+            n.path: n.rank - rank for n in self.group if (rank := self._rank_inside(n)) is not None and n.rank_in_name
+        }
         shifted = len(known) > 1 and len(set(known.values())) == 1
-        held = Counter((self.ranks[n.path], n.part) for n in self.group)
+        files_of = Counter((self.ranks[n.path], n.part) for n in self.group)
         for name in self.group:
             rank = self.ranks[name.path]
             if name.rank_in_name and rank != name.rank:
                 counts = not shifted and (parse(name.path) is not None or not self.options.files)
-                sure = counts and held[rank, name.part] == 1
+                sure = counts and files_of[rank, name.part] == 1
                 kind = Code.NAMED_AS_ANOTHER_RANK if sure else Code.NAME_CONTRADICTS
                 text = f"{name.path.name} holds rank {rank}; the content is believed"
                 yield Problem(kind, text, name.rank, found=rank, expected=name.rank)

@@ -433,13 +433,13 @@ class CheckpointBuilder(FileSet):
     def add_saved(self, saved: Iterable[Saved], placed: bool = True) -> None:
         """Count torch.save files that were read, and compare the names under which they were saved.
 
-        `placed` means that names place the files' content; stages of a pipeline have their names in the content. A file
-        whose content proves another place needs no such comparison.
+        `placed` means that names determine a file's place; stages of a pipeline state it in their content. A file that
+        is already reported as misplaced by its content is not reported again.
         """
         read = list(saved)
         placed_anew = (p for p in self.problems if p.kind is Code.STRAY_FILE and p.found not in (None, ANOTHER["rank"]))
-        told = {name for problem in placed_anew for name in problem.files}
-        claims = (row._replace(inside={}) if str(row) in told else row for row in map(archive_claims, read))
+        reported = {name for problem in placed_anew for name in problem.files}
+        claims = (row._replace(inside={}) if str(row) in reported else row for row in map(archive_claims, read))
         self.problems += misplaced(claims, by_content=not placed, sure=False)
         for one in read:
             self.add_read(1, one.bytes_read, one.names)

@@ -91,14 +91,14 @@ def _version(ck: Checkpoint, config: ModelConfig) -> Mapping[str, str]:
 def _quantization(path: Path, name: str, content: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
     """The stated quantization of the weights, and the file that states it."""
     inside = (content[key] for key in INSIDE if isinstance(content.get(key), Mapping))
-    for said in (content, *inside):
+    for config in (content, *inside):
         for key in KEYS:
-            if isinstance(said.get(key), Mapping) and said[key]:
-                return said[key], name
+            if isinstance(config.get(key), Mapping) and config[key]:
+                return config[key], name
     beside = path.with_name(MODELOPT)
     try:
-        told = read_json(beside) if beside.is_file() and not beside.is_symlink() else None
+        found = read_json(beside) if beside.is_file() and not beside.is_symlink() else None
     except ReadError:
-        told = None
-    stated = told.get("quantization") if isinstance(told, Mapping) else None
+        found = None
+    stated = found.get("quantization") if isinstance(found, Mapping) else None
     return ({**stated, "quant_method": "modelopt"}, MODELOPT) if isinstance(stated, Mapping) else ({}, "")
