@@ -166,7 +166,7 @@ class ForeignClassError(RefusedError):
 
 
 class OutputExistsError(RefusedError):
-    """The output would overwrite a file, or a file prevents it."""
+    """The output already exists, lies inside the input, or would be read as a part of it."""
 
 
 class NoSpaceError(RefusedError):

@@ -93,7 +93,7 @@ class NamedPart(NamedTuple):
         return self.path.is_file() and (self.format is None or self.path.suffix in (".json", ".pkl"))
 
     def form(self, forms: Mapping[str, str]) -> str:
-        """Its format in a list of the parts that were read; empty if it was not read."""
+        """The part's format in a list of the parts that were read; empty if it was not read."""
         if self.is_by_rank or self.is_plain:
             return self.key
         return "" if self.key not in forms else self.key if self.path.is_file() else f"{self.key} ({forms[self.key]})"
@@ -145,7 +145,7 @@ class NamedPart(NamedTuple):
 
 
 def detect(path: Path) -> bool:
-    """Whether a folder has a model and another part, by their names, each in a format without more than its tree."""
+    """Whether a folder has, by their names, a model and another part, each in a format that any trainer may use."""
     if not path.is_dir():
         return False
     try:

@@ -138,7 +138,7 @@ class FolderSearch:
 
 
 def is_named_so(path: Path) -> bool:
-    """Whether a file has a name of weights: of torch.save files, compressed or not, or of safetensors."""
+    """Whether a file has a suffix of weight files: of torch.save, compressed or not, or of safetensors."""
     plain = path.with_suffix("") if path.suffix in COMPRESSED else path
     return plain.suffix in SUFFIXES
 

@@ -118,7 +118,7 @@ def read(path: Path, options: Options) -> Checkpoint:
 
 
 def _group(path: Path, first: Path, options: Options) -> list[RankName]:
-    """The files of all ranks, in their order."""
+    """The files of all ranks, in rank order."""
     alone = options.only_this_file and not path.is_dir()
     if alone or not tells_others(first):
         return [file_matching(first, _pattern(first))]

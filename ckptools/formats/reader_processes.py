@@ -25,7 +25,7 @@ AHEAD = 3
 """Files that are requested from each process in advance; bounds the answers in memory."""
 
 AHEAD_IN_STORES = 16
-"""The same for remote files, which each process fetches together."""
+"""Remote files that are requested from each process in advance; a process fetches them together."""
 
 PIPE = 1 << 20
 """Bytes of answers in a process's pipe before it waits."""
@@ -35,7 +35,7 @@ RUN = "import sys; sys.path += sys.argv[1:]; from ckptools.formats import reader
 
 
 def started(paths: Sequence[Path], count: int, alike: AlikeFiles) -> ReaderProcesses | None:
-    """Start processes for these files, which may match patterns.
+    """Start reader processes for these files.
 
     None if this Python is embedded in a program and cannot be started again.
 
@@ -83,7 +83,7 @@ class ReaderProcesses:
         return self._answers.pop(path)
 
     def _learn(self, path: Path) -> None:
-        """Let all processes use a further pattern, after two similar files that matched none."""
+        """Let all processes compare later files with another interpreted one, after two similar files matched none."""
         saved = self._answers[path]
         if saved is None or isinstance(saved.content, Alike):
             return

@@ -469,13 +469,13 @@ class Entry(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its name, and its full key path, which problems use."""
+        """The entry's name, and its full key path, which problems use."""
         whole = fqn_of(self.path)
         return (self.name, whole) if whole not in ("", self.name) else (self.name,)
 
     @property
     def inside(self) -> str:
-        """Its name below its section."""
+        """The entry's name below its section."""
         return self.name.removeprefix(f"{self.section}.")
 
 

@@ -49,7 +49,7 @@ def read_map(path: Path) -> dict[str, str]:
 
 
 def _has_schema(path: Path, content: Any) -> bool:
-    """Whether it states the schema of a map; a mapped name `schema` does not count."""
+    """Whether a JSON states the schema of a map; a mapped name `schema` does not count."""
     if not isinstance(content, dict) or not isinstance(content.get("map"), dict):
         return False
     if content.get("schema") != SCHEMA or len(content) != 2:

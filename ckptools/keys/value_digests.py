@@ -639,7 +639,7 @@ def generator_leaves(ck: Checkpoint, section: Section) -> dict[str, list[StateLe
 
 
 def _streams_by_form(leaves: Iterable[StateLeaf]) -> dict[KeyPath, str]:
-    """Detect states by their form, whatever their keys: generator by path."""
+    """Detect generators' states by their form, whatever their keys: generator by key path."""
     found: dict[KeyPath, str] = {}
     for leaf in leaves:
         if leaf.path[-1:] == (1,):

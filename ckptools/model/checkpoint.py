@@ -567,7 +567,7 @@ class Checkpoint:
 
     @property
     def plot(self) -> CheckpointPlots:
-        """Its pictures, such as `ck.plot.ranks()`, `ck.plot.layout(key)` and `ck.plot.heat("rms")`."""
+        """The checkpoint's pictures, such as `ck.plot.ranks()`, `ck.plot.layout(key)` and `ck.plot.heat("rms")`."""
         from ckptools.pictures.plots import CheckpointPlots
 
         return CheckpointPlots(self)

@@ -403,7 +403,7 @@ class Problem:
 
     @property
     def code(self) -> str:
-        """Its code, such as `CK001`."""
+        """The problem's code, such as `CK001`."""
         return self.kind.code
 
     @property
@@ -412,7 +412,7 @@ class Problem:
         return self.message.removesuffix(self.contents)
 
     def to_dict(self) -> dict[str, Any]:
-        """Its code, severity, rank, tensor, message and files."""
+        """The problem's code, severity, rank, tensor, message and files."""
         return to_dict(self)
 
     def _record(self) -> dict[str, Any]:
@@ -445,7 +445,7 @@ ORIGIN = "where it was saved"
 AGAIN = f"copy {{files}} again from {ORIGIN}"
 WHICH_COPY = "; verify --deep finds a damaged copy, --prefer-rank takes one"
 AFTER_DEEP = "; --prefer-rank takes one"
-"""The same, if every copy was just read."""
+"""Replaces `WHICH_COPY` in the remedies of verify --deep, which has just read every copy."""
 BACK = "consolidate again once the files that were lost are back"
 EARLIER = "go back to an earlier checkpoint"
 REMEDIES = {

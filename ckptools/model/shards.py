@@ -165,7 +165,7 @@ class Encoded(NamedTuple):
         return self._replace(box=Box(offsets, box.sizes))
 
     def per(self, name: str) -> str:
-        """Describe how many elements, or scales, share a number of a part; "" if each has its own."""
+        """Describe how many elements, or scales, share an entry of a part; "" if each has its own."""
         if self.coding is None:
             return ""
         if self.coding.scale_coding is not None and name == self.coding.scale_coding.scale:
@@ -218,7 +218,7 @@ class Shard(NamedTuple):
 
     @property
     def file(self) -> Source | Item | None:
-        """Its source or item; None where its file is unknown."""
+        """The shard's source or item; None where its file is unknown."""
         return next(iter(self.sources), self.item)
 
     def part(self, box: Box, place: Box) -> Shard:
@@ -265,7 +265,7 @@ class ShardSequence(RowMethods[Shard], Sequence[Shard]):
 
     @property
     def seen(self) -> Iterable[Shard]:
-        """The shards about which more than their boxes may be known."""
+        """The shards whose sources may be known, not only their boxes."""
         return self
 
     @property

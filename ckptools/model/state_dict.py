@@ -63,7 +63,7 @@ class StateDict(Mapping[str, Any]):
         return as_html(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Its values as texts, numbers, and lists and dicts of these; a tensor as its stated facts."""
+        """The state dict's values as texts, numbers, and lists and dicts of these; a tensor as its stated facts."""
         return {str(key): to_plain(value) for key, value in self.items()}
 
 

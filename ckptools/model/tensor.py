@@ -56,7 +56,7 @@ class Coded(NamedTuple):
 
     @property
     def words(self) -> str:
-        """Its description for people: `codes of fp8, block scales 16 x 16`."""
+        """A description of the encoding for people: `codes of fp8, block scales 16 x 16`."""
         return f"{self.part if self.part == CODES else f'a part ({self.part})'} of {self.scheme}"
 
 
@@ -339,12 +339,12 @@ class Tensor(ArrayMethods):
 
     @property
     def key(self) -> KeyPath:
-        """Its key path in the tree of the opened checkpoint."""
+        """The tensor's key path in the tree of the opened checkpoint."""
         return self.origin.key
 
     @property
     def name(self) -> str:
-        """Its name in every command; for a tensor taken from the raw tree, its path there."""
+        """The tensor's name in every command; for a tensor taken from the raw tree, its path there."""
         return self.origin.name or fqn_of(self.origin.key)
 
     @property
@@ -484,7 +484,7 @@ class Tensor(ArrayMethods):
         return tensor_stats(found, self.name, histogram, rank)
 
     def to_dict(self) -> dict[str, Any]:
-        """Its dtype, shape, elements, bytes, sharding, and why it cannot be loaded."""
+        """The tensor's dtype, shape, elements, bytes, sharding, and why it cannot be loaded."""
         return to_dict(self)
 
     def _record(self) -> dict[str, Any]:

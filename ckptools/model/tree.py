@@ -286,7 +286,7 @@ class Opaque:
         return as_html(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Its fields as texts, numbers, and lists and dicts of these; a nested object by its class."""
+        """The object's fields as texts, numbers, and lists and dicts of these; a nested object by its class."""
         return {str(key): to_plain(value) for key, value in self.fields.items()}
 
     def parts(self) -> Iterator[Any]:
@@ -483,7 +483,7 @@ class NumpyScalar:
 
     @property
     def number(self) -> int | float | bool | None:
-        """Its value as a Python number; None for other dtypes."""
+        """The scalar as a Python number; None for other dtypes."""
         form = NUMBERS.get(self.dtype.lstrip("<>|="))
         if form is None or len(self.data) != struct.calcsize(form):
             return None

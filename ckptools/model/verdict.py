@@ -344,7 +344,7 @@ class Verdict:
         return ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Its fields, with `level` and `headline`."""
+        """The verdict's fields, with `level` and `headline`."""
         return to_dict(self)
 
     def _record(self) -> dict[str, Any]:

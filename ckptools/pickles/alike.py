@@ -466,16 +466,16 @@ class Alike:
 
     @property
     def meshes(self) -> dict[int, Mesh]:
-        """Its meshes, by their keys in `CutKind`."""
+        """The file's device meshes, by their keys in `CutKind`."""
         meshes: dict[int, Mesh] = self.pattern.meshes_of(self.values)
         return meshes
 
     def tree(self) -> Any:
-        """Its tree, built anew."""
+        """The file's tree, built anew."""
         return self.at(self.pattern.tree)
 
     def at(self, node: Any) -> Any:
-        """Its value at a node of the pattern's tree."""
+        """The file's value at a node of the pattern's tree."""
         values, meshes = self.values, self.meshes
 
         def own(tensor: Tensor) -> Tensor:

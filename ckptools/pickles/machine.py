@@ -631,7 +631,7 @@ class Machine(MachineState):
         return handlers(self)
 
     def load(self, at: int = 0) -> Any:
-        """Interpret the pickle that begins at `at` up to its STOP and return what it describes.
+        """Interpret the pickle that begins at `at` up to its STOP and return its object.
 
         Raises:
             PickleError: the stream is cut, malformed or beyond the budgets.

@@ -356,7 +356,7 @@ class MachineState:
         """Note a name that the pickle mentions for the first time."""
 
     def without_slots(self, value: Any) -> Any:
-        """Fill a value's slots; only `alike` makes values with slots."""
+        """Fill the placeholders (slots) in a value; only `alike` makes values with slots."""
         return value
 
     def placed(self, tensor: Tensor, local: Tensor, mesh: Any, placements: tuple[Any, ...]) -> Tensor:

@@ -185,14 +185,14 @@ MIN_ALIKE = 8
 
 
 def first_of_many(paths: Sequence[Path]) -> Path | None:
-    """The first local file that may serve as a pattern, by the names of the files; None if there are few."""
+    """The first local file to compare the others with, by the files' names; None if there are few."""
     local = {path: re.sub(r"\d+", "#", str(path)) for path in paths if not isinstance(path, RemotePath)}
     counted = Counter(local.values())
     return next((path for path, name in local.items() if counted[name] >= MIN_ALIKE), None)
 
 
 class AlikeFiles:
-    """Reads files that match a pattern: the checkpoint's first file, or the first file of another kind.
+    """Reads files that differ little from a pattern: the checkpoint's first file, or the first of another kind.
 
     Args:
         first: the first pattern; None to compare no files.

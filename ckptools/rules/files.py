@@ -53,12 +53,12 @@ class FileClaims(NamedTuple):
 
     @property
     def own(self) -> Key:
-        """Its place by its name."""
+        """The file's place by its name."""
         return frozenset(self.named.items())
 
     @property
     def stated(self) -> Key:
-        """Its place by its content, completed by its name."""
+        """The file's place by its content, completed by its name."""
         return frozenset({**self.named, **self.inside}.items())
 
     @property

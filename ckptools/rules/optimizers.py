@@ -19,7 +19,7 @@ ELEMENTWISE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "ex
 
 
 def optimizer_problems(ck: Checkpoint) -> Iterator[Problem]:
-    """Find parameters without state or in two groups, state of other shapes, and state without a certain name.
+    """Find parameters without state or in two groups, and state of another shape or of an uncertain parameter.
 
     If a file is lost, or ranks list different parameters, missing state proves nothing.
     """

@@ -135,8 +135,7 @@ class _Model:
         yield from self._tables()
 
     def problems_of_adapter(self, stated: Mapping[str, Any]) -> Iterator[Problem]:
-        """Find layers that an adapter's config lists and that are missing, or, without such a list, gaps in their
-        numbers.
+        """Find layers that an adapter lacks although its config lists them, or, without a list, gaps in their numbers.
 
         Source: peft/utils/other.py and tuners/tuners_utils.py (`check_target_module_exists`).
         """

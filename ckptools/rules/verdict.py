@@ -160,7 +160,7 @@ def may_concern(problem: Problem, path: KeyPath) -> bool:
 
 
 def is_alone(ck: Checkpoint) -> bool:
-    """Whether one rank's file was opened by name and no other rank's is beside it, so that nothing is wrong with it."""
+    """Whether a single rank file was opened by name and has no siblings, which is not an error."""
     here = [f for f in ck.files if f.is_here]
     damaged = any(f.status in ("cut", "bad") for f in ck.files)
     others = any(f.status == "missing" for f in ck.files)

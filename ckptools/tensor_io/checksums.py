@@ -104,7 +104,7 @@ class Record(NamedTuple):
 
     @property
     def part(self) -> Part:
-        """Its byte range in its file."""
+        """The entry's byte range in its file."""
         return self.path, self.offset, self.end
 
     @property

@@ -321,7 +321,7 @@ def copied_files(tensors: Iterable[tuple[str, Tensor]], files: OpenFiles) -> lis
 
 
 def _classes(listed: Iterable[_Listed], what: Callable[[Any], Hashable]) -> dict[Path, int]:
-    """Number the files so that files share a number if `what` is equal for every tensor's rows."""
+    """Number the files; two files share a number if `what` is equal for every tensor's rows."""
     classes: dict[Path, int] = {}
     done, new = set[object](), count()
     for one in listed:

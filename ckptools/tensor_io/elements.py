@@ -114,10 +114,9 @@ def raw_bands(piece: Piece, file: File) -> Iterator[Raw]:
 def side_by_side(
     box: Box, tensors: Sequence[tuple[str, Sequence[Shard]]], files: OpenFiles
 ) -> Iterator[tuple[int, list[Raw]]]:
-    """Yield a region's elements in row-major order, a band at a time: `(index of the first, a flat raw array per
-    tensor)`.
+    """Yield the elements of several tensors in a region, a band at a time: `(first index, a flat array per tensor)`.
 
-    The arrays are the thread's own buffers: the next band overwrites them.
+    The elements are raw and in row-major order. The arrays are the thread's own buffers: the next band overwrites them.
 
     Args:
         box: the region.

@@ -173,7 +173,7 @@ def count_requests(parts: Iterable[Part]) -> int:
 
 
 def _requests(parts: Iterable[Part]) -> list[Part]:
-    """Merge parts that lie close together into one request."""
+    """Merge byte ranges that lie close together into one request."""
     from ckptools.files.remote.cached_file import REQUEST, joined
 
     found: dict[Path, list[tuple[int, int]]] = {}
@@ -213,7 +213,7 @@ class _Run:
 
 
 def _first(parts: Sequence[Part]) -> Iterator[Part]:
-    """The first parts, as many as fit."""
+    """The first parts, up to `WAITING` bytes."""
     nbytes = 0
     for path, start, end in parts:
         nbytes += end - start
@@ -245,7 +245,7 @@ def fetched_runs(items: Iterable[T], reads: Callable[[T], Iterable[Part]]) -> It
 
 
 def fetched(items: Iterable[T], reads: Callable[[T], Iterable[Part]]) -> Iterator[T]:
-    """Yield the items; the small remote parts that each reads are fetched before."""
+    """Yield the items, after fetching the small remote parts that each reads."""
     for run in fetched_runs(items, reads):
         yield from run
 
@@ -262,23 +262,23 @@ def fetched_in_threads(
 
 
 def copies_of(tensor: Tensor) -> list[Part]:
-    """The parts that are read to compare a tensor's replicas."""
+    """The byte ranges that comparing a tensor's replicas reads."""
     return copies_among(tensor.found) if tensor.has_copies else []
 
 
 def copies_among(shards: Sequence[Shard]) -> list[Part]:
-    """The parts that are read to compare shards of one box."""
+    """The byte ranges that comparing shards of equal boxes reads."""
     count = Counter(shard.box for shard in shards)
     return [part for shard in shards if count[shard.box] > 1 for part in parts_of(shard)]
 
 
 def parts_of_all(shards: Iterable[Shard]) -> list[Part]:
-    """The parts that are read to read some shards."""
+    """The byte ranges that reading some shards reads."""
     return [part for shard in shards for part in parts_of(shard)]
 
 
 def parts_of(shard: Shard) -> Iterator[Part]:
-    """The parts that are read to read a shard."""
+    """The byte ranges in files that hold a shard's elements."""
     for source in shard.sources:
         if source.contiguous:
             yield source.path, source.offset, source.offset + prod(source.shape) * ITEMSIZE[source.dtype]

@@ -147,7 +147,7 @@ def _scales(parts: Mapping[str, Source], coding: Coding, block: Indices, read: R
 
 
 def _numbers(source: Source, read: Read) -> Numbers:
-    """The numbers of a small part."""
+    """The numbers in a small inner tensor, such as a table of codes."""
     found: Numbers = decoded(read(source).reshape(-1), source.dtype).astype("<f4")
     return found
 

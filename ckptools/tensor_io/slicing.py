@@ -225,10 +225,9 @@ def _rows_of(shard: Shard, block: RowBlock) -> Shard | None:
 
 
 def joined_rows(tensors: Sequence[Tensor], blocks: Sequence[RowBlock]) -> Tensor:
-    """Join rows of several tensors: the rows from `place` of tensor `part` become the rows from `start`, for each
-    block.
+    """Join rows of several tensors to one tensor: the inverse of `split_rows`, for the same blocks.
 
-    The inverse of `split_rows`, for the same blocks.
+    For each block, the rows from `place` of tensor `part` become the rows from `start`.
     """
     shards: list[Shard] = []
     for number, tensor in enumerate(tensors):

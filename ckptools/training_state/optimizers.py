@@ -146,8 +146,7 @@ def believed(stated: ModuleOrder, model: Mapping[str, Any]) -> ModuleOrder:
 
 
 def model_for_names(models: Sequence[Mapping[str, Any]], stated: ModuleOrder) -> Mapping[str, Any] | None:
-    """The state dict that names an optimizer's parameters: the only one, or the original of which all others are
-    copies.
+    """The state dict that names an optimizer's parameters: the only one, or the original of all others.
 
     A copy (an average of the weights, a teacher) has the same names and shapes, or some of them. Among equal state
     dicts the first with a believed order is taken. If two believed orders disagree, the state dicts belong to different
@@ -552,7 +551,7 @@ class ParamGroup(Mapping[str, Any]):
         return value if number is None else number
 
     def to_dict(self) -> dict[str, Any]:
-        """Its hyperparameters as plain data, and the names of its parameters as `params`."""
+        """The group's hyperparameters as plain data, and the names of its parameters as `params`."""
         return to_dict(self)
 
     def _record(self) -> dict[str, Any]:

@@ -184,7 +184,7 @@ class Section(NamedTuple):
         return inside and (len(path) == n or not isinstance(self.value, Mapping) or path[n] in self.value)
 
     def to_dict(self) -> dict[str, Any]:
-        """Its name, kind and size."""
+        """The section's name, kind and size."""
         return to_dict(self)
 
     def _record(self) -> dict[str, Any]:

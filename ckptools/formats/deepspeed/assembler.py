@@ -128,7 +128,7 @@ class CutRules:
     def _sub_params(
         self, pattern: str, entry: Mapping[Any, Any], shapes: Sequence[Ints]
     ) -> tuple[int, list[list[int]]]:
-        """The same for a fused parameter, as its `entry` states."""
+        """The dimension and widths, as in `_widths`, of a fused parameter, as its `entry` states them."""
         dim, spec = entry.get("partition_dim"), entry.get("shape")
         if type(dim) is not int or not isinstance(spec, (list, tuple)) or not 0 <= dim < len(spec):
             raise SliceError("parameter_with_sub_params has no partition_dim of its shape")

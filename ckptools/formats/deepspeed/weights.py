@@ -288,7 +288,7 @@ class ExpertLayout:
 
     @classmethod
     def of(cls, model: ModelStates, files: Iterable[tuple[StateName, Mapping[Any, Any]]]) -> ExpertLayout:
-        """Gather what model states and the experts' files say."""
+        """Gather the layout of experts from model states and the experts' own files."""
         found = model.tree.get("num_experts")
         listed = found if isinstance(found, (list, tuple)) else [found]
         stated = tuple(n for n in listed if type(n) is int and 0 < n <= MAX_EXPERTS)

@@ -447,7 +447,7 @@ class _Module:
 
     @cached_property
     def members(self) -> dict[int, int]:
-        """Its parameters in the order of `named_modules`, each with its number among them."""
+        """The module's parameters in the order of `named_modules`, each with its number among them."""
         inner = (i for child in self.children.values() for i in child.members)
         return {i: n for n, i in enumerate([*(i for i, _, _ in self.own), *inner])}
 
@@ -520,7 +520,7 @@ class _UnitSearch:
         return found
 
     def _inside(self, module: _Module, number: int) -> Ways:
-        """The same for a module that is not a unit."""
+        """Ways to wrap the submodules of a module that is not a unit itself."""
         key = id(module), number
         if key not in self.inside:
             own, numel = tuple(i for i, _, _ in module.own), sum(t.numel for _, _, t in module.own)

@@ -109,7 +109,7 @@ class ModelFiles:
 
     @property
     def shown(self) -> str:
-        """Its name in messages: its index or its single file, else the first of several."""
+        """The model's name in messages: its index or its single file, else the first of several."""
         return self.index.name if self.index else self.files[0].path.name
 
 

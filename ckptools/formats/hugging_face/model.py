@@ -154,7 +154,7 @@ def _attribute(value: Any) -> Any:
 
 
 def _shape(one: Description, codes: Tensor) -> Ints:
-    """The shape of the whole tensor, or, if its class does not state it, of its codes, of which a byte may hold two."""
+    """The shape of the whole tensor, or, if its class does not state it, of its codes; a byte may hold two codes."""
     stated = one.attributes.get("shape")
     if isinstance(stated, list) and all(type(n) is int and n >= 0 for n in stated):
         return tuple(stated)

@@ -203,7 +203,7 @@ class Layers:
         self.starts = {block: dict(self._starts(counts, number)) for block, counts in self.counts.items()}
 
     def _starts(self, counts: Mapping[Place, set[int]], number: int | None) -> Iterator[tuple[Place, int]]:
-        """Yield the first layer number at each place, up to the first unknown one."""
+        """Yield the first layer number of each (chunk, stage), up to the first unknown one."""
         lengths = {len(indices) for indices in counts.values()}
         even = number == max(lengths) * self.virtual * self.stages and len(lengths) == 1
         start = 0
@@ -216,7 +216,7 @@ class Layers:
             start += len(counts[place]) if place in counts else max(lengths)
 
     def name(self, name: str, place: Place) -> tuple[str, str]:
-        """The name in the whole model, and why its layer's number is unknown, or ""."""
+        """The name of a tensor in the whole model, and why its layer's number is unknown, or ""."""
         found = LAYER.fullmatch(name)
         if found is None:
             return name, ""

@@ -149,7 +149,7 @@ def _unequal(merge: Merge, sections: Sequence[Section], kept: Collection[KeyPath
 
 
 def _saved_whole(path: KeyPath, merge: Merge, sections: Iterable[Section]) -> KeyPath:
-    """Key path of the object that contains a value, if each rank saved it by itself in a section of its own."""
+    """The key path of the whole object around a value, if each rank saved it in its own section; else the value's."""
     root = merge.root_of(path) or ()
     return root if any(is_own(s) and root[: len(s.path)] == s.path for s in sections) else path
 

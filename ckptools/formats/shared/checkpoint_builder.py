@@ -201,7 +201,7 @@ class StatedFile:
 
     @property
     def state(self) -> str:
-        """Its fault in a few words, or `whole`."""
+        """The file's fault in a few words, or `whole`."""
         if self.size is None:
             return "missing"
         if self.fault is None:

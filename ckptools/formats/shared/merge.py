@@ -351,7 +351,7 @@ class Merge:
         return Extents.of(ordered, ranked[0][1].dtype) if len(ordered) >= MIN_COLUMNS else ordered
 
     def _by_column(self, ranked: Sequence[tuple[int, Tensor]]) -> Extents:
-        """The same for many ranks, by column."""
+        """The shards of `_joined`, as columns, for many ranks."""
         first, dtype = ranked[0][1].shards, ranked[0][1].dtype
         made = Extents(dtype, layouts=[], starts=array("Q"), crcs=array("I"))
         found = [

@@ -55,13 +55,13 @@ class Save:
 
     @cached_property
     def _spelled(self) -> str:
-        """Its path, without the number of a rank, which differs between the rank files."""
+        """The checkpoint's path, without the number of a rank, which differs between the rank files."""
         ranked = parse(Path(self.path))
         return str(self.path if ranked is None else self.path.with_name(f"{ranked.head}rank{ranked.tail}"))
 
     @cached_property
     def pattern(self) -> str:
-        """Its path with `#` for each number; checkpoints with equal patterns differ only in numbers."""
+        """The path with `#` for each number; checkpoints with equal patterns differ only in numbers."""
         return NUMBER.sub("#", self._spelled)
 
     @cached_property
