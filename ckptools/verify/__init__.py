@@ -1,5 +1,4 @@
-"""`verify`: every check of a checkpoint, a file per subject. Nothing is written.
+"""`verify`: run every check on a checkpoint, writing nothing.
 
-Nothing is imported here: the function of this name in `ckptools` takes this package's place there, which must be
-loaded before it and costs nothing.
+This file imports nothing: `import ckptools` loads it so that `ckptools.verify` can name the function afterwards.
 """

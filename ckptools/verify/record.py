@@ -1,4 +1,4 @@
-"""The record of `verify`: each check with its result, and the verdict over all."""
+"""The record that `verify` returns: the result of each check, and the verdict on the checkpoint."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Result = Literal["ok", "FAIL", "warn", "partly", "not judged"]
 @displayed
 @dataclass(frozen=True)
 class Check:
-    """One check, and how much of the checkpoint it looked at.
+    """The result of one check, and how much of the checkpoint it looked at.
 
     Attributes:
-        result: `ok` only if everything was looked at; `partly` if nothing is wrong with the part that was looked at;
-            `not judged` if there was nothing to look at, or it was not asked for.
-        detail: how much was looked at, and why not the rest; without the problems.
-        looked_at: number of files, tensors, records or counters that were looked at; `detail` names them.
-        of: number of them that the checkpoint has; 0 if it was not asked for, or there are none.
+        result: `ok` if the check looked at everything; `partly` if it found nothing wrong in the part that it looked
+            at; `not judged` if there was nothing to look at, or the user did not ask for it.
+        detail: how much the check looked at, and why not at the rest; without the problems.
+        looked_at: number of files, tensors, zip entries or counters that the check looked at; `detail` says which.
+        of: number of them in the checkpoint; 0 if the user did not ask for the check, or there are none.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Check:
 
     @property
     def not_ok(self) -> str:
-        """Why nobody can say that it is ok, if nothing is wrong either: `not judged: no tensors`; else empty."""
+        """Reason why the check is not `ok` although nothing is wrong: `not judged: no tensors`; empty otherwise."""
         return f"{self.result}: {self.detail}" if self.result in ("partly", "not judged") else ""
 
     def _summary(self) -> str:
@@ -55,14 +55,14 @@ class Check:
 
 
 def judged(name: str, problems: Iterable[Problem], detail: str, *, looked_at: int, of: int, rest: str = "") -> Check:
-    """Make a check whose result follows from its problems, and from how much it looked at.
+    """Make a check; its result follows from its problems, and from how much it looked at.
 
     Args:
         name: of its row.
-        problems: that it found.
-        detail: how much was looked at, in words.
-        looked_at: how many of its files, tensors, records or counters it looked at.
-        of: how many there are.
+        problems: faults that it found.
+        detail: how much it looked at, in words.
+        looked_at: number of files, tensors, zip entries or counters that it looked at.
+        of: number of them in the checkpoint.
         rest: why it did not look at all of them.
     """
     found, looked = tuple(problems), Looked(looked_at, of, rest)
@@ -78,12 +78,12 @@ def _result(problems: Sequence[Problem], looked: Looked) -> Result:
 
 
 def not_judged(name: str, why: str, of: int = 0) -> Check:
-    """Make a check that had nothing to look at, or was not asked for; `of` is how much it would have looked at."""
+    """Make a check that looked at nothing, and say why; `of` counts the files or tensors it would have looked at."""
     return Check(name, "not judged", why, of=of)
 
 
 def counted_doubts(checks: Iterable[Check]) -> list[str]:
-    """How many checks neither failed nor are `ok`, by their result: `2 warnings`, `5 not judged`."""
+    """Count the checks that warn or did not look at everything, by result: `2 warnings`, `5 not judged`."""
     counts = Counter(check.result for check in checks)
     warned = [plural(counts["warn"], "warning")] if counts["warn"] else []
     results: tuple[Result, ...] = ("partly", "not judged")
@@ -91,7 +91,7 @@ def counted_doubts(checks: Iterable[Check]) -> list[str]:
 
 
 def without(check: Check, codes: Container[str]) -> Check:
-    """Leave out the problems that have one of some codes; a check with such problems is never `ok`."""
+    """Remove problems with ignored codes; a check that had such problems is never `ok`."""
     left = tuple(p for p in check.problems if p.code not in codes)
     gone = len(check.problems) - len(left)
     if not gone:
@@ -104,13 +104,13 @@ def without(check: Check, codes: Container[str]) -> Check:
 @displayed
 @dataclass(frozen=True)
 class Verification:
-    """The result of all checks.
+    """The results of all checks.
 
     Attributes:
-        checks: each check's result, in a fixed order.
-        ignored: number of problems left out because their code was ignored.
-        bytes_read: bytes of tensors that were read for checksums and values.
-        seconds: wall time, opening included.
+        checks: in a fixed order.
+        ignored: number of problems left out because the user ignores their code.
+        bytes_read: bytes of tensors read for checksums and values.
+        seconds: wall time, including the time to open the checkpoint.
     """
 
     path: Path
@@ -122,20 +122,20 @@ class Verification:
 
     @property
     def problems(self) -> Rows[Problem]:
-        """All problems in the order of the checks."""
+        """All problems, check by check."""
         return Rows(p for check in self.checks for p in check.problems)
 
     @property
     def ok(self) -> bool:
-        """Whether no check failed; warnings do not count."""
+        """True if no check failed; warnings do not count."""
         return not any(check.result == "FAIL" for check in self.checks)
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """A plain dict per check, with its problems, for `pandas.DataFrame` and the like."""
+        """Return a plain dict per check, with its problems, for `pandas.DataFrame`."""
         return self.checks.to_dicts()
 
     def __str__(self) -> str:
-        """The text that the command prints."""
+        """The text that `ckptools verify` prints."""
         return verification_text(self)
 
     def _summary(self) -> str:
@@ -154,7 +154,7 @@ def verification_text(found: Verification, screen: Screen = PIPE) -> str:
     """Render the verdict, the causes behind the problems, a row for each check, and the cost."""
     found_causes = list(causes_of(found.problems))
     if any(check.name.startswith("checksums") and check.result in ("ok", "FAIL") for check in found.checks):
-        # Who has just read every copy is not told to do it.
+        # `verify --deep` has read every copy, so its text does not propose to run it.
         found_causes = [one._replace(remedy=one.remedy.replace(WHICH_COPY, AFTER_DEEP)) for one in found_causes]
     causes = cause_lines(found_causes, consequences_of(found.problems), screen, screen.rows)
     checks = table(COLUMNS, check_rows(found.checks), screen._replace(rows=None))
@@ -163,14 +163,14 @@ def verification_text(found: Verification, screen: Screen = PIPE) -> str:
 
 
 def check_rows(checks: Sequence[Check]) -> list[tuple[str, str, str]]:
-    """Each check with the causes that it found in a few words, or else how much was checked."""
+    """Make a row for each check: its name, its result, and its problems in short or how much it looked at."""
     problems = [problem for check in checks for problem in check.problems]
     causes = set(without_consequences(problems))
     return [(check.name, check.result, _found_by(check, causes) or check.detail) for check in checks]
 
 
 def _found_by(check: Check, causes: Set[Problem]) -> str:
-    """The causes that a check found, by the codes that stand above it, and what follows from others' in full."""
+    """List the problems of one check: codes explained above the table by code alone, the others with their text."""
     own = [p for p in check.problems if p in causes]
     following = Counter(p.kind for p in dict.fromkeys(check.problems) if p not in causes)
     codes = dict.fromkeys(cause.code for cause in causes_of(own))
@@ -181,7 +181,7 @@ def _found_by(check: Check, causes: Set[Problem]) -> str:
 
 
 def summary(found: Verification) -> str:
-    """Numbers of failed checks, warnings and ignored problems, and the cost."""
+    """Count failed checks, warnings and ignored problems, and state bytes read and time."""
     failed = sum(c.result == "FAIL" for c in found.checks)
     parts = [f"{plural(failed, 'check')} failed" if failed else "no check failed"]
     parts += counted_doubts(found.checks)
@@ -191,7 +191,7 @@ def summary(found: Verification) -> str:
 
 
 def verification_json(found: Verification) -> str:
-    """Render the record as one JSON object."""
+    """Render the record as one JSON object (`ckptools/verify/1`)."""
     names = ("code", "severity", "rank", "tensor", "message")
     data = {
         "schema": "ckptools/verify/1",

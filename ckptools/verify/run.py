@@ -1,4 +1,4 @@
-"""Verification: every check on one checkpoint, in a fixed order."""
+"""`verify`: run every check on one checkpoint, in a fixed order."""
 
 from __future__ import annotations
 
@@ -51,27 +51,27 @@ from ckptools.verify.stored_bytes import (
     whole_tensors,
 )
 
-# -- checks of the training state: the optimizer against the model, its steps, learning rates, and random generators
+# -- checks of the training state: optimizer states, steps, learning rates, and states of random generators
 
 
 LOST_STATE = "the state of the others may be in files that are not here, or damaged"
-"""Reason why not every parameter's state is compared with the parameter."""
+"""Why some parameters were not compared with their optimizer state."""
 
 OTHER_RATES = "the others list no rates, or others than there are param groups"
-"""Reason why not every scheduler's rates are compared with those of the param groups."""
+"""Why the learning rates of some schedulers were not compared with the param groups."""
 
 LOST = "the steps that the optimizer counts are in files that are not here, or damaged"
-"""Reason why steps cannot be compared, although the optimizer counts them."""
+"""Why steps were not compared although the optimizer counts them."""
 
 MAX_RATES = 4
-"""At most this many learning rates in a line."""
+"""At most this many learning rates are listed in one line."""
 
 MAY = "; only ranks that share one copy of the model should"
-"""Files may not show whether they do: in a DCP folder a tensor-parallel matrix looks like one sharded by FSDP."""
+"""Files may not show which ranks share a copy: DCP stores tensor-parallel and FSDP-sharded matrices alike."""
 
 
 def state_covers_parameters(ck: Checkpoint) -> Check:
-    """Whether every parameter has state and is in one param group, and its moments have its shape."""
+    """Check that every parameter has optimizer state of its shape, and is in exactly one param group."""
     name = "optimizer covers params"
     problems = list(optimizer_problems(ck))
     optimizers = [o for o in optimizers_of(ck).values() if o.state]
@@ -82,7 +82,7 @@ def state_covers_parameters(ck: Checkpoint) -> Check:
     assumed = sum(len(o.naming.assumed) for o in optimizers)
     more = f"; {assumed} names are assumed by order" if assumed else ""
     known = max(in_groups, with_state)
-    # A parameter without state is a problem, unless its state may be in a file that is not here.
+    # A parameter without state is a problem, unless its state may be in a missing file.
     looked_at = known if any(p.kind is Code.NO_OPTIMIZER_STATE for p in problems) else with_state
     lone = [o for o in optimizers if is_lbfgs(o.state)]
     detail = f"{with_state} of {known} have state{more}"
@@ -92,7 +92,7 @@ def state_covers_parameters(ck: Checkpoint) -> Check:
 
 
 def step_counters(ck: Checkpoint) -> Check:
-    """Whether the training, the optimizers for each parameter, and the schedulers count the same steps."""
+    """Check that trainer, optimizers and schedulers count the same number of steps."""
     name = "step counters"
     slots = _step_slots(ck)
     found = {key: step for key, slot in slots.items() if (step := counted_steps(slot)) is not None}
@@ -118,13 +118,13 @@ def step_counters(ck: Checkpoint) -> Check:
 
 
 Steps = Mapping[tuple[str, Any], float]
-"""The steps that an optimizer counts for a parameter, by the names of both."""
+"""Steps that an optimizer counts, by optimizer name and fqn of the parameter."""
 
 
 def _out_of_step(
     ck: Checkpoint, schedulers: Iterable[SchedulerCount], counted: Mapping[tuple[str, Any], int], trained: Sequence[str]
 ) -> Iterator[Problem]:
-    """Schedulers whose count no other counter explains."""
+    """Yield a problem for each scheduler that counts other steps than trainer and optimizers."""
     others = [f"{trained[-1]} {ck.step.value}"] if trained else []
     others += [f"the optimizer's steps {first_few(sorted(set(counted.values())))}"] if counted else []
     for one in schedulers:
@@ -136,7 +136,7 @@ def _out_of_step(
 def _unlike_steps(
     ck: Checkpoint, found: Steps, counted: Mapping[tuple[str, Any], int], trained: Sequence[str]
 ) -> Iterator[Problem]:
-    """Counters that are no numbers, or differ between parameters or from the step of the training."""
+    """Yield problems of step counters that are not finite, or that differ between parameters or from the trainer's."""
     not_numbers = [(fqn, step) for (name, fqn), step in found.items() if (name, fqn) not in counted]
     for fqn, step in not_numbers[:1]:
         text = f"the optimizer counts {step} steps (of {len(found)} parameters {len(not_numbers)} have no number)"
@@ -152,7 +152,7 @@ def _unlike_steps(
             text = f"the optimizer counts {len(different)} different steps, from {different[0]} to {different[-1]}"
             yield Problem(Code.STEPS_DISAGREE, f"{text}; here {few}", None, who)
     several = len({name for name, _ in counted}) > 1
-    # Optimizers that take turns count their own steps, and a trainer may count those of all.
+    # Optimizers may take turns, each counting its own steps, while the trainer counts the steps of all.
     known = {*values, sum(values)} if several else values
     if trained and values and ck.step.value not in known and (several or len(values) == 1):
         who = "optimizers count" if several else "optimizer counts"
@@ -161,7 +161,7 @@ def _unlike_steps(
 
 
 def _step_slots(ck: Checkpoint) -> dict[tuple[str, Any], Any]:
-    """The step counter of each parameter: a number, or a tensor with one."""
+    """Find the step counter of each parameter: an int, or a tensor with one element."""
     states = [(name, fqn, slots) for name, o in optimizers_of(ck).items() for fqn, slots in o.state.items()]
     found = {(name, fqn): slots.get("step") for name, fqn, slots in states if isinstance(slots, Mapping)}
     one = {key: step for key, step in found.items() if isinstance(step, Tensor) and step.numel == 1}
@@ -169,7 +169,7 @@ def _step_slots(ck: Checkpoint) -> dict[tuple[str, Any], Any]:
 
 
 def step_counter(ck: Checkpoint) -> Any:
-    """The counter of the first parameter whose steps an optimizer counts: a number, or a tensor with one; else None."""
+    """Return the step counter of the first parameter that has one, an int or a one-element tensor; else None."""
     for section in sections_of_kind(ck, "optimizer"):
         state = nested(section.value).get("state")
         for slots in state.values() if isinstance(state, Mapping) else ():
@@ -180,7 +180,7 @@ def step_counter(ck: Checkpoint) -> Any:
 
 
 def counted_steps(slot: Any) -> float | None:
-    """The number in a step counter, an integer if it is finite; None if its file is missing or damaged."""
+    """Read the number in a step counter, as int if it is finite; None if its file is missing or damaged."""
     if not isinstance(slot, Tensor):
         return int(slot)
     if cover_problem(slot, "") is not None:
@@ -198,7 +198,7 @@ def counted_steps(slot: Any) -> float | None:
 
 
 def learning_rates(ck: Checkpoint) -> Check:
-    """Whether the last rates of a scheduler are those in the param groups."""
+    """Check that the last learning rates of each scheduler are the rates in the param groups."""
     name, rates, problems = "lr: scheduler = groups", set[float](), []
     schedulers, compared = sections_of_kind(ck, "scheduler"), 0
     for section, pair in zip(schedulers, compared_rates(ck), strict=True):
@@ -219,11 +219,11 @@ def _rates(rates: Iterable[float]) -> str:
 
 
 Prints = Mapping[Owner, str]
-"""Fingerprint of a generator's state by rank."""
+"""Fingerprint of a random generator's state, by rank."""
 
 
 def distinct_states(ck: Checkpoint) -> Check:
-    """Whether every rank has a state of its own for each generator."""
+    """Check that no two ranks have the same random generator states."""
     with OpenFiles() as files:
         states = random_states(ck, files)
     shared = {stream: by_rank for stream, by_rank in states.items() if len(by_rank) > 1}
@@ -232,7 +232,7 @@ def distinct_states(ck: Checkpoint) -> Check:
         return not_judged("rng", "no RNG state" if not states else "RNG state of one rank", len(states))
     prints = {s: {rank: c.fingerprint for rank, c in by_rank.items() if not c.problem} for s, by_rank in shared.items()}
     counts = ", ".join(f"{stream} {len(set(p.values()))} distinct of {len(p)}" for stream, p in prints.items())
-    # Ranks of one grid share one copy of the model, and may draw the same numbers.
+    # Megatron keys states by (pipeline, tensor) position. All positions share one model copy, and may draw alike.
     ranked = {s: by_rank for s, by_rank in prints.items() if not any(isinstance(owner, str) for owner in by_rank)}
     problems = [*_equal_for_all(ranked), *_equal_for_some(ranked)]
     if problems and _share_a_model(ck):
@@ -252,7 +252,7 @@ def _unreadable(states: Mapping[str, ByRank]) -> Iterator[Problem]:
 
 
 def _equal_for_all(states: Mapping[str, Prints]) -> Iterator[Problem]:
-    """Generators whose state all ranks share: one problem, as one copied file or one seed is behind all of them."""
+    """Report random states that all ranks share, as one problem: one copied file or one seed explains all of them."""
     streams: dict[int, dict[str, str]] = {}
     for stream, prints in states.items():
         if len(prints) > 1 and len(set(prints.values())) == 1:
@@ -264,17 +264,17 @@ def _equal_for_all(states: Mapping[str, Prints]) -> Iterator[Problem]:
 
 
 def _share_a_model(ck: Checkpoint) -> bool:
-    """Whether all ranks work on one copy of the model, and so on the same data.
+    """Return True if all ranks train one copy of the model, and so may draw the same random numbers.
 
-    Stages of a pipeline do, and so does a mesh of one dimension with a replicated parameter: FSDP shards every
-    parameter, while tensor parallelism leaves biases whole.
+    Stages of a pipeline do, and so do ranks of a one-dimensional mesh with a replicated parameter: FSDP shards every
+    parameter, while tensor parallelism replicates biases.
     """
     model = (t for s in sections_of_kind(ck, "model") for _, t in tensors_in(s.value))
     return ck.in_parts or any(t.placements == ("Replicate()",) and t.mesh == (ck.world_size.value,) for t in model)
 
 
 def _equal_for_some(states: Mapping[str, Prints]) -> Iterator[Problem]:
-    """Ranks that share a state while others have their own.
+    """Report ranks that share a random state while others have their own.
 
     Groups of equal size, such as the data-parallel copies of each tensor-parallel rank, may share one.
     """
@@ -304,9 +304,10 @@ def verify(
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> Verification:
-    """Check whether a checkpoint is whole, undamaged and consistent, as `ckptools.verify` does; all ranks are read.
+    """Check whether a checkpoint is whole, undamaged and consistent, reading the files of all ranks.
 
-    Unreadable parts are problems too. Codes to ignore are single, or several separated by commas.
+    This is `ckptools.verify`. An unreadable file becomes a problem. An item of `ignore` is a code, or several separated
+    by commas.
 
     Raises:
         ReadError: the checkpoint cannot be opened, or the manifest cannot be read.
@@ -342,7 +343,7 @@ def _codes(ignore: Iterable[str]) -> set[str]:
 
 
 RANKS_AGREE = "ranks agree on layout"
-"""The check of the world size, shapes and dtypes that ranks state."""
+"""Name of the check that compares the world size, shapes and dtypes that ranks state."""
 
 STRUCTURE = {
     "files": presence,
@@ -358,11 +359,11 @@ STATE = {
     "lr: scheduler = groups": learning_rates,
     "rng": distinct_states,
 }
-"""Checks of training state other than the model, by the name of their row."""
+"""Checks of optimizer, scheduler and random states, by the name of their row."""
 
 
 def _each(checks: Mapping[str, Callable[[Checkpoint], Check]], ck: Checkpoint) -> Iterator[Check]:
-    """Run some checks; a file that cannot be read becomes a problem of the check."""
+    """Run some checks; turn a file that cannot be read into a problem of the check."""
     for name, check in checks.items():
         try:
             yield check(ck)
@@ -371,7 +372,7 @@ def _each(checks: Mapping[str, Callable[[Checkpoint], Check]], ck: Checkpoint) -
 
 
 def _listed(problems: Iterator[Problem], fqn: str | None = None) -> list[Problem]:
-    """List problems that a check finds; or that a file cannot be read, if it cannot."""
+    """List the problems of one check; if a file cannot be read, return that as the only problem."""
     try:
         return list(problems)
     except (ReadError, NotWholeError) as error:
@@ -379,7 +380,7 @@ def _listed(problems: Iterator[Problem], fqn: str | None = None) -> list[Problem
 
 
 def unreadable(error: CkptoolsError, rank: int | None = None, fqn: str | None = None) -> Problem:
-    """The problem of a file, or a part of one, that could not be read."""
+    """Turn the error of a file that could not be read into a problem."""
     if isinstance(error, NotWholeError):
         kind = Code.TENSOR_GAP
     elif isinstance(error, DamagedError):
@@ -390,11 +391,11 @@ def unreadable(error: CkptoolsError, rank: int | None = None, fqn: str | None = 
 
 
 ELSEWHERE = (Code.TENSOR_GAP, Code.TENSOR_OVERLAP, Code.TENSOR_NOT_JOINED)
-"""Problems of tensors found while opening, which the check of the layout repeats for each."""
+"""Codes found when the checkpoint is opened and reported again, for each tensor, by the layout check."""
 
 
 def _others(ck: Checkpoint, checks: Sequence[Check]) -> list[Check]:
-    """Problems found while opening that no check has reported."""
+    """Collect problems found when the checkpoint was opened that no check has reported."""
     known = {problem for check in checks for problem in check.problems}
     reported = {p.tensor for p in known if p.kind is Code.COPIES_DIFFER}
     left = [p for p in ck.problems if p not in known and p.kind not in ELSEWHERE and p.severity != "note"]
@@ -403,7 +404,7 @@ def _others(ck: Checkpoint, checks: Sequence[Check]) -> list[Check]:
 
 
 def _pickles(ck: Checkpoint) -> Check:
-    """The check of names in the pickles, none of which was run."""
+    """Check the class and function names in the pickles for foreign and suspicious ones; nothing is run."""
     foreign = foreign_classes(ck.tree)
     named = foreign_problems(foreign, suspicious_names(ck.names, foreign))
     problems = [*named, *module_problems(ck.tree)]
@@ -413,24 +414,24 @@ def _pickles(ck: Checkpoint) -> Check:
 
 
 CHECKSUMS = "checksums (CRC-32)"
-"""The check of the checksums that the container states."""
+"""Name of the check of the CRC-32 checksums that zip archives state."""
 
 IN_RANGE = "values in range"
-"""The check of each tensor's values, which are finite and may be odd all the same."""
+"""Name of the check for odd but finite values in each tensor."""
 
 IN_LINE = "values in line"
-"""The check of tensors beside the same tensor of other layers."""
+"""Name of the check that compares each tensor with the same tensor of other layers."""
 
 BESIDE_OTHERS = ("out of line", "copy")
-"""What stands out only beside other layers."""
+"""Findings of the statistics that come from a comparison with other layers."""
 
 
 STATED = "stated digests (sha256)"
-"""The check of whole files, where the checkpoint lists their digests."""
+"""Name of the check of whole files against the SHA-256 digests that the checkpoint lists."""
 
 
 class _ByteChecks:
-    """The checks that read bytes, in threads; `damaged` are records that do not match their stated checksum."""
+    """Checks that read tensor bytes, in threads; `damaged` are zip entries with a wrong checksum."""
 
     def __init__(self, files: OpenFiles, jobs: int, progress: Progress) -> None:
         self.files, self.jobs, self.progress = files, jobs, progress
@@ -438,7 +439,7 @@ class _ByteChecks:
         self.damaged: set[Record] = set()
 
     def bytes_of(self, ck: Checkpoint, deep: bool, values: bool) -> list[Check]:
-        """Check checksums and finite values in one pass over the storages."""
+        """Check checksums, and look for NaN and infinities, in one pass over the storages."""
         found = stored_bytes.records_of(ck) if deep or values else []
 
         def read(found: Stored) -> stored_bytes.Findings:
@@ -463,7 +464,7 @@ class _ByteChecks:
         return [*checks, *self.odd_values(ck, values)]
 
     def odd_values(self, ck: Checkpoint, values: bool) -> list[Check]:
-        """Look for what stands out of the model's values, other than what is not finite."""
+        """Find zeros, denormals and outliers in the model's values; `bytes_of` finds NaN and infinities."""
         why = ""
         if not values:
             why = "not asked for; --values looks for zeros, denormals and values that are far from others"
@@ -496,7 +497,7 @@ class _ByteChecks:
         problems = [p for p in ck.problems if p.kind is Code.COPIES_DIFFER and p.tensor not in beside]
         contradicted, rounded = replicas.compare_rounded(ck.rounded)
         problems += contradicted
-        with suppress(ReadError):  # other checks report it
+        with suppress(ReadError):  # other checks report unreadable files
             problems += copies_without_checksums(
                 ((fqn_of(path), tensor) for path, tensor in tensors_in(ck.tree)), self.files
             )
@@ -525,7 +526,7 @@ class _ByteChecks:
         return judged("copies equal", problems, detail, looked_at=looked_at, of=of, rest=rest)
 
     def stated(self, ck: Checkpoint, deep: bool) -> Check:
-        """Compare files with the digests that the checkpoint itself states."""
+        """Compare files with the SHA-256 digests that the checkpoint itself lists."""
         if not deep:
             return not_judged(STATED, "not asked for; --deep reads every byte")
 
@@ -539,7 +540,7 @@ class _ByteChecks:
         return judged(STATED, [p for problems in found for p in problems], detail, looked_at=total, of=total)
 
     def manifest(self, ck: Checkpoint, path: Path) -> Check:
-        """Compare digests of tensors and files with those of a manifest."""
+        """Compare the SHA-256 of tensors and files with a manifest that `consolidate` wrote."""
         listed, listed_files = read_manifest(path)
         tensors = dict(whole_tensors(ck))
 
@@ -577,7 +578,7 @@ def _checksums(
     more: Sequence[Problem],
     lost: int,
 ) -> Check:
-    """The check of checksums; `lost` is how many pieces of tensors are in no file here."""
+    """Make the check of checksums; `lost` counts shards in missing or damaged files."""
     name, records = CHECKSUMS, [f.record for f in found if f.record.nbytes]
     if not deep:
         return not_judged(name, "not asked for; --deep reads every byte")
@@ -599,9 +600,9 @@ def _lost(pieces: int) -> list[str]:
 def _finite(
     found: Sequence[Stored], findings: Sequence[stored_bytes.Findings], values: bool, lost: int, codes: Container[str]
 ) -> Check:
-    """The check for NaN and infinities; `lost` is how many pieces of tensors are in no file here.
+    """Make the check for NaN and infinities; `lost` counts shards in missing or damaged files.
 
-    `codes` has the names of tensors with codes: finite codes do not show that the weights are.
+    `codes` names the tensors of quantization codes: finite codes do not show that the weights are finite.
     """
     name, filled = "finite values", [f for f in found if f.record.nbytes]
     if not values:

@@ -1,8 +1,7 @@
-"""Checks of files, and of the bytes in them: checksums match, values are finite, copies on several ranks are equal.
+"""Checks of files and their bytes: checksums match, values are finite, copies on several ranks are equal.
 
-Checksums and values are read once for both. Checksums are those of the container: a CRC-32 for each record of a
-torch.save archive, and so for each item of a DCP. torch never compares them, so a flipped bit loads silently.
-safetensors has none.
+One pass reads bytes for checksums and values. A torch.save archive, and so each item of a DCP file, states a CRC-32 for
+each zip entry. torch never compares them, so a flipped bit loads silently. safetensors has no checksums.
 """
 
 from __future__ import annotations
@@ -39,33 +38,33 @@ MAX_NAMED = 5
 
 
 def records_of(ck: Checkpoint) -> list[Stored]:
-    """Every record with bytes of a tensor, in file order."""
+    """List the storages (in torch.save archives: zip entries) that hold bytes of tensors, in file order."""
     return stored_records((fqn_of(path), tensor) for path, tensor in tensors_in(ck.tree))
 
 
 def not_here(ck: Checkpoint) -> int:
-    """Number of pieces of tensors that are in no file here; at least one for each file that is missing or damaged."""
+    """Count shards in missing or damaged files; at least one for each such file."""
     tensors = (t for _, t in tensors_in(ck.tree) if t.kind != "meta" and not t.every_shard.is_here)
     return max(sum(len(t.shards) - len(t.found) for t in tensors), sum(not file.is_here for file in ck.files))
 
 
 def is_scanned(found: Stored) -> bool:
-    """Whether a record holds numbers that may be NaN or infinite, and that are looked at one by one."""
+    """Whether the storage holds floating-point values, to be searched for NaN and infinities."""
     return bool(_dtypes(found))
 
 
 def is_encoded(found: Stored) -> bool:
-    """Whether a record holds parts of encoded values alone, which are not looked at."""
+    """Whether the storage holds only encoded tensors, whose raw bytes are not searched for NaN."""
     return all(shard.encoded is not None for _, shard in found.owners)
 
 
 @dataclass(frozen=True)
 class Findings:
-    """The findings on one record.
+    """The problems found in one storage.
 
     Attributes:
-        checksum: the problem if the record does not match its stated CRC-32.
-        values: tensors in it with NaN or infinities.
+        checksum: a problem if the bytes do not match their stated CRC-32.
+        values: a problem for each tensor with NaN or infinities.
     """
 
     checksum: tuple[Problem, ...]
@@ -74,7 +73,7 @@ class Findings:
 
 
 def read_record(found: Stored, files: OpenFiles, deep: bool, values: bool) -> Findings:
-    """Read a record once, for its checksum, its values, or both.
+    """Read a storage once, to compare its checksum, search its values for NaN, or both.
 
     Raises:
         ReadError: the file cannot be read, or became shorter.
@@ -87,7 +86,7 @@ def read_record(found: Stored, files: OpenFiles, deep: bool, values: bool) -> Fi
     crc, odd, headed = 0, False, True
     with files.open(record.path) as file:
         if check and file.descriptor is None:
-            if record.nbytes > FRONT:  # smaller records are read with others
+            if record.nbytes > FRONT:  # smaller entries are read together
                 file.expect([(record.offset - FRONT, min(record.end, record.offset + CHUNK))])
             headed = has_local_header(file, record.name, record.offset)
         for piece in read_pieces(file, record.offset, record.nbytes):
@@ -101,7 +100,7 @@ def read_record(found: Stored, files: OpenFiles, deep: bool, values: bool) -> Fi
 def with_replicas(
     ck: Checkpoint, found: Sequence[Stored], findings: Sequence[Findings], damaged: Collection[Record]
 ) -> list[Findings]:
-    """Note for each wrong checksum whether other ranks have undamaged copies of everything in the record."""
+    """Note for each wrong checksum whether other ranks have undamaged copies of all tensors in the storage."""
     if not damaged:
         return list(findings)
     shared = Shared(sections_of(ck))
@@ -114,10 +113,11 @@ def with_replicas(
 
 
 def with_padding(ck: Checkpoint, findings: Sequence[Findings]) -> list[Findings]:
-    """The findings, in which NaN or infinity is a warning where it may be meant.
+    """Turn problems with NaN or infinity into warnings where such values may be meant.
 
-    In a tensor that is not joined: padding of flat buffers is never set. In a single number of Lightning's `callbacks`:
-    `ModelCheckpoint` begins with an infinite `kth_value`. Source: pytorch_lightning/callbacks/model_checkpoint.py.
+    They may be in tensors that cannot be joined, as padding of flat buffers is never set; and in single numbers of
+    Lightning's `callbacks`: `ModelCheckpoint` starts with an infinite `kth_value`.
+    Source: pytorch_lightning/callbacks/model_checkpoint.py.
     """
     if not any(finding.values for finding in findings):
         return list(findings)
@@ -136,12 +136,12 @@ def with_padding(ck: Checkpoint, findings: Sequence[Findings]) -> list[Findings]
 
 def _is_elsewhere(found: Stored, tensors: Mapping[str, Tensor], damaged: Collection[Record]) -> bool:
     left = (without_records(tensors[fqn], damaged) for fqn, _ in found.owners if fqn in tensors)
-    shared = all(fqn in tensors for fqn, _ in found.owners)  # no other rank has a copy of a rank's own value
+    shared = all(fqn in tensors for fqn, _ in found.owners)  # other ranks have no copy of a value that differs by rank
     return shared and all(cover_problem(tensor, "") is None for tensor in left)
 
 
 def parts_of(found: Stored, deep: bool, values: bool) -> list[Part]:
-    """The parts that `read_record` reads: the record, and its header if the checksum is compared."""
+    """List the byte ranges that `read_record` reads: the storage, and its local header if the checksum is compared."""
     path, start, end = found.record.part
     if _is_checked(found, deep):
         return [(path, start - FRONT, end)]
@@ -149,19 +149,19 @@ def parts_of(found: Stored, deep: bool, values: bool) -> list[Part]:
 
 
 def bytes_to_read(ck: Checkpoint, deep: bool, values: bool) -> int:
-    """Number of bytes that `read_record` will read for all records."""
+    """Count the bytes that `read_record` will read for all storages."""
     if not deep and not values:
         return 0
     return sum(f.record.nbytes for f in records_of(ck) if _is_checked(f, deep) or (values and _dtypes(f)))
 
 
 def _is_checked(found: Stored, deep: bool) -> bool:
-    """Whether the checksum is compared; the container may state none."""
+    """Whether to compare the checksum, if the archive states one."""
     return deep and found.record.crc != 0
 
 
 def _dtypes(found: Stored) -> set[str]:
-    """The dtypes of tensors in a record that can represent NaN."""
+    """Collect the dtypes in a storage that can represent NaN or infinity."""
     return {s.source.dtype for _, s in found.owners if s.source is not None and scannable(s.source.dtype)}
 
 
@@ -179,7 +179,7 @@ def _wrong_header(found: Stored) -> Problem:
 
 
 def _odd_values(found: Stored, files: OpenFiles) -> Iterator[Problem]:
-    """Check each tensor separately: a storage may contain padding, and elements of no tensor."""
+    """Search each tensor by itself: a storage may contain padding, and elements of no tensor."""
     from ckptools.tensor_io.read import read_shard
 
     for fqn, shard in found.owners:
@@ -199,7 +199,7 @@ def _odd_values(found: Stored, files: OpenFiles) -> Iterator[Problem]:
 
 
 def _nans(data: bytes, dtype: str, mask: Any) -> int:
-    """Count the NaNs among the odd elements: those with a fraction that is not zero."""
+    """Count the NaNs among nonfinite elements: all with a nonzero fraction."""
     import numpy as np
 
     if dtype in NAN_CODES or dtype == "float8_e4m3fn":
@@ -214,9 +214,9 @@ def _nans(data: bytes, dtype: str, mask: Any) -> int:
 
 
 def replicated(ck: Checkpoint) -> list[tuple[str, Tensor]]:
-    """Tensors that ranks should share, with a region on several ranks, and their names.
+    """List the tensors, with their names, of which several ranks hold the same region and should agree.
 
-    Pieces that no rule joins have no places: two of the same shape are not copies.
+    Tensors whose shards have unknown positions are left out: two shards of one shape need not be copies.
     """
     found, shared = [], Shared(sections_of(ck))
     for path, tensor in tensors_of(sections_of(ck)):
@@ -226,18 +226,18 @@ def replicated(ck: Checkpoint) -> list[tuple[str, Tensor]]:
 
 
 def _without_places(tensor: Tensor) -> bool:
-    """Whether nothing says where the pieces of a tensor lie: each begins at its own first element."""
+    """Whether the positions of the shards are unknown: each shard then starts at offset 0."""
     runs = tensor.kind == "flat_pieces" and not any(any(shard.box.offsets) for shard in tensor.shards)
     return bool(tensor.note) and (runs or tensor.kind == "tensor_parallel")
 
 
 def fetch_copies(ck: Checkpoint) -> None:
-    """Fetch the bytes for comparing copies from a store, for as many tensors as fit at once."""
+    """Fetch the bytes for comparing copies from remote storage, for as many tensors as fit at once."""
     next(fetched_runs((tensor for _, tensor in tensors_of(sections_of(ck))), copies_of))
 
 
 def own(ck: Checkpoint, files: OpenFiles) -> str:
-    """The line that names values of which each rank has its own; empty if there are none.
+    """Name the values that differ between ranks by design, in one line; empty if there are none.
 
     Raises:
         ReadError: a file cannot be read.
@@ -247,7 +247,7 @@ def own(ck: Checkpoint, files: OpenFiles) -> str:
 
 
 def unequal(fqn: str, tensor: Tensor, files: OpenFiles) -> Iterator[Problem]:
-    """The first region of a tensor whose copies differ.
+    """Yield the first region of a tensor whose copies differ, as a problem.
 
     Raises:
         ReadError: a file cannot be read.
@@ -256,7 +256,7 @@ def unequal(fqn: str, tensor: Tensor, files: OpenFiles) -> Iterator[Problem]:
         yield found.problem(fqn, files)
 
 
-# -- checks of files: all are there, complete, of one save, of one layout, as torch and a manifest expect them ---------
+# -- checks of files: all exist, are complete, of one save and one layout, and as torch and a manifest expect them -----
 
 
 PRESENCE = (
@@ -276,14 +276,14 @@ ONE_SAVE = (Code.ODD_FILE_SIZE, Code.MIXED_SAVES)
 AGREEMENT = (Code.WORLD_SIZES_DISAGREE, Code.LAYOUT_DISAGREES)
 
 NOT_HERE = "the others are missing or damaged"
-"""Reason why not all files, or not all that they hold, were looked at."""
+"""Why some files, or some of their contents, were not looked at."""
 
 FAR_APART = 3600.0
-"""Seconds between the first and the last file of one save; more suggest two saves."""
+"""A larger gap in seconds between the first and the last file suggests two saves."""
 
 
 def presence(ck: Checkpoint) -> Check:
-    """Whether every file is there and complete, and no other file is among them."""
+    """Check that every file exists and is complete, and that no other file lies among them."""
     here = sum(f.is_here for f in ck.files)
     problems = [*(p for p in ck.problems if p.kind in PRESENCE), *_left_over(ck)]
     detail = f"{here} of {len(ck.files)} here and complete"
@@ -291,7 +291,7 @@ def presence(ck: Checkpoint) -> Check:
 
 
 def one_save(ck: Checkpoint) -> Check:
-    """Whether sizes, times and steps of the files are consistent with one save."""
+    """Check that sizes, times and steps of the files are consistent with one save."""
     here = [f for f in ck.files if f.is_here]
     sizes = sorted({f.nbytes for f in here})
     ends = dict.fromkeys(map(size, (*sizes[:1], *sizes[-1:])))
@@ -316,7 +316,7 @@ def _left_over(ck: Checkpoint) -> Iterator[Problem]:
 
 
 def exactly_covered(ck: Checkpoint) -> Check:
-    """Whether every element of every tensor is in exactly one shard; replicas of a shard count once."""
+    """Check that every element of every tensor is in exactly one shard; copies of a shard count once."""
     tensors = [(fqn_of(path), t) for path, t in tensors_in(ck.tree) if t.kind != "meta"]
     if not tensors:
         return not_judged("layout", "no tensors")
@@ -333,7 +333,7 @@ def exactly_covered(ck: Checkpoint) -> Check:
 
 
 def ranks_agree(ck: Checkpoint) -> Check:
-    """Whether ranks agree on the world size, and on the shape, dtype and shards of every tensor."""
+    """Check that ranks agree on the world size, and on the shape, dtype and shards of every tensor."""
     ranks = len({f.rank for f in ck.files if f.status == "read" and f.rank is not None})
     known = len({f.rank for f in ck.files if f.rank is not None})
     problems = [p for p in ck.problems if p.kind in AGREEMENT]
@@ -344,32 +344,32 @@ def ranks_agree(ck: Checkpoint) -> Check:
 
 
 # -- archives ----------------------------------------------------------------------------------------------------------
-# All values can be right and torch still refuse their file: the reader opens `version` and others first, through the
-# local header of each. Source: caffe2/serialize/inline_container.cc (`PyTorchStreamReader::init`).
+# torch refuses a file with undamaged values if it cannot read `version` and other small entries, through the local
+# header of each. Source: caffe2/serialize/inline_container.cc (`PyTorchStreamReader::init`).
 
 
 VERSIONS = ("version", ".data/version")
-"""Records with the version of an archive; without one torch refuses it."""
+"""Zip entries with the version of an archive; without one torch refuses it."""
 
 SMALL = (*VERSIONS, ".format_version", ".storage_alignment", ".data/serialization_id", "byteorder")
-"""Optional records that torch reads from every archive, beside the pickle and the storages."""
+"""Small zip entries that torch reads from every archive, beside the pickle and the storages."""
 
 MAX_SMALL = 1 << 10
-"""Largest size of one of them in bytes."""
+"""Largest size of such an entry in bytes."""
 
 
 BOUNDS = 16 << 10
-"""Bytes from the beginning and the end of an archive that are fetched together with those of other files."""
+"""Bytes at the beginning and the end of an archive that are fetched together with those of other files."""
 
 
 def damaged_archives(ck: Checkpoint, files: OpenFiles) -> list[Problem]:
-    """Archives that torch would refuse or misread, although their pickle and tensors are right."""
+    """Report archives that torch would refuse or misread although their pickle and tensors are undamaged."""
     read = (file for file in ck.files if file.status == "read")
     return [p for run in fetched_runs(read, _bounds) for file in run for p in _damaged_in(file, files)]
 
 
 def _bounds(file: RankFile) -> list[Part]:
-    """The bytes that `damaged_archives` reads of a file that is one small archive."""
+    """List the byte ranges that `damaged_archives` reads of a file that is one small archive."""
     size = file.nbytes
     return [(file.path, 0, min(BOUNDS, size)), (file.path, max(size - BOUNDS, 0), size)]
 
@@ -384,9 +384,9 @@ def _damaged_in(rank_file: RankFile, files: OpenFiles) -> Iterator[Problem]:
 
 
 def _archives(file: File) -> Iterator[Window]:
-    """The archives in a file, last first: one, or those of the items of a `.distcp`.
+    """Yield the archives in a file, last first: the file itself, or each item of a `.distcp`.
 
-    In a store each item would take several requests, so only files that are one archive are checked there.
+    Remotely each item would take several requests, so only files that are one archive are checked.
     """
     end = file.size
     while end > EOCD.size:
@@ -398,7 +398,7 @@ def _archives(file: File) -> Iterator[Window]:
 
 
 def _refused(window: Window) -> Iterator[str]:
-    """Why torch refuses an opened archive; problems of its directory were reported when it was opened."""
+    """Yield reasons why torch refuses an archive; opening it has already reported a damaged central directory."""
     with suppress(ReadError):
         archive = Container(window)
         spelled = {name.lower(): name for name in archive.records}
@@ -420,7 +420,7 @@ MAX_MANIFEST = 256 << 20
 
 
 ListedTensor = tuple[str, tuple[int, ...], str]
-"""Dtype, shape and SHA-256."""
+"""Dtype, shape and SHA-256 of a tensor in a manifest."""
 
 
 def read_manifest(path: Path) -> tuple[Mapping[str, ListedTensor], Mapping[str, tuple[int, str]]]:
@@ -445,7 +445,7 @@ def read_manifest(path: Path) -> tuple[Mapping[str, ListedTensor], Mapping[str, 
 
 
 def whole_tensors(ck: Checkpoint) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor by its name in the tree; those of a single model also by their own fqn, as in a bare state dict."""
+    """Yield every tensor by its name in the tree; tensors of a single model also by fqn, as in a bare state dict."""
     models = sections_of_kind(ck, "model")
     for path, tensor in tensors_in(models[0].value) if len(models) == 1 else ():
         yield fqn_of(path), tensor
@@ -454,7 +454,7 @@ def whole_tensors(ck: Checkpoint) -> Iterator[tuple[str, Tensor]]:
 
 
 def of_tensor(name: str, said: ListedTensor, tensor: Tensor | None, files: OpenFiles) -> Iterator[Problem]:
-    """How one tensor differs from its entry in the manifest."""
+    """Compare one tensor with its entry in the manifest."""
     dtype, shape, digest = said
     if tensor is None:
         yield Problem(Code.MANIFEST_DIFFERS, "is in the manifest and not in the checkpoint", None, name)
@@ -468,10 +468,10 @@ def of_tensor(name: str, said: ListedTensor, tensor: Tensor | None, files: OpenF
 
 
 def of_stated(path: Path, stated: str) -> Iterator[Problem]:
-    """How a file differs from the SHA-256 that its own checkpoint states.
+    """Compare a file with the SHA-256 that its own checkpoint lists.
 
     Raises:
-        ReadError: it cannot be read.
+        ReadError: the file cannot be read.
     """
     if not path.is_file():
         yield Problem(Code.MANIFEST_DIFFERS, f"{path.name} is listed with a sha256, and not here")
@@ -480,7 +480,7 @@ def of_stated(path: Path, stated: str) -> Iterator[Problem]:
 
 
 def of_file(manifest: Path, name: str, said: tuple[int, str]) -> Iterator[Problem]:
-    """How one file beside the manifest differs from its entry in it; nothing if the file does not exist."""
+    """Compare one file beside the manifest with its entry; a file that does not exist is skipped."""
     plain = all(part not in ("", ".", "..") for part in name.split("/")) and "\0" not in name and "\\" not in name
     path = manifest.parent / name
     if not plain or not path.is_file():
