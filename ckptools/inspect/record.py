@@ -1,6 +1,6 @@
-"""The record of `inspect`, which text, JSON and notebooks render.
+"""The record of `inspect`, rendered as text, JSON and in notebooks.
 
-Nothing is escaped or cut here: names are as in the file.
+The record holds names as they are in the file, neither escaped nor cut.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from ckptools.display.html import Page
 from ckptools.training_state.steps import COUNTERS, EPOCH_COUNTERS, RANKS_DIFFER, learning_rates
 
-# -- sections in short, for the record of `inspect`: a few words for each, and rows for optimizers and schedulers ------
+# -- a summary of each section in a few words, and rows for optimizers and schedulers ---------------------------------
 
 
 MAX_WORDS = 8
@@ -81,12 +81,12 @@ def _model(ck: Checkpoint, section: Section) -> str:
 
 
 def _quantized(ck: Checkpoint, size: SectionSize) -> list[str]:
-    """The quantized weights, and what of them is not counted or can be written."""
+    """Count quantized weights by scheme; say which can be dequantized, and which parameters are not counted."""
     known = {scheme.words: ": --dequantize writes their values" * scheme.dequantized for scheme in ck.quantized}
     parts = [
         f"{plural(count, 'weight')} in codes of {words}{known[words]}"
         for words, count in size.quantized.items()
-        if words in known  # the class of a tensor stands with its layout
+        if words in known  # tensor subclasses are shown with the layout
     ]
     return parts + ([f"params without {plural(size.uncounted, 'weight')} in packed codes"] if size.uncounted else [])
 
@@ -98,12 +98,12 @@ def _optimizer(ck: Checkpoint, section: Section) -> str:
 
 
 def _slots(state: Mapping[Any, Any]) -> Iterable[Any]:
-    """Names of the state that some parameter has, such as `exp_avg`, in the order of the file."""
+    """Collect the state names of all parameters, such as `exp_avg`, in the order of the file."""
     return dict.fromkeys(slot for entry in state.values() if isinstance(entry, Mapping) for slot in entry)
 
 
 def _pieces_of_one_rank(ck: Checkpoint, section: Section) -> str:
-    """Say that pieces of flattened parameters are known only for the ranks that were read."""
+    """Add that shards of flattened parameters are known for one rank only, if one rank was read."""
     pieces = any(t.kind == "flat_pieces" for _, t in tensors_in(section.value))
     ranks = sorted({f.rank for f in ck.files if f.status == "read" and f.rank is not None})
     return f"; pieces of rank {ranks[0]} only" if pieces and not ck.all_ranks and len(ranks) == 1 else ""
@@ -130,7 +130,7 @@ def _rng(ck: Checkpoint, section: Section) -> str:
 
 
 def _streams(section: Section) -> Iterable[str]:
-    """The generators with a state in a section: by its form or the first known word on its path, else torch's."""
+    """Yield the random generators in a section (python, numpy, torch, ...), by the form of their state or its key."""
     seen: set[KeyPath] = set()
     for path, node in nodes_in(section.value, (Tensor, NumpyArray, Mapping, list, tuple)):
         if any(path[:n] in seen for n in range(len(path))):
@@ -146,7 +146,7 @@ def _streams(section: Section) -> Iterable[str]:
 
 
 def _values(value: Any) -> str:
-    """A few plain values, counters first: `batch 5, epoch 0`; of deeper trees the keys."""
+    """Summarize a few plain values, counters first: `batch 5, epoch 0`; of deeper trees list the keys."""
     if not isinstance(value, (Mapping, list, tuple)) or not value:
         return value_text(value, 60)
     found: dict[str, str] = {}
@@ -162,12 +162,12 @@ def _values(value: Any) -> str:
 
 
 class GroupRow(NamedTuple):
-    """One param group: its hyperparameters, without the list of parameters.
+    """One param group with its hyperparameters.
 
     Attributes:
-        tensors: number of parameters in it; None if the file does not list them.
-        params: their total number of elements; None if it is unknown for one of them.
-        names: their fqns, `?3` if only the number is known.
+        tensors: number of parameters in the group; None if the file does not list them.
+        params: total number of elements; None if unknown for one of the parameters.
+        names: fqns of the parameters; `?3` stands for parameter 3 if its fqn is unknown.
     """
 
     values: Mapping[str, Any]
@@ -180,10 +180,10 @@ class OptimizerRow(NamedTuple):
     """One optimizer.
 
     Attributes:
-        name: class name, or the key if the file has no class.
-        parameters: how many have state.
+        name: class name, or the key of the optimizer if the file has no class name.
+        parameters: number of parameters with state.
         slots: names of the state per parameter, such as `exp_avg`.
-        named_by: `fqn`, `order`, `shape` or `none`: how parameters got their names.
+        named_by: how parameters got their names: `fqn`, `order`, `shape` or `none`.
         assumed: number of names that are right only if the groups list parameters in the order of the module.
         note: a line about the naming; empty if the file has the names.
     """
@@ -200,7 +200,7 @@ class OptimizerRow(NamedTuple):
 
 
 class SchedulerRow(NamedTuple):
-    """One scheduler; `agrees` is None if its learning rates cannot be compared with those of the param groups."""
+    """One scheduler; `agrees` tells whether its learning rates are those of the param groups, None if unknown."""
 
     name: str
     section: str
@@ -244,7 +244,7 @@ def _group_row(group: ParamGroup, sizes: Mapping[str, int], listed: bool) -> Gro
 def _sizes(ck: Checkpoint, optimizer: Optimizer) -> dict[str, int]:
     """Number of elements of each parameter by its name in the groups: of the model's tensor, else of its moments.
 
-    The size of a flattened parameter cannot be known from a piece of it.
+    Flattened parameters are left out: the shard on one rank does not tell their size.
     """
     sizes: dict[str, int] = {}
     for key, entry in optimizer.state.items():
@@ -274,7 +274,7 @@ WRITER_KEYS = (
 
 
 class RankCount(NamedTuple):
-    """Ranks that saved it (None if unknown), those with undamaged files here, those that were read, and files here."""
+    """Numbers of ranks that saved (None if unknown), of ranks with complete files, of ranks read, and of files."""
 
     expected: int | None
     here: int
@@ -283,7 +283,7 @@ class RankCount(NamedTuple):
 
 
 class SectionRow(NamedTuple):
-    """One section of the tree, and its contents in words; `plain` is a single value or an empty container."""
+    """One section of the tree, summarized in `holds`; `plain` if it is a single value or an empty container."""
 
     kind: SectionKind
     name: str
@@ -294,20 +294,20 @@ class SectionRow(NamedTuple):
 
 
 class Report(NamedTuple):
-    """Everything shown by `inspect`.
+    """Everything that `inspect` shows.
 
     Attributes:
-        saved_as: how it was saved, for people.
-        sharding: the same, for programs.
-        world_size: ranks that saved it; without a value if one file has everything and does not record it.
-        bytes_expected: bytes that they should have; None if unknown.
+        saved_as: how the checkpoint was saved, in words.
+        sharding: how tensors are sharded, as a list for programs.
+        world_size: number of ranks that saved; without a value if a single file does not record it.
+        bytes_expected: size of all files if complete; None if unknown.
         saved: first and last file time, in seconds since 1970; None without files.
-        foreign: names of foreign classes.
-        suspicious: names that could run code.
-        differing: names of values that differ between ranks, as they may.
-        provenance: its source, if `consolidate` wrote it.
-        arguments: command-line arguments that open it again, with the same options.
-        next: the next command that users want; "" if none would work.
+        foreign: names of classes of other libraries in the pickles.
+        suspicious: names in the pickles that could run code.
+        differing: names of values that differ between ranks by design.
+        provenance: source of the checkpoint, if `consolidate` wrote it.
+        arguments: command-line arguments that open the checkpoint again, with the same options.
+        next: command proposed to the user next; "" if none would work.
     """
 
     checkpoint: Checkpoint
@@ -337,7 +337,7 @@ class Report(NamedTuple):
 
 
 def inspect_report(ck: Checkpoint) -> Report:
-    """Report on an opened checkpoint, without reading a file."""
+    """Make the report of an opened checkpoint, without reading files."""
     foreign = foreign_classes(ck.tree)
     suspicious = suspicious_names(ck.names, foreign)
     alone = ck.world_size.value in (None, 1)
@@ -347,7 +347,7 @@ def inspect_report(ck: Checkpoint) -> Report:
     return Report(
         checkpoint=ck,
         name=ck.name,
-        # Megatron has a folder for each rank.
+        # Megatron saves each rank in a folder of its own.
         folder=common_folder([f.path.parent for f in ck.files]) if ck.files else ck.path,
         saved_as=ck.saved_as,
         sharding=sharding_name(ck),
@@ -388,7 +388,7 @@ def _section_row(ck: Checkpoint, section: Section) -> SectionRow:
 
 
 def _versions(ck: Checkpoint) -> Mapping[str, str]:
-    """Versions of the writing software that files record, by the name of the value: `metadata.torch_version`."""
+    """Collect versions of torch and other libraries that the files record, by key: `metadata.torch_version`."""
     found = dict(ck.stated_versions)
     for section in sections_of_kind(ck, "other"):
         for path, leaf in walk(section.value):
@@ -412,18 +412,18 @@ MAX_PROBLEMS = 20
 """At most this many causes on a terminal."""
 
 WIDEST_VALUE = 52
-"""Characters of a fact for which the column of facts is wide enough."""
+"""Widest value, in characters, for which the column of values is widened."""
 
 WIDEST_NAME = 30
-"""Characters of a section's name before what it holds."""
+"""Widest section name, in characters, before its summary."""
 
 SHOWN_FIRST = ("lr", "betas", "momentum", "weight_decay", "eps")
 TITLES = {"weight_decay": "wd"}
-"""Hyperparameters with a column of their own, and its title."""
+"""Titles of the hyperparameter columns that differ from the hyperparameter's name."""
 
 
 def report_text(report: Report, screen: Screen = PIPE, private: bool = False) -> str:
-    """Render the whole report; private values of schedulers only on request."""
+    """Render the whole report; scheduler values that begin with `_` only on request."""
     names = printable(few(report.differing, 20))
     differing = wrapped("differs between ranks, as it may: ", names, screen) if names else []
     title = f"{printable(report.name)} in {printable(str(report.folder))}   {printable(report.saved_as)}"
@@ -441,7 +441,7 @@ def report_text(report: Report, screen: Screen = PIPE, private: bool = False) ->
 
 
 def headline(report: Report, screen: Screen = PIPE) -> list[str]:
-    """The verdict; continuation lines are indented, so that none begins with a name."""
+    """Render the verdict; continuation lines are indented, to tell them from lines that begin with a name."""
     said, mark = report.verdict.headline, HEADLINES[report.verdict.level]
     first, behind, rest = said.partition(": ")
     if screen.width is None or len(said) <= screen.width or not rest:
@@ -450,20 +450,20 @@ def headline(report: Report, screen: Screen = PIPE) -> list[str]:
 
 
 def problem_lines(report: Report, severities: Sequence[Severity], screen: Screen) -> list[str]:
-    """The causes behind problems of given severities, and what follows from lost files."""
+    """Render the causes of problems with the given severities, and the consequences of missing files."""
     following = consequences_of(report.problems) if "error" in severities else ()
     most = None if screen.rows is None else MAX_PROBLEMS
     return cause_lines(causes_of(report.problems, severities), following, screen, most)
 
 
 def size_expected(report: Report) -> str:
-    """How large all files together should be, where they are smaller than that: `of 2.8 MiB`."""
+    """State the expected size of all files if they are smaller: `of 2.8 MiB`."""
     found, expected = report.bytes_found, report.bytes_expected
     return f"of {size(expected)}" if expected and found < expected and size(found) != size(expected) else ""
 
 
 def facts(report: Report) -> Iterator[tuple[str, str, str]]:
-    """Facts about the whole checkpoint: `(name, value, source)` of each."""
+    """Yield `(name, value, source)` for each fact about the whole checkpoint, such as step and world size."""
     step, world = report.checkpoint.step, report.world_size
     disagree = "" if step.agree or RANKS_DIFFER in step.sources else "; the name says another one"
     yield "step", _known(step.value, "not found"), ", ".join(step.sources) + disagree
@@ -490,7 +490,7 @@ def _known(value: object, otherwise: str) -> str:
 
 
 def layout_words(layout: ShardingRow, report: Report) -> tuple[str, str]:
-    """How tensors are sharded, and the number of tensors sharded so."""
+    """Describe one way of sharding, and count the tensors sharded that way."""
     total = plural(layout.tensors, "tensor")
     if not layout.sharded:
         return _whole_words(report) if layout.how == "whole" else layout.how, total
@@ -503,12 +503,12 @@ def layout_words(layout: ShardingRow, report: Report) -> tuple[str, str]:
 
 
 def _whole_words(report: Report) -> str:
-    """Tensors that are not sharded: on every rank if there is more than one, as FSDP leaves buffers."""
+    """Describe unsharded tensors; FSDP keeps buffers whole on every rank."""
     if not any(one.sharded for one in report.layout):
         return "every tensor whole"
     if "dcp-chunks" in report.sharding:
         return "whole, one copy kept"
-    # A rank may have all or nothing of a flattened parameter, so one rank says nothing about the others.
+    # A rank may hold a flattened parameter wholly or not at all, so one rank alone does not show which are sharded.
     pieces = any(one.how.startswith("pieces") for one in report.layout) and not report.checkpoint.all_ranks
     return "whole on this rank, others not read" if pieces else "whole on every rank"
 
@@ -516,7 +516,7 @@ def _whole_words(report: Report) -> str:
 def _fact_lines(report: Report, screen: Screen) -> Iterator[str]:
     rows = [(name, printable(value), printable(source)) for name, value, source in facts(report)]
     name_width = max(len(name) for name, _, _ in rows) + 2
-    # A longer value, such as the placements on a mesh of three dimensions, stands out of its column.
+    # A longer value, such as the placements on a mesh of three dimensions, may be wider than its column.
     most = WIDEST_VALUE if screen.width is None else min(WIDEST_VALUE, (screen.width - name_width) // 2)
     value_width = max((len(value) for _, value, _ in rows if len(value) <= most), default=0)
     for name, value, source in rows:
@@ -528,7 +528,7 @@ def _fact_lines(report: Report, screen: Screen) -> Iterator[str]:
 
 
 def _holds_lines(report: Report, private: bool, screen: Screen) -> Iterator[str]:
-    """What each section holds beside its numbers: `timestamp  batch 5, epoch 0`."""
+    """Render a line of contents for each section: `timestamp  batch 5, epoch 0`."""
     schedulers = {s.section: scheduler_words(s, private) for s in report.schedulers}
     rows = [(name, schedulers.get(name, holds)) for name, *_, holds in section_cells(report.sections)]
     width = min(max((len(printable(name)) for name, _ in rows), default=0), WIDEST_NAME)
@@ -549,7 +549,7 @@ SECTION_COLUMNS = (
 
 
 def section_cells(sections: Sequence[SectionRow]) -> list[list[str]]:
-    """The rows of the table of sections; sections that are a single value share one row."""
+    """Make the rows of the table of sections; sections that are a single value share one row."""
     cells = [_section_cells(s) for s in sections if not s.plain]
     plain = [s for s in sections if s.plain]
     values = [f"{s.name} {s.holds}" for s in plain if s.holds not in ("{}", "[]", "()", "None")]
@@ -566,7 +566,7 @@ def _section_cells(row: SectionRow) -> list[str]:
 
 
 def optimizer_lines(optimizer: OptimizerRow, screen: Screen = PIPE) -> list[str]:
-    """The param groups of one optimizer: hyperparameters that differ between them as columns, the others in a line."""
+    """Render the param groups: hyperparameters that differ between groups as columns, the others in one line."""
     title = f"{printable(optimizer.section)}: {plural(len(optimizer.groups), 'param group')}"
     lines = wrapped("", "; ".join(part for part in (title, printable(optimizer.note)) if part), screen, mark="heading")
     keys = group_columns(optimizer.groups)
@@ -579,7 +579,7 @@ def optimizer_lines(optimizer: OptimizerRow, screen: Screen = PIPE) -> list[str]
 
 
 def _group_table(columns: Sequence[Column], cells: Sequence[Sequence[str]], screen: Screen) -> list[str]:
-    """The table of param groups; a sentence for each where there are too many columns for the screen."""
+    """Render the table of param groups; a sentence for each group if the columns are too wide for the screen."""
     lines = table(columns, cells, screen._replace(color=False))
     if screen.width is None or max(map(len, lines), default=0) <= screen.width:
         return table(columns, cells, screen)
@@ -591,13 +591,13 @@ def _group_table(columns: Sequence[Column], cells: Sequence[Sequence[str]], scre
 
 
 def in_all_groups(groups: Sequence[GroupRow]) -> str:
-    """Hyperparameters without a column, the same in all groups: `amsgrad False, maximize False`."""
+    """List hyperparameters that have no column and are equal in all groups: `amsgrad False, maximize False`."""
     keys, first = group_columns(groups), groups[0].values if groups else {}
     return ", ".join(f"{key_name(k)} {value_text(v, 40)}" for k, v in first.items() if key_name(k) not in keys)
 
 
 def group_columns(groups: Sequence[GroupRow]) -> list[str]:
-    """Hyperparameters with a column: the common ones, and those that differ between groups."""
+    """Choose the hyperparameters that get a column: the common ones, and those that differ between groups."""
     names = dict.fromkeys(key_name(k) for g in groups for k in g.values)
     values = [{key_name(k): value_text(v) for k, v in g.values.items()} for g in groups]
     differ = [n for n in names if len({v.get(n) for v in values}) > 1]
@@ -613,7 +613,7 @@ def group_cells(number: int, group: GroupRow, keys: Iterable[str]) -> list[str]:
 
 
 def scheduler_words(scheduler: SchedulerRow, private: bool = False) -> str:
-    """The state of a scheduler, and whether its learning rates are those of the param groups."""
+    """Describe the state of a scheduler, and whether its learning rates are those of the param groups."""
     items = scheduler.state.items() if isinstance(scheduler.state, dict) else ()
     named = [(key_name(k), v) for k, v in items]
     shown = [(k, v) for k, v in named if private or not is_private_name(k)]
@@ -623,11 +623,11 @@ def scheduler_words(scheduler: SchedulerRow, private: bool = False) -> str:
     return state + agrees[scheduler.agrees] + (f"; {plural(hidden, 'private value')}: --private" if hidden else "")
 
 
-# -- what goes to stderr -----------------------------------------------------------------------------------------------
+# -- lines that `inspect` prints to stderr ----------------------------------------------------------------------------
 
 
 def read_line(report: Report) -> str:
-    """The files read for the report, and those not read, in one line."""
+    """Name the files read for the report, and the files not read, in one line."""
     what = plural(report.ranks.read, "rank") if report.ranks.here else plural(report.checkpoint.cost.files, "file")
     read = f"read the metadata of {what} in {duration(report.checkpoint.cost.seconds)}"
     if len(report.checkpoint.files) == 1 and not report.ranks.expected:
@@ -641,7 +641,7 @@ def read_line(report: Report) -> str:
 
 
 def next_line(report: Report) -> str:
-    """The next command that users want; "" if none would work."""
+    """Propose the next command; "" if none would work."""
     return f"next: {report.next}" if report.next else ""
 
 
@@ -652,7 +652,7 @@ FACT_COLUMNS = (Column(""), Column(""), Column("from"))
 
 
 def group_rows(groups: Sequence[ParamGroup]) -> list[GroupRow]:
-    """Param groups as rows, without the number of elements, which would need the model."""
+    """Make rows of param groups without the number of elements, which only the model tells."""
     return [
         GroupRow({k: v for k, v in group.items() if k != "params"}, len(group.names), None, group.names)
         for group in groups
@@ -660,7 +660,7 @@ def group_rows(groups: Sequence[ParamGroup]) -> list[GroupRow]:
 
 
 def group_table(page: Page, title: str, groups: Sequence[GroupRow], opened: bool = False) -> None:
-    """Param groups: hyperparameters that differ between them as columns, the others in a line below."""
+    """Add a table of param groups: hyperparameters that differ as columns, the others in a line below."""
     names = group_columns(groups)
     columns = [Column("group", "number"), *(Column(TITLES.get(name, name)) for name in names)]
     columns += [Column("params", "number"), Column("tensors", "number")]

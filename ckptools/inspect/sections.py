@@ -1,4 +1,4 @@
-"""Sections in full for `inspect --section`: as rows, and these as text."""
+"""Sections in full for `inspect --section`: their rows, as records, text and JSON."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from ckptools.training_state.optimizers import moments_of, optimizers_of
 from ckptools.training_state.sections import Section, sections_of
 
 MAX_VALUES = 10_000
-"""At most this many rows of values per section. Containers can be shared, so a small file may unfold to millions."""
+"""At most this many rows of values per section: a container may occur many times, so small files can be huge trees."""
 
 
 class StateRow(NamedTuple):
-    """The optimizer state of one parameter, whose `group` is None if no group lists it."""
+    """The optimizer state of one parameter; `group` is None if no param group lists the parameter."""
 
     parameter: str
     group: int | None
@@ -35,11 +35,11 @@ class StateRow(NamedTuple):
 
 
 class ValueRow(NamedTuple):
-    """One value of a section that is no tensor of a model or optimizer; a long sequence of plain values is one.
+    """One value of a section, other than tensors of a model or optimizer; a long list of plain values is one row.
 
     Attributes:
-        fingerprint: CRC-32 of a long sequence or array, to compare ranks; None for others.
-        differs: name of the value, or of a container of it, that differs on other ranks; empty if none does.
+        fingerprint: CRC-32 of a long sequence or array, to compare ranks; None for other values.
+        differs: name of the value, or of a container around it, that differs between ranks; empty if none differs.
     """
 
     path: KeyPath
@@ -61,10 +61,10 @@ class Detail(NamedTuple):
 
 
 def section_details(ck: Checkpoint, wanted: str, private: bool = True) -> tuple[Detail, ...]:
-    """The sections of a kind, or the one with a name, in full; private values only on request.
+    """Show the sections of a kind, or the section of a name, in full; values named `_...` only if `private`.
 
     Raises:
-        UsageError: there is none.
+        UsageError: no section has that kind or name.
     """
     found = [s for s in sections_of(ck) if wanted in (s.kind, s.name)]
     if not found:
@@ -84,7 +84,7 @@ def _detail(ck: Checkpoint, section: Section, private: bool) -> Detail:
 
 
 def named_tensors(value: Any) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a subtree with their names in it."""
+    """Yield the tensors of a subtree, each with its name relative to the subtree."""
     return ((fqn_of(path), leaf) for path, leaf in leaves_of(value) if isinstance(leaf, Tensor))
 
 
@@ -199,7 +199,7 @@ def _value_cells(row: ValueRow, section: str = "") -> list[str]:
     return [name or "value", text + (f" (ranks differ in {row.differs})" if row.differs else "")]
 
 
-# -- the record of `inspect` as one JSON object; bytes are integers, there is no bare NaN, and all text is ASCII -------
+# -- the record of `inspect` as one JSON object; bytes are integers, NaN is null, all text is ASCII ------------------
 
 
 SCHEMA = "ckptools/inspect/1"
