@@ -1,5 +1,4 @@
-"""`doctor`: the first questions about a checkpoint, and what to type next.
+"""`doctor`: answer the first questions about a checkpoint, and propose the next commands.
 
-Nothing is imported here: the function of this name in `ckptools` takes this package's place there, which must be
-loaded before it and costs nothing.
+This file imports nothing: `import ckptools` loads it so that `ckptools.doctor` can name the function afterwards.
 """

@@ -1,4 +1,4 @@
-"""The answers of `doctor` that follow from `verify`: whole? bytes and values right? do the facts agree? in step?"""
+"""Answers of `doctor` that follow from `verify`: is it whole, are values right, do facts agree, is it in step?"""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ckptools.training_state.steps import contradiction
 from ckptools.verify.record import Check, Verification
 from ckptools.verify.run import CHECKSUMS, IN_LINE, IN_RANGE, RANKS_AGREE, STRUCTURE
 
-# -- the record of `doctor`: an answer to each of the first questions, and the next commands ---------------------------
+# -- the record of `doctor`: an answer to each question, and the next commands -----------------------------------------
 
 
 WHOLE, VALUES, NEWEST, FACTS, LOADS, IN_STEP = (
@@ -29,7 +29,7 @@ WHOLE, VALUES, NEWEST, FACTS, LOADS, IN_STEP = (
     "does it load?",
     "optimizer and scheduler in step?",
 )
-"""The questions, in their order; the second is asked where every byte is read."""
+"""The questions, in their order; the second is asked only with `--deep`, which reads every byte."""
 
 
 @displayed
@@ -38,8 +38,8 @@ class Finding:
     """The answer to one question, with its evidence.
 
     Attributes:
-        ok: False where something is wrong; None where that is unknown, was not asked, or is doubtful.
-        doubtful: whether there are warnings and no error.
+        ok: False if something is wrong; None if the answer is unknown or doubtful, or the question was not asked.
+        doubtful: True if there are warnings but no error.
     """
 
     question: str
@@ -58,8 +58,8 @@ class Diagnosis:
     """The state of a checkpoint, question by question.
 
     Attributes:
-        ok: whether no answer is bad.
-        readable: whether it could be opened.
+        ok: True if no answer is bad.
+        readable: whether the checkpoint could be opened.
         verdict: on the checkpoint; None if it could not be opened.
         next: the next commands, at most three.
         seconds: wall time.
@@ -74,7 +74,7 @@ class Diagnosis:
     seconds: float = 0.0
 
     def __str__(self) -> str:
-        """The text that the command prints."""
+        """The text that `ckptools doctor` prints."""
         return diagnosis_text(self)
 
     def _summary(self) -> str:
@@ -85,7 +85,7 @@ class Diagnosis:
         return f"{clip_middle(str(self.path), 60)}: {words}"
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """A plain dict per question, for `pandas.DataFrame` and the like."""
+        """Return a plain dict per question, for `pandas.DataFrame`."""
         return self.rows.to_dicts()
 
 
@@ -93,7 +93,7 @@ class Diagnosis:
 
 
 MOST = 3
-"""Causes that an answer names."""
+"""At most this many causes are listed in an answer."""
 
 VALUE_CHECKS = (CHECKSUMS, "finite values", IN_RANGE, IN_LINE)
 IN_STEP_CHECKS = ("optimizer covers params", "step counters", "lr: scheduler = groups")
@@ -106,7 +106,7 @@ CONTRADICTIONS = (
 
 
 def whole_finding(verified: Verification, checkpoint: Checkpoint) -> Finding:
-    """Whether all is here, and the causes where it is not."""
+    """Answer whether all files and tensors are complete, with the causes if they are not."""
     errors = _errors(verified.problems)
     if errors or not verified.verdict.whole or not verified.verdict.joinable:
         whole = None if verified.verdict.whole is None and not errors else False
@@ -122,7 +122,7 @@ def whole_finding(verified: Verification, checkpoint: Checkpoint) -> Finding:
 
 
 def values_finding(verified: Verification) -> Finding:
-    """What is wrong with bytes and values, or worth a look, by name."""
+    """Answer whether bytes and values are right, naming faults and oddities."""
     checks = [check for check in verified.checks if check.name in VALUE_CHECKS]
     found = [problem for check in checks for problem in check.problems]
     if found:
@@ -131,7 +131,7 @@ def values_finding(verified: Verification) -> Finding:
 
 
 def _as_far_as_looked(question: str, checks: Sequence[Check]) -> Finding:
-    """The answer where no check found anything: `yes` only if each of them looked at everything."""
+    """Answer if the checks found no fault: `yes` only if each check looked at everything."""
     ok = [check for check in checks if check.result == "ok"]
     answer = "yes" if len(ok) == len(checks) else "partly" if any(c.looked_at for c in checks) else "not judged"
     words = [f"{check.name}: {check.detail}" for check in ok]
@@ -144,20 +144,20 @@ def _errors(problems: Iterable[Problem]) -> list[Problem]:
 
 
 def _judged(question: str, problems: Sequence[Problem], answer: str) -> Finding:
-    """An answer with problems as its evidence; bad where one of them is an error, as in the exit code of `verify`."""
+    """Make an answer with problems as its evidence; `ok` is False if one of them is an error, as `verify` exits."""
     wrong = bool(_errors(problems))
     return Finding(question, False if wrong else None, answer, _named(problems), doubtful=not wrong)
 
 
 def _named(problems: Sequence[Problem]) -> str:
-    """The causes behind problems, then what follows from lost files."""
+    """List the causes of problems, then the consequences of missing files."""
     lines = [f"{cause.code} {cause_words(cause)}" for cause in causes_of(problems)]
     following = [one.text for one in consequences_of(problems)]
     return "; ".join([*lines[:MOST], *following]) + and_others(len(lines) - MOST)
 
 
 def facts_finding(checkpoint: Checkpoint, verified: Verification) -> Finding:
-    """Whether step, name and world size agree."""
+    """Answer whether the sources of the step, and of the world size, agree."""
     step, world = checkpoint.step, checkpoint.world_size
     found = [problem for problem in verified.problems if problem.kind in CONTRADICTIONS]
     facts = [f"step {step.value}: {', '.join(step.sources)}"] if step.value is not None else ["no file states a step"]
@@ -177,7 +177,7 @@ def facts_finding(checkpoint: Checkpoint, verified: Verification) -> Finding:
 
 
 def in_step_finding(verified: Verification) -> Finding:
-    """Whether optimizer, scheduler and training count the same steps and learning rates."""
+    """Answer whether optimizer, scheduler and trainer count the same steps and learning rates."""
     checks = [check for check in verified.checks if check.name in IN_STEP_CHECKS]
     found = [problem for check in checks if check.result in ("FAIL", "warn") for problem in check.problems]
     named = [problem for problem in found if problem.kind is not Code.OPTIMIZER_STATE_UNNAMED]
@@ -189,7 +189,7 @@ def in_step_finding(verified: Verification) -> Finding:
     return _as_far_as_looked(IN_STEP, checks)
 
 
-# -- the record of `doctor` as text, a line per question and its evidence below, and as HTML ---------------------------
+# -- the record of `doctor` as text, a line per question with its evidence below, and as HTML --------------------------
 
 
 COLUMNS = (Column("question"), Column("", "verdict"), Column("answer"), Column("evidence"))
@@ -205,7 +205,7 @@ def diagnosis_text(found: Diagnosis, screen: Screen = PIPE) -> str:
     """Render each question with its answer, the evidence below it, then the next commands."""
     questions = max((len(row.question) for row in found.rows), default=0)
     lines = [line for row in found.rows for line in _lines(row, questions, screen)]
-    # A command is never wrapped, so that it can be copied.
+    # Commands are never wrapped, so that users can copy them.
     following = [f"  {printable(command)}" for command in found.next]
     following = ["", painted("next:", "heading", screen.color), *following] if following else []
     return "\n".join([*wrapped("", printable(str(found.path)), screen, mark="heading"), "", *lines, *following])

@@ -1,6 +1,6 @@
-"""The first questions in one go: whole? newest whole? do the facts agree? does it load? are its counters in step?
+"""Ask the questions of `doctor`: is it whole, the newest whole one, loadable, in step, and do its facts agree?
 
-Nothing is found out here: each answer is that of another room, `verify`, `ls` or `match`.
+This module combines the results of `verify`, `ls` and `match`, and checks nothing by itself.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from ckptools.verify.record import Verification
 from ckptools.verify.run import verify
 
 MOST = 3
-"""Names in an answer, and commands that are proposed."""
+"""At most this many names in an answer, and commands proposed."""
 
 
 def examined(
@@ -53,7 +53,7 @@ def examined(
     progress: Progress | None = None,
     **how: Any,
 ) -> Diagnosis:
-    """Answer the first questions about a checkpoint, a run or a file that cannot be opened; see `ckptools.doctor`."""
+    """Answer the questions about a checkpoint, a run folder or an unreadable file; this is `ckptools.doctor`."""
     started = time.perf_counter()
     if not isinstance(path, Iterable):
         check_path(path)
@@ -73,7 +73,7 @@ def examined(
 
 @dataclass
 class _Examination:
-    """One examination: what was opened, and which commands are worth typing next, the most useful first."""
+    """One run of `doctor`: the opened checkpoint, and the commands to propose, the most useful first."""
 
     paths: list[Path]
     to: Any
@@ -89,7 +89,7 @@ class _Examination:
 
     @property
     def path(self) -> Path:
-        """The path that is being looked at; of several files the first."""
+        """The path to examine; the first if several files are given."""
         return self.paths[0]
 
     def findings(self) -> Iterator[Finding]:
@@ -111,7 +111,7 @@ class _Examination:
         yield from (whole, *values, newest, facts, loads, in_step_finding(verified))
 
     def _open(self) -> None:
-        """Open it; of a folder of several the newest whole one."""
+        """Open the given path; in a run folder, open the newest whole checkpoint."""
         what: Any = self.paths if len(self.paths) > 1 else self.path
         try:
             self.checkpoint = _opened(what, self.how)
@@ -121,7 +121,7 @@ class _Examination:
             if not (isinstance(error, ReadError) and self.path.exists()):
                 raise
             self.error = error
-            if self.path.is_dir():  # a tracker in it may lead astray
+            if self.path.is_dir():  # its tracker file may name a wrong checkpoint
                 with suppress(CkptoolsError):
                     self._open_newest()
 
@@ -132,7 +132,7 @@ class _Examination:
             self.checkpoint = _opened(chosen, self.how)
 
     def _open_by_another_rank(self) -> None:
-        """Open the checkpoint of a rank file that is damaged itself by a file of another rank."""
+        """If the given rank file is damaged, open its checkpoint by the file of another rank."""
         name = parse(self.path)
         if self.checkpoint is not None or self.run is None or name is None:
             return
@@ -143,7 +143,7 @@ class _Examination:
                 self.checkpoint = _opened(row.path, _of_run(self.how))
 
     def _run_folder(self) -> RunFolder | None:
-        """The other checkpoints of its run; None where there are none."""
+        """Find all checkpoints of the run; None if no run folder is found."""
         folder = None if self.run is not None else self._folder_around()
         if folder is None:
             return self.run
@@ -156,7 +156,7 @@ class _Examination:
             return None
 
     def _folder_around(self) -> Path | None:
-        """The folder of the run: above the folder that a step has named, else the one that its file is in."""
+        """Find the run folder: the parent of a folder named after a step, else the folder of the file."""
         start = self.path if self.path.is_dir() else self.path.absolute().parent
         for folder in (start.absolute(), start.absolute().parent):
             if step_in(folder.name) is not None:
@@ -165,7 +165,7 @@ class _Examination:
 
     @property
     def _is_run(self) -> bool:
-        """Whether the folder of a run was asked about, and not one checkpoint of it."""
+        """Whether the user gave a run folder, and not one checkpoint in it."""
         run = self.run
         return (
             run is not None
@@ -175,7 +175,7 @@ class _Examination:
         )
 
     def _newest_save_first(self, opened: Finding) -> Finding:
-        """The first answer about a run: on its newest save where that is not whole, else on the opened checkpoint."""
+        """Answer "whole?" for a run: about its newest save if that is broken, else about the opened checkpoint."""
         rows = self.run.rows if self.run is not None and self._is_run else ()
         if not rows or not is_wrong(rows[0]) or (rows[0].format and self._is_mine(path_of(rows[0].path))):
             return opened
@@ -224,7 +224,7 @@ class _Examination:
         return Finding(NEWEST, ok, f"{step_or_name(newest)}: {newest.path}", evidence)
 
     def _is_mine(self, path: Path) -> bool:
-        """Whether the checkpoint at a path is the one that was opened, or shares files with it."""
+        """Whether the checkpoint at a path is the opened one, or shares files with it."""
         assert self.checkpoint is not None
         if path.absolute() == self.checkpoint.path.absolute():
             return True
@@ -267,7 +267,7 @@ class _Examination:
             self.commands.append(instead_of_writing(named, f"{following.line} --dry-run", verified.problems))
 
     def _of_unreadable(self) -> Iterator[Finding]:
-        """Answers about a path that cannot be opened, and where to go on."""
+        """Answer the questions about a path that cannot be opened, and propose where to go on."""
         why = self.error.reason if self.error is not None else "no checkpoint in it can be opened"
         about = self.error.path if self.error is not None and self.error.path is not None else self.path
         yield Finding(WHOLE, False, "cannot be opened", f"{about}: {why}")
@@ -305,13 +305,13 @@ def _real_files(checkpoint: Checkpoint) -> set[Path]:
 
 
 def _as_given(folder: Path) -> Path:
-    """A folder as a user would type it: below the current one without what is above that."""
+    """Shorten a folder as a user would type it: relative to the current directory if it lies below."""
     here = Path.cwd()
     return folder.relative_to(here) if folder.is_relative_to(here) else folder
 
 
 OF_A_RUN = ("follow_symlinks", "jobs", "weights", "rules", "shapes", "names")
-"""Options that apply to every checkpoint of a run; the others go with one alone."""
+"""Options that apply to every checkpoint of a run; the others apply to a single checkpoint."""
 
 
 def _of_run(how: Mapping[str, Any]) -> dict[str, Any]:

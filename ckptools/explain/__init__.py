@@ -1,4 +1,4 @@
-"""`explain`: what a problem code means, what causes it, and what to do; `problems.md` says it for all codes."""
+"""`explain`: say what a problem code means, what causes it, and what to do; the texts are in `problems.md`."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from ckptools.text import few
 
 
 PAGES = Path(__file__).with_name("problems.md")
-"""A section for each code, in Markdown."""
+"""The texts of all codes: Markdown with a section for each code."""
 
 
 @displayed
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What a user should know about a problem code.
+    """The page of one problem code.
 
     Attributes:
         code: such as `CK101`.
-        meaning: what it stands for, in a few words.
+        meaning: of the code, in a few words.
         severity: the usual one.
-        forbids: what `consolidate` refuses to write because of an error with this code.
-        means: what is wrong, in a few sentences.
-        causes: what leads to it, a sentence or two each.
-        remedy: the way out in one line, as it stands below a problem; "" if none is known.
-        to_do: what to do, step by step.
+        forbids: output that `consolidate` refuses to write because of an error with this code.
+        means: the fault, in a few sentences.
+        causes: possible causes, a sentence or two each.
+        remedy: the way out in one line, as printed below a problem; "" if none is known.
+        to_do: the remedy, step by step.
     """
 
     code: str
@@ -51,10 +51,10 @@ class Explanation:
 
 
 def explanation(name: str) -> Explanation:
-    """The page of a code, by its name in upper or lower case, with or without the letters: `CK101`, `ck101`, `101`.
+    """Return the page of a code, named in upper or lower case, with or without letters: `CK101`, `ck101`, `101`.
 
     Raises:
-        UsageError: there is no such code.
+        UsageError: no such code exists.
     """
     wanted = name.strip().upper()
     wanted = wanted if wanted.startswith("CK") else f"CK{wanted}"
@@ -68,13 +68,13 @@ def explanation(name: str) -> Explanation:
 
 @cache
 def explanations() -> tuple[Explanation, ...]:
-    """The pages of all codes, in the order of their numbers."""
+    """Return the pages of all codes, in the order of their numbers."""
     kinds = {kind.code: kind for kind in Code}
     return tuple(_page(kinds[code], text) for code, text in sections_of(PAGES.read_text("utf-8")) if code in kinds)
 
 
 def sections_of(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the code of each section, and the section from its heading on."""
+    """Yield each code with its Markdown section, heading included."""
     for section in re.split(r"^(?=## CK)", text, flags=re.MULTILINE)[1:]:
         yield section[3:8], section
 
@@ -101,34 +101,34 @@ def _items(text: str) -> tuple[str, ...]:
 
 
 MAX_WIDTH = 100
-"""Columns of a page, on a screen that has more and in a pipe."""
+"""Width of a page in columns, in a pipe and on wider screens."""
 
 EFFECTS: dict[Forbids, str] = {
     "nothing": "consolidate writes all the same",
     "complete output": "consolidate refuses without --allow-missing",
     "any output": "consolidate refuses",
 }
-"""What a code means for `consolidate`."""
+"""Effect of an error with the code on `consolidate`."""
 
 
 def pages_text(pages: Sequence[Explanation], screen: Screen = PIPE) -> str:
-    """The pages, with an empty line between two."""
+    """Render pages with an empty line between two."""
     return "\n\n".join("\n".join(_lines(page, screen)) for page in pages)
 
 
 def list_text(pages: Iterable[Explanation]) -> str:
-    """A line for each code, and how to see its page."""
+    """List all codes, a line each, and say how to see the page of a code."""
     lines = [f"{page.code}  {page.severity:7}  {page.meaning}" for page in pages]
     return "\n".join([*lines, "", "ckptools explain CK101 says what causes it, and what to do"])
 
 
 def pages_json(pages: Iterable[Explanation]) -> str:
-    """One object with a record per page (`ckptools/explain/1`)."""
+    """Render pages as one JSON object (`ckptools/explain/1`)."""
     return to_json({"schema": "ckptools/explain/1", "codes": [to_dict(page) for page in pages]}, indent=2)
 
 
 def effect_of(page: Explanation) -> str:
-    """The usual severity of a code, and what `consolidate` does where it is found."""
+    """State the usual severity of a code, and what `consolidate` does on such a problem."""
     return f"{page.severity}; {EFFECTS[page.forbids]}"
 
 

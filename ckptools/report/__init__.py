@@ -1,5 +1,4 @@
-"""`report`: one page of HTML about a checkpoint, to be mailed or kept.
+"""`report`: write one HTML page about a checkpoint, to be mailed or kept.
 
-Nothing is imported here: the function of this name in `ckptools` takes this package's place there, which must be
-loaded before it and costs nothing.
+This file imports nothing: `import ckptools` loads it so that `ckptools.report` can name the function afterwards.
 """

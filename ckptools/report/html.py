@@ -1,6 +1,6 @@
-"""The page of `report`: the results of inspect and verify on a checkpoint, the verdict first, and its pictures.
+"""The HTML page of `report`: the verdict, the records of `inspect` and `verify`, and pictures.
 
-It has no text of its own: the functions for the terminal make each line and cell.
+All its text comes from the functions that make lines and cells for the terminal.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ from ckptools.verify import record as verification
 from ckptools.verify.record import Check, Result, Verification
 from ckptools.verify.run import verify
 
-# -- the first screen of a report: the verdict in its colour, six facts, the worst causes and the ranks ----------------
+# -- the first screen: the verdict in its colour, six facts, the worst causes and the ranks ---------------------------
 
 
 MOST = 3
-"""Causes on the first screen."""
+"""At most this many causes on the first screen."""
 
 
 def verdict_band(page: Page, verdict: Verdict, below: Sequence[str], commands: Sequence[str]) -> None:
@@ -73,7 +73,7 @@ def verdict_band(page: Page, verdict: Verdict, below: Sequence[str], commands: S
 
 
 def tiles(report: Report) -> Iterator[tuple[str, str, str]]:
-    """Name, value and remark of each fact."""
+    """Yield name, value and remark of each fact."""
     step, ranks = report.checkpoint.step, report.ranks
     agree = f"{plural(len(step.sources), 'source')} agree" if step.agree else "SOURCES DISAGREE"
     yield (
@@ -100,7 +100,7 @@ def tiles(report: Report) -> Iterator[tuple[str, str, str]]:
 
 
 def cause_list(page: Page, problems: Sequence[Problem]) -> None:
-    """Add the worst causes, what follows from lost files, and more causes, folded."""
+    """Add the worst causes, the consequences of missing files, and further causes, folded."""
     causes, following = causes_of(problems), consequences_of(problems)
     shown, others = causes[:MOST], causes[MOST:]
     made = "".join(map(_cause, shown)) + _following(problems, following)
@@ -120,11 +120,11 @@ def _cause(cause: Cause) -> str:
 
 
 FIRST = 20
-"""At most this many of what follows from a lost file are named."""
+"""At most this many consequences of a missing file are listed by name."""
 
 
 def _following(problems: Sequence[Problem], following: Sequence[Consequence]) -> str:
-    """What follows from lost files, and from which causes; folded, the first of them by name."""
+    """Render the consequences of missing files with their causes; the first ones by name, folded."""
     made = ""
     for one in following:
         named = [p for p in dict.fromkeys(problems) if p.code == one.code][:FIRST]
@@ -137,7 +137,7 @@ def _following(problems: Sequence[Problem], following: Sequence[Consequence]) ->
 
 
 def _explained(one: Explanation) -> str:
-    """A code with what it means, what causes it and what to do, as `ckptools explain` has it."""
+    """Render a problem code with its meaning, its causes and its remedies, as `ckptools explain` does."""
     parts = (("What causes it", one.causes), ("What to do", one.to_do))
     lists = "".join(f"<div>{title}:</div>{''.join(map(_step, items))}" for title, items in parts)
     title = f"<b>{one.code}</b> {safe(one.meaning)} <span class=dim>ckptools explain {one.code}</span>"
@@ -152,13 +152,13 @@ def _step(text: str) -> str:
 
 
 LIMITS = Limits(rows=1000, nbytes=400_000)
-"""Limit of the page without its pictures; the JSON in it is never cut."""
+"""Limits of the page without its pictures; the JSON in it is never cut."""
 
 MAX_TREE = 200
 """At most this many lines of the model's tree."""
 
 MAX_LAYOUTS = 4
-"""At most this many tensors have their layout drawn."""
+"""At most this many tensors get a picture of their layout."""
 
 
 SCRIPT = Path(__file__).with_name("page.js")
@@ -166,7 +166,7 @@ SCRIPT = Path(__file__).with_name("page.js")
 
 
 class PageContents(NamedTuple):
-    """The contents of a page: a checkpoint with every rank read, its records, and when, in seconds since 1970."""
+    """Contents of the page: a checkpoint with all ranks read, its records, and the time in seconds since 1970."""
 
     checkpoint: Checkpoint
     report: Report
@@ -181,11 +181,11 @@ SUFFIXES = (".html", ".htm")
 
 
 def check_place(out: Path, force: bool, checkpoint: Checkpoint | None = None) -> None:
-    """Refuse a report that would overwrite a file, before anything is read for it; `checkpoint` once that is known.
+    """Refuse to write a report over a file, before anything is read; `checkpoint` if it is already open.
 
     Raises:
-        OutputExistsError: a file would be overwritten.
-        UsageError: its name does not end with `.html`, or its folder does not exist.
+        OutputExistsError: the report would overwrite a file.
+        UsageError: the name does not end with `.html`, or its folder does not exist.
     """
     if out.suffix.lower() not in SUFFIXES:
         raise UsageError(out, "a report is a page of HTML: give it a name that ends in .html")
@@ -198,9 +198,9 @@ def check_place(out: Path, force: bool, checkpoint: Checkpoint | None = None) ->
 def write_report(
     checkpoint: Checkpoint, out: str | Path, *, force: bool = False, interactive: bool = False, **how: Any
 ) -> PageContents:
-    """Write the report on a checkpoint into a file, which appears whole or not at all; `how` goes to `findings`.
+    """Write the report on a checkpoint to a file, which appears whole or not at all; `how` goes to `findings`.
 
-    An `interactive` page has one script: tables sort and filter, and what is about one rank or key is marked together.
+    An `interactive` page has a script: it sorts and filters tables, and marks everything about one rank or key.
     """
     check_place(Path(out), force, checkpoint)
     found = findings(checkpoint, **how)
@@ -209,7 +209,7 @@ def write_report(
 
 
 def findings(checkpoint: Checkpoint, *, deep: bool = False, values: bool = False, **how: Any) -> PageContents:
-    """Verify a checkpoint, opened with every rank, and compute figures of its `values` if asked for.
+    """Verify a checkpoint opened with all ranks, and compute statistics if `values`.
 
     The arguments are those of `Checkpoint.verify`.
     """
@@ -257,7 +257,7 @@ def report_page(found: PageContents, interactive: bool = False) -> str:
 
 
 def unreadable_page(found: Diagnosis, why: str, made: float) -> str:
-    """Render the report on a path that cannot be opened: the error in one line, and the diagnosis of `doctor`."""
+    """Render the report on a path that cannot be opened: the error in one line, and the answers of `doctor`."""
     page = Page("")
     page.drawing(f'<div class="band is-bad"><b class="bad">cannot be opened: {safe(why)}</b></div>')
     page.line(f"ckptools {__version__}, {moment_utc(made)}; what doctor says of it:", "dim")
@@ -266,7 +266,7 @@ def unreadable_page(found: Diagnosis, why: str, made: float) -> str:
 
 
 def verdict_lines(found: PageContents, screen: Screen = PIPE) -> list[str]:
-    """Whether the checkpoint is whole and every check passed; the worse of the two comes first."""
+    """State whether the checkpoint is whole and every check passed; the worse of the two comes first."""
     verdict = found.verification.verdict
     lines = wrapped("", verdict.headline, screen, mark=HEADLINES[verdict.level])
     return lines + wrapped("", verification.summary(found.verification), screen, mark="dim")
@@ -295,7 +295,7 @@ def _first_screen(page: Page, found: PageContents, problems: Sequence[Problem]) 
 
 
 def counted_checks(checks: Sequence[Check]) -> str:
-    """How many checks came to what: `2 failed, 8 ok, 2 not judged`."""
+    """Count checks by result: `2 failed, 8 ok, 2 not judged`."""
     words: dict[Result, str] = {"FAIL": "failed", "warn": "with a warning"}
     counts = Counter(check.result for check in checks)
     results = get_args(Result)
@@ -303,7 +303,7 @@ def counted_checks(checks: Sequence[Check]) -> str:
 
 
 def _checks(page: Page, found: PageContents) -> None:
-    """The checks that found something, then the others, folded."""
+    """Add a table of the checks that failed or warned, then the others, folded."""
     rows = dict(zip(found.verification.checks, verification.check_rows(found.verification.checks), strict=True))
     for wrong in (True, False):
         own = {check: cells for check, cells in rows.items() if (check.result in ("FAIL", "warn")) is wrong}
@@ -313,7 +313,7 @@ def _checks(page: Page, found: PageContents) -> None:
 
 
 def all_problems(found: PageContents) -> Iterator[Problem]:
-    """The problems found by verify, the worst first, then those of inspect alone: notes, and codes of no check."""
+    """Yield the problems of `verify`, the worst first, then the notes and codes that only `inspect` found."""
     known = set(found.verification.problems)
     codes = {problem.code for problem in known}
     yield from worst_first(found.verification.problems)
@@ -343,7 +343,7 @@ def _keys(page: Page, checkpoint: Checkpoint) -> None:
 
 
 def pictures_of(found: PageContents) -> Iterator[Picture]:
-    """Draw the bytes, the figures, and the largest tensor of each kind of sharding."""
+    """Draw bytes by section, statistics, and the layout of the largest tensor of each kind of sharding."""
     checkpoint, figures = found.checkpoint, found.statistics
     if any(section.size.tensors for section in found.report.sections):
         yield bytes_by_section(checkpoint)
@@ -355,7 +355,7 @@ def pictures_of(found: PageContents) -> Iterator[Picture]:
 
 
 def _largest(checkpoint: Checkpoint) -> Iterator[Entry]:
-    """The largest tensor for each kind of sharding in the model; the kind with the most tensors first."""
+    """Yield the largest model tensor of each kind of sharding; the kind with the most tensors first."""
     sharded = (entry for entry in tensor_entries(checkpoint) if entry.kind == "model" and entry.value.sharded)
     ways = grouped(sharded, lambda entry: placement(entry.value))
     for entries in sorted(ways.values(), key=len, reverse=True):
