@@ -1,1 +1,1 @@
-"""The keys of a checkpoint for `tree` and `show`: a row for each, full values, places of shards."""
+"""Records of `tree` and `show`: the keys of a checkpoint, their values, and where the shards of tensors lie."""

@@ -1,4 +1,4 @@
-"""The records of `tree` and `show`: the keys of a checkpoint; in full a value, or a tensor with its shards."""
+"""The records of `tree` and `show`: the keys of a checkpoint, with values, shards and copies."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ class KeyRow(NamedTuple):
     """One key of a checkpoint.
 
     Attributes:
-        name: its name, the same in every command.
-        section: name of the section that it is in.
-        kind: what the section is: `model`, `optimizer`, `scheduler`, `rng` or `other`.
-        type: `tensor`, or what a plain value is: `int`, `float`, `str`, `list`, `object` and so on.
+        name: dotted name, the same in every command.
+        section: name of the section that holds the key.
+        kind: of the section: `model`, `optimizer`, `scheduler`, `rng` or `other`.
+        type: `tensor`, or the type of a plain value: `int`, `float`, `str`, `list`, `object` and so on.
         shape: global sizes of a tensor or array; None for other values.
-        dtype: of a tensor, torch's name; of an array, numpy's; "" for other values.
+        dtype: torch's name for a tensor, numpy's for an array; "" for other values.
         params: elements of a tensor; 0 for other values.
         bytes: of the global tensor, packed; 0 for other values.
-        layout: how a tensor is spread over the ranks; "" for other values.
-        value: a number, text or flag, or a short list of these; None for a tensor or a longer value.
-        tied: name of the first key of its section that has the same bytes; "" if none has.
-        note: why a tensor cannot be loaded; for a value that is not short, a description.
+        layout: how a tensor is sharded; "" for other values.
+        value: a number, text or flag, or a short list of them; None for a tensor or a longer value.
+        tied: name of the first key of the section with the same storage; "" if the tensor is not tied.
+        note: why a tensor cannot be loaded; or a description of a long value.
     """
 
     name: str
@@ -56,7 +56,7 @@ class KeyRow(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """Totals over some keys: elements and packed bytes of the global tensors, of tied weights once."""
+    """Numbers of tensors, elements and packed bytes; tied tensors count once."""
 
     tensors: int
     params: int
@@ -65,7 +65,7 @@ class Totals(NamedTuple):
 
 @displayed
 class KeySection(NamedTuple):
-    """A section with listed keys, whose names begin with `prefix`: `optimizers.AdamW`; "" for the only model."""
+    """A section and the prefix of its keys' names: `optimizers.AdamW`; "" for the only model."""
 
     name: str
     kind: str
@@ -78,11 +78,11 @@ class KeySection(NamedTuple):
 @displayed
 @dataclass(frozen=True)
 class Keys:
-    """The keys of a checkpoint, or the selected ones; elements and bytes of tied weights count once.
+    """The selected keys of a checkpoint; elements and bytes of tied weights count once.
 
     Attributes:
-        whole: whether all of it is here; None if not every file was compared.
-        private: how many values were left out because their names begin with `_`.
+        whole: whether the checkpoint is whole; None if not every file was compared.
+        private: number of values left out because their names begin with `_`.
         rows: a row for each key, in the order of the file.
     """
 
@@ -97,7 +97,7 @@ class Keys:
     rows: Rows[KeyRow]
 
     def __str__(self) -> str:
-        """The text that the command prints."""
+        """The text that `ckptools tree` prints."""
         return as_text(self)
 
     def _summary(self) -> str:
@@ -105,7 +105,7 @@ class Keys:
         return f"{clip_middle(self.name, 60)}: {found}"
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """A plain dict per key, for `pandas.DataFrame` and the like."""
+        """Return a plain dict per key, for `pandas.DataFrame`."""
         return self.rows.to_dicts()
 
 
@@ -114,14 +114,14 @@ class Keys:
 
 @displayed
 class PartRow(NamedTuple):
-    """One of the tensors that a class stores in place of a shard's values.
+    """A tensor in which a subclass, such as a quantized weight, stores part of a shard: `codes`, `scale`.
 
     Attributes:
-        name: what the class calls it, such as `codes`.
-        per: how many elements share one of its numbers, in words; "" if each has its own.
-        record: the record of the container.
+        name: given by the class, such as `codes`.
+        per: number of elements that share one scale or zero point, in words; "" if each has its own.
+        record: zip entry.
         offset: byte offset of its first element in the file.
-        crc: CRC-32 of the whole record; "" if none is stated.
+        crc: CRC-32 of the whole zip entry; "" if none is stated.
     """
 
     name: str
@@ -136,18 +136,18 @@ class PartRow(NamedTuple):
 
 @displayed
 class ShardRow(NamedTuple):
-    """One rank's shard of a tensor, and the place of its bytes.
+    """One rank's shard of a tensor, and where its bytes lie.
 
     Attributes:
-        rank: its rank; None if unknown.
+        rank: None if unknown.
         offsets: first index per dimension, in elements of the global tensor.
-        status: `here`; `missing` if no file here contains it; `unreadable` if its file cannot be read.
-        file: the file; "" if it is missing.
-        record: the record of the container, such as `data/31`.
+        status: `here`; `missing` if no file contains the shard; `unreadable` if its file cannot be read.
+        file: path; "" if missing.
+        record: zip entry, such as `data/31`.
         offset: byte offset of its first element in the file; None if unknown.
-        crc: CRC-32 of the whole record as the container states it, in hexadecimal; "" if it states none.
-        stored_as: dotted name of the class that stores it in another form than its values; "" for none.
-        parts: the tensors it is stored as then; `record`, `offset` and `crc` are those of the first.
+        crc: CRC-32 that the archive states for the whole zip entry, in hexadecimal; "" if it states none.
+        stored_as: dotted name of the tensor subclass that encodes the shard; "" if its values are stored as they are.
+        parts: the tensors in which the subclass stores it; `record`, `offset` and `crc` are those of the first part.
     """
 
     rank: int | None
@@ -166,12 +166,12 @@ class ShardRow(NamedTuple):
 
 @displayed
 class RankValue(NamedTuple):
-    """The value of some ranks at a key whose value differs between ranks.
+    """The value that some ranks have at a key where ranks differ.
 
     Attributes:
-        ranks: the ranks that have it.
-        value: a plain value in full; None for an object of a foreign class, or if they have none.
-        note: for a value that is not short, a description; `nothing there` if these ranks have none.
+        ranks: the ranks with this value.
+        value: a plain value in full; None for an object of a foreign class, or if these ranks lack the key.
+        note: a description of a long value; `nothing there` if these ranks lack the key.
     """
 
     ranks: tuple[int, ...]
@@ -188,17 +188,16 @@ class ShownKey(NamedTuple):
     """One key with its value or shards; the first fields are those of `KeyRow`.
 
     Attributes:
-        value: a plain value in full, or that of a tensor without dimensions; None for other tensors and for objects of
-            foreign classes. If ranks have different values, that of the lowest rank.
+        value: a plain value in full, or the number in a 0-d tensor; None for other tensors and for objects of foreign
+            classes. If ranks differ, the value of the lowest rank.
         shards: the shards of a tensor in rank order; empty for other values.
-        holes: regions of a tensor that are in no file here.
-        missing: number of elements in them.
-        statistics: a few figures of a small tensor; None if none were computed.
-        slice: the requested slice; "" for none.
-        values: its elements as nested lists; None if none were requested, or they cannot be read.
-        problem: why elements or figures, or some of them, cannot be read; "" if they can.
-        ranks: a row for each distinct value if the ranks that were read have different ones; empty if none is known
-            to differ.
+        holes: regions of a tensor that no file contains.
+        missing: number of elements in the holes.
+        statistics: mean, minimum and so on of a small tensor; None if not computed.
+        slice: the requested slice; "" if none was requested.
+        values: elements of the slice as nested lists; None if none was requested, or they cannot be read.
+        problem: why some elements or statistics cannot be read; "" if they can.
+        ranks: a row for each distinct value if the ranks that were read differ; empty if they are not known to differ.
     """
 
     name: str
@@ -236,13 +235,13 @@ def _in_short(row: KeyRow | ShownKey) -> str:
 @displayed
 @dataclass(frozen=True)
 class Shown:
-    """Some keys of a checkpoint.
+    """The record of `show`: some keys of a checkpoint.
 
     Attributes:
-        private: how many values were left out because their names begin with `_`.
-        not_read: number of ranks whose files are here but were not read, so that their values are unknown.
-        lost: number of ranks whose values are unknown because their files are missing or damaged.
-        streams: the generators of the random states that are shown.
+        private: number of values left out because their names begin with `_`.
+        not_read: number of ranks with files that were not read, so that their values are unknown.
+        lost: number of ranks with missing or damaged files, so that their values are unknown.
+        streams: random generators with a state among the keys.
     """
 
     path: Path
@@ -256,11 +255,11 @@ class Shown:
 
     @property
     def problems(self) -> bool:
-        """Whether a part of the requested keys could not be read."""
+        """Whether some of the requested keys could not be read."""
         return any(row.problem or row.missing for row in self.rows)
 
     def __str__(self) -> str:
-        """The text that the command prints."""
+        """The text that `ckptools show` prints."""
         return as_text(self)
 
     def _summary(self) -> str:
@@ -268,5 +267,5 @@ class Shown:
         return f"{clip_middle(self.name, 60)}: {few([row.name for row in self.rows], 3)}{wrong}"
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """A plain dict per key, for `pandas.DataFrame` and the like."""
+        """Return a plain dict per key, for `pandas.DataFrame`."""
         return self.rows.to_dicts()

@@ -1,4 +1,4 @@
-"""Show some keys: values in full and by rank, tensors with their shards, a few figures, elements of a slice."""
+"""`show`: print values in full and by rank, and tensors with their shards, statistics or a slice of elements."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ INDEX = re.compile(r"\s*(-?\d{1,18})?\s*(?:(:)\s*(-?\d{1,18})?\s*)?")
 
 
 def index_of(text: str) -> tuple[int | slice | EllipsisType, ...]:
-    """Parse an index such as `0:4,:8`: ints and slices with step 1, `-1` for the last, `...` for all dimensions left.
+    """Parse an index such as `0:4,:8`: ints and slices with step 1; negative ints count from the end; also `...`.
 
     Raises:
-        UsageError: the text is no index.
+        UsageError: the text is not an index.
     """
     found: list[int | slice | EllipsisType] = []
     for part in text.strip().strip("[]").split(","):
@@ -75,12 +75,12 @@ def index_of(text: str) -> tuple[int | slice | EllipsisType, ...]:
 
 
 def elements(tensor: Tensor, text: str) -> Any:
-    """Read the elements of a slice as nested lists of numbers and flags; complex numbers as text.
+    """Read the elements of a slice as nested lists of numbers and booleans; complex numbers as text.
 
     Raises:
-        NotWholeError: some elements are in no file here.
-        ReadError: a file cannot be read, or the tensor cannot be put together.
-        UsageError: it is no slice of this tensor, has too many elements, or the dtype cannot be decoded.
+        NotWholeError: no file contains some of the elements.
+        ReadError: a file cannot be read, or the tensor cannot be joined.
+        UsageError: the text is not a slice of this tensor, has too many elements, or the dtype cannot be decoded.
     """
     import numpy as np
 
@@ -107,7 +107,7 @@ def elements(tensor: Tensor, text: str) -> Any:
 
 
 def _meeting(tensor: Tensor, box: Box) -> Iterator[Shard]:
-    """The shards that overlap a region, each place once, with their sources."""
+    """Yield the shards that overlap a region, one copy of each, and find their bytes in the files."""
     known: dict[Box, Shard] = {}
     for shard in tensor.shards:
         if shard.is_here and (not box.sizes or shard.box.intersect(box)):
@@ -136,7 +136,7 @@ def _rows_of_box(box: Box) -> Iterator[Box]:
         yield Box((*at, last[0]), (*(1 for _ in at), last[1])) if box.sizes else box
 
 
-# -- the shards of a tensor: a row for each with its place in a file, and the layout that they make --------------------
+# -- the shards of a tensor: where each lies in a file, and the layout that they make ----------------------------------
 
 
 MAX_LISTED = 8
@@ -146,7 +146,7 @@ MAX_UNLISTED = 1 << 16
 
 
 def shard_rows(tensor: Tensor) -> tuple[ShardRow, ...]:
-    """A row for each shard of a tensor, in rank order; reads the headers of DCP items, no values."""
+    """Make a row for each shard of a tensor, in rank order; reads headers of DCP items, but no values."""
     return tuple(_shard_row(shard, tensor.dtype) for shard in in_rank_order(tensor.shards))
 
 
@@ -159,9 +159,9 @@ def _shard_row(shard: Shard, dtype: str) -> ShardRow:
 
 
 def stated_row(shard: Shard, dtype: str = "") -> ShardRow:
-    """The row of a shard as its tensor states it, without reading a file.
+    """Make the row of a shard from the structure alone, without reading a file.
 
-    Without a dtype of the tensor, bytes are counted by that of the file; 0 if that is unknown.
+    Bytes are counted by the given dtype, or by the dtype in the file; 0 if both are unknown.
     """
     file, source, parts = shard.file, next(iter(shard.sources), None), tuple(_parts(shard))
     dtype = dtype or (file.dtype if file else "")
@@ -171,7 +171,7 @@ def stated_row(shard: Shard, dtype: str = "") -> ShardRow:
     crc, record = (_crc(source), source.record) if source else ("", "")
     stored_as = shard.encoded.name if shard.encoded is not None else ""
     original = original_of(file.path)
-    offset = file.offset if original is file.path else None  # what is unpacked of an item has no place in its file
+    offset = file.offset if original is file.path else None  # an unpacked item has no offset in its file
     row = ShardRow(shard.rank, *shard.box, "here", str(original), record, offset, nbytes, crc, "")
     return row._replace(stored_as=stored_as, parts=parts)
 
@@ -187,16 +187,16 @@ def _crc(source: Source) -> str:
 
 
 def holes(tensor: Tensor, rows: Iterable[ShardRow]) -> tuple[tuple[str, ...], int]:
-    """The regions of a tensor that are in no shard here, and their number of elements; none if that is unknown."""
+    """Find the regions of a tensor that no readable shard covers, and count their elements; none if unknown."""
     here = dict.fromkeys(Box(row.offsets, row.sizes) for row in rows if row.status == "here")
     found = _cover(tensor, here) if tensor.numel else None
     return (tuple(map(str, found.gaps)), found.missing) if found else ((), 0)
 
 
 def _cover(tensor: Tensor, here: Iterable[Box]) -> Cover | None:
-    """Gaps and overlaps of the regions that are here.
+    """Find gaps and overlaps between the given regions.
 
-    None for a tensor whose shards have no known place (its note says why), or that was saved without values.
+    None for a tensor saved without values, or with shards of unknown position (its note says why).
     """
     if tensor.note or tensor.kind in ("meta", "sparse", "quantized", "unreadable"):
         return None
@@ -210,7 +210,7 @@ def _cover(tensor: Tensor, here: Iterable[Box]) -> Cover | None:
 
 
 class DrawnShard(NamedTuple):
-    """A shard of a tensor, whether a file that was read contains it, and why if it does not."""
+    """A shard to draw; `here` if a file that was read contains it, else `note` says why not."""
 
     box: Box
     rank: int | None
@@ -219,14 +219,14 @@ class DrawnShard(NamedTuple):
 
 
 class DrawnPiece(NamedTuple):
-    """A region of a tensor with its copies in rank order."""
+    """A region of a tensor, and the shards that copy it, in rank order."""
 
     box: Box
     copies: Sequence[DrawnShard]
 
 
 class TensorLayout(NamedTuple):
-    """The layout of a tensor to draw: all its shards, each region with elements once, and the cover if it is known."""
+    """The layout of a tensor, to draw: its shards, its distinct nonempty regions, and gaps and overlaps if known."""
 
     tensor: Tensor
     shards: tuple[DrawnShard, ...]
@@ -235,23 +235,23 @@ class TensorLayout(NamedTuple):
 
     @property
     def cut(self) -> Ints:
-        """The dimensions in which a piece is smaller than the tensor."""
+        """The dimensions in which some region is smaller than the tensor."""
         return tuple(d for d, n in enumerate(self.tensor.shape) if any(p.box.sizes[d] != n for p in self.pieces))
 
     @property
     def in_fragments(self) -> bool:
-        """Whether a rank has several pieces, as of a flattened parameter."""
+        """Whether a rank has several regions, as happens with flattened parameters."""
         ranks = [one.rank for one in self.shards if one.box.numel and one.rank is not None]
         return len(set(ranks)) < len(ranks)
 
     @property
     def copies(self) -> int:
-        """The largest number of copies of a piece."""
+        """The largest number of copies of one region."""
         return max((len(piece.copies) for piece in self.pieces), default=0)
 
 
 def layout_of(tensor: Tensor, rows: Iterable[ShardRow] | None = None) -> TensorLayout:
-    """Find the ranks that have each piece of a tensor, by its shards as found in the files or else as it states."""
+    """Find which ranks hold which region of a tensor: from `rows` if given, else as the tensor itself states."""
     if rows is None:
         shards = tuple(DrawnShard(s.box, s.rank, s.is_here, "in no file that was read") for s in tensor.shards)
     else:
@@ -314,14 +314,14 @@ def _named_ranks(ranks: Sequence[int | None]) -> str:
     return named_ranks(known) if known else "an unknown rank"
 
 
-# -- what is shown -----------------------------------------------------------------------------------------------------
+# -- the record of `show` ----------------------------------------------------------------------------------------------
 
 
 SMALL = 1 << 20
-"""Figures are computed for tensors of at most this many elements."""
+"""Statistics are computed for tensors of at most this many elements."""
 
 MANY = 16
-"""With more tensors than this, no figures are computed."""
+"""With more tensors than this, no statistics are computed."""
 
 FIGURES = ("rms", "l2", "min", "max", "mean", "std", "zeros", "nan", "inf", "elements")
 
@@ -336,22 +336,22 @@ def show(
     all_ranks: bool = False,
     with_all_ranks: Callable[[], Checkpoint] | None = None,
 ) -> Shown:
-    """Show some keys; the row of a tensor says what cannot be read.
+    """Show some keys; a tensor's row reports values that cannot be read.
 
     Args:
         ck: the checkpoint; the structure of one rank may be enough.
         keys: names, beginnings of names, kinds of sections, or globs.
-        values: a slice of each tensor whose elements are read, such as `0:4,:8`.
+        values: a slice whose elements are read from each tensor, such as `0:4,:8`.
         private: show also values whose names begin with `_`.
-        all_ranks: read every rank's structure for any key.
-        with_all_ranks: opens the checkpoint with every rank's structure. By default it is called for tensors, random
-            states and values that each rank may have for itself; for values that all ranks share (settings of an
-            optimizer, a scheduler) only up to `options.MAX_RANKS` ranks. None if `ck` has every rank's structure.
+        all_ranks: read the structure of all ranks, whatever the keys.
+        with_all_ranks: opens the checkpoint with the structure of all ranks; None if `ck` has it. By default it runs
+            for tensors, random states and other values that may differ between ranks; for values that all ranks share
+            (hyperparameters, schedulers) only if there are at most `options.MAX_RANKS` ranks.
 
     Raises:
-        UsageError: a key does not exist, or `values` is no slice of its tensor.
+        UsageError: a key does not exist, or `values` is not a slice of its tensor.
     """
-    if values is not None and not isinstance(values, str):  # such as values=True, as `verify` takes it
+    if values is not None and not isinstance(values, str):  # a user may pass values=True, which `verify` accepts
         raise UsageError(None, f"--values {values!r}: expected a slice such as '0:4,:8'")
     if with_all_ranks is not None and (all_ranks or _needs_all_ranks(ck, keys)):
         ck = with_all_ranks()
@@ -374,9 +374,9 @@ def show(
 
 
 def stated(ck: Checkpoint, keys: Iterable[tuple[KeyRow, Any]]) -> Shown:
-    """Rows of keys, each with its value, as the structure states them: no file is opened.
+    """Make rows of keys from the structure alone, opening no file.
 
-    So a shard may lack its place in its file, and nothing is said about holes.
+    A shard may then lack its offset in the file, and holes are not reported.
     """
     rows = Rows(_as_stated(row, value) for row, value in keys)
     names = tuple(row.name for row in rows)
@@ -405,10 +405,10 @@ def _rows(ck: Checkpoint, entries: Sequence[Entry], values: str | None) -> Rows[
 
 
 def _as_weight(ck: Checkpoint, entry: Entry, files: OpenFiles) -> Entry:
-    """The entry, with the weight in the place of codes that bitsandbytes packed."""
+    """Replace codes that bitsandbytes packed by the weight that they encode."""
     if not isinstance(entry.value, Tensor) or not entry.value.are_codes:
         return entry
-    from ckptools.training_state.packed_values import weight_at  # needs numpy
+    from ckptools.training_state.packed_values import weight_at  # imports numpy
 
     weight = weight_at(ck.tree, entry.path, files)
     return entry if weight is None else entry._replace(value=weight)
@@ -420,7 +420,7 @@ def _chosen(ck: Checkpoint, keys: Iterable[str]) -> list[Entry]:
 
 
 def _needs_all_ranks(ck: Checkpoint, keys: Sequence[str]) -> bool:
-    """Whether other ranks' files may have more: keys, shards and copies of a tensor, or values of their own."""
+    """Whether files of other ranks may add keys, shards or copies of a tensor, or other values."""
     try:
         entries = _chosen(ck, keys)
     except UsageError:
@@ -435,7 +435,7 @@ def _needs_all_ranks(ck: Checkpoint, keys: Sequence[str]) -> bool:
 
 
 def _ranks(ck: Checkpoint, *status: str) -> set[int]:
-    """Ranks with files of a given status, none of which was read; none if the files read belong to no rank."""
+    """Ranks whose files have one of the statuses and were not read; none if the files read belong to no rank."""
     read = {file.rank for file in ck.files if file.status == "read" and file.rank is not None}
     found = {file.rank for file in ck.files if file.status in status and file.rank is not None}
     return found - read if read else set()
@@ -452,7 +452,7 @@ def _shown(row: KeyRow, value: Any, values: str | None, tensors: int) -> ShownKe
         try:
             return shown._replace(slice=values, values=elements(value, values))
         except (NotWholeError, ReadError, UsageError) as error:
-            # Of several tensors, one that a slice does not fit is a problem in its row.
+            # If the slice does not fit one of several tensors, that tensor's row reports it as a problem.
             if tensors == 1 and isinstance(error, UsageError):
                 raise
             return shown._replace(slice=values, problem=error.reason)
@@ -475,17 +475,17 @@ def _with_figures(shown: ShownKey, tensor: Tensor) -> ShownKey:
     )
 
 
-# -- the entries of a KEY: a name, the beginning of names, a kind of section, or a glob --------------------------------
+# -- find the entries of a KEY: a name, the beginning of names, a kind of section, or a glob ---------------------------
 
 
 def entries_at(ck: Checkpoint, key: str) -> list[Entry]:
-    """Find the entry of this name and those below it, whose names go on with a dot.
+    """Find the entry with this name, and the entries below it.
 
-    Without any, the key may be a glob (none in a checkpoint without keys) or begin with a kind of section:
-    `optimizer.param_groups` is that of the section `optimizers.AdamW`, `model` is all of the model.
+    If there are none, the key may be a glob (which may match nothing in a checkpoint without keys), or begin with a
+    kind of section: `optimizer.param_groups` finds those of the section `optimizers.AdamW`, `model` the whole model.
 
     Raises:
-        UsageError: there are none; the message has the nearest name.
+        UsageError: no entry was found; the message suggests the nearest name.
     """
     entries = entries_of(ck)
     found = _beginning(entries, key) or (matching(entries, key) if is_glob(key) else []) or _of_kind(ck, key)
@@ -501,7 +501,7 @@ def _beginning(entries: Sequence[Entry], key: str) -> list[Entry]:
 
 
 def _of_kind(ck: Checkpoint, key: str) -> list[Entry]:
-    """The entries for a key that is the name of a section or begins with a kind of section."""
+    """Find the entries for a key that names a section or begins with a kind of section."""
     kind, _, rest = key.partition(".")
     own = [entry for entry in entries_of(ck) if entry.section == key]
     if own or kind not in KINDS:
@@ -525,7 +525,7 @@ class UnequalValues:
         self._leaves: dict[KeyPath, Mapping[int, Mapping[KeyPath, Any]]] = {}
 
     def at(self, entry: Entry) -> tuple[RankValue, ...]:
-        """A row for each distinct value, the lowest rank first; none if no rank is known to differ, or for tensors."""
+        """Make a row for each distinct value, lowest rank first; none for tensors, or if no rank is known to differ."""
         above = next((entry.path[:n] for n in range(len(entry.path) + 1) if entry.path[:n] in self._by_path), None)
         if above is None or isinstance(entry.value, Tensor):
             return ()

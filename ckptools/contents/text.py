@@ -1,4 +1,4 @@
-"""The record of `tree` as text: repeated layers in one line, totals for each branch."""
+"""The text of `tree`: repeated layers in one line, totals for each branch."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from ckptools.model.regions import Box, Ints
 from ckptools.text import clip, clip_middle, count, few, named_ranks, number, plural, printable, shape, size, spans
 
 MAX_LABEL = 160
-"""Characters of a label in a pipe; a file can make a name as long as it likes."""
+"""Longest label in characters when piped; a name in a file may have any length."""
 
 MAX_VALUE = 400
-"""Characters of a value in a pipe."""
+"""Longest value in characters when piped."""
 
 NARROWEST = 24
-"""Names are never cut below this; on a narrower screen the ends of lines are cut."""
+"""Narrowest column of names in characters; on narrower screens the ends of lines are cut."""
 
 
 class Glyphs(NamedTuple):
-    """Characters before a key: one that others follow, the last of its parent; and before what is inside of each."""
+    """Lines drawn before a key that has later siblings, before the last one, and before the keys below each."""
 
     branch: str
     last: str
@@ -44,7 +44,7 @@ ASCII = Glyphs("|- ", "`- ", "|  ", "   ")
 
 
 def glyphs(encoding: str | None) -> Glyphs:
-    """The characters of a tree for a stream of an encoding: ASCII if it has no box characters."""
+    """Choose the line characters of a tree: box characters, or ASCII if the encoding lacks them."""
     try:
         "".join(BOXES).encode(encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
@@ -57,8 +57,8 @@ class TreeForm:
     """Options of a tree.
 
     Attributes:
-        depth: number of levels, sections being the first; None for all.
-        limit: number of lines; 0 for all, None for as many as fit a terminal.
+        depth: number of levels, the sections being the first; None for all.
+        limit: number of lines; 0 for all, None for as many as fit the terminal.
     """
 
     expand: bool = False
@@ -68,7 +68,7 @@ class TreeForm:
 
 
 class _TreeLine(NamedTuple):
-    """A line of the tree: its drawing and name, then cells, or a text in their place."""
+    """A line of the tree: drawn branches and a name, then cells, or a text instead of cells."""
 
     drawn: str
     name: str
@@ -77,7 +77,7 @@ class _TreeLine(NamedTuple):
 
 
 def tree_text(keys: Keys, form: TreeForm = TreeForm(), screen: Screen = PIPE) -> str:
-    """Render the keys as a tree: a line for the checkpoint, and below it those of its sections."""
+    """Render the keys as a tree: a line for the checkpoint, and below it the sections."""
     lines = list(_lines(keys, form))
     limit = screen.rows if form.limit is None else form.limit
     kept = lines[:limit] if limit else lines
@@ -97,7 +97,7 @@ def _lines(keys: Keys, form: TreeForm) -> Iterator[_TreeLine]:
 
 
 def branches_of(keys: Keys, expand: bool = False) -> Iterator[Branch[KeyRow]]:
-    """The tree of each section, with repeated layers folded unless it is to `expand` them."""
+    """Yield the tree of each section; repeated layers are folded into one line unless `expand`."""
     rows = grouped(keys.rows, lambda row: row.section)
     for section in keys.sections:
         yield _branch_of(section, rows[section.name], expand)
@@ -115,7 +115,7 @@ def _rest(name: str, prefix: str) -> str:
 
 
 def _alike(row: KeyRow) -> tuple[object, ...]:
-    """The facts that folded keys share; values of param groups and the like may differ, and each is shown."""
+    """Return the facts that must be equal for keys to be folded into one line; plain values may differ."""
     known = row.type, row.shape, row.dtype, row.layout, bool(row.tied)
     return (*known, row.note) if _is_tensor(row) else known
 
@@ -129,7 +129,7 @@ def _is_tensor(row: KeyRow) -> bool:
 
 
 def _branch_lines(branch: Branch[KeyRow], first: str, rest: str, level: int, form: TreeForm) -> Iterator[_TreeLine]:
-    """The lines of a branch: `first` is drawn before its own, `rest` before those inside it."""
+    """Yield the lines of a branch: `first` is drawn before its own line, `rest` before the lines below it."""
     name, branch = joined(branch) if level > 1 else (label_text(branch.labels), branch)
     yield _tree_line(first, name, branch)
     if form.depth is not None and level >= form.depth:
@@ -142,7 +142,7 @@ def _branch_lines(branch: Branch[KeyRow], first: str, rest: str, level: int, for
 
 
 def joined(branch: Branch[KeyRow]) -> tuple[str, Branch[KeyRow]]:
-    """The name of a branch and where it leads: with those below it that alone go on in the same way."""
+    """Join a branch with its only child, repeatedly, as `a.b.c`; return the name and the last branch."""
     names = [label_text(branch.labels)]
     while not branch.items and len(branch.children) == 1:
         branch = branch.children[0]
@@ -169,7 +169,7 @@ def _tree_line(drawn: str, name: str, branch: Branch[KeyRow]) -> _TreeLine:
 
 
 def rows_in(branch: Branch[KeyRow]) -> list[KeyRow]:
-    """Every key of a branch."""
+    """Collect all keys of a branch."""
     rows = list(branch.items)
     for child in branch.children:
         rows += rows_in(child)
@@ -177,7 +177,7 @@ def rows_in(branch: Branch[KeyRow]) -> list[KeyRow]:
 
 
 def values_text(rows: Sequence[KeyRow]) -> str:
-    """The distinct values of some keys, in their order."""
+    """List the distinct values of some keys, in their order."""
     texts = list(dict.fromkeys(value_text(row.value, MAX_VALUE) if not row.note else row.note for row in rows))
     crcs = [text for text in texts if ", crc " in text]
     if len(rows) > 1 and len(crcs) == len(texts):
@@ -187,10 +187,10 @@ def values_text(rows: Sequence[KeyRow]) -> str:
 
 
 RIGHT = (True, True, True, False, False, False)
-"""Indices of the cells that are numbers."""
+"""True for each cell that is aligned right, as numbers are."""
 
 PARAMS, LAYOUT = 1, 4
-"""The cell that a narrow screen leaves out, since the shape implies it, and the one with a shorter form."""
+"""Cells on narrow screens: the first is left out, as the shape implies it; the second has a shorter form."""
 
 
 def _laid_out(lines: Sequence[_TreeLine], screen: Screen) -> list[str]:
@@ -207,7 +207,7 @@ def _laid_out(lines: Sequence[_TreeLine], screen: Screen) -> list[str]:
 
 
 def _widths(lines: Sequence[_TreeLine]) -> list[int]:
-    """Width of each cell after the name; 0 for one that is empty in all lines."""
+    """Return the width of each cell after the name; 0 if the cell is empty in all lines."""
     return [max((len(line.cells[n]) for line in lines if len(line.cells) > n), default=0) for n in range(len(RIGHT))]
 
 
@@ -216,7 +216,7 @@ def _width(name: int, widths: Sequence[int]) -> int:
 
 
 def _shorter(line: _TreeLine) -> _TreeLine:
-    """Shorten a line: no number of elements, and `dim 0 / 4` for `dim 0 over 4 ranks`."""
+    """Shorten a line: leave out the number of elements, and write `dim 0 / 4` for `dim 0 over 4 ranks`."""
     cells = list(line.cells)
     if len(cells) > PARAMS:
         cells[PARAMS] = ""
@@ -234,7 +234,7 @@ def _shown(line: _TreeLine, name: int, widths: Sequence[int]) -> str:
     return "  ".join([label, *padded]).rstrip()
 
 
-# -- the record of `show` as text: values in full, tensors with their shards and a map of their ranks ------------------
+# -- the text of `show`: values in full, tensors with their shards and a map of ranks ----------------------------------
 
 
 VALUE_COLUMNS = (Column("key", "name"), Column("value"))
@@ -250,23 +250,23 @@ SHARD_COLUMNS = (
 )
 
 PART_COLUMNS = (*SHARD_COLUMNS[:2], Column("holds", "name"), *SHARD_COLUMNS[2:])
-"""Columns of the tensors that are stored in place of a shard's values."""
+"""Columns for the tensors in which a subclass, such as a quantized weight, stores a shard."""
 
 FULL = 100_000
-"""Characters of a value that is shown in full."""
+"""Longest value in characters that is shown in full."""
 
 DIGITS = {"float64": 17, "float32": 9, "float16": 5, "bfloat16": 4}
-"""Significant digits that distinguish an element from its neighbours; elements of 8 bits need at most 4."""
+"""Significant digits that tell neighbouring elements apart; 4 are enough for elements of 8 bits."""
 
 WIDE, HIGH = 64, 16
-"""Cells of a line, and lines of a grid; a strip of more shards goes on in more lines."""
+"""Most cells per line, and lines per grid, of the map of ranks; a one-dimensional map wraps."""
 
 RANKS = "0123456789abcdefghijklmnopqrstuvwxyz"
-"""The characters for ranks; a greater rank is `#`, and a part that is in no file here is `.`."""
+"""Characters for ranks; a higher rank is `#`, and `.` marks a region that no file contains."""
 
 
 def shown_text(shown: Shown, screen: Screen = PIPE) -> str:
-    """Random states first, as fingerprints; tensors, each with its shards; the values in a table, one alone in full."""
+    """Render random states as fingerprints, then tensors with their shards, then values: in a table, or one in full."""
     tensors = [row for row in shown.rows if row.type == "tensor" and not _is_brief(row, shown)]
     values = [row for row in shown.rows if row.type != "tensor" or _is_brief(row, shown)]
     streams = [line for text in stream_lines(shown.streams) for line in wrapped("", text, screen)]
@@ -277,7 +277,7 @@ def shown_text(shown: Shown, screen: Screen = PIPE) -> str:
 
 
 def _is_brief(row: ShownKey, shown: Shown) -> bool:
-    """Whether a tensor is one of several random states, whose shards are of no interest."""
+    """Whether a tensor is one of several random states, so that its shards need not be shown."""
     return row.kind == "rng" and len(shown.rows) > 1 and row.values is None
 
 
@@ -292,7 +292,7 @@ def _values(rows: Sequence[ShownKey], screen: Screen) -> list[str]:
 
 
 def _alone(row: ShownKey) -> Iterator[tuple[str, str]]:
-    """A value in full after its name; if ranks have different ones, each after its ranks."""
+    """Yield the value in full after its name; if ranks differ, each value after its ranks."""
     name = printable(clip(row.name, FULL))
     if not row.ranks:
         yield name, _in_full(row.value, row.note, row.type)
@@ -324,14 +324,14 @@ def _in_full(value: Any, note: str, kind: str) -> str:
 
 
 def _words(value: Any, kind: str, width: int) -> str:
-    """A value of a record in at most `width` characters: a date or a complex number without quotes, a time as one."""
+    """Render a value in at most `width` characters: dates and complex numbers unquoted, a timedelta as `1:02:03`."""
     if kind == "timedelta" and isinstance(value, (int, float)):
         return str(timedelta(seconds=value))
     return clip(value, width) if isinstance(value, str) and kind != "str" else value_text(value, width)
 
 
 def stream_lines(streams: Sequence[StreamRow]) -> Iterator[str]:
-    """A line for each generator: the number of distinct states, and their checksums by rank."""
+    """Yield a line for each random generator: the number of distinct states, and their checksums by rank."""
     for row in streams:
         whose = (rank if rank.startswith("shard ") else f"rank {rank}" for rank in row.fingerprints)
         prints = [f"{rank} {digits}" for rank, digits in zip(whose, row.fingerprints.values(), strict=True)]
@@ -355,7 +355,7 @@ def _tensor_lines(row: ShownKey, screen: Screen) -> Iterator[str]:
         yield f"[{printable(row.slice)}]"
         lines = list(element_lines(row.values, row.dtype))
         if screen.width is not None and max(map(len, lines), default=0) > screen.width:
-            lines = list(element_lines(row.values, row.dtype, placed=True))  # else nobody sees where a row begins
+            lines = list(element_lines(row.values, row.dtype, placed=True))  # the index shows where a row begins
         for line in lines:
             place, bracket, cells = line.rpartition("]  ")
             yield from wrapped(place + bracket, cells, screen)
@@ -366,13 +366,13 @@ def _tensor_lines(row: ShownKey, screen: Screen) -> Iterator[str]:
 
 
 def tensor_facts(row: ShownKey) -> str:
-    """The facts of a tensor: `fp32 [4, 8], 32 params, 128 B, dim 0 over 4 ranks`."""
+    """State dtype, shape, size and layout of a tensor: `fp32 [4, 8], 32 params, 128 B, dim 0 over 4 ranks`."""
     known = f"{short(row.dtype)} {shape(row.shape or ())}, {count(row.params)} params"
     return f"{known}, {size(row.bytes)}, {row.layout}"
 
 
 def holes_line(row: ShownKey) -> str:
-    """The parts of a tensor that are in no file here; "" if nothing is missing."""
+    """List the regions of a tensor that no file contains; "" if nothing is missing."""
     if not row.missing:
         return ""
     ranks = sorted({shard.rank for shard in row.shards if shard.status != "here" and shard.rank is not None})
@@ -381,7 +381,7 @@ def holes_line(row: ShownKey) -> str:
 
 
 def figures_line(found: Any) -> str:
-    """The figures of a small tensor in one line."""
+    """Render the statistics of a small tensor in one line."""
     figures = [
         f"{name} {'-' if found[name] is None else number(found[name])}" for name in ("rms", "min", "max", "mean")
     ]
@@ -390,7 +390,7 @@ def figures_line(found: Any) -> str:
 
 
 def shard_cells(shard: ShardRow, absent: str = "") -> list[str]:
-    """The cells of a shard under `SHARD_COLUMNS`, with `absent` or its status in place of an unknown file."""
+    """Make the cells of a shard for `SHARD_COLUMNS`; an unknown file becomes `absent` or the shard's status."""
     region = str(Box(shard.offsets, shard.sizes))
     rank = "-" if shard.rank is None else str(shard.rank)
     nbytes = "-" if prod(shard.sizes) and not shard.bytes else size(shard.bytes)
@@ -402,7 +402,7 @@ def shard_cells(shard: ShardRow, absent: str = "") -> list[str]:
 
 
 def part_cells(shard: ShardRow) -> Iterator[list[str]]:
-    """The cells under `PART_COLUMNS` of the tensors that a shard is stored as."""
+    """Make a row for each tensor in which a subclass stores a shard, for `PART_COLUMNS`."""
     rank, region, file, *_ = shard_cells(shard)
     for part in shard.parts:
         holds = f"{part.name} {short(part.dtype)} {shape(part.shape)}" + (f", per {part.per}" if part.per else "")
@@ -410,7 +410,7 @@ def part_cells(shard: ShardRow) -> Iterator[list[str]]:
 
 
 def element_lines(values: Any, dtype: str, placed: bool = False) -> Iterator[str]:
-    """Elements row by row; beyond two dimensions, or where it is asked for, the index of a row stands before it."""
+    """Render elements row by row, with the index of the row if `placed` or beyond two dimensions."""
     if not isinstance(values, list):
         yield _element(values, dtype)
         return
@@ -438,7 +438,7 @@ def _element(value: Any, dtype: str) -> str:
 
 
 def shard_map(shape: Ints, shards: Iterable[ShardRow]) -> list[str]:
-    """The lines of the map; none if the tensor is sharded in no dimension or in more than two."""
+    """Draw which rank holds which cell of a tensor; no lines if it is sharded in no or more than two dimensions."""
     shards = [row for row in shards if prod(row.sizes)]
     cut = [d for d, n in enumerate(shape) if any(row.sizes[d] != n for row in shards)]
     if not 1 <= len(cut) <= 2 or not prod(shape):
@@ -453,7 +453,7 @@ def shard_map(shape: Ints, shards: Iterable[ShardRow]) -> list[str]:
 
 
 def _cells(n: int, most: int) -> list[tuple[int, int]]:
-    """Divide a dimension into at most `most` cells: `(first, one past the last)` of each."""
+    """Divide a dimension into at most `most` cells, each `(first, one past the last)`."""
     count = min(n, most)
     return [(i * n // count, (i + 1) * n // count) for i in range(count)]
 
@@ -464,7 +464,7 @@ def _line(shards: Sequence[ShardRow], cut: Sequence[int], row: tuple[int, int], 
 
 
 def _cell(shards: Sequence[ShardRow], cut: Sequence[int], span: Sequence[tuple[int, int]]) -> str:
-    """The character of a cell: the first rank that has some of it, or a hole if any of it is in no file."""
+    """The character of a cell: the first rank that holds some of it, or `.` if any of it is in no file."""
     box = Box(tuple(low for low, _ in span), tuple(high - low for low, high in span))
     found: dict[Box, ShardRow] = {}
     for row in shards:

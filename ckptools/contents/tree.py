@@ -1,4 +1,4 @@
-"""Every key of a checkpoint as a row: kind, shape, dtype, size and layout of tensors, short values; none are read."""
+"""`tree`: make a row for every key, with short values, and dtype, shape and layout of tensors; reads no tensors."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ from ckptools.rules.verdict import verdict_of
 from ckptools.text import MAX_BITS, KeyPath, clip, fqn_of, plural, shape
 from ckptools.training_state.sections import sections_of, sections_of_kind, storage_identity
 
-# -- what bytes in a checkpoint hold that `pickle.dumps` or `torch.save` wrote: a loader's place, a module's extra state
-# Transformer Engine keeps the scales and amax histories of FP8 so: `_extra_state` is an `io.BytesIO` with a torch.save
-# archive, in later versions a tensor of the bytes of a pickle.
+# -- bytes in a checkpoint that `pickle.dumps` or `torch.save` wrote: position of a data loader, extra state of a module
+# Transformer Engine saves the scales and amax histories of FP8 in `_extra_state`: an `io.BytesIO` with a torch.save
+# archive, or, in later versions, a uint8 tensor with a pickle.
 # Sources: torch/nn/modules/module.py (`get_extra_state`); Transformer Engine, pytorch/module/base.py.
 
 
@@ -55,7 +55,7 @@ MAX_BYTES = 1 << 20
 """Longer bytes are not parsed."""
 
 EXTRA_STATE = "_extra_state"
-"""What the name of a module's extra state ends with."""
+"""Ending of the key of a module's extra state."""
 
 BYTES_IO = "_io.BytesIO"
 
@@ -64,7 +64,7 @@ MOST = 12
 
 
 def pickled_text(data: bytes | bytearray) -> str:
-    """The values in pickled bytes, such as `step 2, epoch 0`; "" for other bytes. No code in it is run.
+    """List the values in pickled bytes, such as `step 2, epoch 0`; "" for other bytes. The pickle is not run.
 
     Source: torchtitan/components/dataloader.py, `ParallelAwareDataloader.state_dict`.
     """
@@ -91,21 +91,21 @@ def _brief(name: str, value: Any) -> str:
     return f"{clip(name, 60)} {shown}".strip()
 
 
-# -- each value for itself ---------------------------------------------------------------------------------------------
+# -- each value in an extra state -------------------------------------------------------------------------------------
 
 
 MAX_INSIDE = 1000
-"""At most this many values of one extra state have rows of their own."""
+"""At most this many values of one extra state get rows."""
 
 MAX_TOTAL = 64 << 20
-"""Bytes of extra states that are looked into at once."""
+"""At most this many bytes of extra states are parsed for one table."""
 
 
 def with_inside(entries: Iterable[Entry], original: Path) -> Iterator[tuple[Entry, bool]]:
-    """The entries, behind each extra state the values in it, and whether an entry is such a value.
+    """Yield the entries, and after each extra state the values in it, with True for such a value.
 
-    An extra state is an `io.BytesIO`, whose own fields are left out then, or a tensor of bytes of that name. Errors
-    about what is in them name `original`.
+    An extra state is an `io.BytesIO`, whose own fields are then left out, or a uint8 tensor named `_extra_state`.
+    Errors about its contents name the file `original`.
     """
     above: KeyPath = ()
     left = MAX_TOTAL
@@ -129,7 +129,7 @@ def _inside(entry: Entry, data: bytes, original: Path) -> list[Entry]:
 
 
 def _saved_in(entry: Entry) -> bytes | None:
-    """The bytes of an extra state; None for another value, and where they cannot be read."""
+    """Return the bytes of an extra state; None for other values, and if the bytes cannot be read."""
     value = entry.value
     if isinstance(value, Opaque) and value.name == BYTES_IO:
         data = value.state[0] if isinstance(value.state, tuple) and value.state else None
@@ -137,7 +137,7 @@ def _saved_in(entry: Entry) -> bytes | None:
     named = bool(entry.path) and str(entry.path[-1]).endswith(EXTRA_STATE)
     if not named or not isinstance(value, Tensor) or value.dtype != "uint8" or not 0 < value.numel <= MAX_BYTES:
         return None
-    from ckptools.tensor_io.read import to_numpy  # needs numpy
+    from ckptools.tensor_io.read import to_numpy  # imports numpy
 
     try:
         return bytes(to_numpy(value))
@@ -152,10 +152,10 @@ MAX_FULL = 10_000
 """At most this many items of a list or array, or characters of a text, are shown in full."""
 
 MAX_TEXT = 200
-"""At most this many characters are a short text."""
+"""A text of at most this many characters is short."""
 
 MAX_MEMBERS = 16
-"""Most values of a set of which the first are spelled out."""
+"""A set with at most this many values is spelled out."""
 
 TYPES = (
     (Tensor, "tensor"), (bool, "bool"), (int, "int"), (float, "float"), (str, "str"), ((bytes, bytearray), "bytes"),
@@ -166,16 +166,16 @@ TYPES = (
 
 
 SHOWN_AS_TEXT = (date, time, complex, range, slice, TorchName, Device, NumpyDtype)
-"""Short values that JSON has no form for."""
+"""Types of short values that JSON cannot express, and that become text."""
 
 
 def keys_of(ck: Checkpoint, wanted: Selection = EVERYTHING, private: bool = False) -> Keys:
-    """List the selected keys of a checkpoint with the facts of each.
+    """List the selected keys of a checkpoint.
 
-    Private values, whose names begin with `_`, come on request, or if a glob spells the name.
+    Values named `_...` are listed if `private`, or if a glob spells the name.
 
     Raises:
-        UsageError: it has no such section.
+        UsageError: a selected section does not exist.
     """
     chosen = wanted.of(ck)
     asked = private or asks_for_private(wanted.include)
@@ -186,7 +186,7 @@ def keys_of(ck: Checkpoint, wanted: Selection = EVERYTHING, private: bool = Fals
 
 
 def key_rows(ck: Checkpoint, entries: Iterable[Entry]) -> Iterator[KeyRow]:
-    """A row for each of some entries of a checkpoint."""
+    """Make a row for each given entry of a checkpoint."""
     tied = tied_names(ck)
     for entry in entries:
         if isinstance(entry.value, Tensor):
@@ -204,7 +204,7 @@ def _tensor_row(entry: Entry, tensor: Tensor, tied: str) -> KeyRow:
 
 
 def tied_names(ck: Checkpoint) -> dict[str, str]:
-    """Names of tied tensors, each with the name of the first key of its section that has the same bytes."""
+    """Map each tied tensor to the first key of its section with the same storage."""
     first: dict[tuple[str, object], str] = {}
     found: dict[str, str] = {}
     for entry in entries_of(ck):
@@ -217,7 +217,7 @@ def tied_names(ck: Checkpoint) -> dict[str, str]:
 
 
 def totals(rows: Iterable[KeyRow]) -> Totals:
-    """Totals over some keys; tied tensors count once."""
+    """Count tensors, elements and bytes of some keys; tied tensors count once."""
     tensors = [row for row in rows if row.type == "tensor"]
     once = {row.storage: row for row in tensors}.values() if any(row.tied for row in tensors) else tensors
     return Totals(len(tensors), sum(row.params for row in once), sum(row.bytes for row in once))
@@ -236,7 +236,7 @@ def _sections(ck: Checkpoint, rows: Sequence[KeyRow]) -> Iterator[KeySection]:
 
 
 def type_of(value: Any) -> str:
-    """The type of a value in a word: `tensor`, `int`, `list`; `object` for a class that is not rebuilt."""
+    """Name the type of a value in a word: `tensor`, `int`, `list`; `object` for classes that are not rebuilt."""
     value = scalar(value)
     if value is None:
         return "null"
@@ -261,7 +261,7 @@ def _is_short_scalar(value: Any) -> bool:
 
 
 def as_data(value: Any) -> Any:
-    """A short value for JSON: seconds for a timedelta, the name for a dtype, a list for a tuple."""
+    """Convert a short value for JSON: a timedelta to seconds, a dtype to its name, a tuple to a list."""
     value = scalar(value)
     if isinstance(value, (list, tuple)):
         return [as_data(item) for item in value]
@@ -271,7 +271,7 @@ def as_data(value: Any) -> Any:
 
 
 def full_value(value: Any) -> Any:
-    """A whole value for JSON; None for an object of a foreign class, or if it is too large.
+    """Convert a whole value for JSON; None for an object of a foreign class, or if it is too large.
 
     An array becomes its elements in the order of the file, bytes become hexadecimal digits.
     """
@@ -290,7 +290,7 @@ def full_value(value: Any) -> Any:
 
 
 def described(value: Any) -> str:
-    """Describe a value that is not short: `625 integers, crc 5f2c90ab`, `numpy <u4 [624]`, the name of a class."""
+    """Describe a long value: `625 integers, crc 5f2c90ab`, `numpy <u4 [624]`, or the name of its class."""
     value = scalar(value)
     crc = fingerprint(value)
     behind = "" if crc is None else f", crc {crc:08x}"
