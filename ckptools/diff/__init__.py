@@ -1,5 +1,4 @@
-"""`diff`: what differs between two checkpoints of any formats and world sizes.
+"""`diff`: compare two checkpoints of any formats and world sizes.
 
-Nothing is imported here: the function of this name in `ckptools` takes this package's place there, which must be
-loaded before it and costs nothing.
+This file imports nothing: `import ckptools` loads it so that `ckptools.diff` can name the function afterwards.
 """

@@ -1,4 +1,4 @@
-"""Comparison of arrays: count elements whose bits differ, and measure differences in float64."""
+"""Compare arrays: count elements whose bits differ, and measure differences in float64."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 class Comparing:
-    """Compare the elements of one region of two tensors, some at a time; `found` measures those until now."""
+    """Compare the elements of one region of two tensors, band by band; `found` accumulates the measures."""
 
     def __init__(self, dtypes: Sequence[str], box: Box, tolerance: Tolerance | None) -> None:
         self.found = Measures()
@@ -29,10 +29,10 @@ class Comparing:
         self._numbers = all(map(is_number, dtypes))
 
     def add(self, a: Raw, b: Raw, start: int) -> None:
-        """Compare flat raw elements, which follow each other in row-major order from a place of the region on."""
+        """Compare a band of flat raw elements, consecutive in row-major order from element `start` of the region."""
         self.found.compared += len(a)
         if not self._numbers:
-            # Packed elements are no numbers, so their bits alone are compared.
+            # Packed elements cannot be read as numbers, so only their bits are compared.
             unlike = np.flatnonzero(a != b) if a.dtype == b.dtype else np.arange(len(a))
             self.found.differing += len(unlike)
             self.found.outside += len(unlike)
@@ -93,7 +93,7 @@ def _as_floats(numbers: Raw, side: str) -> Floats:
 
 
 def _equal(xs: Floats, parts: int, found: Measures) -> None:
-    """Add a block without a difference to the norms."""
+    """Add the norms of a block without differences."""
     square = sum_of_squares(xs)
     if not math.isfinite(square):
         odd = ~np.isfinite(xs)
@@ -104,7 +104,7 @@ def _equal(xs: Floats, parts: int, found: Measures) -> None:
 
 
 def _finite_alone(xs: Floats, ys: Floats, unlike: Flags, found: Measures) -> tuple[Floats, Floats, Flags]:
-    """Count the elements that are not finite, put 0 in their place on both sides, and add the norms."""
+    """Count NaN and infinite elements, replace them by 0 on both sides, and add the norms."""
     aa, bb = sum_of_squares(xs), sum_of_squares(ys)
     if not math.isfinite(aa + bb):
         odd = ~(np.isfinite(xs) & np.isfinite(ys))

@@ -1,4 +1,4 @@
-"""The comparison: pair the keys of two sides, make a row for each pair, and conclude for the whole."""
+"""`diff`: pair the keys of two checkpoints, compare each pair, and conclude whether the checkpoints are the same."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Row = TypeVar("Row", TensorDifference, ValueDifference)
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to compare, as `ckptools.diff` says it."""
+    """The options of `ckptools.diff`: which keys to compare, and how."""
 
     values: bool = False
     rtol: float | None = None
@@ -44,7 +44,7 @@ class Wanted:
 
     @property
     def tolerance(self) -> Tolerance | None:
-        """How far values may be apart; a UsageError if one of the two is not a number of at least 0."""
+        """Tolerance between values; raises UsageError if `rtol` or `atol` is not a number of at least 0."""
         if self.rtol is None and self.atol is None:
             return None
         for name, value in (("rtol", self.rtol), ("atol", self.atol)):
@@ -54,16 +54,16 @@ class Wanted:
 
     @property
     def as_output(self) -> bool:
-        """Whether an output may be compared with its source as a whole: all values, bit for bit."""
+        """Whether an output of `consolidate` may be compared with its source: all keys and values, bit for bit."""
         return self.values and self.rtol is None and self.atol is None and self.selection == EVERYTHING
 
 
 def compare(a: Checkpoint | Path, b: Checkpoint | Path, wanted: Wanted, progress: Progress | None = None) -> Difference:
-    """Compare two checkpoints that were opened with all ranks; a path names a file of digests.
+    """Compare two checkpoints opened with all ranks; a path stands for a digest file.
 
     Raises:
-        ReadError: a file of digests cannot be read.
-        UsageError: a tolerance is not a number of at least 0, or neither side has a selected key.
+        ReadError: a digest file cannot be read.
+        UsageError: a tolerance is not a number of at least 0, or no selected key is on either side.
     """
     started = time.perf_counter()
     opening = sum(side.cost.seconds for side in (a, b) if not isinstance(side, Path))
@@ -83,7 +83,7 @@ def compare(a: Checkpoint | Path, b: Checkpoint | Path, wanted: Wanted, progress
 
 
 def side_of(side: Checkpoint | str | Path) -> Checkpoint | Path:
-    """A side of a comparison: a checkpoint with every rank's structure read, or the path of a file of digests."""
+    """Open one side of a comparison: a checkpoint with the structure of all ranks, or the path of a digest file."""
     if isinstance(side, Checkpoint):
         return side._with_all_ranks()
     check_path(side)
@@ -93,7 +93,7 @@ def side_of(side: Checkpoint | str | Path) -> Checkpoint | Path:
 
 
 class _Comparison:
-    """One comparison of two sides; sections of B have the names that they have in A."""
+    """One comparison; renamed sections of B go by their names in A."""
 
     def __init__(self, a: Contents, b: Contents, wanted: Wanted, reading: Reading) -> None:
         self.wanted, self.reading = wanted, reading
@@ -155,7 +155,7 @@ class _Comparison:
                 )
 
     def _with_element(self, row: ValueDifference, a: SideValue | None, b: SideValue | None) -> ValueDifference:
-        """Say of two small tensors of one shape and dtype where they differ first, with both elements."""
+        """Add the first differing elements to the row of two small tensors of one shape and dtype."""
         contents = [side.contents.get(row.rank) for side in (a, b) if side is not None]
         tensors = [content.value for content in contents if content is not None and isinstance(content.value, Tensor)]
         if row.verdict != "differs" or len(tensors) < 2 or len({(t.shape, t.dtype) for t in tensors}) > 1:
@@ -171,7 +171,7 @@ class _Comparison:
         return row._replace(detail=words, value_a=next(texts), value_b=next(texts))
 
     def _takes_section(self, kind: str, name: str) -> bool:
-        """Whether a section is selected: by its kind, its name in A (`name`) or its name in B."""
+        """Whether a section is selected by its kind, its name in A (`name`) or its name in B."""
         wanted = self.wanted.selection.section
         if kind == "rng":
             return wanted in ("", ALL, kind, *self.rng)
@@ -183,7 +183,7 @@ class _Comparison:
         return section and self.wanted.selection.takes(*(key.name for key in found))
 
     def _surely(self, row: Row, a: SideTensor | SideValue | None, b: SideTensor | SideValue | None) -> Row:
-        """Call a row of one side alone unsure if the other side may have the key under a number or a name."""
+        """Turn "only in A" into "cannot be compared" if B may have the key under a number instead of a name."""
         alone = (a or b) if a is None or b is None else None
         if alone is None or len(alone.identity) != 4 or alone.identity[1] not in self.unsure:
             return row

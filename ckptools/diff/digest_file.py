@@ -1,6 +1,6 @@
-"""Files of digests: the keys of one side without its values, to compare checkpoints of two separate places.
+"""Digest files: the keys of a checkpoint with digests for values, to compare checkpoints on two machines.
 
-A tensor has the SHA-256 of its values in row-major, little-endian order, whatever its layout; a plain value has a
+A tensor has the SHA-256 of its values in row-major, little-endian order, however it is sharded; a plain value has a
 digest and a short text.
 """
 
@@ -34,11 +34,11 @@ from ckptools.model.checkpoint import Checkpoint
 from ckptools.tensor_io.fetch_ahead import Progress, no_progress, thread_count
 
 SCHEMA = "ckptools/digests/2"
-"""The schema name in the first bytes of such a file."""
+"""Name of the schema, in the first bytes of a digest file."""
 
 
 def is_digest_file(path: Path) -> bool:
-    """Whether a path names a file of digests."""
+    """Whether a path names a digest file."""
     if path.suffix != ".json" or not path.is_file():
         return False
     with File(path) as file:
@@ -49,12 +49,12 @@ def is_digest_file(path: Path) -> bool:
 def write_digest_file(
     ck: Checkpoint, out: Path, force: bool, jobs: int | None = None, progress: Progress | None = None
 ) -> Contents:
-    """Compute the digests of a checkpoint that was opened with all ranks, write them, and return them.
+    """Compute the digests of a checkpoint opened with all ranks, write them, and return them.
 
     Raises:
         OutputExistsError: the file exists and `force` was not given.
-        UsageError: there is no folder for it.
-        WriteError: it cannot be written.
+        UsageError: its folder does not exist.
+        WriteError: the file cannot be written.
     """
     check_place_of_file(out, force)
     with OpenFiles() as files:
@@ -104,10 +104,10 @@ def _group_json(group: SideGroup) -> dict[str, Any]:
 
 
 def read_digest_file(path: Path) -> Contents:
-    """Read the contents of a checkpoint from its file of digests.
+    """Read the keys and digests of a checkpoint from its digest file.
 
     Raises:
-        ReadError: the file cannot be read, or is not a file of digests.
+        ReadError: the file cannot be read, or is not a digest file.
     """
     data = read_json(path)
     if not isinstance(data, Mapping) or data.get("schema") != SCHEMA:

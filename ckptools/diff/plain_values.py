@@ -1,4 +1,4 @@
-"""Comparison of plain values: rank by rank if each has its own, param groups by parameter."""
+"""Compare plain values: rank by rank if ranks differ, and param groups by their parameters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NUMBERED = "only its number matches: no name is known (--names FROM gives them)"
 
 
 def value_rows(left: SideValue | None, right: SideValue | None, a: Contents, b: Contents) -> Iterator[ValueDifference]:
-    """A row for a value of either side, or one for each rank; `a` and `b` are the whole sides."""
+    """Compare a value, as one row or one per rank; one of `left` and `right` may be missing; `a`, `b` are the sides."""
     value = left or right
     assert value is not None
     if left is None or right is None:
@@ -48,12 +48,12 @@ def value_rows(left: SideValue | None, right: SideValue | None, a: Contents, b: 
 
 
 def _lost(value: SideValue, other: SideValue, side: Contents) -> bool:
-    """Whether the file of a rank with a value is lost on the other side, so that its value is unknown."""
+    """Whether the value of a rank is unknown on the other side because that rank's file is missing or damaged."""
     return any(rank in side.lost_ranks for rank in value.contents if rank is not None and rank not in other.contents)
 
 
 def _shared(contents: ByRank) -> Content | None:
-    """The content that all ranks share; None if they differ."""
+    """Return the content that all ranks share; None if they differ."""
     found = set(contents.values())
     return next(iter(found)) if len(found) == 1 else None
 
@@ -65,7 +65,7 @@ def _counted(contents: ByRank) -> str:
 def _row(
     value: SideValue, rank: int | None, left: Content | None, right: Content | None, a: Contents, b: Contents
 ) -> ValueDifference:
-    """A row of a value; if one side lacks it, it cannot be compared if that side's file is lost."""
+    """Make the row of a value; if one side lacks it because a file is missing, it cannot be compared."""
     verdict, detail = compared(left, right)
     for letter, content, side in (("A", left, a), ("B", right, b)):
         if content is None and rank in side.lost_ranks:
@@ -74,7 +74,7 @@ def _row(
 
 
 def compared(a: Content | None, b: Content | None) -> tuple[Verdict, str]:
-    """Whether two contents are the same, or why that is unknown; a side may have none."""
+    """Return the verdict on two contents, either of which may be missing, and how they differ."""
     if a is None or b is None:
         return "only in A" if b is None else "only in B", ""
     whys = [f"{side}: {content.problem}" for side, content in (("A", a), ("B", b)) if content.problem]
@@ -89,12 +89,12 @@ def compared(a: Content | None, b: Content | None) -> tuple[Verdict, str]:
 
 
 def _kinds(a: Content, b: Content) -> str:
-    """The classes of two values that are worth the same."""
+    """Describe two equal values of different classes, such as 5 and 5.0."""
     return f"{a.kind} → {b.kind}" if a.kind != b.kind else "its parts are of other classes, or in another order"
 
 
 def texts_of(a: Content | None, b: Content | None) -> tuple[str | None, str | None]:
-    """The texts of the contents of both sides; they are not alike where contents differ and nothing else says how."""
+    """Return the texts of both contents, extended if they look alike although the contents differ."""
     if a is None or b is None or a.problem or b.problem or (a.digest, a.exact) == (b.digest, b.exact):
         return (a.text if a else None), (b.text if b else None)
     cut = a.text.endswith(CUT) and b.text.endswith(CUT)
@@ -111,7 +111,7 @@ def texts_of(a: Content | None, b: Content | None) -> tuple[str | None, str | No
 
 
 def group_rows(a: Contents, b: Contents, sections: Iterable[str]) -> Iterator[ValueDifference]:
-    """A row for each hyperparameter of each group of A, compared with B's for the same parameters.
+    """Compare each hyperparameter of each param group of A with B's value for the same parameters.
 
     Groups are matched by their parameters, since some formats lose the groups; if names are unknown, by position.
     """
@@ -197,14 +197,14 @@ def _parameters_of_one(group: SideGroup, names: Sequence[str], verdict: Verdict)
 
 
 def first_unlike(a: Any, b: Any, exact: bool = True) -> str:
-    """The first place where two values differ, with both items: `first at [3]: 7 → 5`.
+    """Describe the first place where two values differ, with both items: `first at [3]: 7 → 5`.
 
-    Empty for values that are shown whole, and where that place is not found.
+    Empty for short values, which are shown whole, and if that place is not found.
 
     Args:
         a: a value of A.
         b: the value of B.
-        exact: whether items of other classes differ that are worth the same.
+        exact: whether equal items of different classes, such as 5 and 5.0, differ.
     """
     if isinstance(a, NumpyArray) and isinstance(b, NumpyArray) and not a.objects:
         found = _in_arrays(a, b)
@@ -223,7 +223,7 @@ def first_unlike(a: Any, b: Any, exact: bool = True) -> str:
 
 
 MAX_WORDS = 40
-"""Characters of a key."""
+"""Longest key in characters."""
 
 
 def _is_long(value: Any) -> bool:
@@ -235,7 +235,7 @@ def _words(value: Any) -> str:
 
 
 def _in_arrays(a: NumpyArray, b: NumpyArray) -> Found | None:
-    """The first differing element of arrays of one dtype and shape, in the order of the bytes."""
+    """Find the first differing element of arrays of one dtype and shape, in the order of the bytes."""
     stated = [(array.dtype, array.shape, array.fortran_order, len(array.data)) for array in (a, b)]
     count = prod(a.shape)
     width = len(a.data) // count if count else 0
@@ -249,11 +249,11 @@ def _in_arrays(a: NumpyArray, b: NumpyArray) -> Found | None:
     return Box.whole(a.shape).index_of(n), x, y
 
 
-# -- comparison of the dicts, lists and tuples that hold keys: their class, the order of keys, their attributes --------
+# -- compare dicts, lists and tuples themselves: their class, the order of keys, their attributes ---------------------
 
 
 def form_of(node: Any) -> ContainerForm:
-    """The form of a container."""
+    """Describe a container: its class, and digests of its keys, their order and its attributes."""
     keys = list(node) if isinstance(node, dict) else []
     plain = set(map(type, keys)) == {str}
     exact = sorted(keys) if plain else sorted(map(digest_of, keys))
@@ -267,13 +267,13 @@ def form_of(node: Any) -> ContainerForm:
 
 
 def container_rows(a: SideContainer, b: SideContainer, by_text: bool = False) -> Iterator[ValueDifference]:
-    """A row for what differs in the form of two containers; none for the order of names of parameters.
+    """Compare class, keys and attributes of two containers; dicts with parameter names have no order of keys.
 
     Args:
-        a: of one side.
-        b: the same of the other side.
-        by_text: whether the values inside were paired by names in which a key 1 and a key "1" look alike, so that only
-            a row of the container can name such a difference.
+        a: container of one side.
+        b: the same container on the other side.
+        by_text: True if values inside were paired by names that do not tell a key 1 from a key "1", so that only this
+            row can report such a difference.
     """
     if _alike(a.node, b.node):
         return
@@ -299,7 +299,7 @@ def container_rows(a: SideContainer, b: SideContainer, by_text: bool = False) ->
 
 
 def container_notes(a: Contents, b: Contents) -> Iterator[str]:
-    """What does not count of dicts of parameters' names: the order of their keys, and their class."""
+    """Note ignored differences between dicts with parameter names: the order of their keys, and their class."""
     moved, other_class = list[str](), list[str]()
     for key, one in a.containers.items():
         other = b.containers.get(key)
@@ -314,7 +314,7 @@ def container_notes(a: Contents, b: Contents) -> Iterator[str]:
 
 
 def _alike(x: Any, y: Any) -> bool:
-    """Whether two containers have one form, as far as a short look tells."""
+    """Whether two containers have the same class and keys, judged quickly; False if unsure."""
     if x is None or type(x) is not type(y) or kind_of(x) != kind_of(y) or (hasattr(x, "__dict__") and vars(x)):
         return False
     if not isinstance(x, dict):
@@ -323,7 +323,7 @@ def _alike(x: Any, y: Any) -> bool:
 
 
 def _first_key(x: Any, y: Any) -> tuple[str, str | None, str | None]:
-    """Where the order of keys begins to differ, and the key of each side there; nothing in files of digests."""
+    """Find where the order of keys begins to differ, and both keys there; a digest file does not list keys."""
     if x is None or y is None:
         return "", None, None
     n, v, w = next((n, v, w) for n, (v, w) in enumerate(zip(x, y, strict=True)) if digest_of(v) != digest_of(w))

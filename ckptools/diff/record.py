@@ -1,4 +1,4 @@
-"""The record of `diff`: how two checkpoints differ, subject by subject and key by key, and the measures for it."""
+"""The record of `diff`: a row for each subject, tensor and plain value, and measures of differences."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Verdict = Literal[
     "cannot be compared", "in neither",
 ]  # fmt: skip
 """`same checksum`: both files state the same CRC-32 for equal zip entries, and no byte was read; `not compared`: name,
-shape and dtype are the same, and values were not asked for."""
+shape and dtype are the same, and the user did not ask for values."""
 
 DIFFERENT = frozenset({"differs", "only in A", "only in B", "cannot be compared"})
-"""Verdicts that make two checkpoints differ; a key that cannot be compared is not called equal."""
+"""Verdicts that make two checkpoints differ; a key that cannot be compared counts as different."""
 
 UNPROVEN = frozenset({"same checksum", "not compared"})
 """Verdicts that leave open whether values are equal."""
@@ -32,20 +32,20 @@ Subject = Literal[
     "weights", "moments", "optimizer steps", "lr", "hyperparameters", "scheduler", "rng", "data position", "counters",
     "other tensors", "other values", "files",
 ]  # fmt: skip
-"""What a key is about; subjects that may explain a loss come first."""
+"""Topics of keys; topics that may explain a jump of the loss come first."""
 
 SUBJECTS: tuple[Subject, ...] = get_args(Subject)
 
 
 @displayed
 class Side(NamedTuple):
-    """One of the two sides.
+    """One side of the comparison.
 
     Attributes:
-        saved_as: how it was saved, for people.
-        world_size: ranks that saved it; None if unknown.
+        saved_as: how it was saved, in words.
+        world_size: number of ranks that saved it; None if unknown.
         layout: how its model is sharded, in words.
-        digests: whether it is a file of digests, and no checkpoint.
+        digests: whether it is a digest file instead of a checkpoint.
     """
 
     path: str
@@ -62,10 +62,10 @@ class SubjectRow(NamedTuple):
     """One subject, such as the weights or the random states, in a line.
 
     Attributes:
-        same: how many keys are the same, by their bytes, a digest or a tolerance.
-        different: how many differ, are on one side only, or cannot be compared.
-        open: how many were not compared, or only by a stated checksum.
-        detail: what differs, in a few words.
+        same: number of keys that are the same, by their bytes, a digest or a tolerance.
+        different: number of keys that differ, are on one side only, or cannot be compared.
+        open: number of keys not compared, or only by a stated checksum.
+        detail: the differences, in a few words.
     """
 
     subject: Subject
@@ -78,19 +78,19 @@ class SubjectRow(NamedTuple):
 
 @displayed
 class TensorDifference(NamedTuple):
-    """One tensor. Measures are of the elements that were read on both sides, in float64.
+    """The comparison of one tensor; measures are in float64, of elements read on both sides.
 
     Attributes:
-        name: its name in A, or in B where A has none.
-        name_b: its name in B; None where it has none there.
-        shape_a: sizes in A; this and the like are None where it is not there.
+        name: in A, or in B if A lacks the tensor.
+        name_b: name in B; None if B lacks the tensor.
+        shape_a: sizes in A; None if A lacks the tensor, as for the fields below.
         layout_a: how it is sharded in A, in words.
-        compared: elements whose bytes were read and compared; 0 where digests were.
-        differing: how many of them differ; of one dtype, in any bit.
-        change: l2 norm of the difference over that of A; None where it was not measured.
-        max: largest absolute difference; of complex numbers that of a part.
+        compared: number of elements whose bytes were compared; 0 if digests were.
+        differing: number of differing elements: of the same dtype, in any bit.
+        change: l2 norm of the difference divided by the l2 norm of A; None if not measured.
+        max: largest absolute difference; of complex numbers, of a real or imaginary part.
         cosine: of the angle between A and B as vectors.
-        first: index of the first element that differs.
+        first: index of the first differing element.
         value_a: that element in A, with every digit; a text.
     """
 
@@ -116,18 +116,18 @@ class TensorDifference(NamedTuple):
 
 
 NOT_FINITE = "not finite, in no measure"
-"""What the detail of a tensor says of elements that no measure includes."""
+"""Detail of a tensor with NaN or infinite elements, which no measure includes."""
 
 
 def holds_integers(row: TensorDifference) -> bool:
-    """Whether a tensor holds integers or truth values, such as a counter or a mask."""
+    """Whether a tensor holds integers or booleans, such as a counter or a mask."""
     return (row.dtype_a or row.dtype_b or "").startswith(("int", "uint", "bool"))
 
 
 def most_changed(rows: Iterable[TensorDifference]) -> Rows[TensorDifference]:
-    """Tensors by what they changed, the most first; integers, such as counters, come last.
+    """Sort tensors by relative change, the largest first; integers, such as counters, come last.
 
-    Those that no measure describes come before them: on one side only, of another shape, or not finite.
+    Tensors without measures come first: on one side only, of different shapes, or not finite.
     """
 
     def place(row: TensorDifference) -> tuple[int, float]:
@@ -140,12 +140,12 @@ def most_changed(rows: Iterable[TensorDifference]) -> Rows[TensorDifference]:
 
 @displayed
 class ValueDifference(NamedTuple):
-    """One plain value: a hyperparameter, a counter, the state of a random generator.
+    """The comparison of one plain value: a hyperparameter, a counter, the state of a random generator.
 
     Attributes:
-        name: its name in A, or in B where A has none.
-        rank: whose it is, where each rank has its own.
-        value_a: what A has, in a few words; None where it has nothing.
+        name: in A, or in B if A lacks the value.
+        rank: rank of the value if ranks differ; else None.
+        value_a: the value in A, in a few words; None if A lacks it.
     """
 
     name: str
@@ -160,19 +160,19 @@ class ValueDifference(NamedTuple):
 @displayed
 @dataclass(frozen=True)
 class Difference:
-    """The difference between two checkpoints.
+    """The difference between two checkpoints, A and B.
 
     Attributes:
         same: False if anything differs or cannot be compared; True if everything was compared and is equal (or
             within the given tolerance); None if nothing differs but not every value was compared.
-        values_compared: whether values of tensors were asked for.
-        rtol: relative tolerance; None where values had to be equal bit for bit.
-        subjects: a row for each subject, that which explains a loss first.
-        notes: what else should be known: names that are assumed, wrappers that were taken off, layouts.
-        bytes_read: bytes of tensors that were read, on both sides.
-        bytes_not_read: bytes on both sides that have the same stated checksum, and were not read.
-        proof: counts of an output of `consolidate` (A) and the model that it was made of (B), compared element by
-            element through renames, rearrangements, cuts and casts; None where they were compared key by key.
+        values_compared: whether values of tensors were compared.
+        rtol: relative tolerance; None if values had to be equal bit for bit.
+        subjects: a row for each subject, the likeliest cause of a jump of the loss first.
+        notes: assumed names, prefixes of wrappers that were ignored, and differences that do not count.
+        bytes_read: bytes of tensors read, on both sides.
+        bytes_not_read: bytes on both sides that were not read, as their stated checksums are equal.
+        proof: if an output of `consolidate` (A) was compared with its source (B) element by element, through renames,
+            rearrangements, cuts and casts: the counts; None if keys were compared.
     """
 
     a: Side
@@ -192,13 +192,13 @@ class Difference:
 
     @property
     def plot(self) -> DifferencePlots:
-        """Its picture: `difference.plot.heat()`."""
+        """Pictures of the difference: `difference.plot.heat()`."""
         from ckptools.pictures.plots import DifferencePlots
 
         return DifferencePlots(self)
 
     def __str__(self) -> str:
-        """The text that the command prints."""
+        """The text that `ckptools diff` prints."""
         return as_text(self)
 
     def _summary(self) -> str:
@@ -207,7 +207,7 @@ class Difference:
 
     @property
     def unlike(self) -> str:
-        """The subjects that differ, and those that nothing could compare, in words: these may still be the same."""
+        """Name the subjects that differ, and the subjects that could not be compared and so may be the same."""
         found = [row.subject for row in self.subjects if row.verdict in DIFFERENT - {"cannot be compared"}]
         open_ = [row.subject for row in self.subjects if row.verdict == "cannot be compared"]
         parts = [f"different: {few(found, 12)}" if found else "not proven the same"]
@@ -215,17 +215,17 @@ class Difference:
 
     @property
     def rows(self) -> Rows[Any]:
-        """Every tensor and every value; both kinds of rows have name, subject, verdict and detail."""
+        """Every tensor and every plain value; both kinds of rows have name, subject, verdict and detail."""
         return Rows([*self.tensors, *self.values])
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """A plain dict for every tensor and every value."""
+        """Return a plain dict for every tensor and every value."""
         return self.rows.to_dicts()
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far values may be apart: `|a - b| <= atol + rtol * |b|`, as numpy and torch have it."""
+    """Largest allowed distance of values: `|a - b| <= atol + rtol * |b|`, as in numpy and torch."""
 
     rtol: float = 0.0
     atol: float = 0.0
@@ -233,14 +233,14 @@ class Tolerance:
 
 @dataclass
 class Measures:
-    """Measures of a tensor, or of a part of it.
+    """Measures of the difference of two tensors, or of a region of them.
 
     Attributes:
-        outside: elements that differ by more than the tolerance.
-        nonfinite: elements that are NaN or infinite on either side; no measure below includes them.
+        outside: number of elements that differ by more than the tolerance.
+        nonfinite: number of elements that are NaN or infinite on either side; the measures below leave them out.
         dd: sum of squares of the differences.
-        aa: sum of squares of A; `bb` is that of B.
-        first: index of the first element that differs.
+        aa: sum of squares of A; `bb` likewise of B.
+        first: index of the first differing element.
         values: that element in A and in B, with every digit.
     """
 
@@ -256,7 +256,7 @@ class Measures:
     values: tuple[str, str] | None = None
 
     def add(self, other: Measures) -> None:
-        """Add the measures of another part."""
+        """Add the measures of another region."""
         for name in ("compared", "differing", "outside", "nonfinite", "dd", "aa", "bb"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.max = max(self.max, other.max)

@@ -1,8 +1,8 @@
-"""The keys of both sides in one form, paired by name without wrappers, in sections of one kind whatever their names.
+"""The keys of one side in a common form: names without wrappers' prefixes, sections matched by kind.
 
 `torch.optim.Optimizer.state_dict()` numbers the parameters through all param groups. A side that lists names in its
-groups, in that order, gives the number of each. Both sides have the same order only if the groups have as many
-parameters, the names known on both sides agree, and every state has the same slots and shapes.
+groups in that order tells the number of each name. Both sides have the same order only if their groups have equally
+many parameters, names known on both sides agree, and every state has the same slots and shapes.
 Source: torch/optim/optimizer.py, `state_dict`.
 """
 
@@ -54,7 +54,7 @@ from ckptools.training_state.sections import Section, is_flat_optimizer, section
 from ckptools.training_state.steps import COUNTERS, EPOCH_COUNTERS
 
 Identity = tuple[str, ...]
-"""Finds a key on the other side: the kind of its section, the section, and its name there."""
+"""Identifies a key on both sides: kind of the section, section, and name in the section."""
 
 
 class SideTensor(NamedTuple):
@@ -62,12 +62,12 @@ class SideTensor(NamedTuple):
 
     Attributes:
         layout: how it is sharded, in words.
-        number: whether its parameter has a number and no name.
-        assumed: whether its parameter's name was given by order.
+        number: True if its parameter has a number but no name.
+        assumed: True if its parameter got its name by order.
         problem: why its values cannot be read.
-        tensor: None in a file of digests.
-        sha256: of its values in row-major order; "" if it was not computed.
-        traits: what it is beside its values, such as `Parameter, requires_grad`.
+        tensor: None in a digest file.
+        sha256: of its values in row-major order; "" if not computed.
+        traits: its class and flags, such as `Parameter, requires_grad`.
     """
 
     identity: Identity
@@ -85,7 +85,7 @@ class SideTensor(NamedTuple):
 
 
 class SideValue(NamedTuple):
-    """A plain value by rank; under None if all ranks share it."""
+    """A plain value by rank; under the key None if all ranks share it."""
 
     identity: Identity
     name: str
@@ -95,14 +95,14 @@ class SideValue(NamedTuple):
 
 
 class ContainerForm(NamedTuple):
-    """The form of a dict, list or tuple; its values are compared by themselves.
+    """The form of a dict, list or tuple; the values in it are compared as keys of their own.
 
     Attributes:
-        kind: its class.
-        keys: digest of its keys, whatever their order.
-        order: digest of its keys in order.
-        texts: digest of the texts of its keys, whatever their order.
-        attributes: digest of the attributes that it was saved with; "" for none.
+        kind: class.
+        keys: digest of the sorted keys.
+        order: digest of the keys in order.
+        texts: digest of the sorted keys as texts.
+        attributes: digest of the attributes saved with the container; "" for none.
     """
 
     kind: str
@@ -113,12 +113,12 @@ class ContainerForm(NamedTuple):
 
 
 class SideContainer(NamedTuple):
-    """A dict, list or tuple in which other keys lie.
+    """A dict, list or tuple that contains other keys.
 
     Attributes:
-        by_name: whether its keys may be names of parameters, whose order means nothing.
-        node: itself; None in a file of digests.
-        form: its form; None where the container is here.
+        by_name: True if its keys may be names of parameters, whose order means nothing.
+        node: the container; None in a digest file.
+        form: read from a digest file; None if `node` is given.
     """
 
     name: str
@@ -133,8 +133,8 @@ class SideGroup(NamedTuple):
     """A param group.
 
     Attributes:
-        params: fqns of its parameters without wrappers; `?` and a number where one has no name.
-        ordered: whether its parameters are listed in the order of the optimizer, which numbers them so.
+        params: fqns of its parameters without wrappers' prefixes; `?3` if only the number is known.
+        ordered: True if its parameters are listed in the order of the optimizer, by which it numbers them.
     """
 
     section: str
@@ -145,7 +145,7 @@ class SideGroup(NamedTuple):
 
     @property
     def numbered(self) -> bool:
-        """Whether it lists numbers whose names are unknown."""
+        """Whether the group lists a number whose name is unknown."""
         return any(name.startswith("?") for name in self.params)
 
 
@@ -155,12 +155,12 @@ class Contents:
 
     Attributes:
         sections: names of its sections by kind.
-        lost_ranks: ranks whose files are missing or cannot be read.
-        by_rank: identities, cut short, below which each rank has something of its own.
-        text_keys: whether keys that are numbers look the same as texts.
-        written_by: what decides which classes of values it keeps: its format, and whether ckptools wrote it.
+        lost_ranks: ranks with missing or unreadable files.
+        by_rank: identities, cut short, below which ranks have different values.
+        text_keys: whether the format stores numbers as keys as texts.
+        written_by: format and writer, which decide which classes of values are kept.
         containers: dicts, lists and tuples by identity and rank.
-        left_out: which keys are too many to be compared; "" for none.
+        left_out: note on keys beyond the limit, which are not compared; "" for none.
     """
 
     facts: Side
@@ -182,18 +182,18 @@ class Contents:
 
 
 PAIRED = ("model", "optimizer", "scheduler")
-"""Kinds of sections that match under any name."""
+"""Kinds of sections that are paired even if their names differ."""
 
 OneSide = TypeVar("OneSide", SideTensor, SideValue)
 
 
 def without_quotes(identity: Identity) -> Identity:
-    """An identity in which a number and the text of it are the same."""
+    """Remove the quotes that tell the key "1" from the key 1."""
     return tuple(part[1:-1] if part[:1] == part[-1:] == "'" and part[1:-1].isdecimal() else part for part in identity)
 
 
 def renamed_sections(a: Contents, b: Contents) -> dict[tuple[str, str], str]:
-    """The name in A of a section of B, by its kind and name: of the only one of its kind that is left on both sides."""
+    """Pair renamed sections, if one of a kind is left on each side: the name in A by kind and name in B."""
     found: dict[tuple[str, str], str] = {}
     for kind in PAIRED:
         left = [name for name in a.sections.get(kind, ()) if name not in b.sections.get(kind, ())]
@@ -204,7 +204,7 @@ def renamed_sections(a: Contents, b: Contents) -> dict[tuple[str, str], str]:
 
 
 def as_in_a(b: Contents, names: Mapping[tuple[str, str], str]) -> Contents:
-    """B with its sections under the names that they have in A."""
+    """Rename the sections of B as in A."""
 
     def at(identity: Identity) -> Identity:
         kind, *rest = identity
@@ -221,7 +221,7 @@ def as_in_a(b: Contents, names: Mapping[tuple[str, str], str]) -> Contents:
 
 
 def without_classes(side: Contents) -> Contents:
-    """A side without what formats keep in different ways: classes of values, the order of keys, traits of tensors."""
+    """Drop details that formats keep differently: classes of values, the order of keys, traits of tensors."""
 
     def loose(content: Content) -> Content:
         return replace(content, exact="")
@@ -241,7 +241,7 @@ def without_classes(side: Contents) -> Contents:
 
 
 def unlisted(side: Contents, other: Contents) -> Contents:
-    """Take apart lists by rank: the third rank's `position.2.sample`, where the other side has one for each rank."""
+    """Split lists by rank, such as the third rank's `position.2.sample`, if the other side has one value per rank."""
     values: dict[Identity, SideValue] = {}
     for identity, value in side.values.items():
         cut = next((len(b) for b in other.by_rank - side.by_rank if _lists(b, identity)), None)
@@ -264,7 +264,7 @@ def _lists(below: Identity, identity: Identity) -> bool:
 def pairs(
     a: Mapping[Identity, OneSide], b: Mapping[Identity, OneSide]
 ) -> Iterator[tuple[OneSide | None, OneSide | None]]:
-    """Pair the keys in the order of A, numbers with their texts too; keys of B alone come last."""
+    """Pair the keys in the order of A, a key 1 also with a key "1"; keys of B alone come last."""
     left = {without_quotes(identity): identity for identity in b if identity not in a}
     taken: set[Identity] = set()
     for identity, key in a.items():
@@ -275,26 +275,26 @@ def pairs(
 
 
 def with_text_keys(side: Contents) -> Contents:
-    """Turn keys that are numbers into texts, as on a side that has texts alone."""
+    """Turn keys that are numbers into texts, to compare with a format that stores only texts."""
     at = {i: i if without_quotes(i) in side.values else without_quotes(i) for i in side.values}
     values = {at[i]: v._replace(identity=at[i]) for i, v in side.values.items()}
     return replace(side, values=values, by_rank={without_quotes(i) for i in side.by_rank})
 
 
-# -- numbered ----------------------------------------------------------------------------------------------------------
+# -- numbered parameters -----------------------------------------------------------------------------------------------
 
 
 UNSURE = "one side has numbers, the other names, and their order is not proven (--names FROM gives them)"
 
 Names = Mapping[str, str]
-"""The name on the other side of a number such as `?3`."""
+"""The other side's name for a numbered parameter such as `?3`."""
 
 
 def named_by_order(a: Contents, b: Contents) -> tuple[Contents, Contents, list[str], set[str]]:
-    """Give names to the numbers for which the other side proves them.
+    """Name the numbered parameters of one side if the other side proves their order.
 
-    Also returns a note for each optimizer that got names, and the sections in which one side still has numbers and the
-    other names, so that a key of one side alone may exist on the other.
+    Also returns a note for each optimizer that got names, and the sections where numbers on one side still face names
+    on the other, so that a key that only one side seems to have may exist on both.
     """
     notes, unsure = [], set[str]()
     for section in dict.fromkeys(group.section for group in a.groups):
@@ -316,7 +316,7 @@ def _numbered(groups: Sequence[SideGroup]) -> bool:
 
 
 def _names(section: str, numbered: Contents, named: Contents) -> Names | None:
-    """The name of each number; None if the order is not proven."""
+    """Map each number to its name; None if the order is not proven."""
     mine, others = ([g for g in side.groups if g.section == section] for side in (numbered, named))
     sizes = [len(group.params) for group in mine]
     if not all(g.ordered for g in (*mine, *others)) or sizes != [len(group.params) for group in others]:
@@ -331,7 +331,7 @@ def _names(section: str, numbered: Contents, named: Contents) -> Names | None:
 
 
 def _shapes(section: str, side: Contents) -> dict[str, dict[str, tuple[int, ...]]]:
-    """The shape of every slot by parameter; () for a plain number, as for a tensor of one element."""
+    """Shapes of the state slots of each parameter; () for a plain number, as for a tensor of one element."""
     found: dict[str, dict[str, tuple[int, ...]]] = {}
     for identity, key in (*side.tensors.items(), *side.values.items()):
         if _is_state(identity, section):
@@ -362,20 +362,20 @@ def _with_names(side: Contents, section: str, names: Names) -> Contents:
     )
 
 
-# -- the keys of a checkpoint as one side of a comparison: tensors, plain values, param groups, states of generators
+# -- collect the keys of a checkpoint as one side: tensors, plain values, param groups, states of random generators
 
 
 MORE_COUNTERS = ("sample", "token", "samples", "tokens", "num_batches_fetched", "consumed_train_samples")
 
 AGAIN = "again"
-"""Ends the identity of a key that looks like another one of its side."""
+"""Appended to the identity of a key that another key of the same side already has."""
 
 MAX_REPEATED = 1 << 24
-"""At most this many elements of an expanded tensor, which has fewer bytes, are read."""
+"""Largest expanded tensor (elements sharing bytes by stride 0), in elements, that is read."""
 
 
 def contents_of(ck: Checkpoint, files: OpenFiles) -> Contents:
-    """Collect all keys of a checkpoint; values of large tensors are not read."""
+    """Collect all keys of a checkpoint, without reading values of large tensors."""
     rows = tuple(f"{row.how}: {plural(row.tensors, 'tensor')}" for row in sharding_rows(ck))
     world = ck.world_size.exact if type(ck.world_size.exact) is int else None
     found = Contents(Side(str(ck.path), ck.name, ck.saved_as, ck.step.value, world, rows), text_keys=ck.text_keys)
@@ -390,10 +390,10 @@ def contents_of(ck: Checkpoint, files: OpenFiles) -> Contents:
 
 
 def _left_out(ck: Checkpoint) -> str:
-    """Which keys of models and optimizers are too many to be compared; "" for none."""
+    """Note which keys of models and optimizers exceed the limit and are not compared; "" for none."""
     counts = entries_left_out(ck)
     own = {s.name: counts[s.name] for s in sections_of(ck) if s.kind in ("model", "optimizer") and counts[s.name]}
-    some = counts.total() == MAX_ENTRIES  # more may follow, of any section
+    some = counts.total() == MAX_ENTRIES  # further keys, of any section, may follow
     if not own and not some:
         return ""
     count = "at least " * some + plural(sum(own.values()) or counts.total(), "key")
@@ -402,7 +402,7 @@ def _left_out(ck: Checkpoint) -> str:
 
 
 class _Keys:
-    """Add the keys of a checkpoint to the contents of its side."""
+    """Adds the keys of a checkpoint to its side."""
 
     def __init__(self, ck: Checkpoint, files: OpenFiles, found: Contents) -> None:
         self.ck, self.files, self.found = ck, files, found
@@ -446,7 +446,7 @@ class _Keys:
         self.found.notes = tuple(self._notes())
 
     def _bare(self, section: str, name: str) -> str:
-        """A fqn without the parts that wrappers put into it."""
+        """Remove wrappers' prefixes from a fqn."""
         return without_wrappers(name).removeprefix(self.prefixes.get(section, ""))
 
     def _of_entry(self, entry: Entry) -> None:
@@ -470,7 +470,7 @@ class _Keys:
         return (entry.kind, entry.section, entry.name.removeprefix(f"{entry.section}."))
 
     def _contents(self, path: KeyPath, value: Any, whole: bool = False) -> dict[int | None, Content]:
-        """The value at a key path: one for all ranks, or one for each rank if they differ."""
+        """Contents at a key path: one for all ranks, or one per rank if they differ."""
         above = next((path[:n] for n in range(len(path) + 1) if path and path[:n] in self.ck.unequal), None)
         if above is None:
             return {None: content_of(value, self.files, whole=whole)}
@@ -488,7 +488,7 @@ class _Keys:
             return Content("", "unknown", error.reason)
 
     def _tensor(self, identity: Identity, name: str, subject: Subject, tensor: Tensor, parameter: str = "") -> None:
-        while identity in self.found.tensors:  # two keys may look alike: "a.b" and "b" in "a"
+        while identity in self.found.tensors:  # two keys may have one name: "a.b", and "b" in "a"
             identity = (*identity, AGAIN)
         problem = _problem(tensor, name)
         try:
@@ -538,7 +538,7 @@ class _Keys:
         self._value(SideValue(identity, name, _subject(section, leaves[0]), contents))
 
     def _beside_generators(self, section: Section) -> Iterator[RankLeaf]:
-        """Values in a section of random states that are no states, such as a seed."""
+        """Yield values among the random states that are not states, such as a seed."""
         for leaves in generator_leaves(self.ck, section).values():
             for path, owner, value in () if holds_state(leaves) else leaves:
                 if isinstance(owner, str):
@@ -559,7 +559,7 @@ class _Keys:
 
 
 def _problem(tensor: Tensor, name: str) -> str:
-    """Why the values of a tensor cannot be read; a file may claim more elements than can be read."""
+    """Why the values of a tensor cannot be read; a file may claim more elements than memory holds."""
     found = cover_problem(tensor, name)
     if found is not None:
         return found.message
@@ -588,7 +588,7 @@ def _subject(section: Section, leaf: RankLeaf) -> Subject:
 
 
 def _key_text(key: Any) -> str:
-    """A key in an identity: a text that looks like another key stands in quotes, a key of a rare type has a digest."""
+    """Spell a key in an identity: text that looks like a number in quotes; a key of a rare type as class and digest."""
     if isinstance(key, str):
         return f"'{key}'" if key.isdecimal() or key[:1] in ("'", "<") else key
     return str(key) if type(key) is int else f"<{kind_of(key)} {digest_of(key)}>"

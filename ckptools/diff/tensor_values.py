@@ -1,7 +1,7 @@
-"""Comparison of tensor values: streamed over both layouts, in bands, by several threads.
+"""Compare tensor values: streamed from the shards of both sides, in bands, by several threads.
 
 Tensors that both sides cut into the same regions are compared region by region; a region whose zip entries state the
-same CRC-32 is not read. Others are read in bands of rows, which are consecutive in a shard of rows or of columns.
+same CRC-32 is not read. Others are read in bands of rows, which are contiguous in row-wise and column-wise shards.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from ckptools.text import few, plural, shape
 from ckptools.training_state.sections import sections_of, sections_of_kind
 
 REGION = 1 << 24
-"""Elements for one thread; a larger tensor is shared among several."""
+"""Elements compared by one thread; larger tensors are shared among threads."""
 
 
 OWN_COPIES = "ranks hold different copies of it (verify names them)"
@@ -64,7 +64,7 @@ OWN_COPIES = "ranks hold different copies of it (verify names them)"
 
 @dataclass(frozen=True)
 class Reading:
-    """How values are compared; with `every_byte` also where both sides state the same checksum."""
+    """Settings for comparing values; `every_byte` reads regions even if both sides state the same checksum."""
 
     files: OpenFiles
     threads: int
@@ -78,11 +78,11 @@ class Measured:
     """The result of comparing two tensors.
 
     Attributes:
-        measures: of the elements that were read; None if there are none.
-        skipped: elements that were not read, since both sides state the same checksum.
-        damaged: whether both sides state the same checksum for a region in which they differ.
-        by_rank: whether each rank's own copy was compared with the same rank's.
-        problem: why it cannot be compared.
+        measures: of the elements that were read; None if none was.
+        skipped: number of elements not read, as both sides state the same checksum.
+        damaged: True if a region differs although both sides state the same checksum.
+        by_rank: True if ranks hold different copies, and each was compared with the same rank's.
+        problem: why the tensors cannot be compared.
     """
 
     measures: Measures | None = None
@@ -96,7 +96,7 @@ class Measured:
 
 @dataclass
 class _Pair:
-    """Two tensors, their name, and parts with one shard per region; one part for each rank if copies differ."""
+    """Two tensors to compare, as pairs with one shard per region; a pair for each rank if its copies differ."""
 
     name: str
     tensors: tuple[Tensor, Tensor]
@@ -105,7 +105,7 @@ class _Pair:
 
 
 class _Region(NamedTuple):
-    """A region of a pair of tensors that is read and compared in one thread."""
+    """A region of two tensors that one thread reads and compares."""
 
     pair: _Pair
     box: Box
@@ -115,7 +115,7 @@ class _Region(NamedTuple):
 
 
 def compare_tensors(pairs: Iterable[tuple[str, Tensor, Tensor]], how: Reading) -> list[Measured]:
-    """Compare the values of pairs of tensors of one shape, whose shards cover them; each pair has a name."""
+    """Compare values of pairs of tensors, each `(name, a, b)`; both have one shape, and shards that cover it."""
     made = [_Pair(name, (a, b)) for name, a, b in pairs]
 
     def copies(pair: _Pair) -> list[Part]:
@@ -153,7 +153,7 @@ def _copies_differ(pair: _Pair, how: Reading) -> list[bool] | str:
 
 
 def _settle_copies(pair: _Pair, odd: list[bool] | str) -> None:
-    """Keep one copy of each region: any copy if all are equal, else each rank's own."""
+    """Keep one copy of each region: any if all are equal; otherwise compare rank by rank."""
     if isinstance(odd, str):
         pair.found.problem = odd
         return
@@ -170,7 +170,7 @@ def _settle_copies(pair: _Pair, odd: list[bool] | str) -> None:
 
 
 def _holders(tensor: Tensor) -> list[int]:
-    """The ranks that each have the whole tensor; none if some have parts or a shard's rank is unknown."""
+    """Ranks that each hold the whole tensor; none if some hold a part or a shard's rank is unknown."""
     each = all(s.rank is not None and s.box.sizes == tensor.shape for s in tensor.found)
     return sorted({s.rank for s in tensor.found if s.rank is not None}) if each else []
 
@@ -180,34 +180,34 @@ def _of_rank(tensor: Tensor, rank: int | None) -> Tensor:
 
 
 def copies_differ(tensor: Tensor, files: OpenFiles, every_byte: bool = False) -> bool:
-    """Whether ranks have different bytes for one region; equal stated checksums are believed, unless `every_byte`."""
+    """Whether ranks have different bytes for a region; equal stated checksums suffice unless `every_byte`."""
     return bool(differing_boxes(_unsure(tensor, every_byte), files))
 
 
 def read_for_digest(tensor: Tensor) -> list[Part]:
-    """The parts to read to compare the copies of a tensor and to hash one of each."""
+    """Byte ranges to read in order to compare the copies of a tensor and to hash one of each."""
     return [*copies_among(_unsure(tensor, every_byte=False)), *parts_of_all(once(tensor).shards)]
 
 
 def _unsure(tensor: Tensor, every_byte: bool) -> list[Shard]:
-    """The shards of regions whose stated checksums do not prove the copies equal."""
+    """Shards of regions whose stated checksums do not prove the copies equal."""
     groups = grouped(tensor.found if tensor.has_copies else (), lambda shard: shard.box)
     return [s for g in groups.values() if every_byte or not all(_stated_alike(g[0], s) for s in g) for s in g]
 
 
 def _stated_alike(a: Shard, b: Shard) -> bool:
-    """Whether two shards are the same part of zip entries of the same length and stated CRC-32."""
+    """Whether two shards are the same bytes of zip entries with equal length and stated CRC-32."""
     return a.source is not None and b.source is not None and bool(a.source.crc) and _part(a.source) == _part(b.source)
 
 
 def _part(source: Source) -> tuple[object, ...]:
-    """The checksum and the part of its zip entry that identify a source."""
+    """Identify the bytes of a shard by the CRC-32 of their zip entry and their place in it."""
     start, length = source.record_span
     return source.crc, length, source.offset - start, source.dtype, source.shape, source.strides
 
 
 def _regions(pair: _Pair, every_byte: bool) -> Iterator[_Region]:
-    """The regions of a pair to read; skipped ones are counted."""
+    """Yield the regions of a pair to read, and count the skipped elements."""
     for a, b in pair.parts:
         left, right = ({s.box: s for s in tensor.shards if s.box.numel} for tensor in (a, b))
         if left.keys() != right.keys():
@@ -243,14 +243,14 @@ def _measured(region: _Region, how: Reading) -> Measures | str:
     return comparing.found
 
 
-# -- an output of `consolidate` beside the checkpoint that it was made of: is every element the source's? --------------
-# The tensors of the source are given the names and the form of the output (`keys/pairing`) and converted to its dtypes;
-# then every byte is compared. So renames, fused projections, cut vocabularies and casts are no differences, and a wrong
-# one is.
+# -- compare an output of `consolidate` with its source: does every element come from the source? ----------------------
+# The source's tensors get the names and shapes of the output (`keys/pairing`) and are converted to its dtypes; then
+# every byte is compared. So correct renames, fused projections, cut vocabularies and casts are not differences, and
+# wrong ones are.
 
 
 def is_output_of(a: Checkpoint, b: Checkpoint) -> bool:
-    """Whether A says that it is the whole model of B, and both have one."""
+    """Whether A states that it is the whole model of B, and each has exactly one model."""
     said = a.provenance
     if said is None or said.part != "model" or said.filled or said.more_filled or said.sources[0].name != b.name:
         return False
@@ -258,7 +258,7 @@ def is_output_of(a: Checkpoint, b: Checkpoint) -> bool:
 
 
 def difference_of_output(a: Checkpoint, b: Checkpoint, sides: tuple[Side, Side], reading: Reading) -> Difference | str:
-    """Compare an output with its source; or say why that is not possible.
+    """Compare an output with its source; return the reason if that is impossible.
 
     Raises:
         ReadError: a file of B cannot be read.
@@ -300,7 +300,7 @@ def _paired(a: Checkpoint, b: Checkpoint, reading: Reading) -> Pairing | str:
             return f"{name}: B: {OWN_COPIES}"
     original = original_of(a) or Original(a.path, saved_shapes(a), {}, {}, {})
     why = ""
-    for assume in (False, True):  # the values decide, not the rules
+    for assume in (False, True):  # values show whether an assumed rule was right
         try:
             return pair(state, original, arguments(b.tree), assume, b.path, reading.files)
         except RefusedError as error:
@@ -309,7 +309,7 @@ def _paired(a: Checkpoint, b: Checkpoint, reading: Reading) -> Pairing | str:
 
 
 def _row(mine: dict[str, Tensor], found: Pairing, reading: Reading, name: str) -> TensorDifference:
-    """Compare one tensor of the output, in its own dtype, with what the source makes of it."""
+    """Compare one tensor of the output with the tensor made from the source, in the output's dtype."""
     one, other = once(mine[name]), found.tensors[name]
     row = TensorDifference(
         name, "weights", "same", "", ", ".join(found.sources[name]), one.shape, other.shape, one.dtype, other.dtype
@@ -329,7 +329,7 @@ def _row(mine: dict[str, Tensor], found: Pairing, reading: Reading, name: str) -
 
 
 def _first_difference(one: Iterable[bytes | memoryview], other: Iterable[bytes | memoryview]) -> int | None:
-    """The first byte in which two streams differ; None if they are equal."""
+    """Offset of the first byte in which two streams differ; None if they are equal."""
     left, right = map(iter, (one, other))
     here = there = memoryview(b"")
     at = 0
@@ -343,11 +343,11 @@ def _first_difference(one: Iterable[bytes | memoryview], other: Iterable[bytes |
         at, here, there = at + count, here[count:], there[count:]
 
 
-# -- comparison of tensors: names, shapes, dtypes, and if they are asked for values, or SHA-256 of a side without them
+# -- compare tensors: names, shapes, dtypes, and on request values, by SHA-256 if a side is a digest file
 
 
 def structure_row(a: SideTensor | None, b: SideTensor | None) -> TensorDifference:
-    """Compare a tensor of both sides without its values."""
+    """Compare the name, shape and dtype of a tensor, without its values; one side may lack it."""
     tensor = a or b
     assert tensor is not None
     row = TensorDifference(
@@ -375,21 +375,21 @@ def _structure(a: SideTensor, b: SideTensor) -> tuple[Verdict, str]:
 
 
 def _codes(a: SideTensor, b: SideTensor) -> list[str]:
-    """What is said of codes of quantized weights, which are no values: `A: codes of fp8, block scales 16 x 16`."""
-    # A tensor that users hold has no truth value, so that `if one.tensor` raises.
+    """Describe quantization codes; their differences say nothing about the weights: `A: codes of fp8, block scales`."""
+    # `bool(tensor)` raises, so compare with None.
     tensors = [(side, one.tensor) for side, one in (("A", a), ("B", b)) if one.tensor is not None]
     return [f"{side}: {t.coded.words}" for side, t in tensors if t.are_codes and t.coded is not None]
 
 
 def traits_words(a: SideTensor, b: SideTensor) -> str:
-    """How two tensors differ beside their values: `Parameter, requires_grad → plain`."""
+    """Describe how class and flags of two tensors differ: `Parameter, requires_grad → plain`."""
     return f"{a.traits or 'plain'} → {b.traits or 'plain'}"
 
 
 def value_rows(
     pairs: Sequence[tuple[SideTensor | None, SideTensor | None]], how: Reading
 ) -> tuple[list[TensorDifference], int, int]:
-    """A row for each pair, values compared if both sides have them; then the bytes read and the bytes not read."""
+    """Make a row for each pair, comparing values if both sides have them; return also bytes read and bytes skipped."""
     rows = [structure_row(a, b) for a, b in pairs]
     both = {n: (a, b) for n, (a, b) in enumerate(pairs) if a and b and a.shape == b.shape}
     both = {n: (a, b) for n, (a, b) in both.items() if not (a.problem or b.problem)}
@@ -408,7 +408,7 @@ def value_rows(
 
 
 def _sure(row: TensorDifference, a: SideTensor, b: SideTensor) -> TensorDifference:
-    """Doubt a row where only a number matches, and mention an assumed name."""
+    """Mark a row as not comparable if only the parameter's number matches; mention an assumed name."""
     if a.traits != b.traits:
         words = traits_words(a, b)
         detail = row.detail if words in row.detail else "; ".join(filter(None, (row.detail, words)))
@@ -416,7 +416,7 @@ def _sure(row: TensorDifference, a: SideTensor, b: SideTensor) -> TensorDifferen
     if a.number or b.number:
         alike = "values are " + ("equal" if row.verdict in ("same", "same checksum") else "not equal")
         return row._replace(verdict="cannot be compared", detail=f"{NUMBERED}; {alike}")
-    if row.verdict == "differs" and (codes := _codes(a, b)):  # distances between codes are none between weights
+    if row.verdict == "differs" and (codes := _codes(a, b)):  # distances of codes say nothing about weights
         row = row._replace(change=None, max=None, cosine=None, detail="; ".join(filter(None, [row.detail, *codes])))
     if a.assumed or b.assumed:
         return row._replace(detail="; ".join(filter(None, (row.detail, "name assumed"))))
@@ -469,7 +469,7 @@ def _words(row: TensorDifference, found: Measured, same_dtype: bool, equal: str 
 
 
 def digests_of(entries: Sequence[SideTensor], how: Reading) -> list[str]:
-    """The SHA-256 of the values of some tensors in row-major order; a reason stands for a missing one."""
+    """Return the SHA-256 of the values of each tensor in row-major order, or the reason why it is missing."""
 
     def reads(entry: SideTensor) -> list[Part]:
         return [] if entry.tensor is None else read_for_digest(entry.tensor)
@@ -478,7 +478,7 @@ def digests_of(entries: Sequence[SideTensor], how: Reading) -> list[str]:
 
 
 def _nbytes(entry: SideTensor) -> int:
-    """Bytes to read for its digest; 0 if the digest is known."""
+    """Number of bytes to read for the digest; 0 if the digest is known."""
     return 0 if entry.tensor is None else entry.tensor.nbytes
 
 
@@ -496,7 +496,7 @@ def _sha256_of(entry: SideTensor, how: Reading) -> str:
 
 
 def is_sha256(text: str) -> bool:
-    """Whether a text is a SHA-256, not the reason for a missing one."""
+    """Whether a text is a SHA-256 and not the reason why it is missing."""
     return len(text) == 64 and not text.strip("0123456789abcdef")
 
 

@@ -1,4 +1,4 @@
-"""A difference as text and as HTML: a line for each subject, those that may explain a loss first, then what differs."""
+"""The text and HTML of `diff`: a line for each subject, likely causes of a jump of the loss first, then details."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ from ckptools.display.tables import PIPE, Column, Screen, table, wrapped
 from ckptools.model.problems import grouped
 from ckptools.text import and_more, clip, clip_middle, few, number, plural, printable, shape, size, spans, told_apart
 
-# -- one line for each subject of a comparison: weights, moments, rates, generators ------------------------------------
+# -- one line for each subject: weights, moments, learning rates, random states ----------------------------------------
 
 
 EXPECTED: tuple[Subject, ...] = ("weights", "moments", "optimizer steps", "lr", "scheduler", "rng", "data position")
-"""Subjects that a training needs to resume; a line says so if neither side has them."""
+"""Subjects that training needs to resume; if both sides lack one, its line says so."""
 
 LONG_NUMBER = re.compile(r"(?<![\w.])-?\d\.\d{6,25}(?:e-?\d+)?(?![\w.])")
 
 MAX_VALUE = 30
-"""Characters of one of two values in a line."""
+"""Longest text of one of two values in a line, in characters."""
 
 MOST = 3
-"""Values shown in a line."""
+"""At most this many values in a line."""
 
 
 def subject_rows(
     tensors: Sequence[TensorDifference], values: Sequence[ValueDifference], a: Contents, b: Contents, complete: bool
 ) -> Iterator[SubjectRow]:
-    """A row for each subject; `complete` says whether the rows cover all keys of both sides."""
+    """Make a row for each subject; `complete` if the rows cover all keys of both sides."""
     for subject in SUBJECTS:
         of_tensors = [row for row in tensors if row.subject == subject]
         of_values = [row for row in values if row.subject == subject]
@@ -90,7 +90,7 @@ WORDS: dict[Verdict, str] = {
 
 
 def _of_tensors(rows: Sequence[TensorDifference]) -> Iterator[str]:
-    """How many tensors there are of each verdict, and the one that changed most."""
+    """Count the tensors by verdict, and name the one that changed most."""
     counts = Counter(row.verdict for row in rows)
     listed = [f"{n} {WORDS[verdict]}" for verdict in WORDS if (n := counts[verdict])]
     if len(counts) == 1:
@@ -106,7 +106,7 @@ def _of_tensors(rows: Sequence[TensorDifference]) -> Iterator[str]:
 
 
 def _of_values(rows: Sequence[ValueDifference]) -> Iterator[str]:
-    """What differs, A's value before B's; alike differences once."""
+    """List the differing values, A's before B's; equal changes once, with their number."""
     counts = Counter(row.verdict for row in rows)
     if set(counts) == {"same"}:
         distinct = dict.fromkeys(f"{_last_word(row.name)} {row.value_a}" for row in rows)
@@ -122,19 +122,19 @@ def _of_values(rows: Sequence[ValueDifference]) -> Iterator[str]:
 
 
 def _last_word(name: str) -> str:
-    """The end of a name: `lr` of `optimizers.AdamW.param_groups.0.lr`."""
+    """Last part of a name: `lr` of `optimizers.AdamW.param_groups.0.lr`."""
     return name.rpartition(".")[2]
 
 
 def _change(row: ValueDifference) -> str:
-    """The last key with both values."""
+    """Render the last part of the name with both values."""
     alike = row.detail and row.value_a == row.value_b
     words = row.detail if alike else " → ".join(told_apart(_rounded(row.value_a, row.value_b), MAX_VALUE))
     return f"{_last_word(row.name)} {words}"
 
 
 def change_words(a: str | None, b: str | None) -> str:
-    """A's value and B's, rounded to six digits if these differ: `0.00299704 → 0.00298817`; `-` for none."""
+    """Render A's value and B's, rounded to six digits if they still differ: `0.00299704 → 0.00298817`; `-` for none."""
     return " → ".join(_rounded(a, b))
 
 
@@ -145,11 +145,11 @@ def _rounded(a: str | None, b: str | None) -> list[str]:
 
 
 def _of_generators(rows: Sequence[ValueDifference], a: Contents, b: Contents) -> Iterator[str]:
-    """Say which ranks have the same state on both sides, and which have another rank's."""
+    """State which ranks have the same random state on both sides, and which have another rank's."""
     by_name = grouped(rows, lambda row: row.name.removeprefix("rng "))
     alike = grouped(by_name, lambda name: _ranks(by_name[name]))
     yield from (f"{few(names)} {text}" for text, names in alike.items())
-    # A file that was restored in the place of another rank's has that rank's state.
+    # A rank file that was copied over another rank's has the state of its first rank.
     for identity, value in b.values.items():
         known = a.values.get(identity)
         if value.subject != "rng" or known is None or len(known.contents) < 2:
@@ -172,7 +172,7 @@ def _ranks(rows: Sequence[ValueDifference]) -> str:
     return ", ".join(f"{text} on ranks {spans(some)}" for text, some in ranks.items())
 
 
-# -- a difference ------------------------------------------------------------------------------------------------------
+# -- the text ----------------------------------------------------------------------------------------------------------
 
 
 SUBJECT_COLUMNS = (Column("subject"), Column("verdict", "verdict"), Column("detail"))
@@ -188,13 +188,13 @@ VALUE_COLUMNS = (
 _Row = TensorDifference | ValueDifference
 
 NOT_LISTED: frozenset[Verdict] = frozenset({"same", "same checksum", "not compared"})
-"""Verdicts of tensors and values that are counted alone."""
+"""Verdicts of tensors and values that are counted, but not listed."""
 
 
 def difference_text(
     found: Difference, tensors: Sequence[TensorDifference], limit: int | None = None, screen: Screen = PIPE
 ) -> str:
-    """Render a difference as text with some rows of tensors and `limit` of values, without those that are the same."""
+    """Render a difference with the given rows of tensors and `limit` rows of values, leaving out equal ones."""
     mark = {True: mark_of("same"), False: mark_of("differs"), None: mark_of("warn")}[found.same]
     lines = wrapped("", verdict_line(found), screen, mark=mark)
     for letter, side in (("A  ", found.a), ("B  ", found.b)):
@@ -206,7 +206,7 @@ def difference_text(
 
 
 def side_line(side: Side) -> str:
-    """One side in a line: its path, how it was saved, step and ranks."""
+    """Describe one side in a line: path, how it was saved, step and number of ranks."""
     facts = [side.saved_as]
     facts += [f"step {side.step}"] if side.step is not None else []
     facts += [plural(side.world_size, "rank")] if side.world_size is not None else []
@@ -215,7 +215,7 @@ def side_line(side: Side) -> str:
 
 
 def _subjects(found: Difference, screen: Screen) -> Iterator[str]:
-    """The table of subjects; details wrap rather than being cut."""
+    """Render the table of subjects; details wrap and are never cut."""
     rows = [(row.subject, row.verdict, row.detail) for row in found.subjects] + _layout(found)
     width = max((len(subject) for subject, _, _ in rows), default=0)
     verdicts = max((len(verdict) for _, verdict, _ in rows), default=0)
@@ -227,7 +227,7 @@ def _subjects(found: Difference, screen: Screen) -> Iterator[str]:
 
 
 def _layout(found: Difference) -> list[tuple[str, str, str]]:
-    """The layouts, which count as no difference: two world sizes of one run are the same state."""
+    """Make a row of the layouts, which never count as a difference: one run may be saved with two world sizes."""
     if (found.a.layout, found.a.world_size) == (found.b.layout, found.b.world_size):
         return []
     a, b = ("; ".join(side.layout) or "no tensors" for side in (found.a, found.b))
@@ -235,7 +235,7 @@ def _layout(found: Difference) -> list[tuple[str, str, str]]:
 
 
 MOST_LINES = 14
-"""Lines of each table on a terminal, so that the subjects stay on one screen with them."""
+"""Most lines of each table on a terminal, so that the subjects stay on screen."""
 FEWEST_ROWS = 3
 
 
@@ -244,7 +244,7 @@ def _tensors(found: Difference, rows: Sequence[TensorDifference], screen: Screen
     if not rows:
         return []
     measured, first, detailed = _groups(rows)
-    # What is read first is how much they differ; where there is no room for it, the first index stays in the pipe.
+    # The measures matter most; if the screen has no room for the index of the first difference, only pipes show it.
     if first and screen.width is not None:
         first = max(map(len, table(*_tensor_table(rows, measured, first, False)))) <= screen.width
     made = _tensor_table(rows, measured, first, detailed)
@@ -252,7 +252,7 @@ def _tensors(found: Difference, rows: Sequence[TensorDifference], screen: Screen
 
 
 def _heading(noun: str, every: Sequence[_Row], shown: int, screen: Screen) -> str:
-    """How many rows there are, and their verdict where that is one: `45 tensors differ; 3 are shown`."""
+    """State the number of rows, with their verdict if it is the same for all: `45 tensors differ; 3 shown`."""
     rows = [row for row in every if row.verdict not in NOT_LISTED]
     verdict = WORDS[rows[0].verdict] if len({row.verdict for row in rows}) == 1 else "are not the same"
     verdict = "differs" if len(rows) == 1 and verdict == "differ" else verdict
@@ -289,7 +289,7 @@ def _renamed(row: TensorDifference) -> str:
 
 
 def _short(screen: Screen, made: Callable[[Screen], list[str]]) -> list[str]:
-    """The lines of a table with as many rows as fit a part of the screen; a cell may take several lines."""
+    """Render a table with as many rows as fit on part of the screen; a cell may take several lines."""
     if screen.rows is None:
         return made(screen)
     for count in range(min(MOST_LINES - 3, screen.rows), FEWEST_ROWS, -1):
@@ -304,7 +304,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _unchanged(found: Difference, screen: Screen) -> list[str]:
-    """The few weights that did not change where most did: frozen, or not loaded."""
+    """Name the weights that did not change, if most did: frozen, or not loaded."""
     weights = [row for row in found.tensors if row.subject == "weights"]
     same = [row.name for row in weights if row.verdict in ("same", "same checksum")]
     changed = sum(row.verdict == "differs" and bool(row.differing) for row in weights)
@@ -341,7 +341,7 @@ def _folded(rows: Sequence[ValueDifference]) -> list[tuple[ValueDifference, int]
 
 
 def verdict_line(found: Difference) -> str:
-    """Whether the two are the same, and what was not compared."""
+    """State whether both checkpoints are the same, and which values were not compared."""
     if found.proof is not None and found.same:
         parts = [f"every element of A is B's: {found.proof}"]
     elif found.same is False:
@@ -361,13 +361,13 @@ def verdict_line(found: Difference) -> str:
 
 
 def cost_line(found: Difference) -> str:
-    """How much was read, and how long it took."""
+    """State the bytes read and the time."""
     read = f"{size(found.bytes_read)} of tensors read, " if found.values_compared else ""
     return f"{read}{found.seconds:.2f} s"
 
 
 def difference_html(found: Difference) -> str:
-    """Render a difference: one line for each subject, those that may explain a loss first."""
+    """Render a difference as a page: a line for each subject, then tables of tensors and values."""
     from ckptools.display.html import DICTS, Page
 
     page = Page(DICTS)
