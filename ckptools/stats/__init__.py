@@ -1,5 +1,4 @@
-"""`stats`: figures of values, streamed from the shards in bounded memory. numpy is imported here, and torch nowhere.
+"""`stats`: compute statistics of tensor values, streamed from the shards in bounded memory, with numpy alone.
 
-Nothing is imported here: the function of this name in `ckptools` takes this package's place there, which must be
-loaded before it and costs nothing.
+This file imports nothing: `import ckptools` loads it so that `ckptools.stats` can name the function afterwards.
 """

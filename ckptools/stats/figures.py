@@ -1,4 +1,4 @@
-"""Figures of tensors: rms, norm, extremes, mean, standard deviation, zeros, NaN; of moments, and of dead rows.
+"""Statistics of tensors (rms, norm, extremes, mean, standard deviation, zeros, NaN), of Adam's moments, and dead rows.
 
 They follow from sums, taken band by band and merged: mean and squared deviations as by Chan, Golub and LeVeque
 ("Updating formulae and a pairwise algorithm for computing sample variances", 1979). A sum of squares minus a squared
@@ -58,7 +58,7 @@ from ckptools.training_state.sections import sections_of_kind
 
 
 def tensor_stats(tensor: Tensor, name: str = "", histogram: bool = False, rank: int | None = None) -> Stats:
-    """Compute the figures of one tensor, or of one rank's part of it; a histogram reads it twice."""
+    """Compute the statistics of one tensor, or of the shards of one rank; a histogram reads the bytes twice."""
     whole = MeasuredPart(name, "", tensor)
     part = whole if rank is None else of_rank(whole, rank, tensor.on_rank(rank))
     return statistics(Path(), [part], histogram, 1, look=False).rows[0]
@@ -72,10 +72,10 @@ def statistics(
     progress: Progress | None = None,
     look: bool = True,
 ) -> Statistics[Stats]:
-    """Compute the figures of tensors or parts of them, tied ones once; each row says what cannot be read.
+    """Compute the statistics of tensors or parts of them, tied ones once; a row reports values that cannot be read.
 
-    A histogram reads them twice, and `look` reads what stands out again, to say where. `progress` is called with bytes
-    read and the tensor they are of.
+    A histogram reads everything twice. With `look`, tensors with oddities are read again, to locate the oddities.
+    `progress` is called with a number of bytes read and the name of their tensor.
     """
     started = time.perf_counter()
     readables = [readable(part) for part in parts]
@@ -125,7 +125,7 @@ def _stats_row(
 
 
 def _counts(bands: Iterable[Values], piece: Piece, sums: Sums) -> tuple[int, ...]:
-    """Count the finite elements of a piece in equally wide bins between the limits of the sums over its array."""
+    """Count the finite elements of a piece in equally wide bins between the minimum and maximum of its tensor."""
     counts, wide = np.zeros(BINS, np.int64), np.empty(BAND)
     low, high = float(sums.low or 0), float(sums.high or 0)
     # Differences of float64 may overflow or vanish even if the elements do not.
@@ -146,7 +146,7 @@ def _counts(bands: Iterable[Values], piece: Piece, sums: Sums) -> tuple[int, ...
 
 
 CHUNKS = 16
-"""Chunks of a band of which the largest magnitude is noted."""
+"""Number of parts of a band whose largest magnitude is recorded."""
 
 LARGE, SMALL, SHIFT = 2.0**400, 2.0**-400, 600
 """Magnitudes whose squares never overflow float64 in a sum, and the power of two that scales others."""
@@ -154,15 +154,15 @@ LARGE, SMALL, SHIFT = 2.0**400, 2.0**-400, 600
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Sums over elements; those that are not finite are only counted.
+    """Sums over elements; NaN and infinite elements are only counted.
 
     Attributes:
-        count: finite elements.
+        count: number of finite elements.
         mean: their mean, times two to the power of -`scale`.
         m2: sum of their squared deviations from the mean, times two to the power of -2 * `scale`.
-        low: the smallest; None if there is none.
-        denormal: those of float32 and float64 that are smaller than any normal number, and not zero.
-        peaks: how many chunks of the bands have a largest magnitude of each binary exponent; none of chunks of zeros.
+        low: smallest element; None without finite elements.
+        denormal: number of nonzero float32 and float64 elements below the smallest normal number.
+        peaks: number of parts of bands by the binary exponent of their largest magnitude; all-zero parts are left out.
     """
 
     count: int = 0
@@ -179,12 +179,12 @@ class Sums:
 
     @property
     def elements(self) -> int:
-        """All elements, finite or not."""
+        """Number of elements, finite or not."""
         return self.count + self.nan + self.inf
 
     @property
     def rms(self) -> float | None:
-        """Root of the mean square; None if there is no finite element."""
+        """Root of the mean square; None without finite elements."""
         return self._unscaled(sqrt(self.mean**2 + self.m2 / self.count)) if self.count else None
 
     @property
@@ -243,7 +243,7 @@ def merged(a: Sums, b: Sums) -> Sums:
 
 
 def _at(sums: Sums, scale: int) -> tuple[float, float]:
-    """Mean and squared deviations at a scale at least as large as their own."""
+    """Convert mean and squared deviations to a scale at least as large as their own."""
     apart = sums.scale - scale
     return ldexp(sums.mean, apart), ldexp(sums.m2, 2 * apart)
 
@@ -273,7 +273,7 @@ def _sums_of(values: Values) -> Sums:
 
 
 def _by_chunk(of: np.ufunc, values: Values) -> Values:
-    """Reduce each of `CHUNKS` runs of a band, and what is left behind them; costs no more than the band as a whole."""
+    """Reduce each of the `CHUNKS` parts of a band, and the remainder; costs no more than reducing the whole band."""
     width = len(values) // CHUNKS
     if not width:
         alone: Values = of.reduce(values, keepdims=True)
@@ -284,7 +284,7 @@ def _by_chunk(of: np.ufunc, values: Values) -> Values:
 
 
 def _smallest(values: Values, low: Any, high: Any) -> tuple[int, int]:
-    """Count zeros, and floats that are smaller than any normal number of their dtype."""
+    """Count zeros and denormal floats, which are smaller than any normal number of their dtype."""
     flags = buffer("flags", len(values), "?")
     if values.dtype.kind != "f":
         return int(np.count_nonzero(np.equal(values, 0, out=flags))) if low <= 0 <= high else 0, 0
@@ -298,7 +298,7 @@ def _smallest(values: Values, low: Any, high: Any) -> tuple[int, int]:
 
 
 def _deviations(values: Values, low: float, high: float) -> tuple[float, float, int]:
-    """Mean, sum of squared deviations from it, and the power of two that scales them."""
+    """Compute the mean, the sum of squared deviations from it, and the power of two that scales both."""
     largest = max(-low, high)
     scale = SHIFT if largest > LARGE else -SHIFT if largest < SMALL else 0
     if low == high:
@@ -316,17 +316,17 @@ def _deviations(values: Values, low: float, high: float) -> tuple[float, float, 
     return mean, m2, scale
 
 
-# -- an optimizer's moments compared with the model: their size, and the resulting step --------------------------------
+# -- compare an optimizer's moments with the model's weights: their size, and the size of a step ----------------------
 # The update is that of torch.optim.Adam and AdamW (`_single_tensor_adam`), without the learning rate and weight decay:
 # `exp_avg / (sqrt(exp_avg_sq) + eps)`, both moments first divided by `1 - beta**step` if step and betas are known.
 
 
 FIRST, SECOND, LARGEST = "exp_avg", "exp_avg_sq", "max_exp_avg_sq"
-"""Slots of Adam's moments; the last is the divisor of AMSGrad."""
+"""Names of Adam's moments in the optimizer state; the last is the divisor of AMSGrad."""
 
 
 class Pair(NamedTuple):
-    """The moments of one parameter, and what else determines the size of its update; None for what is unknown.
+    """The moments of one parameter, and hyperparameters that determine the size of its update; None if unknown.
 
     Attributes:
         second: the divisor; with AMSGrad the largest second moment so far.
@@ -345,17 +345,17 @@ class Pair(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of both."""
+        """Bytes of both moments."""
         return sum(tensor.nbytes for tensor in (self.first, self.second) if tensor is not None)
 
 
 def moments(
     ck: Checkpoint, pairs: Sequence[Pair], jobs: int | None = None, progress: Progress | None = None
 ) -> Statistics[Moments]:
-    """Compare the moments of some parameters with the parameters; each row says what cannot be read.
+    """Compare moments with their parameters; a row reports values that cannot be read.
 
-    Every rank's structure of the checkpoint is read, and `pairs_of` found the pairs. `progress` is called with bytes
-    read and the parameter they are of.
+    The checkpoint was opened with all ranks, and `pairs` come from `pairs_of`. `progress` is called with a number of
+    bytes read and the name of their parameter.
     """
     started = time.perf_counter()
     weights = statistics(ck.path, _weights(ck, {pair.name for pair in pairs}), False, jobs, progress)
@@ -375,10 +375,10 @@ def moments(
 
 
 def pairs_of(ck: Checkpoint, selection: Selection) -> list[Pair]:
-    """The selected moments of a checkpoint with every rank's structure read; a section is that of an optimizer.
+    """Find the selected moments of a checkpoint opened with all ranks; a selected section must be an optimizer's.
 
     Raises:
-        UsageError: no optimizer has such moments, or no section of that name is one.
+        UsageError: no optimizer has Adam's moments, or the selected section is not an optimizer's.
     """
     if selection.section not in ("", ALL, "optimizer", *(s.name for s in sections_of_kind(ck, "optimizer"))):
         raise UsageError(None, f"--moments shows optimizers: --section {selection.section} is none")
@@ -409,7 +409,7 @@ def _pair(name: str, optimizer: str, slots: Mapping[Any, Any], group: Mapping[st
 
 
 def _number(value: Any) -> float | None:
-    """A finite number, also from a tensor; None for other values, or if it cannot be read."""
+    """Return a finite number, also from a one-element tensor; None for other values, or if it cannot be read."""
     value = scalar(value)
     if isinstance(value, Tensor):
         try:
@@ -421,13 +421,13 @@ def _number(value: Any) -> float | None:
 
 
 def _weights(ck: Checkpoint, names: set[str]) -> list[MeasuredPart]:
-    """The model's tensors with given names, without names that several models have."""
+    """Find the model tensors of given names, leaving out names that occur in several models."""
     found = by_parameter(e for e in tensor_entries(ck) if e.kind == "model" and e.parameter in names)
     return [MeasuredPart(name, entry.section, entry.value) for name, entry in found.items()]
 
 
 def _sides(pair: Pair) -> tuple[list[Tensor], list[tuple[str, str]]]:
-    """Both moments with their shards located, if they can be read together, and their problems."""
+    """Return both moments with located shards, or none if they cannot be read together; and their problems."""
     if pair.first is None or pair.second is None:
         return [], [("optimizer", f"has no {FIRST if pair.first is None else SECOND} for it")]
     if pair.first.shape != pair.second.shape:
@@ -440,7 +440,7 @@ def _sides(pair: Pair) -> tuple[list[Tensor], list[tuple[str, str]]]:
 
 
 def _update_sums_of(bands: Iterable[tuple[Box, list[Values]]], pair: Pair) -> UpdateSums:
-    """Sum a parameter's moments and the resulting update, band after band of both moments."""
+    """Sum a parameter's moments and its update, band by band."""
     sums = np.zeros(len(UpdateSums._fields))
     for _, values in bands:
         first, second = (one.astype("f8").reshape(-1) for one in values)
@@ -457,7 +457,7 @@ def _update_sums_of(bands: Iterable[tuple[Box, list[Values]]], pair: Pair) -> Up
 
 
 def _update(first: Values, second: Values, pair: Pair) -> Values:
-    """The finite updates; none if eps is unknown."""
+    """Compute the updates and keep the finite ones; none if eps is unknown."""
     if pair.eps is None:
         return np.empty(0)
     one, two = pair.corrections or (1.0, 1.0)
@@ -470,10 +470,11 @@ class UpdateSums(NamedTuple):
     """Sums over the elements of both moments, and numbers of elements.
 
     Attributes:
-        usable: elements that are finite in both, with a second moment of at least 0; the sums are over them.
-        first: sum of the squares of the first moment; `update` is that of the update.
-        updated: elements with a finite update.
-        nonfinite: elements that are not finite in one of both.
+        usable: number of elements that are finite in both moments, with a second moment of at least 0; the sums are
+            over these elements.
+        first: sum of squares of the first moment; `update` likewise of the update.
+        updated: number of elements with a finite update.
+        nonfinite: number of elements that are NaN or infinite in one of the moments.
     """
 
     elements: float = 0
@@ -520,14 +521,14 @@ def _rms(total: float, count: float) -> float | None:
     return math.sqrt(total / count) if count else None
 
 
-# -- rows of matrices that are all zero, or that never got a gradient: untrained tokens of an embedding ----------------
+# -- dead rows of matrices: all zero, or never got a gradient, such as untrained tokens of an embedding ---------------
 
 
 FIRST_FEW = 8
-"""At most this many rows are named."""
+"""At most this many rows are listed."""
 
 MAX_ROWS = 100_000_000
-"""At most this many rows of a matrix are tracked; each takes more than a byte."""
+"""Matrices with more rows are not examined; each row takes more than a byte."""
 
 Flags = npt.NDArray[np.bool_]
 
@@ -535,9 +536,10 @@ Flags = npt.NDArray[np.bool_]
 def dead_rows(
     ck: Checkpoint, entries: Sequence[Entry], jobs: int | None = None, progress: Progress | None = None
 ) -> Statistics[DeadRows]:
-    """Find the dead rows of some matrices, as found by `matrices`; the row of a matrix says what cannot be read.
+    """Find the dead rows of matrices that `matrices` selected; a matrix's row reports values that cannot be read.
 
-    Every rank's structure of the checkpoint is read. `progress` is called with bytes read and the matrix they are of.
+    The checkpoint was opened with all ranks. `progress` is called with a number of bytes read and the name of their
+    matrix.
     """
     started = time.perf_counter()
     seconds = by_parameter(entry for entry in tensor_entries(ck) if entry.slot == SECOND)
@@ -557,13 +559,13 @@ NONE = Tensor((0, 0), "float32", ())
 
 
 def matrices(ck: Checkpoint, selection: Selection) -> list[Entry]:
-    """The tensors of two dimensions and floating point among those of `tensors_chosen`; codes are no numbers."""
+    """Select the 2-D floating-point tensors, without quantization codes."""
     chosen = [entry for entry in tensors_chosen(ck, selection) if not entry.value.are_codes]
     return [e for e in chosen if len(e.value.shape) == 2 and e.value.numel and is_floating(e.value.dtype)]
 
 
 def _side(tensor: Tensor) -> tuple[list[SharedRegion], str]:
-    """The regions of a matrix that can be read, and why others cannot."""
+    """Return the readable regions of a matrix, and why others cannot be read."""
     if tensor.shape[0] > MAX_ROWS:
         return [], f"it has {tensor.shape[0]} rows; at most {MAX_ROWS} are looked at"
     found = readable(MeasuredPart("", "", tensor))
@@ -571,7 +573,7 @@ def _side(tensor: Tensor) -> tuple[list[SharedRegion], str]:
 
 
 def _alive(_: int, region: SharedRegion, bands: Iterable[tuple[Box, list[Values]]]) -> tuple[Box, Flags]:
-    """A region, and for each of its rows whether it is not all zero."""
+    """Return a region, and for each of its rows whether any element is nonzero."""
     alive = np.zeros(region.box.sizes[0], np.bool_)
     for box, values in bands:
         first = box.offsets[0] - region.box.offsets[0]
@@ -580,7 +582,7 @@ def _alive(_: int, region: SharedRegion, bands: Iterable[tuple[Box, list[Values]
 
 
 Looked = tuple[int | None, Values, str]
-"""Number of rows of a matrix that were read in full, None if no region was; the dead ones; why others were not read."""
+"""Number of rows read in full (None if no region was read), indices of dead rows, and why some rows were not read."""
 
 
 def _looked(tensor: Tensor, problem: str, found: PassResult[tuple[Box, Flags]]) -> Looked:

@@ -1,6 +1,6 @@
-"""One pass over the bytes of many arrays in threads: each for itself, or several tensors region by region.
+"""Read the bytes of many tensors once, in threads: each tensor by itself, or several tensors region by region.
 
-An array that cannot be read is noted, and the others are read.
+A tensor that cannot be read is noted, and the others are read.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from ckptools.tensor_io.slicing import bands_of
 from ckptools.text import plural
 from ckptools.training_state.sections import SectionKind, sections_of_kind
 
-# -- what is read for figures: the selected tensors, and each region once, however many ranks have replicas ------------
+# -- select the tensors to read, and one copy of each region -----------------------------------------------------------
 
 
 class MeasuredPart(NamedTuple):
-    """A tensor for which figures are computed, or one rank's part of it: the tensor with that rank's shards alone.
+    """A tensor to compute statistics of, or one rank's part of it: a tensor with the shards of that rank.
 
     `kind` is that of its section.
     """
@@ -52,27 +52,27 @@ class MeasuredPart(NamedTuple):
 
     @property
     def numel(self) -> int:
-        """Expected number of elements."""
+        """Number of elements that the shape states."""
         return self.tensor.numel if self.rank is None else sum(s.box.numel for s in self.tensor.shards)
 
     @property
     def nbytes(self) -> int:
-        """Expected number of bytes."""
+        """Number of bytes that shape and dtype state."""
         return self.numel * ITEMSIZE[self.tensor.dtype]
 
 
 def tensors_chosen(ck: Checkpoint, selection: Selection) -> list[Entry]:
-    """The selected tensors; if no section is named, those of the model, if there is one.
+    """Find the selected tensors; if no section is selected, only the model's, if there is a model.
 
     Raises:
-        UsageError: there is no such section.
+        UsageError: the selected section does not exist.
     """
     section = selection.section or ("model" if sections_of_kind(ck, "model") else "")
     return _tensors(ck, replace(selection, section=section))
 
 
 def elsewhere(ck: Checkpoint, selection: Selection) -> str:
-    """Sections with matching tensors if none of the model matches; empty if nothing matches."""
+    """Name sections with matching tensors, for when no tensor of the model matches; empty if nothing matches."""
     found = _tensors(ck, selection)
     kinds = list(dict.fromkeys(entry.kind for entry in found))
     return f"{plural(len(found), 'tensor')} elsewhere: --section {' or '.join(kinds)}" if found else ""
@@ -83,20 +83,20 @@ def _tensors(ck: Checkpoint, selection: Selection) -> list[Entry]:
 
 
 def by_parameter(entries: Iterable[Entry]) -> dict[str, Entry]:
-    """The only entry of each parameter, without parameters that have several."""
+    """Map each parameter to its only entry, leaving out parameters with several entries."""
     found = grouped(entries, lambda entry: entry.parameter)
     return {parameter: own[0] for parameter, own in found.items() if len(own) == 1}
 
 
 def parts_of(ck: Checkpoint, selection: Selection, per_rank: bool = False) -> list[MeasuredPart]:
-    """The tensors of `tensors_chosen`, or each rank's parts of them."""
+    """Make parts of the selected tensors: whole tensors, or one part per rank."""
     chosen = tensors_chosen(ck, selection)
     wholes = [MeasuredPart(entry.name, entry.section, entry.value, kind=entry.kind) for entry in chosen]
     return [part for whole in wholes for part in _of_each_rank(whole)] if per_rank else wholes
 
 
 def _of_each_rank(whole: MeasuredPart) -> list[MeasuredPart]:
-    """Each rank's part of a tensor; the whole tensor if the ranks are unknown."""
+    """Split a tensor by rank; keep it whole if the ranks are unknown."""
     own: dict[int, list[Shard]] = {}
     for shard in whole.tensor.shards:
         if shard.rank is not None:
@@ -105,19 +105,19 @@ def _of_each_rank(whole: MeasuredPart) -> list[MeasuredPart]:
 
 
 def of_rank(whole: MeasuredPart, rank: int, shards: Iterable[Shard]) -> MeasuredPart:
-    """The part of a tensor in some shards of a rank."""
+    """Make the part of a tensor that consists of the given shards of one rank."""
     return whole._replace(tensor=replace(whole.tensor, shards=tuple(shards)), rank=rank)
 
 
 class ReadableSources(NamedTuple):
-    """The places of the readable bytes of a part, each region once, and why others cannot be read."""
+    """Where the readable bytes of a part lie, one copy of each region, and why others cannot be read."""
 
     sources: tuple[Source, ...]
     problem: str = ""
 
 
 def readable(part: MeasuredPart) -> ReadableSources:
-    """Find the places of a part's elements, and why some cannot be read."""
+    """Find where the bytes of a part lie, and why some cannot be read."""
     tensor = part.tensor
     reason = no_numbers(tensor) or (tensor.note if part.rank is None or tensor.encoded_as else "")
     if reason:
@@ -136,7 +136,7 @@ def readable(part: MeasuredPart) -> ReadableSources:
 
 
 def located(tensor: Tensor) -> Tensor:
-    """Add a source to every shard of a tensor whose bytes are here.
+    """Find where the bytes of every shard lie, if its file exists.
 
     Raises:
         ReadError: an item is damaged.
@@ -145,7 +145,7 @@ def located(tensor: Tensor) -> Tensor:
 
 
 def no_numbers(tensor: Tensor) -> str:
-    """Why the bytes of a tensor are no numbers; empty if they are."""
+    """Say why a tensor's bytes cannot be read as numbers; empty if they can."""
     if tensor.kind == "meta":
         return "was saved without values (meta)"
     if tensor.coded is not None and (tensor.are_codes or not is_floating(tensor.dtype)):
@@ -154,7 +154,7 @@ def no_numbers(tensor: Tensor) -> str:
 
 
 def _one_per_box(shards: Iterable[Shard]) -> list[Shard]:
-    """One shard for each region, if possible with its bytes here."""
+    """Choose one shard for each region, one with bytes if possible."""
     found: dict[Box, Shard] = {}
     for shard in shards:
         known = found.setdefault(shard.box, shard)
@@ -164,13 +164,13 @@ def _one_per_box(shards: Iterable[Shard]) -> list[Shard]:
 
 
 def together(problems: Iterable[tuple[str, str]]) -> str:
-    """Join the problems of several names; a problem that several share appears once."""
+    """Join problems, each `(name, problem)`; names that share a problem are listed together."""
     found = grouped((pair for pair in problems if pair[1]), lambda pair: pair[1])
     return "; ".join(f"{', '.join(name for name, _ in own)}: {problem}" for problem, own in found.items())
 
 
 def said(error: ReadError) -> str:
-    """An error as the text of a row: the file's name without its folder, and the reason."""
+    """Word an error for a row: the file's name without its folder, and the reason."""
     return f"{original_of(error.path).name}: {error.reason}" if error.path else error.reason
 
 
@@ -178,10 +178,10 @@ def said(error: ReadError) -> str:
 
 
 PIECE = 16 << 20
-"""One thread works on at least this many bytes of an array at a time."""
+"""Smallest piece of a tensor, in bytes, for one thread to work on."""
 
 MAX_PIECES = 4096
-"""Number of pieces for the arrays of a large checkpoint, so that their list stays short."""
+"""At most about this many pieces for all tensors of a large checkpoint, to keep the list short."""
 
 Result = TypeVar("Result")
 Part = TypeVar("Part", bound="Piece | SharedRegion")
@@ -191,7 +191,7 @@ Values = npt.NDArray[Any]
 
 @dataclass
 class PassResult(Generic[Result]):
-    """The results of the readable pieces of one array in order, and why others could not be read."""
+    """Results of the readable pieces of one tensor in order, and why others could not be read."""
 
     results: list[Result] = field(default_factory=list)
     problem: str = ""
@@ -207,10 +207,10 @@ def _read_parts(
     jobs: int | None,
     progress: Progress | None,
 ) -> None:
-    """Read the parts of some rows in threads, and note each result or problem with its row.
+    """Read the parts of rows in threads, and add each result or problem to its row.
 
-    Each part has the number of its row. `read` reads it, and ends early once the event is set; `reads` are the file
-    ranges for it. `found` takes the results of each row. `progress` is called with the name of the row.
+    Each part comes with the number of its row. `read` reads a part, and stops early once the event is set; `reads`
+    lists the part's byte ranges. `found` collects the results of each row. `progress` is called with the row's name.
     """
     given_up = Event()
 
@@ -235,7 +235,7 @@ def _read_parts(
             row.nbytes += part.nbytes
 
 
-# -- arrays, each for itself -------------------------------------------------------------------------------------------
+# -- each tensor by itself ---------------------------------------------------------------------------------------------
 
 
 def over(
@@ -247,8 +247,8 @@ def over(
 ) -> list[PassResult[Result]]:
     """Read every array once, and collect its elements.
 
-    Each array has the places of its bytes, and a name for `progress`. `collect` makes the result of a piece from its
-    bands, given the number of its array.
+    An array is a list of byte ranges, with a name for `progress`. `collect` gets the number of an array and the bands
+    of one of its pieces, and makes the piece's result.
     """
     found: list[PassResult[Result]] = [PassResult() for _ in arrays]
     pieces = list(_pieces(arrays, found))
@@ -266,7 +266,7 @@ def over(
 
 
 def _pieces(arrays: Sequence[Sequence[Source]], found: Sequence[PassResult[Result]]) -> Iterator[tuple[int, Piece]]:
-    """The pieces of every array with its number; notes the problem of an array without pieces."""
+    """Yield the pieces of every array, with its number; note a problem for an array that cannot be split."""
     total = sum(prod(s.shape) * ITEMSIZE[s.dtype] for sources in arrays for s in sources)
     limit = max(PIECE, total // MAX_PIECES)
     for number, sources in enumerate(arrays):
@@ -277,11 +277,11 @@ def _pieces(arrays: Sequence[Sequence[Source]], found: Sequence[PassResult[Resul
                 found[number].problem = said(error)
 
 
-# -- several tensors, in regions that all of them have here ------------------------------------------------------------
+# -- several tensors, in regions that all of them have -----------------------------------------------------------------
 
 
 class SharedRegion(NamedTuple):
-    """A region to read of several tensors, with the shards of each that together cover it and do not overlap."""
+    """A region to read from several tensors, with the shards of each that cover it without overlap."""
 
     box: Box
     shards: tuple[tuple[Shard, ...], ...]
@@ -293,9 +293,9 @@ class SharedRegion(NamedTuple):
 
 
 def shared_regions(tensors: Sequence[Tensor]) -> list[SharedRegion]:
-    """The regions of the first tensor's shards that the others also have, each once.
+    """Find the regions of the first tensor's shards that the other tensors also have, each once.
 
-    The tensors have one shape; shards of a tensor are the same region or do not overlap.
+    All tensors have one shape; two shards of one tensor are the same region or do not overlap.
     """
     first, *others = [{s.box: s for s in tensor.found if s.box.numel} for tensor in tensors]
     found = ((box, [_meeting(box, other) for other in others]) for box in first)
@@ -304,7 +304,7 @@ def shared_regions(tensors: Sequence[Tensor]) -> list[SharedRegion]:
 
 
 def _meeting(box: Box, shards: dict[Box, Shard]) -> tuple[Shard, ...]:
-    """The shards that overlap a region; only one if it is the same region."""
+    """Find the shards that overlap a region; only one if it is the same region."""
     if box in shards:
         return (shards[box],)
     return tuple(shard for at, shard in shards.items() if at.intersect(box) is not None)
@@ -324,8 +324,8 @@ def over_regions(
 ) -> list[PassResult[Result]]:
     """Read every region once, and collect its values.
 
-    Each row has regions, and a name for `progress`. `collect` makes the result of a region, or a part of one, from its
-    bands, given the number of its row. A band is its box, and the numbers of each tensor there, in its shape.
+    Each row has regions, and a name for `progress`. `collect` gets the number of a row and the bands of a region, or of
+    part of one, and makes its result. A band is a box, and for each tensor the numbers in it, in the shape of the box.
     """
     found: list[PassResult[Result]] = [PassResult() for _ in regions]
     parts = [(n, region._replace(box=box)) for n, own in enumerate(regions) for region in own for box in _parts(region)]
@@ -356,7 +356,7 @@ def _numbers_in(box: Box, shards: Sequence[Shard], files: OpenFiles) -> Values:
 
 
 def numbers(raw: Values, dtype: str) -> Values:
-    """Raw elements as numbers that can be summed: complex ones as their magnitudes, flags as 0 and 1."""
+    """Convert raw elements to numbers that can be summed: complex ones to magnitudes, booleans to 0 and 1."""
     if dtype == "bool":
         flags: Values = raw != 0
         return flags.view("u1")
@@ -369,7 +369,7 @@ def numbers(raw: Values, dtype: str) -> Values:
 
 
 def _magnitudes(values: Values) -> Values:
-    """Magnitudes of complex numbers; NaN if a part is NaN, even if the other is infinite."""
+    """Magnitudes of complex numbers; NaN if either part is NaN, even if the other is infinite."""
     found: Values = np.hypot(values.real.astype("f8"), values.imag.astype("f8"))
     found[np.isnan(values.real) | np.isnan(values.imag)] = np.nan
     return found

@@ -1,4 +1,4 @@
-"""The record of `stats`: figures of tensors' values, of optimizers' moments, and dead rows."""
+"""The record of `stats`: statistics of tensor values, Adam's moments, dead rows, and tensors worth a look."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ BINS = 32
 
 @dataclass(frozen=True, repr=False)
 class Stats:
-    """Figures of the elements of a tensor, or of one rank's part of it, computed in float64.
+    """Statistics of the elements of a tensor, or of one rank's shards of it, computed in float64.
 
-    NaN and infinities are counted, and left out of all other figures. Figures of complex elements are those of their
-    magnitudes. A figure is None if there is no finite element, and infinite if it overflows float64.
+    NaN and infinite elements are counted, and left out of all other statistics. Those of complex elements are of their
+    magnitudes. A value is None without finite elements, and infinite if it overflows float64.
 
     Attributes:
-        rank: the rank whose part this is; None for the whole tensor.
-        elements: elements that were read; fewer than `numel` if some are in no file here.
-        min: the smallest element; an integer if the tensor has integers.
-        std: their population standard deviation (divided by their number, not by one less).
+        rank: rank of the shards; None for the whole tensor.
+        elements: number of elements read; fewer than `numel` if files are missing.
+        min: smallest element; an integer if the tensor has integers.
+        std: population standard deviation (divided by the number of elements, not by one less).
         zeros: number of zeros, of either sign.
         histogram: number of finite elements in each of `BINS` bins; None if not requested.
-        problem: why figures are missing or incomplete; empty if they are not.
-        denormal: number of elements of float32, bfloat16 or float64 below the smallest normal number, zeros apart.
+        problem: why statistics are missing or incomplete; empty if they are not.
+        denormal: number of nonzero float32, bfloat16 or float64 elements below the smallest normal number.
     """
 
     name: str
@@ -88,18 +88,18 @@ class Stats:
 class Moments:
     """Adam's moments of one parameter, and the resulting step.
 
-    Elements that are not finite, or whose second moment is negative, are counted, and left out of the figures of the
-    moments and of the update.
+    Elements that are NaN or infinite, or have a negative second moment, are counted, and left out of the statistics of
+    moments and update.
 
     Attributes:
         optimizer: section of the moments in the checkpoint.
-        elements: elements that were read of both moments; fewer than `numel` if some are in no file here.
-        weight: rms of the parameter; None if the checkpoint lacks it, or none of its elements is finite.
+        elements: number of elements read from both moments; fewer than `numel` if files are missing.
+        weight: rms of the parameter; None if the checkpoint lacks it, or it has no finite element.
         exp_avg_sq: rms of the root of the second moment.
         update: rms of `exp_avg / (sqrt(exp_avg_sq) + eps)`; None if the param group has no eps.
         ratio: `lr * update / weight`, the relative size of a step, without weight decay.
-        corrected: whether the moments in `update` were divided by `1 - beta**step`; False if that is unknown.
-        nonfinite: number of elements that are NaN or infinite in one of both moments.
+        corrected: whether `update` divides the moments by `1 - beta**step`; False if step or betas are unknown.
+        nonfinite: number of elements that are NaN or infinite in one of the moments.
         problem: why a part could not be read; empty if everything could.
     """
 
@@ -125,13 +125,13 @@ class Moments:
 @displayed
 @dataclass(frozen=True)
 class DeadRows:
-    """Rows (dimension 0) of a matrix that are all zero, or whose parameters never got a gradient.
+    """Dead rows (dimension 0) of a matrix: all zero, or without any gradient so far.
 
     Attributes:
-        rows: number of rows that could be read; fewer than it has if some are in no file here.
-        idle: number of rows whose second moment is all zero, since they never got a gradient; None if the checkpoint
-            has no second moment.
-        problem: why not all rows could be read; empty if they could.
+        rows: number of rows that could be read; fewer than the matrix has if files are missing.
+        idle: number of rows that never got a gradient, as their second moment is all zero; None if the checkpoint has
+            no second moment.
+        problem: why some rows could not be read; empty if all could.
     """
 
     name: str
@@ -148,12 +148,12 @@ class DeadRows:
 @displayed
 @dataclass(frozen=True)
 class Suspect:
-    """A tensor that is worth a look.
+    """A tensor worth a look: with NaN, zeros, outliers, or values unlike those of other layers.
 
     Attributes:
-        rank: the rank whose part it is; None for the whole tensor.
-        severity: an error is not finite, or zero where it should not be.
-        words: what stands out, in a line: `1 NaN, first at [12, 4031]`.
+        rank: rank of the suspect shard; None for the whole tensor.
+        severity: an error if values are not finite, or zero where they should not be.
+        words: the oddity, in a line: `1 NaN, first at [12, 4031]`.
     """
 
     name: str
@@ -170,7 +170,7 @@ NOT_ASKED = Looked(0, 0, "not asked for")
 
 
 class Suspects(NamedTuple):
-    """Everything that is worth a look, the worst first, and how far was looked."""
+    """All tensors worth a look, the worst first, and how many tensors were examined."""
 
     found: tuple[Suspect, ...]
     in_range: Looked
@@ -180,15 +180,15 @@ class Suspects(NamedTuple):
 @displayed
 @dataclass(frozen=True)
 class Statistics(Generic[Row]):
-    """The result of `stats`: a row for each tensor, and totals.
+    """The record of `stats`: a row for each tensor, and totals.
 
     Attributes:
-        l2: root of the sum of squares of all finite elements of floating-point tensors, tied ones counted once; None if
-            not all could be read, for figures by rank, and for other kinds of rows.
-        incomplete: number of rows with a problem, whose figures are missing or incomplete.
-        suspects: of values, what is worth a look, the worst first.
-        in_range: how many weights were looked at for elements that are larger than a weight can be.
-        in_line: how many tensors of layers were compared with the same tensor of other layers.
+        l2: l2 norm of all floating-point tensors, over finite elements, tied tensors counted once; None if some could
+            not be read, and for statistics by rank, of moments or of dead rows.
+        incomplete: number of rows with a problem, whose statistics are missing or incomplete.
+        suspects: tensors worth a look, the worst first; only for statistics of values.
+        in_range: how many weights were examined for elements too large for a weight.
+        in_line: how many tensors were compared with the same tensor of other layers.
     """
 
     path: Path
@@ -207,11 +207,11 @@ class Statistics(Generic[Row]):
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong: all is finite, and nothing is zero that should not be."""
+        """Whether all values are finite, and none is zero where it should not be."""
         return not self.nonfinite and not any(one.severity == "error" for one in self.suspects)
 
     def __str__(self) -> str:
-        """The text that the command prints."""
+        """The text that `ckptools stats` prints."""
         return statistics_text(self)
 
     def _summary(self) -> str:
@@ -221,7 +221,7 @@ class Statistics(Generic[Row]):
         return f"{clip_middle(self.path.name, 60)}: {found}{odd}{part}"
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """A plain dict per row, for `pandas.DataFrame` and the like."""
+        """Return a plain dict per row, for `pandas.DataFrame`."""
         return self.rows.to_dicts()
 
 
@@ -236,7 +236,7 @@ def with_totals(
     l2: float | None = None,
     odd: Suspects | None = None,
 ) -> Statistics[Any]:
-    """The record of some rows that were begun at a time of `perf_counter`."""
+    """Make the record from rows, and measure the time since `started`, a value of `perf_counter`."""
     wrong, seconds = sum(bool(row.problem) for row in rows), time.perf_counter() - started
     found = Statistics(path, of, len(rows), elements, l2, nonfinite, wrong, nbytes, seconds, Rows(rows))
     if odd is None:
@@ -248,20 +248,20 @@ def with_totals(
 
 
 MAX_PROBLEMS = 5
-"""At most this many rows with problems on a screen."""
+"""At most this many rows with problems on a terminal."""
 
 MAX_SUSPECTS = 20
-"""At most this many lines of what is worth a look on a screen."""
+"""At most this many lines of tensors worth a look on a terminal."""
 
 MANY = 4
-"""So many suspects with the same words share a line."""
+"""From this number on, suspects with the same words share a line."""
 
 BLOCKS, PLAIN = " ▁▂▃▄▅▆▇█", " .:-=+*#@"
-"""Characters for a bin of a histogram, from empty to the fullest: Unicode and ASCII."""
+"""Characters of a histogram's bins, from empty to fullest: Unicode and ASCII."""
 
 
 class Field(NamedTuple):
-    """A column of figures, and the cell that a row has in it."""
+    """A column of statistics, and a function that makes a row's cell in it."""
 
     column: Column
     cell: Callable[[Any], str]
@@ -281,7 +281,7 @@ def statistics_text(found: Statistics[Any], screen: Screen = PIPE, ascii: bool =
 
 
 def suspect_lines(suspects: Sequence[Suspect], screen: Screen = PIPE) -> list[str]:
-    """What is worth a look, by name; several with the same words share a line."""
+    """Render the tensors worth a look; several with the same words share a line."""
     rows = suspect_cells(suspects)
     shown = rows if screen.rows is None else rows[:MAX_SUSPECTS]
     widest = max((len(name) for _, name, _ in shown), default=0)
@@ -299,7 +299,7 @@ def suspect_lines(suspects: Sequence[Suspect], screen: Screen = PIPE) -> list[st
 
 
 def suspect_cells(suspects: Sequence[Suspect]) -> list[tuple[Mark, str, str]]:
-    """The mark, the name and the words of each; many with the same words are one."""
+    """Make a mark, a name and words for each suspect; many with the same words become one."""
     made: list[tuple[Mark, str, str]] = []
     for same in grouped(suspects, lambda one: (one.what, one.severity, one.words)).values():
         alone = same if len(same) < MANY else same[:1]
@@ -310,7 +310,7 @@ def suspect_cells(suspects: Sequence[Suspect]) -> list[tuple[Mark, str, str]]:
 
 
 def fields_and_rows(found: Statistics[Any], ascii: bool = False) -> tuple[tuple[Field, ...], Sequence[Any]]:
-    """The columns and rows of the table; for dead rows, only matrices that have some."""
+    """Choose the columns and rows of the table; for dead rows, only matrices that have some."""
     rows: Sequence[Any] = found.rows
     fields = {"values": _of_values(rows, ascii), "moments": MOMENTS, "dead rows": DEAD}[found.of]
     shown = [row for row in rows if row.zero or row.idle] if found.of == "dead rows" else rows
@@ -319,7 +319,7 @@ def fields_and_rows(found: Statistics[Any], ascii: bool = False) -> tuple[tuple[
 
 
 def summary(found: Statistics[Any]) -> list[str]:
-    """Totals over all rows."""
+    """Render totals over all rows."""
     return {"values": _values_summary, "moments": _moments_summary, "dead rows": _dead_summary}[found.of](found)
 
 
@@ -341,7 +341,7 @@ def _problems(rows: Sequence[Any], screen: Screen) -> list[str]:
 
 
 def whose(row: Any) -> str:
-    """The subject of a row: a tensor, or one rank's part of it."""
+    """Name the subject of a row: a tensor, or one rank's part of it."""
     rank = getattr(row, "rank", None)
     return printable(row.name) if rank is None else f"{printable(row.name)} of rank {rank}"
 
@@ -375,7 +375,7 @@ def _dead_summary(found: Statistics[Any]) -> list[str]:
 
 
 def _odd(found: Statistics[Any]) -> list[str]:
-    """Numbers of elements that are not finite, and of rows with incomplete figures; of what that was looked for."""
+    """Count elements that are not finite, and rows with incomplete statistics."""
     sections = list(dict.fromkeys(getattr(row, "section", "") or getattr(row, "optimizer", "") for row in found.rows))
     of = f"{printable(sections[0])}: " if len(sections) == 1 and sections[0] else ""
     nothing_read = found.incomplete and not found.elements
@@ -385,7 +385,7 @@ def _odd(found: Statistics[Any]) -> list[str]:
 
 
 def figure(value: float | None) -> str:
-    """A figure with four digits, an integer with up to seven; `-` for None."""
+    """Render a number with four digits, an integer with up to seven; None as `-`."""
     if value is None:
         return "-"
     if isinstance(value, int) and abs(value) < 10**7:
@@ -394,7 +394,7 @@ def figure(value: float | None) -> str:
 
 
 def share(part: int, whole: int) -> str:
-    """A number of elements as a share of all: `0`, `<0.01%`, `12.5%`, `>99.9%`, `all`."""
+    """Render a number of elements as a share of all: `0`, `<0.01%`, `12.5%`, `>99.9%`, `all`."""
     if part in (0, whole) or not whole:
         return "all" if part and part == whole else "0"
     percent = 100 * part / whole
@@ -402,18 +402,18 @@ def share(part: int, whole: int) -> str:
 
 
 def not_finite(row: Stats) -> str:
-    """Numbers of NaN and of infinities: `0`, `3 NaN, 1 Inf`."""
+    """Count NaN and infinite elements in words: `0`, `3 NaN, 1 Inf`."""
     return ", ".join([f"{n} {kind}" for n, kind in ((row.nan, "NaN"), (row.inf, "Inf")) if n]) or "0"
 
 
 def histogram(counts: Sequence[int], ascii: bool = False) -> str:
-    """A character for each bin, its height relative to the fullest; a bin that is not empty is never blank."""
+    """Draw a character for each bin, by its height relative to the fullest; a nonempty bin is never blank."""
     signs, most = PLAIN if ascii else BLOCKS, max(counts, default=0)
     return "".join(signs[-(-n * (len(signs) - 1) // most)] if n else signs[0] for n in counts)
 
 
 def drawable(encoding: str | None) -> bool:
-    """Whether a stream of an encoding can write the blocks of a histogram."""
+    """Whether a stream with this encoding can print the blocks of a histogram."""
     return encodable(BLOCKS, encoding) == BLOCKS
 
 
@@ -441,7 +441,7 @@ MOMENTS = (
     Field(Column("negative", "number"), lambda row: str(row.negative)),
     Field(Column("non-finite", "number", 5), lambda row: str(row.nonfinite)),
 )
-"""The columns of moments; all figures are root mean squares."""
+"""Columns of the moments table; all values are root mean squares."""
 
 DEAD = (
     NAME,
@@ -455,7 +455,7 @@ DEAD = (
 
 
 def which_rows(row: DeadRows) -> str:
-    """The first dead rows: `zero 3, 7 …, no gradient 9`."""
+    """List the first dead rows: `zero 3, 7 …, no gradient 9`."""
     kinds = [
         f"{what} {first_few(first)}{' …' if n > len(first) else ''}"
         for what, n, first in (("zero", row.zero, row.first_zero), ("no gradient", row.idle or 0, row.first_idle))
@@ -465,7 +465,7 @@ def which_rows(row: DeadRows) -> str:
 
 
 def statistics_html(found: Statistics[Any]) -> str:
-    """Render the figures of tensors, a row for each, and totals."""
+    """Render statistics as a page: a row for each tensor, and totals."""
     from ckptools.display.html import DICTS, Page
 
     page = Page(DICTS)
@@ -475,7 +475,7 @@ def statistics_html(found: Statistics[Any]) -> str:
 
 
 def suspect_table(page: Page, suspects: Sequence[Suspect]) -> None:
-    """Add what is worth a look, by name."""
+    """Add a table of the tensors worth a look."""
     rows = [(name, words) for _, name, words in suspect_cells(suspects)]
     page.table("worth a look", (Column("tensor", "name"), Column("what")), rows, opened=True)
 

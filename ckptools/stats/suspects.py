@@ -1,4 +1,4 @@
-"""What is worth a look among tensors, by name: found from their figures, then located by reading these alone again."""
+"""Find tensors worth a look by their statistics, then read them again to say where the oddity is."""
 
 from __future__ import annotations
 
@@ -26,50 +26,50 @@ from ckptools.tensor_io.stream import tensor_digest
 from ckptools.text import count, first_few, number, plural, shape
 
 MOST_LOOKS = 200
-"""At most this many tensors are read again to say where something is."""
+"""At most this many tensors are read again to locate an oddity."""
 
 MIN_RUN = 256
-"""Zeros in a row that are worth a look, if they are no accident."""
+"""Shortest run of zeros to report, if it is not accidental."""
 
 ACCIDENT = 1e-6
-"""A run of zeros is no accident if scattered zeros would make one this long with less than this probability."""
+"""A run of zeros is accidental if scattered zeros would form one this long with at least this probability."""
 
 MIN_DENORMAL = 1e-3
-"""Share of denormal numbers that is worth a look: trained weights have next to none."""
+"""Share of denormal numbers to report: trained weights have almost none."""
 
 MIN_LAYERS = 5
-"""Layers that a role needs for one to be out of line."""
+"""Layers needed to say that a tensor of one layer is unlike those of the others."""
 
 MIN_FACTOR = 3.0
 MIN_PEAK = 30.0
-"""An rms that many times larger or smaller than usual in its role is worth a look, and a largest magnitude."""
+"""Report an rms (first), or a largest magnitude, so many times larger or smaller than the median of other layers."""
 
 MIN_Z = 6.0
-"""The robust z-score, of logarithms, that a tensor out of line has at least."""
+"""Smallest robust z-score, of logarithms, to report."""
 
 LEAST_SPREAD = 0.1
-"""The spread of logarithms that a role is taken to have at least."""
+"""Lower limit for the spread of logarithms among layers."""
 
 LARGEST = 1e4
-"""Weights are smaller than this: float16, in which many are trained, ends at 65,504, and what they make is larger."""
+"""Report larger weights: float16 ends at 65,504, and activations computed from them would overflow."""
 
 MIN_GAP = 30.0
-"""Elements of a matrix stand apart if they are so many times as large as all others."""
+"""Outliers of a matrix are at least so many times as large as all other elements."""
 
 EMPTY_BINS = 6
-"""The largest magnitudes of chunks with such elements, and of the others, have exponents that are so far apart."""
+"""Gap between the binary exponents of band parts with and without outliers, to look for outliers at all."""
 
 MIN_APART = 256
-"""Elements that a matrix has at least for some of them to stand apart."""
+"""Smallest matrix, in elements, to look for outliers."""
 
 APART = 1 / 64
-"""Such a share of a matrix stands apart at most."""
+"""Largest share of elements that count as outliers."""
 
 FEW_VALUES = 3
-"""A table with no more different values, such as a mask, is no weight."""
+"""A tensor with at most this many distinct values, such as a mask, is not a weight."""
 
 WEIGHT = re.compile(r"(^|_)(weight|bias|kernel|embed|embeds|embedding|embeddings|proj|gamma|beta)($|_)")
-"""The last word of the name of a weight."""
+"""Last part of the name of a weight."""
 
 NO_WEIGHT = re.compile(
     r"(^|_)(mask|masked|alibi|slopes|inv|freqs?|rotary|rope|cos|sin|scales?|zeros?|point|points|absmax|amax|packed|quant"
@@ -77,14 +77,14 @@ NO_WEIGHT = re.compile(
     r"|alphas|betas|cumprod|timesteps|times|bins|edges|boundaries|centers|anchors|grid|coords|positions?|index|ids|idx"
     r"|energies|shift|offsets?|stats?|buffer|cache|cached|history|state|norms|lengths|table)($|_)"
 )
-"""The last word of the name of a table, a statistic, a counter or a scale, which may be as large as it likes."""
+"""Last part of the name of a table, a statistic, a counter or a scale, whose values may be large."""
 
 Roles = dict[tuple[str, int | None], list[Stats]]
-"""Rows by role and rank; each role is in several layers."""
+"""Statistics by role (name without the layer number) and rank; each role occurs in several layers."""
 
 
 def suspects(parts: Sequence[MeasuredPart], rows: Sequence[Stats], peaks: Sequence[Mapping[int, int]]) -> Suspects:
-    """Find what is worth a look, errors first; `rows` are the figures of `parts`, and `peaks` their `Sums.peaks`."""
+    """Find tensors worth a look, errors first; `rows` are the statistics of `parts`, `peaks` their `Sums.peaks`."""
     coded = [part for part in parts if part.tensor.are_codes]
     values = [each for each in zip(parts, rows, peaks, strict=True) if not each[0].tensor.are_codes]
     measured = [each for each in values if is_floating(each[1].dtype)]
@@ -130,7 +130,7 @@ def suspects(parts: Sequence[MeasuredPart], rows: Sequence[Stats], peaks: Sequen
 
 
 def is_weight(part: MeasuredPart) -> bool:
-    """Whether a tensor is a weight of a model, by its name and shape: no statistic, table, counter or scale."""
+    """Whether a tensor is a weight of a model, judged by name and shape; not a statistic, table, counter or scale."""
     last = _last_word(part)
     if part.kind not in ("model", "other") or NO_WEIGHT.search(last):
         return False
@@ -146,7 +146,7 @@ def _suspect(row: Stats, what: Oddity, words: str, severity: Severity = "warning
 
 
 def _of_values(part: MeasuredPart, row: Stats, files: OpenFiles | None) -> Iterator[Suspect]:
-    """What stands out of the values of one tensor, whatever others are like."""
+    """Find oddities in the values of one tensor: NaN, infinities, denormal numbers, runs of zeros."""
     if row.nonfinite:
         kinds = ", ".join(f"{n:,} {kind}" for n, kind in ((row.nan, "NaN"), (row.inf, "infinite")) if n)
         at = _first(part, files, lambda values: ~np.isfinite(values)) if files is not None else ""
@@ -154,12 +154,12 @@ def _of_values(part: MeasuredPart, row: Stats, files: OpenFiles | None) -> Itera
     if row.denormal >= max(1, MIN_DENORMAL * row.elements):
         yield _suspect(row, "denormal", f"{count(row.denormal)} of {count(row.elements)} elements are denormal")
     if files is not None and MIN_RUN <= row.zeros < row.elements:
-        with suppress(ReadError):  # its row says so
+        with suppress(ReadError):  # reported in the tensor's row
             yield from _zeros(part, row, files)
 
 
 def _all_zero(row: Stats, roles: Roles, nothing_else: bool) -> Iterator[Suspect]:
-    """A tensor of zeros: an error where the same role in most other layers is not, or no matrix has anything else."""
+    """Report an all-zero tensor: as an error if most other layers differ, or if all matrices are zero."""
     layer, role = layer_and_role(row.name)
     zero = "all zero" if row.elements == row.numel else "what is here of it is zero"
     others = [other for other in roles.get((role, row.rank), ()) if other.name != row.name] if layer else []
@@ -171,17 +171,17 @@ def _all_zero(row: Stats, roles: Roles, nothing_else: bool) -> Iterator[Suspect]
         yield _suspect(row, "all zero", words, "error" if nothing_else else "warning")
 
 
-# -- a second look -----------------------------------------------------------------------------------------------------
+# -- read a tensor again -----------------------------------------------------------------------------------------------
 
 
 def _shards(part: MeasuredPart) -> list[Shard]:
-    """The shards with bytes here, each region once."""
+    """Choose one readable shard for each region."""
     tensor = located(part.tensor)
     return list({shard.box: shard for shard in reversed(tensor.found) if shard.box.numel}.values())[::-1]
 
 
 def _values(shard: Shard, files: OpenFiles) -> Iterator[np.ndarray]:
-    """The elements of a shard as numbers, band after band in row-major order."""
+    """Yield the elements of a shard as numbers, band by band in row-major order."""
     source = shard.source
     assert source is not None
     with files.open(source.path) as file:
@@ -191,12 +191,12 @@ def _values(shard: Shard, files: OpenFiles) -> Iterator[np.ndarray]:
 
 
 def _flags(shard: Shard, files: OpenFiles, test: Callable[[np.ndarray], np.ndarray]) -> Iterator[np.ndarray]:
-    """Whether each element of a shard passes a test, band after band in row-major order."""
+    """Yield whether each element of a shard passes a test, band by band in row-major order."""
     return map(test, _values(shard, files))
 
 
 def _first(part: MeasuredPart, files: OpenFiles, test: Callable[[np.ndarray], np.ndarray]) -> str:
-    """Where the first element is that passes a test: `, first at [12, 4031]`."""
+    """Locate the first element that passes a test: `, first at [12, 4031]`."""
     with suppress(ReadError):
         for shard in _shards(part):
             if shard.source is None or not shard.source.contiguous or shard.encoded is not None:
@@ -217,7 +217,7 @@ def _whose(shard: Shard) -> str:
 
 @dataclass
 class _Runs:
-    """Zeros in a row in one shard: the longest run, the one at its end, and the rows that are all zero."""
+    """Runs of zeros in one shard: the longest, the one at the end, and the rows that are all zero."""
 
     width: int
     longest: tuple[int, int] = (0, 0)
@@ -227,7 +227,7 @@ class _Runs:
     total: int = 0
 
     def ends(self, start: int, stop: int) -> None:
-        """Take note of a run that is over."""
+        """Record a run of zeros that ended."""
         self.longest = max(self.longest, (stop - start, -start))
         first, behind = -(-start // self.width), stop // self.width
         if behind > first:
@@ -256,7 +256,7 @@ def _runs_of(shard: Shard, files: OpenFiles) -> _Runs:
 
 
 def _zeros(part: MeasuredPart, row: Stats, files: OpenFiles) -> Iterator[Suspect]:
-    """A tail or a block of zeros, and rows of a matrix that are all zero."""
+    """Report a long run of zeros, or rows of a matrix that are all zero."""
     dead, named = 0, list[int]()
     for shard in _shards(part):
         if shard.source is None or not shard.source.contiguous or shard.encoded is not None:
@@ -280,12 +280,12 @@ def _zeros(part: MeasuredPart, row: Stats, files: OpenFiles) -> Iterator[Suspect
 
 
 def _no_accident(length: int, zeros: int, elements: int) -> bool:
-    """Whether a run is longer than the other zeros, if they were scattered, would make one."""
+    """Whether a run of zeros is too long to arise from the other zeros scattered at random."""
     others = (zeros - length) / max(elements - length, 1)
     return length >= MIN_RUN and (others <= 0 or math.log(elements) + length * math.log(others) < math.log(ACCIDENT))
 
 
-# -- too large for a weight --------------------------------------------------------------------------------------------
+# -- values too large for a weight -------------------------------------------------------------------------------------
 
 
 def _peak(row: Stats) -> float:
@@ -293,13 +293,13 @@ def _peak(row: Stats) -> float:
 
 
 def _is_too_large(row: Stats) -> bool:
-    return _peak(row) > LARGEST and ITEMSIZE[row.dtype] > 1  # numbers of one byte are codes, with a scale elsewhere
+    return _peak(row) > LARGEST and ITEMSIZE[row.dtype] > 1  # 8-bit numbers are codes with a separate scale
 
 
 def _stands_apart(part: MeasuredPart, row: Stats, peaks: Mapping[int, int]) -> float:
-    """The least magnitude that may stand apart in a matrix, by the largest ones of its chunks; 0 if none does.
+    """Return the magnitude from which elements may be outliers, judged by the largest of each band part; else 0.
 
-    `peaks` says how many chunks have a largest magnitude of each exponent.
+    `peaks` counts band parts by the binary exponent of their largest magnitude.
     """
     if len(row.shape) < 2 or row.elements < MIN_APART or not WEIGHT.search(_last_word(part)):
         return 0.0
@@ -314,13 +314,13 @@ def _stands_apart(part: MeasuredPart, row: Stats, peaks: Mapping[int, int]) -> f
 
 
 def _out_of_range(part: MeasuredPart, row: Stats, least: float, files: OpenFiles | None) -> Iterator[Suspect]:
-    """Elements that are too large for a weight, or of at least a magnitude and far larger than all others."""
+    """Report elements too large for a weight, or outliers: at least `least`, and far larger than all others."""
     too_large, largest = _is_too_large(row), number(float(f"{_peak(row):.3g}"))
     if files is None:
         if too_large:
             yield _suspect(row, "out of range", f"largest magnitude {largest}")
         return
-    with suppress(ReadError):  # its row says so
+    with suppress(ReadError):  # reported in the tensor's row
         sizes = _Sizes.of(part, files, LARGEST if too_large else least)
         said = plural(sizes.large, "element")
         if too_large:
@@ -334,14 +334,14 @@ def _out_of_range(part: MeasuredPart, row: Stats, least: float, files: OpenFiles
 
 @dataclass
 class _Sizes:
-    """Magnitudes of the elements of a tensor, beside a limit.
+    """Magnitudes of the elements of a tensor that reach a limit, and of the others.
 
     Attributes:
-        large: number of elements that reach it.
-        smallest: the smallest of them.
-        below: the largest of the others.
-        at: where the first of them is: `, first at [12, 4031]`.
-        different: some of the different values, `FEW_VALUES` and one more at most.
+        large: number of elements that reach the limit.
+        smallest: smallest magnitude of these.
+        below: largest magnitude of the others.
+        at: index of the first element that reaches it: `, first at [12, 4031]`.
+        different: some of the distinct values, at most one more than `FEW_VALUES`.
     """
 
     large: int = 0
@@ -352,7 +352,7 @@ class _Sizes:
 
     @classmethod
     def of(cls, part: MeasuredPart, files: OpenFiles, limit: float) -> _Sizes:
-        """Read a tensor once more."""
+        """Read a tensor again and measure its magnitudes."""
         found = cls(at=_first(part, files, lambda values: np.abs(values) >= limit))
         for shard in _shards(part):
             for values in _values(shard, files) if shard.source is not None and shard.encoded is None else ():
@@ -367,11 +367,11 @@ class _Sizes:
         return found
 
 
-# -- beside other layers -----------------------------------------------------------------------------------------------
+# -- compare with other layers -----------------------------------------------------------------------------------------
 
 
 def _out_of_line(members: Sequence[Stats]) -> Iterator[Suspect]:
-    """Tensors whose rms, or else largest magnitude, is far from that of the same role in other layers."""
+    """Report tensors whose rms or largest magnitude is far from that of the same tensor in other layers."""
     taken: set[str] = set()
     peaks = [(row, max(abs(row.min or 0), abs(row.max or 0))) for row in members]
     for what, least, known in (
@@ -388,7 +388,7 @@ def _out_of_line(members: Sequence[Stats]) -> Iterator[Suspect]:
 
 
 def _far_off(known: Sequence[tuple[Stats, float]], least: float) -> Iterator[tuple[Stats, float, float]]:
-    """Rows whose figure is far from the median, by a robust z-score of logarithms, and by how much."""
+    """Yield rows far from the median, by a robust z-score of logarithms, with the value and its ratio to the median."""
     logs = [(row, value, math.log(value)) for row, value in known if value > 0 and math.isfinite(value)]
     if len(logs) < MIN_LAYERS:
         return
@@ -400,7 +400,7 @@ def _far_off(known: Sequence[tuple[Stats, float]], least: float) -> Iterator[tup
 
 
 def _copies(floats: Sequence[tuple[MeasuredPart, Stats]], roles: Roles, files: OpenFiles) -> Iterator[Suspect]:
-    """Tensors of one role in several layers with the same values, bit for bit, without constants and tied ones."""
+    """Report tensors of several layers with equal values, bit for bit; constant and tied tensors are left out."""
     part_of = {id(row): part for part, row in floats}
     for members in roles.values():
         varied = [row for row in members if row.std and row.rank is None and row.elements == row.numel]
