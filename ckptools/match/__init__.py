@@ -1,5 +1,4 @@
-"""`match`: why a checkpoint does not load, and the rename that fixes most.
+"""`match`: explain why a checkpoint does not load into a model, and find the rename that fixes most names.
 
-Nothing is imported here: the function of this name in `ckptools` takes this package's place there, which must be
-loaded before it and costs nothing.
+This file imports nothing: `import ckptools` loads it so that `ckptools.match` can name the function afterwards.
 """

@@ -1,4 +1,4 @@
-"""The record of `match`: the names and shapes that a model expects, and the renames that would provide them."""
+"""The record of `match`: names and shapes that a model expects, compared with a checkpoint, and helpful renames."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ class MatchRow(NamedTuple):
     """One name of the model, or of the checkpoint if the model has no counterpart.
 
     Attributes:
-        status: `same` (name and shape), `renamed` (the same after the renames), `converted` (made of other names while
-            transformers loads), `tied` (absent, but its values come with another name), `shape` (differs), `unknown`
-            (unknown shape, or it cannot be loaded), `missing` (in the model only), `unexpected` (in the checkpoint
-            only), `ignored` (in the checkpoint only, and transformers leaves it out).
-        checkpoint_name: None for `missing` and `tied`, and for `converted` of several names; as `name`, the model's,
-            for `unexpected` and `ignored`.
+        status: `same` (name and shape), `renamed` (the same after the renames), `converted` (transformers makes it from
+            other names while loading), `tied` (absent, but its values come with another name), `shape` (differs),
+            `unknown` (unknown shape, or it cannot be loaded), `missing` (in the model only), `unexpected` (in the
+            checkpoint only), `ignored` (in the checkpoint only; transformers leaves it out).
+        checkpoint_name: None for `missing`, `tied`, and `converted` from several names. Likewise `name`, in the model,
+            is None for `unexpected` and `ignored`.
         model_shape: sizes in the model; None if unknown, as in the checkpoint.
         model_dtype: dtype in the model; "" if unknown.
-        reason: `padded`, `slices`, `transposed`, `reshaped`, `tied` or `quantized` where one explains it; else "".
+        reason: `padded`, `slices`, `transposed`, `reshaped`, `tied` or `quantized`: cause of the difference; "" if
+            unknown.
     """
 
     status: MatchStatus
@@ -46,7 +47,7 @@ class MatchRow(NamedTuple):
 
     @property
     def dtype_differs(self) -> bool:
-        """Whether both sides have a dtype, and not the same."""
+        """Whether both dtypes are known and differ."""
         both = self.model_dtype and self.checkpoint_dtype and self.reason != "quantized"
         return bool(both and self.model_dtype != self.checkpoint_dtype)
 
@@ -56,9 +57,9 @@ class MatchGroup(NamedTuple):
     """Rows of one status whose names differ in numbers, or only at their ends.
 
     Attributes:
-        status: that of the rows; `dtype` for rows whose dtypes differ, which may be in another group too.
+        status: of the rows; `dtype` for rows whose dtypes differ, which may be in a second group too.
         names: their common pattern: `blocks.{0..11}.attn.*`.
-        checkpoint: shape, or dtype, in the checkpoint, if all have the same; as `model`.
+        checkpoint: their shape or dtype in the checkpoint, if the same for all; `model` likewise.
     """
 
     status: str
@@ -74,11 +75,11 @@ ResumeVerdict = Literal["fits", "DOES NOT FIT", "worth a look", "not known"]
 
 @displayed
 class ResumeRow(NamedTuple):
-    """One question of resuming, and its answer.
+    """The answer to one question about resuming the run.
 
     Attributes:
         what: `dtypes`, `optimizer groups`, `optimizer state`, `ranks`, `rng torch`, `torch` and the like.
-        verdict: `worth a look` loads, and something is not as it was.
+        verdict: `worth a look` if it loads, but differs from the saved run.
         next: a command, without its checkpoint, or an option that helps; "" for none.
     """
 
@@ -91,27 +92,27 @@ class ResumeRow(NamedTuple):
 @displayed
 @dataclass(frozen=True)
 class Match:
-    """Whether a checkpoint's model loads into another, and why not.
+    """Whether a checkpoint's model loads into another model, and why not.
 
     Attributes:
-        to: the source of the expected names and shapes.
-        loads: whether every name is there with its shape and there are no others, as strict loading demands, without
-            any rename; and the checkpoint is not known to be broken. Dtypes do not count: loading converts.
+        to: source of the expected names and shapes.
+        loads: True if all names of the model exist with their shapes and there are no others, as strict loading
+            demands, without renames; and the checkpoint is not known to be broken. Dtypes do not count: loading
+            converts them.
         whole: whether the checkpoint is whole; None if not every file was compared.
-        same: number of names of the model that are there with their shape.
-        renamed: number of further names after the renames.
+        same: number of names of the model found with their shape.
+        renamed: number of names found in addition after the renames.
         renames: the rename that fixes most, and those that fix more after it. Never applied by itself.
-        alternatives: renames that fix the same number of names, so that none was chosen.
-        fix: every name that the renames change, with its new name, for `consolidate(map=...)`. Without those that an
-            assumed rename changes.
-        assumed: every name that an assumed rename changes, with its new name.
-        resume: what a run needs besides its model; empty if that was not asked for, and torch can read the files.
-        converted: number of names of the model that transformers makes of other names while it loads.
-        while_loading: what transformers does then; "" if it takes the tensors as they are, or they are compared as
+        alternatives: renames that fix equally many names, so that none was chosen.
+        fix: new name by old name for every name that the renames change, for `consolidate(map=...)`, without `assumed`.
+        assumed: new name by old name for every name that an assumed rename changes.
+        resume: what else a run needs; empty if the user did not ask, and torch can read the files.
+        converted: number of names of the model that transformers makes from other names while loading.
+        while_loading: how transformers does that; "" if it takes the tensors unchanged, or the names were compared as
             `load_state_dict` takes them and `from_pretrained` would not load them either.
-        apart: how the tensors differ from those that `load_state_dict` wants, where `from_pretrained` converts them.
-        like: the config of which `consolidate --like` writes them so.
-        not_compared: what was not looked at, in a sentence each.
+        apart: how tensors that only `from_pretrained` can convert differ from those `load_state_dict` expects.
+        like: config for `consolidate --like`, which writes the tensors as `load_state_dict` expects them.
+        not_compared: names, shapes or dtypes that were not compared, a sentence each.
     """
 
     path: str
@@ -137,12 +138,12 @@ class Match:
 
     @property
     def resumes(self) -> bool:
-        """Whether the model loads, and nothing that was asked for besides stands in the way."""
+        """Whether the model loads, and nothing else that the user asked about prevents resuming."""
         return self.loads and all(row.verdict in ("fits", "worth a look") for row in self.resume)
 
     @property
     def found(self) -> str:
-        """How many names are there, and what transformers does to have the others."""
+        """State how many names were found, and how transformers makes the others."""
         facts = [f"{self.same} of {self.model_names} names of the model are there with their shape"]
         if self.apart:
             way = "from_pretrained converts them, Trainer's resume does not"
@@ -150,7 +151,7 @@ class Match:
         return "; ".join([*facts, *([self.while_loading] if self.while_loading else [])])
 
     def __str__(self) -> str:
-        """The text that the command prints."""
+        """The text that `ckptools match` prints."""
         return match_text(self)
 
     def _summary(self) -> str:
@@ -158,11 +159,11 @@ class Match:
         return f"{'loads' if self.loads else 'DOES NOT LOAD'}: {self.same} of {self.model_names} names{renamed}"
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """A plain dict per name."""
+        """Return a plain dict per name."""
         return self.rows.to_dicts()
 
 
-# -- the record of `match` as text and as HTML: whether it loads, the rename that fixes most, what differs then --------
+# -- the record of `match` as text and as HTML: whether it loads, helpful renames, and the remaining differences ------
 
 
 COLUMNS = (
@@ -175,14 +176,14 @@ COLUMNS = (
 )
 RESUME_COLUMNS = (Column("will it resume?"), Column("verdict", "verdict"), Column("detail"))
 FINE = ("same", "converted", "ignored")
-"""Statuses of names that load as they are."""
+"""Statuses of names that load unchanged."""
 
 LABEL = 22
 """Width of the column of labels."""
 
 
 def match_text(found: Match, screen: Screen = PIPE) -> str:
-    """Render a match as text, cut to a screen."""
+    """Render a match as text, cut to the screen."""
     lines = [
         line
         for label, text in match_facts(found)
@@ -197,7 +198,7 @@ def match_text(found: Match, screen: Screen = PIPE) -> str:
 
 
 def match_facts(found: Match) -> Iterator[tuple[str, str]]:
-    """A few lines with labels: whether it loads, and the renames that make it load."""
+    """Yield labelled lines: whether the model loads, and the renames that make it load."""
     yield "checkpoint", found.path
     yield "model", found.to
     if found.whole is False:
@@ -231,14 +232,14 @@ def _verdict_label(found: Match) -> str:
 
 
 def group_cells(group: MatchGroup) -> list[str]:
-    """The cells of a group under `COLUMNS`."""
+    """Make the cells of a group for `COLUMNS`."""
     return [group.status, group.names, str(group.keys), group.checkpoint, group.model, group.note]
 
 
 def next_lines(found: Match, arguments: str, written: Path | None) -> Iterator[str]:
-    """The command that writes the checkpoint under the names of the model.
+    """Yield the command that writes the checkpoint under the names of the model.
 
-    `arguments` open the checkpoint again; the map was `written` into a file, or not.
+    `arguments` open the checkpoint again; `written` is the file with the map of names, if one was written.
     """
     if found.apart:
         if found.like:
@@ -263,7 +264,7 @@ def next_lines(found: Match, arguments: str, written: Path | None) -> Iterator[s
 
 
 def _options(renames: Sequence[Rename]) -> list[str]:
-    """The options for the same renames; none if only a map can express them."""
+    """Express renames as command-line options; none if only a map can express them."""
     if any(one.kind != "prefix" or not (one.old + one.new).isprintable() or "=" in one.old for one in renames):
         return []
     if len(renames) == 1 and renames[0].old and not renames[0].new:
@@ -272,7 +273,7 @@ def _options(renames: Sequence[Rename]) -> list[str]:
 
 
 def match_html(found: Match) -> str:
-    """Render whether a model loads into another, the rename that fixes most, and the remaining differences."""
+    """Render as a page whether the model loads, the rename that fixes most, and the remaining differences."""
     from ckptools.display.html import DICTS, Page, value_table
 
     page = Page(DICTS)

@@ -1,9 +1,9 @@
-"""Will a run resume? The optimizer's groups and state, random states, ranks and torch itself, beside a new run's.
+"""Will a run resume? Compare optimizer groups and state, random states, ranks and torch itself with a new run's.
 
-Only headers are read, and the random states. `load_state_dict` pairs groups and numbers by their place, so an order
-that differs puts moments to other parameters without an error; `dcp.load` pairs by name. Sources: torch/optim/
+Only headers and random states are read. `load_state_dict` pairs groups and numbered parameters by position, so a
+different order gives parameters the wrong moments without an error; `dcp.load` pairs by name. Sources: torch/optim/
 optimizer.py (`load_state_dict`), torch/distributed/checkpoint/state_dict.py (`set_optimizer_state_dict`),
-pytorch#187138 (a dtype that differs is cast without a word), pytorch#194251 (classes that another torch does not have).
+pytorch#187138 (a different dtype is cast silently), pytorch#194251 (classes that another torch version lacks).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ckptools.training_state.optimizers import UNNAMED, Optimizer, optimizers_of
 
 MAX_NAMED = 3
 OWN_FILES = ("rank_files", "deepspeed")
-"""Formats whose trainers read the file of their own rank, so that they resume on as many ranks alone."""
+"""Formats whose trainers read the file of their own rank, and so resume only on the same number of ranks."""
 
 GIVE_NAMES = "--names FROM gives names"
 CONVERT = "consolidate -o resume.dcp"
-"""Writes a DCP folder, which any world size and any torch from 2.6 on reads."""
+"""Command that writes a DCP folder, which every world size and torch from 2.6 on can read."""
 
 
 def resume_rows(
@@ -42,18 +42,18 @@ def resume_rows(
     expected: OptimizerShapes | None,
     world_size: int | None,
 ) -> Iterator[ResumeRow]:
-    """What stands in the way of resuming, or does not, one row for each question.
+    """Answer each question about resuming, one row each.
 
     Args:
         ck: the checkpoint, with all ranks read.
-        rows: of the names of the model.
+        rows: comparison of the names of the model.
         names: every name of the checkpoint's model, with its name in the model after renames.
-        optimizer: whether the optimizer is asked for.
-        expected: what the new run's optimizer expects; None if `to` makes none.
-        world_size: ranks of the new run; None if not asked for.
+        optimizer: whether the user asks about the optimizer.
+        expected: what the new run's optimizer expects; None if `to` creates no optimizer.
+        world_size: number of ranks of the new run; None if the user does not ask.
 
     Raises:
-        UsageError: the optimizer is asked for, and `to` makes none.
+        UsageError: the user asks about the optimizer, and `to` creates none.
     """
     yield _dtypes([row for row in rows if row.dtype_differs])
     if optimizer:
@@ -102,7 +102,7 @@ def _optimizer(ck: Checkpoint, names: Mapping[str, str], expected: OptimizerShap
 
 
 def _by_number(saved: Optimizer, groups: list[list[str]], expected: OptimizerShapes) -> Iterator[ResumeRow]:
-    """Pair numbers without names by their place, as `load_state_dict` does; only sizes and shapes can contradict it."""
+    """Pair numbered parameters by position, as `load_state_dict` does, and compare their sizes and shapes."""
     here, there = (", ".join(str(len(group)) for group in side) for side in (groups, expected.groups))
     known = "the checkpoint has numbers without names"
     if [len(g) for g in groups] != [len(g) for g in expected.groups]:
@@ -168,7 +168,7 @@ def _settings_lacking(saved: Optimizer, expected: OptimizerShapes) -> str:
 
 
 def _state(saved: Optimizer, state: Mapping[str, Mapping[str, Any]], expected: OptimizerShapes) -> ResumeRow:
-    """Compare the state of each parameter, by its name in the new optimizer, with what that will keep."""
+    """Compare the saved state of each parameter, by its name in the new optimizer, with the state that one keeps."""
     wanted = expected.slots
     if wanted is None:
         return ResumeRow("optimizer state", "not known", f"what {expected.name} keeps is not known before it has run")
@@ -231,7 +231,7 @@ def _random_states(ck: Checkpoint, world_size: int) -> Iterator[ResumeRow]:
 
 
 def torch_row(ck: Checkpoint) -> ResumeRow:
-    """Whether the torch here has the classes, and their fields, that the files name; it is imported for that."""
+    """Whether the installed torch, which is imported, has the classes and fields that the files name."""
     lacking = names_that_torch_lacks(ck.names)
     if not lacking:
         return ResumeRow("torch", "fits", f"torch {torch_version()} has every class that the files name")

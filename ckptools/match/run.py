@@ -1,4 +1,4 @@
-"""`match`: the names and shapes of a checkpoint beside those of a model, and what differs in a few lines."""
+"""`match`: compare the names and shapes of a checkpoint with those of a model, and group the differences."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def match(
     optimizer: bool = False,
     world_size: int | None = None,
 ) -> Match:
-    """Compare the names and shapes of a checkpoint's model with those that another one expects; no values are read.
+    """Compare names and shapes of a checkpoint's model with those that another model expects; reads no values.
 
-    The selection says which names count, on either side, and which section is the model, if there are several. With
-    `optimizer` or `world_size` it also says whether a run of so many ranks resumes.
+    The selection restricts the names on both sides, and chooses the model section if there are several. With
+    `optimizer` or `world_size`, also answer whether a run resumes with that optimizer or on so many ranks.
 
     Raises:
         ReadError: one of the two cannot be read, or has no model.
-        UsageError: one of the two has several models; or no name counts.
+        UsageError: one of the two has several models; or no name is selected.
     """
     whole = with_all_ranks(checkpoint)
     chosen = selection or Selection()
@@ -60,7 +60,7 @@ def match(
     if found.apart and can_be_like(config):
         found = replace(found, like=str(config))
     if not optimizer and world_size is None:
-        # A torch that is imported made the model, and is the one that would load the files into it.
+        # If torch is imported, it probably made the model, and would load the files into it.
         row = torch_row(whole) if "torch" in sys.modules else None
         return replace(found, resume=Rows([row])) if row is not None and row.verdict != "fits" else found
     names = {name: found.fix.get(name, found.assumed.get(name, name)) for name in saved.tensors}
@@ -71,8 +71,8 @@ def match(
 def compared(saved: StateDictShapes, model: StateDictShapes, whole: bool | None, selection: Selection) -> Match:
     """Compare two lists of names and shapes, and find renames that make more of them agree.
 
-    Names that a model of transformers lacks are compared as it converts them: where `from_pretrained` is what loads
-    them, that is the answer, and where it is not, the other way.
+    If a model of transformers lacks names, they are compared both directly and as `from_pretrained` converts them; the
+    result is that of the way the model would be loaded.
     """
     loading = model.loading(saved.tensors) if model.loading is not None and not _plain(saved, model) else None
     if loading is not None and (loading.not_judged or not model.converts):
@@ -88,7 +88,7 @@ def compared(saved: StateDictShapes, model: StateDictShapes, whole: bool | None,
 
 
 def _plain(saved: StateDictShapes, model: StateDictShapes) -> bool:
-    """Whether names and shapes are the same, so that nothing is converted."""
+    """Whether names and shapes are equal, so that nothing has to be converted."""
     shapes = saved.tensors
     return shapes.keys() == model.tensors.keys() and all(shapes_agree(shapes[n], t) for n, t in model.tensors.items())
 
@@ -131,7 +131,7 @@ def _compared(
 
 
 def _not_compared(every: Sequence[MatchRow], rows: Sequence[MatchRow], selection: Selection) -> Iterator[str]:
-    """What was not looked at: names that were not selected, shapes and dtypes that one side does not have."""
+    """List the names that were not selected, and the names without shape or dtype on one side."""
     if len(rows) < len(every):
         yield f"{len(every) - len(rows)} of {plural(len(every), 'name')}, which {selection.words} leaves out"
     same = [row for row in rows if row.status in ("same", "renamed")]
@@ -141,11 +141,11 @@ def _not_compared(every: Sequence[MatchRow], rows: Sequence[MatchRow], selection
         yield f"dtypes of {plural(without, 'name')}, which one side does not state"
 
 
-# -- what transformers converts while loading --------------------------------------------------------------------------
+# -- names that transformers converts while loading --------------------------------------------------------------------
 
 
 def _as_converted(saved: StateDictShapes, model: StateDictShapes, loading: Loading) -> StateDictShapes:
-    """The names and shapes that a model gets of those of a checkpoint; what is not used keeps its own name."""
+    """Replace names and shapes of a checkpoint by those that transformers makes from them; unused names stay."""
     if not (loading.converted or loading.ignored or loading.made):
         return saved
     gone = {old for olds in loading.converted.values() for old in olds} | loading.ignored
@@ -158,7 +158,7 @@ def _as_converted(saved: StateDictShapes, model: StateDictShapes, loading: Loadi
 
 
 def _of_loading(row: MatchRow, saved: StateDictShapes, loading: Loading) -> MatchRow:
-    """The row of a name that is made of other names, or cannot be."""
+    """Adapt the row of a name that transformers makes from other names, or cannot make."""
     name = row.name or ""
     if name in loading.failed:
         return row._replace(status="unknown", note=f"transformers cannot make it: {loading.failed[name]}")
@@ -184,9 +184,9 @@ def _names(row: MatchRow) -> list[str]:
 
 
 def _rows(saved: StateDictShapes, model: StateDictShapes, names: Mapping[str, str]) -> Iterator[MatchRow]:
-    """A row for every name of the model, in its order, then for those that only the checkpoint has.
+    """Make a row for every name of the model, in its order, then for names that only the checkpoint has.
 
-    `names` has every name of the checkpoint with its name after the renames.
+    `names` maps every name of the checkpoint to its name after the renames.
     """
     source = {new: old for old, new in names.items()}
     coded = {
@@ -240,8 +240,8 @@ def _why_unknown(found: NamedShape, wanted: NamedShape) -> str:
 
 
 def _as_slices(rows: list[MatchRow], ranks: int) -> list[MatchRow]:
-    """Explain shapes by slices of ranks, where all that differ are what `torch.chunk` gives the first of them."""
-    if ranks < 2:  # a file of no rank has none
+    """If all differing shapes are first slices of `torch.chunk` over the ranks, explain them so."""
+    if ranks < 2:  # a file without a rank has no slices
         return rows
     dims = {i: _cut_along(row, ranks) for i, row in enumerate(rows) if row.status == "shape"}
     if not dims or None in dims.values():
@@ -254,7 +254,7 @@ def _as_slices(rows: list[MatchRow], ranks: int) -> list[MatchRow]:
 
 
 def _cut_along(row: MatchRow, ranks: int) -> int | None:
-    """The one dimension in which a shape is another's, divided by the number of ranks; None where it is not."""
+    """The only dimension in which the shapes differ, if the model's size there, divided by the ranks, is the file's."""
     found, wanted = row.checkpoint_shape or (), row.model_shape or ()
     odd = [dim for dim, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b]
     cut = len(found) == len(wanted) and len(odd) == 1 and found[odd[0]] == -(-wanted[odd[0]] // ranks)
@@ -262,7 +262,7 @@ def _cut_along(row: MatchRow, ranks: int) -> int | None:
 
 
 def _explained(name: str, found: Ints, wanted: Ints) -> tuple[str, str]:
-    """Explain a difference in shape, in a word and in words; two empty texts if it has no known cause."""
+    """Explain a difference in shape, in a word and in a sentence; two empty texts if no cause is known."""
     one_size = len(found) == len(wanted) == 2 and found[1] == wanted[1]
     if one_size and any(word in name.lower() for word in VOCABULARY_WORDS):
         rows = plural(abs(wanted[0] - found[0]), "row")
@@ -274,17 +274,17 @@ def _explained(name: str, found: Ints, wanted: Ints) -> tuple[str, str]:
     return "", ""
 
 
-# -- names that differ, folded -----------------------------------------------------------------------------------------
+# -- fold names that differ --------------------------------------------------------------------------------------------
 
 
 def _groups_of(rows: Sequence[MatchRow]) -> list[MatchGroup]:
-    """Fold the rows that differ: by status, then by explanation; rows whose dtype differs come last."""
+    """Fold the rows that differ: by status, then by explanation; rows whose dtypes differ come last."""
     found = [g for s in STATUSES for g in _groups(s, [r for r in rows if r.status == s], _shapes)]
     return [*found, *_groups("dtype", [r for r in rows if r.dtype_differs], _dtypes)]
 
 
 Facts = tuple[str, str, str]
-"""Fact of the checkpoint, fact of the model, and the explanation of the difference."""
+"""Shape or dtype in the checkpoint, the same in the model, and the explanation of the difference."""
 
 
 def _shapes(row: MatchRow) -> Facts:
@@ -297,7 +297,7 @@ def _dtypes(row: MatchRow) -> Facts:
 
 
 def _groups(status: str, rows: Sequence[MatchRow], facts: Callable[[MatchRow], Facts]) -> Iterator[MatchGroup]:
-    """Group rows with the same facts, folded by name; a shape on one side only does not split a group."""
+    """Group rows with equal shapes or dtypes, folded by name; a shape known on one side only does not split a group."""
     split = status in ("shape", "dtype")
     for key, some in grouped(rows, lambda row: facts(row) if split else ("", "", facts(row)[2])).items():
         for names, members in fold([_names(row)[0] for row in some], [facts(row) for row in some]):
@@ -307,10 +307,11 @@ def _groups(status: str, rows: Sequence[MatchRow], facts: Callable[[MatchRow], F
 
 
 def fold(names: Sequence[str], kinds: Sequence[Hashable] = ()) -> list[tuple[str, list[int]]]:
-    """Fold similar names into one text each, with the indices of the names that it stands for.
+    """Fold similar names into patterns, each with the indices of its names.
 
-    Names with the same continuation are folded as in `tree`: first those of one kind, such as a shape; if many lines
-    are left, all; if there are still many, their ends are dropped. `kinds` has the kind of each name, if they matter.
+    Names with the same continuation are folded as in `tree`: first only names of one kind, such as one shape; if too
+    many lines are left, all names; if there are still too many, the ends of names are dropped. `kinds` has the kind of
+    each.
     """
     apart, alike = _tree(names, kinds or [0] * len(names)), _tree(names, [0] * len(names))
     tries = [(apart, _depth(apart)), *((alike, depth) for depth in range(_depth(alike), 0, -1))]
@@ -332,7 +333,7 @@ def _depth(branches: Iterable[Branch[int]]) -> int:
 
 
 def _lines(branches: Iterable[Branch[int]], before: str, depth: int) -> Iterator[tuple[str, list[int]]]:
-    """A line for each branch that is a name; at the last level one for all below it."""
+    """Yield a line for each branch that is a name; at the last level, one line for all names below it."""
     for branch in branches:
         text = before + label_text(branch.labels)
         if depth == 1 and branch.children:
