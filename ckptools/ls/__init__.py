@@ -1,1 +1,1 @@
-"""`ls`: the checkpoints of a run, and which of them is the newest whole one."""
+"""`ls`: list the checkpoints of a run, and find the newest whole one."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ckptools.pictures.plots import RunPlots
 
 LookedInto = Literal["nothing", "inspect", "verify", "verify --deep", "verify --values", "verify --deep --values"]
-"""How far a checkpoint was read: the command that reads as much."""
+"""How much of a checkpoint was read: the command that reads as much."""
 
 
 @displayed
@@ -28,14 +28,14 @@ class CheckpointRow:
     """One checkpoint of a run.
 
     Attributes:
-        name: its name to append to the folder to open it.
+        name: path relative to the run folder.
         format: name of the format that read it; "" if it cannot be opened.
         step_agrees: whether all sources of the step agree.
-        ranks: ranks whose files are here and not cut.
+        ranks: number of ranks with complete files.
         whole: None if no problem was seen but not every file was read.
         verdict: the headline of `inspect`, or of `verify` if it was verified.
         why: the first causes with their codes, and the number of others; "" if there are none.
-        remedy: the way out of the first cause; "" where there is none or none is known.
+        remedy: the way out of the first cause; "" if none is known.
         codes: codes of all errors and warnings.
         saved: time of its last file, in UTC: `2026-11-20T01:42:07Z`; None without files.
         being_written: whether its files changed between two listings.
@@ -72,16 +72,16 @@ class CheckpointRow:
 
 
 def seconds_of(saved: str) -> float:
-    """The time of a row in seconds since 1970."""
+    """Convert the time of a row to seconds since 1970."""
     return datetime.fromisoformat(saved.replace("Z", "+00:00")).timestamp()
 
 
 @displayed
 @dataclass(frozen=True)
 class TrackerRow:
-    """A file or link such as `latest`, from which a run resumes, and the checkpoint that it leads to, if any.
+    """A tracker file or link, such as `latest`, from which a run resumes, and the checkpoint that it names, if any.
 
-    There is neither severity nor problem if it leads to the newest whole checkpoint.
+    Severity and problem are empty if it names the newest whole checkpoint.
     """
 
     name: str
@@ -107,13 +107,13 @@ class RunFolder:
     """The checkpoints in a folder, the newest first.
 
     Attributes:
-        ok: whether no checkpoint is known to be broken, and no tracker leads to a wrong one; warnings do not count.
-        checkpoints: number of checkpoints; `rows` may be some of them.
+        ok: whether no checkpoint is known to be broken, and no tracker names a wrong one; warnings do not count.
+        checkpoints: number of checkpoints; `rows` may list only some.
         newest_whole: path of the newest whole checkpoint; None if none is proven to be whole.
         trackers: files and links that name a checkpoint.
-        ordered_by: the facts that say which is newer; `nothing` where none does.
-        wrong_not_older: names of the checkpoints that are not whole, or have other errors, and are not proven to be
-            older than the newest whole one; the newest first.
+        ordered_by: criterion for which checkpoint is newer; `nothing` if there is none.
+        wrong_not_older: names of checkpoints that are not whole, or have other errors, and may be newer than the newest
+            whole one; the newest first.
         notes: skipped entries, and contradictions.
     """
 
@@ -131,7 +131,7 @@ class RunFolder:
 
     @property
     def plot(self) -> RunPlots:
-        """Its picture: `run.plot.steps()`."""
+        """Pictures of the run: `run.plot.steps()`."""
         from ckptools.pictures.plots import RunPlots
 
         return RunPlots(self)
@@ -142,7 +142,7 @@ class RunFolder:
         return any(row.format for row in self.rows)
 
     def __str__(self) -> str:
-        """The text that the command prints."""
+        """The text that `ckptools ls` prints."""
         return run_folder_text(self)
 
     def _summary(self) -> str:
@@ -151,7 +151,7 @@ class RunFolder:
         return f"{clip_middle(str(self.path), 40)}: {found}, {newest if self.checkpoints else 'so far'}"
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """A plain dict per checkpoint, for `pandas.DataFrame` and the like."""
+        """Return a plain dict per checkpoint, for `pandas.DataFrame`."""
         return self.rows.to_dicts()
 
 
@@ -174,10 +174,10 @@ WHOLE, SAVED = 3, 4
 WRONG_COLUMNS = (Column("name", "name"), Column("why"))
 
 MAX_VERDICT = 80
-"""Width of a verdict in its column."""
+"""Widest verdict in its column."""
 
 MAX_DETAILS = 10
-"""At most this many checkpoints have their problems shown on a terminal."""
+"""At most this many checkpoints have their problems listed on a terminal."""
 
 
 def run_folder_text(run: RunFolder, screen: Screen = PIPE) -> str:
@@ -192,7 +192,7 @@ def run_folder_text(run: RunFolder, screen: Screen = PIPE) -> str:
 
 
 def headline(run: RunFolder) -> str:
-    """The number of checkpoints, and the newest whole one."""
+    """State the number of checkpoints, and the newest whole one."""
     newest = next((row for row in run.rows if row.newest_whole), None)
     found = f"{plural(run.checkpoints, 'checkpoint')} in {printable(str(run.path))}"
     if run.newest_whole is None:
@@ -205,16 +205,16 @@ def headline(run: RunFolder) -> str:
 
 
 def called(row: CheckpointRow) -> str:
-    """A checkpoint in a few words: `step 4, ep0-ba4-rank0.pt`."""
+    """Name a checkpoint by step and name: `step 4, ep0-ba4-rank0.pt`."""
     return printable(row.name if row.step is None else f"step {row.step}, {row.name}")
 
 
 def _table(run: RunFolder, screen: Screen) -> list[str]:
     columns = list(COLUMNS)
-    # What follows a colon stands below the table.
+    # The table shows only the part of the verdict before the colon; the rest stands below the table.
     cells = [[*row[:WHOLE], row[WHOLE].partition(":")[0], *row[WHOLE + 1 :]] for row in all_cells(run)]
     days = {row[SAVED].partition(" ")[0] for row in cells} - {"-"}
-    if screen.width is not None and len(cells) > 1 and len(days) == 1:  # the day of all is said once
+    if screen.width is not None and len(cells) > 1 and len(days) == 1:  # a common day moves to the heading
         columns[SAVED] = Column(f"saved {days.pop()}", "provenance")
         cells = [[*row[:SAVED], row[SAVED].rpartition(" ")[2], *row[SAVED + 1 :]] for row in cells]
     lines = table(columns, cells, screen)
@@ -223,14 +223,14 @@ def _table(run: RunFolder, screen: Screen) -> list[str]:
 
 
 def all_cells(run: RunFolder) -> list[list[str]]:
-    """The cells of every checkpoint's row."""
+    """Make the cells of all rows."""
     trackers = grouped(run.trackers, lambda tracker: tracker.checkpoint)
     mark = "whole" if run.ordered_by == "nothing" and run.checkpoints > 1 else "newest whole"
     return [cells_of(row, [tracker.name for tracker in trackers.get(row.name, ())], mark) for row in run.rows]
 
 
 def cells_of(row: CheckpointRow, trackers: Sequence[str] = (), newest: str = "newest whole") -> list[str]:
-    """The cells of a checkpoint's row."""
+    """Make the cells of one checkpoint's row."""
     whole = "whole" if row.whole and not row.codes else clip(row.verdict, MAX_VERDICT)
     marks = [f"<- {newest}"] if row.newest_whole else []
     marks += ["being written"] if row.being_written else []
@@ -241,7 +241,7 @@ def cells_of(row: CheckpointRow, trackers: Sequence[str] = (), newest: str = "ne
 
 
 def change_line(event: str, row: CheckpointRow) -> str:
-    """One line on a change of a checkpoint: `new  step 4  2/2 ranks  2.3 MiB  whole: yes  ep0-ba4-rank0.pt`."""
+    """Render a change of a checkpoint in a line: `new  step 4  2/2 ranks  2.3 MiB  whole: yes  ep0-ba4-rank0.pt`."""
     step, ranks, nbytes, whole, _, name, _ = cells_of(row)
     ranks = ranks if not row.ranks else f"{ranks} ranks"
     newest = ["<- newest whole"] if row.newest_whole and event != "gone" else []
@@ -266,7 +266,7 @@ def _shown(text: str) -> str:
 
 
 def _details(rows: Rows[CheckpointRow], screen: Screen) -> list[str]:
-    """The causes of each checkpoint that is not whole, with the way out of the first."""
+    """Render the causes of each broken checkpoint, with the way out of the first cause."""
     wrong = [row for row in rows if row.why or row.notes or _reason(row)]
     kept = wrong if screen.rows is None else wrong[:MAX_DETAILS]
     lines = [line for row in kept for line in _wrong_lines(row, screen)]
@@ -286,7 +286,7 @@ def _wrong_lines(row: CheckpointRow, screen: Screen) -> Iterator[str]:
 
 
 def _reason(row: CheckpointRow) -> str:
-    """What the verdict of a checkpoint names behind its colon, if it is more than that all is well."""
+    """The part of a verdict after the colon, if the checkpoint is broken or has problems."""
     return row.verdict.partition(": ")[2] if row.codes or not row.whole else ""
 
 
@@ -300,7 +300,7 @@ def _trackers(run: RunFolder, screen: Screen) -> Iterator[str]:
 
 
 def _left_over(left: Rows[LeftOverRow], screen: Screen) -> list[str]:
-    """Temporary files and folders in one line."""
+    """Render temporary files and folders in one line."""
     if not left:
         return []
     names = [f"{clip_middle(printable(one.name), 60)} ({size(one.bytes)}, {_local(one.saved)})" for one in left]
@@ -308,7 +308,7 @@ def _left_over(left: Rows[LeftOverRow], screen: Screen) -> list[str]:
 
 
 def cost_line(run: RunFolder) -> str:
-    """How far the checkpoints were read, and how long it took."""
+    """State how much of the checkpoints was read, and the time."""
     verified = [row for row in run.rows if row.looked_into.startswith("verify")]
     others = sum(row.looked_into == "inspect" for row in run.rows)
     what = "read and compared with its checksums" if any("deep" in row.looked_into for row in verified) else "read"

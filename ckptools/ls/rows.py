@@ -1,4 +1,4 @@
-"""A row for each checkpoint of a run, with the facts found while opening it, and which is the newest whole one."""
+"""`ls`: make a row for each checkpoint of a run, sort the rows, and verify until one is the newest whole one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from ckptools.training_state.steps import step_in
 from ckptools.verify.run import CHECKSUMS, unreadable, verify
 
 MOST = 3
-"""At most this many causes of a checkpoint are written out in its row."""
+"""At most this many causes of a checkpoint are listed in its row."""
 
 LOOKED_INTO: dict[tuple[bool, bool], LookedInto] = {
     (False, False): "verify",
@@ -47,7 +47,7 @@ LOOKED_INTO: dict[tuple[bool, bool], LookedInto] = {
     (False, True): "verify --values",
     (True, True): "verify --deep --values",
 }
-"""The command that reads as much, with checksums and with values or without."""
+"""Command that reads as much, by whether checksums and values are read."""
 
 UNORDERED = "nothing says which is the newest of"
 
@@ -55,7 +55,7 @@ NO_MODEL = "holds no model: nothing to go on from"
 
 
 def row_of(name: str, path: Path, found: Opened | CkptoolsError, files: Sequence[Path]) -> CheckpointRow:
-    """The row of a checkpoint, or of what cannot be opened and why; `files` are those known of it."""
+    """Make the row of a checkpoint, or of a path that cannot be opened; `files` are its known files."""
     made = _opened(name, path, found) if isinstance(found, Opened) else _unreadable(name, path, found, files)
     return made if made.whole else replace(made, notes=(*made.notes, *filter(None, [just_written(_time(made))])))
 
@@ -82,7 +82,7 @@ def _opened(name: str, path: Path, found: Opened) -> CheckpointRow:
 
 
 def judged(row: CheckpointRow, verdict: Verdict, problems: Iterable[Problem], looked_into: LookedInto) -> CheckpointRow:
-    """Add the verdict on its checkpoint to a row; `looked_into` is the command that finds the same."""
+    """Add a verdict to a row; `looked_into` is the command that would find the same problems."""
     doubtful = [problem for problem in problems if problem.severity != "note"]
     causes = causes_of(doubtful, ("error",))
     return replace(
@@ -116,10 +116,10 @@ def _unreadable(name: str, path: Path, error: CkptoolsError, files: Sequence[Pat
 
 
 def _written(paths: Iterable[Path]) -> tuple[int, str | None]:
-    """Total bytes of files and folders, and the time of the last write; None without files."""
+    """Total size of files and folders, and the time of the last write; None without files."""
     nbytes, times = 0, []
     for file in chain.from_iterable(map(_files_in, paths)):
-        with suppress(OSError):  # removed meanwhile, or no permission
+        with suppress(OSError):  # the file was removed meanwhile, or may not be read
             status = file.lstat()
             nbytes += 0 if stat.S_ISDIR(status.st_mode) else status.st_size
             times.append(status.st_mtime)
@@ -127,14 +127,14 @@ def _written(paths: Iterable[Path]) -> tuple[int, str | None]:
 
 
 def _files_in(path: Path) -> Iterable[Path]:
-    """A path, and everything in it if it is a folder; links are not followed."""
+    """Yield a path, and everything in it if it is a folder; links are not followed."""
     yield path
     if path.is_dir() and not path.is_symlink():
         for entry in path.iterdir():
             yield from _files_in(entry)
 
 
-# -- the newest whole one ----------------------------------------------------------------------------------------------
+# -- the newest whole checkpoint ---------------------------------------------------------------------------------------
 
 
 def newest_first(
@@ -142,8 +142,9 @@ def newest_first(
 ) -> tuple[list[CheckpointRow], By]:
     """Sort rows from the newest to the oldest, and name the criterion.
 
-    `counted` returns the steps that the optimizer of a checkpoint counts; it is asked only where nothing surer decides.
-    A checkpoint that cannot be opened gets the step in its name where names of the others prove that it is one.
+    `counted` returns the steps that the optimizer of a checkpoint counts; it is called only if no better criterion
+    decides. The number in the name of an unreadable checkpoint counts as its step if it does in the names of the
+    others.
     """
     saves = [_save(row) for row in rows]
     named = steps_by_name(saves)
@@ -161,9 +162,9 @@ def _time(row: CheckpointRow) -> float | None:
 
 
 def order_notes(rows: Sequence[CheckpointRow], by: By) -> Iterator[str]:
-    """Notes on the order of rows, the newest first: what contradicts it, or that nothing proves one.
+    """Yield notes on the order of the given rows, newest first: on contradictions, or that nothing proves an order.
 
-    A run resumed from an earlier step leaves later ones of its first attempt behind; copying changes file times.
+    A run resumed from an earlier step leaves later checkpoints of its first attempt behind; copying changes file times.
     """
     if by == "nothing" and len(rows) > 1:
         names = few([row.name for row in rows], MOST)
@@ -180,7 +181,7 @@ def order_notes(rows: Sequence[CheckpointRow], by: By) -> Iterator[str]:
 
 
 def not_older(rows: Sequence[CheckpointRow]) -> list[CheckpointRow]:
-    """The rows, the newest first, that are wrong and not proven to be older than the newest whole one."""
+    """Find the broken rows that are not proven to be older than the newest whole one; `rows` are newest first."""
     wrong = [n for n, row in enumerate(rows) if is_wrong(row)]
     newest = next((n for n, row in enumerate(rows) if row.newest_whole), len(rows))
     if not wrong or newest == len(rows):
@@ -216,7 +217,7 @@ def newest_whole(
 def verified(
     row: CheckpointRow, opened: Callable[[Path], Checkpoint], deep: bool, jobs: int | None, values: bool = False
 ) -> CheckpointRow:
-    """Verify the checkpoint of a row and update the row; unreadable parts are problems."""
+    """Verify the checkpoint of a row and update the row; unreadable parts become problems."""
     model = True
     try:
         ck = opened(path_of(row.path))
@@ -232,11 +233,11 @@ def verified(
     return replace(made, notes=(*row.notes, *notes, *(() if model else (NO_MODEL,))))
 
 
-# -- the work of `ls`: find the checkpoints of a run, sort them, and verify the newest whole one -----------------------
+# -- find the checkpoints of a run, sort them, and verify until one is the newest whole one ---------------------------
 
 
 Stamp: TypeAlias = "tuple[tuple[int, int] | None, ...]"
-"""Sizes and times of some files and folders, None for a missing one, to notice changes."""
+"""Sizes and times of files and folders, None for a missing one; a changed stamp means that files changed."""
 
 OnFound = Callable[[Path], None]
 
@@ -251,30 +252,30 @@ def checkpoints_in(
 ) -> RunFolder:
     """List the checkpoints in a folder, the newest first, and find the newest whole one.
 
-    Each is opened as by `inspect`. The newest is verified with every rank, then older ones until one is whole.
+    Each is opened as by `inspect`. The newest is verified with all ranks, then older ones until one is whole.
 
     Args:
         folder: the folder of a run.
         deep: also compare checksums of verified checkpoints.
-        on_found: called with each checkpoint that was opened.
-        known: a checkpoint of the folder that was opened with every rank and these options, and is not opened again.
+        on_found: called with the path of each checkpoint once it is opened.
+        known: a checkpoint of the folder, opened with all ranks and these options, which is not opened again.
         how: options of `open_checkpoint`.
 
     Raises:
         UnknownFormatError: no checkpoint is in the folder.
         ReadError: the folder cannot be listed.
-        UsageError: the path is no folder.
+        UsageError: the path is not a folder.
     """
     return Listing(location(folder), deep, on_found, how=how, known=known).look()
 
 
 @dataclass
 class Listing:
-    """List the checkpoints in a folder, also repeatedly: unchanged files are not read twice.
+    """Lists the checkpoints in a folder, also repeatedly: unchanged files are not read twice.
 
-    The fields are the arguments of `checkpoints_in`; a folder without checkpoints is accepted if it `may_be_empty`.
-    `judge` replaces verification: it gets every row, the oldest first, and its row is final. `files` are those that
-    were found of each checkpoint, by its name.
+    The fields are the arguments of `checkpoints_in`; a folder without checkpoints is an error unless `may_be_empty`.
+    `judge`, if given, replaces verification: it gets every row, the oldest first, and returns the final row. `files`
+    are the files found for each checkpoint, by its name.
     """
 
     folder: Path
@@ -289,7 +290,7 @@ class Listing:
     _verified: dict[str, tuple[CheckpointRow, CheckpointRow]] = field(default_factory=dict)
 
     def look(self) -> RunFolder:
-        """List the folder in its current state; raises what `checkpoints_in` does."""
+        """List the folder in its current state; raises the errors of `checkpoints_in`."""
         started = time.perf_counter()
         _check_folder(self.folder)
         rows: list[CheckpointRow] = []
@@ -341,12 +342,12 @@ class Listing:
         return opened
 
     def _counted(self, row: CheckpointRow) -> int | None:
-        """The steps that the optimizer of a checkpoint counts."""
+        """Return the steps that the optimizer of a checkpoint counts; None if unknown."""
         known = self._opened.get(path_of(row.path))
         return None if known is None else known[2].counted()
 
     def _verify(self, row: CheckpointRow) -> CheckpointRow:
-        """Verify the checkpoint of a row, or return the earlier row if opening it gave the same facts."""
+        """Verify the checkpoint of a row, or return the earlier result if opening it gave the same row."""
         if row.path not in self._verified or self._verified[row.path][0] != row:
             every_rank = partial(self._checkpoint, all_ranks=True)
             self._verified[row.path] = row, verified(row, every_rank, self.deep, self.how.get("jobs"))
@@ -370,7 +371,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _stamp(root: Path, opened: Opened) -> Stamp:
-    """The state of what may change: files of a checkpoint, missing ones too, and folders with no other files."""
+    """Stamp the files of a checkpoint, missing ones too, and their folders other than the run folder."""
     paths = [file.path for file in opened.facts.files]
     return tuple(map(_size_and_time, [*paths, *{path.parent for path in paths if path.parent != root}]))
 
@@ -389,9 +390,9 @@ def _size_and_time(path: Path) -> tuple[int, int] | None:
 def tracker_rows(
     root: Path, trackers: Sequence[Tracker], rows: Sequence[CheckpointRow], files: Mapping[str, Sequence[Path]]
 ) -> list[TrackerRow]:
-    """A row for each tracker; links of all ranks to one checkpoint share a row.
+    """Make a row for each tracker; links of all ranks to one checkpoint share a row.
 
-    The rows of checkpoints are the newest first, the newest whole one marked; `files` are those of each by its name.
+    `rows` are the checkpoints, newest first, the newest whole one marked; `files` lists the files of each by its name.
     """
     groups: dict[tuple[object, str | None], list[TrackerRow]] = {}
     for tracker in trackers:
@@ -414,7 +415,7 @@ def _row(
     named = next((row for row in led if row.newest_whole), led[0])
     if named.whole is False:
         return TrackerRow(name, named.name, named.step, "error", f"{ASTRAY} names {named.name}, which is not whole")
-    # Of what lies below the tracker's folder: each DeepSpeed save of a Trainer has a tracker of its own.
+    # Compare a tracker only with checkpoints below its folder: each DeepSpeed save of a Trainer has its own tracker.
     below = [row for row in rows if path_of(row.path).is_relative_to(tracker.path.parent)]
     proven = (row for row in below if row.newest_whole)
     newest = next(proven, None) or next((row for row in below if row.whole is not False), None)
@@ -425,7 +426,7 @@ def _row(
 
 
 def step_or_name(row: CheckpointRow) -> str:
-    """A checkpoint by its step, or by its name where it has none."""
+    """Name a checkpoint by its step, or by its name if the step is unknown."""
     return row.name if row.step is None else f"step {row.step}"
 
 

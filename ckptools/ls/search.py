@@ -1,6 +1,6 @@
-"""Open every checkpoint in a folder: rank files by their names, folders that a format recognises, single files.
+"""Find and open every checkpoint in a folder: rank files by their names, recognised folders, single files.
 
-Trackers that name a checkpoint are found too. Nothing is skipped silently: notes list every skipped entry.
+Also finds trackers, which name a checkpoint. Notes list every skipped entry.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from ckptools.training_state.steps import group_rates
 from ckptools.verify.run import counted_steps, step_counter
 
 Opener = Callable[[Path, Sequence[Path]], "Opened"]
-"""Opens a path, given also the files of the same checkpoint as known from their names."""
+"""Opens a path; also gets the files that belong to the same checkpoint by their names."""
 
 OnCheckpoint = Callable[[Path, "Opened | CkptoolsError", Sequence[Path]], None]
-"""Takes the path of a checkpoint, the opened one or why it cannot be opened, and its known files."""
+"""Gets the path of a checkpoint, the opened checkpoint or the error, and its known files."""
 
 
 class Opened(NamedTuple):
@@ -45,7 +45,7 @@ class Opened(NamedTuple):
 
     @classmethod
     def of(cls, ck: Checkpoint) -> Opened:
-        """Keep the facts of a checkpoint."""
+        """Keep the facts of a checkpoint, and drop its tree."""
         weights = any(is_floating(tensor.dtype) for _, tensor in tensors_in(ck.tree))
         facts = replace(ck, tree=None, per_rank={}, names=(), differing=(), rounded=())
         return cls(
@@ -53,7 +53,7 @@ class Opened(NamedTuple):
         )
 
     def counted(self) -> int | None:
-        """The steps that its optimizer counts, read from the file; None where it counts none or cannot be read."""
+        """Read the steps that the optimizer counts; None if it counts none or they cannot be read."""
         try:
             found = None if self.counter is None else counted_steps(self.counter)
         except CkptoolsError:
@@ -63,9 +63,9 @@ class Opened(NamedTuple):
 
 @dataclass
 class RunSearch(FolderSearch):
-    """A search for the checkpoints of a run, which passes each on as soon as it is found and keeps none.
+    """Searches a folder for the checkpoints of a run, and hands over each as soon as it is found.
 
-    `opened` opens a path and `on_checkpoint` takes what it makes.
+    `opened` opens a path, and `on_checkpoint` gets the result.
     """
 
     opened: Opener = field(kw_only=True)
@@ -85,19 +85,19 @@ class RunSearch(FolderSearch):
             raise ReadError(self.root, (error.strerror or "").lower(), "no access") from error
         for path in self.damaged_saves(self._paths):
             self._failed(path, self._why_unknown(path), [path, *(path.iterdir() if path.is_dir() else ())])
-        # Those that are called as trackers are have a row of their own.
+        # Links named as trackers have rows of their own.
         links = [link for link in self.not_followed if not LINK.fullmatch(link.name)]
         self.notes = self.skipped(links, "the folder")
 
     def look_into(self, folder: Path, depth: int) -> None:
-        """Open the checkpoint that a folder is, those of its files, and those in its sub-folders."""
+        """Open the checkpoint that a folder is, and those among its files and sub-folders."""
         entries = [path for path in self.entries(folder) if not is_temporary(path.name)]
         trackers = trackers_in(folder)
         self.trackers += trackers
-        # Beside the tag folder of DeepSpeed that a tracker names, the Trainer leaves what belongs to it.
+        # A Trainer leaves its own files beside the DeepSpeed tag folder and tracker: they are one checkpoint.
         of_a_run = any(map(_names_another, trackers)) and not any(map(is_companion, entries))
         itself = None if of_a_run else self._recognised(folder)
-        if isinstance(itself, UnknownFormatError):  # a format that is refused: everything in it is part of it
+        if isinstance(itself, UnknownFormatError):  # a refused format: all files belong to it
             self._failed(folder, itself, [path for path in entries if path.is_file()])
             return
         if isinstance(itself, Opened) and not _in_one_below(folder, itself.facts):
@@ -118,7 +118,7 @@ class RunSearch(FolderSearch):
             self._found(folder, itself)
 
     def _recognised(self, folder: Path) -> Opened | CkptoolsError | None:
-        """Open the checkpoint that a folder is or leads to, or return why it cannot be opened."""
+        """Open the checkpoint that a folder is or points to; return the error if that fails, None if it is not one."""
         try:
             if recognised(folder, (*formats_from_outside(), *FORMATS)) is None:
                 return None
@@ -129,7 +129,7 @@ class RunSearch(FolderSearch):
             return error
 
     def _first_that_opens(self, paths: Sequence[Path]) -> None:
-        """Open the checkpoint of some rank files by the first readable one; it fails only if all are damaged."""
+        """Open a checkpoint by the first readable one of its rank files; it fails only if all are damaged."""
         first: CkptoolsError | None = None
         for path in paths:
             try:
@@ -143,7 +143,7 @@ class RunSearch(FolderSearch):
     def _single_files(self, files: Iterable[Path]) -> None:
         for path in files:
             if path not in self.known and not is_companion(path) and _may_be_one(path):
-                # A file of any name is a checkpoint if it has weights; a damaged or empty one counts by its name.
+                # Any file with weights is a checkpoint; a damaged or empty file is one only if its name says so.
                 try:
                     found = self.opened(path, (path,))
                 except CkptoolsError as error:
@@ -171,7 +171,7 @@ class RunSearch(FolderSearch):
         self.on_checkpoint(path, error, files)
 
     def _why_unknown(self, path: Path) -> CkptoolsError:
-        """Why nothing can be opened where a save should be, by its name."""
+        """Return why nothing can be opened at a path that is named like a save."""
         entries = list(path.iterdir()) if path.is_dir() else [path]
         if all(is_temporary(entry.name) for entry in entries):
             left = f"holds nothing but {few([entry.name for entry in entries])}, whose write did not end"
@@ -188,25 +188,25 @@ def _here(checkpoint: Checkpoint) -> set[Path]:
 
 
 def _is_left_over(folder: Path, checkpoint: Checkpoint) -> bool:
-    """Whether all files of a checkpoint that a folder leads to are in temporary folders below it."""
+    """Whether all files of a checkpoint that a folder points to are in temporary folders below it."""
     below = [file.relative_to(folder).parts for file in _here(checkpoint) if file.is_relative_to(folder)]
     return bool(below) and all(any(map(is_temporary, parts[:-1])) for parts in below)
 
 
 def _names_another(tracker: Tracker) -> bool:
-    """Whether a tracker marks its folder as that of a run: a file, or a link to a folder."""
+    """Whether a tracker marks its folder as a run folder: it is a file, or a link to a folder."""
     return not tracker.path.is_symlink() or (tracker.target is not None and tracker.target.is_dir())
 
 
 def _in_one_below(folder: Path, checkpoint: Checkpoint) -> bool:
-    """Whether all files of a checkpoint are in one sub-folder, so that the folder itself is no checkpoint."""
+    """Whether all files of a checkpoint are in one sub-folder, so that the folder itself is not the checkpoint."""
     parents = [file.path.parent for file in checkpoint.files]
     home = common_folder(parents) if parents else folder
     return home != folder and home.is_relative_to(folder)
 
 
 def _file_instead_of_folder(checkpoint: Checkpoint) -> Path | None:
-    """The only file, or a rank file from which the others are found; None if only the folder opens all."""
+    """Return the only file, or a rank file that finds the others; None if only the folder opens all files."""
     if len(checkpoint.files) == 1:
         return checkpoint.files[0].path
     names = [parse(file.path) for file in checkpoint.files if file.status != "missing"]
