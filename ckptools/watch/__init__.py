@@ -1,5 +1,4 @@
-"""`watch`: stay with a run, prove each new checkpoint, and say what is wrong with it.
+"""`watch`: follow a run, verify each new checkpoint, and report problems.
 
-Nothing is imported here: the function of this name in `ckptools` takes this package's place there, which must be
-loaded before it and costs nothing.
+This file imports nothing: `import ckptools` loads it so that `ckptools.watch` can name the function afterwards.
 """

@@ -1,4 +1,4 @@
-"""What a watch remembers: verified checkpoints by size, time and digest of their files, in a file outside the run."""
+"""The state file of `watch`: results of verified checkpoints, with size, time and digest of their files."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from ckptools.watch.record import Watched
 SCHEMA = "ckptools/watch-state/1"
 
 MAX_STATE = 64 << 20
-"""Bytes of a state file that are read."""
+"""Largest state file in bytes that is read."""
 
 ENDS = 4096
-"""Bytes at both ends of a file that its digest covers: headers, and of a zip the directory with its CRC-32s."""
+"""Bytes at either end of a file that its digest covers: headers, and the directory of a zip, with its CRC-32s."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """The judgement on a checkpoint, valid as long as its files have this stamp.
+    """The result for one checkpoint, valid as long as its files have this stamp.
 
-    `deep` and `values` say what was read for it; `norm` is the L2 norm of the model's tensors.
+    `deep` and `values` say how it was verified; `norm` is the l2 norm of the model's tensors.
     """
 
     stamp: str
@@ -44,28 +44,28 @@ class Seen:
     drifted: bool = False
 
     def covers(self, deep: bool, values: bool) -> bool:
-        """Whether no more would be read now; a checkpoint with a problem is not read again."""
+        """Whether verifying now would read no more than before; a checkpoint with a problem is not read again."""
         return not self.proven or (self.deep >= deep and self.values >= values)
 
     def on(self, row: CheckpointRow) -> CheckpointRow:
-        """The row with this judgement."""
+        """Return the row of the checkpoint with this result."""
         facts: dict[str, Any] = {name: self.facts[name] for name in FACTS}
         facts |= {name: tuple(self.facts[name]) for name in ("codes", "notes")}
         return replace(row, **facts)
 
 
 FACTS = ("whole", "recoverable", "joinable", "depth", "verdict", "why", "remedy", "looked_into")
-"""Fields of a row that are remembered, beside `codes` and `notes`."""
+"""Fields of a row that are stored, beside `codes` and `notes`."""
 
 
 def facts_of(row: CheckpointRow) -> dict[str, Any]:
-    """What is remembered of a row."""
+    """Return the fields of a row that are stored."""
     return {name: getattr(row, name) for name in (*FACTS, "codes", "notes")}
 
 
 @dataclass
 class Good:
-    """The last proven checkpoint whose values were read: its order in the run, and the norms of its tensors."""
+    """The last proven checkpoint with measured norms: its step, and the norms of its tensors."""
 
     name: str
     step: int | None
@@ -74,11 +74,12 @@ class Good:
 
 @dataclass
 class Memory:
-    """What is known of a run's checkpoints from earlier looks.
+    """Results for the checkpoints of a run, from earlier looks or an earlier process.
 
     Attributes:
-        since: since when, in seconds since 1970, a checkpoint that is not yet judged has had its present stamp.
-        note: why the file could not be used; "" if it was, or there was none.
+        since: for each checkpoint that waits to be verified, its stamp and the time it was first seen with it, in
+            seconds since 1970.
+        note: why the state file could not be used; "" if it was, or did not exist.
     """
 
     path: Path
@@ -91,7 +92,7 @@ class Memory:
 
     @classmethod
     def at(cls, path: Path, folder: Path) -> Memory:
-        """Read the state file of a run; what cannot be used is forgotten, and checkpoints are verified anew."""
+        """Read the state file of a run; if it cannot be used, start anew and verify all checkpoints again."""
         made = cls(path, str(real_path(folder)))
         try:
             if path.stat().st_size > MAX_STATE:
@@ -101,7 +102,7 @@ class Memory:
                 raise ValueError("the state of another folder")
             for name, one in found["checkpoints"].items():
                 made.seen[name] = Seen(**one)
-                made.seen[name].on(CheckpointRow(name, name))  # every fact must be there
+                made.seen[name].on(CheckpointRow(name, name))  # raises if a field is missing
             made.since = {name: (str(stamp), float(when)) for name, (stamp, when) in found["since"].items()}
             made.good = Good(**found["good"]) if found["good"] else None
         except FileNotFoundError:
@@ -111,7 +112,7 @@ class Memory:
         return made
 
     def save(self) -> str:
-        """Write the file if anything has changed; return why it cannot be written, "" if it can."""
+        """Write the state file if anything has changed; return why it cannot be written, or ""."""
         made = {
             "schema": SCHEMA,
             "folder": self.folder,
@@ -133,12 +134,12 @@ class Memory:
 
 
 def state_path(folder: Path, given: str | Path | None) -> Path:
-    """The state file of a run: the given one, or one below `$XDG_STATE_HOME` named for the folder.
+    """Return the path of a run's state file: the given one, or one below `$XDG_STATE_HOME` named after the folder.
 
-    Source of the place: XDG Base Directory Specification, `$HOME/.local/state` where the variable is not set.
+    Source: XDG Base Directory Specification; `$HOME/.local/state` if the variable is not set.
 
     Raises:
-        UsageError: the given file lies in the folder of the run.
+        UsageError: the given file lies in the run folder.
     """
     if given is not None:
         path = Path(given)
@@ -153,17 +154,17 @@ def state_path(folder: Path, given: str | Path | None) -> Path:
 
 @contextmanager
 def only_watch(path: Path) -> Iterator[None]:
-    """Hold the lock of a state file, so that one process at a time uses it; its end releases it, however it comes.
+    """Lock a state file, so that only one process uses it; a killed process loses the lock too.
 
     Raises:
-        RefusedError: another process has it.
+        RefusedError: another process holds the lock.
     """
     try:
         import fcntl
 
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.with_name(f"{path.name}.lock").open("a")
-    except (ImportError, OSError):  # no such locks here, or no disk for one: `Memory.save` says so
+    except (ImportError, OSError):  # no locks on this system, or the folder cannot be written: `Memory.save` reports it
         yield
         return
     with file:
@@ -172,19 +173,19 @@ def only_watch(path: Path) -> Iterator[None]:
         except BlockingIOError:
             text = "is in use: another watch of this run is going on; stop it, or give this one a --state of its own"
             raise RefusedError(path, text) from None
-        except OSError:  # a file system without locks
+        except OSError:  # the file system has no locks
             pass
         yield
 
 
 class Stamps:
-    """Stamps of checkpoints: a digest of names, sizes, times and both ends of their files."""
+    """Stamps of checkpoints: digests of names, sizes, times and both ends of their files."""
 
     def __init__(self) -> None:
         self._ends: dict[Path, tuple[int, int, str]] = {}
 
     def of(self, files: Iterable[Path]) -> str | None:
-        """The stamp of some files; None if one of them is gone."""
+        """Return the stamp of some files; None if one of them no longer exists."""
         made = hashlib.blake2b(digest_size=16)
         for path in sorted(files):
             try:
@@ -203,7 +204,7 @@ class Stamps:
 
 
 def _ends_of(path: Path, size: int) -> str:
-    """A digest of both ends of a file, read without waiting for what is no regular file."""
+    """Digest both ends of a file; does not wait on pipes and other special files."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
     with os.fdopen(descriptor, "rb", buffering=0) as file:
         made = hashlib.blake2b(file.read(ENDS) or b"", digest_size=16)
@@ -213,7 +214,7 @@ def _ends_of(path: Path, size: int) -> str:
     return made.hexdigest()
 
 
-# -- figures of a watch for Prometheus, as the textfile collector of its node exporter reads them ----------------------
+# -- metrics for Prometheus's node exporter, read by its textfile collector
 # Source of the format: https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format
 
 
@@ -232,10 +233,10 @@ HELP = {
 
 
 def write_metrics(path: Path, watched: Watched, found: RunFolder, norm: float | None) -> None:
-    """Write the file; it appears whole, by a rename.
+    """Write the metrics file; a rename makes it appear whole.
 
     Raises:
-        WriteError, UsageError: it cannot be written.
+        WriteError, UsageError: the file cannot be written.
     """
     run = str(found.path).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     label = '{run="' + run.encode("utf-8", "replace").decode() + '"}'

@@ -1,4 +1,4 @@
-"""The record of `watch`: what became of the checkpoints of a run, and which of them is the newest proven one."""
+"""The record of `watch`: events of a run's checkpoints, and the newest proven one."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ EventKind = Literal[
 ]
 
 PROBLEMS: tuple[EventKind, ...] = ("problem", "drift", "unreachable", "not deleted")
-"""Events that somebody should look at: `--on-problem` is run for them, and the exit code is 1."""
+"""Events that need attention: `--on-problem` is run for them, and the exit code is 1."""
 
 
 @displayed
 @dataclass(frozen=True)
 class WatchEvent:
-    """What became of one checkpoint.
+    """An event of one checkpoint: it was proven, has a problem, drifts, was deleted, and so on.
 
     Attributes:
         row: the checkpoint, as `ls` lists it; `looked_into` says how far it was verified.
-        time: when it was seen, in UTC: `2026-11-20T01:42:07Z`.
-        norm: L2 norm of the model's floating-point tensors; None unless values were read.
+        time: of the event, in UTC: `2026-11-20T01:42:07Z`.
+        norm: l2 norm of the model's floating-point tensors; None unless values were read.
         drift: this norm divided by that of the last proven checkpoint before it; None if there is none to compare.
-        drifted: tensors of the model whose norms changed most, with the factor; only for `drift`.
-        detail: more about it, in words.
+        drifted: tensors of the model whose norms changed most, with both norms; only for `drift`.
+        detail: further words.
     """
 
     event: EventKind
@@ -43,7 +43,7 @@ class WatchEvent:
 
     @property
     def is_problem(self) -> bool:
-        """Whether somebody should look at it."""
+        """Whether the event needs attention."""
         return self.event in PROBLEMS
 
     def _record(self) -> dict[str, Any]:
@@ -57,15 +57,15 @@ class WatchEvent:
 @displayed
 @dataclass(frozen=True)
 class Watched:
-    """One look at the folder of a run.
+    """One look at a run folder.
 
     Attributes:
-        ok: whether no checkpoint that is here has a problem, its norm included, and no tracker leads astray.
-        rows: what became of checkpoints since the look before; of an earlier process too, if it is remembered.
-        newest_proven: path of the newest checkpoint that was verified without a problem; None if none is.
-        waiting: names of checkpoints that were written too recently to be judged.
+        ok: True if no checkpoint has a problem or drifts, and no tracker names a wrong one.
+        rows: events since the last look, or since an earlier process if the state file has its results.
+        newest_proven: path of the newest checkpoint that was verified without a problem; None if there is none.
+        waiting: names of checkpoints written too recently to be verified.
         problems: names of checkpoints with a problem.
-        state: the file in which it is remembered what was verified.
+        state: path of the state file.
         seconds: wall time.
     """
 
@@ -80,7 +80,7 @@ class Watched:
     seconds: float = 0.0
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """A plain dict per event, for `pandas.DataFrame` and the like."""
+        """Return a plain dict per event, for `pandas.DataFrame`."""
         return self.rows.to_dicts()
 
     def _summary(self) -> str:
@@ -92,11 +92,11 @@ class Watched:
 
 
 MAX_WHY = 300
-"""Characters of what is wrong, in a line."""
+"""Longest description of a problem in a line, in characters."""
 
 
 def event_line(event: WatchEvent) -> str:
-    """One line: `2026-11-20 01:42:07  proven         step 4  2/2 ranks  2.3 MiB  whole  ep0-ba4  norm 12.3`."""
+    """Render an event: `2026-11-20 01:42:07  proven         step 4  2/2 ranks  2.3 MiB  whole  ep0-ba4  norm 12.3`."""
     row = event.row
     parts = [change_line(event.event, row)]
     parts += [f"norm {number(event.norm)}"] if event.norm is not None else []
@@ -109,7 +109,7 @@ def event_line(event: WatchEvent) -> str:
 
 
 def watched_text(watched: Watched, _: Screen = PIPE) -> str:
-    """The events of one look, then what is here."""
+    """Render the events of one look, then the number of checkpoints and the newest proven one."""
     newest = f"newest proven: {printable(watched.newest_proven)}" if watched.newest_proven else "NONE IS PROVEN"
     parts = [f"{plural(watched.checkpoints, 'checkpoint')} in {printable(str(watched.path))}; {newest}"]
     parts += [f"{plural(len(watched.problems), 'problem')}: {few(watched.problems)}"] if watched.problems else []

@@ -1,4 +1,4 @@
-"""The work of `watch`: look at a run's checkpoints, verify what is new and complete, and compare norms."""
+"""`watch`: look at a run's checkpoints again and again, verify new complete ones, and compare norms."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from ckptools.training_state.sections import sections_of_kind
 from ckptools.watch.memory import Good, Memory, Seen, Stamps, facts_of, only_watch, state_path, write_metrics
 from ckptools.watch.record import EventKind, Watched, WatchEvent
 
-# -- the options of `watch`, as the command line has them, and what of them does not fit together ----------------------
+# -- the options of `watch`, as on the command line --------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """How a run is watched: what is verified of each checkpoint, when, and what follows from it.
+    """The options of `watch`: how to verify each checkpoint, when, and what to do afterwards.
 
     Raises:
-        UsageError: options that do not fit together.
+        UsageError: the options contradict each other.
     """
 
     deep: bool = option(False, "Compare the CRC-32s of each new checkpoint: every byte is read, once.")
@@ -99,14 +99,14 @@ class WatchOptions:
 
 
 MOST = 3
-"""Tensors that a drift names."""
+"""At most this many tensors are listed in a drift event."""
 
 
 class Watcher:
-    """Look at a folder again and again; what was verified and has not changed is not read again."""
+    """Looks at a folder repeatedly; verified checkpoints that have not changed are not read again."""
 
     def __init__(self, folder: Path, options: WatchOptions, memory: Memory, how: Mapping[str, Any]) -> None:
-        """Watch a folder; `how` are options of opening each checkpoint."""
+        """Watch a folder; `how` are the options with which checkpoints are opened."""
         self.folder, self.options, self.memory, self.how = folder, options, memory, how
         self.listing = Listing(folder, may_be_empty=True, how=how, judge=self._judge)
         self.stamps = Stamps()
@@ -119,7 +119,7 @@ class Watcher:
 
         Raises:
             ReadError: the folder cannot be listed.
-            UsageError: it is no folder.
+            UsageError: the path is not a folder.
         """
         self.events, self.waiting = [], {}
         found = self.found = self.listing.look()
@@ -146,14 +146,14 @@ class Watcher:
         self.events.append(WatchEvent(event, row, moment_utc(time.time()), **more))
 
     def _judge(self, row: CheckpointRow) -> CheckpointRow:
-        """The row with the judgement on its checkpoint: remembered, made now, or not yet possible."""
+        """Return the row with the result for its checkpoint: a stored one, a new one, or "being written"."""
         files, seen = self.listing.files[row.name], self.memory.seen.get(row.name)
         stamp = self.stamps.of(files)
         if seen is not None and seen.stamp == stamp and seen.covers(self.options.deep, self.options.values):
             return seen.on(row)
         first = seen is not None or row.name not in self.memory.since
-        # The last write is that of the file's time, or as old as its stamp is known, whichever is longer ago: the clock
-        # of the file system may be ahead of this machine's.
+        # Wait since the last file time, or since the stamp last changed, whichever is earlier: the clock of the file
+        # system may be ahead of this machine's.
         now = time.time()
         before = self.memory.since.get(row.name)
         since = before[1] if before is not None and before[0] == stamp else now
@@ -163,14 +163,14 @@ class Watcher:
             return self._wait(row, max(left, 0.0), first)
         made, checkpoint = self._verified(row)
         norms = self._norms(checkpoint) if checkpoint is not None and is_proven(made) else None
-        if self.stamps.of(files) != stamp:  # written, or removed, while it was read
+        if self.stamps.of(files) != stamp:  # files changed while they were read
             return self._wait(row, self.options.settle, first)
         self.memory.since.pop(row.name, None)
         self._keep(made, stamp, norms)
         return made
 
     def _wait(self, row: CheckpointRow, left: float, first: bool) -> CheckpointRow:
-        """Judge it later; neither whole nor broken until then."""
+        """Postpone the verification; until then the checkpoint is neither whole nor broken."""
         waiting = replace(row, whole=None, being_written=True)
         self.waiting[row.name] = left
         self.memory.seen.pop(row.name, None)
@@ -179,7 +179,7 @@ class Watcher:
         return waiting
 
     def _verified(self, row: CheckpointRow) -> tuple[CheckpointRow, Checkpoint | None]:
-        """Verify a checkpoint; one that opening has found to be broken is not read further."""
+        """Verify a checkpoint; it is not read further if opening it already found it broken."""
         opened: list[Checkpoint] = []
 
         def open_all(path: Path) -> Checkpoint:
@@ -192,7 +192,7 @@ class Watcher:
         return made, opened[-1] if opened else None
 
     def _norms(self, checkpoint: Checkpoint) -> dict[str, float] | None:
-        """L2 norms of the model's floating-point tensors by name; None if values are not read, or not all are here."""
+        """L2 norms of the model's floating-point tensors by name; None if values are not read, or some are missing."""
         if not (self.options.values and sections_of_kind(checkpoint, "model")):
             return None
         from ckptools.dtypes import is_floating
@@ -209,7 +209,7 @@ class Watcher:
         return norms if found.l2 is not None else None
 
     def _keep(self, row: CheckpointRow, stamp: str, norms: dict[str, float] | None) -> None:
-        """Remember a judgement, and say what it is."""
+        """Store the result of a verification, and report it as an event, with a drift event if the norm jumps."""
         proven, norm = is_proven(row), None if norms is None else _norm(norms)
         before = self.memory.good if norms is not None and self._is_later(row) else None
         factor = norm / _norm(before.norms) if before and norm is not None and _norm(before.norms) else None
@@ -234,19 +234,19 @@ def _norm(norms: Mapping[str, float]) -> float:
 
 
 def _most_changed(before: Mapping[str, float], now: Mapping[str, float]) -> tuple[str, ...]:
-    """The tensors whose norms moved furthest, with what became of them."""
+    """List the tensors with the largest change of norm, with both norms."""
     moved = sorted((name for name in now if name in before), key=lambda name: -abs(now[name] - before[name]))
     return tuple(f"{clip_middle(name, 80)}: {number(before[name])} -> {number(now[name])}" for name in moved[:MOST])
 
 
-# -- which checkpoints of a run may go: those older than the newest proven ones that are kept --------------------------
+# -- old checkpoints that may be deleted: those older than the newest proven ones to keep ------------------------------
 
 
 def may_go(run: RunFolder, keep: int) -> list[CheckpointRow]:
-    """The checkpoints that are older than the `keep` newest proven ones; none if fewer are proven.
+    """Find the checkpoints older than the `keep` newest proven ones; none if fewer are proven.
 
-    What a tracker leads to stays, and so does a checkpoint without a step beside others that have one: it has no place
-    in their order. What may still be written stays too.
+    Excluded are checkpoints that a tracker names or that may still be written; and checkpoints without a step beside
+    others with one, as their age is unknown.
     """
     proven = [n for n, row in enumerate(run.rows) if is_proven(row)]
     if keep < 1 or len(proven) < keep:
@@ -258,15 +258,15 @@ def may_go(run: RunFolder, keep: int) -> list[CheckpointRow]:
 
 
 def delete(row: CheckpointRow, run: RunFolder, files: Mapping[str, Sequence[Path]], sure: Callable[[], bool]) -> None:
-    """Delete a checkpoint: its folder if that holds nothing of another one, else its files alone.
+    """Delete a checkpoint: its folder if no other checkpoint has files in it, else its files alone.
 
-    A folder is renamed first: a deletion that is cut short leaves what `ls` lists as left over, and no half checkpoint.
-    Rank files go one after the other. `sure` is asked right before: whether the newest proven checkpoint is still what
-    was proven.
+    A folder is renamed first, so that an interrupted deletion leaves a temporary folder and no half checkpoint. Rank
+    files are deleted one by one. `sure` is called right before: it tells whether the newest proven checkpoint is
+    unchanged.
 
     Raises:
-        RefusedError: it shares files with another checkpoint, or leads out of the run's folder, or it is not sure.
-        WriteError: the disk does not let us.
+        RefusedError: the checkpoint shares files with another, a link leads out of the run folder, or `sure` is False.
+        WriteError: the file system refuses.
     """
     path, own = path_of(row.path), set(files.get(row.name, ()))
     others = {real_path(file) for name, found in files.items() if name != row.name for file in found}
@@ -290,13 +290,13 @@ def delete(row: CheckpointRow, run: RunFolder, files: Mapping[str, Sequence[Path
                 file.unlink(missing_ok=True)
             for above in {folder for file in own for folder in file.parents if root in real_path(folder).parents}:
                 with suppress(OSError):
-                    above.rmdir()  # only where it is empty
+                    above.rmdir()  # fails if the folder is not empty
     except OSError as error:
         raise WriteError(path, f"cannot be deleted: {(error.strerror or str(error)).lower()}") from error
 
 
 def _is_of_one(folder: Path, run: RunFolder, others: set[Path]) -> bool:
-    """Whether a folder below that of the run has nothing of another checkpoint in it, and nothing is a link."""
+    """Whether a folder below the run folder contains no links and no files of other checkpoints."""
     inside = {real_path(Path(above) / name) for above, _, names in os.walk(folder) for name in names}
     return (
         folder.absolute() != run.path.absolute()
@@ -306,22 +306,22 @@ def _is_of_one(folder: Path, run: RunFolder, others: set[Path]) -> bool:
     )
 
 
-# -- what follows from each look of a watch: save its state, write figures, run commands, delete old checkpoints -------
+# -- after each look: save the state, write metrics, run commands, delete old checkpoints ------------------------------
 
 
 COMMAND_SECONDS = 60.0
-"""A command of `--on-problem` that takes longer is ended."""
+"""Seconds after which a command of `--on-problem` is killed."""
 
 Say = Callable[[str], None]
 
 
 @contextmanager
 def following(folder: str | Path, options: WatchOptions, how: Mapping[str, Any], say: Say) -> Iterator[Following]:
-    """Watch a run: each call of `look` is one look. `say` is called with what goes wrong beside the checkpoints.
+    """Watch a run; each call of `look` is one look. `say` is called with warnings that concern no checkpoint.
 
     Raises:
-        RefusedError: another process watches it with the same state file.
-        UsageError: options that do not fit.
+        RefusedError: another process watches the run with the same state file.
+        UsageError: the options contradict each other.
     """
     path = location(folder)
     state = state_path(path, options.state)
@@ -333,7 +333,7 @@ def following(folder: str | Path, options: WatchOptions, how: Mapping[str, Any],
 
 
 class Following:
-    """A watch that is going on; each warning is given once until it changes."""
+    """A running watch; each warning is given once until it changes."""
 
     def __init__(self, watcher: Watcher, say: Say) -> None:
         self.watcher, self.options, self.say = watcher, watcher.options, say
@@ -343,15 +343,15 @@ class Following:
 
     @property
     def remembers(self) -> bool:
-        """Whether the state was written after the last look."""
+        """Whether the state file was written after the last look."""
         return not self._said.get("state")
 
     def look(self) -> Watched:
-        """Look once, and do what follows.
+        """Look once, then save the state, delete checkpoints, run commands and write metrics as the options ask.
 
         Raises:
             ReadError: the folder cannot be listed.
-            UsageError: it is no folder.
+            UsageError: the path is not a folder.
         """
         watched = self.watcher.look()
         found = self.watcher.found
@@ -368,7 +368,7 @@ class Following:
         return watched
 
     def look_or_wait(self) -> Watched:
-        """Look once; a folder that cannot be listed now is an event, once until it can be again."""
+        """Look once; if the folder cannot be listed, report that as an event, once until it can be listed again."""
         try:
             return self.look()
         except ReadError as error:
@@ -392,7 +392,7 @@ class Following:
         self._said[about] = text
 
     def _run(self, event: WatchEvent, watched: Watched) -> str:
-        """Run the user's command for an event; return what went wrong with it."""
+        """Run the user's command for an event; return its failure as text, or ""."""
         row = event.row
         facts = {
             "EVENT": event.event,
@@ -403,7 +403,7 @@ class Following:
             "WHY": "; ".join(filter(None, (row.why, event.detail, few(event.drifted)))),
             "NEWEST_PROVEN": watched.newest_proven or "",
         }
-        # The variables are data: nothing of them is parsed, and a name that begins with `-` is no option.
+        # The command sees the values only as variables, so that no name in them is parsed or taken for an option.
         known = {f"CKPTOOLS_{name}": value.replace("\0", "") for name, value in facts.items()}
         command = self.options.command
         try:
@@ -429,7 +429,7 @@ class Following:
             self._warn("metrics", f"--prometheus: {error}")
 
     def _pruned(self, found: RunFolder, keep: int) -> Iterator[WatchEvent]:
-        """Say which checkpoints may go, each once; or delete them, the oldest first."""
+        """Report checkpoints that may be deleted, each once; or delete them, the oldest first."""
         going = may_go(found, keep)
         for row in reversed(going):
             if not self.options.delete:
@@ -447,7 +447,7 @@ class Following:
         self._may_go = {row.name for row in going}
 
     def _newest_is_proven(self, found: RunFolder) -> bool:
-        """Whether the files of the newest proven checkpoint are still those that were verified with checksums."""
+        """Whether the files of the newest proven checkpoint are unchanged since their checksums were verified."""
         newest = next((row for row in found.rows if row.newest_whole), None)
         seen = None if newest is None else self.watcher.memory.seen.get(newest.name)
         if newest is None or seen is None or not (seen.proven and seen.deep):
