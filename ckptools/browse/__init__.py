@@ -1,1 +1,1 @@
-"""`browse`: look around in a checkpoint, in a terminal. A view: every record comes from the room of a command."""
+"""`browse`: explore a checkpoint in the terminal. It only displays: the packages of other commands make the records."""

@@ -1,4 +1,4 @@
-"""The program `browse`: what its keys do, beside moving about."""
+"""The application `browse`: the actions of its keys, other than moving the cursor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ORDERS: tuple[Order, ...] = ("as saved", "size", "rms", "change")
 
 
 class Browser(Writing):
-    """Looks around in a checkpoint, and reads, copies, saves or consolidates what its keys ask for."""
+    """The complete application: shows a checkpoint, and reads, copies, saves or consolidates on a key press."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "filter", "filter", show=False),
@@ -47,17 +47,17 @@ class Browser(Writing):
     # -- leaving, stopping, help --------------------------------------------------------------------------------------
 
     def action_help(self) -> None:
-        """List the keys."""
+        """Show the help on keys."""
         from ckptools.browse.dialogs import HelpDialog
 
         self.push_screen(HelpDialog("keys"))
 
     def action_light(self) -> None:
-        """Change between light and dark."""
+        """Switch between light and dark."""
         self.theme = "textual-dark" if self.theme == "textual-light" else "textual-light"
 
     def action_stop(self) -> None:
-        """Stop what is read or written; without any, end the filter."""
+        """Stop the running jobs; if there are none, clear the filter."""
         typed = self.query_one("#filter", Input)
         if "opens" in self.jobs.running:
             self.waits = STOPPED
@@ -70,14 +70,14 @@ class Browser(Writing):
         self.left.focus()
 
     def action_leave(self) -> None:
-        """Leave; what was being written is taken away before the program ends."""
+        """Leave; an unfinished output is removed before the program ends."""
         self.jobs.stop_all()
         self.exit()
 
     # -- keys ---------------------------------------------------------------------------------------------------------
 
     def action_filter(self) -> None:
-        """Type a filter of the keys."""
+        """Start typing a filter for the keys."""
         self.action_tab(KEYS)
         typed = self.query_one("#filter", Input)
         typed.add_class("typing")
@@ -90,7 +90,7 @@ class Browser(Writing):
             self._show_keys(0)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Go to the keys that are left."""
+        """Move to the filtered keys."""
         if event.input.id == "filter":
             self.left.focus()
 
@@ -100,7 +100,7 @@ class Browser(Writing):
             self.left.show(self.key_page.tree, cursor)
 
     def action_order(self) -> None:
-        """Go on to the next order of the keys."""
+        """Switch to the next order of the keys."""
         if self.key_page is None:
             self.say(self.why_unknown())
             return
@@ -115,7 +115,7 @@ class Browser(Writing):
         self._show_keys(0)
 
     def action_unfold(self) -> None:
-        """Show each layer, or fold those that are the same."""
+        """Show each layer, or fold repeated layers."""
         page = self.key_page
         if page is None:
             self.say(self.why_unknown())
@@ -136,7 +136,7 @@ class Browser(Writing):
     # -- rows ---------------------------------------------------------------------------------------------------------
 
     def on_row_list_pressed(self, event: RowList.Pressed) -> None:
-        """Do what a key asks for of a row."""
+        """Run the action for a key pressed on a row."""
         if event.rows.id == "problems" and event.what == "choose":
             self._go_to_problem()
         elif event.rows.id == "right" and event.what == "left":
@@ -178,7 +178,7 @@ class Browser(Writing):
             self.action_tab(OVERVIEW)
 
     def _go_to_problem(self) -> None:
-        """Go to the tensor or the rank of a cause; once more, to that of its next problem."""
+        """Go to the tensor or rank of a problem of the selected cause; when repeated, of its next problem."""
         rows = self.problems.source
         target = getattr(rows, "rows", [])[self.problems.cursor].target if len(rows) else None
         found: Sequence[Problem] = target or ()
@@ -197,7 +197,7 @@ class Browser(Writing):
             self.say(problem.message)
 
     def _reveal(self, tensor: str) -> bool:
-        """Go to a key that a problem names, if it is here."""
+        """Go to the key that a problem names, if the checkpoint has it."""
         names = (entry.name for entry in self.session.entries.values() if tensor in entry.names)
         name = next(names, None)
         n = self.key_page.tree.reveal(name) if name is not None and self.key_page is not None else None

@@ -1,4 +1,4 @@
-"""What comes up over the screen: the keys, a line to type, a plan to agree to."""
+"""Dialogs over the screen: help, a line of input, a plan to confirm."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HELP = (
 )  # fmt: skip
 
 MOST_WIDE = 100
-"""Columns of a box, at most."""
+"""Widest dialog in columns."""
 
 CSS = f"""
 Dialog {{ align: center middle; }}
@@ -50,7 +50,7 @@ Dialog Input, Dialog Input:focus {{ border: none; height: 1; padding: 0; backgro
 
 
 class Dialog(ModalScreen[str | None]):
-    """A box over the screen with a title; Esc leaves it without a result."""
+    """A box over the screen with a title; Esc closes it without a result."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "leave", show=False)]
     DEFAULT_CSS = CSS
@@ -60,66 +60,66 @@ class Dialog(ModalScreen[str | None]):
         self.words = title
 
     def action_leave(self) -> None:
-        """Close it."""
+        """Close the dialog."""
         self.dismiss(None)
 
 
 class TextDialog(Dialog):
-    """Lines to read, wrapped to the width that there is."""
+    """A dialog with lines of text, wrapped to its width."""
 
     def wrapped(self, screen: Screen) -> Iterator[str]:
-        """The lines for a width."""
+        """Yield the lines for a screen width."""
         raise NotImplementedError
 
     def compose(self) -> ComposeResult:
-        """A title and the lines."""
+        """Lay out the title and the lines."""
         with Vertical():
             yield Static(self.words, markup=False)
             yield RowList("text", has_cursor=False)
 
     def on_resize(self) -> None:
-        """Show the lines; it comes when the box does, too."""
+        """Show the lines; textual also calls this when the dialog opens."""
         width = min(self.app.size.width, MOST_WIDE) - 5  # borders, padding and the scroll bar
         self.query_one(RowList).show(PageRows(self.wrapped(Screen(width))))
         self.query_one(RowList).focus()
 
 
 class HelpDialog(TextDialog):
-    """The keys."""
+    """Help: the keys and their actions."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("question_mark,q,enter", "leave", "leave", show=False)]
 
     def wrapped(self, screen: Screen) -> Iterator[str]:
-        """Each key, and what it does."""
+        """Yield a line for each key."""
         for keys, text in HELP:
             yield from wrapped(f"{keys:17}", text, screen)
 
 
 class LineDialog(Dialog):
-    """A line to type; its result is the text."""
+    """A dialog with a line of input; the result is the text."""
 
     def __init__(self, title: str, text: str) -> None:
         super().__init__(title)
         self.text = text
 
     def compose(self) -> ComposeResult:
-        """A title and the line."""
+        """Lay out the title and the input line."""
         with Vertical():
             yield Static(self.words, markup=False)
             yield Input(self.text, id="line")
 
     def on_mount(self) -> None:
-        """Begin typing."""
+        """Focus the input line."""
         self.query_one(Input).focus()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Take the text."""
+        """Close with the text as the result."""
         event.stop()
         self.dismiss(event.value.strip() or None)
 
 
 class PlanDialog(TextDialog):
-    """Lines to read before Enter agrees to them; its result is then `yes`."""
+    """A dialog with a plan to read; Enter confirms it, with the result `yes`."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("q,n", "leave", "leave", show=False)]
 
@@ -128,12 +128,12 @@ class PlanDialog(TextDialog):
         self.lines = lines
 
     def wrapped(self, screen: Screen) -> Iterator[str]:
-        """The lines of the plan."""
+        """Yield the lines of the plan."""
         for line in self.lines:
             yield from wrapped("", line, screen)
 
     def on_row_list_pressed(self, event: RowList.Pressed) -> None:
-        """Agree."""
+        """Confirm the plan."""
         event.stop()
         if event.what == "choose":
             self.dismiss("yes")

@@ -1,4 +1,4 @@
-"""The keys of a checkpoint as rows that open and close: folded as `tree` has them, filtered, or in an order."""
+"""The keys of a checkpoint as a list that folds and unfolds: as a tree, filtered, or sorted."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from ckptools.text import clip, clip_middle, number, plural, printable, size
 Order = Literal["as saved", "size", "rms", "change"]
 
 MAX_VALUE = 60
-"""Characters of a value in a row."""
+"""Longest value in a row, in characters."""
 
 
 @dataclass(slots=True)
 class TreeNode:
-    """A row: a branch of the tree, or one key.
+    """A row of the list: a branch of the tree, or one key.
 
     Attributes:
-        branch: where it leads; None for one key.
+        branch: the branch; None for a single key.
         row: the key; None for a branch.
-        opened: whether what is inside stands below it.
-        total: size of what is inside, in words, once it was summed up.
+        opened: whether the rows inside the branch are shown below it.
+        total: size of the keys in the branch, in words, once computed.
     """
 
     depth: int
@@ -41,16 +41,16 @@ class TreeNode:
 
     @property
     def rows(self) -> list[KeyRow]:
-        """Every key that it stands for."""
+        """All keys in the branch, or the single key."""
         return [self.row] if self.row is not None else rows_in(self.branch) if self.branch is not None else []
 
     @property
     def opens(self) -> bool:
-        """Whether something is inside."""
+        """Whether the row can be unfolded."""
         return self.branch is not None and bool(self.branch.children or len(self.branch.items) > 1)
 
     def inside(self) -> Iterator[TreeNode]:
-        """The nodes of the next level."""
+        """Yield the rows of the next level."""
         if self.branch is None:
             return
         if len(self.branch.items) > 1:
@@ -65,7 +65,7 @@ def _node(depth: int, name: str, branch: Branch[KeyRow]) -> TreeNode:
 
 
 class KeyTree:
-    """What the list of keys shows; a filter or an order makes the tree a list of whole names."""
+    """The list of keys; a filter or an order turns the tree into a flat list of full names."""
 
     def __init__(self, keys: Keys, expand: bool = False) -> None:
         self.keys = keys
@@ -81,24 +81,24 @@ class KeyTree:
     # -- what is shown ------------------------------------------------------------------------------------------------
 
     def unfold(self, expand: bool) -> None:
-        """Fold repeated layers, or show each."""
+        """Build the tree with repeated layers folded into one row, or with every layer."""
         self.expanded = expand
         self._nodes = [_node(0, label_text(one.labels), one) for one in branches_of(self.keys, expand)]
         if len(self._nodes) == 1:
             self.open(0)
-        for node in self._nodes:  # here, in a thread, and not while a row is drawn
+        for node in self._nodes:  # slow, so compute it in this thread, not while drawing
             node.total = _total(node)
 
     def compared(self, difference: Difference) -> None:
-        """Take over how each key differs from that of the other checkpoint, and show the largest change first."""
+        """Add the differences from the other checkpoint, and sort by change, the largest first."""
         self.changes = {}
         for row in difference.rows:
             if row.verdict not in NOT_LISTED:
-                self.changes.setdefault(row.name, row)  # of several ranks, the first
+                self.changes.setdefault(row.name, row)  # the first of several ranks
         self.arrange(self.text, "change")
 
     def arrange(self, text: str, order: Order) -> None:
-        """Show the keys with a text or that match a glob, in an order."""
+        """Show the keys that contain a text or match a glob, in an order."""
         self.text, self.order = text, order
         if not text and order == "as saved":
             self._flat = None
@@ -125,13 +125,13 @@ class KeyTree:
         return len(self._nodes) if self._flat is None else len(self._flat)
 
     def node(self, n: int) -> TreeNode:
-        """The node of a row."""
+        """Return the node shown in a row."""
         return self._nodes[n] if self._flat is None else TreeNode(0, self._flat[n].name, row=self._flat[n])
 
-    # -- moving in it -------------------------------------------------------------------------------------------------
+    # -- folding and unfolding ----------------------------------------------------------------------------------------
 
     def open(self, n: int) -> bool:
-        """Show what is inside the node of a row; False where nothing is, or it is shown."""
+        """Unfold a row; False if nothing is inside or it is already unfolded."""
         node = self.node(n) if n < len(self) else None
         if node is None or not node.opens or node.opened:
             return False
@@ -140,7 +140,7 @@ class KeyTree:
         return True
 
     def close(self, n: int) -> int:
-        """Hide what is inside a node, or inside the one above it; return the row to go to."""
+        """Fold a row, or its parent if it is not unfolded; return the row for the cursor."""
         if self._flat is not None or n >= len(self):
             return n
         if not self._nodes[n].opened:
@@ -154,7 +154,7 @@ class KeyTree:
         return n
 
     def reveal(self, name: str) -> int | None:
-        """Open the tree down to a key; return its row, or None where there is no such key."""
+        """Unfold the tree down to a key; return its row, or None if the key does not exist."""
         wanted = self._by_name.get(name)
         if wanted is None:
             return None
@@ -174,7 +174,7 @@ class KeyTree:
     # -- a row as text ------------------------------------------------------------------------------------------------
 
     def line(self, n: int, width: int) -> tuple[str, str]:
-        """A row as text of a width, and its mark."""
+        """Render a row in a width; return text and mark."""
         node = self.node(n)
         sign = ("- " if node.opened else "+ ") if node.opens else "  "
         behind = self._behind(node)
@@ -185,7 +185,7 @@ class KeyTree:
         return f"{before}{name:{room}} {behind}", "warn" if change is not None else ""
 
     def _behind(self, node: TreeNode) -> str:
-        """What stands behind the name: size or value, and what the list is sorted by."""
+        """Return the text after the name: size or value, or the value by which the list is sorted."""
         row = node.row
         if row is None:
             node.total = node.total or _total(node)
@@ -198,7 +198,7 @@ class KeyTree:
 
 
 def _total(node: TreeNode) -> str:
-    """The size of what is inside, or the number of values; before it how many keys are folded into one."""
+    """Total size of a branch, or its number of values, after the number of layers folded into it: `x12 3.1 GiB`."""
     rows = node.rows
     found = totals(rows)
     times = f"x{len(node.branch.items)} " if node.branch is not None and len(node.branch.items) > 1 else ""
@@ -206,21 +206,21 @@ def _total(node: TreeNode) -> str:
 
 
 def _only_in_b(change: TensorDifference | ValueDifference) -> KeyRow:
-    """A row for a key that only the other checkpoint has."""
+    """Make a row for a key that only the other checkpoint has."""
     shape = getattr(change, "shape_b", None)
     kind = "tensor" if isinstance(change, TensorDifference) else "value"
     return KeyRow(change.name, "", "other", kind, shape, "", 0, 0, "", None, "", change.verdict)
 
 
 def _change(change: TensorDifference | ValueDifference) -> float:
-    """The measured change; a tensor without one, as of another shape, comes first, a plain value last."""
+    """Sort key of a change: a tensor without measures, such as a reshaped one, comes first, a plain value last."""
     if not isinstance(change, TensorDifference):
         return -1.0
     return float("inf") if change.change is None else change.change
 
 
 def change_text(change: TensorDifference | ValueDifference) -> str:
-    """How a key differs, in a word: `|dW|/|W| 1.2e-03`, `0.1 -> 0.2`, `only in A`."""
+    """Describe how a key differs in a few characters: `|dW|/|W| 1.2e-03`, `0.1 -> 0.2`, `only in A`."""
     if isinstance(change, TensorDifference):
         return f"|dW|/|W| {change.change:.1e}" if change.change is not None else change.verdict
     if change.value_a is None or change.value_b is None:

@@ -1,4 +1,4 @@
-"""What is opened, and what goes on loading behind the first screen: keys, the other ranks, what differs, the run."""
+"""Open the checkpoint, then load further data in the background: keys, other ranks, differences, the run."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 class Loading(View):
-    """Opens a checkpoint; what the first screen does not need is read, and imported, after it."""
+    """Opens a checkpoint, shows the first screen, and reads and imports the rest afterwards."""
 
     def on_mount(self) -> None:
-        """Begin to open the checkpoint; the view has an `on_mount` of its own, which textual calls too."""
+        """Start opening the checkpoint; textual also calls `on_mount` of `View`."""
         self.open()
 
     def open(self) -> None:
-        """Open the checkpoint, or say why that cannot be."""
+        """Open the checkpoint, or show why that fails."""
         self.session.looked = self.error = self.key_page = None
         self.pages, self.at = {}, {}
         self.waits = OPENS
@@ -46,7 +46,7 @@ class Loading(View):
         elif isinstance(error, CkptoolsError):
             self.error = error
             self._tell_title()
-            if isinstance(error, ReadError):  # of what is not there, doctor has nothing to say either
+            if isinstance(error, ReadError):  # other errors, such as a missing file, are not for doctor
                 self.jobs.start("asks doctor", self.session.diagnose, self._diagnosed, lambda _: self.exit())
             else:
                 self.exit()
@@ -64,7 +64,7 @@ class Loading(View):
         self.action_tab(OVERVIEW)
 
     def looked(self, looked: Looked) -> None:
-        """Show a checkpoint that was opened, and go on with what takes longer."""
+        """Show an opened checkpoint, and start loading the rest."""
         self.session.looked = looked
         self.pages = {RUN: self.pages[RUN]} if RUN in self.pages else {}
         if self.key_page is not None:
@@ -78,7 +78,7 @@ class Loading(View):
         self.begin("lists keys", lambda _: self._listed(looked), lambda found: self._keys(looked, *found), shown=False)
 
     def _listed(self, looked: Looked) -> tuple[Keys, dict[str, Entry], KeyTree | None]:
-        """List the keys, and the tree of them if they are others than before."""
+        """List the keys, and build their tree if they have changed."""
         from ckptools.browse.key_tree import KeyTree
 
         keys, entries = self.session.list_keys(looked)
@@ -98,7 +98,7 @@ class Loading(View):
             self.action_every_rank()
 
     def action_every_rank(self) -> None:
-        """Read the structure of every rank; where opening was stopped, open it."""
+        """Read the structure of every rank; open the checkpoint again if the user stopped that."""
         looked = self.session.looked
         if looked is None and self.waits == STOPPED:
             self.open()
@@ -107,7 +107,7 @@ class Loading(View):
             self.begin("reads every rank", self.session.every_rank, self.looked)
 
     def compared(self, difference: Difference) -> None:
-        """Show what differs, the largest change first."""
+        """Show the differences, the largest change first."""
         from ckptools.diff.text import verdict_line
 
         self.session.difference = difference
@@ -117,14 +117,14 @@ class Loading(View):
             self.action_tab(KEYS)
 
 
-# -- what is read when a key asks for it: shards by file, figures, elements, values of both checkpoints ----------------
+# -- read on a key press: shards by file, statistics, elements, values of both checkpoints -----------------------------
 
 
 class RowReading(Loading):
-    """Reads what belongs to the row under the cursor."""
+    """Reads further data about the row under the cursor."""
 
     def show_key(self, page: KeyPage, name: str) -> None:
-        """Read what `show` says of a key."""
+        """Read a key as `ckptools show` does."""
         self.begin("reads", lambda job: self.session.show(job, [name]), lambda found: self._shown(page, name, found))
 
     def _shown(self, page: KeyPage, name: str, found: Shown) -> None:
@@ -133,7 +133,7 @@ class RowReading(Loading):
         self.look_up(keep=True)
 
     def action_figures(self) -> None:
-        """Read the values of the tensors of a row."""
+        """Compute statistics of the tensors in a row."""
         names = self.tensors()
         if names:
             words = f"reads {plural(len(names), 'tensor')}"
@@ -141,7 +141,7 @@ class RowReading(Loading):
             self.say(words)
 
     def tensors(self) -> list[str]:
-        """The tensors of the row under the cursor; none, and a word why, where there are none."""
+        """Names of the tensors in the row under the cursor; if there are none, say why."""
         if self.tab != KEYS or self.key_page is None:
             self.say("choose a tensor in the tab of keys first")
             return []
@@ -163,7 +163,7 @@ class RowReading(Loading):
         self.look_up()
 
     def action_elements(self) -> None:
-        """Read the elements of a slice."""
+        """Ask for a slice, and read its elements."""
         page = self.key_page
         node = page.node(self.left.cursor) if page is not None and self.tab == KEYS else None
         row = node.row if node is not None else None
@@ -196,7 +196,7 @@ class RowReading(Loading):
             self.begin("compares", lambda job: self.session.compare(job, True, globs), self._values_compared)
 
     def _values_compared(self, found: Difference) -> None:
-        """Take over what the values of some tensors say; what was known of others stays."""
+        """Add the comparison of some tensors to the differences known so far."""
         from ckptools.diff.text import NOT_LISTED, verdict_line
 
         assert self.key_page is not None
@@ -210,24 +210,24 @@ class RowReading(Loading):
         self.look_up()
 
 
-# -- what goes out: a command line to the clipboard, the page of `report`, a part of the checkpoint in one file --------
+# -- output: a command line to the clipboard, the page of `report`, a part of the checkpoint in one file ---------------
 
 
 WRITES = "writes"
-"""The name of the job that writes: whoever ends the program waits until it has taken away what it began."""
+"""Name of the writing job; before the program ends, it waits until that job has removed its unfinished output."""
 
 
 class Writing(RowReading):
-    """Copies, saves and consolidates; the only part of `browse` that writes."""
+    """Copies, saves and consolidates; only this class of `browse` writes files."""
 
     def action_copy(self) -> None:
-        """Copy the command line that shows the same, and show it."""
+        """Copy the command line that prints the same data, and show it."""
         command = self.page.command_of(self.left.cursor)
         self.copy_to_clipboard(command)
         self.say(command)
 
     def action_save(self) -> None:
-        """Save the page of `report`."""
+        """Ask for a name, and save the page of `report`."""
         if not self._can_write():
             return
 
@@ -242,7 +242,7 @@ class Writing(RowReading):
         self.push_screen(LineDialog("save the page of report as", f"{self._file_name()}.html"), typed)
 
     def end_writing(self) -> None:
-        """Stop what is being written, and wait until what it began is taken away."""
+        """Stop writing, and wait until the unfinished output is removed."""
         self.jobs.finish(WRITES)
 
     def _can_write(self) -> bool:
@@ -251,7 +251,7 @@ class Writing(RowReading):
         return self.session.looked is not None and not self.is_writing()
 
     def is_writing(self) -> bool:
-        """Whether something is being written, which `x` stops; it is said."""
+        """Whether a writing job is running; if so, tell the user how to stop it."""
         if self.jobs.is_busy(WRITES):
             self.say("something is being written; x stops it")
             return True
@@ -262,7 +262,7 @@ class Writing(RowReading):
         return re.sub(r"[^\w.-]+", "-", self.session.looked.report.name)[:80] or "checkpoint"
 
     def action_consolidate(self) -> None:
-        """Consolidate what is selected: ask for a name, show the plan, write."""
+        """Consolidate the selected part: ask for a name, show the plan, write."""
         if not self._can_write():
             return
         only: str | None = None

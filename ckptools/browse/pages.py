@@ -1,4 +1,4 @@
-"""What each tab lists, and what it says of a row: the texts of the commands, cut to the width that there is."""
+"""The tabs of `browse`: their rows, and the details of a row; texts of other commands, cut to the screen width."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MARKS = {"error": "bad", "warning": "warn", "note": "dim"}
 
 
 class Row(NamedTuple):
-    """A row of a list: its text, its mark, what it leads to, and a name at its end, whose middle is cut if need be."""
+    """A row of a list: text, mark, target of Enter, and a name at the end, shortened in the middle to fit."""
 
     text: str
     mark: str = ""
@@ -42,7 +42,7 @@ class Row(NamedTuple):
 
 
 class PageRows:
-    """Rows that are known as a whole; also what a pane shows while there are none."""
+    """Rows that are all computed in advance; also the placeholder while there are none."""
 
     def __init__(self, rows: Iterable[Row | str] = ()) -> None:
         self.rows = [row if isinstance(row, Row) else Row(row) for row in rows]
@@ -51,7 +51,7 @@ class PageRows:
         return len(self.rows)
 
     def line(self, n: int, width: int) -> tuple[str, str]:
-        """A row as text, and its mark."""
+        """Return a row as text, and its mark."""
         row = self.rows[n]
         return row.text + clip_middle(printable(row.name), max(width - len(row.text), 8)), row.mark
 
@@ -60,7 +60,7 @@ class PageRows:
 
 
 def problem_rows(looked: Looked) -> PageRows:
-    """A row for each cause, the worst first, its way out below it; each leads to its problems."""
+    """Make a row for each cause, the worst first, with its way out below; Enter leads to its problems."""
     return PageRows(list(_cause_rows(looked.report.problems)) or [Row("no problem was found", "good")])
 
 
@@ -79,7 +79,7 @@ def _cause_rows(problems: Sequence[Problem]) -> Iterator[Row]:
 
 @dataclass
 class TextPage:
-    """A tab that is one text over the whole width: `text` makes it for a screen."""
+    """A tab with one text over the whole width; `text` renders it for a screen."""
 
     text: Callable[[Screen], str]
     command: str
@@ -87,21 +87,21 @@ class TextPage:
     wide = True
 
     def fit(self, width: int) -> None:
-        """Cut the text to a width."""
+        """Render the text for a width."""
         self.rows = PageRows(Row(line, "") for line in self.text(Screen(width)).split("\n"))
 
     def detail(self, _n: int, _width: int) -> Callable[[], PageRows]:
-        """Nothing: the text says all."""
+        """Nothing: the tab has no details."""
         return PageRows
 
     def command_of(self, _n: int) -> str:
-        """The command that prints it."""
+        """The command that prints the text."""
         return self.command
 
 
 @dataclass
 class ListPage:
-    """A tab with a list, and a text about the row that the cursor is on."""
+    """A tab with a list, and details of the row under the cursor."""
 
     rows: PageRows
     about: Callable[[Any, Screen], Iterable[str]]
@@ -109,25 +109,25 @@ class ListPage:
     wide = False
 
     def fit(self, _width: int) -> None:
-        """Nothing depends on the width."""
+        """Nothing: rows are cut when they are drawn."""
 
     def detail(self, n: int, width: int) -> Callable[[], PageRows]:
-        """What finds out what is known of a row."""
+        """Return a function that makes the details of a row."""
         target = self.rows.rows[n].target if n < len(self.rows) else None
         return lambda: PageRows(() if target is None else self.about(target, Screen(max(width, 20))))
 
     def command_of(self, n: int) -> str:
-        """The command that prints the same."""
+        """The command that prints the same data."""
         return self.command(self.rows.rows[n].target if n < len(self.rows) else None)
 
 
 def overview(session: Session, looked: Looked) -> TextPage:
-    """What `inspect` prints."""
+    """Make the tab with the text of `inspect`."""
     return TextPage(lambda screen: report_text(looked.report, screen), command_line("inspect", session.arguments))
 
 
 def training(session: Session, looked: Looked) -> TextPage:
-    """Optimizers with their param groups, and schedulers."""
+    """Make the tab of optimizers with their param groups, and of schedulers."""
     report = looked.report
 
     def text(screen: Screen) -> str:
@@ -145,7 +145,7 @@ def training(session: Session, looked: Looked) -> TextPage:
 
 
 def files(session: Session, looked: Looked) -> ListPage:
-    """Every file, and the problems that name it."""
+    """Make the tab of files; details are the problems of a file."""
     found = looked.checkpoint.files
     marks = {"missing": "bad", "cut": "bad", "bad": "bad", "seen": "dim", "listed": "dim"}
     rows = [
@@ -168,14 +168,14 @@ def files(session: Session, looked: Looked) -> ListPage:
 
 
 def _problems(problems: Sequence[Problem], screen: Screen, rank: int | None, name: str = "") -> Iterable[str]:
-    """The problems of a rank or a file, by cause."""
+    """Render the problems of a rank or a file, by cause."""
     own = [p for p in problems if (rank is not None and rank in p.all_ranks) or (name and name in p.files)]
     for row in _cause_rows(own):
         yield from wrapped(row.text[:7], row.text[7:], screen)
 
 
 def ranks(session: Session, looked: Looked) -> ListPage:
-    """Every rank with its state; beside it the map of all by the axes of the mesh, and the rank's problems."""
+    """Make the tab of ranks; details are a map of all ranks by the device mesh, and the rank's problems."""
     from ckptools.pictures.rank_map import STATES, grouping, rank_cells
 
     cells = rank_cells(looked.checkpoint)
@@ -199,15 +199,15 @@ def ranks(session: Session, looked: Looked) -> ListPage:
 
 
 def _rank_text(cell: RankCell) -> str:
-    """A rank in a row: `rank 2    cut        1 file, 7.3 KiB; CK002`."""
+    """Render a rank as a row: `rank 2    cut        1 file, 7.3 KiB; CK002`."""
     whose, _, rest = cell.words.partition(": ")
     return printable(f"{whose:9} {'' if cell.state == 'fine' else cell.state:9} {rest.partition('; ')[2]}")
 
 
 def rank_grid(cells: Sequence[RankCell], how: Grouping, at: int, width: int) -> list[str]:
-    """Rows of cells, a letter for each rank that is not fine, with gaps between the groups of the mesh.
+    """Draw a map of ranks, a letter for each rank that is not fine, with gaps between groups of the device mesh.
 
-    `at` is the one that is marked by a `>`; where two columns for each cell are too wide, by `@` in its place.
+    `at` is the marked rank: with `>` before it, or `@` in its place if two columns for each rank are too wide.
     """
     from ckptools.pictures.rank_map import STATES
 
@@ -227,7 +227,7 @@ def rank_grid(cells: Sequence[RankCell], how: Grouping, at: int, width: int) -> 
 
 
 def unshared(session: Session, looked: Looked, full: dict[str, Shown]) -> ListPage | TextPage:
-    """Values of which ranks have their own, or should not; what each has is read when asked for."""
+    """Make the tab of values that differ between ranks; Enter reads the value of each rank."""
     ck = looked.checkpoint
     own = {**ck.unequal, **ck.per_rank}
     if not own:
@@ -256,7 +256,7 @@ def unshared(session: Session, looked: Looked, full: dict[str, Shown]) -> ListPa
 
 
 def _entries_below(session: Session, paths: Container[KeyPath]) -> dict[KeyPath, tuple[str, Entry]]:
-    """For each of some paths its name, as `show` takes it, and the first key there or below."""
+    """Map each path to its name, as `show` takes it, and to the first key at or below the path."""
     found: dict[KeyPath, tuple[str, Entry]] = {}
     for entry in session.entries.values():
         n = next((n for n in range(len(entry.path) + 1) if entry.path[:n] in paths), None)
@@ -267,7 +267,7 @@ def _entries_below(session: Session, paths: Container[KeyPath]) -> dict[KeyPath,
 
 
 def checkpoints(session: Session, run: RunFolder) -> ListPage:
-    """The checkpoints of the run, the newest first; Enter opens one."""
+    """Make the tab of the run's checkpoints, the newest first; Enter opens one."""
     from ckptools.ls.record import COLUMNS, WHOLE, all_cells, headline, seconds_of
 
     cells = [(step, of_ranks, whole.partition(":")[0]) for step, of_ranks, _, whole, *_ in all_cells(run)]
@@ -287,21 +287,21 @@ def checkpoints(session: Session, run: RunFolder) -> ListPage:
     )
 
 
-# -- the tab of keys: the tree, and what is known of the key under the cursor, read or not -----------------------------
+# -- the tab of keys: the tree, and details of the key under the cursor ------------------------------------------------
 
 
 MOST = 200
-"""Names of what is in a branch."""
+"""At most this many keys of a branch are listed in its details."""
 
 
 @dataclass
 class KeyPage:
-    """The tree of keys with what was read of them.
+    """The tab of keys: their tree, and data read about them so far.
 
     Attributes:
-        tree: what the list shows.
-        full: what `show` read of a key, by its name.
-        elements: the same with the elements of a slice.
+        tree: rows of the list.
+        full: record of `show` for a key, by name.
+        elements: record of `show` with a slice of elements, by name.
     """
 
     session: Session
@@ -312,18 +312,18 @@ class KeyPage:
 
     @property
     def rows(self) -> KeyTree:
-        """What the list shows."""
+        """The rows of the list."""
         return self.tree
 
     def fit(self, _width: int) -> None:
-        """A row is cut when it is drawn."""
+        """Nothing: rows are cut when they are drawn."""
 
     def node(self, n: int) -> TreeNode | None:
-        """The node of a row; None where the list is empty."""
+        """Return the node in a row; None if the list is empty."""
         return self.tree.node(n) if n < len(self.tree) else None
 
     def detail(self, n: int, width: int) -> Callable[[], PageRows]:
-        """What finds out what is known of a row, without opening a file."""
+        """Return a function that makes the details of a row, without opening files."""
         node = self.node(n)
         return lambda: PageRows(self._about(node, Screen(max(width, 20))) if node is not None else ())
 
@@ -358,12 +358,12 @@ class KeyPage:
             yield from shown_text(known, screen).split("\n")
 
     def tensors(self, n: int) -> list[str]:
-        """The names of the tensors of a row."""
+        """Names of the tensors in a row."""
         node = self.node(n)
         return [row.name for row in node.rows if row.type == "tensor"] if node is not None else []
 
     def command_of(self, n: int) -> str:
-        """`show` for a key, `stats` and slices where these were read, `diff` where two are compared, else `tree`."""
+        """Command that prints the same data: `diff` with two checkpoints, else `show`, `stats` or `tree`."""
         node, arguments = self.node(n), self.session.arguments
         chosen = glob_of(node.rows, self.tree.keys.rows) if node is not None else None
         row = node.row if node is not None else None
@@ -382,9 +382,9 @@ class KeyPage:
         return command_line("tree", arguments, *(["--filter", chosen] if chosen else []))
 
     def part(self, n: int) -> str | None:
-        """What of the checkpoint `consolidate` writes of a row: a kind of section, or a glob of names of the model.
+        """Value of `consolidate --only` that writes a row: a kind of section, or a glob of names in the model.
 
-        None for what no glob of the model means alone.
+        None if no glob matches exactly the keys of the row.
         """
         node = self.node(n)
         rows = node.rows if node is not None else []
@@ -396,7 +396,7 @@ class KeyPage:
 
 
 def figures(row: Stats, screen: Screen) -> Iterator[str]:
-    """Figures of a tensor whose values were read, and its histogram between its smallest and largest element."""
+    """Render the statistics of a tensor, and its histogram from the smallest to the largest element."""
     yield from wrapped("", figures_line(to_dict(row)), screen)
     if row.histogram is not None and row.min is not None and row.max is not None:
         yield histogram(row.histogram)

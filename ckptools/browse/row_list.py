@@ -1,4 +1,4 @@
-"""A list that draws only the rows that are seen: a hundred thousand cost no more than twenty."""
+"""A list that draws only its visible rows, so that 100,000 rows cost no more than twenty."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from textual.strip import Strip
 from ckptools.text import clip
 
 COLOURS = {"bad": ("#ff8a80", "#b00020"), "warn": ("#ffc473", "#7a4300"), "good": ("#6ee787", "#006b1e")}
-"""Of each mark, on dark and on light: at least 4.5 to 1, and red, yellow, green where a terminal has 16 colours."""
+"""Colours of each mark on dark and on light, with a contrast of at least 4.5 to 1; near the 16 terminal colours."""
 
 MARKS = (*COLOURS, "dim")
 _UNDERLINED = Style(underline=True)
 MORE = ">"
-"""The last column of a line that goes on behind it, as in `less -S`."""
+"""Shown in the last column of a line that continues beyond the screen, as in `less -S`."""
 
 
 def coloured(selector: str) -> str:
-    """Rules of CSS that colour what each mark selects, on dark and on light."""
+    """Make CSS rules that colour a selector for each mark, on dark and on light."""
     return "".join(
         f"{selector.format(mark=mark, light=light)} {{ color: {colour}; }}\n"
         for mark, colours in COLOURS.items()
@@ -34,12 +34,12 @@ def coloured(selector: str) -> str:
 
 
 class RowSource(Protocol):
-    """Rows of text; `line` gives one, cut to a width if it wants, and its mark: `bad`, `warn`, `good`, `dim` or ""."""
+    """Rows of text; `line` may cut a row to a width, and returns its mark: `bad`, `warn`, `good`, `dim` or ""."""
 
     def __len__(self) -> int: ...
 
     def line(self, n: int, width: int) -> tuple[str, str]:
-        """A row as plain text, safe to print, and its mark."""
+        """Return a row as plain printable text, and its mark."""
         ...
 
 
@@ -50,12 +50,12 @@ class Nothing:
         return 0
 
     def line(self, n: int, width: int) -> tuple[str, str]:
-        """No row is there."""
+        """Never called: there is no row."""
         raise IndexError(n)
 
 
 class RowList(ScrollView, can_focus=True):
-    """A list of rows with a cursor. What a row says is plain text: no markup is looked for in it."""
+    """A list of rows with a cursor. Rows are plain text, never parsed as markup."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"row", "row--cursor", *(f"row--{mark}" for mark in MARKS)}
 
@@ -81,14 +81,14 @@ class RowList(ScrollView, can_focus=True):
     cursor: reactive[int] = reactive(0)
 
     class Moved(Message):
-        """The cursor came to another row, or the rows changed below it."""
+        """The cursor moved to another row, or the rows changed."""
 
         def __init__(self, rows: RowList) -> None:
             super().__init__()
             self.rows = rows
 
     class Pressed(Message):
-        """A key asks for something of the row under the cursor: `choose`, `left` or `right`."""
+        """A key was pressed on the row under the cursor: `choose`, `left` or `right`."""
 
         def __init__(self, rows: RowList, what: str) -> None:
             super().__init__()
@@ -108,14 +108,14 @@ class RowList(ScrollView, can_focus=True):
         self.post_message(self.Moved(self))
 
     def refit(self) -> None:
-        """Take the number and width of the rows from the source again."""
+        """Update number and width of the rows from the source."""
         texts = (self.source.line(n, 0)[0] for n in range(0 if self.has_cursor else len(self.source)))
         width = max(map(len, texts), default=0)
         self.virtual_size = Size(width, len(self.source))
         self.refresh()
 
     def go(self, n: int) -> None:
-        """Put the cursor on a row, and scroll so that it is seen."""
+        """Move the cursor to a row, and scroll it into view."""
         last = max(len(self.source) - 1, 0)
         self.cursor = last if n < 0 else min(n, last)
         if self.has_cursor:
@@ -124,12 +124,12 @@ class RowList(ScrollView, can_focus=True):
             self.scroll_to(y=self.cursor, animate=False, immediate=True)
 
     def watch_cursor(self) -> None:
-        """Draw the row that the cursor left and the one that it came to, and say so."""
+        """Redraw the rows that the cursor left and entered, and post `Moved`."""
         self.refresh()
         self.post_message(self.Moved(self))
 
     def render_line(self, y: int) -> Strip:
-        """The line `y` of what is seen."""
+        """Render line `y` of the visible part."""
         scroll_x, scroll_y = self.scroll_offset
         width, n = self.scrollable_content_region.width, y + scroll_y
         base = self.rich_style
@@ -138,7 +138,7 @@ class RowList(ScrollView, can_focus=True):
         text, mark = self.source.line(n, width)
         if self.has_cursor:
             text = clip(text, width)
-        elif len(text) > scroll_x + width:  # a text can be moved to the left; without a sign a number would be another
+        elif len(text) > scroll_x + width:  # a sign shows that the text, perhaps a number, is cut
             text = f"{text[: scroll_x + width - 1]}{MORE}"
         style = base + self.get_component_styles(f"row--{mark}").rich_style if mark else base
         if self.has_cursor and n == self.cursor:
@@ -156,7 +156,7 @@ class RowList(ScrollView, can_focus=True):
         self.go(max(at + by, 0))
 
     def action_page(self, by: int) -> None:
-        """Move by what is seen."""
+        """Move by the number of visible rows."""
         self.action_move(by * max(self.size.height - 1, 1))
 
     def action_to(self, n: int) -> None:
@@ -164,27 +164,27 @@ class RowList(ScrollView, can_focus=True):
         self.go(n)
 
     def action_right(self) -> None:
-        """Open the row; in a text, move to the right."""
+        """Unfold the row; in a text, scroll right."""
         if self.has_cursor:
             self.post_message(self.Pressed(self, "right"))
         else:
             self.scroll_relative(x=8, animate=False)
 
     def action_left(self) -> None:
-        """Close the row; in a text, move to the left."""
+        """Fold the row; in a text, scroll left."""
         if self.has_cursor or self.scroll_offset.x == 0:
             self.post_message(self.Pressed(self, "left"))
         else:
             self.scroll_relative(x=-8, animate=False)
 
     def action_choose(self) -> None:
-        """Ask for what the row leads to."""
+        """Post that Enter was pressed on the row."""
         self.post_message(self.Pressed(self, "choose"))
 
     def on_focus(self) -> None:
-        """Draw the cursor as that of the list that keys go to."""
+        """Draw the cursor of a focused list."""
         self.refresh()
 
     def on_blur(self) -> None:
-        """Draw the cursor as that of a list that keys do not go to."""
+        """Draw the cursor of an unfocused list."""
         self.refresh()

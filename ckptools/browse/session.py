@@ -1,7 +1,7 @@
-"""What is known of the checkpoint that is looked at: it is opened once, and the rooms of the commands make the records.
+"""The data behind `browse`: the checkpoint is opened once, and the packages of other commands make the records.
 
-Methods that take the job in which they run may wait for files; they report to it, and end where it is stopped. What
-the first screen does not need is imported when it is asked for.
+Methods with a `job` argument may wait for files; they report progress to the job, and end if it is stopped. Modules not
+needed for the first screen are imported on use.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
     from ckptools.stats.record import Statistics, Stats
 
 
-# -- work that takes time, each in a thread of its own, so that a key press never waits for a file ---------------------
+# -- background jobs, each in its own thread, so that a key press never waits for a file -------------------------------
 
 
 Result = TypeVar("Result")
 
 
 class JobStoppedError(Exception):
-    """The user stopped a job, or asked for something else."""
+    """The user stopped a job, or started another in its place."""
 
 
 class BackgroundJob:
-    """One piece of work, and how far it is.
+    """A background job and its progress.
 
     Attributes:
-        name: what it is, in words; a later job of the same name takes its place.
-        shown: whether the status line names it; work of a moment only flickers there.
+        name: of the job, in words; a later job of the same name replaces it.
+        shown: whether the status line shows it; short jobs would only flicker.
     """
 
     def __init__(self, name: str, shown: bool = True) -> None:
@@ -60,27 +60,27 @@ class BackgroundJob:
         self._nbytes = 0
 
     def on_file(self, _: Path) -> None:
-        """Count a file that was read; it is what opening calls for each, and where that ends early."""
+        """Count a file that was read, as the `on_file` callback of opening; raises if the job is stopped."""
         self._files += 1
         self.check()
 
     def on_bytes(self, nbytes: int, _: str) -> None:
-        """Count bytes of a tensor, as `Progress` does."""
+        """Count bytes of a tensor, as a `Progress` callback."""
         self._nbytes += nbytes
         self.check()
 
     def check(self) -> None:
-        """End the work if the user has stopped it.
+        """End the job if the user has stopped it.
 
         Raises:
-            JobStoppedError: it is stopped.
+            JobStoppedError: the job is stopped.
         """
         if self.stopped.is_set():
             raise JobStoppedError
 
     @property
     def words(self) -> str:
-        """What it does and how far it is: `reads every rank: 312 files, 4 s`."""
+        """Describe the job and its progress: `reads every rank: 312 files, 4 s`."""
         counted = [plural(self._files, "file")] if self._files else []
         counted += [size(self._nbytes)] if self._nbytes else []
         counted += [f"{time.monotonic() - self.started:.0f} s"]
@@ -88,9 +88,9 @@ class BackgroundJob:
 
 
 class Jobs:
-    """The jobs that run; results are handed over in the thread of the user interface by `deliver`.
+    """The running jobs; `deliver` passes their results to the thread of the user interface.
 
-    Threads are daemons: one that waits for a store keeps nobody from leaving. What a stopped job still returns is
+    Threads are daemons, so a thread that waits for remote storage does not delay leaving. Results of stopped jobs are
     dropped.
     """
 
@@ -107,7 +107,7 @@ class Jobs:
         failed: Callable[[Exception], None],
         shown: bool = True,
     ) -> None:
-        """Begin a job in place of one of the same name; `then` gets its result, `failed` what it raised."""
+        """Start a job, replacing one of the same name; `then` gets its result, `failed` its exception."""
         self.stop(name)
         job = self.running[name] = BackgroundJob(name, shown)
 
@@ -134,18 +134,18 @@ class Jobs:
             hand_over()
 
     def is_busy(self, name: str) -> bool:
-        """Whether a job of a name runs, or was stopped and has not ended yet."""
+        """Whether a job with this name is running, or was stopped and has not ended yet."""
         return any(job.name == name for job in list(self._threads))
 
     def finish(self, name: str) -> None:
-        """Stop the job of a name, and wait until it has ended."""
+        """Stop the job with this name, and wait until it has ended."""
         self.stop(name)
         for job, thread in list(self._threads.items()):
             if job.name == name:
                 thread.join()
 
     def stop(self, name: str) -> None:
-        """Stop the job of a name, if there is one."""
+        """Stop the job with this name, if it is running."""
         job = self.running.pop(name, None)
         if job is not None:
             job.stopped.set()
@@ -156,7 +156,7 @@ class Jobs:
             self.stop(name)
 
     def stop_shown(self) -> bool:
-        """Stop the jobs that the user sees; return whether there are any."""
+        """Stop the jobs in the status line; return whether there were any."""
         names = [name for name, job in self.running.items() if job.shown]
         for name in names:
             self.stop(name)
@@ -168,7 +168,7 @@ class Jobs:
 
 @dataclass(frozen=True)
 class Looked:
-    """A checkpoint and its report; all that the first screen needs."""
+    """A checkpoint and its report, as the first screen needs them."""
 
     checkpoint: Checkpoint
     report: Report
@@ -176,14 +176,14 @@ class Looked:
 
 @dataclass
 class Session:
-    """A checkpoint, the one that it is compared with, and what was read of them.
+    """A checkpoint, optionally a second one to compare, and records made so far.
 
     Attributes:
-        path: what the user named.
-        other: what it is compared with; "" for nothing.
-        elsewhere: bytes that other processes read of rank files, as opening counts them.
-        seconds: time that reading took.
-        before: what files had given before it began.
+        path: path given by the user.
+        other: path of the second checkpoint; "" for none.
+        elsewhere: bytes of rank files that other processes have read.
+        seconds: time spent reading.
+        before: value of `File.total_read` when the session began.
     """
 
     path: str
@@ -209,7 +209,7 @@ class Session:
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Count the time that something reads."""
+        """Add the time of the block to `seconds`."""
         begun = time.perf_counter()
         try:
             yield
@@ -218,7 +218,7 @@ class Session:
                 self.seconds += time.perf_counter() - begun
 
     def _counted(self, opens: Callable[[], Checkpoint]) -> Checkpoint:
-        """Open a checkpoint, and count what is not read in this process."""
+        """Open a checkpoint, and count bytes that other processes read."""
         before = File.total_read
         with self.timed():
             found = opens()
@@ -229,7 +229,7 @@ class Session:
     # -- opening ------------------------------------------------------------------------------------------------------
 
     def open(self, job: BackgroundJob) -> Looked:
-        """Open the checkpoint as `inspect` does; to be compared, with every rank."""
+        """Open the checkpoint as `inspect` does, or with all ranks if it is compared."""
         checkpoint = self._opened(self.path, job, all_ranks=bool(self.other))
         return Looked(checkpoint, inspect_report(checkpoint))
 
@@ -238,7 +238,7 @@ class Session:
         return self._counted(lambda: open_checkpoint(path, **how))
 
     def every_rank(self, job: BackgroundJob) -> Looked:
-        """The checkpoint with every rank's structure; it is read once, and a job waits while another one reads it."""
+        """Return the checkpoint with all ranks; only the first job reads them, and other jobs wait for it."""
         assert self.looked is not None
         known = self.looked.checkpoint
         if known.all_ranks:
@@ -257,23 +257,23 @@ class Session:
 
     @property
     def is_far(self) -> bool:
-        """Whether its files lie in a store, where more is read only if somebody asks."""
+        """Whether the files are remote, so that more is read only on request."""
         return isinstance(location(self.path), RemotePath)
 
     def list_keys(self, looked: Looked) -> tuple[Keys, dict[str, Entry]]:
-        """Every key, and its entry by name."""
+        """List the keys, and map each entry to its name."""
         from ckptools.contents.tree import keys_of
 
         return keys_of(looked.checkpoint), {entry.name: entry for entry in entries_of(looked.checkpoint)}
 
     def values_of(self, rows: Sequence[KeyRow]) -> list[tuple[KeyRow, Any]]:
-        """Rows of keys, each with its value."""
+        """Return the given rows with the values of their keys."""
         return [(row, self.entries[row.name].value) for row in rows if row.name in self.entries]
 
     # -- on request ---------------------------------------------------------------------------------------------------
 
     def show(self, job: BackgroundJob, keys: Sequence[str], values: str | None = None) -> Shown:
-        """What `show` has of some keys: shards by file, small figures, the elements of a slice, values by rank."""
+        """Make the record of `show`: shards by file, small statistics, elements of a slice, values by rank."""
         from ckptools.contents.show import show
 
         looked = self.every_rank(job)
@@ -281,7 +281,7 @@ class Session:
             return show(looked.checkpoint, keys, values, private=True)
 
     def figures(self, job: BackgroundJob, names: Sequence[str]) -> Statistics[Stats]:
-        """Figures and histograms of tensors, whose values are read for it."""
+        """Compute statistics and histograms of tensors, reading their values."""
         from ckptools.stats.figures import statistics
         from ckptools.stats.passes import MeasuredPart
 
@@ -293,7 +293,7 @@ class Session:
             return statistics(checkpoint.path, parts, True, self.how.get("jobs"), job.on_bytes, look=False)
 
     def compare(self, job: BackgroundJob, values: bool, names: Sequence[str] = ()) -> Difference:
-        """Compare with the other checkpoint: structure and plain values, with `values` those of tensors too."""
+        """Compare with the other checkpoint: structure and plain values, with `values` also those of tensors."""
         from ckptools.diff.compare import Wanted, compare
 
         if self.second is None:
@@ -304,7 +304,7 @@ class Session:
             return compare(self.every_rank(job).checkpoint, self.second, wanted, job.on_bytes)
 
     def list_run(self, job: BackgroundJob) -> RunFolder:
-        """The checkpoints of the run: those in the folder that was named, or in the one that its file is in."""
+        """List the checkpoints in the given folder, or in the folder of the given file."""
         from ckptools.ls.rows import checkpoints_in
 
         path = location(self.path)
@@ -312,7 +312,7 @@ class Session:
             return checkpoints_in(path if path.is_dir() else path.parent, on_found=job.on_file)
 
     def diagnose(self, job: BackgroundJob) -> Diagnosis:
-        """What `doctor` says of a path that cannot be opened."""
+        """Make the record of `doctor` for a path that cannot be opened."""
         from ckptools.doctor.examination import examined
 
         with self.timed():
@@ -330,7 +330,7 @@ class Session:
             return consolidate(self.every_rank(job).checkpoint, out, options, job.on_bytes)
 
     def write_report(self, job: BackgroundJob, out: str) -> Path:
-        """Write the page that `report` writes; return its path."""
+        """Write the page of `report`; return its path."""
         from ckptools.report.html import write_report
 
         with self.timed():
@@ -339,28 +339,25 @@ class Session:
 
     @property
     def arguments(self) -> str:
-        """The arguments that open it again, for a command line."""
+        """Command-line arguments that open the checkpoint again."""
         return (self.looked.report.arguments if self.looked is not None else "") or quoted([self.path])
 
 
-# -- the command line that shows or does the same as what is on the screen ---------------------------------------------
+# -- the command line that shows or does the same ----------------------------------------------------------------------
 
 
 def command_line(command: str, arguments: str, *words: str) -> str:
-    """A command with the arguments that open the checkpoint, and words of its own."""
+    """Make a command line from a command, arguments that open the checkpoint, and further words."""
     return " ".join(["ckptools", command, arguments, *([quoted(words)] if words else [])])
 
 
 def escaped(name: str) -> str:
-    """A glob that matches one name: `[*]` stands for `*`."""
+    """Make a glob that matches exactly this name: `[*]` stands for `*`."""
     return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
 
 
 def glob_of(rows: Sequence[KeyRow], others: Iterable[KeyRow]) -> str | None:
-    """One glob that matches the names of some keys and of no others; None where there is none so simple.
-
-    `others` are the keys among which it has to tell them apart.
-    """
+    """Find one simple glob that matches exactly the names of some keys among `others`; None if there is none."""
     names = [row.name for row in rows]
     wanted = set(names)
     every = [row.name for row in others]
@@ -372,7 +369,7 @@ def glob_of(rows: Sequence[KeyRow], others: Iterable[KeyRow]) -> str | None:
 
 
 def _candidates(names: Sequence[str]) -> list[str]:
-    """The name itself; their common beginning, `*`, and their common end, with whole words or as they are."""
+    """Yield globs to try: the name; the common prefix of names up to a dot, in full, with the common suffix; `*`."""
     if not names:
         return []
     if len(names) == 1:

@@ -1,4 +1,4 @@
-"""The screen of `browse`: tabs, a list with what is known of its row beside it, the problems below."""
+"""The screen of `browse`: tabs, a list with details beside it, and the problems below."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ OVERVIEW, KEYS, RANKS, TRAINING, VALUES, FILES, RUN = range(len(TABS))
 
 
 DETAIL_SECONDS = 0.03
-"""The cursor rests so long before what it is on is looked up."""
+"""Details are shown once the cursor has rested for so long."""
 
 WIDE = 80
-"""Columns from which on facts stand beside the list."""
+"""From this width in columns, details stand beside the list."""
 
 HINT = "? lists the keys"
 OPENS = "opens ..."
@@ -46,14 +46,14 @@ STATUS_SECONDS = 0.2
 
 
 class View(App[None]):
-    """Shows one checkpoint, and goes about in it.
+    """Shows one checkpoint in tabs.
 
     Attributes:
-        session: what is known of it.
-        error: why it cannot be opened; None if it can, or nobody knows yet.
-        bug: an exception that is no fault of the checkpoint.
-        waits: what is said in place of a verdict while there is none.
-        first_screen: seconds of `time.perf_counter` when the verdict was first on the screen; 0 before.
+        session: the checkpoint and its records.
+        error: why it cannot be opened; None if it can, or is still being opened.
+        bug: an exception that is a fault of ckptools.
+        waits: text shown in place of the verdict until there is one.
+        first_screen: `time.perf_counter` when the verdict was first shown; 0 before.
     """
 
     ENABLE_COMMAND_PALETTE = False
@@ -96,7 +96,7 @@ class View(App[None]):
     # -- the screen ---------------------------------------------------------------------------------------------------
 
     def compose(self) -> ComposeResult:
-        """Title, tabs, list and facts, problems, what was done, what was read."""
+        """Lay out title, tabs, list, details, problems, message and status line."""
         yield Static(id="title", markup=False)
         yield Static(id="tabs", markup=False)
         with Horizontal(id="main", classes="wide"):
@@ -109,8 +109,8 @@ class View(App[None]):
         yield Static(id="status", markup=False)
 
     def on_mount(self) -> None:
-        """Take the colours of the terminal, and begin to say what is read."""
-        # Source: rxvt's COLORFGBG, which others set too, with the number of the background at its end.
+        """Choose light or dark as the terminal is, and start updating the status line."""
+        # Source: rxvt's COLORFGBG, also set by other terminals; its last number is the background colour.
         found = re.fullmatch(r"\d+;(?:\w+;)?(\d+)", os.environ.get("COLORFGBG", ""))
         is_light = found is not None and int(found[1]) in (7, 15)
         self.theme = "textual-light" if is_light else "textual-dark"
@@ -125,26 +125,26 @@ class View(App[None]):
 
     @property
     def right(self) -> RowList:
-        """What is known of a row."""
+        """The details of a row."""
         return self.query_one("#right", RowList)
 
     @property
     def problems(self) -> RowList:
-        """The causes of what is wrong."""
+        """The list of causes of problems."""
         return self.query_one("#problems", RowList)
 
     def say(self, text: str) -> None:
-        """Say something in the line above the last."""
+        """Show a text in the message line."""
         self.query_one("#message", Static).update(printable(text))
 
     def tell_status(self) -> None:
-        """Say what was read, and what is being read."""
+        """Update the status line: bytes read, and running jobs."""
         if not self.is_running or not self.screen_stack:
             return
         running = [job.words for job in list(self.jobs.running.values()) if job.shown]
         read = f"read {size(self.session.nbytes)} in {duration(self.session.seconds)}"
         more = f"  {'; '.join(running)}  (x stops it)" if running else ""
-        if read + more != self.told:  # each update is bytes for a terminal that may be far away
+        if read + more != self.told:  # the terminal may be remote, so send only changes
             self.told = read + more
             for status in self.screen_stack[0].query("#status").results(Static):
                 status.update(self.told, layout=False)
@@ -165,11 +165,11 @@ class View(App[None]):
     def begin(
         self, name: str, work: Callable[[BackgroundJob], Any], then: Callable[[Any], None], shown: bool = True
     ) -> None:
-        """Do something in a thread, and hand over what comes of it."""
+        """Run `work` in a thread, then `then` with its result in the thread of the screen."""
         self.jobs.start(name, work, then, self.failed, shown)
 
     def _deliver(self, hand_over: Callable[[], None]) -> None:
-        """Hand over what a job found in the thread of the screen, and say at once that it has ended."""
+        """Hand over a job's result in the thread of the screen, and update the status line at once."""
 
         def deliver() -> None:
             hand_over()
@@ -178,7 +178,7 @@ class View(App[None]):
         self.call_from_thread(deliver)
 
     def failed(self, error: Exception) -> None:
-        """Say what a job met; what is no fault of a file ends the program."""
+        """Show the error of a job; an error that is a fault of ckptools ends the program."""
         if isinstance(error, CkptoolsError):
             self.say(f"error: {error}")
         elif not isinstance(error, JobStoppedError):
@@ -189,7 +189,7 @@ class View(App[None]):
 
     @property
     def page(self) -> Page:
-        """The page of the tab; a text that says what it waits for, while nothing is known."""
+        """The page of the current tab; until data is loaded, a text that says so."""
         if self.tab not in self.pages:
             made = self._made()
             if made is None:
@@ -200,7 +200,7 @@ class View(App[None]):
         return self.pages[self.tab]
 
     def why_unknown(self) -> str:
-        """Why nothing, or not enough, is known of the checkpoint."""
+        """Why the checkpoint cannot be shown yet, or at all."""
         if self.session.looked is not None or (self.error is None and self.waits == OPENS):
             return "is being read ..."
         return f"cannot be opened: {self.error}" if self.error is not None else self.waits
@@ -218,7 +218,7 @@ class View(App[None]):
         return made[self.tab](self.session, looked)
 
     def action_tab(self, n: int) -> None:
-        """Go to a tab."""
+        """Switch to a tab."""
         self.at[self.tab] = self.left.cursor
         self.tab = n
         self.show_tab()
@@ -231,7 +231,7 @@ class View(App[None]):
         self.show_tab()
 
     def show_tab(self) -> None:
-        """Show the page of the tab, with the cursor where it was."""
+        """Show the page of the current tab, with the cursor where it was."""
         self._tell_title()
         page = self.page
         self.query_one("#main").set_class(page.wide, "wide")
@@ -240,22 +240,22 @@ class View(App[None]):
         self.left.show(page.rows, self.at.get(self.tab, 0))
 
     def on_resize(self, event: events.Resize) -> None:
-        """Cut the texts to the new width; where it is small, facts go below the list."""
+        """Render for the new width; on a narrow screen, details go below the list."""
         self.screen_stack[0].set_class(event.size.width < WIDE, "narrow")
         self.at[self.tab] = self.left.cursor
         self.call_after_refresh(self.show_tab)
 
     def on_row_list_moved(self, event: RowList.Moved) -> None:
-        """Look up what the cursor is on, once it rests."""
+        """Show details of the row under the cursor, once it rests."""
         if event.rows.id == "left":
             self.at[self.tab] = self.left.cursor
             self.set_timer(DETAIL_SECONDS, self.look_up)
 
     def look_up(self, keep: bool = False) -> None:
-        """Show what is known of the row under the cursor."""
-        if self.page.wide or not self.query("#right"):  # the timer may ring while the screen is taken down
+        """Show details of the row under the cursor."""
+        if self.page.wide or not self.query("#right"):  # the timer may fire while the screen closes
             return
-        width = max(self.right.scrollable_content_region.width - 1, 20)  # a scroll bar may come
+        width = max(self.right.scrollable_content_region.width - 1, 20)  # leave room for a scroll bar
         work = self.page.detail(self.left.cursor, width)
         place = self.right.scroll_offset.y if keep else 0
         self.begin("looks up", lambda _: work(), lambda rows: self._found(rows, place), shown=False)
@@ -265,7 +265,7 @@ class View(App[None]):
 
 
 def _tabs(chosen: int, width: int) -> str:
-    """The names of the tabs, the chosen one in brackets; on a narrow screen closer together."""
+    """Render the names of the tabs, the chosen one in brackets; more closely on a narrow screen."""
     text = "".join(f"[{n + 1} {name}]" if n == chosen else f" {n + 1} {name} " for n, name in enumerate(TABS))
     if len(text) > width:
         for long, short in (("optimizer", "optim"), ("  ", " "), ("] ", "]"), (" [", "[")):
