@@ -1,7 +1,7 @@
-"""The Python interface: a checkpoint with its methods, lazy tensors that load, and functions that open and write them.
+"""The Python interface: functions that open and write checkpoints, and methods of checkpoints and tensors.
 
-Everything below returns data; this room gives it methods. It imports them where a method is called,
-so that importing ckptools stays cheap.
+Other packages return plain data; this package adds the methods, which import their code when they are called, so that
+`import ckptools` stays cheap.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ckptools.ls.record import RunFolder
 
 
-# -- opening a checkpoint, or listing those of a run -------------------------------------------------------------------
+# -- open a checkpoint, or list the checkpoints of a run --------------------------------------------------------------
 
 
 @in_python
@@ -40,33 +40,32 @@ def open(
     names: NamesFrom | None = None,
     salvage: bool = False,
 ) -> Checkpoint:
-    """Open a checkpoint: its structure, none of its tensor values. Runs nothing that the file names.
+    """Open a checkpoint: read its structure, but no tensor values, and run no code that the file names.
 
     Args:
-        path: a rank file (its siblings are found), a folder of rank files, any torch.save file; or several rank
-            files, by any name, which together are the checkpoint.
-        all_ranks: read every rank's structure now; otherwise the others are read when something needs them.
+        path: a rank file (its siblings are found), a folder of rank files, any torch.save file; or several rank files
+            with any names that together are the checkpoint.
+        all_ranks: read every rank's structure now; otherwise other ranks are read when needed.
         only_this_file: do not look for siblings.
         follow_symlinks: accept siblings that are links out of the folder.
-        read_file: what reads one file; the inert reader unless torch's is asked for.
-        jobs: processes that read rank files, from 16 files on; None for as many as there are cores, where the files
-            take a while.
-        shapes: the source of shapes that the checkpoint lacks (FSDP1 flat parameters): another checkpoint, a folder
-            of safetensors, a JSON of name to shape, or the `nn.Module` before it was wrapped.
-        weights: where the model is stored twice, `fp32` (master copy) or `module`.
-        rules: a JSON file that says how tensor-parallel weights are joined.
-        ranks: what the rank files in the folder `path` are called, such as `model-{rank}-of-{world}.pt`.
-        names: what names the parameters of an optimizer that is keyed by number: a checkpoint that keeps the module's
-            order, a JSON list in the optimizer's order, such a list itself, or the `nn.Module`.
-        salvage: read a `.pt` that is cut short up to the cut; what is behind it is a gap, and it is not whole.
+        read_file: function that reads one file; by default the inert reader, which does not use torch.
+        jobs: processes that read rank files, from 16 files on; None for one per core, if the files take a while.
+        shapes: source of shapes that the checkpoint lacks (FSDP1 flat parameters): another checkpoint, a folder of
+            safetensors, a JSON of name to shape, or the `nn.Module` before it was wrapped.
+        weights: if the model is stored twice, `fp32` (master copy) or `module`.
+        rules: a JSON file that says how to join tensor-parallel weights.
+        ranks: pattern of the rank files' names in the folder `path`, such as `model-{rank}-of-{world}.pt`.
+        names: source of names for the parameters of an optimizer that is keyed by number: a checkpoint that keeps the
+            module's order, a JSON list in the optimizer's order, such a list itself, or the `nn.Module`.
+        salvage: read a truncated `.pt` as far as possible; the rest is a gap, and the checkpoint is not whole.
 
     Raises:
-        ReadError: it cannot be read as what it claims to be.
-        UnknownFormatError: no format recognises it.
-        UsageError: a folder holds several checkpoints; or names are given that nothing here needs.
-        RefusedError: names are given that do not fit.
+        ReadError: the file cannot be read in the format that it claims to have.
+        UnknownFormatError: no format recognises the path.
+        UsageError: the folder holds several checkpoints; or `names` are given that nothing needs.
+        RefusedError: `names` do not fit the optimizer.
     """
-    given = locals()  # the arguments, and nothing else yet
+    given = locals()  # only the arguments so far
     from ckptools.formats.open import open_checkpoint
     from ckptools.formats.shards_of_other_ranks import with_other_ranks
     from ckptools.training_state import modules
@@ -89,17 +88,18 @@ def checkpoints_in(
     salvage: bool = False,
     on_found: Callable[[Path], None] | None = None,
 ) -> RunFolder:
-    """The checkpoints of a run, the newest first, with `.newest_whole` to open; as a table: `.to_dicts()`.
+    """List the checkpoints of a run, the newest first, with `.newest_whole` to open; `.to_dicts()` makes a table.
 
-    Each is looked into as `open` does, whose arguments these are. Every rank of the newest is read, and of older ones
-    until one is whole; `deep` compares their checksums too. `on_found` is called with each that was looked into.
+    Each is opened as by `open`, which explains the arguments. The newest is verified with all ranks, then older ones
+    until one is whole; `deep` also compares their checksums. `on_found` is called with the path of each opened
+    checkpoint.
 
     Raises:
-        UnknownFormatError: no checkpoint is in it.
-        ReadError: it cannot be listed.
-        UsageError: it is no folder.
+        UnknownFormatError: the folder holds no checkpoint.
+        ReadError: the folder cannot be listed.
+        UsageError: the path is not a folder.
     """
-    given = locals()  # the arguments, and nothing else yet
+    given = locals()  # only the arguments so far
     from ckptools.ls import rows
 
     return rows.checkpoints_in(**given)
@@ -124,7 +124,7 @@ def _opened(checkpoint: Checkpoint | str | Path) -> Checkpoint:
 
 
 def _of_path(method: Callable[Concatenate[Checkpoint, P], R_co]) -> _OfPath[P, R_co]:
-    """A method of a checkpoint as a function that takes the path of one too."""
+    """Make a function from a method of `Checkpoint`; it also accepts the path of a checkpoint."""
 
     def function(checkpoint: Checkpoint | str | Path, *args: P.args, **kwargs: P.kwargs) -> R_co:
         return method(_opened(checkpoint), *args, **kwargs)
@@ -160,28 +160,29 @@ def diff(
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> Difference:
-    """Compare two checkpoints, of any formats and world sizes; layouts are shown, and are no difference.
+    """Compare two checkpoints of any formats and world sizes; how tensors are sharded does not count as a difference.
 
-    Without further arguments keys, shapes, dtypes and plain values are compared: step, lr, param groups, scheduler,
+    Without further arguments, keys, shapes, dtypes and plain values are compared: step, lr, param groups, scheduler,
     random states, position in the data.
 
     Args:
-        a: a checkpoint, its path, or that of a file that `Checkpoint.write_digests` wrote.
+        a: a checkpoint, its path, or the path of a digest file that `Checkpoint.write_digests` wrote.
         b: another one.
-        values: compare the values of tensors too, bit for bit: NaN equals NaN of the same bits alone. Tensors of two
-            dtypes are compared by value, in float64.
-        rtol: relative tolerance: what is no further apart than `atol + rtol * |b|` is within it, whatever the dtypes.
+        values: also compare the values of tensors, bit for bit, so that NaN equals only NaN with the same bits. Tensors
+            of different dtypes are compared by value, in float64.
+        rtol: relative tolerance: values are within it if they differ by at most `atol + rtol * |b|`, whatever the
+            dtypes.
         atol: absolute tolerance.
-        every_byte: read also shards of which both sides state the same CRC-32.
+        every_byte: also read shards for which both sides state the same CRC-32.
         filter: only keys that match one of these globs.
-        exclude: no keys that match one of these.
-        section: only one section: its kind, or its name on either side.
+        exclude: no keys that match one of these globs.
+        section: only one section, by its kind or its name on either side.
         jobs: threads.
-        progress: called with bytes read and the tensor they are of.
+        progress: called with a number of bytes read and the name of their tensor.
 
     Raises:
         ReadError: one of them cannot be opened.
-        UsageError: neither has such a section or key, or a tolerance is negative.
+        UsageError: neither has the selected section or keys, or a tolerance is negative.
     """
     from ckptools.diff.compare import Wanted, compare, side_of
     from ckptools.keys.entries import Selection
@@ -206,18 +207,20 @@ def doctor(
     names: NamesFrom | None = None,
     salvage: bool = False,
 ) -> Diagnosis:
-    """Answer the first questions about a checkpoint, with what says so, and with what to type next.
+    """Answer the first questions about a checkpoint, with evidence, and propose the next commands.
 
-    It asks `verify`, `checkpoints_in` and, with `to`, `match`. What cannot be opened has an answer too.
+    The answers come from `verify`, `checkpoints_in` and, with `to`, `match`. A path that cannot be opened is diagnosed
+    too.
 
-    The arguments are those of `open`; of a folder of several the newest whole one is looked at. `to` is what it should
-    load into, as `Checkpoint.match` takes it; None leaves that out. `deep` reads every byte, for checksums and values.
+    `open` explains the other arguments; in a folder of several checkpoints, the newest whole one is opened. `to` is the
+    model to load into, as for `Checkpoint.match`; None skips that question. `deep` reads every byte, for checksums and
+    values.
 
     Raises:
-        UsageError: options that do not fit together.
+        UsageError: options contradict each other.
         ReadError: `to` cannot be read.
     """
-    given = locals()  # the arguments, and nothing else yet
+    given = locals()  # only the arguments so far
     from ckptools.doctor.examination import examined
 
     return examined(**given)

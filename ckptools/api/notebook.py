@@ -1,4 +1,4 @@
-"""The HTML that a notebook shows of anything that users get hold of, by its class; no file is read for it."""
+"""HTML that a notebook displays for each class of the Python interface; no file is read for it."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ TABLES[ParamGroup] = lambda page, title, rows, opened: group_table(
 
 
 ELEMENT_ROWS = 40
-"""Lines of a tensor's elements."""
+"""At most this many lines of a tensor's elements."""
 
 FEW = 16
 """At most this many shards are shown unfolded."""
@@ -139,7 +139,7 @@ LOST = {
     "cut": "CUT: a file ends too early, that of {ranks}",
     "bad": "BAD: a file cannot be read, that of {ranks}",
 }
-"""Remarks on ranks by the status of their files (`RankFile.status`)."""
+"""Remarks on ranks, by the status of their files (`RankFile.status`)."""
 
 
 def keys_html(found: Keys) -> str:
@@ -218,8 +218,8 @@ FORMS[StreamRow] = RecordForm(
 def tensor_html(tensor: Tensor) -> str:
     """Render a tensor with a picture of its layout and a row for each shard.
 
-    If only some ranks' files were read, a part is a hole only if its file is known to be missing or unreadable: the
-    bytes of others may be in the files that were not read.
+    If only some ranks' files were read, a region counts as a hole only if its file is known to be missing or
+    unreadable: other bytes may be in files that were not read.
     """
     page = Page("to_dicts() of .shards")
     page.line(repr(tensor))
@@ -235,7 +235,7 @@ def tensor_html(tensor: Tensor) -> str:
 
 
 def _stated_rows(tensor: Tensor) -> Iterator[ShardRow]:
-    """Rows of its shards, assuming that files exist unless they are known to be missing or unreadable."""
+    """Make rows of the shards, assuming that files exist unless they are known to be missing or unreadable."""
     for shard in tensor.shards:
         gone = shard.rank is not None and tensor.lost.get(shard.rank) in ("missing", "bad")
         yield stated_row(shard, tensor.dtype)._replace(status="missing" if gone else "here")
@@ -273,12 +273,12 @@ def _absent(shard: Shard, tensor: Tensor | None) -> str:
 TABLES[Shard] = lambda page, _, shards, __: shard_table(page, shards)
 
 
-# -- by class ----------------------------------------------------------------------------------------------------------
+# -- HTML by class -----------------------------------------------------------------------------------------------------
 
 
 @singledispatch
 def html_of(value: Any) -> str:
-    """The HTML of a value; for a record of an unlisted class each of its fields."""
+    """Render a value as HTML; for a record of an unlisted class, each of its fields."""
     return record_html(value)
 
 
@@ -299,7 +299,7 @@ html_of.register(Difference, difference_html)
 html_of.register(Match, match_html)
 html_of.register(Consolidated, consolidation_html)
 
-# Their texts do not import what makes HTML, for the sake of the command line.
+# Registered here, so that the command line does not import code that makes HTML.
 FORMS[CheckpointRow] = RecordForm("checkpoint", COLUMNS, cells_of)
 TABLES[Check] = check_table
 BRANCHES[Optimizer] = lambda found: {"param_groups": found.param_groups, "state": found.state}

@@ -1,4 +1,4 @@
-"""Watching a run from its own training code: each save is verified in another process, beside the training."""
+"""Watch a run from its own training code: each save is verified in another process while training goes on."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from ckptools.errors import UsageError
 from ckptools.files.opening import check_path, path_of
 
 Event = Mapping[str, Any]
-"""One event of `ckptools watch --jsonl`."""
+"""One event, as `ckptools watch --jsonl` prints it."""
 
 Trainer = Literal["lightning", "transformers"]
 
 
 class CheckpointWarning(UserWarning):
-    """A checkpoint that was just saved has a problem, or could not be verified."""
+    """A saved checkpoint has a problem, or could not be verified."""
 
 
 class RunWatch:
-    """Verify the checkpoints of a run in another process, one at a time; `events` are those of `ckptools watch`.
+    """Verifies the checkpoints of a run in another process, one at a time; `events` are those of `ckptools watch`.
 
-    The process looks at what is new since the last one; what was verified is remembered.
+    Each process verifies the checkpoints that are new since the last one; a state file keeps the results.
     """
 
     def __init__(self, path: Path, arguments: list[str], on_problem: Callable[[Event], None] | None) -> None:
         self.path, self.on_problem = path, on_problem
         self.events: list[Event] = []
-        # -P: a file in the training's folder must not be taken for a module of ckptools, on Python 3.11 and later.
+        # -P (Python 3.11): import no file of the training's folder in place of a module of ckptools.
         safe = ["-P"] if sys.version_info >= (3, 11) and not _is_in_current_folder() else []
         self._command = [sys.executable, *safe, "-m", "ckptools", "watch", str(path), "--once", "--jsonl", *arguments]
         self._process: subprocess.Popen[bytes] | None = None
@@ -41,7 +41,7 @@ class RunWatch:
         self._again = False
 
     def check(self) -> None:
-        """Start verifying what is new, and return at once; if it is going on already, another follows it."""
+        """Start verifying new checkpoints, and return at once; if a process is running, another will follow it."""
         if self._process is not None and self._process.poll() is None:
             self._again = True
             return
@@ -52,7 +52,7 @@ class RunWatch:
         self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
 
     def wait(self) -> list[Event]:
-        """Wait until everything that was saved is verified, and return all events."""
+        """Wait until all saved checkpoints are verified, and return all events."""
         while self._process is not None:
             self._process.wait()
             again = self._again
@@ -62,7 +62,7 @@ class RunWatch:
         return self.events
 
     def _collect(self) -> None:
-        """Take over what the process that has ended found."""
+        """Collect the events of a process that has ended."""
         if self._process is None or self._printed is None:
             return
         code, self._process = self._process.wait(), None
@@ -88,7 +88,7 @@ class RunWatch:
 
 
 def _is_in_current_folder() -> bool:
-    """Whether ckptools itself is imported from the current folder, and would not be found without it."""
+    """Whether ckptools itself is imported from the current folder, so that `-P` would hide it."""
     return Path(__file__).resolve().parents[2] == Path.cwd().resolve()
 
 
@@ -103,22 +103,22 @@ def watch(
     state: str | Path | None = None,
     on_problem: Callable[[Event], None] | None = None,
 ) -> Any:
-    """Verify what a training saves, in another process: a `RunWatch`, or a callback that calls one.
+    """Verify the checkpoints of a training in another process; return a `RunWatch`, or a callback that calls one.
 
     Args:
-        path: the folder in which the run saves its checkpoints; it may not be there yet.
-        trainer: `lightning` or `transformers`, for a callback of that trainer: after each save it starts the check, and
-            at the end of the training it waits for the last one. Only the first rank of the job does.
+        path: the folder in which the run saves its checkpoints; it need not exist yet.
+        trainer: `lightning` or `transformers`, for a callback of that trainer: on the first rank of the job it starts a
+            check after each save, and waits for the last one at the end of the training.
         deep: compare the checksums of each checkpoint, once.
         values: look for NaN and infinities, and compare norms with the last proven checkpoint.
-        settle: a checkpoint is judged once its last write is so many seconds ago.
-        drift: the factor by which the norm of the model may change.
-        state: the file in which to remember what was verified.
+        settle: seconds to wait after the last write before a checkpoint is verified.
+        drift: factor by which the norm of the model may change.
+        state: path of the state file, which keeps the results.
         on_problem: called with each event that is a problem, in the training's thread, at the next save or at the end;
-            without it a problem is a `CheckpointWarning`.
+            without it, a problem becomes a `CheckpointWarning`.
 
     Raises:
-        UsageError: there is no such trainer, or it is not installed.
+        UsageError: no such trainer exists, or it is not installed.
     """
     check_path(path)
     arguments = ["--settle", str(settle), "--drift", str(drift)]

@@ -1,1 +1,1 @@
-"""Callbacks for trainers that verify what was just saved; each imports its trainer, and is imported on request."""
+"""Callbacks for trainers that verify each checkpoint after it was saved; each module imports its trainer."""

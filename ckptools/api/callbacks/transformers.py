@@ -11,18 +11,18 @@ from transformers import TrainerCallback
 
 
 class TransformersWatch(TrainerCallback):  # type: ignore[misc, unused-ignore]
-    """Start `RunWatch.check` on the first rank after each save, and wait for the last one at the end of the run."""
+    """Starts `RunWatch.check` on the first rank after each save, and waits for the last check at the end of the run."""
 
     def __init__(self, run_watch: Any) -> None:
         self.run_watch = run_watch
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Verify what was just saved."""
+        """Verify the saved checkpoint."""
         if state.is_world_process_zero:
             self.run_watch.check()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Look once more, and wait."""
+        """Verify the last checkpoint, and wait for the result."""
         if state.is_world_process_zero:
             self.run_watch.check()
             self.run_watch.wait()
